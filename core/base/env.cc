@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/base/env.h"
+
+#include <cstdlib>
+
+namespace caesura::env {
+namespace {
+
+std::string Read(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? std::string() : std::string(text);
+}
+
+int ReadInt(const char* name) { return static_cast<int>(std::strtol(Read(name).c_str(), nullptr, 10)); }
+
+}  // namespace
+
+std::vector<std::string> DisabledPasses() {
+  std::vector<std::string> names;
+  std::string current;
+  for (char c : Read("CAESURA_DISABLE_PASSES") + ",") {
+    if (c != ',') {
+      current += c;
+    } else if (!current.empty()) {
+      names.push_back(std::move(current));
+      current.clear();
+    }
+  }
+  return names;
+}
+
+int Verbosity() { return ReadInt("CAESURA_VERBOSE"); }
+int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
+
+}  // namespace caesura::env

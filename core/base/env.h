@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only reader of the process environment. Each switch that the library honours is a function here.
+#ifndef CAESURA_CORE_BASE_ENV_H_
+#define CAESURA_CORE_BASE_ENV_H_
+
+#include <string>
+#include <vector>
+
+namespace caesura::env {
+
+// CAESURA_DISABLE_PASSES: names of graph passes to skip, separated by commas.
+std::vector<std::string> DisabledPasses();
+
+// CAESURA_VERBOSE: 0 (default) warnings only, 1 decisions (placement, fallbacks), 2 everything.
+int Verbosity();
+
+// CAESURA_NUM_THREADS: threads a kernel may use; 0 or unset means what OpenMP would take.
+int NumThreads();
+
+}  // namespace caesura::env
+
+#endif  // CAESURA_CORE_BASE_ENV_H_

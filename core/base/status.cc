@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/base/status.h"
+
+#include <stdexcept>
+
+namespace caesura {
+
+const char* StatusCodeName(StatusCode code) {
+  switch (code) {
+    case StatusCode::kOk: return "OK";
+    case StatusCode::kInvalidArgument: return "INVALID_ARGUMENT";
+    case StatusCode::kInvalidModel: return "INVALID_MODEL";
+    case StatusCode::kUnsupported: return "UNSUPPORTED";
+    case StatusCode::kNotFound: return "NOT_FOUND";
+    case StatusCode::kOutOfMemory: return "OUT_OF_MEMORY";
+    case StatusCode::kProviderFailure: return "PROVIDER_FAILURE";
+    case StatusCode::kIoError: return "IO_ERROR";
+    case StatusCode::kCancelled: return "CANCELLED";
+    case StatusCode::kInternal: return "INTERNAL";
+  }
+  return "UNKNOWN";
+}
+
+Status::Status(StatusCode code, std::string message)
+    : rep_(std::make_unique<Rep>(Rep{code, std::move(message)})) {}
+
+Status::Status(const Status& other) : rep_(other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr) {}
+
+Status& Status::operator=(const Status& other) {
+  if (this != &other) rep_ = other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr;
+  return *this;
+}
+
+const std::string& Status::message() const {
+  static const std::string kEmpty;
+  return rep_ ? rep_->message : kEmpty;
+}
+
+std::string Status::ToString() const {
+  return ok() ? "OK" : std::string(StatusCodeName(code())) + ": " + message();
+}
+
+Status Status::WithPrefix(const std::string& prefix) const {
+  return ok() ? Status() : Status(code(), prefix + message());
+}
+
+Status InvalidArgument(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+Status InvalidModel(std::string message) { return {StatusCode::kInvalidModel, std::move(message)}; }
+Status Unsupported(std::string message) { return {StatusCode::kUnsupported, std::move(message)}; }
+Status NotFound(std::string message) { return {StatusCode::kNotFound, std::move(message)}; }
+Status OutOfMemory(std::string message) { return {StatusCode::kOutOfMemory, std::move(message)}; }
+Status ProviderFailure(std::string message) { return {StatusCode::kProviderFailure, std::move(message)}; }
+Status IoError(std::string message) { return {StatusCode::kIoError, std::move(message)}; }
+Status Cancelled(std::string message) { return {StatusCode::kCancelled, std::move(message)}; }
+Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
+
+void ThrowStatus(const Status& status) { throw std::runtime_error(status.ToString()); }
+
+}  // namespace caesura

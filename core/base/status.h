@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Status and Result<T>: how every function of the library reports failure. The library throws nothing.
+//
+//   Result<Model> model = Model::Read("net.onnx");
+//   if (!model.ok()) return model.status();
+//   Use(*model);
+//
+// Thread safety: values; as safe as an int.
+#ifndef CAESURA_CORE_BASE_STATUS_H_
+#define CAESURA_CORE_BASE_STATUS_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace caesura {
+
+// A code exists only if some caller acts on it.
+enum class StatusCode {
+  kOk,
+  kInvalidArgument,  // the caller's feeds, options or names are wrong
+  kInvalidModel,     // the model's bytes or graph break the rules
+  kUnsupported,      // a missing kernel, gradient or feature; trying again cannot help
+  kNotFound,         // a name or a file that is not there
+  kOutOfMemory,      // host memory
+  kProviderFailure,  // compiling or running on a provider failed: the session may fall back
+  kIoError,          // the file system refused
+  kCancelled,        // the user asked to stop
+  kInternal,         // our own invariant broke: a bug
+};
+
+// "INVALID_MODEL" and so on.
+const char* StatusCodeName(StatusCode code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // ok
+  Status(StatusCode code, std::string message);
+  Status(const Status& other);
+  Status& operator=(const Status& other);
+  Status(Status&&) noexcept = default;
+  Status& operator=(Status&&) noexcept = default;
+
+  bool ok() const { return rep_ == nullptr; }
+  StatusCode code() const { return rep_ == nullptr ? StatusCode::kOk : rep_->code; }
+  // Empty when ok.
+  const std::string& message() const;
+  // "INVALID_MODEL: message", or "OK".
+  std::string ToString() const;
+  // The same code, with `prefix` in front of the message. Ok stays ok.
+  Status WithPrefix(const std::string& prefix) const;
+
+ private:
+  struct Rep {
+    StatusCode code;
+    std::string message;
+  };
+  std::unique_ptr<Rep> rep_;
+};
+
+Status InvalidArgument(std::string message);
+Status InvalidModel(std::string message);
+Status Unsupported(std::string message);
+Status NotFound(std::string message);
+Status OutOfMemory(std::string message);
+Status ProviderFailure(std::string message);
+Status IoError(std::string message);
+Status Cancelled(std::string message);
+Status Internal(std::string message);
+
+// Throws std::runtime_error with the status's text: the only throw in the library, reached only through value().
+[[noreturn]] void ThrowStatus(const Status& status);
+
+// Either a T or a failed Status.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}
+  // REQUIRES: !status.ok()
+  Result(Status status) : status_(std::move(status)) {}
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+
+  // REQUIRES: ok()
+  T& operator*() & { return *value_; }
+  const T& operator*() const& { return *value_; }
+  T&& operator*() && { return *std::move(value_); }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+
+  // The value; throws when there is none. For programs and tests; library code checks ok().
+  T& value() & {
+    if (!ok()) ThrowStatus(status_);
+    return *value_;
+  }
+  T&& value() && {
+    if (!ok()) ThrowStatus(status_);
+    return *std::move(value_);
+  }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_BASE_STATUS_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// ExecutionState: all that changes while a plan runs, and all that survives between two calls: program counter,
+// arena, values, feeds, random counters. States of one plan are independent of each other.
+//
+//   feeds --Start--> [ready] --Run--> [yielded] --Resume(dY)--> [ready] --Run--> [finished] --TakeFetches--> values
+//                       ^---------------- Start (reuses the memory) --------------------'
+//   A failed Run leaves the state [failed]: Start begins anew; the plan and other states are not touched.
+//
+// Thread safety: one thread at a time; which thread may change between calls.
+#ifndef CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_
+#define CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/execute/parameter_set.h"
+#include "core/execute/value_cache.h"
+#include "core/kernels/kernel_context.h"
+#include "core/plan/execution_plan.h"
+
+namespace caesura {
+
+class ExecutionObserver;
+
+// What a run uses besides its feeds. The pointed-to objects outlive the run.
+struct RunOptions {
+  ParameterSet* parameters = nullptr;  // needed when the plan has parameters
+  ValueCache* cache = nullptr;         // of this plan; without it, cacheable values are computed in each run
+  uint64_t seed = 0;                   // of all random streams
+  uint64_t step = 0;                   // counts runs: same seed and step, same numbers
+  std::vector<ExecutionObserver*> observers;
+  // Where fetch i comes from; entries may be null, the list may be short: then the provider's allocator.
+  std::vector<Allocator*> fetch_allocators;
+  // A caller's buffer for fetch i: an undefined tensor means a fresh one.
+  std::vector<Tensor> fetch_buffers;
+};
+
+class ExecutionState : public KernelHost {
+ public:
+  enum class Phase : uint8_t { kIdle, kReady, kYielded, kFinished, kFailed };
+
+  explicit ExecutionState(std::shared_ptr<const ExecutionPlan> plan);
+  ExecutionState(const ExecutionState&) = delete;
+  ExecutionState& operator=(const ExecutionState&) = delete;
+
+  // Begins a run. Feeds (in the order of plan.feeds()) are borrowed and must stay unchanged until the run has ended;
+  // they must be what the plan was made for.
+  Status Start(std::vector<RuntimeValue> feeds, RunOptions options);
+
+  const ExecutionPlan& plan() const { return *plan_; }
+  Phase phase() const { return phase_; }
+  // The next step to execute.
+  int program_counter() const { return pc_; }
+
+  // --- at a yield (phase() == kYielded) ---
+  int yield_index() const { return yield_index_; }
+  // What the yield hands out, in the order of YieldOp's inputs. The tensors are the caller's: they may be overwritten
+  // or dropped at once, and stay valid after the state is gone.
+  std::vector<RuntimeValue> TakeYielded();
+  // Gives YieldOp's outputs. An absent value stands for zeros; a one-element tensor is spread over the shape. Tensors
+  // are borrowed until the run has ended. Then phase() is kReady.
+  Status Resume(std::vector<RuntimeValue> values);
+
+  // --- at the end (phase() == kFinished) ---
+  // Graph outputs, owned by the caller. Once a run.
+  std::vector<RuntimeValue> TakeFetches();
+
+  // A second state at the same point, with a copy of all that a later step may read: for a second backward
+  // (retain_graph). Yielded values that were not taken are not copied.
+  Result<std::unique_ptr<ExecutionState>> Clone() const;
+
+  // Moves the arena to fresh memory, copying what is alive and filling all else, there and in the old place, with
+  // `poison`. For tests that show that nothing reads dead bytes.
+  Status Relocate(uint8_t poison);
+
+  // Drops everything that the run holds; the arena is kept for the next Start.
+  void Cancel();
+
+  // KernelHost
+  RuntimeValue ArgumentValue(const uint32_t* argument) override;
+  Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override;
+  void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override;
+  RandomKey random_key(uint32_t stream) const override { return {options_.seed, options_.step, stream}; }
+
+  // The current value behind value id `id` as a RuntimeValue; a view where the bytes are planned.
+  RuntimeValue ValueOf(uint32_t id) const;
+
+ private:
+  friend class PartialExecutor;
+  // execution_state.cc
+  Status BindFeeds(std::vector<RuntimeValue> feeds);
+  Status BindFetches();
+  void BindArena();
+  Result<RuntimeValue> HandOut(const Yield::Item& item);
+  Status HandOutYield();
+  Status HandOutFetches();
+  void SetDynamic(uint32_t value_id, RuntimeValue value);
+  void Release(const Step& step);
+  // late_step.cc
+  Status RunLate(int step);
+  Status PlaceLateOutputs(const Step& step, const KernelInfo& info, const KernelDef& def,
+                          const std::vector<RuntimeValue>& inputs);
+  Status RunCached(int step);
+
+  std::shared_ptr<const ExecutionPlan> plan_;
+  Phase phase_ = Phase::kIdle;
+  int pc_ = 0;
+  int yield_index_ = -1;
+  RunOptions options_;
+  std::shared_ptr<Buffer> arena_;
+  std::vector<void*> addresses_;                    // by buffer
+  std::vector<RuntimeValue> dynamic_;               // by value: kDynamic and kResume
+  std::vector<RuntimeValue> feeds_;
+  std::vector<std::shared_ptr<Buffer>> fetch_buffers_;  // by fetch index
+  std::vector<std::shared_ptr<Buffer>> cached_;         // by cache entry: what this run reads
+  std::vector<RuntimeValue> handed_out_;            // by the yield or at the end, until taken
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor: runs the steps of a plan on a state from its program counter until a yield or the end. A yield is not
+// an error and costs no more than a return.
+#ifndef CAESURA_CORE_EXECUTE_PARTIAL_EXECUTOR_H_
+#define CAESURA_CORE_EXECUTE_PARTIAL_EXECUTOR_H_
+
+#include <climits>
+
+#include "core/execute/execution_state.h"
+
+namespace caesura {
+
+enum class RunOutcome {
+  kYielded,   // state.TakeYielded() has values; go on with state.Resume() and Run()
+  kStopped,   // the limit was reached; go on with Run()
+  kFinished,  // state.TakeFetches() has the graph's outputs
+};
+
+class PartialExecutor {
+ public:
+  // REQUIRES: state.phase() == kReady. Stops before step `limit` if that comes first.
+  // On failure the state is kFailed; the error names op type, node, provider and, where known, the user's source.
+  // Thread safety: any number of states of one plan at the same time.
+  static Result<RunOutcome> Run(ExecutionState& state, int limit = INT_MAX);
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_EXECUTE_PARTIAL_EXECUTOR_H_

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graph: a mutable dataflow graph in single-assignment form, with ONNX's meaning. Passes rewrite it; planning
+// (core/plan) reads it and never changes it.
+//
+// Thread safety: none while it changes; const access from many threads is fine.
+#ifndef CAESURA_CORE_GRAPH_GRAPH_H_
+#define CAESURA_CORE_GRAPH_GRAPH_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/graph/node.h"
+
+namespace caesura {
+
+class Graph {
+ public:
+  explicit Graph(std::string name = "graph", Graph* parent = nullptr) : name_(std::move(name)), parent_(parent) {}
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  const std::string& name() const { return name_; }
+  // The graph that holds this one as a body of If, Loop or Scan; null at the top. Names of the parents' values
+  // are visible here.
+  Graph* parent() const { return parent_; }
+
+  // --- values ---
+  // A new value. An empty `name`, or one that is taken here or above, is made unique.
+  Value* AddValue(const std::string& name, ValueType type = {});
+  // By name in this graph only; null when there is none.
+  Value* FindValue(const std::string& name) const;
+  // By name here or in a parent.
+  Value* Resolve(const std::string& name) const;
+  std::string UniqueName(const std::string& stem);
+  // Every value of this graph, in order of creation.
+  std::vector<Value*> Values() const;
+
+  // --- nodes ---
+  // Appends a node. Output values must be fresh (AddValue); null entries are absent ones. An empty name is
+  // made from the op type.
+  Node* AddNode(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
+                AttributeMap attributes = {}, const std::string& domain = "", const std::string& name = "");
+  // Appends a node with `output_count` fresh outputs whose types are left unknown; the name of the first output
+  // is built from `stem` (or the op type).
+  Node* AddOp(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes = {},
+              const std::string& domain = "", int output_count = 1, const std::string& stem = "");
+  // REQUIRES: no output of it is used or is a graph output. Its output values are removed too.
+  void RemoveNode(Node* node);
+  // In list order; topological after load and after SortTopologically().
+  const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+  // Stable: keeps the list's order where the edges allow. Fails with kInvalidModel on a cycle, naming a node on it.
+  Status SortTopologically();
+  // Lists the nodes in this order. REQUIRES: `order` names every node once.
+  void Reorder(const std::vector<Node*>& order);
+  // Every read of `from` (also as graph output, also in subgraphs) becomes a read of `to`.
+  void ReplaceAllUses(Value* from, Value* to);
+  // Values of enclosing graphs that the subgraphs of `node` read, each once, in order of first use.
+  static std::vector<Value*> ImplicitInputs(const Node& node);
+
+  // --- ends ---
+  // Graph inputs in order. Initializers are not inputs unless they are listed here too (then they are defaults).
+  const std::vector<Value*>& inputs() const { return inputs_; }
+  const std::vector<Value*>& outputs() const { return outputs_; }
+  Value* AddInput(const std::string& name, ValueType type);
+  void AddInput(Value* value) { inputs_.push_back(value); }
+  void AddOutput(Value* value) { outputs_.push_back(value); }
+  void SetOutput(int i, Value* value) { outputs_[i] = value; }
+  void RemoveInput(Value* value);
+  void ClearOutputs() { outputs_.clear(); }
+
+  // --- initializers ---
+  // Makes `value` a constant of the graph (or the initial value of a parameter, when training).
+  void SetInitializer(Value* value, Tensor tensor) { initializers_[value] = std::move(tensor); }
+  // A fresh value with `tensor` as its initializer.
+  Value* AddInitializer(const std::string& name, Tensor tensor);
+  // Null when `value` is no initializer.
+  const Tensor* Initializer(const Value* value) const;
+  const std::unordered_map<const Value*, Tensor>& initializers() const { return initializers_; }
+  void RemoveInitializer(const Value* value) { initializers_.erase(value); }
+  bool IsGraphInput(const Value* value) const;
+  bool IsGraphOutput(const Value* value) const;
+  // Removes values that nothing makes, reads or exports.
+  void RemoveUnusedValues();
+
+  // A deep copy (tensors' bytes are shared). For a subgraph, `parent` is the copy's parent and outer names resolve
+  // there. If `mapping` is given it receives old value -> new value for this graph's own values.
+  std::unique_ptr<Graph> Clone(Graph* parent = nullptr,
+                               std::unordered_map<const Value*, Value*>* mapping = nullptr) const;
+
+ private:
+  friend class Node;
+  void AddUse(Value* value, Node* node, int index);
+  static void RemoveUse(Value* value, const Node* node, int index);
+
+  std::string name_;
+  Graph* parent_;
+  std::unordered_map<std::string, std::unique_ptr<Value>> values_;
+  std::vector<Value*> value_order_;
+  std::unordered_map<std::string, int> name_counters_;
+  std::unordered_map<std::string, const Node*> node_names_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<Value*> inputs_, outputs_;
+  std::unordered_map<const Value*, Tensor> initializers_;
+};
+
+// A graph with what a file says around it.
+struct Model {
+  std::shared_ptr<Graph> graph;
+  // Domain -> version that the nodes' semantics follow after normalisation.
+  std::map<std::string, int> opsets;
+  int ir_version = 0;
+  std::string producer;
+  std::map<std::string, std::string> metadata;
+
+  Model Clone() const;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_GRAPH_GRAPH_H_

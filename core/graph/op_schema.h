@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known about an op type apart from any kernel: formal inputs and outputs, attributes, versions. ONNX's own
+// schemas, and those that other rooms register for their domains.
+//
+// Thread safety: all functions may be called from any thread. What FindOpSchema returns lives as long as the process.
+#ifndef CAESURA_CORE_GRAPH_OP_SCHEMA_H_
+#define CAESURA_CORE_GRAPH_OP_SCHEMA_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/graph/node.h"
+
+namespace caesura {
+
+inline constexpr const char* kCaesuraDomain = "ai.caesura";
+
+struct OpSchema {
+  // ONNX's mark; kUnknown where the file format leaves it open.
+  enum class Differentiability : uint8_t { kUnknown, kDifferentiable, kNotDifferentiable };
+  enum class Determinism : uint8_t { kUnknown, kNonDeterministic, kDeterministic };
+
+  struct Formal {
+    std::string name;
+    std::string type;  // a type variable ("T") or a type ("tensor(int64)")
+    DTypeSet dtypes;   // element types of the tensors allowed; empty when only sequences and the like are
+    std::vector<std::string> types;  // "tensor(float)", "seq(tensor(float))", ...
+    bool is_optional = false;
+    bool is_variadic = false;  // the last one may repeat
+    bool is_homogeneous = true;
+    int min_arity = 1;  // of a variadic one
+    Differentiability differentiability = Differentiability::kUnknown;
+  };
+  struct AttributeFact {
+    std::string name;
+    bool is_required = false;
+    std::optional<Attribute> default_value;
+  };
+
+  std::string op_type, domain;
+  int since_version = 0;
+  bool is_deprecated = false;
+  // The op is defined by a body of other ops (core/graph/function_body.h), perhaps only for some inputs.
+  bool has_function = false;
+  Determinism determinism = Determinism::kUnknown;
+  int min_inputs = 0, max_inputs = 0, min_outputs = 0, max_outputs = 0;
+  std::vector<Formal> inputs, outputs;
+  std::vector<AttributeFact> attributes;
+
+  // The formal that the i-th actual input (output) belongs to; null beyond the last one.
+  const Formal* input(int i) const { return FormalAt(inputs, i); }
+  const Formal* output(int i) const { return FormalAt(outputs, i); }
+  const AttributeFact* attribute(const std::string& name) const;
+
+ private:
+  static const Formal* FormalAt(const std::vector<Formal>& formals, int i);
+};
+
+// The schema in force at opset `version` of `domain` (0: the newest), or null.
+const OpSchema* FindOpSchema(const std::string& op_type, const std::string& domain, int version = 0);
+// That of the node's own semantics: at its since_version, or the newest where it has none.
+const OpSchema* FindOpSchema(const Node& node);
+// `since_version` of that schema; 0 when there is none.
+int SinceVersion(const std::string& op_type, const std::string& domain = "", int opset = 0);
+// The newest version that this library knows; 0 for a domain that it does not know.
+int LatestOpset(const std::string& domain = "");
+// Whether every op type of the domain has a schema here: an unlisted op of such a domain is an error.
+bool IsClosedDomain(const std::string& domain);
+// The newest schema of every op type, deprecated ones left out, in order of domain and name.
+std::vector<const OpSchema*> AllOpSchemas();
+
+// A schema of ours, in few words: the op is at version 1 of its domain.
+struct OpSchemaSpec {
+  std::string op_type;
+  int min_inputs = 1, max_inputs = 1;
+  int min_outputs = 1, max_outputs = 1;
+  // Output i has the type of input type_of_output[i] (the last entry repeats); -1: not inferred.
+  std::vector<int> type_of_output = {-1};
+  std::string domain = kCaesuraDomain;
+  // Where types follow from more than one input: sets the types of the node's outputs.
+  std::function<Status(Graph&, Node*)> infer;
+  bool is_deterministic = true;
+};
+
+// Makes the schemas known to checks and inference. Registering an op type again replaces nothing and is no error when
+// the counts agree; kInvalidArgument when they do not, or for one of ONNX's own domains.
+Status RegisterOpSchemas(const std::vector<OpSchemaSpec>& specs);
+// The spec that was registered, or null.
+const OpSchemaSpec* FindOpSchemaSpec(const std::string& op_type, const std::string& domain);
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_GRAPH_OP_SCHEMA_H_

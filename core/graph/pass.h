@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pass rewrites a model; the runner runs a list of them, each timed, verified and named when it breaks something.
+#ifndef CAESURA_CORE_GRAPH_PASS_H_
+#define CAESURA_CORE_GRAPH_PASS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/graph/graph.h"
+
+namespace caesura {
+
+class Pass {
+ public:
+  virtual ~Pass() = default;
+  // snake_case, the stem of its file; what CAESURA_DISABLE_PASSES and logs call it.
+  virtual const char* name() const = 0;
+  // Returns whether it changed anything.
+  virtual Result<bool> Run(Model& model) = 0;
+};
+
+using PassList = std::vector<std::shared_ptr<Pass>>;
+
+// What the runner did with one pass.
+struct PassRecord {
+  std::string name;
+  bool skipped = false;  // switched off by name
+  bool changed = false;
+  double seconds = 0;
+  size_t nodes_before = 0, nodes_after = 0;
+};
+
+// Runs the passes in order, skipping those in `disabled` and in CAESURA_DISABLE_PASSES. After each one that changed
+// something the graph is checked (core/graph/graph_check.h); a failure names the pass. A pass that claims to have
+// changed nothing but changed the number of nodes is an error too.
+Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
+                                          const std::vector<std::string>& disabled = {});
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_GRAPH_PASS_H_

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver of binary elementwise kernels with broadcasting: the twin of unary_kernel.h.
+//
+//   {"Add", kNumericTypes, CreateNumericPair<[](auto a, auto b) { return WrappingAdd(a, b); }>}
+//
+// The function gets both operands in the arithmetic type (float for float16 and bfloat16).
+#ifndef CAESURA_CORE_KERNELS_CPU_BINARY_KERNEL_H_
+#define CAESURA_CORE_KERNELS_CPU_BINARY_KERNEL_H_
+
+#include <string>
+#include <type_traits>
+
+#include "core/base/status_macros.h"
+#include "core/kernels/cpu/broadcast.h"
+#include "core/kernels/cpu/parallel.h"
+#include "core/kernels/kernel.h"
+#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel_registry.h"
+
+namespace caesura {
+
+struct BinaryShape {
+  Shape output;
+  BroadcastPlan<2> plan;
+};
+
+// Inputs 0 and 1 broadcast against each other. Fails when one is missing or the shapes do not fit.
+Result<BinaryShape> BroadcastInputs(const KernelInfo& info);
+// The same, and both have one dtype.
+Result<BinaryShape> BroadcastSameType(const KernelInfo& info);
+
+// The arithmetic type of elements: strings and bools stay what they are.
+template <typename T>
+const auto& Operand(const T& x) {
+  return x;
+}
+inline float Operand(const Float16& x) { return x; }
+inline float Operand(const BFloat16& x) { return x; }
+
+// y = fn(a, b) over the plan, on `threads` threads. `y` may be `a` or `b` where they have its size.
+template <typename A, typename B, typename Y, typename Fn>
+void RunBinary(const BroadcastPlan<2>& plan, int threads, const A* a, const B* b, Y* y, const Fn& fn) {
+  auto op = [&fn](const A& left, const B& right) { return static_cast<Y>(fn(Operand(left), Operand(right))); };
+  ParallelFor(threads, plan.elements, kParallelGrain, [&](int64_t first, int64_t last) {
+    ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
+      BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length, op);
+    });
+  });
+}
+
+// Settles the node as y[i] = fn(a[i], b[i]) with elements A, B and Y.
+template <typename A, typename B, typename Y, typename Fn>
+void SetBinaryCompute(KernelInfo& info, const BinaryShape& shape, Fn fn) {
+  info.SetOutput(0, kDTypeOf<Y>, shape.output);
+  info.SetCompute([plan = shape.plan, threads = info.threads(), fn](KernelContext& context) {
+    RunBinary(plan, threads, context.Input<A>(0), context.Input<B>(1), context.Output<Y>(0), fn);
+  });
+}
+
+// Factories by group of types. The output has the inputs' type.
+template <auto fn>
+Status CreateIntegerPair(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
+  auto set = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    SetBinaryCompute<T, T, T>(info, shape, fn);
+  };
+  if (DispatchInteger(info.InputDType(0), set)) return {};
+  return info.Refuse(std::string("is not implemented for ") + DTypeName(info.InputDType(0)));
+}
+template <auto fn>
+Status CreateFloatPair(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
+  auto set = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    SetBinaryCompute<T, T, T>(info, shape, fn);
+  };
+  if (DispatchFloat(info.InputDType(0), set)) return {};
+  return info.Refuse(std::string("is not implemented for ") + DTypeName(info.InputDType(0)));
+}
+template <auto fn>
+Status CreateNumericPair(KernelInfo& info) {
+  return IsInteger(info.InputDType(0)) ? CreateIntegerPair<fn>(info) : CreateFloatPair<fn>(info);
+}
+
+// Integer arithmetic that wraps around instead of overflowing; plain arithmetic for floats.
+template <typename T>
+using WrappingType = typename std::conditional_t<
+    std::is_integral_v<T>, std::common_type<std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                                               std::type_identity<T>>, unsigned>,
+    std::type_identity<T>>;
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CPU_BINARY_KERNEL_H_

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/cpu/gemm.h"
+
+#include <algorithm>
+
+#include "core/base/status_macros.h"
+#include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/parallel.h"
+
+namespace caesura {
+namespace {
+
+// Multiply-adds up to which the plain loop beats a oneDNN call.
+constexpr int64_t kSmallProduct = 16384;
+
+constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the plain loop
+
+// acc[rows][columns] += A[rows][depth] B[depth][columns]; the rows of `b` are contiguous.
+template <typename T>
+void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, MatrixStrides as, const T* b,
+                   int64_t b_row, Accumulator<T>* acc) {
+  using Acc = Accumulator<T>;
+  int64_t i = 0;
+  for (; i + 4 <= rows; i += 4) {
+    Acc *c0 = acc + i * kColumns, *c1 = c0 + kColumns, *c2 = c1 + kColumns, *c3 = c2 + kColumns;
+    for (int64_t p = 0; p < depth; ++p) {
+      const T* x = a + i * as.row + p * as.col;
+      const Acc a0 = x[0], a1 = x[as.row], a2 = x[2 * as.row], a3 = x[3 * as.row];
+      const T* y = b + p * b_row;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < columns; ++j) {
+        const Acc v = y[j];
+        c0[j] += a0 * v;
+        c1[j] += a1 * v;
+        c2[j] += a2 * v;
+        c3[j] += a3 * v;
+      }
+    }
+  }
+  for (; i < rows; ++i) {
+    Acc* c0 = acc + i * kColumns;
+    for (int64_t p = 0; p < depth; ++p) {
+      const Acc a0 = a[i * as.row + p * as.col];
+      const T* y = b + p * b_row;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < columns; ++j) c0[j] += a0 * static_cast<Acc>(y[j]);
+    }
+  }
+}
+
+// Writes one block of sums to C.
+template <typename T>
+void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, T* c, const T* bias) {
+  using Acc = Accumulator<T>;
+  for (int64_t i = 0; i < rows; ++i) {
+    const Acc* from = acc + i * kColumns;
+    T* to = c + i * s.c.row;
+    if (s.alpha != 1.0f) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const auto v = static_cast<double>(s.alpha) * from[j];
+        to[j] = static_cast<T>(s.accumulate ? v + to[j] : v);
+      }
+    } else if (s.accumulate) {
+      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(to[j] + from[j]);
+    } else if (bias != nullptr) {
+      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(from[j] + bias[j]);
+    } else {
+      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(from[j]);
+    }
+  }
+}
+
+// Rows [first, last) of one product.
+template <typename T>
+void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, T* c, const T* bias) {
+  Accumulator<T> acc[kRows * kColumns];
+  T tile[kDepth * kColumns];
+  for (int64_t i0 = first; i0 < last; i0 += kRows) {
+    const int64_t rows = std::min(kRows, last - i0);
+    for (int64_t j0 = 0; j0 < s.n; j0 += kColumns) {
+      const int64_t columns = std::min(kColumns, s.n - j0);
+      for (int64_t i = 0; i < rows; ++i) std::fill_n(acc + i * kColumns, columns, Accumulator<T>(0));
+      for (int64_t p0 = 0; p0 < s.k; p0 += kDepth) {
+        const int64_t depth = std::min(kDepth, s.k - p0);
+        const T* y = b + p0 * s.b.row + j0 * s.b.col;
+        int64_t y_row = s.b.row;
+        if (s.b.col != 1) {
+          for (int64_t j = 0; j < columns; ++j) {
+            for (int64_t p = 0; p < depth; ++p) tile[p * kColumns + j] = y[p * s.b.row + j * s.b.col];
+          }
+          y = tile;
+          y_row = kColumns;
+        }
+        MultiplyBlock<T>(rows, columns, depth, a + i0 * s.a.row + p0 * s.a.col, s.a, y, y_row, acc);
+      }
+      StoreBlock<T>(s, rows, columns, acc, c + i0 * s.c.row + j0, bias == nullptr ? nullptr : bias + j0);
+    }
+  }
+}
+
+int64_t BatchCount(const GemmSpec& s) {
+  int64_t count = 1;
+  for (int64_t dim : s.batch) count *= dim;
+  return count;
+}
+
+int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>& strides, int64_t index) {
+  int64_t offset = 0;
+  for (size_t d = dims.size(); d-- > 0;) {
+    offset += index % dims[d] * strides[d];
+    index /= dims[d];
+  }
+  return offset;
+}
+
+template <typename T>
+void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias) {
+  const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, s.n * s.k));
+  ParallelFor(threads, BatchCount(s) * s.m, grain, [&](int64_t first, int64_t last) {
+    while (first < last) {
+      const int64_t index = first / s.m, row = first % s.m;
+      const int64_t rows = std::min(s.m - row, last - first);
+      MultiplyRows<T>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
+                      static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
+                      static_cast<T*>(c) + BatchOffset(s.batch, s.c_batch, index), static_cast<const T*>(bias));
+      first += rows;
+    }
+  });
+}
+
+// Drops batch dims of one, joins neighbours that step evenly in all three matrices, and turns a batch that shares B
+// into more rows of A.
+void Simplify(GemmSpec& s) {
+  std::vector<int64_t>* strides[] = {&s.a_batch, &s.b_batch, &s.c_batch};
+  auto erase = [&](size_t d) {
+    s.batch.erase(s.batch.begin() + d);
+    for (auto* v : strides) v->erase(v->begin() + d);
+  };
+  for (size_t d = s.batch.size(); d-- > 0;) {
+    if (s.batch[d] == 1) erase(d);
+  }
+  for (size_t d = s.batch.size(); d-- > 1;) {
+    bool even = true;
+    for (auto* v : strides) even = even && (*v)[d - 1] == (*v)[d] * s.batch[d];
+    if (!even) continue;
+    s.batch[d] *= s.batch[d - 1];
+    erase(d - 1);
+  }
+  if (!s.batch.empty() && s.b_batch.back() == 0 && s.a_batch.back() == s.m * s.a.row &&
+      s.c_batch.back() == s.m * s.c.row) {
+    s.m *= s.batch.back();
+    erase(s.batch.size() - 1);
+  }
+}
+
+DnnlTensor Operand(const GemmSpec& s, const std::vector<int64_t>& batch_strides, int64_t rows, int64_t columns,
+                   MatrixStrides strides) {
+  DnnlTensor out{s.dtype, {}, {}};
+  for (size_t d = 0; d < s.batch.size(); ++d) {
+    const bool shared = batch_strides[d] == 0;
+    out.dims.push_back(shared ? 1 : s.batch[d]);
+    out.strides.push_back(shared ? std::max(rows * strides.row, columns * strides.col) : batch_strides[d]);
+  }
+  out.dims.insert(out.dims.end(), {rows, columns});
+  out.strides.insert(out.strides.end(), {strides.row, strides.col});
+  return out;
+}
+
+Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
+  DnnlMatMulSpec spec;
+  spec.src = Operand(s, s.a_batch, s.m, s.k, s.a);
+  spec.weights = Operand(s, s.b_batch, s.k, s.n, s.b);
+  spec.dst = Operand(s, s.c_batch, s.m, s.n, s.c);
+  if (s.bias) {
+    spec.bias = {s.dtype, std::vector<int64_t>(s.batch.size() + 1, 1), {}};
+    spec.bias.dims.push_back(s.n);
+  }
+  spec.alpha = s.alpha;
+  spec.accumulate = s.accumulate;
+  return MakeDnnlMatMul(info, threads, spec);
+}
+
+}  // namespace
+
+Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
+  Simplify(spec);
+  Gemm out;
+  const int64_t work = BatchCount(spec) * spec.m * spec.n * spec.k;
+  const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
+  if (work > kSmallProduct && (dnnl_type || spec.dtype == DType::kFloat16)) {
+    Result<DnnlCall> call = MakeCall(info, DnnlThreads(info.threads(), work), spec);
+    if (call.ok()) {
+      out.dnnl_ = *std::move(call);
+      return out;
+    }
+    if (call.status().code() != StatusCode::kUnsupported || spec.dtype != DType::kFloat32) return call.status();
+  }
+  out.threads_ = info.threads();
+  const bool known = DispatchNumeric(spec.dtype, [&](auto tag) {
+    out.plain_ = PlainGemm<typename decltype(tag)::type>;
+  });
+  if (!known) return info.Refuse(std::string("no matrix product of ") + DTypeName(spec.dtype));
+  out.spec_ = std::move(spec);
+  return out;
+}
+
+Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias) const {
+  if (dnnl_.defined()) {
+    if (bias == nullptr) return dnnl_.Run(context, {a, b, c});
+    return dnnl_.Run(context, {a, b, c, bias});
+  }
+  plain_(spec_, threads_, a, b, c, bias);
+  return {};
+}
+
+}  // namespace caesura

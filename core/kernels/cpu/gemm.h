@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products inside kernels: C = alpha * A B + bias, or C += alpha * A B, over batches and with any strides.
+// Large float32 and bfloat16 products go to oneDNN, all others through a plain blocked loop.
+#ifndef CAESURA_CORE_KERNELS_CPU_GEMM_H_
+#define CAESURA_CORE_KERNELS_CPU_GEMM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/kernels/cpu/dnnl_primitive.h"
+#include "core/kernels/kernel.h"
+
+namespace caesura {
+
+// Distances between neighbours, in elements.
+struct MatrixStrides {
+  int64_t row = 0, col = 1;
+};
+inline MatrixStrides RowMajor(int64_t columns) { return {columns, 1}; }
+inline MatrixStrides ColumnMajor(int64_t rows) { return {1, rows}; }
+
+struct GemmSpec {
+  DType dtype = DType::kUndefined;  // of all matrices and the bias
+  int64_t m = 0, n = 0, k = 0;
+  MatrixStrides a, b, c;            // REQUIRES: c.col == 1
+  // Batch dims, outermost first, and the strides of each matrix along them (0: shared).
+  std::vector<int64_t> batch = {}, a_batch = {}, b_batch = {}, c_batch = {};
+  float alpha = 1.0f;
+  bool accumulate = false;          // adds to C
+  bool bias = false;                // adds a row of n; REQUIRES: alpha == 1
+};
+
+// A product that is set up once. Thread safety: Run may be called from many threads.
+class Gemm {
+ public:
+  Gemm() = default;
+  // REQUIRES: a numeric dtype. kUnsupported where only a slow way is left (large float16; large bfloat16 on a chip
+  // without it): the kernel then runs through float32 (through_float.h).
+  static Result<Gemm> Create(KernelInfo& info, GemmSpec spec);
+
+  Status Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias = nullptr) const;
+
+ private:
+  using PlainFunction = void (*)(const GemmSpec&, int threads, const void* a, const void* b, void* c,
+                                 const void* bias);
+  GemmSpec spec_;
+  int threads_ = 1;
+  PlainFunction plain_ = nullptr;
+  DnnlCall dnnl_;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CPU_GEMM_H_

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = op(A) op(B), batched with broadcasting, where transA and transB swap
+// the last two dims without a copy.
+#include <algorithm>
+
+#include "core/base/status_macros.h"
+#include "core/kernels/cpu/gemm.h"
+#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/through_float.h"
+#include "core/kernels/kernel_context.h"
+
+namespace caesura {
+namespace {
+
+// An operand of MatMul as a stack of matrices.
+struct Operand {
+  Shape batch;
+  int64_t rows, columns;
+  MatrixStrides strides;
+};
+
+Operand MakeOperand(const Shape& shape, bool transpose) {
+  const int rank = shape.rank();
+  Operand out{Shape(std::vector<int64_t>(shape.begin(), shape.end() - 2)), shape[rank - 2], shape[rank - 1],
+              RowMajor(shape[rank - 1])};
+  if (transpose) {
+    std::swap(out.rows, out.columns);
+    std::swap(out.strides.row, out.strides.col);
+  }
+  return out;
+}
+
+// Strides over the dims of `batch` of an operand whose own batch dims are `own`; 0 where it broadcasts.
+std::vector<int64_t> BatchStrides(const Shape& batch, const Shape& own, int64_t matrix) {
+  std::vector<int64_t> out(batch.rank(), 0);
+  int64_t stride = matrix;
+  for (int d = own.rank() - 1; d >= 0; --d) {
+    if (own[d] != 1) out[batch.rank() - own.rank() + d] = stride;
+    stride *= own[d];
+  }
+  return out;
+}
+
+Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b) {
+  Shape a = info.InputShape(0), b = info.InputShape(1);
+  if (a.rank() == 0 || b.rank() == 0) return info.Invalid("operands of rank 1 or more expected, got a scalar");
+  if (info.InputDType(1) != info.InputDType(0)) return info.Invalid("operands of one dtype expected");
+  // A vector is a row on the left and a column on the right; its dim of one is left out of the result.
+  const bool vector_a = a.rank() == 1, vector_b = b.rank() == 1;
+  if (vector_a) a = Shape{1, a[0]};
+  if (vector_b) b = Shape{b[0], 1};
+  const Operand left = MakeOperand(a, trans_a && !vector_a), right = MakeOperand(b, trans_b && !vector_b);
+  if (left.columns != right.rows) {
+    return info.Invalid("inner dims must agree, got " + info.InputShape(0).ToString() + " and " +
+                        info.InputShape(1).ToString());
+  }
+  ASSIGN_OR_RETURN(const Shape batch, BroadcastShape(left.batch, right.batch));
+  std::vector<int64_t> dims = batch.dims();
+  if (!vector_a) dims.push_back(left.rows);
+  if (!vector_b) dims.push_back(right.columns);
+  info.SetOutput(0, info.InputDType(0), Shape(std::move(dims)));
+  GemmSpec spec{.dtype = info.InputDType(0), .m = left.rows, .n = right.columns, .k = left.columns,
+                .a = left.strides, .b = right.strides, .c = RowMajor(right.columns), .batch = batch.dims()};
+  spec.a_batch = BatchStrides(batch, left.batch, spec.m * spec.k);
+  spec.b_batch = BatchStrides(batch, right.batch, spec.k * spec.n);
+  spec.c_batch = BatchStrides(batch, batch, spec.m * spec.n);
+  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
+  info.SetCompute([gemm = std::move(gemm)](KernelContext& context) {
+    return gemm.Run(context, context.Input<void>(0), context.Input<void>(1), context.Output<void>(0));
+  });
+  return {};
+}
+
+Status CreateMatMul(KernelInfo& info) { return CreateProduct(info, false, false); }
+
+Status CreateFusedMatMul(KernelInfo& info) {
+  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0);
+}
+
+// Y[m, n] = beta * C, where C's strides are 0 along broadcast axes.
+template <typename T>
+void FillFromC(const T* c, MatrixStrides strides, float beta, int64_t m, int64_t n, T* y) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      const T v = c[i * strides.row + j * strides.col];
+      y[i * n + j] = beta == 1.0f ? v : static_cast<T>(static_cast<double>(beta) * static_cast<Accumulator<T>>(v));
+    }
+  }
+}
+
+// Strides of Gemm's C against Y [m, n], or a failure when it does not broadcast to it.
+Result<MatrixStrides> StridesOfC(const KernelInfo& info, int64_t m, int64_t n) {
+  const Shape& c = info.InputShape(2);
+  const int64_t rows = c.rank() < 2 ? 1 : c[0], columns = c.rank() < 1 ? 1 : c[c.rank() - 1];
+  if (c.rank() > 2 || (rows != 1 && rows != m) || (columns != 1 && columns != n)) {
+    return info.Invalid("C must broadcast to " + Shape{m, n}.ToString() + ", got " + c.ToString());
+  }
+  return MatrixStrides{rows == 1 ? 0 : columns, columns == 1 ? 0 : 1};
+}
+
+Status CreateGemm(KernelInfo& info) {
+  const Shape &a = info.InputShape(0), &b = info.InputShape(1);
+  if (a.rank() != 2 || b.rank() != 2) return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
+  const Operand left = MakeOperand(a, info.Attr<int64_t>("transA", 0) != 0);
+  const Operand right = MakeOperand(b, info.Attr<int64_t>("transB", 0) != 0);
+  if (left.columns != right.rows) {
+    return info.Invalid("inner dims must agree, got " + a.ToString() + " and " + b.ToString());
+  }
+  const DType dtype = info.InputDType(0);
+  const int64_t m = left.rows, n = right.columns;
+  const float alpha = info.Attr<float>("alpha", 1.0f), beta = info.Attr<float>("beta", 1.0f);
+  info.SetOutput(0, dtype, Shape{m, n});
+  GemmSpec spec{.dtype = dtype, .m = m, .n = n, .k = left.columns, .a = left.strides, .b = right.strides,
+                .c = RowMajor(n), .alpha = alpha};
+  MatrixStrides c;
+  if (info.HasInput(2)) {
+    ASSIGN_OR_RETURN(c, StridesOfC(info, m, n));
+  }
+  const bool has_c = info.HasInput(2) && beta != 0.0f;
+  spec.bias = has_c && c.row == 0 && (c.col == 1 || n == 1) && alpha == 1.0f && beta == 1.0f;
+  spec.accumulate = has_c && !spec.bias;
+  const bool bias = spec.bias, accumulate = spec.accumulate;
+  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
+  void (*fill)(const void*, MatrixStrides, float, int64_t, int64_t, void*) = nullptr;
+  DispatchNumeric(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    fill = [](const void* c, MatrixStrides strides, float beta, int64_t m, int64_t n, void* y) {
+      FillFromC(static_cast<const T*>(c), strides, beta, m, n, static_cast<T*>(y));
+    };
+  });
+  info.SetCompute([=, gemm = std::move(gemm)](KernelContext& context) {
+    void* y = context.Output<void>(0);
+    if (accumulate) fill(context.Input<void>(2), c, beta, m, n, y);
+    return gemm.Run(context, context.Input<void>(0), context.Input<void>(1), y,
+                    bias ? context.Input<void>(2) : nullptr);
+  });
+  return {};
+}
+
+constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
+
+}  // namespace
+
+void RegisterMatMulKernels(KernelRegistry& registry) {
+  registry.Add({.op_type = "MatMul", .types = kNumericTypes, .create = CreateMatMul});
+  registry.Add({.op_type = "MatMul", .types = kHalfTypes, .create = ThroughFloat<CreateMatMul>});
+  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kNumericTypes, .create = CreateFusedMatMul});
+  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes,
+                .create = ThroughFloat<CreateFusedMatMul>});
+  registry.Add({.op_type = "Gemm", .types = kNumericTypes, .create = CreateGemm});
+  registry.Add({.op_type = "Gemm", .types = kHalfTypes, .create = ThroughFloat<CreateGemm>});
+  RegisterIntegerMatMulKernels(registry);
+  RegisterEinsumKernels(registry);
+  RegisterDetKernels(registry);
+}
+
+}  // namespace caesura

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel is: a definition that planning reads, a factory that settles everything once, and a function that
+// only computes.
+//
+//   Status CreateRelu(KernelInfo& info) {            // called while planning, with concrete dtypes and shapes
+//     const int64_t count = info.InputShape(0).elements();
+//     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
+//     info.SetCompute([count](KernelContext& context) {      // called in every step
+//       const float* x = context.Input<float>(0);
+//       float* y = context.Output<float>(0);
+//       for (int64_t i = 0; i < count; ++i) y[i] = std::max(x[i], 0.0f);
+//       return Status();
+//     });
+//     return {};
+//   }
+//   registry.Add({.op_type = "Relu", .types = {DType::kFloat32}, .aliases = {MayReuse(0, 0)}, .create = CreateRelu});
+//
+// Dtypes, shapes, attributes, algorithm and scratch are decided in the factory; the function has no reason to fail
+// but the values it reads (an index out of range) or the device. It keeps no state between calls.
+#ifndef CAESURA_CORE_KERNELS_KERNEL_H_
+#define CAESURA_CORE_KERNELS_KERNEL_H_
+
+#include <climits>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/graph/node.h"
+#include "core/tensor/tensor.h"
+
+namespace caesura {
+
+class KernelContext;
+class KernelInfo;
+
+using KernelFactory = Status (*)(KernelInfo&);
+using ComputeFunction = std::function<Status(KernelContext&)>;
+
+// How an output may or must share its bytes with an input.
+struct Alias {
+  enum class Kind : uint8_t {
+    kMayReuse,  // the output may overwrite the input when nobody reads the input afterwards (same byte count)
+    kView,      // the output is the input's bytes under another shape; the plan then drops the step. The compute
+                // function copies, for the cases in which sharing is impossible.
+    kInPlace,   // the output must be the input's buffer: an update of a parameter or of optimizer state
+  };
+  int input;
+  int output;
+  Kind kind;
+};
+inline Alias MayReuse(int input, int output) { return {input, output, Alias::Kind::kMayReuse}; }
+inline Alias View(int input, int output) { return {input, output, Alias::Kind::kView}; }
+inline Alias InPlace(int input, int output) { return {input, output, Alias::Kind::kInPlace}; }
+
+// All that planning and passes may ask about a kernel without making one.
+struct KernelDef {
+  std::string op_type;
+  std::string domain = "";
+  // Schema versions whose semantics the kernel has.
+  int since = 1;
+  int until = INT_MAX;
+  // Dtypes accepted for the input `typed_input` (ignored when that input is absent or no tensor).
+  DTypeSet types = kAllTypes;
+  int typed_input = 0;
+  // Inputs whose *values* the factory reads (shapes, axes, pads, k, ...): they must be on the host and known before
+  // the node is sized. A node whose host inputs are known only in the run is created in the run. An index -1 - i
+  // stands for "input i and all behind it".
+  std::vector<int> host_inputs = {};
+  // Outputs that are in host memory even on a device (Shape, Size, a random offset).
+  std::vector<int> host_outputs = {};
+  std::vector<Alias> aliases = {};
+  // Indices of inputs that the plan lays out as one gapless block, in this order (-1 - i as above); verified before
+  // the first step.
+  std::vector<int> contiguous_inputs = {};
+  // False for kernels whose results differ from call to call: never folded, never cached.
+  bool deterministic = true;
+  KernelFactory create = nullptr;
+
+  bool IsHostInput(int i) const { return Lists(host_inputs, i); }
+  static bool Lists(const std::vector<int>& indices, int i) {
+    for (int index : indices) {
+      if (index == i || (index < 0 && i >= -1 - index)) return true;
+    }
+    return false;
+  }
+};
+
+// Runs a subgraph (a body of If, Loop, Scan) as a function of its inputs; outer values come from the context of the
+// node that owns the body. Declared here, implemented by the executor.
+class SubgraphRunner {
+ public:
+  virtual ~SubgraphRunner() = default;
+  // `inputs` in the order of the body's inputs. The results are owned by the caller: none of them shares memory
+  // that a later run may overwrite. `iteration` counts the calls that one execution of the node makes, so that random
+  // ops differ from one to the next.
+  virtual Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> inputs, KernelContext& outer,
+                                                uint64_t iteration = 0) = 0;
+  virtual const Graph& graph() const = 0;
+};
+
+// What is known about one input when a kernel is created.
+struct InputInfo {
+  bool present = false;
+  bool is_tensor = false;
+  DType dtype = DType::kUndefined;
+  Shape shape;
+  // The value, when it is known already: always for declared host inputs, otherwise for constants.
+  const Tensor* value = nullptr;
+  // The value of a non-tensor input when the kernel is created in the run; null while planning.
+  const RuntimeValue* runtime_value = nullptr;
+};
+
+// What the factory settled about one output.
+struct OutputInfo {
+  enum class Kind : uint8_t { kUnset, kPlanned, kSizedInCompute };
+  Kind kind = Kind::kUnset;
+  DType dtype = DType::kUndefined;
+  Shape shape;
+};
+
+// The factory's view of the node, and where it writes its decisions. Lives during the factory's call only.
+class KernelInfo {
+ public:
+  KernelInfo(const Node& node, std::vector<InputInfo> inputs, int threads)
+      : node_(node), inputs_(std::move(inputs)), outputs_(node.outputs().size()), threads_(threads) {}
+
+  const Node& node() const { return node_; }
+  template <typename T>
+  T Attr(const std::string& name, T fallback) const {
+    return node_.Attr<T>(name, std::move(fallback));
+  }
+
+  int input_count() const { return static_cast<int>(inputs_.size()); }
+  bool HasInput(int i) const { return i < input_count() && inputs_[i].present; }
+  const InputInfo& input(int i) const { return inputs_[i]; }
+  // REQUIRES (both): HasInput(i) and the input is a tensor.
+  DType InputDType(int i) const { return inputs_[i].dtype; }
+  const Shape& InputShape(int i) const { return inputs_[i].shape; }
+  // A declared host input, or a constant; null when absent or not known before the run.
+  const Tensor* InputValue(int i) const { return i < input_count() ? inputs_[i].value : nullptr; }
+  // A host input of integers (any width) as int64; empty when absent.
+  std::vector<int64_t> HostInts(int i) const {
+    const Tensor* value = InputValue(i);
+    return value == nullptr ? std::vector<int64_t>() : value->ToVector<int64_t>();
+  }
+
+  int output_count() const { return static_cast<int>(outputs_.size()); }
+  bool HasOutput(int i) const { return i < output_count() && node_.outputs()[i] != nullptr; }
+  // The dtype that the graph gives an output (for ops that choose it: Cast, RandomNormal, ...).
+  DType GraphOutputDType(int i) const { return node_.outputs()[i]->dtype(); }
+
+  // How many threads the kernel may use. Part of the plan: results may depend on it.
+  int threads() const { return threads_; }
+
+  // --- decisions ---
+  // Ignored for absent outputs.
+  void SetOutput(int i, DType dtype, Shape shape) {
+    if (i < output_count()) outputs_[i] = {OutputInfo::Kind::kPlanned, dtype, std::move(shape)};
+  }
+  // The output's size, or its kind (a sequence), shows only in the run: the function calls AllocateOutput or
+  // SetOutputValue.
+  void SetOutputSizedInCompute(int i) {
+    if (i < output_count()) outputs_[i].kind = OutputInfo::Kind::kSizedInCompute;
+  }
+  // Books scratch memory for each call; returns the handle for KernelContext::Scratch. Contents are undefined.
+  size_t BookScratch(size_t bytes) {
+    const size_t offset = scratch_bytes_;
+    scratch_bytes_ += (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+    return offset;
+  }
+  // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
+  void SetInPlace(int input, int output) { in_place_.push_back({input, output, Alias::Kind::kInPlace}); }
+  // `fn` takes KernelContext& and returns Status, or nothing.
+  template <typename Fn>
+  void SetCompute(Fn fn) {
+    if constexpr (std::is_same_v<std::invoke_result_t<Fn, KernelContext&>, Status>) {
+      compute_ = std::move(fn);
+    } else {
+      compute_ = [fn = std::move(fn)](KernelContext& context) {
+        fn(context);
+        return Status();
+      };
+    }
+  }
+
+  // The runner of the body in attribute `name`; null when the node has none of that name.
+  std::shared_ptr<SubgraphRunner> Subgraph(const std::string& name) const {
+    return subgraph_runner_ ? subgraph_runner_(name) : nullptr;
+  }
+
+  // "UNSUPPORTED: [Op 'name'] ..." : the kernel does not do this; the next candidate is asked.
+  Status Refuse(const std::string& why) const { return Unsupported(node_.Label() + " " + why); }
+  // "INVALID_ARGUMENT: [Op 'name'] ..." : the inputs are wrong for the op, whichever kernel runs it.
+  Status Invalid(const std::string& why) const { return InvalidArgument(node_.Label() + " " + why); }
+
+  // --- for the planner ---
+  const std::vector<OutputInfo>& outputs() const { return outputs_; }
+  const std::vector<Alias>& in_place() const { return in_place_; }
+  size_t scratch_bytes() const { return scratch_bytes_; }
+  // Forgets the decisions of a factory that refused.
+  void Reset() {
+    outputs_.assign(outputs_.size(), {});
+    in_place_.clear();
+    scratch_bytes_ = 0;
+    compute_ = nullptr;
+  }
+  ComputeFunction TakeCompute() { return std::move(compute_); }
+  void set_subgraph_runner(std::function<std::shared_ptr<SubgraphRunner>(const std::string&)> fn) {
+    subgraph_runner_ = std::move(fn);
+  }
+
+ private:
+  const Node& node_;
+  std::vector<InputInfo> inputs_;
+  std::vector<OutputInfo> outputs_;
+  int threads_;
+  std::vector<Alias> in_place_;
+  size_t scratch_bytes_ = 0;
+  ComputeFunction compute_;
+  std::function<std::shared_ptr<SubgraphRunner>(const std::string&)> subgraph_runner_;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_KERNEL_H_

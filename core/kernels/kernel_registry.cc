@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/kernel_registry.h"
+
+#include "core/base/status_macros.h"
+
+namespace caesura {
+namespace {
+
+std::string Key(const std::string& domain, const std::string& op_type) { return domain + "::" + op_type; }
+
+// Empty when `def` fits, otherwise the reason why not.
+std::string Mismatch(const KernelDef& def, const Node& node, const std::vector<DType>& dtypes) {
+  const int version = node.since_version();
+  if (version != 0 && (version < def.since || version > def.until)) {
+    return "version " + std::to_string(version) + " is outside of [" + std::to_string(def.since) + ", " +
+           (def.until == INT_MAX ? "newest" : std::to_string(def.until)) + "]";
+  }
+  if (def.typed_input < static_cast<int>(dtypes.size())) {
+    const DType dtype = dtypes[def.typed_input];
+    if (dtype != DType::kUndefined && !def.types.Contains(dtype)) {
+      return std::string("input ") + std::to_string(def.typed_input) + " is " + DTypeName(dtype) +
+             ", the kernel takes " + def.types.ToString();
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void KernelRegistry::Add(KernelDef def) {
+  defs_.push_back(std::move(def));
+  by_op_[Key(defs_.back().domain, defs_.back().op_type)].push_back(&defs_.back());
+}
+
+std::vector<const KernelDef*> KernelRegistry::Find(const Node& node, const std::vector<DType>& input_dtypes,
+                                                   std::string* why) const {
+  std::vector<const KernelDef*> out;
+  auto it = by_op_.find(Key(node.domain(), node.op_type()));
+  if (it == by_op_.end()) {
+    if (why != nullptr) *why = "no kernel is registered for this op";
+    return out;
+  }
+  for (const KernelDef* def : it->second) {
+    const std::string mismatch = Mismatch(*def, node, input_dtypes);
+    if (mismatch.empty()) {
+      out.push_back(def);
+    } else if (why != nullptr) {
+      *why += (why->empty() ? "" : "; ") + mismatch;
+    }
+  }
+  return out;
+}
+
+std::vector<const KernelDef*> KernelRegistry::Find(const Node& node, std::string* why) const {
+  std::vector<DType> dtypes;
+  for (const Value* input : node.inputs()) {
+    dtypes.push_back(input != nullptr && input->type().is_tensor() ? input->dtype() : DType::kUndefined);
+  }
+  return Find(node, dtypes, why);
+}
+
+Result<const KernelDef*> KernelRegistry::Create(KernelInfo& info, const std::string& provider) const {
+  std::vector<DType> dtypes;
+  for (int i = 0; i < info.input_count(); ++i) {
+    dtypes.push_back(info.HasInput(i) && info.input(i).is_tensor ? info.InputDType(i) : DType::kUndefined);
+  }
+  std::string why;
+  for (const KernelDef* def : Find(info.node(), dtypes, &why)) {
+    info.Reset();
+    Status status = def->create(info);
+    if (status.ok()) return def;
+    if (status.code() != StatusCode::kUnsupported) return status;
+    why += (why.empty() ? "" : "; ") + status.message();
+  }
+  const std::string at = info.node().source().empty() ? "" : " (from " + info.node().source() + ")";
+  return Unsupported(info.node().Label() + " has no kernel on " + provider + at + ": " + why);
+}
+
+}  // namespace caesura

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/load/external_data.h"
+
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/status_macros.h"
+
+namespace caesura {
+namespace {
+
+constexpr int kModeOfNewFiles = 0644;
+
+std::string Reason() { return std::strerror(errno); }
+
+Status Refused(const std::string& location, const std::string& why) {
+  return InvalidModel("external data '" + location + "': " + why);
+}
+
+// What an open that failed with `error` says about the location.
+Status OpenFailure(const std::string& location, int error) {
+  switch (error) {
+    case ELOOP: return Refused(location, "goes through a symbolic link");
+    case EXDEV: return Refused(location, "leads out of the model's folder");
+    case ENOENT: return NotFound("external data '" + location + "' is not there");
+    case ENOTDIR: return Refused(location, "is no file, or goes through a file or a link");
+    default: return IoError("external data '" + location + "' cannot be opened: " + std::strerror(error));
+  }
+}
+
+}  // namespace
+
+FileHandle::~FileHandle() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status ExternalFile::CheckRange(uint64_t offset, uint64_t length) const {
+  if (offset <= size_ && length <= size_ - offset) return {};
+  return Refused(location_, "has " + std::to_string(size_) + " bytes, but " + std::to_string(length) + " from " +
+                                std::to_string(offset) + " on are asked for");
+}
+
+Status ExternalFile::Read(uint64_t offset, uint64_t length, char* out) const {
+  while (length > 0) {
+    const ssize_t got = ::pread(file_->fd(), out, length, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return IoError("external data '" + location_ + "' cannot be read: " + Reason());
+    if (got == 0) return IoError("external data '" + location_ + "' has become shorter while it was read");
+    out += got;
+    offset += static_cast<uint64_t>(got);
+    length -= static_cast<uint64_t>(got);
+  }
+  return {};
+}
+
+Status CheckLocation(const std::string& location) {
+  if (location.empty()) return Refused(location, "has no location");
+  if (location.find('\0') != std::string::npos) return Refused(location, "has a NUL in its location");
+  if (location[0] == '/') return Refused(location, "is an absolute path");
+  for (size_t begin = 0; begin <= location.size();) {
+    const size_t end = std::min(location.find('/', begin), location.size());
+    const std::string part = location.substr(begin, end - begin);
+    if (part.empty() || part == "..") return Refused(location, "is no plain path below the model's folder");
+    begin = end + 1;
+  }
+  return {};
+}
+
+Result<std::unique_ptr<ExternalFolder>> ExternalFolder::Open(const std::string& path) {
+  const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return IoError("folder '" + path + "' cannot be opened: " + Reason());
+  return std::unique_ptr<ExternalFolder>(new ExternalFolder(std::make_unique<FileHandle>(fd)));
+}
+
+int ExternalFolder::OpenComponents(const std::string& location, int flags) const {
+  // Every component is opened from the one before it, never following a link; ".." was refused before.
+  int folder = ::dup(folder_->fd());
+  size_t begin = 0;
+  while (folder >= 0) {
+    const size_t end = location.find('/', begin);
+    const bool is_last = end == std::string::npos;
+    const std::string part = location.substr(begin, is_last ? end : end - begin);
+    const int next = is_last ? ::openat(folder, part.c_str(), flags | O_NOFOLLOW, kModeOfNewFiles)
+                             : ::openat(folder, part.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int error = errno;
+    ::close(folder);
+    errno = error;
+    if (is_last) return next;
+    folder = next;
+    begin = end + 1;
+  }
+  return -1;
+}
+
+Result<int> ExternalFolder::OpenBeneath(const std::string& location, int flags) {
+  RETURN_IF_ERROR(CheckLocation(location));
+  flags |= O_CLOEXEC | O_NONBLOCK;  // O_NONBLOCK: a pipe must not hold us up before it is refused
+  int fd = -1;
+  if (has_openat2_) {
+    open_how how = {};
+    how.flags = static_cast<uint64_t>(flags);
+    how.mode = (flags & O_CREAT) != 0 ? kModeOfNewFiles : 0;
+    how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
+    fd = static_cast<int>(::syscall(SYS_openat2, folder_->fd(), location.c_str(), &how, sizeof(how)));
+    // Old kernels lack the call; sandboxes deny it.
+    if (fd < 0 && (errno == ENOSYS || errno == EPERM)) has_openat2_ = false;
+  }
+  if (!has_openat2_) fd = OpenComponents(location, flags);
+  if (fd < 0) return OpenFailure(location, errno);
+  return fd;
+}
+
+Result<const ExternalFile*> ExternalFolder::OpenForReading(const std::string& location) {
+  if (open_file_ != nullptr && open_location_ == location) return open_file_.get();
+  ASSIGN_OR_RETURN(const int fd, OpenBeneath(location, O_RDONLY));
+  auto file = std::make_unique<FileHandle>(fd);
+  struct stat facts = {};
+  if (::fstat(fd, &facts) != 0) return IoError("external data '" + location + "': " + Reason());
+  if (!S_ISREG(facts.st_mode)) return Refused(location, "is no regular file");
+  if (facts.st_nlink != 1) return Refused(location, "has " + std::to_string(facts.st_nlink) + " hard links");
+  open_file_ = std::make_unique<ExternalFile>(location, std::move(file), static_cast<uint64_t>(facts.st_size));
+  open_location_ = location;
+  return open_file_.get();
+}
+
+Result<std::unique_ptr<FileHandle>> ExternalFolder::CreateForWriting(const std::string& location) {
+  ASSIGN_OR_RETURN(const int fd, OpenBeneath(location, O_WRONLY | O_CREAT | O_EXCL));
+  return std::make_unique<FileHandle>(fd);
+}
+
+Status ExternalFolder::Rename(const std::string& from, const std::string& to) {
+  RETURN_IF_ERROR(CheckLocation(from));
+  RETURN_IF_ERROR(CheckLocation(to));
+  if (from.find('/') != std::string::npos || to.find('/') != std::string::npos) {
+    return InvalidArgument("only files directly in the folder are renamed");
+  }
+  struct stat facts = {};
+  if (::fstatat(folder_->fd(), to.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(facts.st_mode)) {
+    return IoError("'" + to + "' is there and is no regular file");
+  }
+  if (::renameat(folder_->fd(), from.c_str(), folder_->fd(), to.c_str()) != 0) {
+    return IoError("'" + from + "' cannot be renamed to '" + to + "': " + Reason());
+  }
+  return {};
+}
+
+void ExternalFolder::Remove(const std::string& location) {
+  if (CheckLocation(location).ok() && location.find('/') == std::string::npos) {
+    ::unlinkat(folder_->fd(), location.c_str(), 0);
+  }
+}
+
+Status ExternalFolder::Sync() { return SyncFile(*folder_); }
+
+Status WriteAll(const FileHandle& file, const char* data, size_t size) {
+  while (size > 0) {
+    const ssize_t put = ::write(file.fd(), data, size);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return IoError("writing failed: " + Reason());
+    data += put;
+    size -= static_cast<size_t>(put);
+  }
+  return {};
+}
+
+Status SyncFile(const FileHandle& file) {
+  if (::fsync(file.fd()) != 0) return IoError("flushing to the disk failed: " + Reason());
+  return {};
+}
+
+}  // namespace caesura

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private to core/load and core/graph. Graph to GraphProto.
+#ifndef CAESURA_CORE_LOAD_GRAPH_EXPORT_H_
+#define CAESURA_CORE_LOAD_GRAPH_EXPORT_H_
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/base/status.h"
+#include "core/graph/graph.h"
+#include "core/load/onnx_proto.h"
+
+namespace caesura {
+
+struct ExportOptions {
+  // Writes the elements of an initializer of the top-level graph elsewhere, and their place into the proto (which has
+  // name, type and dims); returns false to have them stored in the proto. Null: all are stored.
+  std::function<Result<bool>(const Tensor&, onnx::TensorProto*)> store_externally;
+  // Leaves names of values' types and nodes' metadata out, for a text that people read.
+  bool brief = false;
+};
+
+// A model that reads back as an equal one. Fails when no opset version gives every node its semantics (all such nodes
+// are named), or a graph input or output has a type that files cannot say.
+Status ModelToProto(const Model& model, const ExportOptions& options, onnx::ModelProto* proto);
+// One node without its bodies, as inference and function bodies need it.
+void NodeToProto(const Node& node, onnx::NodeProto* proto);
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_LOAD_GRAPH_EXPORT_H_

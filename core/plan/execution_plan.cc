@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/plan/execution_plan.h"
+
+#include <algorithm>
+
+#include "core/plan/plan_builder.h"
+
+namespace caesura {
+namespace {
+
+const char* KindName(PlannedBuffer::Kind kind) {
+  constexpr const char* kNames[] = {"absent", "feed", "resume", "parameter", "constant",
+                                    "arena",  "fetch", "dynamic", "cached"};
+  return kNames[static_cast<int>(kind)];
+}
+
+const char* KindName(Step::Kind kind) {
+  constexpr const char* kNames[] = {"compute", "late", "cached", "yield"};
+  return kNames[static_cast<int>(kind)];
+}
+
+}  // namespace
+
+FeedSpec FeedSpec::Of(const RuntimeValue& value) {
+  FeedSpec spec;
+  spec.is_tensor = value.is_tensor();
+  if (spec.is_tensor) {
+    spec.dtype = value.tensor().dtype();
+    spec.shape = value.tensor().shape();
+  }
+  return spec;
+}
+
+bool FeedSpec::Matches(const RuntimeValue& given) const {
+  if (!is_tensor) return !given.is_tensor();
+  if (dtype == DType::kUndefined) return !given.has_value();
+  if (!given.is_tensor() || given.tensor().dtype() != dtype || given.tensor().shape() != shape) return false;
+  if (!value.defined()) return true;
+  return given.tensor().raw() == value.raw() ||
+         (dtype != DType::kString && std::memcmp(given.tensor().raw(), value.raw(), value.bytes()) == 0);
+}
+
+std::shared_ptr<SubgraphRunner> Step::Body(const std::string& name) const {
+  for (const auto& [body_name, runner] : bodies) {
+    if (body_name == name) return runner;
+  }
+  return nullptr;
+}
+
+Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Create(std::shared_ptr<const Graph> graph,
+                                                                   const std::vector<FeedSpec>& feeds,
+                                                                   const ProviderList& providers,
+                                                                   const PlanOptions& options,
+                                                                   const std::vector<const Value*>& captured) {
+  if (providers.empty()) return InvalidArgument("a plan needs at least one provider");
+  return PlanBuilder(std::move(graph), feeds, providers, options).Build(captured);
+}
+
+std::vector<size_t> ExecutionPlan::LiveBytes() const {
+  std::vector<int64_t> change(steps_.size() + 2, 0);
+  for (const PlannedBuffer& buffer : buffers_) {
+    if (buffer.kind != PlannedBuffer::Kind::kArena || buffer.last_step < 0) continue;
+    change[buffer.first_step] += static_cast<int64_t>(buffer.bytes);
+    change[std::min<size_t>(buffer.last_step + 1, steps_.size())] -= static_cast<int64_t>(buffer.bytes);
+  }
+  std::vector<size_t> out;
+  int64_t live = 0;
+  for (size_t s = 0; s < steps_.size(); ++s) out.push_back(static_cast<size_t>(live += change[s]));
+  return out;
+}
+
+std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc) const {
+  std::vector<std::pair<size_t, size_t>> out;
+  for (const PlannedBuffer& buffer : buffers_) {
+    if (buffer.kind == PlannedBuffer::Kind::kArena && buffer.first_step < pc && buffer.last_step >= pc) {
+      out.emplace_back(buffer.offset, buffer.bytes);
+    }
+  }
+  return out;
+}
+
+std::string ExecutionPlan::ToString() const {
+  std::string out = std::to_string(steps_.size()) + " steps, arena " + std::to_string(arena_bytes_) + " bytes, " +
+                    std::to_string(threads_) + " thread(s)\n";
+  for (size_t s = 0; s < steps_.size(); ++s) {
+    const Step& step = steps_[s];
+    out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " + step.provider->name();
+    for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
+      const PlannedValue& value = values_[argument_values_[step.first_argument + a]];
+      if (a == step.input_count) out += " ->";
+      if (value.value == nullptr) {
+        out += " -";
+        continue;
+      }
+      const PlannedBuffer& buffer = buffers_[value.buffer];
+      out += " " + value.value->name() + ":" + DTypeName(value.dtype);
+      out += (value.known ? value.shape.ToString() : "[?]") + "@" + KindName(buffer.kind);
+      if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace caesura

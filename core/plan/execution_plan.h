@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// ExecutionPlan: a graph specialised to the dtypes and shapes of its feeds, as a flat array of steps. All decisions
+// (kernel, primitive, offsets, what is folded, what shares memory) are made here; running only computes.
+//
+// A node whose shape-like inputs are known only in the run (or that stands behind one whose output sizes show only
+// in the run) becomes a *late* step: its kernel is created when it is reached, by the same factory.
+//
+// Thread safety: immutable and shared by any number of states in any threads.
+#ifndef CAESURA_CORE_PLAN_EXECUTION_PLAN_H_
+#define CAESURA_CORE_PLAN_EXECUTION_PLAN_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/graph/graph.h"
+#include "core/kernels/kernel.h"
+#include "core/providers/execution_provider.h"
+
+namespace caesura {
+
+// What is known about one feed when the plan is made.
+struct FeedSpec {
+  bool is_tensor = true;
+  DType dtype = DType::kUndefined;
+  Shape shape;
+  // The value itself, when the plan may rely on it.
+  Tensor value;
+
+  static FeedSpec Of(const RuntimeValue& value);
+  bool Matches(const RuntimeValue& value) const;
+};
+
+// What a runner of a body is made from. `captured[i]` is the outer value that the owning node carries as argument
+// `first_captured + i`; `captured_specs[i]` says what is known about it.
+struct SubgraphRequest {
+  std::shared_ptr<const Graph> body;
+  std::vector<const Value*> captured;
+  std::vector<FeedSpec> captured_specs;
+  int first_captured = 0;
+};
+using SubgraphFactory = std::function<std::shared_ptr<SubgraphRunner>(SubgraphRequest)>;
+
+struct PlanOptions {
+  int threads = 0;  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  // Initializers that change between runs: bound when a state starts, never folded. In the order of the ParameterSet.
+  std::vector<const Value*> parameters;
+  bool fold_constants = true;
+  bool reuse_memory = true;   // off: every value has bytes of its own (for tests and for finding corruption)
+  bool cache_values = true;   // keep what depends on parameters alone across runs
+  // Implemented by core/execute; plans with If, Loop or Scan need it.
+  SubgraphFactory make_subgraph;
+};
+
+// Where the bytes of one or more values (a value and its views) are.
+struct PlannedBuffer {
+  enum class Kind : uint8_t {
+    kAbsent,     // buffer 0: an input or output that is not there
+    kFeed,       // given by the caller at the start
+    kResume,     // given by the caller when a yield is left
+    kParameter,  // of the ParameterSet
+    kConstant,   // of the plan
+    kArena,      // in the state's arena, at `offset`, alive in [first_step, last_step]
+    kFetch,      // allocated for each run and handed out
+    kDynamic,    // a RuntimeValue of the state: sized in the run, a string tensor, or no tensor
+    kCached,     // in the value cache
+  };
+  Kind kind = Kind::kAbsent;
+  int index = -1;       // which feed, resume value, parameter, constant, fetch or cache entry
+  size_t bytes = 0;
+  size_t offset = 0;    // kArena
+  int first_step = -1;  // the step that writes it; -1: there from the start
+  int last_step = -1;   // the last step that reads or writes it
+};
+
+struct PlannedValue {
+  const Value* value = nullptr;
+  uint32_t buffer = 0;
+  bool known = false;  // dtype and shape are those of every run
+  DType dtype = DType::kUndefined;
+  Shape shape;
+};
+
+struct Step {
+  enum class Kind : uint8_t { kCompute, kLate, kCached, kYield };
+  Kind kind = Kind::kCompute;
+  uint32_t first_argument = 0;  // into ExecutionPlan::arguments
+  uint32_t input_count = 0;     // explicit inputs and implicit inputs of bodies
+  uint32_t output_count = 0;
+  size_t scratch_offset = 0;
+  ComputeFunction compute;      // kCompute, kCached
+  const Node* node = nullptr;
+  const ExecutionProvider* provider = nullptr;
+  int index = -1;               // kYield: which yield; kCached: which cache entry
+  std::vector<int> cache_parameters;          // kCached: parameters that the value depends on
+  std::vector<uint32_t> release;              // dynamic values that nobody reads after this step
+  // Runners of the node's bodies by attribute name, made once.
+  std::vector<std::pair<std::string, std::shared_ptr<SubgraphRunner>>> bodies;
+
+  std::shared_ptr<SubgraphRunner> Body(const std::string& name) const;
+};
+
+// What a yield hands out and takes in.
+struct Yield {
+  int step = -1;
+  struct Item {
+    uint32_t value;
+    bool move;  // nobody reads it after the yield: the caller gets the buffer itself; otherwise a copy
+    std::string name;
+  };
+  std::vector<Item> outputs;           // handed out
+  std::vector<uint32_t> resume_values; // taken in, in the order of YieldOp's outputs; 0: absent
+  std::vector<int> resume_of;          // which `outputs` entry each resume value is the gradient of
+};
+
+class ExecutionPlan {
+ public:
+  // Fails with kUnsupported listing *all* nodes that have no kernel, and with the factory's error where inputs are
+  // wrong. `feeds` in the order of graph->inputs(), then `captured` (outer values, for bodies).
+  static Result<std::shared_ptr<const ExecutionPlan>> Create(std::shared_ptr<const Graph> graph,
+                                                             const std::vector<FeedSpec>& feeds,
+                                                             const ProviderList& providers, const PlanOptions& options,
+                                                             const std::vector<const Value*>& captured = {});
+
+  const Graph& graph() const { return *graph_; }
+  const std::vector<FeedSpec>& feeds() const { return feeds_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<PlannedValue>& values() const { return values_; }
+  const std::vector<PlannedBuffer>& buffers() const { return buffers_; }
+  const std::vector<uint32_t>& arguments() const { return arguments_; }             // buffer ids
+  const std::vector<uint32_t>& argument_values() const { return argument_values_; }  // value ids
+  const std::vector<Tensor>& constants() const { return constants_; }
+  const std::vector<Yield>& yields() const { return yields_; }
+  // Graph outputs.
+  const std::vector<Yield::Item>& fetches() const { return fetches_; }
+  const std::vector<uint32_t>& feed_values() const { return feed_values_; }
+  int cache_entries() const { return cache_entries_; }
+  int threads() const { return threads_; }
+  const ProviderList& providers() const { return providers_; }
+  const PlanOptions& options() const { return options_; }
+
+  // Bytes of the state's arena: activations, saved values, gradients and scratch of one run, peak.
+  size_t arena_bytes() const { return arena_bytes_; }
+  // Bytes of arena that are alive while step i runs, for each i: the memory curve over the step.
+  std::vector<size_t> LiveBytes() const;
+  // Arena ranges {offset, bytes} that hold something a later step (>= pc) reads.
+  std::vector<std::pair<size_t, size_t>> LiveRanges(int pc) const;
+  // Changes with everything that may change rounding: kernels, shapes, order, thread count.
+  uint64_t fingerprint() const { return fingerprint_; }
+  // One line a step: index, kind, node, provider, arguments with shapes and where they are.
+  std::string ToString() const;
+
+ private:
+  friend class PlanBuilder;
+  std::shared_ptr<const Graph> graph_;
+  std::vector<FeedSpec> feeds_;
+  ProviderList providers_;
+  PlanOptions options_;
+  std::vector<Step> steps_;
+  std::vector<PlannedValue> values_;
+  std::vector<PlannedBuffer> buffers_;
+  std::vector<uint32_t> arguments_, argument_values_;
+  std::vector<Tensor> constants_;
+  std::vector<Yield> yields_;
+  std::vector<Yield::Item> fetches_;
+  std::vector<uint32_t> feed_values_;
+  size_t arena_bytes_ = 0;
+  int cache_entries_ = 0;
+  int threads_ = 1;
+  uint64_t fingerprint_ = 0;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_PLAN_EXECUTION_PLAN_H_

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second half of planning: who lives how long, who is handed out, and where in the arena the rest goes.
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+
+#include "core/base/status_macros.h"
+#include "core/plan/memory_planner.h"
+#include "core/plan/plan_builder.h"
+
+namespace caesura {
+
+void PlanBuilder::FindLastUses() {
+  int position = 0;
+  for (const auto& node : graph_.nodes()) {
+    for (const Value* input : node->inputs()) last_use_of_[input] = position;
+    for (const Value* input : Graph::ImplicitInputs(*node)) last_use_of_[input] = position;
+    ++position;
+  }
+  for (const Value* output : graph_.outputs()) last_use_of_[output] = position;
+}
+
+void PlanBuilder::ComputeLifetimes() {
+  for (PlannedBuffer& buffer : plan_->buffers_) buffer.first_step = buffer.last_step = -1;
+  for (int s = 0; s < static_cast<int>(plan_->steps_.size()); ++s) {
+    const Step& step = plan_->steps_[s];
+    for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
+      PlannedBuffer& buffer = plan_->buffers_[plan_->arguments_[step.first_argument + a]];
+      if (a >= step.input_count && buffer.first_step < 0) buffer.first_step = s;
+      buffer.last_step = s;
+    }
+  }
+  const int end = static_cast<int>(plan_->steps_.size());
+  for (const Yield::Item& item : plan_->fetches_) plan_->buffers_[plan_->values_[item.value].buffer].last_step = end;
+}
+
+// A value that nobody reads after it is handed out gets a buffer of its own, which the caller then owns.
+void PlanBuilder::MoveFetches() {
+  int fetch_count = 0;
+  std::unordered_set<uint32_t> moved;
+  auto try_move = [&](Yield::Item& item, int at) {
+    const uint32_t buffer = plan_->values_[item.value].buffer;
+    PlannedBuffer& planned = plan_->buffers_[buffer];
+    const bool own = planned.kind == Kind::kArena || planned.kind == Kind::kDynamic;
+    if (!own || planned.last_step > at || !moved.insert(buffer).second) return;
+    item.move = true;
+    if (planned.kind == Kind::kArena) {
+      planned.kind = Kind::kFetch;
+      planned.index = fetch_count++;
+    }
+  };
+  for (Yield& yield : plan_->yields_) {
+    for (Yield::Item& item : yield.outputs) try_move(item, yield.step);
+  }
+  for (Yield::Item& item : plan_->fetches_) try_move(item, static_cast<int>(plan_->steps_.size()));
+}
+
+void PlanBuilder::AddReleases() {
+  for (uint32_t id = 1; id < plan_->values_.size(); ++id) {
+    const PlannedBuffer& buffer = plan_->buffers_[plan_->values_[id].buffer];
+    const bool held = buffer.kind == Kind::kDynamic || buffer.kind == Kind::kResume;
+    if (held && buffer.last_step >= 0 && buffer.last_step < static_cast<int>(plan_->steps_.size())) {
+      plan_->steps_[buffer.last_step].release.push_back(id);
+    }
+  }
+}
+
+Status PlanBuilder::PlaceBuffers() {
+  std::vector<MemoryBlock> blocks;
+  std::vector<int> block_of(plan_->buffers_.size(), -1);
+  std::vector<size_t> inside(plan_->buffers_.size(), 0);
+  for (const Contiguous& group : contiguous_) {
+    MemoryBlock block{0, INT_MAX, -1};
+    for (uint32_t id : group.buffers) {
+      const PlannedBuffer& buffer = plan_->buffers_[id];
+      if (buffer.kind != Kind::kArena || block_of[id] >= 0) {
+        return Unsupported(plan_->steps_[group.step].node->Label() +
+                           " wants contiguous inputs, but one of them is not a planned value of its own");
+      }
+      inside[id] = block.bytes;
+      block_of[id] = static_cast<int>(blocks.size());
+      block.bytes += buffer.bytes;
+      block.first = std::min(block.first, buffer.first_step);
+      block.last = std::max(block.last, buffer.last_step);
+    }
+    blocks.push_back(block);
+  }
+  for (size_t id = 1; id < plan_->buffers_.size(); ++id) {
+    const PlannedBuffer& buffer = plan_->buffers_[id];
+    if (buffer.kind != Kind::kArena || block_of[id] >= 0 || buffer.last_step < 0) continue;
+    block_of[id] = static_cast<int>(blocks.size());
+    blocks.push_back({buffer.bytes, buffer.first_step, buffer.last_step});
+  }
+  const size_t first_scratch = blocks.size();
+  for (int s = 0; s < static_cast<int>(plan_->steps_.size()); ++s) blocks.push_back({scratch_bytes_[s], s, s});
+  plan_->arena_bytes_ = PlanMemory(blocks, plan_->options_.reuse_memory);
+  for (size_t id = 1; id < plan_->buffers_.size(); ++id) {
+    if (block_of[id] >= 0) plan_->buffers_[id].offset = blocks[block_of[id]].offset + inside[id];
+  }
+  for (size_t s = 0; s < plan_->steps_.size(); ++s) plan_->steps_[s].scratch_offset = blocks[first_scratch + s].offset;
+  return {};
+}
+
+void PlanBuilder::Fingerprint() {
+  uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  auto mix = [&hash](const std::string& text) {
+    for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
+  };
+  mix(std::to_string(plan_->threads_));
+  for (const Step& step : plan_->steps_) {
+    mix(step.node->op_type() + step.provider->name() + std::to_string(static_cast<int>(step.kind)));
+    for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
+      const PlannedValue& value = plan_->values_[plan_->argument_values_[step.first_argument + a]];
+      mix(DTypeName(value.dtype) + value.shape.ToString());
+    }
+  }
+  plan_->fingerprint_ = hash;
+}
+
+}  // namespace caesura

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where nodes run: a device, its memory, its kernels.
+#ifndef CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_
+#define CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/kernels/kernel_registry.h"
+#include "core/tensor/buffer.h"
+
+namespace caesura {
+
+// Immutable once made. Thread safety: all methods from any thread.
+class ExecutionProvider {
+ public:
+  virtual ~ExecutionProvider() = default;
+  virtual const std::string& name() const = 0;  // "CPUExecutionProvider"
+  virtual Device device() const = 0;
+  virtual const KernelRegistry& kernels() const = 0;
+  virtual Allocator& allocator() const = 0;
+};
+
+// In order of preference.
+using ProviderList = std::vector<std::shared_ptr<const ExecutionProvider>>;
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_

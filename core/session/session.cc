@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/session/session.h"
+
+#include <algorithm>
+
+#include "core/base/status_macros.h"
+#include "core/execute/partial_executor.h"
+#include "core/execute/subgraph.h"
+#include "core/plan/function_expansion.h"
+#include "core/providers/cpu_provider.h"
+
+namespace caesura {
+namespace {
+
+constexpr size_t kMaxIdleStates = 16;
+
+}  // namespace
+
+Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions options) {
+  std::unique_ptr<Session> session(new Session(std::move(model), std::move(options)));
+  RETURN_IF_ERROR(session->Prepare());
+  return session;
+}
+
+Status Session::Prepare() {
+  if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider());
+  auto records = RunPasses(options_.passes, model_);
+  if (!records.ok()) return records.status();
+  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*model_.graph, options_.providers));
+  static_cast<void>(expanded);
+  plans_ = std::make_unique<PlanCache>(model_.graph, options_.providers,
+                                       WithSubgraphs(options_.plan, options_.providers));
+  return {};
+}
+
+Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) const {
+  std::vector<RuntimeValue> ordered;
+  std::string missing;
+  for (const Value* input : inputs()) {
+    auto it = feeds.find(input->name());
+    const bool optional = input->type().kind == ValueType::Kind::kOptional;
+    if (it == feeds.end() && !optional && model_.graph->Initializer(input) == nullptr) {
+      missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
+    }
+    ordered.push_back(it == feeds.end() ? RuntimeValue() : it->second);
+    if (it == feeds.end() || !it->second.is_tensor() || !input->type().is_tensor()) continue;
+    if (it->second.tensor().dtype() != input->dtype()) {
+      return InvalidArgument("input '" + input->name() + "' is " + input->type().ToString() + ", got " +
+                             DTypeName(it->second.tensor().dtype()) + it->second.tensor().shape().ToString());
+    }
+    const auto& shape = input->type().shape;
+    const Shape& given = it->second.tensor().shape();
+    bool fits = !shape || static_cast<int>(shape->size()) == given.rank();
+    for (int i = 0; fits && shape && i < given.rank(); ++i) fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
+    if (!fits) {
+      return InvalidArgument("input '" + input->name() + "' is " + input->type().ToString() + ", got " +
+                             DTypeName(it->second.tensor().dtype()) + given.ToString());
+    }
+  }
+  if (!missing.empty()) return InvalidArgument("no value given for input(s) " + missing);
+  std::string unknown;
+  for (const auto& [name, value] : feeds) {
+    const bool found = std::any_of(inputs().begin(), inputs().end(), [&, &name = name](const Value* v) { return v->name() == name; });
+    if (!found) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
+  }
+  if (!unknown.empty()) return InvalidArgument("the model has no input(s) " + unknown);
+  return ordered;
+}
+
+std::unique_ptr<ExecutionState> Session::BorrowState(const std::shared_ptr<const ExecutionPlan>& plan) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+    if (&(*it)->plan() != plan.get()) continue;
+    std::unique_ptr<ExecutionState> state = std::move(*it);
+    idle_.erase(it);
+    return state;
+  }
+  return std::make_unique<ExecutionState>(plan);
+}
+
+void Session::ReturnState(std::unique_ptr<ExecutionState> state) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_.size() >= kMaxIdleStates) idle_.erase(idle_.begin());
+  idle_.push_back(std::move(state));
+}
+
+Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) {
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
+  return plans_->Get(ordered);
+}
+
+Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const std::vector<std::string>& output_names,
+                                               RunOptions options) {
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
+  std::vector<size_t> wanted;
+  for (const std::string& name : output_names) {
+    auto it = std::find_if(outputs().begin(), outputs().end(), [&](const Value* v) { return v->name() == name; });
+    if (it == outputs().end()) return InvalidArgument("the model has no output '" + name + "'");
+    wanted.push_back(it - outputs().begin());
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_->Get(ordered));
+  std::unique_ptr<ExecutionState> state = BorrowState(plan);
+  if (options.seed == 0) options.seed = options_.seed;
+  if (options.step == 0) options.step = runs_++;
+  RETURN_IF_ERROR(state->Start(std::move(ordered), std::move(options)));
+  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
+  if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
+  std::vector<RuntimeValue> results = state->TakeFetches();
+  state->Cancel();
+  ReturnState(std::move(state));
+  if (output_names.empty()) return results;
+  std::vector<RuntimeValue> selected;
+  for (size_t i : wanted) selected.push_back(results[i]);
+  return selected;
+}
+
+}  // namespace caesura

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Session: a model made ready to run, for inference and evaluation.
+//
+//   auto session = caesura::Session::Create(caesura::ReadModel("net.onnx").value()).value();
+//   auto outputs = session->Run({{"x", x}}).value();
+//
+// Thread safety: Run from any number of threads at the same time.
+#ifndef CAESURA_CORE_SESSION_SESSION_H_
+#define CAESURA_CORE_SESSION_SESSION_H_
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/execute/execution_state.h"
+#include "core/graph/graph.h"
+#include "core/graph/pass.h"
+#include "core/plan/plan_cache.h"
+
+namespace caesura {
+
+using NamedValues = std::map<std::string, RuntimeValue>;
+
+struct SessionOptions {
+  // Empty: the CPU provider.
+  ProviderList providers;
+  PlanOptions plan;
+  // Run on the model before planning, in order (graph_transforms/pipeline.h makes the usual list).
+  PassList passes;
+  uint64_t seed = 0;  // of random ops without a seed of their own
+};
+
+class Session {
+ public:
+  // The model is the session's own from here on. Fails, listing all of them, on nodes that nothing can run.
+  static Result<std::unique_ptr<Session>> Create(Model model, SessionOptions options = {});
+
+  const Model& model() const { return model_; }
+  const std::vector<Value*>& inputs() const { return model_.graph->inputs(); }
+  const std::vector<Value*>& outputs() const { return model_.graph->outputs(); }
+
+  // Outputs in the order of `output_names`, or all in graph order when that is empty. Inputs that have an
+  // initializer may be left out. Feeds are borrowed during the call; results are the caller's.
+  Result<std::vector<RuntimeValue>> Run(const NamedValues& feeds, const std::vector<std::string>& output_names = {},
+                                        RunOptions options = {});
+
+  // The plan that these feeds get.
+  Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
+
+ private:
+  Session(Model model, SessionOptions options) : model_(std::move(model)), options_(std::move(options)) {}
+  Status Prepare();
+  Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
+  std::unique_ptr<ExecutionState> BorrowState(const std::shared_ptr<const ExecutionPlan>& plan);
+  void ReturnState(std::unique_ptr<ExecutionState> state);
+
+  Model model_;
+  SessionOptions options_;
+  std::unique_ptr<PlanCache> plans_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ExecutionState>> idle_;
+  std::atomic<uint64_t> runs_{0};
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_SESSION_SESSION_H_

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Sets up, builds, runs all tests, and closes with "N passed, N failed".
+#
+#   tests/run.sh          what every change must pass
+#   tests/run.sh --long   also the full sweeps (CAESURA_LONG=1)
+#
+# A stage that breaks counts as one failure and does not keep the next ones from running.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+for argument in "$@"; do
+  case $argument in
+    --long) export CAESURA_LONG=1 ;;
+    *) echo "usage: tests/run.sh [--long]" >&2; exit 2 ;;
+  esac
+done
+
+build=build
+cores=$(nproc)
+results=$PWD/$build/test-results
+stages=0
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # tests run side by side; idle threads must not spin
+rm -rf "$results"
+mkdir -p "$results"
+
+# stage NAME COMMAND...: runs a function that leaves its reports in $out; times it, remembers how it ended.
+stage() {
+  local name=$1 began=$SECONDS rc=0
+  shift
+  stages=$((stages + 1))
+  out=$results/$(printf '%02d' "$stages")
+  mkdir -p "$out/gtest"
+  printf '\n== %s\n' "$name"
+  "$@" </dev/null || rc=$?
+  printf '== %s: %s, %d s\n' "$name" "$([[ $rc = 0 ]] && echo done || echo "failed ($rc)")" $((SECONDS - began))
+  printf '%s\n%s\n%s\n' "$name" "$rc" $((SECONDS - began)) >"$out/stage"
+  return "$rc"
+}
+
+set_up() { BUILD_DIR=$build ./cmake/setup.sh; }
+
+# build_in FOLDER [CMAKE OPTION...]
+build_in() {
+  local folder=$1
+  shift
+  cmake -S . -B "$folder" -G Ninja -C "$build/deps.cmake" "$@" &&
+    cmake --build "$folder" -- -k 0
+}
+
+# ctest_in FOLDER [CTEST OPTION...]
+ctest_in() {
+  local folder=$1
+  shift
+  GTEST_OUTPUT="xml:$out/gtest/" ctest --test-dir "$folder" --parallel "$cores" --timeout 1800 \
+    --output-on-failure --no-tests=ignore --output-junit "$out/ctest.xml" "$@"
+}
+
+# python_tests [PYTEST OPTION...]
+python_tests() {
+  local rc=0
+  python -m pytest tests -q -o cache_dir="$build/.pytest_cache" --durations=5 --junitxml="$out/pytest.xml" "$@" || rc=$?
+  [[ $rc = 5 ]] && return 0  # no Python test in the tree
+  return "$rc"
+}
+
+# Adds up the reports of all stages. GoogleTest cases count one by one: a ctest test is counted through the
+# report of the program of the same name, or as one where there is none (a script, one case, a crash).
+tally() {
+  python3 - "$results" <<'PY'
+import collections, pathlib, sys
+import xml.etree.ElementTree as xml
+
+def cases(path):
+    """Counts (passed, failed, skipped) in a JUnit file."""
+    count = collections.Counter()
+    for case in xml.parse(path).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+            count["failed"] += 1
+        elif case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
+            count["skipped"] += 1
+        else:
+            count["passed"] += 1
+    return count
+
+def ctest_cases(folder):
+    total = collections.Counter()
+    for test in xml.parse(folder / "ctest.xml").iter("testcase"):
+        report = folder / "gtest" / (test.get("name") + ".xml")
+        skip = test.find("skipped")  # also what ctest says of a program that was not built
+        skipped = test.get("status") == "disabled" or (skip is not None and skip.get("message", "").startswith("SKIP_"))
+        broken = test.get("status") != "run" and not skipped
+        inner = cases(report) if report.exists() else None
+        if inner and not (broken and not inner["failed"]):
+            total += inner
+        elif inner:
+            total += inner + collections.Counter(failed=1)  # a failure outside the cases: a leak, a bad exit
+        else:
+            total["failed" if broken else "skipped" if skipped else "passed"] += 1
+    return total
+
+total = collections.Counter()
+print()
+for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    name, code, seconds = (folder / "stage").read_text().splitlines()
+    count = collections.Counter()
+    try:
+        if (folder / "ctest.xml").exists():
+            count += ctest_cases(folder)
+        if (folder / "pytest.xml").exists():
+            count += cases(folder / "pytest.xml")
+    except xml.ParseError as error:
+        print(f"{name}: unreadable report: {error}")
+    if code != "0" and not count["failed"]:
+        count["failed"] += 1
+    print(f"{name:<32} {seconds:>5} s  {count['passed']:>6} passed {count['failed']:>4} failed {count['skipped']:>4} skipped")
+    total += count
+skipped = f", {total['skipped']} skipped" if total["skipped"] else ""
+print(f"{total['passed']} passed, {total['failed']} failed{skipped}")
+sys.exit(1 if total["failed"] or not total["passed"] else 0)
+PY
+}
+
+# --- The stages: one a line --------------------------------------------------------------------------------
+
+if stage "set-up" set_up; then
+  set +u; . "$build/activate"; set -u
+  stage "build" build_in "$build"
+  stage "C++ tests" ctest_in "$build"
+  stage "Python tests" python_tests
+fi
+tally

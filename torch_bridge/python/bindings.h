@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the binding files share: the module's parts, and Status turned into exceptions (the only place that throws).
+#ifndef CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
+#define CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "core/base/status.h"
+#include "core/tensor/tensor.h"
+
+namespace caesura::python {
+
+// Raises the Python exception of the status's code: ValueError for bad arguments and models, KeyError, MemoryError,
+// OSError, NotImplementedError, otherwise RuntimeError.
+void Raise(const Status& status);
+
+template <typename T>
+T Unwrap(Result<T> result) {
+  if (!result.ok()) Raise(result.status());
+  return *std::move(result);
+}
+
+void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from NumPy
+void BindSession(nanobind::module_& m);   // inference_session.cc
+void BindTraining(nanobind::module_& m);  // training_session.cc
+
+}  // namespace caesura::python
+
+#endif  // CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_

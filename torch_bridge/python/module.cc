@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/python/bindings.h"
+
+namespace caesura::python {
+
+void Raise(const Status& status) {
+  const char* text = status.message().c_str();
+  PyObject* type = PyExc_RuntimeError;
+  switch (status.code()) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kInvalidModel: type = PyExc_ValueError; break;
+    case StatusCode::kNotFound: type = PyExc_KeyError; break;
+    case StatusCode::kOutOfMemory: type = PyExc_MemoryError; break;
+    case StatusCode::kIoError: type = PyExc_OSError; break;
+    case StatusCode::kUnsupported: type = PyExc_NotImplementedError; break;
+    default: break;
+  }
+  PyErr_SetString(type, text);
+  throw nanobind::python_error();
+}
+
+}  // namespace caesura::python
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native half of caesura; use the package's own names.";
+  caesura::python::BindValues(m);
+  caesura::python::BindSession(m);
+  caesura::python::BindTraining(m);
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// RuntimeValue for Python. Bytes cross as flat uint8 arrays; the package gives them dtype and shape, so that dtypes
+// that NumPy does not know itself (bfloat16, float8, int4) need no code here.
+#include <nanobind/ndarray.h>
+
+#include "torch_bridge/python/bindings.h"
+
+namespace nb = nanobind;
+
+namespace caesura::python {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Shape MakeShape(const std::vector<int64_t>& dims, DType dtype) { return Unwrap(CheckedShape(dims, dtype)); }
+
+RuntimeValue TensorFromBytes(int dtype_number, const std::vector<int64_t>& dims, Bytes bytes) {
+  const DType dtype = static_cast<DType>(dtype_number);
+  Shape shape = MakeShape(dims, dtype);
+  if (bytes.size() != static_cast<size_t>(shape.elements()) * DTypeSize(dtype)) {
+    Raise(InvalidArgument("array of " + std::to_string(bytes.size()) + " bytes for shape " + shape.ToString()));
+  }
+  // The array object is kept until the last tensor goes; its reference is dropped under the GIL.
+  auto* owner = new Bytes(bytes);
+  auto buffer = std::make_shared<Buffer>(const_cast<uint8_t*>(bytes.data()), bytes.size(), Device{}, [owner](void*) {
+    if (!Py_IsInitialized()) return;
+    nb::gil_scoped_acquire gil;
+    delete owner;
+  });
+  return Tensor(dtype, std::move(shape), std::move(buffer));
+}
+
+RuntimeValue TensorFromStrings(const std::vector<int64_t>& dims, const std::vector<std::string>& strings) {
+  Shape shape = MakeShape(dims, DType::kString);
+  if (static_cast<size_t>(shape.elements()) != strings.size()) Raise(InvalidArgument("string count and shape differ"));
+  return Tensor::Of<std::string>(std::move(shape), strings);
+}
+
+nb::object BytesOfTensor(const RuntimeValue& value) {
+  const Tensor& tensor = value.tensor();
+  auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
+  nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });
+  const size_t shape[1] = {tensor.bytes()};
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t>(tensor.raw(), 1, shape, owner));
+}
+
+}  // namespace
+
+void BindValues(nb::module_& m) {
+  nb::class_<RuntimeValue>(m, "Value")
+      .def(nb::init<>())
+      .def_prop_ro("has_value", &RuntimeValue::has_value)
+      .def_prop_ro("is_tensor", &RuntimeValue::is_tensor)
+      .def_prop_ro("is_sequence", &RuntimeValue::is_sequence)
+      .def_prop_ro("dtype", [](const RuntimeValue& v) { return static_cast<int>(v.tensor().dtype()); })
+      .def_prop_ro("shape", [](const RuntimeValue& v) { return v.tensor().shape().dims(); })
+      .def("elements", [](const RuntimeValue& v) { return v.sequence(); })
+      .def("bytes", &BytesOfTensor)
+      .def("strings", [](const RuntimeValue& v) {
+        nb::list out;
+        for (int64_t i = 0; i < v.tensor().elements(); ++i) {
+          const std::string& text = v.tensor().data<std::string>()[i];
+          out.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
+        }
+        return out;
+      });
+  m.def("tensor", &TensorFromBytes);
+  m.def("strings", &TensorFromStrings);
+  m.def("sequence", [](std::vector<RuntimeValue> elements) { return RuntimeValue::Sequence(std::move(elements)); });
+}
+
+}  // namespace caesura::python

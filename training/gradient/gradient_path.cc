@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/gradient/gradient_path.h"
+
+#include <algorithm>
+
+#include "core/kernels/kernel.h"
+#include "training/gradient/gradient_rules.h"
+
+namespace caesura::gradient {
+
+bool MayCarryGradient(const ValueType& type) {
+  switch (type.kind) {
+    case ValueType::Kind::kUnknown: return true;
+    case ValueType::Kind::kTensor: return type.dtype == DType::kUndefined || IsDifferentiable(type.dtype);
+    case ValueType::Kind::kSequence:
+    case ValueType::Kind::kOptional: return type.element == nullptr || MayCarryGradient(*type.element);
+  }
+  return true;
+}
+
+bool InputCarries(const GradientRule* rule, const Node& node, int i) {
+  const Value* input = i < static_cast<int>(node.inputs().size()) ? node.input(i) : nullptr;
+  if (input != nullptr && !MayCarryGradient(input->type())) return false;
+  if (rule == nullptr) return true;
+  return rule->function != nullptr && !KernelDef::Lists(rule->stops, i);
+}
+
+std::vector<Value*> AllInputs(const Node& node) {
+  std::vector<Value*> out = node.inputs();
+  const std::vector<Value*> implicit = Graph::ImplicitInputs(node);
+  out.insert(out.end(), implicit.begin(), implicit.end());
+  return out;
+}
+
+GradientPath::GradientPath(const Graph& graph, const std::vector<Value*>& xs, const std::vector<Value*>& ys,
+                           const std::unordered_set<const Value*>& stop)
+    : stop_(stop) {
+  SweepForward(graph, xs);
+  SweepBackward(graph, ys);
+}
+
+bool GradientPath::Passes(const Node& node) const {
+  const GradientRule* rule = FindGradientRule(node.op_type(), node.domain());
+  const std::vector<Value*> inputs = AllInputs(node);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] == nullptr || !reached_.count(inputs[i])) continue;
+    const bool explicit_input = i < node.inputs().size();
+    if (explicit_input ? InputCarries(rule, node, static_cast<int>(i)) : MayCarryGradient(inputs[i]->type())) return true;
+  }
+  return false;
+}
+
+void GradientPath::SweepForward(const Graph& graph, const std::vector<Value*>& xs) {
+  for (const Value* x : xs) reached_.insert(x);
+  for (const auto& node : graph.nodes()) {
+    if (!Passes(*node)) continue;
+    for (const Value* output : node->outputs()) {
+      if (output != nullptr && MayCarryGradient(output->type()) && !stop_.count(output)) reached_.insert(output);
+    }
+  }
+}
+
+void GradientPath::SweepBackward(const Graph& graph, const std::vector<Value*>& ys) {
+  std::unordered_set<const Value*> leads;  // to ys
+  for (const Value* y : ys) {
+    if (reached_.count(y)) leads.insert(y);
+  }
+  for (auto it = graph.nodes().rbegin(); it != graph.nodes().rend(); ++it) {
+    Node& node = **it;
+    bool on_path = false;
+    for (const Value* output : node.outputs()) on_path |= output != nullptr && leads.count(output) > 0;
+    if (!on_path || !Passes(node)) continue;
+    nodes_.push_back(&node);
+    const GradientRule* rule = FindGradientRule(node.op_type(), node.domain());
+    const std::vector<Value*> inputs = AllInputs(node);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i] == nullptr || !reached_.count(inputs[i]) || !MayCarryGradient(inputs[i]->type())) continue;
+      if (i < node.inputs().size() && !InputCarries(rule, node, static_cast<int>(i))) continue;
+      leads.insert(inputs[i]);
+    }
+  }
+  std::reverse(nodes_.begin(), nodes_.end());
+  values_ = std::move(leads);
+}
+
+}  // namespace caesura::gradient

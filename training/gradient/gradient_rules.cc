@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/gradient/gradient_rules.h"
+
+#include <unordered_map>
+
+namespace caesura::gradient {
+namespace {
+
+std::string Key(const std::string& op_type, const std::string& domain) { return domain + "::" + op_type; }
+
+std::vector<GradientRule> Collect() {
+  std::vector<GradientRule> out;
+  for (auto* family : {ElementwiseRules, ActivationRules, MatMulRules, EinsumRules, MovementRules, IndexingRules,
+                       ReductionRules, NnRules, NormalizationRules, AttentionRules, SignalRules, SequenceRules,
+                       ControlFlowRules, TrainingOpRules, StopRules}) {
+    for (GradientRule& rule : family()) out.push_back(std::move(rule));
+  }
+  return out;
+}
+
+}  // namespace
+
+const std::vector<GradientRule>& AllGradientRules() {
+  static const auto* rules = new std::vector<GradientRule>(Collect());
+  return *rules;
+}
+
+const GradientRule* FindGradientRule(const std::string& op_type, const std::string& domain) {
+  static const auto* by_op = [] {
+    auto* map = new std::unordered_map<std::string, const GradientRule*>;
+    for (const GradientRule& rule : AllGradientRules()) map->emplace(Key(rule.op_type, rule.domain), &rule);
+    return map;
+  }();
+  auto it = by_op->find(Key(op_type, domain));
+  return it == by_op->end() ? nullptr : it->second;
+}
+
+}  // namespace caesura::gradient

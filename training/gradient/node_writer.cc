@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/gradient/node_writer.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/graph/op_schema.h"
+
+namespace caesura::gradient {
+namespace {
+
+const std::set<std::string>& BoolOps() {
+  static const auto* ops = new std::set<std::string>{"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+                                                     "And",   "Or",      "Not",            "IsInf", "IsNaN"};
+  return *ops;
+}
+
+const std::set<std::string>& Int64Ops() {
+  static const auto* ops = new std::set<std::string>{"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"};
+  return *ops;
+}
+
+// [start, end) of a shape as the Shape op clamps them.
+std::pair<int64_t, int64_t> DimRange(int64_t start, int64_t end, int64_t rank) {
+  auto clamp = [rank](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + rank : i, 0, rank); };
+  return {clamp(start), end == 0 ? rank : clamp(end)};
+}
+
+}  // namespace
+
+DType OutputDType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes) {
+  if (BoolOps().count(op_type)) return DType::kBool;
+  if (Int64Ops().count(op_type)) return DType::kInt64;
+  if (op_type == "Cast") {
+    auto it = attributes.find("to");
+    const int64_t* to = it == attributes.end() ? nullptr : std::get_if<int64_t>(&it->second);
+    return to == nullptr ? DType::kUndefined : static_cast<DType>(*to);
+  }
+  size_t typed = 0;
+  if (op_type == "Where" || op_type == "CastLike") typed = 1;
+  if (op_type == "OneHot") typed = 2;
+  return typed < inputs.size() && inputs[typed] != nullptr ? inputs[typed]->dtype() : DType::kUndefined;
+}
+
+Value* NodeWriter::FreshValue(const std::string& stem, ValueType type) {
+  const std::string name = origin_ == nullptr ? "grad/" + stem : origin_->name() + "/grad/" + stem;
+  return graph_.AddValue(graph_.UniqueName(name), std::move(type));
+}
+
+Node* NodeWriter::Finish(Node* node) {
+  node->set_phase(phase_);
+  node->set_since_version(SinceVersion(node->op_type(), node->domain()));
+  if (origin_ != nullptr) node->set_source(origin_->source());
+  nodes_.push_back(node);
+  return node;
+}
+
+Node* NodeWriter::Add(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
+                      const std::string& domain, int output_count) {
+  const DType dtype = OutputDType(op_type, inputs, attributes);
+  std::vector<Value*> outputs;
+  for (int i = 0; i < output_count; ++i) {
+    const DType of_output = op_type == "TopK" && i == 1 ? DType::kInt64 : dtype;
+    outputs.push_back(FreshValue(op_type, of_output == DType::kUndefined ? ValueType{} : ValueType::Tensor(of_output)));
+  }
+  return AddWithOutputs(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain);
+}
+
+Node* NodeWriter::AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
+                                 AttributeMap attributes, const std::string& domain) {
+  while (!inputs.empty() && inputs.back() == nullptr) inputs.pop_back();
+  const std::string name = origin_ == nullptr ? "grad/" + op_type : origin_->name() + "/grad/" + op_type;
+  return Finish(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain,
+                               graph_.UniqueName(name)));
+}
+
+Value* NodeWriter::Constant(const std::string& key, Tensor tensor) {
+  Value*& value = constants_[key];
+  if (value == nullptr) value = graph_.AddInitializer(graph_.UniqueName("grad/constant"), std::move(tensor));
+  return value;
+}
+
+Value* NodeWriter::Scalar(double number, DType dtype) {
+  Tensor tensor = Tensor::Zeros(dtype, Shape{});
+  auto write = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    *tensor.data<T>() = static_cast<T>(number);
+  };
+  DispatchNumeric(dtype, write) || DispatchDType<bool>(dtype, write);
+  char digits[40];
+  std::snprintf(digits, sizeof(digits), "%a", number);
+  return Constant(DTypeName(dtype) + std::string(" ") + digits, std::move(tensor));
+}
+
+Value* NodeWriter::Ints(const std::vector<int64_t>& values) {
+  std::string key = "[";
+  for (int64_t v : values) key += std::to_string(v) + ",";
+  return Constant(key, Tensor::Of<int64_t>(Shape{static_cast<int64_t>(values.size())}, values));
+}
+
+Value* NodeWriter::Int(int64_t value) { return Scalar(static_cast<double>(value), DType::kInt64); }
+
+Value* NodeWriter::ShapeOf(Value* value, int64_t start, int64_t end) {
+  if (value->type().is_tensor() && value->type().shape) {
+    const auto& dims = *value->type().shape;
+    const auto [first, last] = DimRange(start, end, static_cast<int64_t>(dims.size()));
+    std::vector<int64_t> known;
+    for (int64_t i = first; i < last && dims[i].known(); ++i) known.push_back(dims[i].value);
+    if (static_cast<int64_t>(known.size()) == std::max<int64_t>(last - first, 0)) return Ints(known);
+  }
+  Value*& shape = shapes_[{value, {start, end}}];
+  if (shape == nullptr) {
+    AttributeMap attributes;
+    if (start != 0) attributes["start"] = start;
+    if (end != 0) attributes["end"] = end;
+    shape = Add("Shape", {value}, std::move(attributes))->output(0);
+  }
+  return shape;
+}
+
+bool SameShape(const ValueType& a, const ValueType& b) {
+  if (!a.shape || !b.shape || a.shape->size() != b.shape->size()) return false;
+  for (size_t i = 0; i < a.shape->size(); ++i) {
+    const Dim& dim = (*a.shape)[i];
+    const bool stated = dim.known() || !dim.symbol.empty();
+    if (!stated || !(dim == (*b.shape)[i])) return false;
+  }
+  return true;
+}
+
+int KnownRank(const ValueType& type) { return type.shape ? static_cast<int>(type.shape->size()) : -1; }
+
+}  // namespace caesura::gradient

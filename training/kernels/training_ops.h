@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops that only training needs: domain "ai.caesura", version 1. This list is their specification. Gradients are
+// named by the op that they differentiate; attributes are those of the forward op unless said. dY is the gradient of
+// the loss by Y. Absent outputs are not computed. All float tensors of a node have one dtype (float32, float64, float16,
+// bfloat16); the float64 kernels are plain references.
+//
+// op (inputs) -> outputs
+// YieldOp (y...) -> dY of the differentiable ones        attributes: non_differentiable_outputs: ints,
+//     full_shape_outputs: ints, names: strings (one a value that is handed out). Never executed: see core/execute.
+// SumTo (dY, shape[host int64]) -> dX      sums dY over the axes that broadcasting expanded from `shape`; a view of dY
+//     where nothing was expanded.
+// ReluGrad (dY, Y) -> dX                   dX = dY where Y > 0
+// GeluGrad (dY, X) -> dX                   attribute approximate: "none" | "tanh"
+// SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX
+// SoftmaxGrad (dY, Y) -> dX                attribute axis. dX = Y * (dY - sum(dY * Y, axis))
+// LogSoftmaxGrad (dY, Y) -> dX             attribute axis. dX = dY - exp(Y) * sum(dY, axis)
+// DropoutGrad (dY, mask[bool], ratio) -> dX           dX = dY * mask / (1 - ratio)
+// GatherGrad (dY, indices, shape[host int64]) -> dX   attribute axis: adds dY's slices into zeros of `shape`
+// SliceGrad (dY, shape[host], starts[host], ends[host], axes[host]?, steps[host]?) -> dX: zeros of `shape` with dY in
+//     the slice
+// PadGrad (dY, shape[host] of X, pads[host], axes[host]?) -> dX  attribute mode: constant | reflect | edge | wrap
+// ConvGrad (dY, X, W) -> dX, dW, dB
+// ConvTransposeGrad (dY, X, W) -> dX, dW, dB
+// DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask
+// MaxPoolGrad (dY, X) -> dX                first maximum of a window in row-major order takes the gradient
+// AveragePoolGrad (dY, X) -> dX            LpPoolGrad (dY, X, Y) -> dX
+// GlobalMaxPoolGrad (dY, X) -> dX          ties: the first one (PyTorch: amax shares; adaptive_max_pool takes one)
+// MaxRoiPoolGrad (dY, X, rois) -> dX       RoiAlignGrad (dY, X, rois, batch_indices) -> dX
+// BatchNormalizationTraining (X, scale, B, input_mean, input_var) -> Y, running_mean, running_var, saved_mean,
+//     saved_inv_std   attributes epsilon, momentum, unbiased: 1 puts n/(n-1) * variance into running_var, as PyTorch
+//     does (default); 0 as ONNX's training_mode does
+// BatchNormalizationGrad (dY, X, scale, saved_mean, saved_inv_std) -> dX, dScale, dB
+// LayerNormalizationGrad (dY, X, scale, mean, inv_std) -> dX, dScale, dB    attribute axis; mean and inv_std are the
+//     optional outputs of ONNX's LayerNormalization (always float32 or wider)
+// RMSNormalizationGrad (dY, X, scale) -> dX, dScale   attributes axis, epsilon, stash_type
+// InstanceNormalizationGrad (dY, X, scale) -> dX, dScale, dB                attribute epsilon
+// GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB                   attributes epsilon, num_groups
+// SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?) -> dScores  attributes reduction, ignore_index;
+//     log_prob is the optional second output of the forward op
+// NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput   attributes likewise
+// RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?) -> dX, dW, dR, dB, dinitial_h
+// GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?)
+//     -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
+// ResizeGrad (dY, shape[host] of X, roi[host]?, scales[host]?, sizes[host]?) -> dX
+// GridSampleGrad (dY, X, grid) -> dX, dgrid
+// AttentionGrad (dY, Q, K, V, attn_mask?, past_key?, past_value?) -> dQ, dK, dV, dattn_mask
+// CumProdGrad (dY, X, axis[host]) -> dX     ReduceProdGrad (dY, X, axes[host]?) -> dX
+// DetGrad (dY, X, Y) -> dX                 EinsumGrad is expressed through Einsum
+// TopK and max-like reductions are expressed through GatherElements/ScatterElements/Where.
+// InPlaceAccumulator (buffer, value, reset[bool scalar]) -> buffer'   buffer' = reset ? value : buffer + value (in place)
+// GlobalNorm (gradients...) -> norm        sqrt of the sum of squares of all elements, float32 scalar (float64 for
+//     float64), summed in float64
+// ClipScale (norm, max_norm) -> scale      min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
+// Optimizer updates, one node a parameter group; every parameter of the group is an input and an output:
+//     SgdUpdate, AdamUpdate, AdamWUpdate, LambUpdate, LionUpdate, RmspropUpdate (learning_rate, step[int64], scale,
+//     parameters..., gradients..., state 1..., state 2...) -> parameters'..., state 1'..., state 2'...
+//     attributes: count (number of parameters) and the optimizer's coefficients. All outputs are in place. `scale`
+//     multiplies every gradient first (clipping, loss scaling).
+#ifndef CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
+#define CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
+
+#include "core/base/status.h"
+#include "core/kernels/kernel_registry.h"
+
+namespace caesura {
+
+inline constexpr const char* kTrainingDomain = kCaesuraDomain;
+
+// Makes the ops above known to schema checks and type inference. Call once before building training graphs; later
+// calls do nothing.
+Status RegisterTrainingOpSchemas();
+
+// The CPU kernels of the ops above, one function a family.
+void RegisterTrainingKernels(KernelRegistry& registry);       // kernel_list.cc: all of them
+void RegisterActivationGradKernels(KernelRegistry& registry);     // activation_grad.cc, with SumTo and DropoutGrad
+void RegisterMovementGradKernels(KernelRegistry& registry);       // movement_grad.cc: Gather, Slice, Pad, CumProd, ...
+void RegisterConvGradKernels(KernelRegistry& registry);           // conv_grad.cc
+void RegisterPoolGradKernels(KernelRegistry& registry);           // pool_grad.cc
+void RegisterNormalizationGradKernels(KernelRegistry& registry);  // normalization_grad.cc
+void RegisterLossGradKernels(KernelRegistry& registry);           // loss_grad.cc
+void RegisterRecurrentGradKernels(KernelRegistry& registry);      // recurrent_grad.cc
+void RegisterImageGradKernels(KernelRegistry& registry);          // image_grad.cc: Resize, GridSample, RoiAlign
+void RegisterAttentionGradKernels(KernelRegistry& registry);      // attention_grad.cc
+void RegisterOptimizerKernels(KernelRegistry& registry);          // optimizer_update.cc
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
