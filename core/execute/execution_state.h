@@ -29,11 +29,12 @@ struct RunOptions {
   ValueCache* cache = nullptr;         // of this plan; without it, cacheable values are computed in each run
   uint64_t seed = 0;                   // of all random streams
   uint64_t step = 0;                   // counts runs: same seed and step, same numbers
-  std::vector<ExecutionObserver*> observers;
+  std::string tag = {};                // what observers call the run ("batch 17"); empty: its step
+  std::vector<ExecutionObserver*> observers = {};
   // Where fetch i comes from; entries may be null, the list may be short: then the provider's allocator.
-  std::vector<Allocator*> fetch_allocators;
-  // A caller's buffer for fetch i: an undefined tensor means a fresh one.
-  std::vector<Tensor> fetch_buffers;
+  std::vector<Allocator*> fetch_allocators = {};
+  // A caller's buffer for fetch i: an undefined tensor means a fresh one. Clones do not write to it.
+  std::vector<Tensor> fetch_buffers = {};
 };
 
 class ExecutionState : public KernelHost {
@@ -45,11 +46,12 @@ class ExecutionState : public KernelHost {
   ExecutionState& operator=(const ExecutionState&) = delete;
 
   // Begins a run. Feeds (in the order of plan.feeds()) are borrowed and must stay unchanged until the run has ended;
-  // they must be what the plan was made for.
+  // they must be what the plan was made for. Verifies that inputs which a kernel wants in one block lie so.
   Status Start(std::vector<RuntimeValue> feeds, RunOptions options);
 
   const ExecutionPlan& plan() const { return *plan_; }
   Phase phase() const { return phase_; }
+  const RunOptions& options() const { return options_; }
   // The next step to execute.
   int program_counter() const { return pc_; }
 
@@ -67,11 +69,12 @@ class ExecutionState : public KernelHost {
   std::vector<RuntimeValue> TakeFetches();
 
   // A second state at the same point, with a copy of all that a later step may read: for a second backward
-  // (retain_graph). Yielded values that were not taken are not copied.
+  // (retain_graph). Yielded values that were not taken are not copied. REQUIRES: kReady or kYielded.
   Result<std::unique_ptr<ExecutionState>> Clone() const;
 
-  // Moves the arena to fresh memory, copying what is alive and filling all else, there and in the old place, with
-  // `poison`. For tests that show that nothing reads dead bytes.
+  // Moves the arena and the fetches to fresh memory, copying what is alive and filling all else, there and in the
+  // old place, with `poison`; forgets the addresses of what no later step reads. For tests that show that nothing
+  // reads dead bytes. REQUIRES: kReady or kYielded.
   Status Relocate(uint8_t poison);
 
   // Drops everything that the run holds; the arena is kept for the next Start.
@@ -90,13 +93,19 @@ class ExecutionState : public KernelHost {
   friend class PartialExecutor;
   // execution_state.cc
   Status BindFeeds(std::vector<RuntimeValue> feeds);
+  Status BindParameters();
   Status BindFetches();
+  Status BindFetch(const Yield::Item& item, int fetch);
   void BindArena();
-  Result<RuntimeValue> HandOut(const Yield::Item& item);
-  Status HandOutYield();
-  Status HandOutFetches();
+  Status VerifyContiguous() const;
+  Allocator& FetchAllocator(int fetch) const;
   void SetDynamic(uint32_t value_id, RuntimeValue value);
   void Release(const Step& step);
+  // state_handover.cc: what crosses the border to the caller
+  Result<RuntimeValue> HandOut(const Yield::Item& item, Allocator& allocator);
+  Status HandOutYield();
+  Status HandOutFetches();
+  Result<RuntimeValue> TakeIn(const Yield& yield, int index, RuntimeValue value) const;
   // late_step.cc
   Status RunLate(int step);
   Status PlaceLateOutputs(const Step& step, const KernelInfo& info, const KernelDef& def,
@@ -112,9 +121,10 @@ class ExecutionState : public KernelHost {
   std::vector<void*> addresses_;                    // by buffer
   std::vector<RuntimeValue> dynamic_;               // by value: kDynamic and kResume
   std::vector<RuntimeValue> feeds_;
-  std::vector<std::shared_ptr<Buffer>> fetch_buffers_;  // by fetch index
+  std::vector<std::shared_ptr<Buffer>> fetch_buffers_;  // by fetch index; null once handed out
   std::vector<std::shared_ptr<Buffer>> cached_;         // by cache entry: what this run reads
   std::vector<RuntimeValue> handed_out_;            // by the yield or at the end, until taken
+  std::vector<FeedSpec> yielded_;                   // dtypes and shapes that the yield has handed out
 };
 
 }  // namespace caesura

@@ -28,10 +28,11 @@ Status ExecutionState::RunLate(int index) {
   KernelInfo info(*step.node, std::move(infos), plan_->threads());
   info.set_subgraph_runner([&step](const std::string& name) { return step.Body(name); });
   ASSIGN_OR_RETURN(const KernelDef* def, step.provider->kernels().Create(info, step.provider->name()));
+  if (!def->contiguous_inputs.empty()) return Unsupported("wants its inputs in one block, but is sized in the run");
   RETURN_IF_ERROR(PlaceLateOutputs(step, info, *def, inputs));
   const ComputeFunction compute = info.TakeCompute();
   if (!compute) return {};
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, plan_->providers().front()->allocator().Allocate(info.scratch_bytes()));
+  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, FetchAllocator(-1).Allocate(info.scratch_bytes()));
   KernelContext context(addresses_.data(), ids, step.input_count, scratch->data(), static_cast<uint32_t>(index), this);
   return compute(context);
 }
@@ -56,12 +57,16 @@ Status ExecutionState::PlaceLateOutputs(const Step& step, const KernelInfo& info
       if (found == nullptr && in_place(a)) found = &a;
     }
     if (found != nullptr) {
+      const PlannedBuffer& buffer = plan_->buffers()[plan_->arguments()[step.first_argument + found->input]];
+      const bool ours = buffer.kind == PlannedBuffer::Kind::kParameter || buffer.kind == PlannedBuffer::Kind::kArena;
+      if (!ours || buffer.last_step > pc_) {
+        return InvalidModel("updates in place what is no parameter, or what a later node still reads");
+      }
       SetDynamic(id, inputs[found->input]);
       continue;
     }
-    ASSIGN_OR_RETURN(Tensor tensor,
-                     Tensor::Allocate(output.dtype, output.shape, plan_->providers().front()->allocator()));
-    SetDynamic(id, RuntimeValue(std::move(tensor)));
+    auto allocated = AllocateArgument(plan_->arguments().data() + first + i, output.dtype, output.shape);
+    if (!allocated.ok()) return allocated.status();
   }
   return {};
 }
@@ -80,8 +85,7 @@ Status ExecutionState::RunCached(int index) {
       return {};
     }
   }
-  Allocator& allocator = plan_->providers().front()->allocator();
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, allocator.Allocate(plan_->buffers()[output].bytes));
+  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, FetchAllocator(-1).Allocate(plan_->buffers()[output].bytes));
   addresses_[output] = fresh->data();
   KernelContext context(addresses_.data(), ids, step.input_count,
                         static_cast<char*>(arena_->data()) + step.scratch_offset, static_cast<uint32_t>(index), this);

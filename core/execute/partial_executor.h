@@ -22,6 +22,12 @@ class PartialExecutor {
   // On failure the state is kFailed; the error names op type, node, provider and, where known, the user's source.
   // Thread safety: any number of states of one plan at the same time.
   static Result<RunOutcome> Run(ExecutionState& state, int limit = INT_MAX);
+
+ private:
+  template <bool observed>
+  static Result<RunOutcome> RunSteps(ExecutionState& state, int end);
+  static Status RunObserved(ExecutionState& state, const Step& step, int pc);
+  static Status RunStep(ExecutionState& state, const Step& step, int pc);
 };
 
 }  // namespace caesura

@@ -5,6 +5,7 @@
 #include <functional>
 #include <queue>
 #include <unordered_set>
+#include <utility>
 
 namespace caesura {
 
@@ -70,14 +71,22 @@ Node* Graph::AddOp(const std::string& op_type, std::vector<Value*> inputs, Attri
   return AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain);
 }
 
-void Graph::RemoveNode(Node* node) {
-  node->TruncateInputs(0);
-  for (Graph* body : node->Subgraphs()) {
-    while (!body->nodes_.empty()) body->RemoveNode(body->nodes_.back().get());
-  }
+void Graph::RemoveNode(Node* node) { RemoveNodes({node}); }
+
+void Graph::RemoveNodes(const std::unordered_set<const Node*>& nodes) {
   std::unordered_set<const Value*> gone;
-  for (Value* output : node->outputs_) {
-    if (output != nullptr) gone.insert(output);
+  for (const auto& node : nodes_) {
+    if (!nodes.count(node.get())) continue;
+    node->TruncateInputs(0);
+    for (Graph* body : node->Subgraphs()) {
+      std::unordered_set<const Node*> inner;
+      for (const auto& n : body->nodes_) inner.insert(n.get());
+      body->RemoveNodes(inner);
+    }
+    for (Value* output : node->outputs_) {
+      if (output != nullptr) gone.insert(output);
+    }
+    node_names_.erase(node->name_);
   }
   value_order_.erase(std::remove_if(value_order_.begin(), value_order_.end(), [&](Value* v) { return gone.count(v); }),
                      value_order_.end());
@@ -85,9 +94,20 @@ void Graph::RemoveNode(Node* node) {
     initializers_.erase(value);
     values_.erase(std::string(value->name()));
   }
-  node_names_.erase(node->name_);
-  auto it = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.get() == node; });
-  nodes_.erase(it);
+  nodes_.erase(std::remove_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return nodes.count(n.get()); }),
+               nodes_.end());
+}
+
+std::vector<Value*> Graph::ReleaseOutputs(Node* node) {
+  for (Value* output : node->outputs_) {
+    if (output != nullptr) output->producer_ = nullptr;
+  }
+  return std::exchange(node->outputs_, {});
+}
+
+void Graph::MoveTailBefore(size_t first, const Node* before) {
+  auto at = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.get() == before; });
+  std::rotate(at, nodes_.begin() + static_cast<std::ptrdiff_t>(first), nodes_.end());
 }
 
 void Graph::AddUse(Value* value, Node* node, int index) { value->uses_.push_back({node, index}); }
@@ -143,14 +163,14 @@ Status Graph::SortTopologically() {
   return {};
 }
 
-void Graph::Reorder(const std::vector<Node*>& order) {
-  std::unordered_map<const Node*, std::unique_ptr<Node>> owned;
+void Graph::Reorder(const std::vector<const Node*>& order) {
+  std::unordered_map<const Node*, std::unique_ptr<Node>> owners;
   for (auto& node : nodes_) {
     const Node* key = node.get();
-    owned[key] = std::move(node);
+    owners[key] = std::move(node);
   }
   nodes_.clear();
-  for (const Node* node : order) nodes_.push_back(std::move(owned.at(node)));
+  for (const Node* node : order) nodes_.push_back(std::move(owners.at(node)));
 }
 
 void Graph::ReplaceAllUses(Value* from, Value* to) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "core/graph/node.h"
@@ -49,12 +50,19 @@ class Graph {
               const std::string& domain = "", int output_count = 1, const std::string& stem = "");
   // REQUIRES: no output of it is used or is a graph output. Its output values are removed too.
   void RemoveNode(Node* node);
+  // The same for many nodes, in one sweep. They may read each other.
+  void RemoveNodes(const std::unordered_set<const Node*>& nodes);
+  // Takes the outputs from a node that is about to be replaced, so that others can write the same values (AddNode).
+  // The node stays, without outputs; the values have no producer until then.
+  std::vector<Value*> ReleaseOutputs(Node* node);
+  // Moves the nodes from list position `first` on in front of `before`, which stands earlier.
+  void MoveTailBefore(size_t first, const Node* before);
   // In list order; topological after load and after SortTopologically().
   const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
   // Stable: keeps the list's order where the edges allow. Fails with kInvalidModel on a cycle, naming a node on it.
   Status SortTopologically();
-  // Lists the nodes in this order. REQUIRES: `order` names every node once.
-  void Reorder(const std::vector<Node*>& order);
+  // Puts the nodes into this order. REQUIRES: all nodes of the graph, each once, in a topological order.
+  void Reorder(const std::vector<const Node*>& order);
   // Every read of `from` (also as graph output, also in subgraphs) becomes a read of `to`.
   void ReplaceAllUses(Value* from, Value* to);
   // Values of enclosing graphs that the subgraphs of `node` read, each once, in order of first use.

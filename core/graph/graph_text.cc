@@ -46,7 +46,6 @@ Result<Model> ParseModelText(const std::string& text, const TextOptions& options
   }
   ReadOptions read;
   read.normalise_opsets = options.normalise_opsets;
-  read.infer_shapes = options.infer_shapes;
   return ImportModel(&proto, read, nullptr);
 }
 

@@ -16,7 +16,6 @@ namespace caesura {
 struct TextOptions {
   // Off: nodes keep the semantics of the opsets that the text names.
   bool normalise_opsets = true;
-  bool infer_shapes = true;
 };
 
 // The model that ReadModel would give for the same model in a file. On failure says what is wrong and where.

@@ -16,8 +16,6 @@
 
 namespace caesura {
 
-inline constexpr const char* kCaesuraDomain = "ai.caesura";
-
 struct OpSchema {
   // ONNX's mark; kUnknown where the file format leaves it open.
   enum class Differentiability : uint8_t { kUnknown, kDifferentiable, kNotDifferentiable };

@@ -70,13 +70,16 @@ struct KernelDef {
   std::vector<int> host_inputs = {};
   // Outputs that are in host memory even on a device (Shape, Size, a random offset).
   std::vector<int> host_outputs = {};
+  // Inputs whose values are never read, only dtype and shape: folding does not wait for them (Shape, Size, EyeLike).
+  std::vector<int> unread_inputs = {};
   std::vector<Alias> aliases = {};
   // Indices of inputs that the plan lays out as one gapless block, in this order (-1 - i as above); verified before
   // the first step.
   std::vector<int> contiguous_inputs = {};
   // False for kernels whose results differ from call to call: never folded, never cached.
   bool deterministic = true;
-  KernelFactory create = nullptr;
+  // Mostly a plain KernelFactory; a function object where a wrapper or a user's op needs to carry something.
+  std::function<Status(KernelInfo&)> create = nullptr;
 
   bool IsHostInput(int i) const { return Lists(host_inputs, i); }
   static bool Lists(const std::vector<int>& indices, int i) {

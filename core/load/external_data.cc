@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <linux/openat2.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,8 +15,6 @@
 
 namespace caesura {
 namespace {
-
-constexpr int kModeOfNewFiles = 0644;
 
 std::string Reason() { return std::strerror(errno); }
 
@@ -88,7 +85,7 @@ int ExternalFolder::OpenComponents(const std::string& location, int flags) const
     const size_t end = location.find('/', begin);
     const bool is_last = end == std::string::npos;
     const std::string part = location.substr(begin, is_last ? end : end - begin);
-    const int next = is_last ? ::openat(folder, part.c_str(), flags | O_NOFOLLOW, kModeOfNewFiles)
+    const int next = is_last ? ::openat(folder, part.c_str(), flags | O_NOFOLLOW)
                              : ::openat(folder, part.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     const int error = errno;
     ::close(folder);
@@ -107,7 +104,6 @@ Result<int> ExternalFolder::OpenBeneath(const std::string& location, int flags) 
   if (has_openat2_) {
     open_how how = {};
     how.flags = static_cast<uint64_t>(flags);
-    how.mode = (flags & O_CREAT) != 0 ? kModeOfNewFiles : 0;
     how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
     fd = static_cast<int>(::syscall(SYS_openat2, folder_->fd(), location.c_str(), &how, sizeof(how)));
     // Old kernels lack the call; sandboxes deny it.
@@ -129,51 +125,6 @@ Result<const ExternalFile*> ExternalFolder::OpenForReading(const std::string& lo
   open_file_ = std::make_unique<ExternalFile>(location, std::move(file), static_cast<uint64_t>(facts.st_size));
   open_location_ = location;
   return open_file_.get();
-}
-
-Result<std::unique_ptr<FileHandle>> ExternalFolder::CreateForWriting(const std::string& location) {
-  ASSIGN_OR_RETURN(const int fd, OpenBeneath(location, O_WRONLY | O_CREAT | O_EXCL));
-  return std::make_unique<FileHandle>(fd);
-}
-
-Status ExternalFolder::Rename(const std::string& from, const std::string& to) {
-  RETURN_IF_ERROR(CheckLocation(from));
-  RETURN_IF_ERROR(CheckLocation(to));
-  if (from.find('/') != std::string::npos || to.find('/') != std::string::npos) {
-    return InvalidArgument("only files directly in the folder are renamed");
-  }
-  struct stat facts = {};
-  if (::fstatat(folder_->fd(), to.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(facts.st_mode)) {
-    return IoError("'" + to + "' is there and is no regular file");
-  }
-  if (::renameat(folder_->fd(), from.c_str(), folder_->fd(), to.c_str()) != 0) {
-    return IoError("'" + from + "' cannot be renamed to '" + to + "': " + Reason());
-  }
-  return {};
-}
-
-void ExternalFolder::Remove(const std::string& location) {
-  if (CheckLocation(location).ok() && location.find('/') == std::string::npos) {
-    ::unlinkat(folder_->fd(), location.c_str(), 0);
-  }
-}
-
-Status ExternalFolder::Sync() { return SyncFile(*folder_); }
-
-Status WriteAll(const FileHandle& file, const char* data, size_t size) {
-  while (size > 0) {
-    const ssize_t put = ::write(file.fd(), data, size);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return IoError("writing failed: " + Reason());
-    data += put;
-    size -= static_cast<size_t>(put);
-  }
-  return {};
-}
-
-Status SyncFile(const FileHandle& file) {
-  if (::fsync(file.fd()) != 0) return IoError("flushing to the disk failed: " + Reason());
-  return {};
 }
 
 }  // namespace caesura

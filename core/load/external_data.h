@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one place that opens a file whose name comes from a model. A folder is opened once; files are then opened
+// The one place that opens a file whose name comes from a model: for reading; our writer names its files itself
+// (model_writer.h) and never takes a name that a model brought along. A folder is opened once; files are then opened
 // beneath it by the kernel (openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, or one path component at a time
 // without following links), so no name can lead outside and nothing can be exchanged between check and open. Only
 // regular files with a single link are taken.
@@ -56,16 +57,6 @@ class ExternalFolder {
   // location that leaves the folder, goes through a link, or names no regular file with a single link.
   Result<const ExternalFile*> OpenForReading(const std::string& location);
 
-  // A new file at `location` (its folder must exist) that replaces nothing: fails with kInvalidModel as above, and
-  // with kIoError when there is such a file. Readable by the owner and, as the umask says, others.
-  Result<std::unique_ptr<FileHandle>> CreateForWriting(const std::string& location);
-  // Gives a file that was created here its final name, replacing a regular file that has it.
-  Status Rename(const std::string& from, const std::string& to);
-  // Removes a file if it is there.
-  void Remove(const std::string& location);
-  // Makes created and renamed entries durable.
-  Status Sync();
-
   // Makes openat2 look missing: for tests of the other way.
   void DisableOpenat2() { has_openat2_ = false; }
 
@@ -80,10 +71,6 @@ class ExternalFolder {
   std::unique_ptr<ExternalFile> open_file_;
 };
 
-// Writes all bytes; fails with kIoError.
-Status WriteAll(const FileHandle& file, const char* data, size_t size);
-// Flushes to the disk; fails with kIoError.
-Status SyncFile(const FileHandle& file);
 // Refuses what is no plain relative path: empty, absolute, with "..", empty components or NUL. kInvalidModel.
 Status CheckLocation(const std::string& location);
 

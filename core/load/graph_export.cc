@@ -31,9 +31,23 @@ class GraphWriter {
     for (const auto& node : graph.nodes()) RETURN_IF_ERROR(WriteNode(*node, proto->add_node()));
     RETURN_IF_ERROR(WriteOutputs(graph, proto));
     if (options_.brief) return {};
-    for (const Value* value : graph.Values()) {
-      const bool is_end = value->producer() == nullptr || exported_.count(value);
-      if (!is_end && HasElementType(value->type())) WriteInfo(value, NameOf(value), proto->add_value_info());
+    for (const auto& node : graph.nodes()) {
+      for (const Value* value : node->outputs()) {
+        const bool is_inner = value != nullptr && !exported_.count(value);
+        if (is_inner && HasElementType(value->type())) WriteInfo(value, NameOf(value), proto->add_value_info());
+      }
+    }
+    return {};
+  }
+
+  Status WriteBodies(const Attribute& attribute, onnx::AttributeProto* proto) const {
+    if (auto* one = std::get_if<std::shared_ptr<Graph>>(&attribute)) {
+      proto->set_type(onnx::AttributeProto::GRAPH);
+      return GraphWriter(this, options_).Write(**one, proto->mutable_g());
+    }
+    proto->set_type(onnx::AttributeProto::GRAPHS);
+    for (const auto& body : std::get<std::vector<std::shared_ptr<Graph>>>(attribute)) {
+      RETURN_IF_ERROR(GraphWriter(this, options_).Write(*body, proto->add_graphs()));
     }
     return {};
   }
@@ -102,18 +116,6 @@ class GraphWriter {
     if (!node.source().empty()) AddMetadata(kSourceKey, node.source(), proto);
     if (node.phase() != Phase::kForward) AddMetadata(kPhaseKey, PhaseName(node.phase()), proto);
     if (!node.provider().empty()) AddMetadata(kProviderKey, node.provider(), proto);
-    return {};
-  }
-
-  Status WriteBodies(const Attribute& attribute, onnx::AttributeProto* proto) {
-    if (auto* one = std::get_if<std::shared_ptr<Graph>>(&attribute)) {
-      proto->set_type(onnx::AttributeProto::GRAPH);
-      return GraphWriter(this, options_).Write(**one, proto->mutable_g());
-    }
-    proto->set_type(onnx::AttributeProto::GRAPHS);
-    for (const auto& body : std::get<std::vector<std::shared_ptr<Graph>>>(attribute)) {
-      RETURN_IF_ERROR(GraphWriter(this, options_).Write(*body, proto->add_graphs()));
-    }
     return {};
   }
 
@@ -199,16 +201,22 @@ int IrVersionFor(int opset) {
 
 }  // namespace
 
-void NodeToProto(const Node& node, onnx::NodeProto* proto) {
+Status AnyAttributeToProto(const std::string& name, const Attribute& attribute, onnx::AttributeProto* proto) {
+  if (AttributeToProto(name, attribute, proto)) return {};
+  const ExportOptions options;
+  return GraphWriter(nullptr, options).WriteBodies(attribute, proto);
+}
+
+Status NodeToProto(const Node& node, onnx::NodeProto* proto) {
   for (const Value* input : node.inputs()) proto->add_input(input == nullptr ? "" : input->name());
   for (const Value* output : node.outputs()) proto->add_output(output == nullptr ? "" : output->name());
   proto->set_name(node.name());
   proto->set_op_type(node.op_type());
   if (!node.domain().empty()) proto->set_domain(node.domain());
   for (const auto& [name, attribute] : node.attributes()) {
-    onnx::AttributeProto out;
-    if (AttributeToProto(name, attribute, &out)) proto->add_attribute()->Swap(&out);
+    RETURN_IF_ERROR(AnyAttributeToProto(name, attribute, proto->add_attribute()));
   }
+  return {};
 }
 
 Status ModelToProto(const Model& model, const ExportOptions& options, onnx::ModelProto* proto) {

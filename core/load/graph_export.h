@@ -25,8 +25,10 @@ struct ExportOptions {
 // A model that reads back as an equal one. Fails when no opset version gives every node its semantics (all such nodes
 // are named), or a graph input or output has a type that files cannot say.
 Status ModelToProto(const Model& model, const ExportOptions& options, onnx::ModelProto* proto);
-// One node without its bodies, as inference and function bodies need it.
-void NodeToProto(const Node& node, onnx::NodeProto* proto);
+// One node, as inference and function bodies need it.
+Status NodeToProto(const Node& node, onnx::NodeProto* proto);
+// Any attribute; bodies with all that is in them.
+Status AnyAttributeToProto(const std::string& name, const Attribute& attribute, onnx::AttributeProto* proto);
 
 }  // namespace caesura
 

@@ -18,6 +18,7 @@ struct GraphImporter::Scope {
   std::string prefix, source;
   int depth = 0;
   std::unordered_map<std::string, Value*> values;  // null: an absent optional input
+  const Graph* graph = nullptr;  // where names are looked up that no scope has
   std::unordered_map<std::string, const onnx::TypeProto*> types;
 
   // Null and *found false when the name is not visible.
@@ -28,8 +29,11 @@ struct GraphImporter::Scope {
       *found = true;
       return it->second;
     }
-    *found = false;
-    return nullptr;
+    const Scope* top = this;
+    while (top->parent != nullptr) top = top->parent;
+    Value* value = top->graph == nullptr ? nullptr : top->graph->Resolve(name);
+    *found = value != nullptr;
+    return value;
   }
 
   ValueType DeclaredType(const std::string& name) const {
@@ -165,7 +169,8 @@ Status GraphImporter::ImportNode(const onnx::NodeProto& proto, Graph* graph, Sco
   }
   ASSIGN_OR_RETURN(AttributeMap attributes, ImportAttributes(proto, graph, scope));
   const std::string domain = FoldDomain(proto.domain());
-  const std::string name = proto.name().empty() ? std::string() : scope.prefix + proto.name();
+  const std::string own_name = proto.name().empty() && !scope.prefix.empty() ? proto.op_type() : proto.name();
+  const std::string name = own_name.empty() ? own_name : scope.prefix + own_name;
   Node* node = graph->AddNode(proto.op_type(), inputs, outputs, std::move(attributes), domain, name);
   auto opset = scope.opsets->find(domain);
   node->set_since_version(SinceVersion(proto.op_type(), domain, opset == scope.opsets->end() ? 0 : opset->second));
@@ -313,6 +318,7 @@ Status GraphImporter::ImportBody(const onnx::FunctionProto& function, const Call
   for (const auto& attribute : call.attributes) attributes[attribute.name()] = {&attribute, &scope};
   scope.opsets = &opsets;
   scope.attributes = &attributes;
+  scope.graph = graph;  // bodies among the attributes read the values around the call
   scope.prefix = call.prefix;
   scope.source = call.source;
   for (int i = 0; i < function.input_size(); ++i) {

@@ -45,11 +45,7 @@ Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options, E
   ASSIGN_OR_RETURN(Model model, ToModel(*proto, options, bank));
   proto->Clear();
   RETURN_IF_ERROR(CheckGraph(*model.graph));
-  if (options.infer_shapes) RETURN_IF_ERROR(InferShapes(model));
-  if (options.normalise_opsets) {
-    ASSIGN_OR_RETURN(const bool changed, NormalizeOpsets(model));
-    if (changed && options.infer_shapes) RETURN_IF_ERROR(InferShapes(model));
-  }
+  RETURN_IF_ERROR(options.normalise_opsets ? NormalizeOpsets(model) : InferShapes(model));
   return model;
 }
 

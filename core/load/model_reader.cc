@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/model_reader.h"
 
-#include <fcntl.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-#include <sys/stat.h>
 
-#include <cerrno>
-#include <cstring>
+#include <climits>
+#include <exception>
+#include <new>
 
 #include "core/base/status_macros.h"
+#include "core/load/file_system.h"
 #include "core/load/model_import.h"
 
 namespace caesura {
@@ -19,13 +19,13 @@ namespace {
 int RecursionLimit(const ReadOptions& options) { return 3 * options.max_depth + 16; }
 
 Status Parse(std::string_view bytes, const ReadOptions& options, onnx::ModelProto* proto) {
-  if (bytes.size() > options.max_model_bytes || bytes.size() > INT32_MAX) {
+  if (bytes.size() > options.max_model_bytes || bytes.size() > INT_MAX) {
     return InvalidModel("the model has " + std::to_string(bytes.size()) + " bytes, more than the limit of " +
                         std::to_string(options.max_model_bytes));
   }
   google::protobuf::io::ArrayInputStream array(bytes.data(), static_cast<int>(bytes.size()));
   google::protobuf::io::CodedInputStream coded(&array);
-  coded.SetTotalBytesLimit(INT32_MAX);
+  coded.SetTotalBytesLimit(INT_MAX);
   coded.SetRecursionLimit(RecursionLimit(options));
   if (bytes.empty()) return InvalidModel("the model is empty");
   if (proto->ParseFromCodedStream(&coded) && coded.ConsumedEntireMessage()) return {};
@@ -44,38 +44,10 @@ Result<Model> ReadFrom(std::string_view bytes, const ReadOptions& options, Exter
   }
 }
 
-// The whole file, or a failure: the path is the user's own word, so links are followed here.
-Result<std::string> ReadWholeFile(const std::string& path, size_t limit) {
-  FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.fd() < 0) {
-    const std::string why = std::strerror(errno);
-    return errno == ENOENT ? NotFound(why) : IoError(why);
-  }
-  struct stat facts = {};
-  if (::fstat(file.fd(), &facts) != 0 || !S_ISREG(facts.st_mode)) return IoError("it is no regular file");
-  const auto size = static_cast<size_t>(facts.st_size);
-  if (size > limit) return InvalidModel("it has " + std::to_string(size) + " bytes, more than the limit of " + std::to_string(limit));
-  std::string bytes(size, '\0');
-  size_t at = 0;
-  while (at < size) {
-    const ssize_t got = ::pread(file.fd(), bytes.data() + at, size - at, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return IoError("it cannot be read to its end");
-    at += static_cast<size_t>(got);
-  }
-  return bytes;
-}
-
-std::string FolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 Result<Model> ReadPath(const std::string& path, const ReadOptions& options) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(PosixFileSystem(), path, options.max_model_bytes));
   const std::string folder_path = options.external_data_folder.empty() ? FolderOf(path) : options.external_data_folder;
   ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(folder_path));
-  ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(path, options.max_model_bytes));
   return ReadFrom(bytes, options, folder.get());
 }
 

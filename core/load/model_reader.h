@@ -28,7 +28,6 @@ struct ReadOptions {
   std::string external_data_folder;
   // Off: nodes keep the semantics of the opsets that the model names (Node::since_version says which).
   bool normalise_opsets = true;
-  bool infer_shapes = true;
 };
 
 // On failure the message begins with the path.

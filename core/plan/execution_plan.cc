@@ -80,25 +80,39 @@ std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc) const {
 }
 
 std::string ExecutionPlan::ToString() const {
-  std::string out = std::to_string(steps_.size()) + " steps, arena " + std::to_string(arena_bytes_) + " bytes, " +
-                    std::to_string(threads_) + " thread(s)\n";
+  const std::vector<size_t> live = LiveBytes();
+  const size_t peak = live.empty() ? 0 : std::max_element(live.begin(), live.end()) - live.begin();
+  std::string out = std::to_string(steps_.size()) + " steps of " + std::to_string(graph_->nodes().size()) +
+                    " nodes, arena " + std::to_string(arena_bytes_) + " bytes";
+  if (!live.empty()) out += " (most alive: " + std::to_string(live[peak]) + " at step " + std::to_string(peak) + ")";
+  out += ", " + std::to_string(constants_.size()) + " constant(s), " + std::to_string(cache_entries_) +
+         " cached value(s), " + std::to_string(yields_.size()) + " yield(s), " + std::to_string(threads_) +
+         " thread(s)\n";
   for (size_t s = 0; s < steps_.size(); ++s) {
     const Step& step = steps_[s];
     out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " + step.provider->name();
     for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
-      const PlannedValue& value = values_[argument_values_[step.first_argument + a]];
-      if (a == step.input_count) out += " ->";
-      if (value.value == nullptr) {
-        out += " -";
-        continue;
-      }
-      const PlannedBuffer& buffer = buffers_[value.buffer];
-      out += " " + value.value->name() + ":" + DTypeName(value.dtype);
-      out += (value.known ? value.shape.ToString() : "[?]") + "@" + KindName(buffer.kind);
-      if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
+      out += (a == step.input_count ? " -> " : " ") + Describe(argument_values_[step.first_argument + a]);
     }
     out += "\n";
+    if (step.kind != Step::Kind::kYield) continue;
+    for (const Yield::Item& item : yields_[step.index].outputs) {
+      out += std::string("    hands out ") + (item.move ? "" : "a copy of ") + Describe(item.value) + "\n";
+    }
   }
+  for (const Yield::Item& item : fetches_) {
+    out += std::string("output ") + (item.move ? "" : "(a copy) ") + Describe(item.value) + "\n";
+  }
+  return out;
+}
+
+std::string ExecutionPlan::Describe(uint32_t value_id) const {
+  const PlannedValue& value = values_[value_id];
+  if (value.value == nullptr) return "-";
+  const PlannedBuffer& buffer = buffers_[value.buffer];
+  std::string out = value.value->name() + ":" + DTypeName(value.dtype);
+  out += (value.known ? value.shape.ToString() : "[?]") + "@" + KindName(buffer.kind);
+  if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
   return out;
 }
 

@@ -46,12 +46,12 @@ using SubgraphFactory = std::function<std::shared_ptr<SubgraphRunner>(SubgraphRe
 struct PlanOptions {
   int threads = 0;  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   // Initializers that change between runs: bound when a state starts, never folded. In the order of the ParameterSet.
-  std::vector<const Value*> parameters;
+  std::vector<const Value*> parameters = {};
   bool fold_constants = true;
   bool reuse_memory = true;   // off: every value has bytes of its own (for tests and for finding corruption)
   bool cache_values = true;   // keep what depends on parameters alone across runs
   // Implemented by core/execute; plans with If, Loop or Scan need it.
-  SubgraphFactory make_subgraph;
+  SubgraphFactory make_subgraph = nullptr;
 };
 
 // Where the bytes of one or more values (a value and its views) are.
@@ -92,7 +92,9 @@ struct Step {
   size_t scratch_offset = 0;
   ComputeFunction compute;      // kCompute, kCached
   const Node* node = nullptr;
+  int graph_index = -1;         // the node's position in graph().nodes()
   const ExecutionProvider* provider = nullptr;
+  const KernelDef* def = nullptr;  // kCompute, kCached: the kernel that was chosen
   int index = -1;               // kYield: which yield; kCached: which cache entry
   std::vector<int> cache_parameters;          // kCached: parameters that the value depends on
   std::vector<uint32_t> release;              // dynamic values that nobody reads after this step
@@ -100,6 +102,12 @@ struct Step {
   std::vector<std::pair<std::string, std::shared_ptr<SubgraphRunner>>> bodies;
 
   std::shared_ptr<SubgraphRunner> Body(const std::string& name) const;
+};
+
+// Buffers that a kernel reads as one gapless block, in this order.
+struct ContiguousGroup {
+  int step;
+  std::vector<uint32_t> buffers;
 };
 
 // What a yield hands out and takes in.
@@ -136,6 +144,8 @@ class ExecutionPlan {
   // Graph outputs.
   const std::vector<Yield::Item>& fetches() const { return fetches_; }
   const std::vector<uint32_t>& feed_values() const { return feed_values_; }
+  // Planned as one block where they lie in the arena; verified when a state starts in any case.
+  const std::vector<ContiguousGroup>& contiguous() const { return contiguous_; }
   int cache_entries() const { return cache_entries_; }
   int threads() const { return threads_; }
   const ProviderList& providers() const { return providers_; }
@@ -149,8 +159,11 @@ class ExecutionPlan {
   std::vector<std::pair<size_t, size_t>> LiveRanges(int pc) const;
   // Changes with everything that may change rounding: kernels, shapes, order, thread count.
   uint64_t fingerprint() const { return fingerprint_; }
-  // One line a step: index, kind, node, provider, arguments with shapes and where they are.
+  // A line of totals, then one line a step: index, kind, node, provider, arguments with shapes and where they are,
+  // what a yield hands out; then the graph's outputs.
   std::string ToString() const;
+  // "name:float32[2, 3]@arena+128"; "-" for the absent value 0.
+  std::string Describe(uint32_t value_id) const;
 
  private:
   friend class PlanBuilder;
@@ -166,6 +179,7 @@ class ExecutionPlan {
   std::vector<Yield> yields_;
   std::vector<Yield::Item> fetches_;
   std::vector<uint32_t> feed_values_;
+  std::vector<ContiguousGroup> contiguous_;
   size_t arena_bytes_ = 0;
   int cache_entries_ = 0;
   int threads_ = 1;

@@ -24,6 +24,7 @@ size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse) {
   std::vector<int> placed;  // by offset
   for (int i : order) {
     MemoryBlock& block = blocks[i];
+    if (block.bytes == 0) continue;  // needs no place; most steps book no scratch
     size_t candidate = 0;
     for (int j : placed) {
       const MemoryBlock& other = blocks[j];

@@ -21,24 +21,48 @@ class PlanBuilder {
  private:
   using Kind = PlannedBuffer::Kind;
   // What a node's step would be, while it is decided.
-  struct Draft;
+  struct Draft {
+    const Node* node;
+    int position;  // of the node in the graph
+    const ExecutionProvider* provider;
+    int explicit_inputs;
+    std::vector<uint32_t> inputs = {};  // value ids; explicit, then implicit
+    std::vector<uint32_t> outputs = {};
+    std::vector<InputInfo> infos = {};
+    std::vector<std::pair<std::string, std::shared_ptr<SubgraphRunner>>> bodies = {};
+  };
 
-  // plan_builder.cc
+  // plan_builder.cc: the walk
   Status AddEnds(const std::vector<const Value*>& captured);
   void AddFeed(const Value* value, int index);
+  void AddParameter(const Value* value, const Tensor& initial, int index);
+  void AddConstant(const Value* value, const Tensor& tensor);
   Status AddNode(const Node& node, int position);
-  Draft MakeDraft(const Node& node);
+  Draft MakeDraft(const Node& node, int position);
   void AddBodies(Draft& draft);
+  void FindMissing(const Graph& body);
   bool MustBeLate(const Draft& draft) const;
-  Status AddLate(Draft& draft);
-  Status AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& def, int position);
-  Status AddYield(const Node& node);
   Status AddFetches();
+
+  // plan_folding.cc
   // True when the node's outputs became constants.
   Result<bool> TryFold(Draft& draft, KernelInfo& info, const KernelDef& def);
+  bool IsFoldable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const;
+  void BecomeConstant(uint32_t id, const Tensor& tensor);
+
+  // plan_steps.cc
+  Status AddLate(Draft& draft);
+  Status AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& def);
+  Status AddYield(const Node& node, int position);
+  void AddResumeValue(Yield& yield, uint32_t id, int of);
+  // Gives the outputs their buffers. The node becomes a step unless all of them are views.
+  Result<bool> PlaceOutputs(const Draft& draft, const KernelInfo& info, const KernelDef& def, Step& step);
+  Result<uint32_t> OutputBuffer(const Draft& draft, const KernelInfo& info, const KernelDef& def, int output);
+  Status CheckInPlace(const Draft& draft, uint32_t input) const;
+  bool MayOverwrite(const Draft& draft, const Alias& alias, size_t bytes) const;
   bool IsCacheable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const;
-  uint32_t OutputBuffer(const Draft& draft, const KernelInfo& info, const KernelDef& def, int output, int position);
-  void FinishStep(Draft& draft, Step step);
+  void Cache(const Draft& draft, uint32_t id, Step& step);
+  void FinishStep(Draft& draft, Step step, size_t scratch_bytes);
 
   // plan_lifetimes.cc
   void FindLastUses();
@@ -46,10 +70,14 @@ class PlanBuilder {
   void MoveFetches();
   void AddReleases();
   Status PlaceBuffers();
+  Result<bool> IsPlannedGroup(const ContiguousGroup& group) const;
   void Fingerprint();
 
   uint32_t ValueId(const Value* value);
-  uint32_t NewBuffer(Kind kind, size_t bytes, int index);
+  // `id`: the first value in the buffer.
+  uint32_t NewBuffer(Kind kind, size_t bytes, int index, uint32_t id);
+  // A buffer for a value whose dtype and shape are known from here on.
+  void Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index);
   InputInfo Describe(uint32_t value_id) const;
 
   std::shared_ptr<ExecutionPlan> plan_;
@@ -61,11 +89,6 @@ class PlanBuilder {
   std::vector<std::vector<int>> parameters_of_;            // by value id: the parameters that it is computed from
   std::vector<bool> from_parameters_;                      // by value id: depends on parameters and constants alone
   std::vector<std::shared_ptr<Tensor>> kept_;              // owners of known_values_
-  struct Contiguous {
-    int step;
-    std::vector<uint32_t> buffers;
-  };
-  std::vector<Contiguous> contiguous_;
   std::vector<size_t> scratch_bytes_;                      // by step
   std::vector<std::string> missing_;                       // nodes without a kernel
 };

@@ -6,6 +6,7 @@
 #ifndef CAESURA_CORE_PLAN_PLAN_CACHE_H_
 #define CAESURA_CORE_PLAN_PLAN_CACHE_H_
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -44,7 +45,7 @@ class PlanCache {
   std::vector<const Value*> captured_;
   std::mutex mutex_;
   std::list<std::shared_ptr<const ExecutionPlan>> plans_;  // most recently used first
-  int plans_made_ = 0;
+  std::atomic<int> plans_made_ = 0;
 };
 
 }  // namespace caesura

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second half of planning: who lives how long, who is handed out, and where in the arena the rest goes.
 #include <algorithm>
-#include <numeric>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
 #include "core/plan/memory_planner.h"
+#include "core/plan/node_error.h"
 #include "core/plan/plan_builder.h"
 
 namespace caesura {
@@ -65,17 +66,37 @@ void PlanBuilder::AddReleases() {
   }
 }
 
+// Inputs that all lie in the arena are laid out as one block. Otherwise none may: what callers own must lie right.
+Result<bool> PlanBuilder::IsPlannedGroup(const ContiguousGroup& group) const {
+  size_t planned = 0;
+  std::string why;
+  std::unordered_set<uint32_t> seen;
+  for (uint32_t id : group.buffers) {
+    const Kind kind = plan_->buffers_[id].kind;
+    if (kind == Kind::kArena) ++planned;
+    if (kind == Kind::kDynamic || kind == Kind::kResume || kind == Kind::kCached) why = "is known only in the run";
+    if (!seen.insert(id).second) why = "is another one, or a view of it";
+  }
+  if (planned > 0 && planned < group.buffers.size()) why = "comes from outside while others are computed";
+  if (why.empty()) return planned > 0;
+  const Step& step = plan_->steps_[group.step];
+  return AtNode(Unsupported("wants its inputs in one block, but one of them " + why), *step.node,
+                step.provider->name());
+}
+
 Status PlanBuilder::PlaceBuffers() {
   std::vector<MemoryBlock> blocks;
   std::vector<int> block_of(plan_->buffers_.size(), -1);
   std::vector<size_t> inside(plan_->buffers_.size(), 0);
-  for (const Contiguous& group : contiguous_) {
+  for (const ContiguousGroup& group : plan_->contiguous_) {
+    ASSIGN_OR_RETURN(const bool planned, IsPlannedGroup(group));
+    if (!planned) continue;
     MemoryBlock block{0, INT_MAX, -1};
     for (uint32_t id : group.buffers) {
       const PlannedBuffer& buffer = plan_->buffers_[id];
-      if (buffer.kind != Kind::kArena || block_of[id] >= 0) {
+      if (block_of[id] >= 0) {
         return Unsupported(plan_->steps_[group.step].node->Label() +
-                           " wants contiguous inputs, but one of them is not a planned value of its own");
+                           " wants its inputs in one block, but another node wants one of them in another block");
       }
       inside[id] = block.bytes;
       block_of[id] = static_cast<int>(blocks.size());
@@ -101,20 +122,58 @@ Status PlanBuilder::PlaceBuffers() {
   return {};
 }
 
+namespace {
+
+// FNV-1a
+class Hash {
+ public:
+  void Mix(const std::string& text) {
+    for (unsigned char c : text) value_ = (value_ ^ c) * 1099511628211ull;
+    value_ = (value_ ^ 0x1f) * 1099511628211ull;  // so that "ab" "c" is not "a" "bc"
+  }
+  void Mix(uint64_t number) { Mix(std::to_string(number)); }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 14695981039346656037ull;
+};
+
+// Bodies and tensors are told apart by their presence alone.
+void MixAttribute(Hash& hash, const std::string& name, const Attribute& attribute) {
+  hash.Mix(name);
+  hash.Mix(attribute.index());
+  if (const auto* v = std::get_if<int64_t>(&attribute)) hash.Mix(std::to_string(*v));
+  if (const auto* v = std::get_if<float>(&attribute)) hash.Mix(std::to_string(*v));
+  if (const auto* v = std::get_if<std::string>(&attribute)) hash.Mix(*v);
+  if (const auto* v = std::get_if<std::vector<int64_t>>(&attribute)) {
+    for (int64_t i : *v) hash.Mix(std::to_string(i));
+  }
+  if (const auto* v = std::get_if<std::vector<float>>(&attribute)) {
+    for (float f : *v) hash.Mix(std::to_string(f));
+  }
+}
+
+}  // namespace
+
 void PlanBuilder::Fingerprint() {
-  uint64_t hash = 14695981039346656037ull;  // FNV-1a
-  auto mix = [&hash](const std::string& text) {
-    for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
-  };
-  mix(std::to_string(plan_->threads_));
+  Hash hash;
+  hash.Mix(static_cast<uint64_t>(plan_->threads_));
+  std::unordered_map<const KernelDef*, uint64_t> places;  // which of an op's kernels was chosen
+  for (const auto& provider : plan_->providers_) {
+    for (const KernelDef& def : provider->kernels().defs()) places[&def] = places.size() + 1;
+  }
   for (const Step& step : plan_->steps_) {
-    mix(step.node->op_type() + step.provider->name() + std::to_string(static_cast<int>(step.kind)));
-    for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
-      const PlannedValue& value = plan_->values_[plan_->argument_values_[step.first_argument + a]];
-      mix(DTypeName(value.dtype) + value.shape.ToString());
+    hash.Mix(step.node->op_type() + "/" + step.provider->name());
+    hash.Mix(static_cast<uint64_t>(step.kind));
+    hash.Mix(step.def == nullptr ? 0 : places[step.def]);
+    for (const auto& [name, attribute] : step.node->attributes()) MixAttribute(hash, name, attribute);
+    for (uint32_t a = step.first_argument; a < step.first_argument + step.input_count + step.output_count; ++a) {
+      const PlannedValue& value = plan_->values_[plan_->argument_values_[a]];
+      hash.Mix(plan_->arguments_[a]);
+      hash.Mix(DTypeName(value.dtype) + value.shape.ToString());
     }
   }
-  plan_->fingerprint_ = hash;
+  plan_->fingerprint_ = hash.value();
 }
 
 }  // namespace caesura

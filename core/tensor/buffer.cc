@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/tensor/buffer.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -20,25 +21,22 @@ class PlainHostAllocator : public Allocator {
   Device device() const override { return {}; }
 };
 
-// Keeps what is returned in lists by size.
+// Keeps what is returned, by size; never more idle bytes than were in use at the peak.
 class PooledAllocator : public Allocator, public std::enable_shared_from_this<PooledAllocator> {
  public:
   explicit PooledAllocator(Allocator& source) : source_(source) {}
 
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
-    std::shared_ptr<Buffer> kept;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto it = free_.find(size);
-      if (it != free_.end()) {
-        kept = std::move(it->second);
-        free_.erase(it);
-      }
-    }
+    std::shared_ptr<Buffer> kept = TakeIdle(size);
     if (kept == nullptr) {
       auto fresh = source_.Allocate(size);
       if (!fresh.ok()) return fresh.status();
       kept = *std::move(fresh);
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      in_use_ += size;
+      peak_ = std::max(peak_, in_use_);
     }
     void* data = kept->data();
     return std::make_shared<Buffer>(data, size, device(), [self = weak_from_this(), kept](void*) {
@@ -48,14 +46,40 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
   Device device() const override { return source_.device(); }
 
  private:
+  struct Idle {
+    uint64_t returned;
+    std::shared_ptr<Buffer> buffer;
+  };
+
+  std::shared_ptr<Buffer> TakeIdle(size_t size) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = idle_.find(size);
+    if (it == idle_.end()) return nullptr;
+    std::shared_ptr<Buffer> buffer = std::move(it->second.buffer);
+    idle_.erase(it);
+    idle_bytes_ -= size;
+    return buffer;
+  }
+
   void Return(const std::shared_ptr<Buffer>& buffer) {
     std::lock_guard<std::mutex> lock(mutex_);
-    free_.emplace(buffer->size(), buffer);
+    in_use_ -= buffer->size();
+    idle_bytes_ += buffer->size();
+    idle_.emplace(buffer->size(), Idle{++clock_, buffer});
+    while (idle_bytes_ > peak_) {
+      auto oldest = std::min_element(idle_.begin(), idle_.end(), [](const auto& a, const auto& b) {
+        return a.second.returned < b.second.returned;
+      });
+      idle_bytes_ -= oldest->first;
+      idle_.erase(oldest);
+    }
   }
 
   Allocator& source_;
   std::mutex mutex_;
-  std::multimap<size_t, std::shared_ptr<Buffer>> free_;
+  std::multimap<size_t, Idle> idle_;
+  size_t in_use_ = 0, peak_ = 0, idle_bytes_ = 0;
+  uint64_t clock_ = 0;
 };
 
 }  // namespace

@@ -42,6 +42,8 @@ class Buffer {
   void* data() const { return data_; }
   size_t size() const { return size_; }
   Device device() const { return device_; }
+  // False for a view of somebody else's bytes.
+  bool owns_memory() const { return static_cast<bool>(deleter_); }
 
  private:
   void* data_;
@@ -64,7 +66,7 @@ class Allocator {
 Allocator& HostAllocator();
 
 // Host memory that is kept on return and handed out again by size, so that steps that allocate the same sizes
-// touch no fresh pages. Buffers may outlive the allocator.
+// touch no fresh pages; never more of it idle than was in use at the peak. Buffers may outlive the allocator.
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source);
 
 // A host array of `count` default-constructed strings.

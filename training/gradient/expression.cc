@@ -48,9 +48,7 @@ Expr ShapeOf(Expr x, int64_t start, int64_t end) {
 Expr DimOf(Expr x, int64_t axis) { return ShapeOf(x, axis, axis + 1); }
 Expr ZerosLike(Expr x) { return Expand(Number(0, x), ShapeOf(x)); }
 Expr OnesLike(Expr x) { return Expand(Number(1, x), ShapeOf(x)); }
-Expr Filled(double value, Expr shape, DType dtype) {
-  return Expand({shape.writer()->Scalar(value, dtype), shape.writer()}, shape);
-}
+Expr Filled(double value, Expr shape, Expr like) { return Expand(Number(value, like), shape); }
 
 Expr operator+(Expr a, Expr b) { return Op("Add", {a, b}); }
 Expr operator-(Expr a, Expr b) { return Op("Sub", {a, b}); }

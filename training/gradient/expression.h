@@ -46,7 +46,7 @@ Expr ShapeOf(Expr x, int64_t start = 0, int64_t end = 0);  // `end` 0: to the la
 Expr DimOf(Expr x, int64_t axis);                          // rank 1, one element
 Expr ZerosLike(Expr x);
 Expr OnesLike(Expr x);
-Expr Filled(double value, Expr shape, DType dtype);
+Expr Filled(double value, Expr shape, Expr like);
 
 // --- arithmetic ---
 Expr operator+(Expr a, Expr b);

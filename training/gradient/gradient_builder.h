@@ -13,6 +13,7 @@
 #ifndef CAESURA_TRAINING_GRADIENT_GRADIENT_BUILDER_H_
 #define CAESURA_TRAINING_GRADIENT_GRADIENT_BUILDER_H_
 
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct GradientOptions {
   // Gradients do not pass through these values.
   std::unordered_set<const Value*> stop;
   UnreachableGradient unreachable = UnreachableGradient::kZeros;
+  // Put in front of the names of all new nodes and values.
+  std::string name_prefix;
 };
 
 struct GradientGraph {

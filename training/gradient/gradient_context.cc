@@ -2,6 +2,7 @@
 #include "training/gradient/gradient_context.h"
 
 #include "training/gradient/gradient_rules.h"
+#include "training/gradient/sequence_map.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura::gradient {
@@ -17,9 +18,7 @@ void GradientStore::Add(const Value* value, Value* gradient) {
     slot = gradient;
     return;
   }
-  const bool sequence = value->type().kind == ValueType::Kind::kSequence;
-  const Expr a(slot, writer_), b(gradient, writer_);
-  slot = (sequence ? AddSequences(a, b) : a + b).value();
+  slot = SumOf({slot, writer_}, {gradient, writer_}).value();
   slot->set_type(value->type());
 }
 
@@ -53,7 +52,7 @@ Expr GradientContext::dY(int i) const {
 
 Expr GradientContext::dYOrZeros(int i) const {
   const Expr gradient = dY(i);
-  return gradient || node_.output(i) == nullptr ? gradient : ZerosLike(output(i));
+  return gradient || node_.output(i) == nullptr ? gradient : ZerosOf(output(i));
 }
 
 void GradientContext::SetInputGradient(int i, Expr gradient) {

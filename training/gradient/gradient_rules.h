@@ -51,6 +51,8 @@ std::vector<GradientRule> ReductionRules();     // rules_reduction.cc
 std::vector<GradientRule> NnRules();            // rules_nn.cc: conv, pool, loss, recurrent
 std::vector<GradientRule> NormalizationRules(); // rules_normalization.cc: softmax, norms, dropout
 std::vector<GradientRule> AttentionRules();     // rules_attention.cc
+std::vector<GradientRule> ImageRules();         // rules_image.cc: resampling, regions
+std::vector<GradientRule> QuantizeRules();      // rules_quantize.cc
 std::vector<GradientRule> SignalRules();        // rules_signal.cc: DFT, STFT
 std::vector<GradientRule> SequenceRules();      // rules_sequence.cc: sequences and optionals
 std::vector<GradientRule> ControlFlowRules();   // rules_control_flow.cc: If, Loop, Scan

@@ -28,23 +28,40 @@ std::pair<int64_t, int64_t> DimRange(int64_t start, int64_t end, int64_t rank) {
 
 }  // namespace
 
-DType OutputDType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes) {
-  if (BoolOps().count(op_type)) return DType::kBool;
-  if (Int64Ops().count(op_type)) return DType::kInt64;
+ValueType SequenceOf(DType dtype) {
+  return {ValueType::Kind::kSequence, DType::kUndefined, std::nullopt,
+          std::make_shared<const ValueType>(ValueType::Tensor(dtype))};
+}
+
+ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes) {
+  auto type_of = [&](size_t i) {
+    ValueType type = i < inputs.size() && inputs[i] != nullptr ? inputs[i]->type() : ValueType{};
+    type.shape.reset();
+    return type;
+  };
+  if (BoolOps().count(op_type)) return ValueType::Tensor(DType::kBool);
+  if (Int64Ops().count(op_type)) return ValueType::Tensor(DType::kInt64);
+  if (op_type == "If" || op_type == "Loop" || op_type == "Scan" || op_type == "SequenceEmpty") return {};
   if (op_type == "Cast") {
     auto it = attributes.find("to");
     const int64_t* to = it == attributes.end() ? nullptr : std::get_if<int64_t>(&it->second);
-    return to == nullptr ? DType::kUndefined : static_cast<DType>(*to);
+    return to == nullptr ? ValueType{} : ValueType::Tensor(static_cast<DType>(*to));
   }
-  size_t typed = 0;
-  if (op_type == "Where" || op_type == "CastLike") typed = 1;
-  if (op_type == "OneHot") typed = 2;
-  return typed < inputs.size() && inputs[typed] != nullptr ? inputs[typed]->dtype() : DType::kUndefined;
+  if (op_type == "SequenceAt" || op_type == "ConcatFromSequence") {
+    const ValueType type = type_of(0);
+    return type.element == nullptr ? ValueType{} : ValueType::Tensor(type.element->dtype);
+  }
+  if (op_type == "SplitToSequence" || op_type == "SequenceConstruct") return SequenceOf(type_of(0).dtype);
+  if (op_type == "OneHot") return type_of(2);
+  return type_of(op_type == "Where" || op_type == "CastLike" ? 1 : 0);
+}
+
+std::string NodeWriter::FreshName(const std::string& stem) {
+  return graph_.UniqueName(prefix_ + (origin_ == nullptr ? "" : origin_->name() + "/") + "grad/" + stem);
 }
 
 Value* NodeWriter::FreshValue(const std::string& stem, ValueType type) {
-  const std::string name = origin_ == nullptr ? "grad/" + stem : origin_->name() + "/grad/" + stem;
-  return graph_.AddValue(graph_.UniqueName(name), std::move(type));
+  return graph_.AddValue(FreshName(stem), std::move(type));
 }
 
 Node* NodeWriter::Finish(Node* node) {
@@ -57,26 +74,22 @@ Node* NodeWriter::Finish(Node* node) {
 
 Node* NodeWriter::Add(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
                       const std::string& domain, int output_count) {
-  const DType dtype = OutputDType(op_type, inputs, attributes);
+  const ValueType type = OutputType(op_type, inputs, attributes);
   std::vector<Value*> outputs;
-  for (int i = 0; i < output_count; ++i) {
-    const DType of_output = op_type == "TopK" && i == 1 ? DType::kInt64 : dtype;
-    outputs.push_back(FreshValue(op_type, of_output == DType::kUndefined ? ValueType{} : ValueType::Tensor(of_output)));
-  }
+  for (int i = 0; i < output_count; ++i) outputs.push_back(FreshValue(op_type, type));
   return AddWithOutputs(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain);
 }
 
 Node* NodeWriter::AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
                                  AttributeMap attributes, const std::string& domain) {
   while (!inputs.empty() && inputs.back() == nullptr) inputs.pop_back();
-  const std::string name = origin_ == nullptr ? "grad/" + op_type : origin_->name() + "/grad/" + op_type;
   return Finish(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain,
-                               graph_.UniqueName(name)));
+                               FreshName(op_type)));
 }
 
 Value* NodeWriter::Constant(const std::string& key, Tensor tensor) {
   Value*& value = constants_[key];
-  if (value == nullptr) value = graph_.AddInitializer(graph_.UniqueName("grad/constant"), std::move(tensor));
+  if (value == nullptr) value = graph_.AddInitializer(graph_.UniqueName(prefix_ + "grad/constant"), std::move(tensor));
   return value;
 }
 

@@ -18,7 +18,9 @@ namespace caesura::gradient {
 
 class NodeWriter {
  public:
-  NodeWriter(Graph& graph, Phase phase) : graph_(graph), phase_(phase) {}
+  // `prefix` is put in front of every new name.
+  NodeWriter(Graph& graph, Phase phase, std::string prefix = "")
+      : graph_(graph), phase_(phase), prefix_(std::move(prefix)) {}
 
   Graph& graph() { return graph_; }
   // The forward node whose gradient follows; null between nodes.
@@ -30,7 +32,8 @@ class NodeWriter {
   // A node whose outputs exist already (null: absent).
   Node* AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
                        AttributeMap attributes = {}, const std::string& domain = "");
-  // Any name that is free, built from the origin's.
+  // A name that is free here, built from the origin's, and a value of such a name.
+  std::string FreshName(const std::string& stem);
   Value* FreshValue(const std::string& stem, ValueType type = {});
 
   // A scalar of a floating dtype, or of an integer or bool one.
@@ -51,14 +54,16 @@ class NodeWriter {
 
   Graph& graph_;
   Phase phase_;
+  std::string prefix_;
   const Node* origin_ = nullptr;
   std::vector<Node*> nodes_;
   std::unordered_map<std::string, Value*> constants_;
   std::map<std::pair<Value*, std::pair<int64_t, int64_t>>, Value*> shapes_;
 };
 
-// The dtype of an op's outputs where it follows from the op and its inputs; otherwise that of the first input.
-DType OutputDType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes);
+// The type of an op's first output as far as the op, its inputs and attributes tell; no shapes.
+ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes);
+ValueType SequenceOf(DType dtype);
 
 // True when both shapes are known to be equal in every run: same numbers, or the same symbols.
 bool SameShape(const ValueType& a, const ValueType& b);

@@ -50,12 +50,16 @@
 // InPlaceAccumulator (buffer, value, reset[bool scalar]) -> buffer'   buffer' = reset ? value : buffer + value (in place)
 // GlobalNorm (gradients...) -> norm        sqrt of the sum of squares of all elements, float32 scalar (float64 for
 //     float64), summed in float64
-// ClipScale (norm, max_norm) -> scale      min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
+// ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor; absent: no clipping).
+//     factor * min(1, max_norm / (factor * norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ on gradients times factor
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an output:
 //     SgdUpdate, AdamUpdate, AdamWUpdate, LambUpdate, LionUpdate, RmspropUpdate (learning_rate, step[int64], scale,
 //     parameters..., gradients..., state 1..., state 2...) -> parameters'..., state 1'..., state 2'...
-//     attributes: count (number of parameters) and the optimizer's coefficients. All outputs are in place. `scale`
-//     multiplies every gradient first (clipping, loss scaling).
+//     attributes: count (number of parameters) and the optimizer's coefficients as training/optimizer/optimizer.h's
+//     DescribeUpdate names them (float64 scalar tensors, flags as ints); the states in its order. learning_rate and
+//     scale are float64 scalars, step counts from 1. All outputs are in place. `scale` multiplies every gradient first
+//     (clipping, loss scaling, accumulation).
+// Assign (target, value) -> target'        copies value into target, in place: running statistics, counters
 #ifndef CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
 #define CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
 
@@ -72,16 +76,25 @@ Status RegisterTrainingOpSchemas();
 
 // The CPU kernels of the ops above, one function a family.
 void RegisterTrainingKernels(KernelRegistry& registry);       // kernel_list.cc: all of them
-void RegisterActivationGradKernels(KernelRegistry& registry);     // activation_grad.cc, with SumTo and DropoutGrad
+void RegisterActivationGradKernels(KernelRegistry& registry);     // activation_grad.cc, with DropoutGrad and the next
+void RegisterSumToKernel(KernelRegistry& registry);               // sum_to.cc
 void RegisterMovementGradKernels(KernelRegistry& registry);       // movement_grad.cc: Gather, Slice, Pad, CumProd, ...
+void RegisterProductGradKernels(KernelRegistry& registry);        // product_grad.cc: CumProd, ReduceProd, Det
 void RegisterConvGradKernels(KernelRegistry& registry);           // conv_grad.cc
+void RegisterDeformConvGradKernels(KernelRegistry& registry);     // conv_deform_grad.cc
 void RegisterPoolGradKernels(KernelRegistry& registry);           // pool_grad.cc
 void RegisterNormalizationGradKernels(KernelRegistry& registry);  // normalization_grad.cc
+void RegisterBatchNormGradKernels(KernelRegistry& registry);      // normalization_batch_grad.cc
+void RegisterGroupNormGradKernels(KernelRegistry& registry);      // normalization_group_grad.cc
 void RegisterLossGradKernels(KernelRegistry& registry);           // loss_grad.cc
 void RegisterRecurrentGradKernels(KernelRegistry& registry);      // recurrent_grad.cc
 void RegisterImageGradKernels(KernelRegistry& registry);          // image_grad.cc: Resize, GridSample, RoiAlign
+void RegisterRoiGradKernels(KernelRegistry& registry);            // image_roi_grad.cc: RoiAlign, MaxRoiPool
 void RegisterAttentionGradKernels(KernelRegistry& registry);      // attention_grad.cc
 void RegisterOptimizerKernels(KernelRegistry& registry);          // optimizer_update.cc
+void RegisterLambKernel(KernelRegistry& registry);                // optimizer_lamb.cc
+void RegisterGradientScaleKernels(KernelRegistry& registry);      // gradient_scale.cc: GlobalNorm, Assign, ...
+void RegisterOnnxTrainingKernels(KernelRegistry& registry);       // onnx_training.cc: ai.onnx.preview.training
 
 }  // namespace caesura
 

@@ -83,12 +83,37 @@ Status CreateNumericPair(KernelInfo& info) {
   return IsInteger(info.InputDType(0)) ? CreateIntegerPair<fn>(info) : CreateFloatPair<fn>(info);
 }
 
-// Integer arithmetic that wraps around instead of overflowing; plain arithmetic for floats.
+// An integer as one that wraps around instead of overflowing; other values as they are.
 template <typename T>
-using WrappingType = typename std::conditional_t<
-    std::is_integral_v<T>, std::common_type<std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
-                                                               std::type_identity<T>>, unsigned>,
-    std::type_identity<T>>;
+auto Wrapping(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<std::common_type_t<std::make_unsigned_t<T>, unsigned>>(x);
+  } else {
+    return x;
+  }
+}
+
+// Settles an integer division: fn(a, b) is never called with b = 0 or b = -1. A zero anywhere in the divisor fails the
+// call; `by_minus_one` stands for fn(a, -1), which may not overflow.
+template <typename T, typename Fn, typename MinusOneFn>
+void SetDivisionCompute(KernelInfo& info, const BinaryShape& shape, Fn fn, MinusOneFn by_minus_one) {
+  auto divide = [fn, by_minus_one](T a, T b) {
+    if constexpr (std::is_signed_v<T>) {
+      if (b == -1) return static_cast<T>(by_minus_one(a));
+    }
+    return static_cast<T>(fn(a, b));
+  };
+  const int64_t divisors = info.InputShape(1).elements();
+  info.SetOutput(0, kDTypeOf<T>, shape.output);
+  info.SetCompute([=, plan = shape.plan, threads = info.threads(), label = info.node().Label()](KernelContext& context) {
+    const T* b = context.Input<T>(1);
+    if (plan.elements > 0 && std::find(b, b + divisors, T{0}) != b + divisors) {
+      return InvalidArgument(label + " division of integers by zero");
+    }
+    RunBinary(plan, threads, context.Input<T>(0), b, context.Output<T>(0), divide);
+    return Status();
+  });
+}
 
 }  // namespace caesura
 

@@ -123,7 +123,8 @@ Status CreateLoop(KernelInfo& info) {
       loop.outputs > results - 1) {
     return info.Invalid("with " + std::to_string(loop.carried) + " carried values and " +
                         std::to_string(loop.outputs) + " outputs has a body of " +
-                        std::to_string(graph.inputs().size()) + " inputs and " + std::to_string(results) + " outputs");
+                        std::to_string(graph.inputs().size()) + " inputs and " + std::to_string(results) +
+                        " outputs");
   }
   for (int i = 1 + loop.carried; i < results; ++i) loop.scan_types.push_back(graph.outputs()[i]->type());
   for (int i = 0; i < loop.outputs; ++i) info.SetOutputSizedInCompute(i);

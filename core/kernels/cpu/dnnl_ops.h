@@ -38,6 +38,9 @@ Result<DnnlCall> MakeDnnlConvBackwardWeights(KernelInfo& info, int threads, cons
 // Softmax, or its logarithm, along `axis`. Run({src, dst}); may run in place.
 Result<DnnlCall> MakeDnnlSoftmax(KernelInfo& info, int threads, const DnnlTensor& tensor, int axis, bool log);
 
+// exp of each element. Run({src, dst}); may run in place.
+Result<DnnlCall> MakeDnnlExp(KernelInfo& info, int threads, const DnnlTensor& tensor);
+
 }  // namespace caesura
 
 #endif  // CAESURA_CORE_KERNELS_CPU_DNNL_OPS_H_

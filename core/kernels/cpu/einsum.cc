@@ -108,7 +108,6 @@ class Compiler {
   Compiler(KernelInfo& info, EinsumEquation equation) : info_(info), equation_(std::move(equation)) {}
 
   Result<std::vector<Step>> Compile() {
-    DispatchNumeric(info_.InputDType(0), [&](auto) {});
     Operand current{equation_.operands[0], {Place::Kind::kInput, 0}};
     for (size_t i = 1; i < equation_.operands.size(); ++i) {
       ASSIGN_OR_RETURN(current, Contract(current, {equation_.operands[i], {Place::Kind::kInput, i}}, i + 1));
@@ -270,7 +269,6 @@ Status CreateEinsum(KernelInfo& info) {
   }
   Result<EinsumEquation> equation = ParseEinsumEquation(info.Attr<std::string>("equation", ""), shapes);
   if (!equation.ok()) return info.Invalid(equation.status().message());
-  Shape shape;
   std::vector<int64_t> dims;
   for (const EinsumDim& dim : equation->output) dims.push_back(dim.size);
   info.SetOutput(0, info.InputDType(0), Shape(std::move(dims)));

@@ -40,12 +40,14 @@ void RegisterIntegerConvKernels(KernelRegistry& registry);    // conv_integer.cc
 void RegisterDeformConvKernels(KernelRegistry& registry);     // conv_deform.cc
 void RegisterCausalConvKernels(KernelRegistry& registry);     // conv_causal.cc: CausalConvWithState
 void RegisterPoolKernels(KernelRegistry& registry);           // pool.cc
+void RegisterGlobalPoolKernels(KernelRegistry& registry);     // pool_global.cc: Global*, MaxUnpool
 void RegisterNormalizationKernels(KernelRegistry& registry);  // normalization.cc: softmax, norms
 void RegisterSoftmaxKernels(KernelRegistry& registry);        // softmax.cc
 void RegisterBatchNormKernels(KernelRegistry& registry);      // normalization_batch.cc: batch, instance, group
 void RegisterLpNormKernels(KernelRegistry& registry);         // normalization_lp.cc: Lp, MVN, LRN
 void RegisterLossKernels(KernelRegistry& registry);           // loss.cc: SoftmaxCrossEntropyLoss, NLL
-void RegisterRandomKernels(KernelRegistry& registry);         // random.cc: Random*, Bernoulli, Dropout, ...
+void RegisterRandomKernels(KernelRegistry& registry);         // random.cc, with the next one: Random*, Bernoulli, ...
+void RegisterDropoutKernels(KernelRegistry& registry);        // dropout.cc
 void RegisterRecurrentKernels(KernelRegistry& registry);      // recurrent.cc: RNN, GRU, LSTM
 void RegisterAttentionKernels(KernelRegistry& registry);      // attention.cc
 void RegisterRotaryKernels(KernelRegistry& registry);         // rotary.cc: RotaryEmbedding, SwiGLU
@@ -54,7 +56,8 @@ void RegisterImageKernels(KernelRegistry& registry);          // image.cc: Resiz
 void RegisterGridKernels(KernelRegistry& registry);           // image_grid.cc: GridSample, AffineGrid
 void RegisterRoiKernels(KernelRegistry& registry);            // image_roi.cc: RoiAlign, MaxRoiPool
 void RegisterBoxKernels(KernelRegistry& registry);            // image_boxes.cc: NonMaxSuppression, Col2Im
-void RegisterSignalKernels(KernelRegistry& registry);         // signal.cc: DFT, STFT, windows, MelWeightMatrix
+void RegisterSignalKernels(KernelRegistry& registry);         // signal.cc, with the next one: DFT, STFT
+void RegisterWindowKernels(KernelRegistry& registry);         // signal_window.cc: windows, MelWeightMatrix
 void RegisterSequenceKernels(KernelRegistry& registry);       // sequence.cc: sequences and optionals
 void RegisterOptionalKernels(KernelRegistry& registry);       // optional.cc
 void RegisterTextKernels(KernelRegistry& registry);           // text.cc: StringConcat, StringSplit, RegexFullMatch, ...

@@ -1,70 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = op(A) op(B), batched with broadcasting, where transA and transB swap
-// the last two dims without a copy.
+// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B), batched with broadcasting, where transA and
+// transB swap the last two dims without a copy.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/matmul_shape.h"
 #include "core/kernels/cpu/through_float.h"
 #include "core/kernels/kernel_context.h"
 
 namespace caesura {
 namespace {
 
-// An operand of MatMul as a stack of matrices.
-struct Operand {
-  Shape batch;
-  int64_t rows, columns;
-  MatrixStrides strides;
-};
-
-Operand MakeOperand(const Shape& shape, bool transpose) {
-  const int rank = shape.rank();
-  Operand out{Shape(std::vector<int64_t>(shape.begin(), shape.end() - 2)), shape[rank - 2], shape[rank - 1],
-              RowMajor(shape[rank - 1])};
-  if (transpose) {
-    std::swap(out.rows, out.columns);
-    std::swap(out.strides.row, out.strides.col);
-  }
-  return out;
-}
-
-// Strides over the dims of `batch` of an operand whose own batch dims are `own`; 0 where it broadcasts.
-std::vector<int64_t> BatchStrides(const Shape& batch, const Shape& own, int64_t matrix) {
-  std::vector<int64_t> out(batch.rank(), 0);
-  int64_t stride = matrix;
-  for (int d = own.rank() - 1; d >= 0; --d) {
-    if (own[d] != 1) out[batch.rank() - own.rank() + d] = stride;
-    stride *= own[d];
-  }
-  return out;
-}
-
-Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b) {
-  Shape a = info.InputShape(0), b = info.InputShape(1);
-  if (a.rank() == 0 || b.rank() == 0) return info.Invalid("operands of rank 1 or more expected, got a scalar");
+Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f) {
   if (info.InputDType(1) != info.InputDType(0)) return info.Invalid("operands of one dtype expected");
-  // A vector is a row on the left and a column on the right; its dim of one is left out of the result.
-  const bool vector_a = a.rank() == 1, vector_b = b.rank() == 1;
-  if (vector_a) a = Shape{1, a[0]};
-  if (vector_b) b = Shape{b[0], 1};
-  const Operand left = MakeOperand(a, trans_a && !vector_a), right = MakeOperand(b, trans_b && !vector_b);
-  if (left.columns != right.rows) {
-    return info.Invalid("inner dims must agree, got " + info.InputShape(0).ToString() + " and " +
-                        info.InputShape(1).ToString());
-  }
-  ASSIGN_OR_RETURN(const Shape batch, BroadcastShape(left.batch, right.batch));
-  std::vector<int64_t> dims = batch.dims();
-  if (!vector_a) dims.push_back(left.rows);
-  if (!vector_b) dims.push_back(right.columns);
-  info.SetOutput(0, info.InputDType(0), Shape(std::move(dims)));
-  GemmSpec spec{.dtype = info.InputDType(0), .m = left.rows, .n = right.columns, .k = left.columns,
-                .a = left.strides, .b = right.strides, .c = RowMajor(right.columns), .batch = batch.dims()};
-  spec.a_batch = BatchStrides(batch, left.batch, spec.m * spec.k);
-  spec.b_batch = BatchStrides(batch, right.batch, spec.k * spec.n);
-  spec.c_batch = BatchStrides(batch, batch, spec.m * spec.n);
-  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
+  ASSIGN_OR_RETURN(MatMulShape product, MakeMatMulShape(info, info.InputDType(0), info.InputShape(0),
+                                                        info.InputShape(1), {trans_a, trans_b}));
+  info.SetOutput(0, info.InputDType(0), std::move(product.output));
+  product.spec.alpha = alpha;
+  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(product.spec)));
   info.SetCompute([gemm = std::move(gemm)](KernelContext& context) {
     return gemm.Run(context, context.Input<void>(0), context.Input<void>(1), context.Output<void>(0));
   });
@@ -74,7 +29,8 @@ Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b) {
 Status CreateMatMul(KernelInfo& info) { return CreateProduct(info, false, false); }
 
 Status CreateFusedMatMul(KernelInfo& info) {
-  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0);
+  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0,
+                       info.Attr<float>("alpha", 1.0f));
 }
 
 // Y[m, n] = beta * C, where C's strides are 0 along broadcast axes.
@@ -101,17 +57,14 @@ Result<MatrixStrides> StridesOfC(const KernelInfo& info, int64_t m, int64_t n) {
 Status CreateGemm(KernelInfo& info) {
   const Shape &a = info.InputShape(0), &b = info.InputShape(1);
   if (a.rank() != 2 || b.rank() != 2) return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
-  const Operand left = MakeOperand(a, info.Attr<int64_t>("transA", 0) != 0);
-  const Operand right = MakeOperand(b, info.Attr<int64_t>("transB", 0) != 0);
-  if (left.columns != right.rows) {
-    return info.Invalid("inner dims must agree, got " + a.ToString() + " and " + b.ToString());
-  }
   const DType dtype = info.InputDType(0);
-  const int64_t m = left.rows, n = right.columns;
+  const MatMulTransposes transposes{info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0};
+  ASSIGN_OR_RETURN(MatMulShape product, MakeMatMulShape(info, dtype, a, b, transposes));
+  GemmSpec& spec = product.spec;
+  const int64_t m = spec.m, n = spec.n;
   const float alpha = info.Attr<float>("alpha", 1.0f), beta = info.Attr<float>("beta", 1.0f);
   info.SetOutput(0, dtype, Shape{m, n});
-  GemmSpec spec{.dtype = dtype, .m = m, .n = n, .k = left.columns, .a = left.strides, .b = right.strides,
-                .c = RowMajor(n), .alpha = alpha};
+  spec.alpha = alpha;
   MatrixStrides c;
   if (info.HasInput(2)) {
     ASSIGN_OR_RETURN(c, StridesOfC(info, m, n));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that are one strided copy, or one per tensor: Transpose, Expand, Tile, DepthToSpace, SpaceToDepth, Concat, Split.
+// Ops that are one strided copy, or one per tensor: Transpose, Expand, Tile, DepthToSpace, SpaceToDepth, Concat,
+// Split.
 #include <numeric>
 
 #include "core/base/status_macros.h"
@@ -101,8 +102,10 @@ Status CreateDepthToSpace(KernelInfo& info) {
   ASSIGN_OR_RETURN(const BlockSpec spec, ReadBlockSpec(info));
   const Shape& x = info.InputShape(0);
   const int64_t b = spec.block, depth = x[1] / (b * b);
-  if (x[1] % (b * b) != 0) return info.Invalid("input: depth is no multiple of blocksize squared: " + x.ToString());
-  const Shape split = spec.depth_first ? Shape{x[0], b, b, depth, x[2], x[3]} : Shape{x[0], depth, b, b, x[2], x[3]};
+  if (x[1] % (b * b) != 0)
+    return info.Invalid("input: depth is no multiple of blocksize squared: " + x.ToString());
+  const Shape split =
+      spec.depth_first ? Shape{x[0], b, b, depth, x[2], x[3]} : Shape{x[0], depth, b, b, x[2], x[3]};
   const std::vector<int64_t> perm =
       spec.depth_first ? std::vector<int64_t>{0, 3, 4, 1, 5, 2} : std::vector<int64_t>{0, 1, 4, 2, 5, 3};
   return CopyInto(info, Shape{x[0], depth, x[2] * b, x[3] * b}, PermutingBox(split, perm));
@@ -171,7 +174,8 @@ Status CreateConcat(KernelInfo& info) {
   return {};
 }
 
-// The extents of the outputs along the axis, from input `split`, or equal shares (the last one takes what is left).
+// The extents of the outputs along the axis, from input `split`, or equal shares (the last one takes what is
+// left).
 Result<std::vector<int64_t>> SplitExtents(const KernelInfo& info, int64_t dim) {
   const int count = info.output_count();
   std::vector<int64_t> extents = info.HostInts(1);
@@ -186,7 +190,8 @@ Result<std::vector<int64_t>> SplitExtents(const KernelInfo& info, int64_t dim) {
     sum += valid ? extent : 0;
   }
   if (!valid || sum != dim) {
-    return info.Invalid("split: expected " + std::to_string(count) + " extents that add up to " + std::to_string(dim));
+    return info.Invalid("split: expected " + std::to_string(count) + " extents that add up to " +
+                        std::to_string(dim));
   }
   return extents;
 }

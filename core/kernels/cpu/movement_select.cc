@@ -133,7 +133,8 @@ UniqueResult FindUnique(const T* x, const AxisView& view, bool sorted) {
 }
 
 Status WriteInts(KernelContext& context, int output, const std::vector<int64_t>& values) {
-  ASSIGN_OR_RETURN(Tensor y, context.AllocateOutput(output, DType::kInt64, Shape{static_cast<int64_t>(values.size())}));
+  ASSIGN_OR_RETURN(Tensor y,
+                   context.AllocateOutput(output, DType::kInt64, Shape{static_cast<int64_t>(values.size())}));
   std::copy(values.begin(), values.end(), y.data<int64_t>());
   return {};
 }

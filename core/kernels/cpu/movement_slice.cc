@@ -134,8 +134,8 @@ Status CreateTrilu(KernelInfo& info) {
   info.SetOutput(0, info.InputDType(0), shape);
   DispatchStorage(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([shape, upper](KernelContext& context) {
-      const int64_t* k = context.Input<int64_t>(1);
+    info.SetCompute([shape, upper, has_k = info.HasInput(1)](KernelContext& context) {
+      const int64_t* k = has_k ? context.Input<int64_t>(1) : nullptr;
       KeepTriangle(context.Input<T>(0), context.Output<T>(0), shape, k == nullptr ? 0 : *k, upper);
     });
   });
@@ -149,7 +149,8 @@ struct SequenceLayout {
 };
 
 template <typename T>
-Status ReverseSequences(const SequenceLayout& at, const T* x, const int64_t* lens, T* y, const std::string& label) {
+Status ReverseSequences(const SequenceLayout& at, const T* x, const int64_t* lens, T* y,
+                        const std::string& label) {
   for (int64_t b = 0; b < at.batch; ++b) {
     if (lens[b] < 0 || lens[b] > at.time) {
       return InvalidArgument(label + " sequence_lens: expected 0 to " + std::to_string(at.time) + ", got " +

@@ -77,7 +77,8 @@ Status SetRange(KernelInfo& info) {
   const Wide start = info.InputValue(0)->ToVector<Wide>()[0], limit = info.InputValue(1)->ToVector<Wide>()[0],
              delta = info.InputValue(2)->ToVector<Wide>()[0];
   const int64_t count = RangeCount(start, limit, delta);
-  if (count < 0) return info.Invalid("expected a delta that leads from start to limit in a finite number of steps");
+  if (count < 0)
+    return info.Invalid("expected a delta that leads from start to limit in a finite number of steps");
   ASSIGN_OR_RETURN(Shape shape, CheckDims(info, {count}, kDTypeOf<T>));
   info.SetOutput(0, kDTypeOf<T>, std::move(shape));
   info.SetCompute([start, delta, count](KernelContext& context) {
@@ -158,7 +159,7 @@ void RegisterGeneratorKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Constant", .create = CreateConstant});
   registry.Add({.op_type = "ConstantOfShape", .host_inputs = {0}, .create = CreateConstantOfShape});
   registry.Add({.op_type = "Range", .host_inputs = {0, 1, 2}, .create = CreateRange});
-  registry.Add({.op_type = "EyeLike", .create = CreateEyeLike});
+  registry.Add({.op_type = "EyeLike", .unread_inputs = {0}, .create = CreateEyeLike});
   registry.Add({.op_type = "NonZero", .create = CreateNonZero});
 }
 

@@ -55,32 +55,27 @@ Status CreateReshape(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   std::vector<int64_t> dims = info.HostInts(1);
   const bool keep_zero = info.Attr<int64_t>("allowzero", 0) != 0;
-  // A dim of -1 takes what is left. Dims copied by a 0 cancel on both sides, so that empty tensors work too.
-  int64_t unknown = -1, known = 1, total = shape.elements();
-  if (total == 0 && !keep_zero) total = 1;
-  const bool cancels = shape.elements() == 0 && !keep_zero;
+  // A dim of -1 takes what is left. Dims that a 0 copies stand on both sides and cancel, so that empty tensors
+  // work.
+  int64_t unknown = -1, known = 1, left = 1;
+  std::vector<bool> copied(std::max<size_t>(dims.size(), shape.rank()), false);
   for (size_t i = 0; i < dims.size(); ++i) {
-    const int axis = static_cast<int>(i);
-    if (dims[i] == -1 && unknown < 0) {
-      unknown = static_cast<int64_t>(i);
-      if (cancels && axis < shape.rank()) total *= shape[axis];
-      continue;
-    }
-    const bool copied = dims[i] == 0 && !keep_zero;
-    if (dims[i] < 0 || (copied && axis >= shape.rank())) {
+    copied[i] = dims[i] == 0 && !keep_zero;
+    const bool bad =
+        dims[i] < 0 ? dims[i] != -1 || unknown >= 0 : copied[i] && static_cast<int>(i) >= shape.rank();
+    if (bad || (dims[i] > 0 && __builtin_mul_overflow(known, dims[i], &known))) {
       return info.Invalid("shape: " + Shape(dims).ToString() + " does not fit " + shape.ToString());
     }
-    if (copied) dims[i] = shape[axis];
-    if (cancels && copied) continue;
-    if (cancels && axis < shape.rank()) total *= shape[axis];
-    if (__builtin_mul_overflow(known, dims[i], &known)) return info.Invalid("shape: the product overflows");
+    if (dims[i] == 0 && keep_zero) known = 0;
+    if (dims[i] == -1) unknown = static_cast<int64_t>(i);
+    if (copied[i]) dims[i] = shape[static_cast<int>(i)];
   }
-  for (int a = static_cast<int>(dims.size()); cancels && a < shape.rank(); ++a) total *= shape[a];
+  for (int a = 0; a < shape.rank(); ++a) left *= copied[a] ? 1 : shape[a];
   if (unknown >= 0) {
-    if (known == 0 || total % known != 0) {
+    if (known == 0 || left % known != 0) {
       return info.Invalid("shape: " + Shape(dims).ToString() + " leaves no dim for -1, given " + shape.ToString());
     }
-    dims[unknown] = total / known;
+    dims[unknown] = left / known;
   }
   return ViewAs(info, std::move(dims));
 }
@@ -132,8 +127,8 @@ Status CreateUnsqueeze(KernelInfo& info) {
 }  // namespace
 
 void RegisterShapeKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Shape", .host_outputs = {0}, .create = CreateShape});
-  registry.Add({.op_type = "Size", .host_outputs = {0}, .create = CreateSize});
+  registry.Add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateShape});
+  registry.Add({.op_type = "Size", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateSize});
   registry.Add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateReshape});
   registry.Add({.op_type = "Flatten", .aliases = {View(0, 0)}, .create = CreateFlatten});
   registry.Add({.op_type = "Squeeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateSqueeze});

@@ -8,9 +8,9 @@
 namespace caesura {
 
 struct SliceSpec {
-  Shape shape;                        // of the slice
-  int64_t offset = 0;                 // of its first element in the sliced tensor
-  std::vector<int64_t> strides;       // of its axes in the sliced tensor
+  Shape shape;                   // of the slice
+  int64_t offset = 0;            // of its first element in the sliced tensor
+  std::vector<int64_t> strides;  // of its axes in the sliced tensor
 };
 
 // Reads host inputs `first` (starts), first + 1 (ends), first + 2 (axes, optional), first + 3 (steps, optional).

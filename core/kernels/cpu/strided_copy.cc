@@ -42,22 +42,26 @@ void EraseAxis(StridedBox& box, size_t axis) {
   box.dst_strides.erase(box.dst_strides.begin() + axis);
 }
 
-// A tile is read row by row and written column by column through a buffer, so that each cache line of either side is
-// touched once, whatever the strides.
+struct TileSize {
+  int64_t rows, columns;  // at most kTile each
+};
+
+// A tile is read row by row and written column by column through a buffer, so that each cache line of either side
+// is touched once, whatever the strides.
 template <typename T>
-void TransposeTile(const T* src, int64_t src_step, int64_t rows, T* dst, int64_t dst_step, int64_t columns) {
+void TransposeTile(const T* src, int64_t src_step, T* dst, int64_t dst_step, TileSize size) {
   T buffer[kTile][kTile];
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) buffer[c][r] = src[r * src_step + c];
+  for (int64_t r = 0; r < size.rows; ++r) {
+    for (int64_t c = 0; c < size.columns; ++c) buffer[c][r] = src[r * src_step + c];
   }
-  for (int64_t c = 0; c < columns; ++c) {
-    for (int64_t r = 0; r < rows; ++r) dst[c * dst_step + r] = buffer[c][r];
+  for (int64_t c = 0; c < size.columns; ++c) {
+    for (int64_t r = 0; r < size.rows; ++r) dst[c * dst_step + r] = buffer[c][r];
   }
 }
 
 template <typename T>
 void TransposeFullTile(const T* src, int64_t src_step, T* dst, int64_t dst_step) {
-  TransposeTile(src, src_step, kTile, dst, dst_step, kTile);
+  TransposeTile(src, src_step, dst, dst_step, {kTile, kTile});
 }
 
 }  // namespace
@@ -166,7 +170,7 @@ void StridedCopy::CopyTiles(const T* src, T* dst) const {
         if (rows == kTile && columns == kTile) {
           TransposeFullTile(from + i * src_step_, src_step_, to + i, tile_dst_step_);
         } else {
-          TransposeTile(from + i * src_step_, src_step_, rows, to + i, tile_dst_step_, columns);
+          TransposeTile(from + i * src_step_, src_step_, to + i, tile_dst_step_, {rows, columns});
         }
       }
       if ((item + 1) % strips == 0) walk.Next();

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// What crosses the border between a run and its caller: values handed out at a yield and at the end, values taken in.
+#include <cstring>
+
+#include "core/base/status_macros.h"
+#include "core/execute/execution_state.h"
+
+namespace caesura {
+
+using Kind = PlannedBuffer::Kind;
+
+// What the caller gets is the caller's alone: a buffer that nothing else refers to, or a copy.
+Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, Allocator& allocator) {
+  const PlannedValue& value = plan_->values()[item.value];
+  const PlannedBuffer& buffer = plan_->buffers()[value.buffer];
+  if (buffer.kind == Kind::kFetch && item.move) {
+    std::shared_ptr<Buffer> owner = std::move(fetch_buffers_[buffer.index]);
+    const size_t offset = static_cast<char*>(addresses_[value.buffer]) - static_cast<char*>(owner->data());
+    return RuntimeValue(Tensor(value.dtype, value.shape, std::move(owner), offset));
+  }
+  RuntimeValue current = ValueOf(item.value);
+  if (!current.is_tensor()) return current;  // sequences are immutable and may be shared
+  // Two owners are this state and `current`; a kernel or a clone of the state may have kept the buffer too.
+  const std::shared_ptr<Buffer>& owner = current.tensor().buffer();
+  if (buffer.kind == Kind::kDynamic && item.move && owner->owns_memory() && owner.use_count() <= 2) return current;
+  ASSIGN_OR_RETURN(Tensor copy, current.tensor().Clone(allocator));
+  return RuntimeValue(std::move(copy));
+}
+
+Status ExecutionState::HandOutYield() {
+  const Yield& yield = plan_->yields()[yield_index_];
+  handed_out_.clear();
+  yielded_.clear();
+  for (const Yield::Item& item : yield.outputs) {
+    ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, FetchAllocator(-1)));
+    if (!plan_->values()[item.value].known) {
+      yielded_.resize(yield.outputs.size());
+      yielded_[handed_out_.size()] = FeedSpec::Of(value);
+    }
+    handed_out_.push_back(std::move(value));
+  }
+  return {};
+}
+
+Status ExecutionState::HandOutFetches() {
+  handed_out_.clear();
+  for (size_t i = 0; i < plan_->fetches().size(); ++i) {
+    const Yield::Item& item = plan_->fetches()[i];
+    ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, FetchAllocator(static_cast<int>(i))));
+    // A caller's buffer that the plan could not write directly (a view, an input passed through) is filled now.
+    const bool bound = i < options_.fetch_buffers.size() && options_.fetch_buffers[i].defined();
+    if (bound && value.is_tensor() && value.tensor().raw() != options_.fetch_buffers[i].raw()) {
+      const Tensor& given = options_.fetch_buffers[i];
+      if (given.dtype() != value.tensor().dtype() || given.shape() != value.tensor().shape()) {
+        return InvalidArgument("buffer for output '" + item.name + "' is " + DTypeName(given.dtype()) +
+                               given.shape().ToString() + ", the output is " + DTypeName(value.tensor().dtype()) +
+                               value.tensor().shape().ToString());
+      }
+      CopyElements(given.dtype(), value.tensor().raw(), given.raw(), given.elements());
+      value = given;
+    }
+    handed_out_.push_back(std::move(value));
+  }
+  return {};
+}
+
+std::vector<RuntimeValue> ExecutionState::TakeYielded() { return std::exchange(handed_out_, {}); }
+
+std::vector<RuntimeValue> ExecutionState::TakeFetches() { return std::exchange(handed_out_, {}); }
+
+// The gradient of one yielded value, in full: absent stands for zeros, one element for all.
+Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, RuntimeValue given) const {
+  const int of = yield.resume_of[index];
+  const PlannedValue& planned = plan_->values()[yield.resume_values[index]];
+  const bool seen = !planned.known && of < static_cast<int>(yielded_.size());
+  const bool is_tensor = planned.known || (seen && yielded_[of].is_tensor);
+  const DType dtype = seen ? yielded_[of].dtype : planned.dtype;
+  const Shape& shape = seen ? yielded_[of].shape : planned.shape;
+  if (!is_tensor) {
+    if (given.has_value()) return given;
+    return Unsupported("the gradient of '" + yield.outputs[of].name + "', which is no tensor, must be given");
+  }
+  const bool same_dtype = given.is_tensor() && given.tensor().dtype() == dtype;
+  if (same_dtype && given.tensor().shape() == shape) return given;
+  if (given.has_value() && !(same_dtype && given.tensor().elements() == 1)) {
+    const std::string what = given.is_tensor()
+                                 ? DTypeName(given.tensor().dtype()) + given.tensor().shape().ToString()
+                                 : "a sequence";
+    return InvalidArgument("the value given for '" + yield.outputs[of].name + "' must be " + DTypeName(dtype) +
+                           shape.ToString() + ", or absent, or one element; got " + what);
+  }
+  ASSIGN_OR_RETURN(Tensor full, Tensor::Allocate(dtype, shape, FetchAllocator(-1)));
+  const size_t size = DTypeSize(dtype);
+  if (!given.has_value()) std::memset(full.raw(), 0, full.bytes());
+  for (int64_t e = 0; given.has_value() && e < full.elements(); ++e) {
+    std::memcpy(static_cast<char*>(full.raw()) + e * size, given.tensor().raw(), size);
+  }
+  return RuntimeValue(std::move(full));
+}
+
+Status ExecutionState::Resume(std::vector<RuntimeValue> values) {
+  if (phase_ != Phase::kYielded) return InvalidArgument("Resume needs a state that has yielded");
+  const Yield& yield = plan_->yields()[yield_index_];
+  if (values.size() != yield.resume_values.size()) {
+    return InvalidArgument("the yield takes " + std::to_string(yield.resume_values.size()) + " values, got " +
+                           std::to_string(values.size()));
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (yield.resume_values[i] == 0) continue;
+    ASSIGN_OR_RETURN(RuntimeValue value, TakeIn(yield, static_cast<int>(i), std::move(values[i])));
+    SetDynamic(yield.resume_values[i], std::move(value));
+  }
+  handed_out_.clear();
+  yield_index_ = -1;
+  phase_ = Phase::kReady;
+  return {};
+}
+
+}  // namespace caesura

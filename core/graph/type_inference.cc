@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/graph/type_inference.h"
+
+#include <climits>
+
+#include "core/base/status_macros.h"
+#include "core/graph/op_schema.h"
+#include "core/load/graph_export.h"
+#include "onnx/defs/schema.h"
+#include "onnx/shape_inference/implementation.h"
+
+namespace caesura {
+namespace {
+
+constexpr int64_t kMaxConstantElements = 1024;
+constexpr size_t kMaxFaults = 20;
+
+// What onnx's inference functions see of a node.
+class NodeContext : public onnx::InferenceContext, public onnx::DataPropagationContext {
+ public:
+  NodeContext(Node& node, TypeInference& inference) : node_(node), inference_(inference) {
+    outputs_.resize(node.outputs().size());
+  }
+
+  const onnx::AttributeProto* getAttribute(const std::string& name) const override {
+    auto it = attributes_.find(name);
+    if (it != attributes_.end()) return &it->second;
+    auto found = node_.attributes().find(name);
+    if (found == node_.attributes().end()) return nullptr;
+    onnx::AttributeProto proto;
+    if (!AnyAttributeToProto(name, found->second, &proto).ok()) return nullptr;
+    return &attributes_.emplace(name, std::move(proto)).first->second;
+  }
+  size_t getNumInputs() const override { return node_.inputs().size(); }
+  const onnx::TypeProto* getInputType(size_t i) const override {
+    const Value* value = node_.input(static_cast<int>(i));
+    return value == nullptr ? nullptr : inference_.TypeOf(value);
+  }
+  bool hasInput(size_t i) const override { return node_.input(static_cast<int>(i)) != nullptr; }
+  const onnx::TensorProto* getInputData(size_t i) const override {
+    const Value* value = node_.input(static_cast<int>(i));
+    return value == nullptr ? nullptr : inference_.ConstantOf(value);
+  }
+  const onnx::SparseTensorProto* getInputSparseData(size_t) const override { return nullptr; }
+  const onnx::TensorShapeProto* getSymbolicInput(size_t i) const override {
+    const Value* value = node_.input(static_cast<int>(i));
+    return value == nullptr ? nullptr : inference_.DataOf(value);
+  }
+  size_t getNumOutputs() const override { return outputs_.size(); }
+  onnx::TypeProto* getOutputType(size_t i) override { return &outputs_.at(i); }
+  const onnx::TypeProto* getOutputType(size_t i) const override { return &outputs_.at(i); }
+  bool hasOutput(size_t i) override { return node_.output(static_cast<int>(i)) != nullptr; }
+  onnx::GraphInferencer* getGraphAttributeInferencer(const std::string& name) override;
+  std::string getDisplayName() const override { return node_.Label(); }
+
+  // Of data propagation; overloads the constant's bytes above.
+  const onnx::TensorShapeProto* getInputData(size_t i) override {
+    const Value* value = node_.input(static_cast<int>(i));
+    return value == nullptr ? nullptr : inference_.DataOf(value);
+  }
+  void addOutputData(size_t i, onnx::TensorShapeProto&& data) override {
+    const Value* value = node_.output(static_cast<int>(i));
+    if (value != nullptr) inference_.SetData(value, std::move(data));
+  }
+
+ private:
+  class BodyInferencer : public onnx::GraphInferencer {
+   public:
+    BodyInferencer(Graph& body, TypeInference& inference) : body_(body), inference_(inference) {}
+    std::vector<const onnx::TypeProto*> doInferencing(const std::vector<const onnx::TypeProto*>& input_types,
+                                                      const std::vector<const onnx::TensorProto*>&) override {
+      return inference_.InferBody(body_, input_types);
+    }
+
+   private:
+    Graph& body_;
+    TypeInference& inference_;
+  };
+
+  Node& node_;
+  TypeInference& inference_;
+  std::vector<onnx::TypeProto> outputs_;
+  mutable std::unordered_map<std::string, onnx::AttributeProto> attributes_;
+  std::unordered_map<std::string, std::unique_ptr<BodyInferencer>> bodies_;
+};
+
+onnx::GraphInferencer* NodeContext::getGraphAttributeInferencer(const std::string& name) {
+  auto* body = node_.FindAttr<std::shared_ptr<Graph>>(name);
+  if (body == nullptr) throw onnx::InferenceError("attribute '" + name + "' is no graph");
+  auto& inferencer = bodies_[name];
+  if (inferencer == nullptr) inferencer = std::make_unique<BodyInferencer>(**body, inference_);
+  return inferencer.get();
+}
+
+const onnx::OpSchema* OnnxSchema(const Node& node) {
+  const int version = node.since_version() > 0 ? node.since_version() : INT_MAX;
+  return onnx::OpSchemaRegistry::Schema(node.op_type(), version, node.domain());
+}
+
+// The tensor of a Constant node, whichever attribute it is in.
+bool ConstantTensor(const Node& node, Tensor* out) {
+  if (!node.Is("Constant")) return false;
+  if (auto* tensor = node.FindAttr<Tensor>("value")) return *out = *tensor, true;
+  if (auto* i = node.FindAttr<int64_t>("value_int")) return *out = Tensor::Scalar(*i), true;
+  if (auto* f = node.FindAttr<float>("value_float")) return *out = Tensor::Scalar(*f), true;
+  if (auto* v = node.FindAttr<std::vector<int64_t>>("value_ints")) {
+    return *out = Tensor::Of<int64_t>({static_cast<int64_t>(v->size())}, *v), true;
+  }
+  if (auto* v = node.FindAttr<std::vector<float>>("value_floats")) {
+    return *out = Tensor::Of<float>({static_cast<int64_t>(v->size())}, *v), true;
+  }
+  return false;
+}
+
+// Whether a missing type among the inputs may be why inference failed.
+bool KnowsAllInputs(const Node& node) {
+  for (const Value* input : node.inputs()) {
+    if (input != nullptr && (input->type().kind == ValueType::Kind::kUnknown ||
+                             (input->type().is_tensor() && input->type().dtype == DType::kUndefined))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool MergeTypes(const ValueType& found, ValueType* type) {
+  if (found.kind == ValueType::Kind::kUnknown) return true;
+  if (type->kind == ValueType::Kind::kUnknown) {
+    *type = found;
+    return true;
+  }
+  if (type->kind != found.kind) return false;
+  if (found.kind != ValueType::Kind::kTensor) {
+    ValueType element = type->element ? *type->element : ValueType();
+    if (found.element && !MergeTypes(*found.element, &element)) return false;
+    type->element = std::make_shared<const ValueType>(std::move(element));
+    return true;
+  }
+  if (type->dtype == DType::kUndefined) type->dtype = found.dtype;
+  if (found.dtype != DType::kUndefined && type->dtype != found.dtype) return false;
+  if (!found.shape) return true;
+  if (!type->shape || type->shape->size() != found.shape->size()) {
+    type->shape = found.shape;
+    return true;
+  }
+  for (size_t i = 0; i < found.shape->size(); ++i) {
+    const Dim& dim = (*found.shape)[i];
+    Dim& kept = (*type->shape)[i];
+    if (dim.known() || (!kept.known() && kept.symbol.empty())) kept = dim;
+  }
+  return true;
+}
+
+void TypeInference::Fault(const Node& node, const std::string& what) {
+  if (faults_.size() < kMaxFaults) faults_.push_back(node.Label() + " " + what);
+}
+
+Status TypeInference::Verdict() const {
+  if (faults_.empty()) return {};
+  std::string text = "these nodes do not fit their inputs:";
+  for (const std::string& fault : faults_) text += "\n  " + fault;
+  return InvalidModel(text);
+}
+
+const onnx::TypeProto* TypeInference::TypeOf(const Value* value) {
+  if (value->type().kind == ValueType::Kind::kUnknown) return nullptr;
+  auto it = types_.find(value);
+  if (it == types_.end()) {
+    it = types_.emplace(value, onnx::TypeProto()).first;
+    TypeToProto(value->type(), &it->second);
+  }
+  return it->second.value_case() == onnx::TypeProto::VALUE_NOT_SET ? nullptr : &it->second;
+}
+
+const onnx::TensorProto* TypeInference::ConstantOf(const Value* value) {
+  auto it = constants_.find(value);
+  if (it != constants_.end()) return &it->second;
+  Tensor tensor;
+  const Tensor* initializer = value->graph()->Initializer(value);
+  if (initializer != nullptr && !value->graph()->IsGraphInput(value)) {
+    tensor = *initializer;
+  } else if (value->producer() == nullptr || !ConstantTensor(*value->producer(), &tensor)) {
+    return nullptr;
+  }
+  if (tensor.elements() > kMaxConstantElements || !tensor.device().is_host()) return nullptr;
+  onnx::TensorProto proto;
+  proto.set_name(value->name());
+  TensorToProto(tensor, &proto);
+  return &constants_.emplace(value, std::move(proto)).first->second;
+}
+
+const onnx::TensorShapeProto* TypeInference::DataOf(const Value* value) {
+  auto it = data_.find(value);
+  if (it != data_.end()) return &it->second;
+  onnx::TensorShapeProto data;
+  const ValueType& type = value->type();
+  const onnx::TensorProto* constant = ConstantOf(value);
+  if (constant != nullptr && constant->dims_size() <= 1) {
+    Result<Tensor> tensor = TensorFromProto(*constant);
+    if (!tensor.ok() || (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32)) return nullptr;
+    for (int64_t element : tensor->ToVector<int64_t>()) data.add_dim()->set_dim_value(element);
+  } else if (type.is_tensor() && (type.dtype == DType::kInt64 || type.dtype == DType::kInt32) && type.shape &&
+             type.shape->size() == 1 && type.shape->front().known() &&
+             type.shape->front().value <= kMaxConstantElements) {
+    // Its length is known, its elements are not.
+    for (int64_t i = 0; i < type.shape->front().value; ++i) data.add_dim();
+  } else {
+    return nullptr;
+  }
+  return &data_.emplace(value, std::move(data)).first->second;
+}
+
+void TypeInference::ReserveSymbols(const Graph& graph) {
+  for (const Value* value : graph.Values()) {
+    if (!value->type().shape) continue;
+    for (const Dim& dim : *value->type().shape) {
+      if (!dim.symbol.empty()) symbols_.insert(dim.symbol);
+    }
+  }
+  for (const auto& node : graph.nodes()) {
+    for (const Graph* body : node->Subgraphs()) ReserveSymbols(*body);
+  }
+}
+
+std::string TypeInference::FreshSymbol() {
+  std::string symbol;
+  do {
+    symbol = "unk__" + std::to_string(symbol_count_++);
+  } while (!symbols_.insert(symbol).second);
+  return symbol;
+}
+
+void TypeInference::NameUnknownDims(ValueType* type) {
+  if (!make_symbols_ || !type->is_tensor() || !type->shape) return;
+  for (Dim& dim : *type->shape) {
+    if (!dim.known() && dim.symbol.empty()) dim.symbol = FreshSymbol();
+  }
+}
+
+void TypeInference::SetType(Value* value, ValueType type) {
+  NameUnknownDims(&type);
+  types_.erase(value);
+  value->set_type(std::move(type));
+}
+
+Status TypeInference::Merge(Node& node, Value* output, const onnx::TypeProto& found) {
+  ValueType type = output->type();
+  const ValueType inferred = TypeFromProto(found);
+  if (!MergeTypes(inferred, &type)) {
+    return InvalidModel("makes '" + output->name() + "' a " + inferred.ToString() + ", but it is declared as " +
+                        output->type().ToString());
+  }
+  (void)node;
+  SetType(output, std::move(type));
+  return {};
+}
+
+void TypeInference::InferGraph(Graph& graph) {
+  for (Value* input : graph.inputs()) SetType(input, input->type());
+  for (const auto& node : graph.nodes()) InferNode(*node);
+}
+
+std::vector<const onnx::TypeProto*> TypeInference::InferBody(Graph& body,
+                                                             const std::vector<const onnx::TypeProto*>& input_types) {
+  if (input_types.size() != body.inputs().size()) {
+    throw onnx::InferenceError("its body has " + std::to_string(body.inputs().size()) + " inputs, not " +
+                               std::to_string(input_types.size()));
+  }
+  for (size_t i = 0; i < input_types.size(); ++i) {
+    if (input_types[i] == nullptr) continue;
+    Value* input = body.inputs()[i];
+    ValueType type = input->type();
+    if (!MergeTypes(TypeFromProto(*input_types[i]), &type)) {
+      throw onnx::InferenceError("its body wants '" + input->name() + "' as " + input->type().ToString());
+    }
+    SetType(input, std::move(type));
+  }
+  inferred_bodies_.insert(&body);
+  InferGraph(body);
+  std::vector<const onnx::TypeProto*> out;
+  for (const Value* output : body.outputs()) {
+    const onnx::TypeProto* type = TypeOf(output);
+    if (type == nullptr) type = &unknown_types_.emplace_back();
+    out.push_back(type);
+  }
+  return out;
+}
+
+void TypeInference::InferNode(Node& node) {
+  const onnx::OpSchema* schema = OnnxSchema(node);
+  if (schema != nullptr) {
+    InferFromSchema(node, *schema);
+  } else {
+    InferRegistered(node);
+  }
+  // Bodies of ops that do not ask for them.
+  for (Graph* body : node.Subgraphs()) {
+    if (inferred_bodies_.insert(body).second) InferGraph(*body);
+  }
+}
+
+void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
+  NodeContext context(node, *this);
+  const bool knows_inputs = KnowsAllInputs(node);
+  try {
+    if (schema.has_type_and_shape_inference_function()) {
+      schema.GetTypeAndShapeInferenceFunction()(context);
+    } else if (schema.HasFunction()) {
+      onnx::shape_inference::DataValueMap values;
+      onnx::shape_inference::InferShapeForFunctionNode(*schema.GetFunction(), onnx::OpSchemaRegistry::Instance(),
+                                                       context, onnx::ShapeInferenceOptions(false, 0, true), {},
+                                                       nullptr, &values);
+    }
+    if (knows_inputs) schema.CheckInputOutputType(context);
+  } catch (const std::exception& e) {
+    if (knows_inputs) Fault(node, e.what());
+    return;
+  }
+  onnx::InferenceContext& inferred = context;
+  for (size_t i = 0; i < node.outputs().size(); ++i) {
+    Value* output = node.outputs()[i];
+    if (output == nullptr) continue;
+    Status status = Merge(node, output, *inferred.getOutputType(i));
+    if (!status.ok()) Fault(node, status.message());
+  }
+  if (!schema.has_data_propagation_function()) return;
+  try {
+    schema.GetDataPropagationFunction()(context);
+  } catch (const std::exception&) {
+    // What the values are stays unknown.
+  }
+}
+
+void TypeInference::InferRegistered(Node& node) {
+  const OpSchemaSpec* spec = FindOpSchemaSpec(node.op_type(), node.domain());
+  if (spec == nullptr) return;
+  if (spec->infer) {
+    Status status = spec->infer(*node.graph(), &node);
+    if (!status.ok()) Fault(node, status.message());
+    for (const Value* output : node.outputs()) types_.erase(output);
+    return;
+  }
+  for (size_t i = 0; i < node.outputs().size() && !spec->type_of_output.empty(); ++i) {
+    const int from = spec->type_of_output[std::min(i, spec->type_of_output.size() - 1)];
+    const Value* input = from < 0 ? nullptr : node.input(from);
+    Value* output = node.outputs()[i];
+    if (input == nullptr || output == nullptr) continue;
+    ValueType type = output->type();
+    if (!MergeTypes(input->type(), &type)) {
+      Fault(node, "makes '" + output->name() + "' a " + input->type().ToString() + ", but it is declared as " +
+                      output->type().ToString());
+      continue;
+    }
+    SetType(output, std::move(type));
+  }
+}
+
+}  // namespace caesura

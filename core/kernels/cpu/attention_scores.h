@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// From raw scores Q K^T to probabilities, for Attention and its gradient.
+#ifndef CAESURA_CORE_KERNELS_CPU_ATTENTION_SCORES_H_
+#define CAESURA_CORE_KERNELS_CPU_ATTENTION_SCORES_H_
+
+#include <cmath>
+
+#include "core/base/status_macros.h"
+#include "core/kernels/cpu/attention_spec.h"
+#include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/parallel.h"
+
+namespace caesura {
+
+// scores = softcap * tanh(scores / softcap), over all of them.
+template <typename T>
+void CapScores(const AttentionSpec& s, int threads, T* scores) {
+  if (s.softcap <= 0) return;
+  const T cap = static_cast<T>(s.softcap);
+  ParallelFor(threads, s.score_count(), kParallelGrain / 16, [=](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) scores[i] = cap * std::tanh(scores[i] / cap);
+  });
+}
+
+// Adds the bias to each row; rows that may look nowhere become zero instead, which `blind` (one byte a row) marks.
+template <typename T>
+void BiasScores(const AttentionSpec& s, int threads, const void* mask, const int64_t* lengths, T* scores,
+                uint8_t* blind) {
+  const int64_t rows = s.batch * s.q.heads * s.q.positions;
+  ParallelFor(threads, rows, 1 + kParallelGrain / (2 * s.total + 1), [=, &s](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads, b = r / s.q.positions / s.q.heads;
+      blind[r] = s.AddBias(b, head, i, mask, lengths, scores + r * s.total) ? 0 : 1;
+    }
+  });
+}
+
+// Softmax over keys, in place; blind rows end as zeros.
+class ScoreSoftmax {
+ public:
+  static Result<ScoreSoftmax> Make(KernelInfo& info, DType dtype, const AttentionSpec& s) {
+    ScoreSoftmax out;
+    out.threads_ = info.threads();
+    if (dtype != DType::kFloat32 || s.score_count() < 64) return out;
+    const int threads = DnnlThreads(info.threads(), 8 * s.score_count());
+    Result<DnnlCall> call = MakeDnnlSoftmax(info, threads, {dtype, {s.score_count() / s.total, s.total}, {}}, 1, false);
+    if (call.ok()) out.dnnl_ = *std::move(call);
+    else if (call.status().code() != StatusCode::kUnsupported) return call.status();
+    return out;
+  }
+
+  template <typename T>
+  Status Run(const AttentionSpec& s, KernelContext& context, const uint8_t* blind, T* scores) const {
+    if (s.score_count() == 0) return {};
+    const int64_t rows = s.score_count() / s.total, n = s.total;
+    if (dnnl_.defined()) RETURN_IF_ERROR(dnnl_.Run(context, {scores, scores}));
+    const bool done = dnnl_.defined();
+    ParallelFor(threads_, rows, 1 + kParallelGrain / (16 * n), [=](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        T* row = scores + r * n;
+        if (blind[r] != 0) {
+          std::fill_n(row, n, T(0));
+        } else if (!done) {
+          Line(row, n);
+        }
+      }
+    });
+    return {};
+  }
+
+ private:
+  template <typename T>
+  static void Line(T* row, int64_t n) {
+    const T max = *std::max_element(row, row + n);
+    T sum = 0;
+    for (int64_t j = 0; j < n; ++j) sum += row[j] = std::exp(row[j] - max);
+    for (int64_t j = 0; j < n; ++j) row[j] /= sum;
+  }
+
+  int threads_ = 1;
+  DnnlCall dnnl_;
+};
+
+// Copies between a tensor in `from` layout and one in `to` layout, of which the latter starts at position `at`.
+template <typename T>
+void CopyHeads(int64_t batch, const HeadLayout& from, const T* x, const HeadLayout& to, int64_t at, T* y) {
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < from.heads; ++h) {
+      for (int64_t i = 0; i < from.positions; ++i) {
+        std::copy_n(x + b * from.batch_stride + h * from.head_stride + i * from.row_stride, from.size,
+                    y + b * to.batch_stride + h * to.head_stride + (at + i) * to.row_stride);
+      }
+    }
+  }
+}
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CPU_ATTENTION_SCORES_H_

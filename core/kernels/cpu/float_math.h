@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// exp, log, tanh, erf and what is made of them, for float: without branches and calls, so that loops over them become
+// vector code, and right to about 2 units in the last place with the usual answers for infinities and NaN. For other
+// types the same names give <cmath>'s functions: `math::Exp(x)` in a template is fast for float and exact for double.
+//
+// Polynomials are minimax fits (tests/core/kernels measures their error).
+#ifndef CAESURA_CORE_KERNELS_CPU_FLOAT_MATH_H_
+#define CAESURA_CORE_KERNELS_CPU_FLOAT_MATH_H_
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace caesura::math {
+
+// a[0] + a[1] x + a[2] x^2 + ...
+template <typename... A>
+inline float Polynomial(float x, float first, A... rest) {
+  if constexpr (sizeof...(rest) == 0) {
+    return first;
+  } else {
+    return first + x * Polynomial(x, rest...);
+  }
+}
+
+template <typename T>
+inline T Exp(T x) {
+  return std::exp(x);
+}
+// x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r.
+inline float Exp(float x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const float raised = x < -104.0f ? -104.0f : x;
+  const float cut = raised > 89.0f ? 89.0f : raised;
+  const float shifted = cut * 1.44269504f + kRound;
+  const float n = shifted - kRound;
+  const float r = (cut - n * 0.693145752f) - n * 1.42860682e-6f;
+  const float e = 1.0f + (r + r * r * Polynomial(r, 0.5f, 1.666666716e-1f, 4.166623577e-2f, 8.333260193e-3f,
+                                                 1.394838560e-3f, 1.992095786e-4f));
+  // 2^n in two factors, as n may be out of the range of normal exponents.
+  const int32_t power = static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound));
+  const int32_t half = power >> 1;
+  const float scale0 = std::bit_cast<float>(static_cast<uint32_t>(half + 127) << 23);
+  const float scale1 = std::bit_cast<float>((static_cast<uint32_t>(power) - static_cast<uint32_t>(half) + 127u) << 23);
+  return e * scale0 * scale1;
+}
+
+template <typename T>
+inline T Log(T x) {
+  return std::log(x);
+}
+// x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)).
+inline float Log(float x) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const bool subnormal = x < std::numeric_limits<float>::min();
+  const uint32_t bits = std::bit_cast<uint32_t>(x * (subnormal ? 8388608.0f : 1.0f));
+  const int32_t exponent = static_cast<int32_t>(bits - 0x3f3504f3u) >> 23;
+  const float f = std::bit_cast<float>(bits - (static_cast<uint32_t>(exponent) << 23)) - 1.0f;
+  const float e = static_cast<float>(exponent) - (subnormal ? 23.0f : 0.0f);
+  const float tail = Polynomial(f, 3.333331048e-1f, -2.500000894e-1f, 2.000216693e-1f, -1.666809022e-1f,
+                                1.421855241e-1f, -1.240308657e-1f, 1.189352497e-1f, -1.169432476e-1f,
+                                6.757530570e-2f);
+  const float log_f = f + f * f * (f * tail - 0.5f);
+  const float log = e * 0.693145752f + (log_f + e * 1.42860682e-6f);
+  const float usual = x < kInfinity ? log : x;
+  const float positive = x < 0 ? std::numeric_limits<float>::quiet_NaN() : usual;
+  return x == 0 ? -kInfinity : positive;
+}
+
+// ln(1 + x) for x in [0, 1].
+template <typename T>
+inline T LogOnePlusUnit(T x) {
+  return std::log1p(x);
+}
+inline float LogOnePlusUnit(float x) {
+  const float sum = 1.0f + x;
+  return Log(sum) + (x - (sum - 1.0f)) / sum;  // with what the addition rounded off
+}
+
+template <typename T>
+inline T ExpMinusOne(T x) {
+  return std::expm1(x);
+}
+inline float ExpMinusOne(float x) {
+  const float small = x + x * x * Polynomial(x, 0.5f, 1.666666716e-1f, 4.166623577e-2f, 8.333260193e-3f,
+                                             1.394838560e-3f, 1.992095786e-4f);
+  const float large = Exp(x) - 1.0f;
+  return std::fabs(x) < 0.34f ? small : large;
+}
+
+template <typename T>
+inline T Tanh(T x) {
+  return std::tanh(x);
+}
+inline float Tanh(float x) {
+  const float magnitude = std::fabs(x), z = x * x;
+  const float small = magnitude + magnitude * z * Polynomial(z, -3.333328366e-1f, 1.333149076e-1f, -5.374349654e-2f,
+                                                             2.065057866e-2f, -5.717036780e-3f);
+  const float large = 1.0f - 2.0f / (Exp(2.0f * magnitude) + 1.0f);
+  return std::copysign(magnitude < 0.625f ? small : large, x);
+}
+
+template <typename T>
+inline T Erf(T x) {
+  return std::erf(x);
+}
+// A polynomial below 1; 1 - e^-p above, with p a polynomial for -ln(erfc).
+inline float Erf(float x) {
+  const float magnitude = std::fabs(x), z = x * x;
+  const float small = magnitude * Polynomial(z, 1.128379107e+0f, -3.761262596e-1f, 1.128360033e-1f, -2.685444430e-2f,
+                                             5.189535208e-3f, -8.020841051e-4f, 7.889119297e-5f);
+  const float cut = magnitude > 4.0f ? 4.0f : magnitude;
+  const float p = Polynomial(cut, -1.884702506e-4f, 1.129580379e+0f, 6.332163811e-1f, 1.084221229e-1f,
+                             -2.521035261e-2f, 4.205289297e-3f, -4.414735595e-4f, 2.169768777e-5f);
+  return std::copysign(magnitude < 1.0f ? small : 1.0f - Exp(-p), x);
+}
+
+// 1 / (1 + e^-x)
+template <typename T>
+inline T Sigmoid(T x) {
+  return 1 / (1 + Exp(-x));
+}
+
+// ln(1 + e^x)
+template <typename T>
+inline T Softplus(T x) {
+  return (x < 0 ? T{0} : x) + LogOnePlusUnit(Exp(-std::fabs(x)));
+}
+
+// tanh(ln(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2); 1 beyond 20.
+template <typename T>
+inline T TanhOfSoftplus(T x) {
+  return std::tanh(Softplus(x));
+}
+inline float TanhOfSoftplus(float x) {
+  const float e = Exp(x > 20.0f ? 20.0f : x), n = e * (e + 2.0f);
+  return n / (n + 2.0f);
+}
+
+}  // namespace caesura::math
+
+#endif  // CAESURA_CORE_KERNELS_CPU_FLOAT_MATH_H_

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: loss = -weight[label] * log_prob[label], reduced.
+#include <cmath>
+
+#include "core/base/status_macros.h"
+#include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/loss_spec.h"
+#include "core/kernels/cpu/parallel.h"
+#include "core/kernels/kernel_context.h"
+
+namespace caesura {
+namespace {
+
+template <typename T>
+Status ReduceLoss(const LossSpec& spec, KernelContext& context, const T* log_prob) {
+  const LossTargets<T> targets(spec, context);
+  RETURN_IF_ERROR(targets.Check());
+  T* out = context.Output<T>(0);
+  double sum = 0;
+  for (int64_t i = 0; i < spec.samples(); ++i) {
+    const int64_t label = targets.Label(i);
+    const Accumulator<T> loss =
+        targets.IsIgnored(label)
+            ? 0
+            : -static_cast<Accumulator<T>>(log_prob[spec.ScoreAt(i, label)]) * targets.Weight(label);
+    if (spec.reduction == LossReduction::kNone) out[i] = T(loss);
+    sum += loss;
+  }
+  if (spec.reduction == LossReduction::kMean) sum /= targets.TotalWeight();
+  if (spec.reduction != LossReduction::kNone) out[0] = T(static_cast<Accumulator<T>>(sum));
+  return {};
+}
+
+// y = log softmax of x along the classes.
+template <typename T>
+void LogSoftmax(int threads, const LossSpec& s, const T* x, T* y) {
+  using Acc = Accumulator<T>;
+  ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1), [=](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t at = s.ScoreAt(i, 0), step = s.positions;
+      Acc max = x[at], sum = 0;
+      for (int64_t c = 1; c < s.classes; ++c) max = std::max<Acc>(max, x[at + c * step]);
+      for (int64_t c = 0; c < s.classes; ++c) sum += std::exp(Acc(x[at + c * step]) - max);
+      const Acc shift = max + std::log(sum);
+      for (int64_t c = 0; c < s.classes; ++c) y[at + c * step] = T(Acc(x[at + c * step]) - shift);
+    }
+  });
+}
+
+Result<DnnlCall> MakeLogSoftmax(KernelInfo& info, DType dtype, const LossSpec& s) {
+  const int64_t count = s.samples() * s.classes;
+  if (count < 64 || (dtype != DType::kFloat32 && dtype != DType::kBFloat16)) return info.Refuse("small or wide");
+  DnnlTensor tensor{dtype, {s.batch, s.classes}, {}};
+  if (s.positions > 1) tensor.dims.push_back(s.positions);
+  return MakeDnnlSoftmax(info, DnnlThreads(info.threads(), 8 * count), tensor, 1, true);
+}
+
+void SetLossOutput(KernelInfo& info, const LossSpec& spec) {
+  info.SetOutput(0, info.InputDType(0),
+                 spec.reduction == LossReduction::kNone ? info.InputShape(1) : Shape{});
+}
+
+Status CreateCrossEntropy(KernelInfo& info) {
+  const DType dtype = info.InputDType(0);
+  ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, info.InputShape(0), 1, 2));
+  SetLossOutput(info, spec);
+  info.SetOutput(1, dtype, info.InputShape(0));
+  const bool has_log_prob = info.HasOutput(1);
+  if (spec.classes == 0) return info.Invalid("at least one class expected");
+  Result<DnnlCall> dnnl = MakeLogSoftmax(info, dtype, spec);
+  if (!dnnl.ok() && dnnl.status().code() != StatusCode::kUnsupported) return dnnl.status();
+  const DnnlCall call = dnnl.ok() ? *dnnl : DnnlCall();
+  const size_t scratch = has_log_prob ? 0 : info.BookScratch(info.InputShape(0).elements() * DTypeSize(dtype));
+  const int threads = info.threads();
+  DispatchFloat(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([=](KernelContext& context) {
+      const T* x = context.Input<T>(0);
+      T* log_prob = has_log_prob ? context.Output<T>(1) : context.Scratch<T>(scratch);
+      if (call.defined()) {
+        RETURN_IF_ERROR(call.Run(context, {x, log_prob}));
+      } else {
+        LogSoftmax(threads, spec, x, log_prob);
+      }
+      return ReduceLoss<T>(spec, context, log_prob);
+    });
+  });
+  return {};
+}
+
+Status CreateNegativeLogLikelihood(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, info.InputShape(0), 1, 2));
+  SetLossOutput(info, spec);
+  DispatchFloat(info.InputDType(0), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([=](KernelContext& context) { return ReduceLoss<T>(spec, context, context.Input<T>(0)); });
+  });
+  return {};
+}
+
+}  // namespace
+
+void RegisterLossKernels(KernelRegistry& registry) {
+  registry.Add({.op_type = "SoftmaxCrossEntropyLoss", .types = kFloatTypes, .create = CreateCrossEntropy});
+  registry.Add({.op_type = "NegativeLogLikelihoodLoss", .types = kFloatTypes, .create = CreateNegativeLogLikelihood});
+}
+
+}  // namespace caesura

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shape rules of ONNX's MatMul, as sizes and strides of a Gemm.
+#ifndef CAESURA_CORE_KERNELS_CPU_MATMUL_SHAPE_H_
+#define CAESURA_CORE_KERNELS_CPU_MATMUL_SHAPE_H_
+
+#include "core/kernels/cpu/gemm.h"
+
+namespace caesura {
+
+// Swaps of the last two dims of an operand; vectors are not swapped.
+struct MatMulTransposes {
+  bool a = false, b = false;
+};
+
+struct MatMulShape {
+  GemmSpec spec;
+  Shape output;  // without the dims of one that a vector operand took in the product
+};
+
+Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b, MatMulTransposes swap = {});
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CPU_MATMUL_SHAPE_H_

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softmax, LogSoftmax and Hardmax along one axis. Large float32 and bfloat16 tensors go to oneDNN.
+#include <cmath>
+
+#include "core/base/status_macros.h"
+#include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/factory_checks.h"
+#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/row_math.h"
+#include "core/kernels/kernel_context.h"
+
+namespace caesura {
+namespace {
+
+// Elements below which a oneDNN call costs more than the loop.
+constexpr int64_t kSmallSoftmax = 64;
+
+// The tensor as [outer, count, inner], the axis in the middle.
+struct AxisView {
+  int64_t outer, count, inner;
+};
+
+enum class Kind { kSoftmax, kLogSoftmax, kHardmax };
+
+// One line along the axis; neighbours are `step` apart.
+template <Kind kind, typename T>
+void NormalizeLine(const T* x, T* y, int64_t n, int64_t step) {
+  using Acc = Accumulator<T>;
+  int64_t best = 0;
+  Acc max = x[0];
+  for (int64_t i = 1; i < n; ++i) {
+    const Acc v = x[i * step];
+    if (v > max || (v != v && max == max)) {
+      max = v;
+      best = i;
+    }
+  }
+  if constexpr (kind == Kind::kHardmax) {
+    for (int64_t i = 0; i < n; ++i) y[i * step] = T(i == best ? 1.0f : 0.0f);
+    return;
+  }
+  Acc sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<Acc>(x[i * step]) - max);
+  if constexpr (kind == Kind::kLogSoftmax) {
+    const Acc log_sum = std::log(sum);
+    for (int64_t i = 0; i < n; ++i) y[i * step] = T(static_cast<Acc>(x[i * step]) - max - log_sum);
+  } else {
+    const Acc scale = 1 / sum;
+    for (int64_t i = 0; i < n; ++i) y[i * step] = T(std::exp(static_cast<Acc>(x[i * step]) - max) * scale);
+  }
+}
+
+template <Kind kind, typename T>
+void SetPlain(KernelInfo& info, AxisView view) {
+  const int threads = info.threads();
+  info.SetCompute([=](KernelContext& context) {
+    const T* x = context.Input<T>(0);
+    T* y = context.Output<T>(0);
+    const int64_t cost = 16 * view.count;
+    ParallelFor(threads, view.outer * view.inner, 1 + kParallelGrain / cost, [=](int64_t first, int64_t last) {
+      for (int64_t line = first; line < last; ++line) {
+        const int64_t offset = line / view.inner * view.count * view.inner + line % view.inner;
+        NormalizeLine<kind>(x + offset, y + offset, view.count, view.inner);
+      }
+    });
+  });
+}
+
+template <Kind kind>
+Status Create(KernelInfo& info) {
+  const Shape& shape = info.InputShape(0);
+  const DType dtype = info.InputDType(0);
+  info.SetOutput(0, dtype, shape);
+  if (shape.rank() == 0) return info.Invalid("a tensor of rank 1 or more expected, got a scalar");
+  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.rank()));
+  const AxisView view{shape.Elements(0, axis), shape[axis], shape.Elements(axis + 1, shape.rank())};
+  if (shape.elements() == 0) {
+    info.SetCompute([](KernelContext&) {});
+    return {};
+  }
+  const bool dnnl_type = dtype == DType::kFloat32 || dtype == DType::kBFloat16;
+  if (kind != Kind::kHardmax && dnnl_type && shape.elements() >= kSmallSoftmax) {
+    DnnlTensor tensor{dtype, {view.outer, view.count}, {}};
+    if (view.inner > 1) tensor.dims.push_back(view.inner);
+    const int threads = DnnlThreads(info.threads(), 8 * shape.elements());
+    Result<DnnlCall> call = MakeDnnlSoftmax(info, threads, tensor, 1, kind == Kind::kLogSoftmax);
+    if (call.ok()) {
+      info.SetCompute([call = *std::move(call)](KernelContext& context) {
+        return call.Run(context, {context.Input<void>(0), context.Output<void>(0)});
+      });
+      return {};
+    }
+    if (call.status().code() != StatusCode::kUnsupported) return call.status();
+  }
+  DispatchFloat(dtype, [&](auto tag) { SetPlain<kind, typename decltype(tag)::type>(info, view); });
+  return {};
+}
+
+}  // namespace
+
+void RegisterSoftmaxKernels(KernelRegistry& registry) {
+  registry.Add({.op_type = "Softmax", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = Create<Kind::kSoftmax>});
+  registry.Add(
+      {.op_type = "LogSoftmax", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = Create<Kind::kLogSoftmax>});
+  registry.Add({.op_type = "Hardmax", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = Create<Kind::kHardmax>});
+}
+
+}  // namespace caesura

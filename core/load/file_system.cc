@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/load/file_system.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/status_macros.h"
+#include "core/load/external_data.h"
+
+namespace caesura {
+namespace {
+
+// The status of a call on `path` that has just failed.
+Status Failed(const std::string& path, const char* what) {
+  const int error = errno;
+  std::string message = "'" + path + "' cannot be " + what + ": " + std::strerror(error);
+  return error == ENOENT ? NotFound(std::move(message)) : IoError(std::move(message));
+}
+
+class PosixWritableFile : public WritableFile {
+ public:
+  PosixWritableFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  ~PosixWritableFile() override {
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+  Status Write(std::string_view bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) return Failed(path_, "written");
+      bytes.remove_prefix(static_cast<size_t>(put));
+    }
+    return {};
+  }
+  Status Sync() override { return ::fsync(fd_) == 0 ? Status() : Failed(path_, "synced"); }
+  Status Close() override {
+    const int fd = fd_;
+    fd_ = -1;
+    return ::close(fd) == 0 ? Status() : Failed(path_, "closed");
+  }
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+class PosixReadableFile : public ReadableFile {
+ public:
+  PosixReadableFile(std::string path, int fd, uint64_t size) : path_(std::move(path)), handle_(fd), size_(size) {}
+  uint64_t size() const override { return size_; }
+
+  Status Read(uint64_t offset, size_t length, void* out) const override {
+    if (offset > size_ || length > size_ - offset) {
+      return IoError("'" + path_ + "' has " + std::to_string(size_) + " bytes, but " + std::to_string(length) +
+                     " from " + std::to_string(offset) + " on are asked for");
+    }
+    char* at = static_cast<char*>(out);
+    while (length > 0) {
+      const ssize_t got = ::pread(handle_.fd(), at, length, static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return Failed(path_, "read");
+      if (got == 0) return IoError("'" + path_ + "' has become shorter while it was read");
+      at += got;
+      offset += static_cast<uint64_t>(got);
+      length -= static_cast<size_t>(got);
+    }
+    return {};
+  }
+
+ private:
+  std::string path_;
+  FileHandle handle_;
+  uint64_t size_;
+};
+
+bool IsSameFile(int fd, const std::string& path) {
+  struct stat by_fd = {}, by_path = {};
+  return ::fstat(fd, &by_fd) == 0 && ::stat(path.c_str(), &by_path) == 0 && by_fd.st_dev == by_path.st_dev &&
+         by_fd.st_ino == by_path.st_ino;
+}
+
+class Posix : public FileSystem {
+ public:
+  Result<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    while (true) {
+      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+      if (fd < 0) return Failed(path, "created");
+      auto file = std::make_unique<PosixWritableFile>(path, fd);
+      if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) return IoError("'" + path + "' is being written by someone else");
+        return Failed(path, "locked");
+      }
+      // Whoever held the lock before may have renamed the file that is open here: it is not ours to change then.
+      if (!IsSameFile(fd, path)) continue;
+      if (::ftruncate(fd, 0) != 0) return Failed(path, "emptied");
+      return std::unique_ptr<WritableFile>(std::move(file));
+    }
+  }
+
+  Result<std::unique_ptr<ReadableFile>> Open(const std::string& path) override {
+    // O_NONBLOCK: a pipe must not hold us up before it is refused.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return Failed(path, "opened");
+    struct stat facts = {};
+    const bool known = ::fstat(fd, &facts) == 0;
+    auto file = std::make_unique<PosixReadableFile>(path, fd, static_cast<uint64_t>(facts.st_size));
+    if (!known) return Failed(path, "examined");
+    if (!S_ISREG(facts.st_mode)) return IoError("'" + path + "' is no regular file");
+    return std::unique_ptr<ReadableFile>(std::move(file));
+  }
+
+  Status Rename(const std::string& from, const std::string& to) override {
+    return ::rename(from.c_str(), to.c_str()) == 0 ? Status() : Failed(from, ("renamed to '" + to + "'").c_str());
+  }
+  Status Remove(const std::string& path) override {
+    return ::unlink(path.c_str()) == 0 ? Status() : Failed(path, "removed");
+  }
+
+  Status SyncFolder(const std::string& folder) override {
+    const FileHandle handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (handle.fd() < 0) return Failed(folder, "opened");
+    return ::fsync(handle.fd()) == 0 ? Status() : Failed(folder, "synced");
+  }
+
+  Result<bool> Exists(const std::string& path) override {
+    struct stat facts = {};
+    if (::stat(path.c_str(), &facts) == 0) return true;
+    if (errno == ENOENT || errno == ENOTDIR) return false;
+    return Failed(path, "examined");
+  }
+
+  Result<std::vector<std::string>> List(const std::string& folder) override {
+    DIR* open = ::opendir(folder.c_str());
+    if (open == nullptr) return Failed(folder, "listed");
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = ::readdir(open)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    Status status = errno == 0 ? Status() : Failed(folder, "listed");
+    ::closedir(open);
+    if (!status.ok()) return status;
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
+
+}  // namespace
+
+FileSystem& PosixFileSystem() {
+  static Posix* const files = new Posix;
+  return *files;
+}
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Status WriteFileAtomically(FileSystem& files, const std::string& path,
+                           const std::function<Status(WritableFile&)>& write) {
+  const std::string temporary = path + ".tmp";
+  Result<std::unique_ptr<WritableFile>> created = files.Create(temporary);
+  if (!created.ok()) return created.status();
+  // Renamed before it is closed: until then the lock keeps other writers away from the temporary name.
+  Status status = write(**created);
+  if (status.ok()) status = (*created)->Sync();
+  if (status.ok()) status = files.Rename(temporary, path);
+  if (!status.ok()) {
+    static_cast<void>(files.Remove(temporary));  // the first failure is the one to tell
+    return status;
+  }
+  RETURN_IF_ERROR(files.SyncFolder(FolderOf(path)));
+  return (*created)->Close();
+}
+
+Result<std::string> ReadWholeFile(FileSystem& files, const std::string& path, size_t max_bytes) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, files.Open(path));
+  if (file->size() > max_bytes) {
+    return IoError("'" + path + "' has " + std::to_string(file->size()) + " bytes, more than the " +
+                   std::to_string(max_bytes) + " allowed");
+  }
+  std::string bytes(static_cast<size_t>(file->size()), '\0');
+  RETURN_IF_ERROR(file->Read(0, bytes.size(), bytes.data()));
+  return bytes;
+}
+
+}  // namespace caesura

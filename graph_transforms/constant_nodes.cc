@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/constant_nodes.h"
+
+#include <optional>
+
+namespace caesura {
+namespace {
+
+std::optional<Tensor> ConstantOf(const Node& node) {
+  if (const auto* tensor = node.FindAttr<Tensor>("value")) return *tensor;
+  if (const auto* one = node.FindAttr<int64_t>("value_int")) return Tensor::Scalar<int64_t>(*one);
+  if (const auto* one = node.FindAttr<float>("value_float")) return Tensor::Scalar<float>(*one);
+  if (const auto* one = node.FindAttr<std::string>("value_string")) return Tensor::Scalar<std::string>(*one);
+  auto list = [](const auto* values) {
+    using T = typename std::decay_t<decltype(*values)>::value_type;
+    return Tensor::Of<T>(Shape{static_cast<int64_t>(values->size())}, *values);
+  };
+  if (const auto* many = node.FindAttr<std::vector<int64_t>>("value_ints")) return list(many);
+  if (const auto* many = node.FindAttr<std::vector<float>>("value_floats")) return list(many);
+  if (const auto* many = node.FindAttr<std::vector<std::string>>("value_strings")) return list(many);
+  return std::nullopt;
+}
+
+bool RunOn(Graph& graph) {
+  bool changed = false;
+  std::unordered_set<const Node*> gone;
+  for (const auto& node : graph.nodes()) {
+    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
+    if (!node->Is("Constant")) continue;
+    const std::optional<Tensor> constant = ConstantOf(*node);
+    if (!constant) continue;  // a sparse one stays
+    Value* value = graph.AddInitializer(node->output(0)->name() + "_value", *constant);
+    graph.ReplaceAllUses(node->output(0), value);
+    gone.insert(node.get());
+  }
+  graph.RemoveNodes(gone);
+  return changed || !gone.empty();
+}
+
+class ConstantNodes : public Pass {
+ public:
+  const char* name() const override { return "constant_nodes"; }
+  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeConstantNodesPass() { return std::make_shared<ConstantNodes>(); }
+
+}  // namespace caesura

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/pipeline.h"
+
+#include "graph_transforms/common_subexpression.h"
+#include "graph_transforms/constant_nodes.h"
+#include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/redundant_nodes.h"
+#include "graph_transforms/split_sequences.h"
+
+namespace caesura {
+
+PassList ForwardPasses(std::unordered_set<std::string> parameters) {
+  PassList passes;
+  // Constant nodes become initializers, so that the other passes have one place to look for constants.
+  passes.push_back(MakeConstantNodesPass());
+  // Identity and the like go, so that patterns see through them.
+  passes.push_back(MakeRedundantNodesPass());
+  // Exporters write tensor.split as a sequence whose elements are taken out again: Split says the same.
+  passes.push_back(MakeSplitSequencesPass());
+  // Equal nodes are computed once. After the simplifications, which make nodes equal.
+  passes.push_back(MakeCommonSubexpressionPass(std::move(parameters)));
+  // Last: what the others left unread.
+  passes.push_back(MakeDeadNodeEliminationPass());
+  return passes;
+}
+
+PassList StepPasses() {
+  PassList passes;
+  passes.push_back(MakeRedundantNodesPass());
+  // Rules ask for the same shapes, masks and transposed values again and again.
+  passes.push_back(MakeCommonSubexpressionPass({}));
+  passes.push_back(MakeDeadNodeEliminationPass());
+  return passes;
+}
+
+}  // namespace caesura

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/redundant_nodes.h"
+
+namespace caesura {
+namespace {
+
+bool IsIdentityPermutation(const Node& node) {
+  const auto* perm = node.FindAttr<std::vector<int64_t>>("perm");
+  if (perm == nullptr) return false;
+  for (size_t i = 0; i < perm->size(); ++i) {
+    if ((*perm)[i] != static_cast<int64_t>(i)) return false;
+  }
+  return true;
+}
+
+// Dropout in inference mode: its training_mode is absent, or a constant false.
+bool IsInactiveDropout(const Node& node) {
+  const Value* mask = node.output(1);
+  if (mask != nullptr && (!mask->uses().empty() || node.graph()->IsGraphOutput(mask))) return false;
+  const Value* mode = node.input(2);
+  if (mode == nullptr) return true;
+  const Tensor* constant = mode->graph()->Initializer(mode);
+  return constant != nullptr && !mode->graph()->IsGraphInput(mode) && constant->dtype() == DType::kBool &&
+         !constant->data<bool>()[0];
+}
+
+bool HandsOnItsInput(const Node& node) {
+  const Value* input = node.input(0);
+  if (input == nullptr || node.output(0) == nullptr) return false;
+  if (node.Is("Identity")) return true;
+  if (node.Is("Cast") || node.Is("CastLike")) {
+    return input->type().is_tensor() && input->dtype() != DType::kUndefined &&
+           input->dtype() == node.output(0)->dtype();
+  }
+  if (node.Is("Transpose")) return IsIdentityPermutation(node);
+  return node.Is("Dropout") && IsInactiveDropout(node);
+}
+
+bool RunOn(Graph& graph) {
+  bool changed = false;
+  std::unordered_set<const Node*> gone;
+  for (const auto& node : graph.nodes()) {
+    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
+    if (!HandsOnItsInput(*node)) continue;
+    Value* input = node->input(0);
+    Value* output = node->output(0);
+    // A graph output keeps its name, so the node that makes it stays; so does one that exports an outer value.
+    if (graph.IsGraphOutput(output)) continue;
+    if (!input->type().is_tensor() && output->type().is_tensor()) continue;  // an optional is opened here
+    graph.ReplaceAllUses(output, input);
+    gone.insert(node.get());
+  }
+  graph.RemoveNodes(gone);
+  return changed || !gone.empty();
+}
+
+class RedundantNodes : public Pass {
+ public:
+  const char* name() const override { return "redundant_nodes"; }
+  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeRedundantNodesPass() { return std::make_shared<RedundantNodes>(); }
+
+}  // namespace caesura

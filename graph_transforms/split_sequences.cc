@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/split_sequences.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace caesura {
+namespace {
+
+const Tensor* ConstantInput(const Node& node, int i) {
+  const Value* value = node.input(i);
+  if (value == nullptr || value->graph()->IsGraphInput(value)) return nullptr;
+  return value->graph()->Initializer(value);
+}
+
+// The sizes of the parts, when they are known.
+std::optional<std::vector<int64_t>> PartSizes(const Node& node) {
+  const Value* input = node.input(0);
+  const auto& shape = input->type().shape;
+  if (!shape) return std::nullopt;
+  const int rank = static_cast<int>(shape->size());
+  int64_t axis = node.Attr<int64_t>("axis", 0);
+  if (axis < 0) axis += rank;
+  const Tensor* split = ConstantInput(node, 1);
+  if (axis < 0 || axis >= rank || (node.input(1) != nullptr && split == nullptr)) return std::nullopt;
+  if (split != nullptr && split->shape().rank() == 1) return split->ToVector<int64_t>();
+  const int64_t extent = (*shape)[axis].value;
+  const int64_t part = split == nullptr ? 1 : split->ToVector<int64_t>()[0];
+  if (extent <= 0 || part <= 0) return std::nullopt;
+  std::vector<int64_t> sizes(extent / part, part);
+  if (extent % part != 0) sizes.push_back(extent % part);
+  return sizes;
+}
+
+bool TakenOutAtConstants(const Value& sequence) {
+  if (sequence.graph()->IsGraphOutput(&sequence) || sequence.uses().empty()) return false;
+  return std::all_of(sequence.uses().begin(), sequence.uses().end(), [&](const Value::Use& use) {
+    return use.index == 0 && use.node->Is("SequenceAt") && use.node->graph() == sequence.graph() &&
+           ConstantInput(*use.node, 1) != nullptr;
+  });
+}
+
+// Returns whether it replaced the node; `gone` collects what became unread.
+bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
+  Value* sequence = node.output(0);
+  const auto sizes = PartSizes(node);
+  if (!sizes || node.Attr<int64_t>("keepdims", 1) == 0 || !TakenOutAtConstants(*sequence)) return false;
+  const int64_t count = static_cast<int64_t>(sizes->size());
+  std::vector<std::pair<Node*, int64_t>> takers;
+  for (const Value::Use& use : sequence->uses()) {
+    int64_t position = ConstantInput(*use.node, 1)->ToVector<int64_t>()[0];
+    if (position < 0) position += count;
+    if (position < 0 || position >= count || graph.IsGraphOutput(use.node->output(0))) return false;
+    takers.emplace_back(use.node, position);
+  }
+  Value* split = graph.AddInitializer(sequence->name() + "_sizes", Tensor::Of<int64_t>(Shape{count}, *sizes));
+  std::vector<Value*> parts;
+  for (int64_t i = 0; i < count; ++i) {
+    ValueType type = node.input(0)->type();
+    int64_t axis = node.Attr<int64_t>("axis", 0);
+    if (axis < 0) axis += static_cast<int64_t>(type.shape->size());
+    (*type.shape)[axis] = Dim{(*sizes)[i], ""};
+    parts.push_back(graph.AddValue(sequence->name() + "_part", std::move(type)));
+  }
+  Node* fresh = graph.AddNode("Split", {node.input(0), split}, parts, {{"axis", node.Attr<int64_t>("axis", 0)}});
+  fresh->set_source(node.source());
+  fresh->set_since_version(18);
+  for (const auto& [taker, position] : takers) {
+    graph.ReplaceAllUses(taker->output(0), parts[position]);
+    gone.insert(taker);
+  }
+  gone.insert(&node);
+  return true;
+}
+
+Result<bool> RunOn(Graph& graph) {
+  bool changed = false;
+  std::unordered_set<const Node*> gone;
+  const size_t count = graph.nodes().size();
+  for (size_t i = 0; i < count; ++i) {
+    Node& node = *graph.nodes()[i];
+    for (Graph* body : node.Subgraphs()) {
+      auto inner = RunOn(*body);
+      if (!inner.ok()) return inner.status();
+      changed |= *inner;
+    }
+    if (node.Is("SplitToSequence") && node.input(0)->type().is_tensor()) changed |= Replace(graph, node, gone);
+  }
+  graph.RemoveNodes(gone);
+  if (!gone.empty()) {
+    Status sorted = graph.SortTopologically();
+    if (!sorted.ok()) return sorted;
+  }
+  return changed;
+}
+
+class SplitSequences : public Pass {
+ public:
+  const char* name() const override { return "split_sequences"; }
+  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeSplitSequencesPass() { return std::make_shared<SplitSequences>(); }
+
+}  // namespace caesura

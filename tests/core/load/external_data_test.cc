@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/load/external_data.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "tests/temporary_folder.h"
+
+namespace caesura {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Both ways of opening beneath a folder.
+class ExternalDataTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    fs::create_directories(folder_.path("model/sub"));
+    Fill("model/a.bin", "0123456789");
+    Fill("model/sub/b.bin", "abc");
+    Fill("secret.bin", "do not read");
+  }
+
+  void Fill(const std::string& name, const std::string& bytes) { std::ofstream(folder_.path(name)) << bytes; }
+
+  std::unique_ptr<ExternalFolder> Open() {
+    auto folder = ExternalFolder::Open(folder_.path("model")).value();
+    if (!GetParam()) folder->DisableOpenat2();
+    return folder;
+  }
+
+  void ExpectRefused(const std::string& location, StatusCode code = StatusCode::kInvalidModel) {
+    Result<const ExternalFile*> file = Open()->OpenForReading(location);
+    ASSERT_FALSE(file.ok()) << location;
+    EXPECT_EQ(file.status().code(), code) << file.status().ToString();
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_P(ExternalDataTest, ReadsRanges) {
+  auto folder = Open();
+  const ExternalFile* file = folder->OpenForReading("a.bin").value();
+  EXPECT_EQ(file->size(), 10u);
+  ASSERT_TRUE(file->CheckRange(3, 4).ok());
+  std::string bytes(4, '\0');
+  ASSERT_TRUE(file->Read(3, 4, bytes.data()).ok());
+  EXPECT_EQ(bytes, "3456");
+  EXPECT_TRUE(file->CheckRange(10, 0).ok());
+  EXPECT_FALSE(file->CheckRange(10, 1).ok());
+  EXPECT_FALSE(file->CheckRange(11, 0).ok());
+  EXPECT_FALSE(file->CheckRange(2, ~uint64_t{0}).ok());
+  EXPECT_FALSE(file->CheckRange(~uint64_t{0}, 2).ok());
+}
+
+TEST_P(ExternalDataTest, OpensBelowTheFolder) {
+  auto folder = Open();
+  EXPECT_TRUE(folder->OpenForReading("sub/b.bin").ok());
+  EXPECT_TRUE(folder->OpenForReading("./a.bin").ok());
+}
+
+TEST_P(ExternalDataTest, RefusesToLeaveTheFolder) {
+  ExpectRefused("../secret.bin");
+  ExpectRefused("sub/../../secret.bin");
+  ExpectRefused("sub/../a.bin");
+  ExpectRefused(folder_.path("secret.bin"));
+  ExpectRefused("");
+  ExpectRefused("sub//b.bin");
+  ExpectRefused("..");
+  ExpectRefused(std::string("a.bin\0x", 7));
+}
+
+TEST_P(ExternalDataTest, RefusesLinks) {
+  fs::create_symlink(folder_.path("secret.bin"), folder_.path("model/link.bin"));
+  fs::create_symlink("a.bin", folder_.path("model/near.bin"));
+  fs::create_directory_symlink(folder_.path(), folder_.path("model/up"));
+  fs::create_directory_symlink("sub", folder_.path("model/down"));
+  fs::create_hard_link(folder_.path("secret.bin"), folder_.path("model/hard.bin"));
+  for (const char* location : {"link.bin", "near.bin", "up/secret.bin", "down/b.bin", "hard.bin"}) ExpectRefused(location);
+}
+
+TEST_P(ExternalDataTest, RefusesWhatIsNoRegularFile) {
+  ASSERT_EQ(::mkfifo(folder_.path("model/pipe").c_str(), 0600), 0);
+  ExpectRefused("pipe");
+  ExpectRefused("sub");
+  ExpectRefused("a.bin/x");
+  ExpectRefused("missing.bin", StatusCode::kNotFound);
+}
+
+TEST_P(ExternalDataTest, NoticesThatAFileShrinks) {
+  auto folder = Open();
+  const ExternalFile* file = folder->OpenForReading("a.bin").value();
+  ASSERT_TRUE(file->CheckRange(0, 10).ok());
+  fs::resize_file(folder_.path("model/a.bin"), 5);
+  std::string bytes(10, '\0');
+  EXPECT_EQ(file->Read(0, 10, bytes.data()).code(), StatusCode::kIoError);
+}
+
+TEST_P(ExternalDataTest, FolderMustExist) {
+  EXPECT_EQ(ExternalFolder::Open(folder_.path("nowhere")).status().code(), StatusCode::kIoError);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, ExternalDataTest, ::testing::Values(true, false),
+                         [](const auto& way) { return way.param ? "Openat2" : "Components"; });
+
+}  // namespace
+}  // namespace caesura

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/kernel_case.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+RuntimeValue RunOne(const char* op, std::vector<RuntimeValue> inputs, AttributeMap attributes = {}, int threads = 1) {
+  KernelCase node(op, std::move(inputs), std::move(attributes), kTrainingDomain);
+  node.threads = threads;
+  return node.Run(RegisterOptimizerKernels).value()[0];
+}
+
+double Scalar(const RuntimeValue& value) { return value.tensor().ToVector<double>()[0]; }
+
+TEST(GlobalNorm, IsTheRootOfAllSquares) {
+  const Tensor a = Tensor::Of<float>({2, 2}, {1, 2, 3, 4}), b = Tensor::Of<float>({}, {5});
+  const RuntimeValue norm = RunOne("GlobalNorm", {a, b, Tensor::Zeros(DType::kFloat32, Shape{0})});
+  EXPECT_EQ(norm.tensor().dtype(), DType::kFloat32);
+  EXPECT_FLOAT_EQ(Scalar(norm), std::sqrt(55.0f));
+  EXPECT_EQ(RunOne("GlobalNorm", {Tensor::Of<double>({1}, {3}), Tensor::Of<double>({1}, {4})}).tensor().dtype(),
+            DType::kFloat64);
+  EXPECT_FLOAT_EQ(Scalar(RunOne("GlobalNorm", {Tensor::Of<BFloat16>({2}, {3.0f, 4.0f}), b})), std::sqrt(50.0f));
+}
+
+TEST(GlobalNorm, DoesNotDependOnThreadsAndSumsInDouble) {
+  const int64_t count = 300007;
+  const Tensor ones = Tensor::Of<float>({count}, std::vector<float>(count, 0.1f));
+  const double one = Scalar(RunOne("GlobalNorm", {ones, ones}));
+  EXPECT_EQ(one, Scalar(RunOne("GlobalNorm", {ones, ones}, {}, 3)));
+  EXPECT_FLOAT_EQ(one, std::sqrt(2.0 * static_cast<double>(count)) * 0.1f);
+}
+
+TEST(GlobalNorm, ShowsWhatIsNotFinite) {
+  EXPECT_TRUE(std::isnan(Scalar(RunOne("GlobalNorm", {Tensor::Of<float>({2}, {1, NAN})}))));
+  EXPECT_TRUE(std::isinf(Scalar(RunOne("GlobalNorm", {Tensor::Of<float>({2}, {1, INFINITY})}))));
+}
+
+TEST(ClipScale, FollowsTorch) {
+  auto scale = [](double norm, double factor, AttributeMap attributes = {}) {
+    return Scalar(RunOne("ClipScale", {Tensor::Scalar<double>(norm), Tensor::Scalar<double>(factor)}, attributes));
+  };
+  const Attribute limit = Tensor::Scalar<double>(2);
+  EXPECT_EQ(scale(1, 1, {{"max_norm", limit}}), 1);
+  EXPECT_DOUBLE_EQ(scale(10, 1, {{"max_norm", limit}}), 2 / (10 + 1e-6));
+  EXPECT_DOUBLE_EQ(scale(10, 0.5, {{"max_norm", limit}}), 0.5 * 2 / (5 + 1e-6));
+  EXPECT_EQ(scale(1e30, 0.25), 0.25);  // no limit
+  EXPECT_EQ(scale(INFINITY, 1, {{"max_norm", limit}}), 0);
+  EXPECT_TRUE(std::isnan(scale(NAN, 1, {{"max_norm", limit}})));
+  EXPECT_TRUE(std::isnan(scale(INFINITY, 1, {{"max_norm", limit}, {"skip_nonfinite", int64_t{1}}})));
+}
+
+TEST(InPlaceAccumulator, AddsOrStartsAnew) {
+  for (bool share : {true, false}) {
+    for (bool reset : {true, false}) {
+      KernelCase node("InPlaceAccumulator",
+                      {Tensor::Of<float>({2}, {1, 2}), Tensor::Of<float>({2}, {10, 20}), Tensor::Scalar<bool>(reset)}, {},
+                      kTrainingDomain);
+      node.share_in_place = share;
+      const Tensor out = node.Run(RegisterOptimizerKernels).value()[0].tensor();
+      EXPECT_EQ(out.ToVector<float>(), (reset ? std::vector<float>{10, 20} : std::vector<float>{11, 22}));
+      EXPECT_EQ(out.raw() == node.inputs[0].tensor().raw(), share);
+    }
+  }
+}
+
+TEST(Assign, CopiesIntoTheTarget) {
+  KernelCase node("Assign", {Tensor::Of<int64_t>({2}, {1, 2}), Tensor::Of<int64_t>({2}, {3, 4})}, {}, kTrainingDomain);
+  ASSERT_TRUE(node.Run(RegisterOptimizerKernels).ok());
+  EXPECT_EQ(node.inputs[0].tensor().ToVector<int64_t>(), (std::vector<int64_t>{3, 4}));
+}
+
+}  // namespace
+}  // namespace caesura

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the `caesura` command. Each adds its subcommand and options to the parser, and tells `run` what to do
+// when the user has chosen it: a function that returns the exit code.
+#ifndef CAESURA_TRAINING_COMMAND_COMMAND_H_
+#define CAESURA_TRAINING_COMMAND_COMMAND_H_
+
+#include <functional>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace caesura::command {
+
+enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2 };
+
+using RunFunction = std::function<int()>;
+
+void AddInspect(CLI::App& app, RunFunction* run);
+void AddConformance(CLI::App& app, RunFunction* run);
+void AddConvert(CLI::App& app, RunFunction* run);
+
+// What `caesura --version` prints.
+std::string VersionText();
+
+// "caesura: MESSAGE" on stderr; returns kFailed.
+int Report(const Status& status);
+
+}  // namespace caesura::command
+
+#endif  // CAESURA_TRAINING_COMMAND_COMMAND_H_

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// `caesura convert`: arrays from one file format into another.
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "training/command/command.h"
+#include "training/command/tensor_files.h"
+
+namespace caesura::command {
+namespace {
+
+struct ConvertOptions {
+  std::string from, to;
+  bool compress = false;
+};
+
+int RunConvert(const ConvertOptions& options) {
+  const Result<TensorFile> contents = ReadTensorFile(options.from);
+  if (!contents.ok()) return Report(contents.status());
+  const Status written = WriteTensorFile(options.to, *contents, options.compress);
+  if (!written.ok()) return Report(written);
+  for (const auto& [name, tensor] : contents->tensors) {
+    std::printf("%s  %s%s\n", name.c_str(), DTypeName(tensor.dtype()), tensor.shape().ToString().c_str());
+  }
+  return kDone;
+}
+
+}  // namespace
+
+void AddConvert(CLI::App& app, RunFunction* run) {
+  auto options = std::make_shared<ConvertOptions>();
+  CLI::App* sub = app.add_subcommand("convert", "Convert arrays between .npz, .npy and .safetensors");
+  sub->add_option("from", options->from, "The file to read")->required();
+  sub->add_option("to", options->to, "The file to write; its ending says the format")->required();
+  sub->add_flag("--compress", options->compress, "Compress an .npz");
+  sub->callback([=] { *run = [=] { return RunConvert(*options); }; });
+}
+
+}  // namespace caesura::command

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+
+#include "training/command/command.h"
+
+using caesura::command::RunFunction;
+
+int main(int argc, char** argv) {
+  CLI::App app{"caesura trains ONNX models: forward, loss, backward and optimizer in one resumable plan.", "caesura"};
+  app.set_version_flag("--version", caesura::command::VersionText, "What this is, how it was built, what it runs on");
+  app.require_subcommand(1);
+  app.footer("'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage.");
+  RunFunction run;
+  caesura::command::AddInspect(app, &run);
+  caesura::command::AddConformance(app, &run);
+  caesura::command::AddConvert(app, &run);
+  try {  // the parser's way of saying "help was asked for" and "wrong usage"
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? caesura::command::kDone : caesura::command::kUsage;
+  }
+  return run();
+}

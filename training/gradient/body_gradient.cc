@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/gradient/body_gradient.h"
+
+#include "core/base/status_macros.h"
+#include "training/gradient/gradient_builder.h"
+#include "training/gradient/gradient_path.h"
+
+namespace caesura::gradient {
+namespace {
+
+// Makes `copy`, a clone of `body`, read the outer values that `map` names. Clone looks outer values up by name, which
+// is not enough here: a saved value goes by another name outside.
+void RebindOuter(const Graph& body, Graph& copy, const ValueMap& map) {
+  auto counterpart = [&](Value* value) {
+    auto it = map.find(value);
+    return it == map.end() ? value : it->second;
+  };
+  for (size_t n = 0; n < body.nodes().size(); ++n) {
+    const Node& from = *body.nodes()[n];
+    Node& to = *copy.nodes()[n];
+    for (size_t i = 0; i < from.inputs().size(); ++i) {
+      if (from.inputs()[i] == nullptr) continue;
+      Value* wanted = counterpart(from.inputs()[i]);
+      if (to.inputs()[i] != wanted) to.SetInput(static_cast<int>(i), wanted);
+    }
+    const std::vector<Graph*> inner = from.Subgraphs(), inner_copies = to.Subgraphs();
+    for (size_t s = 0; s < inner.size(); ++s) {
+      ValueMap all = map;
+      for (Value* value : inner[s]->Values()) all[value] = inner_copies[s]->FindValue(value->name());
+      RebindOuter(*inner[s], *inner_copies[s], all);
+    }
+  }
+  for (size_t i = 0; i < body.outputs().size(); ++i) copy.SetOutput(static_cast<int>(i), counterpart(body.outputs()[i]));
+}
+
+// The attributes with their bodies cloned.
+AttributeMap CloneAttributes(const Node& node, Graph* parent, const ValueMap& outer) {
+  AttributeMap out = node.attributes();
+  for (auto& [name, attribute] : out) {
+    if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute)) *body = CloneBody(**body, parent, outer);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMap& outer) {
+  ValueMap map;
+  std::shared_ptr<Graph> copy = body.Clone(parent, &map);
+  map.insert(outer.begin(), outer.end());
+  RebindOuter(body, *copy, map);
+  return copy;
+}
+
+Result<BodyGradient> BodyGradient::Build(Graph& body, const std::vector<Value*>& ys, const std::vector<Value*>& xs,
+                                         const std::string& name_prefix) {
+  BodyGradient out;
+  out.body_ = &body;
+  out.xs_ = xs;
+  GradientOptions options;
+  options.xs = xs;
+  options.name_prefix = name_prefix;
+  for (Value* y : ys) {
+    out.seeds_.push_back(body.AddValue(body.UniqueName(name_prefix + y->name() + "/dy"), y->type()));
+    options.ys.push_back({y, out.seeds_.back()});
+  }
+  ASSIGN_OR_RETURN(GradientGraph gradient, BuildGradient(body, options));
+  out.dxs_ = std::move(gradient.dxs);
+  out.nodes_ = std::move(gradient.nodes);
+  out.unreachable_.insert(gradient.unreachable.begin(), gradient.unreachable.end());
+  return out;
+}
+
+std::unordered_set<const Node*> BodyGradient::NodesBehind(const std::vector<Value*>& wanted) const {
+  const std::unordered_set<const Node*> ours(nodes_.begin(), nodes_.end());
+  std::unordered_set<const Node*> out;
+  std::vector<const Value*> open(wanted.begin(), wanted.end());
+  while (!open.empty()) {
+    const Value* value = open.back();
+    open.pop_back();
+    const Node* node = value == nullptr ? nullptr : value->producer();
+    if (node == nullptr || !ours.count(node) || !out.insert(node).second) continue;
+    for (const Value* input : AllInputs(*node)) open.push_back(input);
+  }
+  return out;
+}
+
+std::vector<Value*> BodyGradient::Saved(const std::vector<Value*>& wanted) const {
+  const std::unordered_set<const Node*> behind = NodesBehind(wanted);
+  std::unordered_set<const Value*> seen(seeds_.begin(), seeds_.end());
+  std::vector<Value*> out;
+  auto read = [&](Value* value) {
+    if (value == nullptr || value->graph() != body_ || behind.count(value->producer())) return;
+    if (body_->Initializer(value) == nullptr && seen.insert(value).second) out.push_back(value);
+  };
+  for (Node* node : nodes_) {
+    if (!behind.count(node)) continue;
+    for (Value* input : AllInputs(*node)) read(input);
+  }
+  for (Value* value : wanted) read(value);
+  return out;
+}
+
+std::vector<Value*> BodyGradient::CopyTo(Graph& target, const std::vector<Value*>& wanted, ValueMap bindings) const {
+  auto counterpart = [&](Value* value) -> Value* {
+    if (value == nullptr || value->graph() != body_) return value;
+    Value*& copy = bindings[value];
+    if (copy == nullptr && body_->Initializer(value) != nullptr) {
+      copy = target.AddInitializer(target.UniqueName(value->name()), *body_->Initializer(value));
+    }
+    return copy;
+  };
+  const std::unordered_set<const Node*> behind = NodesBehind(wanted);
+  for (const Node* node : nodes_) {
+    if (!behind.count(node)) continue;
+    std::vector<Value*> inputs, outputs;
+    for (Value* input : AllInputs(*node)) inputs.push_back(counterpart(input));
+    inputs.resize(node->inputs().size());  // implicit inputs were only to be bound
+    for (Value* output : node->outputs()) {
+      outputs.push_back(output == nullptr ? nullptr : target.AddValue(target.UniqueName(output->name()), output->type()));
+      if (output != nullptr) bindings[output] = outputs.back();
+    }
+    Node* copy = target.AddNode(node->op_type(), inputs, outputs, CloneAttributes(*node, &target, bindings),
+                                node->domain(), target.UniqueName(node->name()));
+    copy->set_phase(Phase::kBackward);
+    copy->set_since_version(node->since_version());
+    copy->set_source(node->source());
+  }
+  std::vector<Value*> results;
+  for (Value* value : wanted) {
+    Node* identity = target.AddOp("Identity", {counterpart(value)}, {}, "", 1, value->name() + "/out");
+    identity->set_phase(Phase::kBackward);
+    identity->output(0)->set_type(value->type());
+    results.push_back(identity->output(0));
+  }
+  return results;
+}
+
+void BodyGradient::RemoveFromBody() {
+  body_->RemoveNodes({nodes_.begin(), nodes_.end()});
+  body_->RemoveUnusedValues();
+  nodes_.clear();
+}
+
+}  // namespace caesura::gradient

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradient rules of activations. At a kink the side that PyTorch takes.
+#include "training/gradient/gradient_rules.h"
+
+namespace caesura::gradient {
+namespace {
+
+// Y = max(X, 0);  dX = dY where Y > 0
+void ReluRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("ReluGrad", {g.dY(), g.output()})); }
+
+// Y = s(X) = 1 / (1 + e^-X);  dX = dY Y (1 - Y)
+void SigmoidRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("SigmoidGrad", {g.dY(), g.output()})); }
+
+// Y = tanh X;  dX = dY (1 - Y^2)
+void TanhRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("TanhGrad", {g.dY(), g.output()})); }
+
+// Y = X Phi(X);  dX = dY (Phi(X) + X phi(X)), or the derivative of the tanh form
+void GeluRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("GeluGrad", {g.dY(), g.input(0)}, g.Attributes({"approximate"})));
+}
+
+// Y = X where X > 0, else a X;  dX = dY, or a dY
+void LeakyReluRule(GradientContext& g) {
+  const Expr x = g.input(0);
+  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY(), g.dY() * g.FloatAttr("alpha", 0.01)));
+}
+
+// Y = X where X > 0, else S X;  dX = dY or S dY, dS = X dY where X <= 0
+void PReluRule(GradientContext& g) {
+  const Expr x = g.input(0), zero = Number(0, x), positive = Greater(x, zero);
+  g.SetInputGradient(0, Where(positive, g.dY(), g.dY() * g.input(1)));
+  if (!g.Needs(1)) return;
+  g.SetInputGradient(1, SumTo(Where(positive, zero, g.dY() * x), g.input(1)));
+}
+
+// Y = X where X > 0, else a (e^X - 1);  dX = dY, or dY (Y + a)
+void EluRule(GradientContext& g) {
+  const Expr x = g.input(0);
+  const Expr curved = g.dY() * (g.output() + g.FloatAttr("alpha", 1));
+  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY(), curved));
+}
+
+// Y = c X where X > 0, else c a (e^X - 1);  dX = c dY, or dY (Y + c a)
+void SeluRule(GradientContext& g) {
+  const double a = g.FloatAttr("alpha", 1.67326319217681884765625), c = g.FloatAttr("gamma", 1.05070102214813232421875);
+  const Expr x = g.input(0);
+  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY() * c, g.dY() * (g.output() + c * a)));
+}
+
+// Y = X where X > 0, else a (e^(X/a) - 1);  dX = dY, or dY (Y / a + 1)
+void CeluRule(GradientContext& g) {
+  const Expr x = g.input(0);
+  const Expr curved = g.dY() * (g.output() / g.FloatAttr("alpha", 1) + 1);
+  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY(), curved));
+}
+
+// Y = ln(1 + e^X);  dX = dY s(X)
+void SoftplusRule(GradientContext& g) { g.SetInputGradient(0, g.dY() * Sigmoid(g.input(0))); }
+
+// Y = X / (1 + |X|);  dX = dY / (1 + |X|)^2
+void SoftsignRule(GradientContext& g) { g.SetInputGradient(0, g.dY() / Square(1 + Abs(g.input(0)))); }
+
+// Y = a X + b clipped to [0, 1];  dX = a dY where 0 < Y < 1
+void HardSigmoidRule(GradientContext& g) {
+  const Expr y = g.output(), zero = Number(0, y);
+  const Expr inside = And(Greater(y, zero), Less(y, Number(1, y)));
+  g.SetInputGradient(0, Where(inside, g.dY() * g.FloatAttr("alpha", 0.2), zero));
+}
+
+// Y = X clip(X/6 + 1/2, 0, 1);  dX = dY (X/3 + 1/2) where |X| < 3, dY above, 0 below
+void HardSwishRule(GradientContext& g) {
+  const Expr x = g.input(0), dy = g.dY();
+  const Expr above = Where(GreaterOrEqual(x, Number(3, x)), dy, dy * (x / 3 + 0.5));
+  g.SetInputGradient(0, Where(LessOrEqual(x, Number(-3, x)), Number(0, x), above));
+}
+
+// Y = X s(a X);  dX = dY (s + Y a (1 - s)) with s = s(a X)
+void SwishRule(GradientContext& g) {
+  const double a = g.FloatAttr("alpha", 1);
+  const Expr x = g.input(0), s = Sigmoid(a == 1 ? x : x * a);
+  g.SetInputGradient(0, g.dY() * (s + (a == 1 ? g.output() : g.output() * a) * (1 - s)));
+}
+
+// Y = w B with w = A s, s = s(a A);  dA = dY B (s + w a (1 - s)), dB = dY w
+void SwiGluRule(GradientContext& g) {
+  const double a = g.FloatAttr("alpha", 1);
+  const Expr x = g.input(0), s = Sigmoid(x * a), w = x * s;
+  g.SetInputGradient(0, g.dY() * g.input(1) * (s + w * a * (1 - s)));
+  g.SetInputGradient(1, g.dY() * w);
+}
+
+// Y = X t with t = tanh(ln(1 + e^X));  dX = dY (t + X (1 - t^2) s(X))
+void MishRule(GradientContext& g) {
+  const Expr x = g.input(0), t = Tanh(Op("Softplus", {x}));
+  g.SetInputGradient(0, g.dY() * (t + x * (1 - Square(t)) * Sigmoid(x)));
+}
+
+// Y = X where X > a, else 0;  dX = dY where X > a
+void ThresholdedReluRule(GradientContext& g) {
+  const Expr x = g.input(0);
+  g.SetInputGradient(0, Where(Greater(x, Number(g.FloatAttr("alpha", 1), x)), g.dY(), Number(0, x)));
+}
+
+// Y = X moved towards 0 by b where |X| > l, else 0;  dX = dY where |X| > l
+void ShrinkRule(GradientContext& g) {
+  const Expr x = g.input(0), l = Number(g.FloatAttr("lambd", 0.5), x);
+  g.SetInputGradient(0, Where(Greater(Abs(x), l), g.dY(), Number(0, x)));
+}
+
+}  // namespace
+
+std::vector<GradientRule> ActivationRules() {
+  return {
+      {.op_type = "Celu", .function = CeluRule},
+      {.op_type = "Elu", .function = EluRule},
+      {.op_type = "Gelu", .function = GeluRule},
+      {.op_type = "HardSigmoid", .function = HardSigmoidRule},
+      {.op_type = "HardSwish", .function = HardSwishRule},
+      {.op_type = "LeakyRelu", .function = LeakyReluRule},
+      {.op_type = "Mish", .function = MishRule},
+      {.op_type = "PRelu", .function = PReluRule},
+      {.op_type = "Relu", .function = ReluRule},
+      {.op_type = "Selu", .function = SeluRule},
+      {.op_type = "Shrink", .function = ShrinkRule},
+      {.op_type = "Sigmoid", .function = SigmoidRule},
+      {.op_type = "Softplus", .function = SoftplusRule},
+      {.op_type = "Softsign", .function = SoftsignRule},
+      {.op_type = "SwiGLU", .function = SwiGluRule},
+      {.op_type = "Swish", .function = SwishRule},
+      {.op_type = "Tanh", .function = TanhRule},
+      {.op_type = "ThresholdedRelu", .function = ThresholdedReluRule},
+  };
+}
+
+}  // namespace caesura::gradient

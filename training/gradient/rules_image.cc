@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradient rules of resampling and of regions of images.
+#include "training/gradient/gradient_rules.h"
+
+namespace caesura::gradient {
+namespace {
+
+// Y = X interpolated at other places;  dX = dY spread with the same weights
+void ResizeRule(GradientContext& g) {
+  const Exprs inputs = {g.dY(), ShapeOf(g.input(0)), g.input(1), g.input(2), g.input(3)};
+  g.SetInputGradient(0, TrainingOp("ResizeGrad", inputs, g.attributes()));
+}
+
+// Y = X interpolated at the points of a grid;  dX = dY spread, dgrid = dY times the slope of X
+void GridSampleRule(GradientContext& g) {
+  g.SetInputGradients("GridSampleGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1}, g.attributes());
+}
+
+// Y = mean (or max) of X over the cells of a region;  dX = dY spread over them
+void RoiAlignRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("RoiAlignGrad", {g.dY(), g.input(0), g.input(1), g.input(2)}, g.attributes()));
+}
+void MaxRoiPoolRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("MaxRoiPoolGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
+}
+
+// The spatial size that MaxUnpool's attributes imply: (in - 1) stride - pads + kernel.
+Expr UnpooledSize(const GradientContext& g) {
+  const auto kernel = g.Attr<std::vector<int64_t>>("kernel_shape", {});
+  const size_t axes = kernel.size();
+  const auto strides = g.Attr<std::vector<int64_t>>("strides", std::vector<int64_t>(axes, 1));
+  const auto pads = g.Attr<std::vector<int64_t>>("pads", std::vector<int64_t>(2 * axes, 0));
+  std::vector<int64_t> offset;
+  for (size_t i = 0; i < axes; ++i) offset.push_back(kernel[i] - strides[i] - pads[i] - pads[axes + i]);
+  const Expr x = g.input(0);
+  return ShapeOf(x, 2) * Ints(strides, x) + Ints(offset, x);
+}
+
+// Y = zeros with X at flat indices I;  dX = dY at I
+void MaxUnpoolRule(GradientContext& g) {
+  Expr dy = g.dY();
+  const Expr flat = Ints({-1}, dy);
+  if (g.HasInput(2)) {  // the indices count in the implied size, which lies in a corner of the stated one
+    std::vector<int64_t> axes, zeros;
+    for (int i = 2; i < g.Rank(0); ++i) {
+      axes.push_back(i);
+      zeros.push_back(0);
+    }
+    dy = Op("Slice", {dy, Ints(zeros, dy), UnpooledSize(g), Ints(axes, dy)});
+  }
+  const Expr picked = Gather(Op("Reshape", {dy, flat}), Op("Reshape", {g.input(1), flat}), 0);
+  g.SetInputGradient(0, ReshapeLike(picked, g.input(0)));
+}
+
+// Y = columns of X added up where blocks overlap;  dX = blocks of dY as columns: a convolution with an identity
+void Col2ImRule(GradientContext& g) {
+  const Expr x = g.input(0), block = g.input(2), one = Ints({1}, x);
+  const Expr k = Op("ReduceProd", {block, Ints({0}, x)});
+  const Expr eye = Op("EyeLike", {Filled(0, Concat({k, k}, 0), x)});
+  const Expr planes = Reshape(g.dY(), Concat({Ints({-1, 1}, x), ShapeOf(g.dY(), 2)}, 0));
+  const Expr kernel = Reshape(eye, Concat({k, one, block}, 0));
+  const Expr columns = Op("Conv", {planes, kernel}, g.Attributes({"dilations", "pads", "strides"}));
+  g.SetInputGradient(0, ReshapeLike(columns, x));
+}
+
+}  // namespace
+
+std::vector<GradientRule> ImageRules() {
+  return {
+      {.op_type = "Col2Im", .function = Col2ImRule, .stops = {1, 2}},
+      {.op_type = "GridSample", .function = GridSampleRule},
+      {.op_type = "MaxRoiPool", .function = MaxRoiPoolRule, .refuses = {1}},
+      {.op_type = "MaxUnpool", .function = MaxUnpoolRule, .stops = {1, 2}},
+      {.op_type = "Resize", .function = ResizeRule, .stops = {3}, .refuses = {1, 2}},
+      {.op_type = "RoiAlign", .function = RoiAlignRule, .stops = {2}, .refuses = {1}},
+  };
+}
+
+}  // namespace caesura::gradient

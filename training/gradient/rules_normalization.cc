@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradient rules of softmax, normalizations and dropout.
+#include "training/gradient/gradient_rules.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura::gradient {
+namespace {
+
+// Y = e^X / sum of e^X;  dX = Y (dY - sum of dY Y)
+void SoftmaxRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("SoftmaxGrad", {g.dY(), g.output()}, {{"axis", g.IntAttr("axis", -1)}}));
+}
+
+// Y = X - ln(sum of e^X);  dX = dY - e^Y sum of dY
+void LogSoftmaxRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("LogSoftmaxGrad", {g.dY(), g.output()}, {{"axis", g.IntAttr("axis", -1)}}));
+}
+
+// Y = X mask / (1 - ratio) in training, else X;  dX = dY mask / (1 - ratio), else dY
+void DropoutRule(GradientContext& g) {
+  const Tensor* mode = g.ConstantInput(2);
+  if (!g.HasInput(2) || (mode != nullptr && !*mode->data<bool>())) return g.SetInputGradient(0, g.dY());
+  ValueType mask_type = g.input(0).value()->type();
+  mask_type.dtype = DType::kBool;
+  const Expr ratio = g.HasInput(1) ? g.input(1) : Number(0.5, g.dY());
+  const Expr dropped = TrainingOp("DropoutGrad", {g.dY(), g.EnsureOutput(1, mask_type), ratio});
+  g.SetInputGradient(0, mode != nullptr ? dropped : Where(g.input(2), dropped, g.dY()));
+}
+
+std::vector<int64_t> AllAxesBut1(int rank) {
+  std::vector<int64_t> axes;
+  for (int i = 0; i < rank; ++i) {
+    if (i != 1) axes.push_back(i);
+  }
+  return axes;
+}
+
+// Y = s x + B with x = (X - m) v, v = 1/sqrt(var + e), m and var given
+// dX = dY s v, ds = sum of dY x, dB = sum of dY, dm = -s v dB, dvar = -s v^2 ds / 2
+void FrozenBatchNormalization(GradientContext& g, int rank) {
+  std::vector<int64_t> channel(rank < 2 ? 1 : rank - 1, 1), axes = AllAxesBut1(rank);
+  channel[0] = -1;
+  const Expr x = g.input(0), dy = g.dY(), shape = Ints(channel, x);
+  const Expr scale = Cast(g.input(1), x.dtype()), mean = Cast(g.input(3), x.dtype());
+  const Expr v = Reciprocal(Sqrt(Cast(g.input(4), x.dtype()) + g.FloatAttr("epsilon", 1e-5)));
+  const Expr dB = ReduceSum(dy, axes, false);
+  const Expr ds = ReduceSum(dy * (x - Reshape(mean, shape)), axes, false) * v;
+  g.SetInputGradient(0, dy * Reshape(scale * v, shape));
+  g.SetInputGradient(1, ds);
+  g.SetInputGradient(2, dB);
+  g.SetInputGradient(3, -(scale * v * dB));
+  g.SetInputGradient(4, scale * Square(v) * ds * -0.5);
+}
+
+// Y = s (X - m) v + B with the batch's own m and v;  the terms through m and v are the kernel's
+void BatchNormalizationRule(GradientContext& g) {
+  const int rank = g.Rank(0);
+  if (g.IntAttr("training_mode", 0) == 0) return FrozenBatchNormalization(g, rank);
+  const Expr x = g.input(0), axes = Ints(AllAxesBut1(rank), x);
+  const Expr mean = Op("ReduceMean", {x, axes}), variance = Op("ReduceMean", {Square(x - mean), axes});
+  const Expr v = Reciprocal(Sqrt(variance + g.FloatAttr("epsilon", 1e-5)));
+  const Exprs inputs = {g.dY(), x, g.input(1), Reshape(mean, Ints({-1}, x)), Reshape(v, Ints({-1}, x))};
+  g.SetInputGradients("BatchNormalizationGrad", inputs, {0, 1, 2}, g.Attributes({"epsilon"}));
+}
+
+// The same from the statistics that the forward op keeps
+void BatchNormalizationTrainingRule(GradientContext& g) {
+  const ValueType per_channel = g.input(1).value()->type();
+  const Expr mean = g.EnsureOutput(3, per_channel), v = g.EnsureOutput(4, per_channel);
+  const Exprs inputs = {g.dY(), g.input(0), g.input(1), mean, v};
+  g.SetInputGradients("BatchNormalizationGrad", inputs, {0, 1, 2}, g.Attributes({"epsilon"}));
+}
+
+// Y = s (X - m) v + B over the last axes;  the terms through m and v are the kernel's
+void LayerNormalizationRule(GradientContext& g) {
+  const bool wide = g.input(0).dtype() == DType::kFloat64;
+  const ValueType statistic = ValueType::Tensor(wide ? DType::kFloat64 : DType::kFloat32);
+  const Expr mean = g.EnsureOutput(1, statistic), v = g.EnsureOutput(2, statistic);
+  const Exprs inputs = {g.dY(), g.input(0), g.input(1), mean, v};
+  g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1, 2}, g.attributes());
+}
+
+// Y = s X / sqrt(mean of X^2 + e) over the last axes
+void RmsNormalizationRule(GradientContext& g) {
+  g.SetInputGradients("RMSNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1}, g.attributes());
+}
+bool OneDType(const GradientContext& g) { return g.input(0).dtype() == g.input(1).dtype(); }
+
+// Y = s (X - m) v + B over the positions of a channel (of a group of channels)
+void InstanceNormalizationRule(GradientContext& g) {
+  g.SetInputGradients("InstanceNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
+}
+void GroupNormalizationRule(GradientContext& g) {
+  g.SetInputGradients("GroupNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
+}
+
+// Y = X / n with n the norm of X;  dX = (dY - Y sum of dY Y) / n, with sign X for the first Y if p = 1; 0 where n = 0
+void LpNormalizationRule(GradientContext& g) {
+  const Expr x = g.input(0), y = g.output(), zero = Number(0, x), axes = Ints({g.IntAttr("axis", -1)}, x);
+  const bool first = g.IntAttr("p", 2) == 1;
+  const Expr n = Op(first ? "ReduceL1" : "ReduceL2", {x, axes});
+  const Expr inner = Op("ReduceSum", {g.dY() * y, axes});
+  g.SetInputGradient(0, Where(Equal(n, zero), zero, (g.dY() - (first ? Sign(x) : y) * inner) / n));
+}
+
+// Sums of `size` neighbouring channels: the mean of a window over [N, 1, C, rest], times its size.
+Expr ChannelMeans(Expr v, int64_t before, int64_t after) {
+  const Expr planes = Reshape(v, Concat({Ints({-1, 1}, v), DimOf(v, 1), Op("ReduceProd", {ShapeOf(v, 2), Ints({0}, v)})}, 0));
+  const AttributeMap window = {{"kernel_shape", std::vector<int64_t>{before + 1 + after, 1}},
+                               {"pads", std::vector<int64_t>{before, 0, after, 0}},
+                               {"count_include_pad", int64_t{1}}};
+  return ReshapeLike(Op("AveragePool", {planes}, window), v);
+}
+
+// Y = X D^-b with D = k + a mean of X^2 over n channels;  dX = dY D^-b - 2 a b X mean of (dY X D^(-b-1))
+void LrnRule(GradientContext& g) {
+  const double a = g.FloatAttr("alpha", 1e-4), b = g.FloatAttr("beta", 0.75), k = g.FloatAttr("bias", 1);
+  const int64_t n = g.IntAttr("size", 1), before = (n - 1) / 2, after = n - 1 - before;
+  const Expr x = g.input(0), dy = g.dY(), d = ChannelMeans(Square(x), before, after) * a + k;
+  const Expr spread = ChannelMeans(dy * x * Pow(d, -b - 1), after, before);  // who has me in its window
+  g.SetInputGradient(0, dy * Pow(d, -b) - x * spread * (2 * a * b));
+}
+
+}  // namespace
+
+std::vector<GradientRule> NormalizationRules() {
+  return {
+      {.op_type = "BatchNormalization", .function = BatchNormalizationRule, .outputs = 1},
+      {.op_type = "BatchNormalizationTraining", .function = BatchNormalizationTrainingRule, .domain = kTrainingDomain,
+       .stops = {3, 4}, .outputs = 1},
+      {.op_type = "Dropout", .function = DropoutRule, .stops = {1, 2}},
+      {.op_type = "GroupNormalization", .function = GroupNormalizationRule},
+      {.op_type = "InstanceNormalization", .function = InstanceNormalizationRule},
+      {.op_type = "LRN", .function = LrnRule},
+      {.op_type = "LayerNormalization", .function = LayerNormalizationRule, .outputs = 1},
+      {.op_type = "LogSoftmax", .function = LogSoftmaxRule},
+      {.op_type = "LpNormalization", .function = LpNormalizationRule},
+      {.op_type = "RMSNormalization", .function = RmsNormalizationRule, .applies = OneDType},
+      {.op_type = "Softmax", .function = SoftmaxRule},
+  };
+}
+
+}  // namespace caesura::gradient

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/gradient/training_mode.h"
+
+#include <unordered_map>
+
+#include "core/base/status_macros.h"
+#include "core/graph/op_schema.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+constexpr int kMean = 3, kVariance = 4;  // inputs of BatchNormalization; as outputs 1 and 2
+
+// The initializer behind a value, through copies; null when there is none.
+Value* InitializerBehind(Value* value) {
+  while (value != nullptr && value->producer() != nullptr && value->producer()->Is("Identity")) {
+    value = value->producer()->input(0);
+  }
+  if (value == nullptr || value->graph()->Initializer(value) == nullptr) return nullptr;
+  return value->graph()->IsGraphInput(value) ? nullptr : value;
+}
+
+class Switcher {
+ public:
+  explicit Switcher(const TrainingModeOptions& options) : options_(options) {}
+
+  Status Visit(Graph& graph);
+  Result<std::vector<StatisticUpdate>> Finish();
+
+ private:
+  void SwitchDropout(Graph& graph, Node& node);
+  void SwitchBatchNormalization(Graph& graph, Node& node);
+  void RecordStatistics(Node& node);
+
+  const TrainingModeOptions& options_;
+  std::vector<StatisticUpdate> updates_;
+  std::unordered_map<const Value*, size_t> update_of_;
+  std::vector<std::string> problems_;
+};
+
+void Switcher::SwitchDropout(Graph& graph, Node& node) {
+  Value* mode = node.input(2);
+  if (mode != nullptr) {
+    const Value* constant = InitializerBehind(mode);
+    const bool made_constant = mode->producer() != nullptr && mode->producer()->Is("Constant");
+    if (constant == nullptr && !made_constant) return;  // somebody else decides
+  }
+  node.SetInput(2, graph.AddInitializer(graph.UniqueName(node.name() + "/training"), Tensor::Scalar<bool>(true)));
+}
+
+void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
+  const bool by_model = node.Attr<int64_t>("training_mode", 0) != 0;
+  AttributeMap attributes = {{"unbiased", int64_t{!by_model}}};
+  for (const char* name : {"epsilon", "momentum"}) {
+    if (const float* value = node.FindAttr<float>(name)) attributes[name] = *value;
+  }
+  const std::vector<Value*> inputs = node.inputs();
+  std::vector<Value*> outputs = graph.ReleaseOutputs(&node);
+  outputs.resize(3, nullptr);
+  for (int i = 1; i < 3; ++i) {
+    if (outputs[i] != nullptr) continue;
+    const Value* before = inputs[kMean + i - 1];
+    outputs[i] = graph.AddValue(graph.UniqueName(before->name() + "/running"), before->type());
+  }
+  const size_t last = graph.nodes().size();
+  Node* training = graph.AddNode("BatchNormalizationTraining", inputs, outputs, std::move(attributes), kTrainingDomain,
+                                 graph.UniqueName(node.name() + "/training"));
+  training->set_source(node.source());
+  training->set_provider(node.provider());
+  training->set_since_version(1);
+  graph.MoveTailBefore(last, &node);
+  RecordStatistics(*training);
+  graph.RemoveNode(&node);
+}
+
+void Switcher::RecordStatistics(Node& node) {
+  for (int i : {kMean, kVariance}) {
+    Value* target = InitializerBehind(node.input(i));
+    if (target == nullptr) continue;  // computed, or fed by the caller, who finds the update among the outputs
+    Value* value = node.output(i - kMean + 1);
+    if (node.graph()->parent() != nullptr) {
+      problems_.push_back(node.Label() + " stands in a body of If, Loop or Scan and cannot update '" + target->name() + "'");
+      continue;
+    }
+    auto [it, fresh] = update_of_.try_emplace(target, updates_.size());
+    if (fresh) {
+      updates_.push_back({target, value});
+    } else {  // shared by several nodes: this one goes on from what the last one made
+      node.SetInput(i, updates_[it->second].value);
+      updates_[it->second].value = value;
+    }
+  }
+}
+
+Status Switcher::Visit(Graph& graph) {
+  std::vector<Node*> nodes;
+  for (const auto& node : graph.nodes()) nodes.push_back(node.get());
+  for (Node* node : nodes) {
+    for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(Visit(*body));
+    if (options_.keep_evaluation.count(node->name())) continue;
+    if (node->Is("Dropout")) SwitchDropout(graph, *node);
+    if (node->Is("BatchNormalization")) SwitchBatchNormalization(graph, *node);
+  }
+  return {};
+}
+
+Result<std::vector<StatisticUpdate>> Switcher::Finish() {
+  if (problems_.empty()) return std::move(updates_);
+  std::string text = "cannot switch to training:";
+  for (const std::string& problem : problems_) text += "\n  " + problem;
+  return Unsupported(text);
+}
+
+void CollectStatistics(const Graph& graph, std::unordered_set<const Value*>* out) {
+  for (const auto& node : graph.nodes()) {
+    for (const Graph* body : node->Subgraphs()) CollectStatistics(*body, out);
+    if (!node->Is("BatchNormalization") && !node->Is("BatchNormalizationTraining", kTrainingDomain)) continue;
+    for (int i : {kMean, kVariance}) {
+      if (const Value* value = InitializerBehind(node->input(i))) out->insert(value);
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const TrainingModeOptions& options) {
+  RETURN_IF_ERROR(graph.SortTopologically());
+  Switcher switcher(options);
+  RETURN_IF_ERROR(switcher.Visit(graph));
+  return switcher.Finish();
+}
+
+std::unordered_set<const Value*> RunningStatistics(const Graph& graph) {
+  std::unordered_set<const Value*> out;
+  CollectStatistics(graph, &out);
+  return out;
+}
+
+}  // namespace caesura

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/kernels/training_ops.h"
+
+#include <climits>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/graph/op_schema.h"
+
+namespace caesura {
+namespace {
+
+// The outputs have the dtype of input 0, whatever their shape.
+Status SameDType(Graph&, Node* node) {
+  const Value* input = node->input(0);
+  if (input == nullptr || !input->type().is_tensor()) return {};
+  for (Value* output : node->outputs()) {
+    if (output != nullptr && !output->type().is_tensor()) output->set_type(ValueType::Tensor(input->dtype()));
+  }
+  return {};
+}
+
+// What is handed out comes back as a gradient of the same type; of the same shape only where `full_shape_outputs` says
+// so, or where the values themselves come back (`identity`).
+Status InferYield(Graph&, Node* node) {
+  const auto fixed = node->Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
+  const auto full = node->Attr<std::vector<int64_t>>("full_shape_outputs", {});
+  auto lists = [](const std::vector<int64_t>& indices, int64_t i) {
+    for (int64_t index : indices) {
+      if (index == i) return true;
+    }
+    return false;
+  };
+  size_t k = 0;
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    if (lists(fixed, static_cast<int64_t>(i))) continue;
+    if (k >= node->outputs().size()) break;
+    Value* output = node->outputs()[k++];
+    if (output == nullptr || output->type().is_tensor()) continue;
+    ValueType type = node->inputs()[i]->type();
+    if (!lists(full, static_cast<int64_t>(i))) type.shape.reset();
+    output->set_type(std::move(type));
+  }
+  return {};
+}
+
+OpSchemaSpec Spec(const char* op_type, int min_inputs, int max_inputs, int max_outputs, std::vector<int> types) {
+  OpSchemaSpec spec;
+  spec.op_type = op_type;
+  spec.min_inputs = min_inputs;
+  spec.max_inputs = max_inputs;
+  spec.max_outputs = max_outputs;
+  spec.type_of_output = std::move(types);
+  spec.domain = kTrainingDomain;
+  return spec;
+}
+
+// An op whose output shape is none of its inputs' shapes.
+OpSchemaSpec Shaped(const char* op_type, int min_inputs, int max_inputs) {
+  OpSchemaSpec spec = Spec(op_type, min_inputs, max_inputs, 1, {});
+  spec.infer = SameDType;
+  return spec;
+}
+
+std::vector<OpSchemaSpec> Elementwise() {
+  return {
+      Spec("ReluGrad", 2, 2, 1, {0}),       Spec("GeluGrad", 2, 2, 1, {0}),       Spec("SigmoidGrad", 2, 2, 1, {0}),
+      Spec("TanhGrad", 2, 2, 1, {0}),       Spec("SoftmaxGrad", 2, 2, 1, {0}),    Spec("LogSoftmaxGrad", 2, 2, 1, {0}),
+      Spec("DropoutGrad", 3, 3, 1, {0}),    Spec("CumProdGrad", 3, 3, 1, {1}),    Spec("ReduceProdGrad", 2, 3, 1, {1}),
+      Spec("DetGrad", 3, 3, 1, {1}),
+  };
+}
+
+std::vector<OpSchemaSpec> Movement() {
+  return {
+      Shaped("SumTo", 2, 2),       Shaped("GatherGrad", 3, 3),  Shaped("SliceGrad", 4, 6),
+      Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  Shaped("FusedMatMul", 2, 2),
+  };
+}
+
+// {op, inputs at least, at most, outputs at most, whose type each output has}
+std::vector<OpSchemaSpec> Layers() {
+  return {
+      Spec("ConvGrad", 3, 3, 3, {1, 2, -1}),
+      Spec("ConvTransposeGrad", 3, 3, 3, {1, 2, -1}),
+      Spec("DeformConvGrad", 4, 6, 5, {1, 2, 3, 4, 5}),
+      Spec("MaxPoolGrad", 2, 2, 1, {1}),
+      Spec("AveragePoolGrad", 2, 2, 1, {1}),
+      Spec("LpPoolGrad", 3, 3, 1, {1}),
+      Spec("GlobalMaxPoolGrad", 2, 2, 1, {1}),
+      Spec("MaxRoiPoolGrad", 3, 3, 1, {1}),
+      Spec("RoiAlignGrad", 4, 4, 1, {1}),
+      Spec("GridSampleGrad", 3, 3, 2, {1, 2}),
+      Spec("BatchNormalizationTraining", 5, 5, 5, {0, 3, 4, 1, 1}),
+      Spec("BatchNormalizationGrad", 5, 5, 3, {1, 2, 2}),
+      Spec("LayerNormalizationGrad", 5, 5, 3, {1, 2, 2}),
+      Spec("RMSNormalizationGrad", 3, 3, 2, {1, 2}),
+      Spec("InstanceNormalizationGrad", 3, 3, 3, {1, 2, 2}),
+      Spec("GroupNormalizationGrad", 3, 3, 3, {1, 2, 2}),
+      Spec("SoftmaxCrossEntropyLossGrad", 3, 4, 1, {1}),
+      Shaped("NegativeLogLikelihoodLossGrad", 4, 4),
+      Spec("RNNGrad", 5, 8, 5, {2, 3, 4, 5, 7}),
+      Spec("GRUGrad", 5, 8, 5, {2, 3, 4, 5, 7}),
+      Spec("LSTMGrad", 6, 11, 7, {3, 4, 5, 6, 8, 9, 10}),
+      Spec("AttentionGrad", 4, 7, 4, {1, 2, 3, 4}),
+  };
+}
+
+std::vector<OpSchemaSpec> Steps() {
+  OpSchemaSpec yield = Spec("YieldOp", 1, INT_MAX, INT_MAX, {});
+  yield.min_outputs = 0;
+  yield.infer = InferYield;
+  yield.is_deterministic = false;  // what comes back is the caller's
+  OpSchemaSpec norm = Shaped("GlobalNorm", 1, INT_MAX);
+  norm.infer = [](Graph&, Node* node) {
+    const bool wide = node->input(0) != nullptr && node->input(0)->dtype() == DType::kFloat64;
+    node->output(0)->set_type(ValueType::Tensor(wide ? DType::kFloat64 : DType::kFloat32, Shape{}));
+    return Status();
+  };
+  std::vector<OpSchemaSpec> out = {
+      std::move(yield), std::move(norm), Spec("InPlaceAccumulator", 3, 3, 1, {0}), Spec("ClipScale", 2, 2, 1, {1}),
+      Spec("Assign", 2, 2, 1, {0}),
+  };
+  for (const char* op : {"SgdUpdate", "AdamUpdate", "AdamWUpdate", "LambUpdate", "LionUpdate", "RmspropUpdate"}) {
+    // Parameters and states are many: output i stands at another input for each count.
+    out.push_back(Spec(op, 4, INT_MAX, INT_MAX, {}));
+  }
+  return out;
+}
+
+}  // namespace
+
+Status RegisterTrainingOpSchemas() {
+  for (const auto& family : {Elementwise(), Movement(), Layers(), Steps()}) {
+    if (Status status = RegisterOpSchemas(family); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace caesura

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all optimizer updates share: their inputs (learning_rate, step, scale, parameters..., gradients...,
+// states...), the checks, and the loop over every element of every parameter.
+#ifndef CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_
+#define CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/kernels/kernel.h"
+#include "core/kernels/kernel_context.h"
+#include "training/kernels/parameter_blocks.h"
+
+namespace caesura {
+
+// A coefficient, exact: a float64 scalar tensor as DescribeUpdate writes it; a plain float is taken too.
+double Coefficient(const KernelInfo& info, const char* name, double fallback);
+
+// What changes from step to step.
+struct UpdateStep {
+  double learning_rate = 0;
+  double scale = 1;    // of the gradients
+  int64_t number = 1;  // counts from 1
+  bool skip = false;   // nothing may change
+};
+
+class UpdateGroup {
+ public:
+  // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each parameter.
+  static Result<UpdateGroup> Plan(KernelInfo& info, int states);
+
+  DType dtype() const { return dtype_; }
+  int count() const { return count_; }
+  int threads() const { return threads_; }
+  const ParameterBlocks& blocks() const { return blocks_; }
+
+  // Fails when the step is below 1. With the attribute skip_nonfinite a scale that is not finite skips the step.
+  Result<UpdateStep> ReadStep(const KernelContext& context) const;
+  // Where outputs are not the buffers of their inputs (the plan could not share them), makes them copies.
+  void CopyToOutputs(const KernelContext& context) const;
+
+  template <typename T>
+  const T* Gradient(const KernelContext& context, int i) const {
+    return context.Input<T>(kFirst + count_ + i);
+  }
+  // The parameter (state -1) or one of its states: input and output in one.
+  template <typename T>
+  T* Updated(const KernelContext& context, int state, int i) const {
+    return context.Output<T>((1 + state) * count_ + i);
+  }
+
+  // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the scaled
+  // gradient, s its `States` states; the rule changes p and s.
+  template <typename T, int States, typename Rule>
+  void Apply(const KernelContext& context, const UpdateStep& step, const Rule& rule) const {
+    using A = Accumulator<T>;
+    const A scale = static_cast<A>(step.scale);
+    blocks_.ForEach(threads_, kWork, [&](size_t b) {
+      const ParameterBlocks::Block block = blocks_.blocks()[b];
+      const Rule own = rule;  // a copy that no store can change: the compiler keeps it in registers
+      T* __restrict p = Updated<T>(context, -1, block.tensor) + block.first;
+      const T* __restrict g = Gradient<T>(context, block.tensor) + block.first;
+      T* __restrict s0 = States > 0 ? Updated<T>(context, 0, block.tensor) + block.first : nullptr;
+      T* __restrict s1 = States > 1 ? Updated<T>(context, 1, block.tensor) + block.first : nullptr;
+      T* __restrict s2 = States > 2 ? Updated<T>(context, 2, block.tensor) + block.first : nullptr;
+      for (int64_t i = 0; i < block.count; ++i) {
+        A parameter = static_cast<A>(p[i]);
+        A state[3] = {};
+        if constexpr (States > 0) state[0] = static_cast<A>(s0[i]);
+        if constexpr (States > 1) state[1] = static_cast<A>(s1[i]);
+        if constexpr (States > 2) state[2] = static_cast<A>(s2[i]);
+        own(parameter, static_cast<A>(g[i]) * scale, state);
+        p[i] = static_cast<T>(parameter);
+        if constexpr (States > 0) s0[i] = static_cast<T>(state[0]);
+        if constexpr (States > 1) s1[i] = static_cast<T>(state[1]);
+        if constexpr (States > 2) s2[i] = static_cast<T>(state[2]);
+      }
+    });
+  }
+
+  static constexpr int64_t kWork = 16;  // operations an element, about
+
+ private:
+  static constexpr int kFirst = 3;  // inputs before the parameters
+  Status CheckTensors(const KernelInfo& info) const;
+
+  std::string label_;
+  DType dtype_ = DType::kUndefined, rate_dtype_ = DType::kUndefined, scale_dtype_ = DType::kUndefined;
+  int count_ = 0, states_ = 0, threads_ = 1;
+  bool skip_nonfinite_ = false;
+  std::vector<size_t> bytes_;  // of each parameter
+  ParameterBlocks blocks_;
+};
+
+// a + weight * (b - a), rounded as torch.lerp does.
+template <typename A>
+inline A Lerp(A a, A b, A weight) {
+  return weight < A(0.5) ? a + weight * (b - a) : b - (b - a) * (A(1) - weight);
+}
+
+// Finishes a factory: `make_rule(TypeTag<A>, const UpdateStep&)` gives the rule of one step.
+template <int States, typename MakeRule>
+Status SetUpdate(KernelInfo& info, MakeRule make_rule) {
+  auto planned = UpdateGroup::Plan(info, States);
+  if (!planned.ok()) return planned.status();
+  DispatchFloat(planned->dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([group = *std::move(planned), make_rule](KernelContext& context) -> Status {
+      Result<UpdateStep> step = group.ReadStep(context);
+      if (!step.ok()) return step.status();
+      group.CopyToOutputs(context);
+      if (!step->skip) group.Apply<T, States>(context, *step, make_rule(TypeTag<Accumulator<T>>{}, *step));
+      return Status();
+    });
+  });
+  return {};
+}
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_

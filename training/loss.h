@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Losses that can be put on top of a model that has none.
+#ifndef CAESURA_TRAINING_LOSS_H_
+#define CAESURA_TRAINING_LOSS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/graph/graph.h"
+
+namespace caesura {
+
+// The mean over the batch of a loss between a model output (`prediction`; empty: the first one) and a new input
+// named `target`.
+struct Loss {
+  enum class Kind {
+    kCrossEntropy,                // scores and integer classes (ONNX SoftmaxCrossEntropyLoss, torch cross_entropy)
+    kMeanSquaredError,
+    kMeanAbsoluteError,
+    kBinaryCrossEntropyLogits,    // torch binary_cross_entropy_with_logits
+    kOutput,                      // the model's own scalar output `prediction` is the loss; `target` is not used
+  };
+  Kind kind = Kind::kCrossEntropy;
+  std::string prediction = "";
+  std::string target = "target";
+  int64_t ignore_index = -100;  // kCrossEntropy: targets with this class do not count
+  int class_axis = 1;           // kCrossEntropy: which axis of the scores holds the classes; -1: the last
+
+  static Loss CrossEntropy(std::string target = "target") { return {Kind::kCrossEntropy, "", std::move(target)}; }
+  static Loss MeanSquaredError(std::string target = "target") {
+    return {Kind::kMeanSquaredError, "", std::move(target)};
+  }
+  static Loss Output(std::string name) { return {Kind::kOutput, std::move(name), ""}; }
+};
+
+// Adds the loss's nodes and its target input; the result is a scalar value of the graph.
+Result<Value*> AddLoss(Graph& graph, const Loss& loss);
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_LOSS_H_

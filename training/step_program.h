@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole step as one graph: forward, loss, backward, clipping, optimizer.
+#ifndef CAESURA_TRAINING_STEP_PROGRAM_H_
+#define CAESURA_TRAINING_STEP_PROGRAM_H_
+
+#include <string>
+#include <vector>
+
+#include "core/execute/parameter_set.h"
+#include "core/graph/graph.h"
+#include "training/loss.h"
+#include "training/optimizer/optimizer.h"
+
+namespace caesura {
+
+// When a step writes to parameters; chosen when the program is built.
+enum class CommitMode {
+  kLate,          // after all gradients and the clipping: a step that fails has changed nothing
+  kEagerConsume,  // each parameter as soon as its gradient is there and nothing else reads it: least memory, no clipping
+                  // by global norm; a step that fails in the middle is lost, and says so
+};
+
+struct StepOptions {
+  Loss loss;
+  Optimizer optimizer = AdamW{};
+  std::vector<ParameterGroup> groups;
+  // Names of initializers to train ('*' matches anything). Empty: every floating initializer of rank >= 1 that is no
+  // running statistic.
+  std::vector<std::string> trainable;
+  std::vector<std::string> frozen;  // taken out of the above
+  double clip_norm = 0;             // 0: gradients are not clipped
+  int accumulation_steps = 1;       // micro-steps to one update; their mean gradient counts
+  CommitMode commit = CommitMode::kLate;
+  // Also hand out the gradient of each parameter ("gradient.NAME").
+  bool keep_gradients = false;
+};
+
+// Inputs that the program adds to the model's.
+inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float64 scalar
+inline constexpr char kStepInput[] = "caesura.step";                   // int64 scalar, counts updates from 1
+inline constexpr char kResetInput[] = "caesura.reset";                 // bool scalar: the first micro-step of an update
+
+struct StepProgram {
+  std::shared_ptr<Graph> graph;  // outputs: the loss, then gradients if they are kept
+  // The names behind the entries of the ParameterSet that the program reads and writes, in its order: trained
+  // parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"), accumulators ("accumulator.NAME").
+  std::vector<std::string> parameters;
+  int trained = 0;      // how many of them are trained parameters
+  int statistics = 0;   // and running statistics
+};
+
+// The names that `options` selects for training, in the model's order. Fails when a pattern selects nothing.
+Result<std::vector<std::string>> TrainableNames(const Model& model, const StepOptions& options);
+
+// `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's types are inferred.
+Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
+                                     const StepOptions& options, bool with_update);
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_STEP_PROGRAM_H_
