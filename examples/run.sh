@@ -1,9 +1,19 @@
 #!/usr/bin/env bash
-# Sets up, builds, and runs the examples.
+# SPDX-License-Identifier: Apache-2.0
+# The main job: sets up, builds, trains a convolutional net on handwritten digits and a character GPT on Python's own
+# sources, both in C++, and draws their loss curves. Results are in build/examples.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ./cmake/setup.sh
 . build/activate
 cmake -S . -B build -G Ninja -C build/deps.cmake >build/configure.log || { cat build/configure.log; exit 1; }
-cmake --build build
+cmake --build build --target train_digits train_chargpt
+folder=build/examples
+mkdir -p "$folder"
+echo "exporting the models from PyTorch"
+[[ -f $folder/digits.onnx ]] || python examples/digits/export_digits.py "$folder" >"$folder/export.log" 2>&1
+[[ -f $folder/corpus.txt ]] || python examples/chargpt/export_chargpt.py "$folder" >"$folder/export.log" 2>&1
+build/bin/train_digits "$folder"
+build/bin/train_chargpt "$folder"
+python examples/plot_losses.py "$folder"

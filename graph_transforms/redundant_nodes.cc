@@ -13,17 +13,6 @@ bool IsIdentityPermutation(const Node& node) {
   return true;
 }
 
-// Dropout in inference mode: its training_mode is absent, or a constant false.
-bool IsInactiveDropout(const Node& node) {
-  const Value* mask = node.output(1);
-  if (mask != nullptr && (!mask->uses().empty() || node.graph()->IsGraphOutput(mask))) return false;
-  const Value* mode = node.input(2);
-  if (mode == nullptr) return true;
-  const Tensor* constant = mode->graph()->Initializer(mode);
-  return constant != nullptr && !mode->graph()->IsGraphInput(mode) && constant->dtype() == DType::kBool &&
-         !constant->data<bool>()[0];
-}
-
 bool HandsOnItsInput(const Node& node) {
   const Value* input = node.input(0);
   if (input == nullptr || node.output(0) == nullptr) return false;
@@ -32,8 +21,7 @@ bool HandsOnItsInput(const Node& node) {
     return input->type().is_tensor() && input->dtype() != DType::kUndefined &&
            input->dtype() == node.output(0)->dtype();
   }
-  if (node.Is("Transpose")) return IsIdentityPermutation(node);
-  return node.Is("Dropout") && IsInactiveDropout(node);
+  return node.Is("Transpose") && IsIdentityPermutation(node);
 }
 
 bool RunOn(Graph& graph) {

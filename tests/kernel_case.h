@@ -6,7 +6,9 @@
 #ifndef CAESURA_TESTS_KERNEL_CASE_H_
 #define CAESURA_TESTS_KERNEL_CASE_H_
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status_macros.h"
@@ -24,6 +26,8 @@ struct KernelCase : private KernelHost {
   int output_count = 1;
   int since_version = 0;  // 0: any
   int threads = 1;
+  // What every body of the node runs; null: the node has none.
+  std::shared_ptr<SubgraphRunner> body = nullptr;
   // Whether outputs that are in place get the input's buffer, as a plan does it, or one of their own.
   bool share_in_place = true;
 
@@ -43,6 +47,7 @@ struct KernelCase : private KernelHost {
     std::vector<InputInfo> infos;
     for (const RuntimeValue& value : inputs) infos.push_back(InfoOf(value));
     KernelInfo info(*node, std::move(infos), threads);
+    info.set_subgraph_runner([this](const std::string&) { return body; });
     ASSIGN_OR_RETURN(const KernelDef* def, registry.Create(info, "test"));
     RETURN_IF_ERROR(PlaceOutputs(info, *def));
     std::vector<char> scratch(info.scratch_bytes() + kBufferAlignment);

@@ -5,6 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_schema.h"
+#include "core/graph/shape_refinement.h"
 #include "core/load/graph_export.h"
 #include "onnx/defs/schema.h"
 #include "onnx/shape_inference/implementation.h"
@@ -245,16 +246,14 @@ void TypeInference::SetType(Value* value, ValueType type) {
   value->set_type(std::move(type));
 }
 
-Status TypeInference::Merge(Node& node, Value* output, const onnx::TypeProto& found) {
+void TypeInference::Merge(Node& node, Value* output, const ValueType& found) {
   ValueType type = output->type();
-  const ValueType inferred = TypeFromProto(found);
-  if (!MergeTypes(inferred, &type)) {
-    return InvalidModel("makes '" + output->name() + "' a " + inferred.ToString() + ", but it is declared as " +
-                        output->type().ToString());
+  if (MergeTypes(found, &type)) {
+    SetType(output, std::move(type));
+  } else {
+    Fault(node, "makes '" + output->name() + "' a " + found.ToString() + ", but it is declared as " +
+                    output->type().ToString());
   }
-  (void)node;
-  SetType(output, std::move(type));
-  return {};
 }
 
 void TypeInference::InferGraph(Graph& graph) {
@@ -301,6 +300,14 @@ void TypeInference::InferNode(Node& node) {
   }
 }
 
+void TypeInference::Refine(const Node& node, ValueType* found) {
+  if (node.Is("Reshape") && node.input(0) != nullptr && node.input(1) != nullptr) {
+    const onnx::TensorShapeProto* target = DataOf(node.input(1));
+    if (target != nullptr) RefineReshape(node.input(0)->type(), *target, found);
+  }
+  RefineUninferred(node, found);
+}
+
 void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
   NodeContext context(node, *this);
   const bool knows_inputs = KnowsAllInputs(node);
@@ -322,8 +329,9 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
   for (size_t i = 0; i < node.outputs().size(); ++i) {
     Value* output = node.outputs()[i];
     if (output == nullptr) continue;
-    Status status = Merge(node, output, *inferred.getOutputType(i));
-    if (!status.ok()) Fault(node, status.message());
+    ValueType found = TypeFromProto(*inferred.getOutputType(i));
+    if (i == 0) Refine(node, &found);
+    Merge(node, output, found);
   }
   if (!schema.has_data_propagation_function()) return;
   try {
@@ -347,13 +355,7 @@ void TypeInference::InferRegistered(Node& node) {
     const Value* input = from < 0 ? nullptr : node.input(from);
     Value* output = node.outputs()[i];
     if (input == nullptr || output == nullptr) continue;
-    ValueType type = output->type();
-    if (!MergeTypes(input->type(), &type)) {
-      Fault(node, "makes '" + output->name() + "' a " + input->type().ToString() + ", but it is declared as " +
-                      output->type().ToString());
-      continue;
-    }
-    SetType(output, std::move(type));
+    Merge(node, output, input->type());
   }
 }
 

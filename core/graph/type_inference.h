@@ -47,7 +47,8 @@ class TypeInference {
  private:
   void InferFromSchema(Node& node, const onnx::OpSchema& schema);
   void InferRegistered(Node& node);
-  Status Merge(Node& node, Value* output, const onnx::TypeProto& found);
+  void Refine(const Node& node, ValueType* found);
+  void Merge(Node& node, Value* output, const ValueType& found);
   void SetType(Value* value, ValueType type);
   void NameUnknownDims(ValueType* type);
   std::string FreshSymbol();

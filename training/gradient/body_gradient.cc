@@ -3,6 +3,7 @@
 
 #include "core/base/status_macros.h"
 #include "training/gradient/gradient_builder.h"
+#include "training/gradient/gradient_context.h"
 #include "training/gradient/gradient_path.h"
 
 namespace caesura::gradient {
@@ -50,6 +51,31 @@ std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMa
   map.insert(outer.begin(), outer.end());
   RebindOuter(body, *copy, map);
   return copy;
+}
+
+Graph& BodyOf(const GradientContext& g, const char* attribute) {
+  return **g.node().FindAttr<std::shared_ptr<Graph>>(attribute);
+}
+
+std::vector<Value*> NeededCaptures(const GradientContext& g) {
+  std::vector<Value*> out;
+  for (Value* value : Graph::ImplicitInputs(g.node())) {
+    if (g.NeedsValue(value)) out.push_back(value);
+  }
+  return out;
+}
+
+Value* AddOutput(GradientContext& g, size_t index, const std::string& stem, ValueType type) {
+  Graph& graph = g.writer().graph();
+  Value* value = graph.AddValue(graph.UniqueName(g.node().name() + "/" + stem), std::move(type));
+  g.mutable_node().SetOutput(static_cast<int>(index), value);
+  return value;
+}
+
+void AddCopyAsOutput(Graph& body, Value* value) {
+  Node* node = body.AddOp("Identity", {value}, {}, "", 1, value->name() + "/kept");
+  node->output(0)->set_type(value->type());
+  body.AddOutput(node->output(0));
 }
 
 Result<BodyGradient> BodyGradient::Build(Graph& body, const std::vector<Value*>& ys, const std::vector<Value*>& xs,

@@ -15,6 +15,7 @@
 
 namespace caesura::gradient {
 
+class GradientContext;
 using ValueMap = std::unordered_map<const Value*, Value*>;
 
 class BodyGradient {
@@ -45,6 +46,15 @@ class BodyGradient {
   std::unordered_set<const Value*> unreachable_;
   std::vector<Node*> nodes_;
 };
+
+// --- the node that owns bodies ---
+Graph& BodyOf(const GradientContext& g, const char* attribute);
+// The outer values that the node's bodies read and that need a gradient.
+std::vector<Value*> NeededCaptures(const GradientContext& g);
+// Adds output `index` to the forward node.
+Value* AddOutput(GradientContext& g, size_t index, const std::string& stem, ValueType type);
+// A copy of `value` as an output of `body`: an output may not be an input or a constant itself.
+void AddCopyAsOutput(Graph& body, Value* value);
 
 // A copy of `body` inside of `parent` that reads `outer.at(v)` where `body` reads an outer value v that is listed, and
 // v itself otherwise.

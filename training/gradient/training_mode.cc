@@ -39,13 +39,15 @@ class Switcher {
   std::vector<std::string> problems_;
 };
 
+// Whether the node itself says if it drops, and not a graph input or a computed value.
+bool DecidesItself(const Node& dropout) {
+  Value* mode = dropout.input(2);
+  if (mode == nullptr) return true;
+  return InitializerBehind(mode) != nullptr || (mode->producer() != nullptr && mode->producer()->Is("Constant"));
+}
+
 void Switcher::SwitchDropout(Graph& graph, Node& node) {
-  Value* mode = node.input(2);
-  if (mode != nullptr) {
-    const Value* constant = InitializerBehind(mode);
-    const bool made_constant = mode->producer() != nullptr && mode->producer()->Is("Constant");
-    if (constant == nullptr && !made_constant) return;  // somebody else decides
-  }
+  if (!DecidesItself(node)) return;
   node.SetInput(2, graph.AddInitializer(graph.UniqueName(node.name() + "/training"), Tensor::Scalar<bool>(true)));
 }
 
@@ -129,6 +131,30 @@ Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const Traini
   Switcher switcher(options);
   RETURN_IF_ERROR(switcher.Visit(graph));
   return switcher.Finish();
+}
+
+Status SwitchToEvaluation(Graph& graph) {
+  std::vector<Node*> nodes;
+  for (const auto& node : graph.nodes()) nodes.push_back(node.get());
+  for (Node* node : nodes) {
+    for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(SwitchToEvaluation(*body));
+    if (node->Is("Dropout") && DecidesItself(*node)) node->TruncateInputs(2);
+    if (!node->Is("BatchNormalization") || node->Attr<int64_t>("training_mode", 0) == 0) continue;
+    AttributeMap attributes = node->attributes();
+    attributes.erase("training_mode");
+    const std::vector<Value*> outputs = graph.ReleaseOutputs(node);
+    for (int i = 1; i < static_cast<int>(outputs.size()); ++i) {
+      if (outputs[i] != nullptr) graph.ReplaceAllUses(outputs[i], node->input(kMean + i - 1));
+    }
+    const size_t last = graph.nodes().size();
+    Node* fresh = graph.AddNode("BatchNormalization", node->inputs(), {outputs[0]}, std::move(attributes), "",
+                                graph.UniqueName(node->name() + "/evaluation"));
+    fresh->set_source(node->source());
+    fresh->set_since_version(node->since_version());
+    graph.MoveTailBefore(last, node);
+    graph.RemoveNode(node);
+  }
+  return {};
 }
 
 std::unordered_set<const Value*> RunningStatistics(const Graph& graph) {

@@ -31,6 +31,10 @@ struct TrainingModeOptions {
 // cannot write them back. Values keep their names and identity; two nodes that share statistics update them in turn.
 Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const TrainingModeOptions& options = {});
 
+// The other way: BatchNormalization takes the running statistics (and hands them on unchanged where somebody reads the
+// new ones), Dropout drops nothing unless a graph input or a computed value asks for it.
+Status SwitchToEvaluation(Graph& graph);
+
 // The initializers that are running statistics of BatchNormalization nodes: not to be trained by gradients.
 std::unordered_set<const Value*> RunningStatistics(const Graph& graph);
 

@@ -6,6 +6,8 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/binary_kernel.h"
 #include "core/kernels/cpu/factory_checks.h"
+#include "core/kernels/cpu/float_math.h"
+#include "core/kernels/cpu/row_math.h"
 #include "core/kernels/cpu/unary_kernel.h"
 #include "training/kernels/training_ops.h"
 
@@ -24,14 +26,15 @@ Status CreateGradient(KernelInfo& info) {
   info.SetOutput(0, info.InputDType(0), shape.output);
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    using A = Accumulator<T>;
     info.SetCompute([count, threads = info.threads()](KernelContext& context) {
       const T* dy = context.Input<T>(0);
       const T* other = context.Input<T>(1);
       T* dx = context.Output<T>(0);
-      ParallelFor(threads, count, kUnaryGrain, [&](int64_t first, int64_t last) {
+      ParallelFor(threads, count, kUnaryGrain, [=](int64_t first, int64_t last) {
+        OnBestIsa([=] {
 #pragma omp simd
-        for (int64_t i = first; i < last; ++i) dx[i] = static_cast<T>(fn(static_cast<A>(dy[i]), static_cast<A>(other[i])));
+          for (int64_t i = first; i < last; ++i) dx[i] = Narrow<T>(fn(Widen(dy[i]), Widen(other[i])));
+        });
       });
     });
   });
@@ -41,17 +44,17 @@ Status CreateGradient(KernelInfo& info) {
 // d/dx x Phi(x) = Phi(x) + x phi(x)
 template <typename T>
 T GeluSlope(T x) {
-  const T cdf = T(0.5) * (1 + std::erf(x * T(1 / std::numbers::sqrt2)));
-  const T density = std::exp(T(-0.5) * x * x) * T(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
+  const T cdf = T(0.5) * (1 + math::Erf(x * T(1 / std::numbers::sqrt2)));
+  const T density = math::Exp(T(-0.5) * x * x) * T(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
   return cdf + x * density;
 }
 
-// With t = tanh(u), u = k (x + c x^3): d/dx x/2 (1 + t) = (1 + t)/2 + x/2 (1 - t^2) k (1 + 3 c x^2)
+// With s = sigmoid(2 u), u = k (x + c x^3): d/dx x s = s + x s (1 - s) 2 k (1 + 3 c x^2)
 template <typename T>
 T GeluTanhSlope(T x) {
-  constexpr T kScale = T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi), kCubic = T(0.044715);
-  const T t = std::tanh(kScale * (x + kCubic * x * x * x));
-  return T(0.5) * (1 + t) + T(0.5) * x * (1 - t * t) * kScale * (1 + 3 * kCubic * x * x);
+  constexpr T kScale = T(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi), kCubic = T(0.044715);
+  const T s = math::Sigmoid(kScale * (x + kCubic * x * x * x));
+  return s + x * s * (1 - s) * kScale * (1 + 3 * kCubic * x * x);
 }
 
 Status CreateGeluGrad(KernelInfo& info) {
@@ -63,6 +66,16 @@ Status CreateGeluGrad(KernelInfo& info) {
 
 // --- DropoutGrad ---
 
+// The mask is read as bytes, which select vectors; bools would branch.
+template <typename T, typename A>
+void MaskRow(const T* dy, const uint8_t* mask, A scale, T* dx, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const A scaled = Widen(dy[i]) * scale;
+    dx[i] = Narrow<T>(mask[i] != 0 ? scaled : A{0});
+  }
+}
+
 template <typename T, typename R>
 void SetDropoutGradCompute(KernelInfo& info) {
   const int64_t count = info.InputShape(0).elements();
@@ -71,15 +84,12 @@ void SetDropoutGradCompute(KernelInfo& info) {
   info.SetCompute([count, has_ratio, threads = info.threads()](KernelContext& context) {
     using A = Accumulator<T>;
     const T* dy = context.Input<T>(0);
-    const bool* mask = context.Input<bool>(1);
+    const uint8_t* mask = context.Input<uint8_t>(1);
     T* dx = context.Output<T>(0);
     const double ratio = has_ratio ? static_cast<double>(*context.Input<R>(2)) : 0.5;
     const A scale = static_cast<A>(ratio < 1 ? 1 / (1 - ratio) : 0.0);
-    ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
-#pragma omp simd
-      for (int64_t i = first; i < last; ++i) {
-        dx[i] = static_cast<T>(mask[i] ? static_cast<A>(dy[i]) * scale : A{0});
-      }
+    ParallelFor(threads, count, kParallelGrain, [=](int64_t first, int64_t last) {
+      MaskRow(dy + first, mask + first, scale, dx + first, last - first);
     });
   });
 }
@@ -100,8 +110,6 @@ Status CreateDropoutGrad(KernelInfo& info) {
 
 // --- SoftmaxGrad, LogSoftmaxGrad ---
 
-constexpr int64_t kLanes = 16;
-
 // dX = Y * (dY - sum(dY * Y))
 struct SoftmaxRule {
   template <typename A>
@@ -121,7 +129,7 @@ struct LogSoftmaxRule {
   }
   template <typename A>
   static A Result(A dy, A y, A sum) {
-    return dy - std::exp(y) * sum;
+    return dy - math::Exp(y) * sum;
   }
 };
 
@@ -129,16 +137,9 @@ struct LogSoftmaxRule {
 template <typename Rule, typename T>
 void GradientOfRow(const T* dy, const T* y, T* dx, int64_t n) {
   using A = Accumulator<T>;
-  A lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) lanes[j] += Rule::template Term<A>(dy[i + j], y[i + j]);
-  }
-  for (int64_t j = 0; i < n; ++i, ++j) lanes[j] += Rule::template Term<A>(dy[i], y[i]);
-  A sum = 0;
-  for (A lane : lanes) sum += lane;
+  const A sum = LaneSum<A>(n, [=](int64_t i) { return Rule::template Term<A>(Widen(dy[i]), Widen(y[i])); });
 #pragma omp simd
-  for (int64_t k = 0; k < n; ++k) dx[k] = static_cast<T>(Rule::template Result<A>(dy[k], y[k], sum));
+  for (int64_t i = 0; i < n; ++i) dx[i] = Narrow<T>(Rule::template Result<A>(Widen(dy[i]), Widen(y[i]), sum));
 }
 
 // `columns` (at most kLanes) neighbouring rows of n elements, `stride` apart.
@@ -147,11 +148,12 @@ void GradientOfColumns(const T* dy, const T* y, T* dx, int64_t n, int64_t stride
   using A = Accumulator<T>;
   A sums[kLanes] = {};
   for (int64_t k = 0; k < n * stride; k += stride) {
-    for (int64_t j = 0; j < columns; ++j) sums[j] += Rule::template Term<A>(dy[k + j], y[k + j]);
+    for (int64_t j = 0; j < columns; ++j) sums[j] += Rule::template Term<A>(Widen(dy[k + j]), Widen(y[k + j]));
   }
   for (int64_t k = 0; k < n * stride; k += stride) {
+#pragma omp simd
     for (int64_t j = 0; j < columns; ++j) {
-      dx[k + j] = static_cast<T>(Rule::template Result<A>(dy[k + j], y[k + j], sums[j]));
+      dx[k + j] = Narrow<T>(Rule::template Result<A>(Widen(dy[k + j]), Widen(y[k + j]), sums[j]));
     }
   }
 }
@@ -172,9 +174,10 @@ void SetSoftmaxGradCompute(KernelInfo& info, int axis) {
       for (int64_t item = first; item < last; ++item) {
         const int64_t column = item % blocks * kLanes, at = item / blocks * n * inner + column;
         if (inner == 1) {
-          GradientOfRow<Rule>(dy + at, y + at, dx + at, n);
+          OnBestIsa([=] { GradientOfRow<Rule>(dy + at, y + at, dx + at, n); });
         } else {
-          GradientOfColumns<Rule>(dy + at, y + at, dx + at, n, inner, std::min(kLanes, inner - column));
+          const int64_t columns = std::min(kLanes, inner - column);
+          OnBestIsa([=] { GradientOfColumns<Rule>(dy + at, y + at, dx + at, n, inner, columns); });
         }
       }
     });

@@ -2,9 +2,12 @@
 // SumTo: the gradient of broadcasting. The walk of a broadcast is taken backwards: where an operand stood still, the
 // elements of dY are added up.
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/arithmetic_type.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/broadcast.h"
 #include "core/kernels/cpu/factory_checks.h"
 #include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/row_math.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
 #include "training/kernels/training_ops.h"
@@ -12,23 +15,13 @@
 namespace caesura {
 namespace {
 
-constexpr int64_t kLanes = 16;
-
 // Operand 0 is dY, operand 1 is dX; narrowed to a part of one dim, it no longer covers all elements of dY.
 using SumPlan = BroadcastPlan<2>;
 
 // Sums are carried in double: dY may be long (a batch of sequences) and dX is small then.
 template <typename T>
 double SumOfRun(const T* x, int64_t n) {
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) lanes[j] += static_cast<Accumulator<T>>(x[i + j]);
-  }
-  for (int64_t j = 0; i < n; ++i, ++j) lanes[j] += static_cast<Accumulator<T>>(x[i]);
-  double sum = 0;
-  for (double lane : lanes) sum += lane;
-  return sum;
+  return LaneSum<double>(n, [x](int64_t i) { return static_cast<double>(Widen(x[i])); });
 }
 
 template <typename T>
@@ -40,7 +33,7 @@ void AddRuns(const SumPlan& plan, const T* dy, double* sums, int64_t first, int6
       *to += SumOfRun(run, length);
     } else {
 #pragma omp simd
-      for (int64_t i = 0; i < length; ++i) to[i] += static_cast<Accumulator<T>>(run[i]);
+      for (int64_t i = 0; i < length; ++i) to[i] += Widen(run[i]);
     }
   });
 }
@@ -72,7 +65,7 @@ double SumOfAll(const T* dy, int64_t count, int threads) {
   ParallelFor(threads, parts, 1, [&](int64_t first, int64_t last) {
     for (int64_t p = first; p < last; ++p) {
       const int64_t from = count * p / parts, to = count * (p + 1) / parts;
-      sums[p] = SumOfRun(dy + from, to - from);
+      OnBestIsa([&] { sums[p] = SumOfRun(dy + from, to - from); });
     }
   });
   double sum = 0;
@@ -94,7 +87,7 @@ void SumInto(const SumPlan& plan, int threads, const T* dy, double* sums, int64_
   ParallelFor(threads, dim, grain, [&](int64_t first, int64_t last) {
     std::array<int64_t, 2> offsets;
     const SumPlan part = Narrowed(plan, split, first, last, &offsets);
-    AddRuns(part, dy + offsets[0], sums + offsets[1], 0, part.elements);
+    OnBestIsa([&] { AddRuns(part, dy + offsets[0], sums + offsets[1], 0, part.elements); });
   });
 }
 
@@ -107,7 +100,7 @@ void SetSumToCompute(KernelInfo& info, const SumPlan& plan, const Shape& shape) 
     double* sums = context.Scratch<double>(scratch);
     SumInto(plan, threads, context.Input<T>(0), sums, outputs);
     T* dx = context.Output<T>(0);
-    for (int64_t i = 0; i < outputs; ++i) dx[i] = static_cast<T>(static_cast<Accumulator<T>>(sums[i]));
+    for (int64_t i = 0; i < outputs; ++i) dx[i] = Narrow<T>(static_cast<Accumulator<T>>(sums[i]));
   });
 }
 

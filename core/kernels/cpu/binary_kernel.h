@@ -11,6 +11,8 @@
 #include <type_traits>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/arithmetic_type.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/broadcast.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/kernel.h"
@@ -29,22 +31,21 @@ Result<BinaryShape> BroadcastInputs(const KernelInfo& info);
 // The same, and both have one dtype.
 Result<BinaryShape> BroadcastSameType(const KernelInfo& info);
 
-// The arithmetic type of elements: strings and bools stay what they are.
-template <typename T>
-const auto& Operand(const T& x) {
-  return x;
-}
-inline float Operand(const Float16& x) { return x; }
-inline float Operand(const BFloat16& x) { return x; }
-
 // y = fn(a, b) over the plan, on `threads` threads. `y` may be `a` or `b` where they have its size.
 template <typename A, typename B, typename Y, typename Fn>
 void RunBinary(const BroadcastPlan<2>& plan, int threads, const A* a, const B* b, Y* y, const Fn& fn) {
-  auto op = [&fn](const A& left, const B& right) { return static_cast<Y>(fn(Operand(left), Operand(right))); };
+  auto op = [&fn](const A& left, const B& right) { return Narrow<Y>(fn(Widen(left), Widen(right))); };
   ParallelFor(threads, plan.elements, kParallelGrain, [&](int64_t first, int64_t last) {
-    ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
-      BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length, op);
-    });
+    auto loop = [&] {
+      ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
+        BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length, op);
+      });
+    };
+    if constexpr (std::is_same_v<Accumulator<Y>, float>) {
+      OnBestIsa(loop);
+    } else {
+      loop();
+    }
   });
 }
 

@@ -2,6 +2,7 @@
 // Cast and CastLike between all types, and BitCast. Types that C++ has are converted element by element; types of one
 // byte that it lacks (8- and 4-bit floats, integers below a byte) are read through a table of 256 values.
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/cast_string.h"
 #include "core/kernels/cpu/convert.h"
 #include "core/kernels/cpu/kernel_list.h"
@@ -33,8 +34,15 @@ void SetElementwise(KernelInfo& info, int64_t count, Convert convert) {
     const From* x = context.Input<From>(0);
     To* y = context.Output<To>(0);
     ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
+      auto loop = [x, y, first, last, &convert] {
 #pragma omp simd
-      for (int64_t i = first; i < last; ++i) y[i] = convert(x[i]);
+        for (int64_t i = first; i < last; ++i) y[i] = convert(x[i]);
+      };
+      if constexpr (std::is_same_v<Accumulator<From>, float> && std::is_same_v<Accumulator<To>, float>) {
+        OnBestIsa(loop);
+      } else {
+        loop();
+      }
     });
   });
 }

@@ -10,6 +10,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/kernels/cpu/arithmetic_type.h"
 #include "core/kernels/cpu/small_types.h"
 #include "core/tensor/small_float.h"
 
@@ -46,13 +47,13 @@ To ConvertElement(From x) {
   if constexpr (std::is_same_v<To, From>) {
     return x;
   } else if constexpr (kIsHalf<From>) {
-    return ConvertElement<To>(static_cast<float>(x));
+    return ConvertElement<To>(Widen(x));
   } else if constexpr (std::is_same_v<To, bool>) {
     return x != 0;
   } else if constexpr (kIsHalf<To>) {
     // One rounding, not two: what float cannot hold goes through round-to-odd.
-    if constexpr (std::is_same_v<From, float> || sizeof(From) < 4) return To(static_cast<float>(x));
-    return To(RoundToOdd(static_cast<double>(x)));
+    if constexpr (std::is_same_v<From, float> || sizeof(From) < 4) return Narrow<To>(static_cast<float>(x));
+    return Narrow<To>(RoundToOdd(static_cast<double>(x)));
   } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
     return IntegerFromReal<To>(x);
   } else {

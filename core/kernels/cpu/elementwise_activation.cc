@@ -3,34 +3,24 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/kernels/cpu/float_math.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/unary_kernel.h"
 
 namespace caesura {
 namespace {
 
-template <typename T>
-T Logistic(T x) {
-  return 1 / (1 + std::exp(-x));
-}
-
-// ln(1 + e^x), without overflow.
-template <typename T>
-T SoftplusOf(T x) {
-  return std::log1p(std::exp(-std::fabs(x))) + (x < 0 ? T{0} : x);
-}
-
 // x * Phi(x)
 template <typename T>
 T GeluExact(T x) {
-  return T(0.5) * x * (1 + std::erf(x * T(1 / std::numbers::sqrt2)));
+  return T(0.5) * x * (1 + math::Erf(x * T(1 / std::numbers::sqrt2)));
 }
 
-// x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+// x/2 * (1 + tanh(u)) with u = sqrt(2/pi) * (x + 0.044715 x^3), which is x * sigmoid(2 u)
 template <typename T>
 T GeluTanh(T x) {
-  constexpr T kScale = T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
-  return T(0.5) * x * (1 + std::tanh(kScale * (x + T(0.044715) * x * x * x)));
+  constexpr T kScale = T(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+  return x * math::Sigmoid(kScale * (x + T(0.044715) * x * x * x));
 }
 
 Status CreateGelu(KernelInfo& info) {
@@ -65,7 +55,7 @@ struct EluOp {
   explicit EluOp(const KernelInfo& info) : alpha(info.Attr<float>("alpha", 1.0f)) {}
   template <typename T>
   T operator()(T x) const {
-    return x < 0 ? T(alpha) * std::expm1(x) : x;
+    return x < 0 ? T(alpha) * math::ExpMinusOne(x) : x;
   }
 };
 
@@ -76,7 +66,7 @@ struct SeluOp {
         gamma(info.Attr<float>("gamma", 1.05070102214813232421875f)) {}
   template <typename T>
   T operator()(T x) const {
-    return T(gamma) * (x <= 0 ? T(alpha) * std::expm1(x) : x);
+    return T(gamma) * (x <= 0 ? T(alpha) * math::ExpMinusOne(x) : x);
   }
 };
 
@@ -85,7 +75,7 @@ struct CeluOp {
   explicit CeluOp(const KernelInfo& info) : alpha(info.Attr<float>("alpha", 1.0f)) {}
   template <typename T>
   T operator()(T x) const {
-    return x < 0 ? T(alpha) * std::expm1(x / T(alpha)) : x;
+    return x < 0 ? T(alpha) * math::ExpMinusOne(x / T(alpha)) : x;
   }
 };
 
@@ -105,7 +95,7 @@ struct SwishOp {
   explicit SwishOp(const KernelInfo& info) : alpha(info.Attr<float>("alpha", 1.0f)) {}
   template <typename T>
   T operator()(T x) const {
-    return x * Logistic(T(alpha) * x);
+    return x * math::Sigmoid(T(alpha) * x);
   }
 };
 
@@ -124,13 +114,13 @@ constexpr UnaryRow kRows[] = {
     {"Selu", kFloatTypes, CreateFloatOp<SeluOp>},
     {"Celu", kFloatTypes, CreateFloatOp<CeluOp>},
     {"Gelu", kFloatTypes, CreateGelu},
-    {"Sigmoid", kFloatTypes, CreateFloatMap<[](auto x) { return Logistic(x); }>},
-    {"Tanh", kFloatTypes, CreateFloatMap<[](auto x) { return std::tanh(x); }>},
+    {"Sigmoid", kFloatTypes, CreateFloatMap<[](auto x) { return math::Sigmoid(x); }>},
+    {"Tanh", kFloatTypes, CreateFloatMap<[](auto x) { return math::Tanh(x); }>},
     {"HardSigmoid", kFloatTypes, CreateFloatOp<HardSigmoidOp>},
     {"HardSwish", kFloatTypes, CreateFloatMap<[](auto x) { return HardSwishOf(x); }>},
-    {"Softplus", kFloatTypes, CreateFloatMap<[](auto x) { return SoftplusOf(x); }>},
+    {"Softplus", kFloatTypes, CreateFloatMap<[](auto x) { return math::Softplus(x); }>},
     {"Softsign", kFloatTypes, CreateFloatMap<[](auto x) { return x / (1 + std::fabs(x)); }>},
-    {"Mish", kFloatTypes, CreateFloatMap<[](auto x) { return x * std::tanh(SoftplusOf(x)); }>},
+    {"Mish", kFloatTypes, CreateFloatMap<[](auto x) { return x * math::TanhOfSoftplus(x); }>},
     {"Swish", kFloatTypes, CreateFloatOp<SwishOp>},
 };
 

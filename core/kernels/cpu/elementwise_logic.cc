@@ -60,11 +60,15 @@ Status CreateBitShift(KernelInfo& info) {
 
 // --- Where ---
 
-// y[i] = condition[i] ? a[i] : b[i] over a run on which the condition moves.
+// y[i] = condition[i] ? a[i] : b[i] over a run on which the condition moves. The condition is read as bytes and both
+// values always: so it becomes a select of vectors, not a branch.
 template <bool kAMoves, bool kBMoves, typename T>
-void SelectRun(const bool* condition, const T* a, const T* b, T* y, int64_t n) {
+void SelectRun(const uint8_t* condition, const T* a, const T* b, T* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = condition[i] ? a[kAMoves ? i : 0] : b[kBMoves ? i : 0];
+  for (int64_t i = 0; i < n; ++i) {
+    const T left = a[kAMoves ? i : 0], right = b[kBMoves ? i : 0];
+    y[i] = condition[i] != 0 ? left : right;
+  }
 }
 
 template <typename T>
@@ -77,9 +81,9 @@ void CopyRun(const T* x, bool moves, T* y, int64_t n) {
 }
 
 template <typename T>
-void WhereRun(const BroadcastPlan<3>& plan, const bool* condition, const T* a, const T* b, T* y, int64_t n) {
+void WhereRun(const BroadcastPlan<3>& plan, const uint8_t* condition, const T* a, const T* b, T* y, int64_t n) {
   if (!plan.Moves(0)) {
-    *condition ? CopyRun(a, plan.Moves(1), y, n) : CopyRun(b, plan.Moves(2), y, n);
+    *condition != 0 ? CopyRun(a, plan.Moves(1), y, n) : CopyRun(b, plan.Moves(2), y, n);
   } else if (plan.Moves(1)) {
     plan.Moves(2) ? SelectRun<true, true>(condition, a, b, y, n) : SelectRun<true, false>(condition, a, b, y, n);
   } else {
@@ -114,7 +118,7 @@ Status CreateWhere(KernelInfo& info) {
   DispatchStorage(info.InputDType(1), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([plan = *planned, threads = info.threads()](KernelContext& context) {
-      const bool* condition = context.Input<bool>(0);
+      const uint8_t* condition = context.Input<uint8_t>(0);
       const T* a = context.Input<T>(1);
       const T* b = context.Input<T>(2);
       T* y = context.Output<T>(0);

@@ -3,6 +3,7 @@
 // elementwise_activation.cc, Identity and Clip in identity_clip.cc.
 #include <cmath>
 
+#include "core/kernels/cpu/float_math.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/small_types.h"
 #include "core/kernels/cpu/unary_kernel.h"
@@ -109,8 +110,8 @@ constexpr UnaryRow kRows[] = {
     {"Sign", kNumericTypes, CreateNumericMap<[](auto x) { return SignOf(x); }>},
     {"Reciprocal", kFloatTypes, CreateFloatMap<[](auto x) { return 1 / x; }>},
     {"Sqrt", kFloatTypes, CreateFloatMap<[](auto x) { return std::sqrt(x); }>},
-    {"Exp", kFloatTypes, CreateFloatMap<[](auto x) { return std::exp(x); }>},
-    {"Log", kFloatTypes, CreateFloatMap<[](auto x) { return std::log(x); }>},
+    {"Exp", kFloatTypes, CreateFloatMap<[](auto x) { return math::Exp(x); }>},
+    {"Log", kFloatTypes, CreateFloatMap<[](auto x) { return math::Log(x); }>},
     {"Sin", kFloatTypes, CreateFloatMap<[](auto x) { return std::sin(x); }>},
     {"Cos", kFloatTypes, CreateFloatMap<[](auto x) { return std::cos(x); }>},
     {"Tan", kFloatTypes, CreateFloatMap<[](auto x) { return std::tan(x); }>},
@@ -122,7 +123,7 @@ constexpr UnaryRow kRows[] = {
     {"Asinh", kFloatTypes, CreateFloatMap<[](auto x) { return std::asinh(x); }>},
     {"Acosh", kFloatTypes, CreateFloatMap<[](auto x) { return std::acosh(x); }>},
     {"Atanh", kFloatTypes, CreateFloatMap<[](auto x) { return std::atanh(x); }>},
-    {"Erf", kFloatTypes, CreateFloatMap<[](auto x) { return std::erf(x); }>},
+    {"Erf", kFloatTypes, CreateFloatMap<[](auto x) { return math::Erf(x); }>},
     {"Floor", kFloatTypes, CreateFloatMap<[](auto x) { return std::floor(x); }>},
     {"Ceil", kFloatTypes, CreateFloatMap<[](auto x) { return std::ceil(x); }>},
     {"Round", kFloatTypes, CreateFloatMap<[](auto x) { return HalfToEven(x); }>},

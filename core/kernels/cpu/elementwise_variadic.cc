@@ -43,8 +43,14 @@ void AccumulateTile(const BroadcastPlan<1>& plan, const T* x, int64_t first, int
   ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
     A* run = tile + (at - first);
     BinaryRun(run, true, x + offsets[0], plan.Moves(0), run, length,
-              [combine](A a, const T& b) { return combine(a, static_cast<A>(b)); });
+              [combine](A a, const T& b) { return combine(a, static_cast<A>(Widen(b))); });
   });
+}
+
+template <typename T, typename A>
+void StoreTile(const A* tile, int64_t count, bool mean, A scale, T* y) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) y[j] = Narrow<T>(mean ? tile[j] / scale : tile[j]);
 }
 
 template <typename T, typename Combine>
@@ -64,7 +70,7 @@ void SetVariadicCompute(KernelInfo& info, Operands operands, Combine combine, bo
         for (size_t i = 1; i < plans.size(); ++i) {
           AccumulateTile(plans[i], context.Input<T>(static_cast<int>(i)), first, last, tile, combine);
         }
-        for (int64_t j = 0; j < last - first; ++j) y[first + j] = static_cast<T>(mean ? tile[j] / scale : tile[j]);
+        StoreTile(tile, last - first, mean, scale, y + first);
       }
     });
   });

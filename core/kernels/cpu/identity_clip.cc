@@ -37,7 +37,18 @@ Status CreateIdentity(KernelInfo& info) {
   return {};
 }
 
-// min(max, max(x, min)): where the bounds cross, max wins; a NaN goes through. An absent bound does not bound.
+// min(high, max(x, low)): where the bounds cross, `high` wins; a NaN goes through.
+template <typename T, typename A>
+void ClipRow(const T* x, T* y, int64_t n, A low, A high) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const A v = Widen(x[i]);
+    const A raised = v < low ? low : v;
+    y[i] = Narrow<T>(raised > high ? high : raised);
+  }
+}
+
+// An absent bound does not bound.
 template <typename T>
 void SetClipCompute(KernelInfo& info) {
   using Limits = std::numeric_limits<Accumulator<T>>;
@@ -52,13 +63,8 @@ void SetClipCompute(KernelInfo& info) {
     T* y = context.Output<T>(0);
     const A low = has_min ? static_cast<A>(*context.Input<T>(1)) : lowest;
     const A high = has_max ? static_cast<A>(*context.Input<T>(2)) : highest;
-    ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
-#pragma omp simd
-      for (int64_t i = first; i < last; ++i) {
-        const A v = static_cast<A>(x[i]);
-        const A raised = v < low ? low : v;
-        y[i] = static_cast<T>(raised > high ? high : raised);
-      }
+    ParallelFor(threads, count, kParallelGrain, [=](int64_t first, int64_t last) {
+      ClipRow(x + first, y + first, last - first, low, high);
     });
   });
 }

@@ -8,6 +8,7 @@
 #ifndef CAESURA_CORE_KERNELS_CPU_PHILOX_H_
 #define CAESURA_CORE_KERNELS_CPU_PHILOX_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -30,6 +31,9 @@ class Philox {
     return Rounds({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), step_, stream_}, key_);
   }
 
+  // The words of `count` blocks from `index` on, one block behind the other.
+  void Fill(uint64_t index, int64_t count, uint32_t* words) const;
+
   // Ten rounds on any counter and key, as published.
   static Block Rounds(Block counter, std::array<uint32_t, 2> key) {
     for (int round = 0; round < 10; ++round) {
@@ -49,19 +53,20 @@ class Philox {
   uint32_t stream_;
 };
 
-// Calls fn(i, word) for the elements [first, last) of the stream, one 32-bit word each.
+// Elements whose words are made together.
+inline constexpr int64_t kWordTile = 256;
+
+// Calls fn(at, words, count) over pieces of the elements [first, last) of the stream: words[j] belongs to element
+// at + j. At most kWordTile at a time; pieces start at multiples of 4, but for the first.
 template <typename Fn>
-void ForEachWord(const Philox& philox, int64_t first, int64_t last, Fn&& fn) {
-  for (int64_t block = first / 4; block * 4 < last; ++block) {
-    const Philox::Block words = philox.At(static_cast<uint64_t>(block));
-    const int64_t base = block * 4;
-    if (base >= first && base + 4 <= last) {
-      for (int j = 0; j < 4; ++j) fn(base + j, words[j]);
-      continue;
-    }
-    for (int j = 0; j < 4; ++j) {
-      if (base + j >= first && base + j < last) fn(base + j, words[j]);
-    }
+void ForEachWordTile(const Philox& philox, int64_t first, int64_t last, Fn&& fn) {
+  uint32_t words[kWordTile];
+  for (int64_t at = first; at < last;) {
+    const int64_t block = at / 4, skip = at % 4;
+    const int64_t count = std::min(kWordTile - skip, last - at);
+    philox.Fill(static_cast<uint64_t>(block), (skip + count + 3) / 4, words);
+    fn(at, static_cast<const uint32_t*>(words) + skip, count);
+    at += count;
   }
 }
 

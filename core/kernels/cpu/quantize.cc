@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/convert.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
@@ -159,11 +160,15 @@ void DivideTile(const T* x, const float* scale, bool moves, float* tile, int64_t
 template <typename T>
 void StoreIntegers(const float* tile, const float* zero, bool moves, IntegerRange range, T* y, int64_t count) {
   const float lowest = static_cast<float>(range.lowest), highest = static_cast<float>(range.highest);
-  for (int64_t i = 0; i < count; ++i) {
-    const float q = std::nearbyint(tile[i]) + zero[moves ? i : 0];
-    const float raised = q > lowest ? q : lowest;
-    y[i] = static_cast<T>(static_cast<int32_t>(raised < highest ? raised : highest));
-  }
+  const int64_t step = moves ? 1 : 0;
+  OnBestIsa([=] {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const float q = std::nearbyint(tile[i]) + zero[i * step];
+      const float raised = q > lowest ? q : lowest;
+      y[i] = static_cast<T>(static_cast<int32_t>(raised < highest ? raised : highest));
+    }
+  });
 }
 
 // Writes a tile in the quantized type.

@@ -18,6 +18,8 @@
 #include <string>
 #include <type_traits>
 
+#include "core/kernels/cpu/arithmetic_type.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
@@ -38,6 +40,21 @@ struct MapOp {
   }
 };
 
+// y[i] = op(x[i]). `y` may be `x`. Floats of up to 32 bits run as wide as the machine goes.
+template <typename T, typename Y, typename Op>
+void MapRow(const T* x, Y* y, int64_t n, Op op) {
+  auto loop = [=] {
+    const Op fn = op;  // in registers: stores to y cannot touch it
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = Narrow<Y>(fn(Widen(x[i])));
+  };
+  if constexpr (std::is_same_v<Accumulator<T>, float>) {
+    OnBestIsa(loop);
+  } else {
+    loop();
+  }
+}
+
 // The kernel of Op on elements T; the output's type is T, or Y where that is given.
 template <typename Op, typename T, typename Y = T>
 void SetUnaryCompute(KernelInfo& info) {
@@ -46,9 +63,8 @@ void SetUnaryCompute(KernelInfo& info) {
   info.SetCompute([count, threads = info.threads(), op = Op(info)](KernelContext& context) {
     const T* x = context.Input<T>(0);
     Y* y = context.Output<Y>(0);
-    ParallelFor(threads, count, kUnaryGrain, [&](int64_t first, int64_t last) {
-#pragma omp simd
-      for (int64_t i = first; i < last; ++i) y[i] = static_cast<Y>(op(static_cast<Accumulator<T>>(x[i])));
+    ParallelFor(threads, count, kUnaryGrain, [x, y, &op](int64_t first, int64_t last) {
+      MapRow(x + first, y + first, last - first, op);
     });
   });
 }

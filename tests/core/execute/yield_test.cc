@@ -272,7 +272,9 @@ TEST(KeptStates, CloneAtEachBoundary) {
       auto outcome = PartialExecutor::Run(state, at);
       ASSERT_TRUE(outcome.ok());
       if (*outcome == RunOutcome::kStopped) copy = state.Clone().value();
-      if (*outcome == RunOutcome::kYielded) ASSERT_TRUE(state.Resume(step.gradients).ok());
+      if (*outcome == RunOutcome::kYielded) {
+        ASSERT_TRUE(state.Resume(step.gradients).ok());
+      }
     }
     if (copy == nullptr) continue;  // the yield itself
     state.Cancel();                 // the copy stands alone

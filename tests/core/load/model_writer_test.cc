@@ -119,7 +119,7 @@ TEST(ModelWriterTest, AFailureAtAnyCallLeavesAWholeModel) {
   WriteOptions options;
   options.external_above = 0;
   options.files = &files;
-  ASSERT_TRUE(WriteModel(SmallModel(1), "m.onnx", options).ok());
+  ASSERT_TRUE(WriteModel(SmallModel(1), "/d/m.onnx", options).ok());
   const int calls = files.calls();
   ASSERT_GT(calls, 6);
   for (int stop = 0; stop < calls + 3; ++stop) {
@@ -127,14 +127,16 @@ TEST(ModelWriterTest, AFailureAtAnyCallLeavesAWholeModel) {
                       testing::FaultyFileSystem::Loss::kRandom}) {
       testing::FaultyFileSystem disk;
       options.files = &disk;
-      ASSERT_TRUE(WriteModel(SmallModel(1), "m.onnx", options).ok());
+      ASSERT_TRUE(WriteModel(SmallModel(1), "/d/m.onnx", options).ok());
       disk.Crash(testing::FaultyFileSystem::Loss::kAll);
       disk.StopAfter(stop);
-      const bool written = WriteModel(SmallModel(2), "m.onnx", options).ok();
+      const bool written = WriteModel(SmallModel(2), "/d/m.onnx", options).ok();
       disk.Crash(loss, static_cast<uint32_t>(stop));
       testing::TemporaryFolder folder;
-      for (const std::string& name : disk.List(".").value()) {
-        std::ofstream(folder.path(name)) << ReadWholeFile(disk, name, 1 << 20).value();
+      const std::vector<std::string> names = disk.List("/d").value();
+      for (const std::string& name : names) {
+        const std::string file = name.substr(name.rfind('/') + 1);
+        std::ofstream(folder.path(file)) << ReadWholeFile(disk, "/d/" + file, 1 << 20).value();
       }
       Result<Model> model = ReadModel(folder.path("m.onnx"));
       ASSERT_TRUE(model.ok()) << "stopped after call " << stop << ": " << model.status().ToString();

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many bytes a step reads and writes.
+#ifndef CAESURA_CORE_PROFILE_STEP_SIZES_H_
+#define CAESURA_CORE_PROFILE_STEP_SIZES_H_
+
+#include <cstddef>
+
+#include "core/execute/execution_state.h"
+
+namespace caesura {
+
+struct StepSizes {
+  size_t activation_bytes = 0;  // inputs that this run was given or has computed
+  size_t parameter_bytes = 0;   // inputs that outlive the run: parameters, constants, cached values
+  size_t output_bytes = 0;
+};
+
+// Bytes of a value: of all elements of a sequence; 0 for nothing. Strings count as objects.
+size_t ValueBytes(const RuntimeValue& value);
+// The bytes behind value `id` of the plan, whether they are planned or show only in the run.
+size_t ValueBytes(const ExecutionState& state, uint32_t id);
+
+// REQUIRES: the step has just run (what it read is not released yet).
+StepSizes SizesOf(const ExecutionState& state, int step);
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_PROFILE_STEP_SIZES_H_

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "core/kernels/cpu/kernel_list.h"
+#include "tests/kernel_case.h"
+
+namespace caesura {
+namespace {
+
+using Values = std::vector<RuntimeValue>;
+
+Tensor Floats(Shape shape, const std::vector<float>& values) { return Tensor::Of<float>(std::move(shape), values); }
+Tensor At(int64_t position) { return Tensor::Scalar<int64_t>(position); }
+RuntimeValue Three() {
+  return RuntimeValue::Sequence({Floats({1}, {1}), Floats({2}, {2, 2}), Floats({3}, {3, 3, 3})});
+}
+Result<Values> Run(const char* op, Values inputs, AttributeMap attributes = {}) {
+  return KernelCase(op, std::move(inputs), std::move(attributes)).Run(RegisterSequenceKernels);
+}
+std::vector<int64_t> Sizes(const RuntimeValue& sequence) {
+  std::vector<int64_t> out;
+  for (const RuntimeValue& element : sequence.sequence()) out.push_back(element.tensor().elements());
+  return out;
+}
+using Ints = std::vector<int64_t>;
+
+TEST(Sequence, KeepsItsOwnCopies) {
+  const Tensor x = Floats({1}, {7});
+  const RuntimeValue sequence = Run("SequenceConstruct", {x, x}).value()[0];
+  x.data<float>()[0] = 0;
+  EXPECT_EQ(sequence.sequence()[1].tensor().data<float>()[0], 7);
+  const Values element = Run("SequenceAt", {sequence, At(0)}).value();
+  element[0].tensor().data<float>()[0] = 5;
+  EXPECT_EQ(sequence.sequence()[0].tensor().data<float>()[0], 7);
+}
+
+TEST(Sequence, InsertsErasesAndCounts) {
+  const Tensor four = Floats({4}, {4, 4, 4, 4});
+  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four}).value()[0]), (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four, At(0)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(Run("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
+  EXPECT_EQ(Sizes(Run("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]), (Ints{2, 3}));
+  EXPECT_EQ(Run("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
+  EXPECT_EQ(Sizes(Run("SequenceInsert", {Run("SequenceEmpty", {}).value()[0], four}).value()[0]), (Ints{4}));
+}
+
+TEST(Sequence, ChecksPositionsAndTypes) {
+  const RuntimeValue empty = RuntimeValue::Sequence({});
+  const Tensor four = Floats({4}, {4, 4, 4, 4});
+  for (const Result<Values>& result :
+       {Run("SequenceInsert", {Three(), four, At(4)}), Run("SequenceInsert", {Three(), four, At(-4)}),
+        Run("SequenceErase", {Three(), At(3)}), Run("SequenceErase", {empty}), Run("SequenceAt", {empty, At(0)}),
+        Run("SequenceAt", {Three(), At(-4)}), Run("SequenceAt", {four, At(0)}),
+        Run("SequenceInsert", {Three(), At(1)}), Run("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
+        Run("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
+        Run("SequenceConstruct", {four, At(1)})}) {
+    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(SplitToSequence, CutsAlongAnyAxis) {
+  const Tensor x = Floats({2, 3}, {0, 1, 2, 3, 4, 5});
+  auto split = [&](Values inputs, AttributeMap attributes) {
+    return Run("SplitToSequence", std::move(inputs), std::move(attributes));
+  };
+  const Attribute last = int64_t{-1};
+  const RuntimeValue pairs = split({x, At(2)}, {{"axis", last}}).value()[0];
+  EXPECT_EQ(pairs.sequence()[0].tensor().ToVector<float>(), (std::vector<float>{0, 1, 3, 4}));
+  EXPECT_EQ(pairs.sequence()[1].tensor().ToVector<float>(), (std::vector<float>{2, 5}));
+  const RuntimeValue rows = split({x}, {{"keepdims", int64_t{0}}}).value()[0];
+  EXPECT_EQ(rows.sequence()[1].tensor().shape(), (Shape{3}));
+  const RuntimeValue given = split({x, Tensor::Of<int64_t>({3}, {0, 2, 1})}, {{"axis", last}}).value()[0];
+  EXPECT_EQ(Sizes(given), (Ints{0, 4, 2}));
+  for (const std::vector<int64_t>& wrong : {Ints{1, 1}, Ints{4, -1}, Ints{5}}) {
+    const Tensor lengths = Tensor::Of<int64_t>({static_cast<int64_t>(wrong.size())}, wrong);
+    EXPECT_EQ(split({x, lengths}, {{"axis", last}}).status().code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(split({x, At(0)}, {}).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(ConcatFromSequence, JoinsAndStacks) {
+  const RuntimeValue rows = RuntimeValue::Sequence({Floats({1, 2}, {1, 2}), Floats({1, 2}, {3, 4})});
+  auto join = [&](int64_t axis, int64_t new_axis) {
+    return Run("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}}).value()[0].tensor();
+  };
+  EXPECT_EQ(join(0, 0).shape(), (Shape{2, 2}));
+  EXPECT_EQ(join(-1, 0).ToVector<float>(), (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_EQ(join(-1, 1).shape(), (Shape{1, 2, 2}));
+  EXPECT_EQ(join(-1, 1).ToVector<float>(), (std::vector<float>{1, 3, 2, 4}));
+}
+
+TEST(Optional, HoldsOrIsEmpty) {
+  const Tensor x = Floats({1}, {7});
+  EXPECT_EQ(Run("Optional", {x}).value()[0].tensor().ToVector<float>(), (std::vector<float>{7}));
+  EXPECT_FALSE(Run("Optional", {}).value()[0].has_value());
+  auto has = [](Values inputs) {
+    return *Run("OptionalHasElement", std::move(inputs)).value()[0].tensor().data<bool>();
+  };
+  EXPECT_TRUE(has({x}));
+  EXPECT_TRUE(has({Three()}));
+  EXPECT_FALSE(has({}));
+  EXPECT_FALSE(has({RuntimeValue()}));
+  EXPECT_EQ(Sizes(Run("OptionalGetElement", {Three()}).value()[0]), (Ints{1, 2, 3}));
+}
+
+}  // namespace
+}  // namespace caesura

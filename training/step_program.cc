@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/step_program.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/base/status_macros.h"
+#include "training/gradient/gradient_builder.h"
+#include "training/gradient/training_mode.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+// Writes the part behind the gradients: accumulation, clipping, updates, statistics.
+class UpdateWriter {
+ public:
+  UpdateWriter(Graph& graph, const StepOptions& options, StepProgram& program)
+      : graph_(graph), options_(options), program_(program) {}
+
+  void Accumulate(std::vector<Value*>& gradients);
+  void Update(const std::vector<Value*>& gradients);
+  void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
+
+ private:
+  struct Group {
+    Optimizer optimizer;
+    double learning_rate_scale;
+    std::vector<int> members;  // indices of trained parameters
+  };
+  std::vector<Group> Groups() const;
+  Value* Scale(const std::vector<Value*>& gradients);
+  void UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* learning_rate, Value* step,
+                   Value* scale);
+  Value* State(const std::string& name, const Value* like);
+  Node* Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs);
+
+  Graph& graph_;
+  const StepOptions& options_;
+  StepProgram& program_;
+};
+
+Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs) {
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kTrainingDomain, outputs, op_type);
+  node->set_phase(Phase::kOptimizer);
+  return node;
+}
+
+// A tensor of zeros that lives in the ParameterSet.
+Value* UpdateWriter::State(const std::string& name, const Value* like) {
+  const Tensor& parameter = *graph_.Initializer(like);
+  program_.parameters.push_back(name);
+  return graph_.AddInitializer(name, Tensor::Zeros(parameter.dtype(), parameter.shape()));
+}
+
+void UpdateWriter::Accumulate(std::vector<Value*>& gradients) {
+  Value* reset = graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{}));
+  for (int i = 0; i < program_.trained; ++i) {
+    const Value* parameter = graph_.FindValue(program_.parameters[i]);
+    Value* buffer = State("accumulator." + parameter->name(), parameter);
+    Node* node = Act("InPlaceAccumulator", {buffer, gradients[i], reset}, {}, 1);
+    gradients[i] = node->output(0);
+    gradients[i]->set_type(parameter->type());
+  }
+}
+
+std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
+  // Parameters of one op share a dtype, so a group is split by it.
+  std::map<std::pair<int, DType>, Group> groups;
+  const int own = static_cast<int>(options_.groups.size());
+  for (int i = 0; i < program_.trained; ++i) {
+    const std::string& name = program_.parameters[i];
+    int chosen = own;
+    for (int g = own - 1; g >= 0; --g) {
+      const auto& names = options_.groups[g].names;
+      if (std::any_of(names.begin(), names.end(), [&](const auto& p) { return MatchesName(p, name); })) chosen = g;
+    }
+    Group& group = groups[{chosen, graph_.Initializer(graph_.FindValue(name))->dtype()}];
+    group.optimizer = chosen == own ? options_.optimizer : ForGroup(options_.optimizer, options_.groups[chosen]);
+    group.learning_rate_scale = chosen == own ? 1 : options_.groups[chosen].learning_rate_scale;
+    group.members.push_back(i);
+  }
+  std::vector<Group> out;
+  for (auto& [key, group] : groups) {
+    if (options_.commit == CommitMode::kLate) {
+      out.push_back(std::move(group));
+      continue;
+    }
+    for (int member : group.members) out.push_back({group.optimizer, group.learning_rate_scale, {member}});
+  }
+  return out;
+}
+
+Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
+  Value* factor = graph_.AddInitializer("caesura.gradient_factor",
+                                        Tensor::Scalar<double>(1.0 / std::max(1, options_.accumulation_steps)));
+  if (options_.clip_norm <= 0) return factor;
+  Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
+  Node* scale = Act("ClipScale", {norm, factor}, {{"max_norm", Tensor::Scalar<double>(options_.clip_norm)}}, 1);
+  scale->output(0)->set_type(ValueType::Tensor(DType::kFloat64, Shape{}));
+  return scale->output(0);
+}
+
+void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* learning_rate,
+                               Value* step, Value* scale) {
+  const OptimizerUpdate update = DescribeUpdate(group.optimizer);
+  if (group.learning_rate_scale != 1) {
+    Value* factor = graph_.AddInitializer("caesura.learning_rate_scale",
+                                          Tensor::Scalar<double>(group.learning_rate_scale));
+    Node* scaled = graph_.AddOp("Mul", {learning_rate, factor});
+    scaled->set_phase(Phase::kOptimizer);
+    learning_rate = scaled->output(0);
+    learning_rate->set_type(ValueType::Tensor(DType::kFloat64, Shape{}));
+  }
+  std::vector<Value*> inputs = {learning_rate, step, scale};
+  std::vector<Value*> parameters, members;
+  for (int i : group.members) parameters.push_back(graph_.FindValue(program_.parameters[i]));
+  for (int i : group.members) members.push_back(gradients[i]);
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  inputs.insert(inputs.end(), members.begin(), members.end());
+  for (const std::string& state : update.states) {
+    for (const Value* parameter : parameters) {
+      inputs.push_back(State("optimizer." + state + "." + parameter->name(), parameter));
+    }
+  }
+  AttributeMap attributes = update.coefficients;
+  attributes["count"] = static_cast<int64_t>(parameters.size());
+  Act(update.op_type, inputs, std::move(attributes), static_cast<int>(parameters.size() * (1 + update.states.size())));
+}
+
+void UpdateWriter::Update(const std::vector<Value*>& gradients) {
+  Value* learning_rate = graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}));
+  Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
+  Value* scale = Scale(gradients);
+  for (const Group& group : Groups()) UpdateGroup(group, gradients, learning_rate, step, scale);
+}
+
+// Puts each optimizer node right behind the last node that it needs or that reads a parameter which it writes.
+void ScheduleEarly(Graph& graph) {
+  std::unordered_map<const Node*, int> position;
+  int count = 0;
+  for (const auto& node : graph.nodes()) position[node.get()] = count++;
+  std::vector<std::pair<int, const Node*>> keyed;
+  for (const auto& node : graph.nodes()) {
+    int key = position[node.get()];
+    if (node->phase() == Phase::kOptimizer) {
+      key = 0;
+      for (const Value* input : node->inputs()) {
+        if (input == nullptr) continue;
+        if (input->producer() != nullptr) key = std::max(key, position[input->producer()]);
+        for (const Value::Use& use : input->uses()) {
+          // Readers in bodies count as the node that owns the body; they are few, so wait for the very end.
+          if (use.node->graph() != &graph) key = count;
+          else if (use.node->phase() != Phase::kOptimizer) key = std::max(key, position[use.node]);
+        }
+      }
+    }
+    position[node.get()] = key;
+    keyed.emplace_back(key, node.get());
+  }
+  std::stable_sort(keyed.begin(), keyed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<const Node*> order;
+  for (const auto& [key, node] : keyed) order.push_back(node);
+  graph.Reorder(order);
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> TrainableNames(const Model& model, const StepOptions& options) {
+  const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
+  auto matches = [](const std::vector<std::string>& patterns, const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return MatchesName(p, name); });
+  };
+  std::vector<std::string> names;
+  for (const Value* value : model.graph->Values()) {
+    const Tensor* tensor = model.graph->Initializer(value);
+    if (tensor == nullptr || !IsDifferentiable(tensor->dtype()) || statistics.count(value)) continue;
+    const bool wanted = options.trainable.empty() ? tensor->shape().rank() >= 1 : matches(options.trainable, value->name());
+    if (wanted && !matches(options.frozen, value->name())) names.push_back(value->name());
+  }
+  if (names.empty()) return InvalidArgument("no initializer of the model is selected for training");
+  for (const std::string& pattern : options.trainable) {
+    if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return MatchesName(pattern, name); })) {
+      return InvalidArgument("'" + pattern + "' selects no floating initializer for training");
+    }
+  }
+  return names;
+}
+
+Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
+                                     const StepOptions& options, bool with_update) {
+  if (options.commit == CommitMode::kEagerConsume && options.clip_norm > 0) {
+    return InvalidArgument("clipping by the global norm needs all gradients: use CommitMode::kLate");
+  }
+  StepProgram program;
+  program.graph = model.graph->Clone();
+  Graph& graph = *program.graph;
+  ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics, SwitchToTraining(graph));
+  ASSIGN_OR_RETURN(Value * loss, AddLoss(graph, options.loss));
+  GradientOptions gradient_options;
+  gradient_options.ys = {{loss, nullptr}};
+  for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
+  ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, gradient_options));
+
+  program.parameters = trainable;
+  program.trained = static_cast<int>(trainable.size());
+  for (const StatisticUpdate& statistic : statistics) program.parameters.push_back(statistic.target->name());
+  program.statistics = static_cast<int>(statistics.size());
+
+  std::vector<Value*> gradients = gradient.dxs;
+  graph.ClearOutputs();
+  graph.AddOutput(loss);
+  UpdateWriter writer(graph, options, program);
+  if (options.accumulation_steps > 1) writer.Accumulate(gradients);
+  if (options.keep_gradients) {
+    for (Value* dx : gradients) graph.AddOutput(dx);
+  }
+  if (with_update) writer.Update(gradients);
+  for (const StatisticUpdate& statistic : statistics) writer.Assign(statistic.target, statistic.value);
+  if (options.commit == CommitMode::kEagerConsume) ScheduleEarly(graph);
+  return program;
+}
+
+}  // namespace caesura

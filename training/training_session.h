@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// TrainingSession: a model in, a trained model out.
+//
+//   using namespace caesura;
+//   TrainingOptions options;
+//   options.step.loss = Loss::CrossEntropy("labels");
+//   options.step.optimizer = AdamW{.learning_rate = 1e-3};
+//   auto session = TrainingSession::Create(ReadModel("net.onnx").value(), options).value();
+//   for (const auto& [images, labels] : batches) {
+//     float loss = session->Step({{"images", images}, {"labels", labels}}).value();
+//   }
+//   session->ExportModel("trained.onnx");
+#ifndef CAESURA_TRAINING_TRAINING_SESSION_H_
+#define CAESURA_TRAINING_TRAINING_SESSION_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "training/checkpoint.h"
+#include "training/optimizer/lr_schedule.h"
+#include "training/parameter_graph.h"
+#include "training/step_program.h"
+
+namespace caesura {
+
+struct TrainingOptions {
+  StepOptions step;
+  LrSchedule schedule;       // times the optimizer's learning rate
+  ProviderList providers;    // empty: the CPU provider
+  int threads = 0;           // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;         // of dropout and other random ops
+  std::vector<std::string> disabled_passes;
+};
+
+// What Evaluate returns.
+struct Evaluation {
+  double loss = 0;
+  std::vector<RuntimeValue> outputs;  // the model's, in its order
+};
+
+// Thread safety: one thread at a time. Several sessions are independent of each other.
+class TrainingSession {
+ public:
+  // Trains `model`, whose initializers become the session's parameters. Fails listing all nodes that have no gradient
+  // or no kernel.
+  static Result<std::unique_ptr<TrainingSession>> Create(Model model, TrainingOptions options = {});
+
+  // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps of them, one
+  // update. Returns the loss before the update. With CommitMode::kLate a step that fails has changed nothing; with
+  // kEagerConsume the error says that parameters may be half updated, and further steps fail until a Restore.
+  Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
+
+  // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes.
+  Result<Evaluation> Evaluate(const NamedValues& feeds);
+  // Forward in evaluation mode; the feeds are the model's inputs alone.
+  Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
+
+  // Updates done so far, and the learning rate of the next one.
+  int64_t updates() const { return updates_; }
+  double learning_rate() const;
+  // From here on the base learning rate, in place of the optimizer's.
+  void set_learning_rate(double rate) { learning_rate_ = rate; }
+
+  // Trained parameters, then running statistics, by the model's names.
+  std::vector<std::string> ParameterNames() const;
+  // A view that the next step changes. Fails with kNotFound. Optimizer state is there too ("optimizer.exp_avg.NAME").
+  Result<Tensor> Parameter(const std::string& name) const;
+  // Copies `value` (same dtype and shape) into the parameter.
+  Status SetParameter(const std::string& name, const Tensor& value);
+  // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
+  const std::vector<RuntimeValue>& gradients() const { return gradients_; }
+
+  // Parameters, statistics, optimizer state, schedule position and random counters; see training/checkpoint.h for what
+  // a crash leaves behind. `properties` are the caller's own (a sampler's position).
+  Status Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties = {}) const;
+  // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does not. Returns the
+  // caller's properties.
+  Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
+
+  // The model with its trained parameters and statistics, as it came in but in evaluation mode.
+  Result<Model> TrainedModel() const;
+  Status ExportModel(const std::string& path) const;
+
+  // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a step.
+  Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
+  // The program of an updating step, for reports.
+  const Graph& step_graph() const { return update_->graph(); }
+
+ private:
+  TrainingSession() = default;
+  Status Prepare(Model model);
+  Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, const std::vector<std::string>& trainable,
+                                                   bool with_update);
+  Status MakeEvaluation(const Model& model);
+  Status FillParameters(const Graph& graph);
+  NamedValues ProgramFeeds() const;
+
+  TrainingOptions options_;
+  Model original_;  // as it came, for export
+  ParameterSet parameters_;
+  std::vector<std::string> names_;  // of the ParameterSet, in order
+  int trained_ = 0, statistics_ = 0;
+  std::unique_ptr<ParameterGraph> update_, accumulate_, evaluate_, predict_;
+  std::vector<RuntimeValue> gradients_;
+  double learning_rate_ = 0;
+  int64_t updates_ = 0;
+  int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
+  bool lost_ = false;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_TRAINING_SESSION_H_

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a training session writes and reads: checkpoints and trained models.
+#include "core/base/status_macros.h"
+#include "core/load/model_writer.h"
+#include "training/training_session.h"
+
+namespace caesura {
+namespace {
+
+// Properties of ours; a caller's own are kept apart by a prefix.
+constexpr char kUpdates[] = "session.updates";
+constexpr char kMicroSteps[] = "session.micro_steps";
+constexpr char kLearningRate[] = "session.learning_rate";
+constexpr char kSeed[] = "session.seed";
+constexpr char kCallerPrefix[] = "caller.";
+
+}  // namespace
+
+Status TrainingSession::Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties) const {
+  if (lost_) return InvalidArgument("a lost step left parameters half updated: there is nothing worth saving");
+  Checkpoint checkpoint;
+  for (int i = 0; i < parameters_.size(); ++i) {
+    auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
+    part[parameters_.name(i)] = parameters_.tensor(i);
+  }
+  for (auto& [name, property] : properties) checkpoint.properties[kCallerPrefix + name] = std::move(property);
+  checkpoint.properties[kUpdates] = updates_;
+  checkpoint.properties[kMicroSteps] = micro_steps_;
+  checkpoint.properties[kLearningRate] = learning_rate_;
+  checkpoint.properties[kSeed] = static_cast<int64_t>(options_.seed);
+  return SaveCheckpoint(checkpoint, path);
+}
+
+Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(const std::string& path) {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
+  ASSIGN_OR_RETURN(const int64_t updates, checkpoint.Get<int64_t>(kUpdates));
+  ASSIGN_OR_RETURN(const int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
+  ASSIGN_OR_RETURN(const double learning_rate, checkpoint.Get<double>(kLearningRate));
+  ASSIGN_OR_RETURN(const int64_t seed, checkpoint.Get<int64_t>(kSeed));
+  // Everything is compared before anything is written.
+  std::vector<const Tensor*> found;
+  std::string wrong;
+  for (int i = 0; i < parameters_.size(); ++i) {
+    const auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
+    auto it = part.find(parameters_.name(i));
+    const Tensor& own = parameters_.tensor(i);
+    if (it == part.end()) {
+      wrong += "\n  '" + parameters_.name(i) + "' is missing";
+    } else if (it->second.dtype() != own.dtype() || it->second.shape() != own.shape()) {
+      wrong += "\n  '" + parameters_.name(i) + "' is " + DTypeName(it->second.dtype()) + it->second.shape().ToString() +
+               ", the session has " + DTypeName(own.dtype()) + own.shape().ToString();
+    }
+    found.push_back(it == part.end() ? nullptr : &it->second);
+  }
+  if (!wrong.empty()) return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
+  for (int i = 0; i < parameters_.size(); ++i) {
+    const Tensor& own = parameters_.tensor(i);
+    CopyElements(own.dtype(), found[i]->raw(), own.raw(), own.elements());
+  }
+  parameters_.TouchAll();
+  updates_ = updates;
+  micro_steps_ = micro_steps;
+  learning_rate_ = learning_rate;
+  options_.seed = static_cast<uint64_t>(seed);
+  lost_ = false;
+  std::map<std::string, Checkpoint::Property> properties;
+  const std::string prefix = kCallerPrefix;
+  for (const auto& [name, property] : checkpoint.properties) {
+    if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
+  }
+  return properties;
+}
+
+Status TrainingSession::ExportModel(const std::string& path) const {
+  ASSIGN_OR_RETURN(const Model model, TrainedModel());
+  return WriteModel(model, path);
+}
+
+}  // namespace caesura
