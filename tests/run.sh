@@ -63,6 +63,28 @@ python_tests() {
   return "$rc"
 }
 
+# sanitized FOLDER SANITIZERS TARGET...: without optimisation beyond -O1, which is what the build's time goes into.
+sanitized() {
+  local folder=$1 sanitizers=$2
+  shift 2
+  cmake -S . -B "$folder" -G Ninja -C "$build/deps.cmake" -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS=-O1 \
+    -DCAESURA_SANITIZE="$sanitizers" -DCAESURA_PYTHON=OFF -DCAESURA_EXAMPLES=OFF -DCAESURA_BENCHMARKS=OFF &&
+    cmake --build "$folder" --target "$@" -- -k 0
+}
+
+# All C++ tests, with the leak check.
+address_sanitizer() {
+  sanitized build-asan address,undefined caesura_tests &&
+    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+      ctest_in build-asan -R '^caesura_tests$'
+}
+
+# States in threads, and a race that must be found. One OpenMP thread a kernel: libgomp is not instrumented.
+thread_sanitizer() {
+  sanitized build-tsan thread executor_tests planted_race &&
+    OMP_NUM_THREADS=1 ctest_in build-tsan -R '^(executor_tests|planted_race)$'
+}
+
 # Adds up the reports of all stages. GoogleTest cases count one by one: a ctest test is counted through the
 # report of the program of the same name, or as one where there is none (a script, one case, a crash).
 tally() {
@@ -127,5 +149,7 @@ if stage "set-up" set_up; then
   stage "build" build_in "$build"
   stage "C++ tests" ctest_in "$build"
   stage "Python tests" python_tests
+  stage "ThreadSanitizer" thread_sanitizer
+  stage "AddressSanitizer, UBSan" address_sanitizer
 fi
 tally

@@ -99,7 +99,9 @@ class GraphCheck {
   }
 
   // A value that is gone must not be looked into.
-  std::string Describe(const Value* value) const { return existing_.count(value) ? value->name() : "(a removed value)"; }
+  std::string Describe(const Value* value) const {
+    return existing_.count(value) ? value->name() : "(a removed value)";
+  }
 
   void CheckUses(const Graph& graph) {
     for (const Value* value : graph.Values()) {

@@ -23,7 +23,8 @@ Status CheckBrackets(const std::string& text) {
     } else if (c == '"') {
       quoted = !quoted;
     } else if (!quoted && (c == '(' || c == '{' || c == '<' || c == '[')) {
-      if (++depth > kMaxBrackets) return InvalidModel("the text nests brackets deeper than " + std::to_string(kMaxBrackets));
+      if (++depth > kMaxBrackets)
+        return InvalidModel("the text nests brackets deeper than " + std::to_string(kMaxBrackets));
     } else if (!quoted && (c == ')' || c == '}' || c == '>' || c == ']')) {
       --depth;
     }

@@ -195,7 +195,8 @@ bool IsClosedDomain(const std::string& domain) { return IsOnnxDomain(domain); }
 
 std::vector<const OpSchema*> AllOpSchemas() {
   std::set<std::pair<std::string, std::string>> names;
-  for (const onnx::OpSchema& schema : OpSchemaRegistry::get_all_schemas()) names.emplace(schema.domain(), schema.Name());
+  for (const onnx::OpSchema& schema : OpSchemaRegistry::get_all_schemas())
+    names.emplace(schema.domain(), schema.Name());
   std::vector<const OpSchema*> out;
   for (const auto& [domain, name] : names) {
     const OpSchema* schema = FindOpSchema(name, domain);
@@ -208,7 +209,8 @@ std::vector<const OpSchema*> AllOpSchemas() {
 Status RegisterOpSchemas(const std::vector<OpSchemaSpec>& specs) {
   for (const OpSchemaSpec& spec : specs) {
     if (IsOnnxDomain(spec.domain)) {
-      return InvalidArgument("op " + spec.op_type + " cannot be registered in ONNX's domain '" + spec.domain + "'");
+      return InvalidArgument("op " + spec.op_type + " cannot be registered in ONNX's domain '" + spec.domain +
+                             "'");
     }
     if (Status status = SchemaTable::Instance().Register(spec); !status.ok()) return status;
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known about an op type apart from any kernel: formal inputs and outputs, attributes, versions. ONNX's own
-// schemas, and those that other rooms register for their domains.
+// What is known about an op type apart from any kernel: formal inputs and outputs, attributes, versions. ONNX's
+// own schemas, and those that other rooms register for their domains.
 //
-// Thread safety: all functions may be called from any thread. What FindOpSchema returns lives as long as the process.
+// Thread safety: all functions may be called from any thread. What FindOpSchema returns lives as long as the
+// process.
 #ifndef CAESURA_CORE_GRAPH_OP_SCHEMA_H_
 #define CAESURA_CORE_GRAPH_OP_SCHEMA_H_
 
@@ -83,8 +84,8 @@ struct OpSchemaSpec {
   bool is_deterministic = true;
 };
 
-// Makes the schemas known to checks and inference. Registering an op type again replaces nothing and is no error when
-// the counts agree; kInvalidArgument when they do not, or for one of ONNX's own domains.
+// Makes the schemas known to checks and inference. Registering an op type again replaces nothing and is no error
+// when the counts agree; kInvalidArgument when they do not, or for one of ONNX's own domains.
 Status RegisterOpSchemas(const std::vector<OpSchemaSpec>& specs);
 // The spec that was registered, or null.
 const OpSchemaSpec* FindOpSchemaSpec(const std::string& op_type, const std::string& domain);

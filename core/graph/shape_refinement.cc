@@ -44,8 +44,8 @@ struct SameAsInput {
 };
 
 constexpr SameAsInput kSameAsInput[] = {
-    {"", "GroupNormalization", DType::kUndefined},       {"", "MeanVarianceNormalization", DType::kUndefined},
-    {"ai.onnx.ml", "Imputer", DType::kUndefined},        {"ai.onnx.ml", "Scaler", DType::kFloat32},
+    {"", "GroupNormalization", DType::kUndefined}, {"", "MeanVarianceNormalization", DType::kUndefined},
+    {"ai.onnx.ml", "Imputer", DType::kUndefined},  {"ai.onnx.ml", "Scaler", DType::kFloat32},
     {"ai.onnx.ml", "Normalizer", DType::kFloat32},
 };
 

@@ -261,8 +261,8 @@ void TypeInference::InferGraph(Graph& graph) {
   for (const auto& node : graph.nodes()) InferNode(*node);
 }
 
-std::vector<const onnx::TypeProto*> TypeInference::InferBody(Graph& body,
-                                                             const std::vector<const onnx::TypeProto*>& input_types) {
+std::vector<const onnx::TypeProto*> TypeInference::InferBody(
+    Graph& body, const std::vector<const onnx::TypeProto*>& input_types) {
   if (input_types.size() != body.inputs().size()) {
     throw onnx::InferenceError("its body has " + std::to_string(body.inputs().size()) + " inputs, not " +
                                std::to_string(input_types.size()));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one place that opens a file whose name comes from a model: for reading; our writer names its files itself
-// (model_writer.h) and never takes a name that a model brought along. A folder is opened once; files are then opened
-// beneath it by the kernel (openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, or one path component at a time
-// without following links), so no name can lead outside and nothing can be exchanged between check and open. Only
-// regular files with a single link are taken.
+// (model_writer.h) and never takes a name that a model brought along. A folder is opened once; files are then
+// opened beneath it by the kernel (openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, or one path component at
+// a time without following links), so no name can lead outside and nothing can be exchanged between check and
+// open. Only regular files with a single link are taken.
 //
 // Thread safety: none.
 #ifndef CAESURA_CORE_LOAD_EXTERNAL_DATA_H_

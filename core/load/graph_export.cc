@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/graph_export.h"
 
-#include <algorithm>
-
 #include "core/base/status_macros.h"
-#include "core/graph/op_schema.h"
 #include "core/load/graph_import.h"
+#include "core/load/opset_choice.h"
 
 namespace caesura {
 namespace {
@@ -26,7 +24,12 @@ class GraphWriter {
   Status Write(const Graph& graph, onnx::GraphProto* proto) {
     proto->set_name(graph.name().empty() ? "graph" : graph.name());
     for (const Value* value : graph.Values()) Declare(value);
-    for (const Value* input : graph.inputs()) WriteInfo(input, NameOf(input), proto->add_input());
+    for (const Value* input : graph.inputs()) {
+      if (parent_ == nullptr && !HasElementType(input->type()) && !options_.brief) {
+        return Unsupported("graph input '" + input->name() + "' has no type that a file can say");
+      }
+      WriteInfo(input, NameOf(input), proto->add_input());
+    }
     RETURN_IF_ERROR(WriteInitializers(graph, proto));
     for (const auto& node : graph.nodes()) RETURN_IF_ERROR(WriteNode(*node, proto->add_node()));
     RETURN_IF_ERROR(WriteOutputs(graph, proto));
@@ -88,7 +91,8 @@ class GraphWriter {
     for (const Value* value : graph.Values()) {
       const Tensor* tensor = graph.Initializer(value);
       if (tensor == nullptr) continue;
-      if (!tensor->device().is_host()) return InvalidArgument("initializer '" + value->name() + "' is not on the host");
+      if (!tensor->device().is_host())
+        return InvalidArgument("initializer '" + value->name() + "' is not on the host");
       onnx::TensorProto* out = proto->add_initializer();
       out->set_name(NameOf(value));
       if (options_.store_externally != nullptr && parent_ == nullptr && tensor->dtype() != DType::kString) {
@@ -149,56 +153,6 @@ class GraphWriter {
   std::unordered_set<const Value*> exported_;
 };
 
-void CollectNodes(const Graph& graph, std::vector<const Node*>* out) {
-  for (const auto& node : graph.nodes()) {
-    out->push_back(node.get());
-    for (const Graph* body : node->Subgraphs()) CollectNodes(*body, out);
-  }
-}
-
-// The versions to declare: those of the model where they give every node its semantics, otherwise the oldest that do.
-Result<std::map<std::string, int>> ChooseOpsets(const Model& model) {
-  std::vector<const Node*> nodes;
-  CollectNodes(*model.graph, &nodes);
-  std::map<std::string, int> out = model.opsets;
-  std::map<std::string, int> oldest;
-  for (const Node* node : nodes) {
-    int& version = oldest[node->domain()];
-    version = std::max({version, node->since_version(), 1});
-  }
-  for (const auto& [domain, version] : oldest) {
-    if (!out.count(domain)) out[domain] = std::max(version, LatestOpset(domain));
-  }
-  if (out.empty()) out[""] = LatestOpset();
-  std::string misfits;
-  auto fits = [&](const Node* node, int opset) {
-    return node->since_version() == 0 || SinceVersion(node->op_type(), node->domain(), opset) == node->since_version();
-  };
-  for (const auto& [domain, version] : oldest) {
-    auto all_fit = [&, domain = domain](int opset) {
-      return std::all_of(nodes.begin(), nodes.end(), [&](const Node* n) { return n->domain() != domain || fits(n, opset); });
-    };
-    if (all_fit(out[domain])) continue;
-    out[domain] = version;
-    for (const Node* node : nodes) {
-      if (node->domain() == domain && !fits(node, version)) {
-        misfits += "\n  " + node->Label() + " of version " + std::to_string(node->since_version());
-      }
-    }
-  }
-  if (misfits.empty()) return out;
-  return Unsupported("no single opset version gives these nodes their semantics:" + misfits);
-}
-
-// The IR version that came with an opset of the default domain.
-int IrVersionFor(int opset) {
-  static constexpr std::pair<int, int> kSince[] = {{28, 14}, {25, 13}, {24, 12}, {23, 11}};
-  for (const auto& [version, ir] : kSince) {
-    if (opset >= version) return ir;
-  }
-  return 10;  // the first with metadata on nodes
-}
-
 }  // namespace
 
 Status AnyAttributeToProto(const std::string& name, const Attribute& attribute, onnx::AttributeProto* proto) {
@@ -226,8 +180,7 @@ Status ModelToProto(const Model& model, const ExportOptions& options, onnx::Mode
     import->set_domain(domain);
     import->set_version(version);
   }
-  const int needed = IrVersionFor(opsets.count("") ? opsets.at("") : 0);
-  proto->set_ir_version(std::max(model.ir_version, needed));
+  proto->set_ir_version(ChooseIrVersion(model, opsets.at("")));
   if (!model.producer.empty()) proto->set_producer_name(model.producer);
   for (const auto& [key, value] : model.metadata) {
     auto* entry = proto->add_metadata_props();

@@ -18,7 +18,7 @@ struct GraphImporter::Scope {
   std::string prefix, source;
   int depth = 0;
   std::unordered_map<std::string, Value*> values;  // null: an absent optional input
-  const Graph* graph = nullptr;  // where names are looked up that no scope has
+  const Graph* graph = nullptr;                    // where names are looked up that no scope has
   std::unordered_map<std::string, const onnx::TypeProto*> types;
 
   // Null and *found false when the name is not visible.
@@ -148,7 +148,8 @@ Status GraphImporter::ImportNodes(const Nodes& nodes, Graph* graph, Scope& scope
                           " nodes when its functions are expanded");
     }
     const onnx::FunctionProto* function = FindFunction(node);
-    RETURN_IF_ERROR(function != nullptr ? InlineCall(node, *function, graph, scope) : ImportNode(node, graph, scope));
+    RETURN_IF_ERROR(function != nullptr ? InlineCall(node, *function, graph, scope)
+                                        : ImportNode(node, graph, scope));
   }
   return {};
 }
@@ -185,7 +186,8 @@ Result<AttributeMap> GraphImporter::ImportAttributes(const onnx::NodeProto& prot
     Scope* written_in = &scope;
     if (!attribute.ref_attr_name().empty()) {
       if (scope.attributes == nullptr) {
-        return InvalidModel(NodeName(proto) + " attribute '" + attribute.name() + "' refers to a function's attribute");
+        return InvalidModel(NodeName(proto) + " attribute '" + attribute.name() +
+                            "' refers to a function's attribute");
       }
       auto it = scope.attributes->find(attribute.ref_attr_name());
       if (it == scope.attributes->end()) continue;  // left to the op's default
@@ -303,7 +305,8 @@ Status GraphImporter::ImportFunctionNodes(const onnx::FunctionProto& function, c
   for (const auto& [formal, output] : copied) {
     bool found = false;
     Value* value = scope.Find(formal, &found);
-    if (value == nullptr) return InvalidModel("function " + function.name() + " does not make its output '" + formal + "'");
+    if (value == nullptr)
+      return InvalidModel("function " + function.name() + " does not make its output '" + formal + "'");
     Node* identity = graph->AddNode("Identity", {value}, {output}, {}, "", scope.prefix + formal + "_copy");
     identity->set_since_version(SinceVersion("Identity"));
     identity->set_source(scope.source);

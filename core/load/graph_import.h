@@ -32,8 +32,8 @@ class GraphImporter {
 
   // REQUIRES: the functions outlive the importer.
   void AddFunction(const onnx::FunctionProto& function);
-  // A top-level graph. `initializers_are_inputs`: of IR versions below 4, where every initializer had to be listed as
-  // an input; such inputs are dropped.
+  // A top-level graph. `initializers_are_inputs`: of IR versions below 4, where every initializer had to be listed
+  // as an input; such inputs are dropped.
   Result<std::shared_ptr<Graph>> Import(const onnx::GraphProto& proto, const OpsetMap& opsets,
                                         bool initializers_are_inputs);
   // Appends the body of `function` to `graph`, applied to `inputs` (null: absent) and writing `outputs` (null: not

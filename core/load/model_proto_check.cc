@@ -29,7 +29,8 @@ class FaultList {
   }
   bool empty() const { return count_ == 0; }
   std::string ToString() const {
-    return title_ + (":" + text_) + (count_ > kMaxListed ? "\n  and " + std::to_string(count_ - kMaxListed) + " more" : "");
+    return title_ + (":" + text_) +
+           (count_ > kMaxListed ? "\n  and " + std::to_string(count_ - kMaxListed) + " more" : "");
   }
 
  private:
@@ -44,8 +45,8 @@ std::string Label(const onnx::NodeProto& node) {
   return "[" + (domain.empty() ? "" : domain + "::") + node.op_type() + " '" + node.name() + "']";
 }
 
-// GroupNormalization came withdrawn, with a mistake that opset 21 mended; models of opsets 18 to 20 have it all the
-// same, and what it means is clear.
+// GroupNormalization came withdrawn, with a mistake that opset 21 mended; models of opsets 18 to 20 have it all
+// the same, and what it means is clear.
 bool IsBornWithdrawn(const onnx::NodeProto& node) {
   return node.op_type() == "GroupNormalization" && FoldDomain(node.domain()).empty();
 }
@@ -110,7 +111,8 @@ class ModelProtoCheck {
   Status CheckMetadata() const {
     std::unordered_set<std::string_view> keys;
     for (const auto& entry : model_.metadata_props()) {
-      if (!keys.insert(entry.key()).second) return InvalidModel("metadata key '" + entry.key() + "' is there twice");
+      if (!keys.insert(entry.key()).second)
+        return InvalidModel("metadata key '" + entry.key() + "' is there twice");
     }
     return {};
   }
@@ -162,7 +164,8 @@ class ModelProtoCheck {
       }
       for (const auto& attribute : node.attribute()) {
         if (attribute.has_g()) RETURN_IF_ERROR(CountExpanded(attribute.g().node(), depth + 1, count));
-        for (const auto& graph : attribute.graphs()) RETURN_IF_ERROR(CountExpanded(graph.node(), depth + 1, count));
+        for (const auto& graph : attribute.graphs())
+          RETURN_IF_ERROR(CountExpanded(graph.node(), depth + 1, count));
       }
       if (*count > options_.max_nodes) {
         return InvalidModel("the model has more than " + std::to_string(options_.max_nodes) +
@@ -251,7 +254,8 @@ class ModelProtoCheck {
   void CheckAttributes(const onnx::NodeProto& node, const Names* names) {
     std::unordered_set<std::string_view> seen;
     for (const auto& attribute : node.attribute()) {
-      if (!seen.insert(attribute.name()).second) attributes_.Add(Label(node) + " has '" + attribute.name() + "' twice");
+      if (!seen.insert(attribute.name()).second)
+        attributes_.Add(Label(node) + " has '" + attribute.name() + "' twice");
       if (attribute.name().empty()) attributes_.Add(Label(node) + " has one without a name");
       if (attribute.has_g()) CheckGraph(attribute.g(), names);
       for (const auto& graph : attribute.graphs()) CheckGraph(graph, names);
@@ -265,7 +269,8 @@ class ModelProtoCheck {
     if (opset == opsets_->end()) {
       return imports_.Add("domain '" + domain + "' of " + Label(node));
     }
-    if (functions_.count({domain, node.op_type(), node.overload()}) || !IsClosedDomain(domain)) return CheckCounts(node);
+    if (functions_.count({domain, node.op_type(), node.overload()}) || !IsClosedDomain(domain))
+      return CheckCounts(node);
     const OpSchema* schema = FindOpSchema(node.op_type(), domain, opset->second);
     if (schema == nullptr) {
       const int since = SinceVersion(node.op_type(), domain);
@@ -298,7 +303,8 @@ class ModelProtoCheck {
       for (const std::string& input : function.input()) Make(input, who, &names);
       CheckNodes(function.node(), &names);
       for (const std::string& output : function.output()) {
-        if (names.made.count(output) == 0) values_.Add(who + " returns '" + output + "', which nothing in it makes");
+        if (names.made.count(output) == 0)
+          values_.Add(who + " returns '" + output + "', which nothing in it makes");
       }
     }
     return {};
@@ -315,7 +321,8 @@ class ModelProtoCheck {
   FaultList attributes_{"these nodes have wrong attributes, inputs or outputs"};
 };
 
-// Exporters leave out shapes of ends whose rank is not known, and types of outputs; onnx's checker wants the fields.
+// Exporters leave out shapes of ends whose rank is not known, and types of outputs; onnx's checker wants the
+// fields.
 void FillTypes(onnx::GraphProto* graph) {
   for (auto& info : *graph->mutable_output()) {
     if (!info.has_type()) info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);

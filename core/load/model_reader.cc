@@ -46,7 +46,8 @@ Result<Model> ReadFrom(std::string_view bytes, const ReadOptions& options, Exter
 
 Result<Model> ReadPath(const std::string& path, const ReadOptions& options) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(PosixFileSystem(), path, options.max_model_bytes));
-  const std::string folder_path = options.external_data_folder.empty() ? FolderOf(path) : options.external_data_folder;
+  const std::string folder_path =
+      options.external_data_folder.empty() ? FolderOf(path) : options.external_data_folder;
   ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(folder_path));
   return ReadFrom(bytes, options, folder.get());
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// From an ONNX file to a Model: checked, its functions expanded, its nodes at the newest semantics, its types inferred.
+// From an ONNX file to a Model: checked, its functions expanded, its nodes at the newest semantics, its types
+// inferred.
 //
 // Any bytes are safe to read: what is wrong with them comes back as kInvalidModel (or kUnsupported, for what ONNX
-// allows and the IR does not have), never as a crash or as an allocation larger than what the bytes themselves take.
-// Paths, sizes and offsets in a file are not believed: external data open through core/load/external_data.h.
+// allows and the IR does not have), never as a crash or as an allocation larger than what the bytes themselves
+// take. Paths, sizes and offsets in a file are not believed: external data open through core/load/external_data.h.
 #ifndef CAESURA_CORE_LOAD_MODEL_READER_H_
 #define CAESURA_CORE_LOAD_MODEL_READER_H_
 

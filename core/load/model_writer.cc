@@ -92,7 +92,8 @@ std::string FileNameOf(const std::string& path) { return path.substr(path.rfind(
 // Whether `name` is a data file of the model file `model_name`.
 bool IsDataFileOf(const std::string& name, const std::string& model_name) {
   const size_t digits = model_name.size() + 1;
-  if (name.size() != digits + kHashDigits + std::strlen(kDataSuffix) || name.compare(0, digits, model_name + ".") != 0) {
+  if (name.size() != digits + kHashDigits + std::strlen(kDataSuffix) ||
+      name.compare(0, digits, model_name + ".") != 0) {
     return false;
   }
   return name.find_first_not_of("0123456789abcdef", digits) == digits + kHashDigits &&

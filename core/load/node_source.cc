@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a node came from, in the words of the exporter. torch.onnx leaves two entries:
-//   namespace                    ": main.Net/blocks.0: main.Block/blocks.0.fc: torch.nn...Linear/linear: aten.linear.default"
-//   pkg.torch.onnx.stack_trace   'File "net.py", line 5, in forward\n  x = self.fc(x)\n  File ".../linear.py", line 134, ...'
+//   namespace                   ": main.Net/blocks.0: main.Block/blocks.0.fc: torch.nn.Linear/linear: aten.linear"
+//   pkg.torch.onnx.stack_trace  'File "net.py", line 5, in forward\n  x = self.fc(x)\n  File "torch/linear.py", ...'
 // of which "blocks.0.fc (torch.nn...Linear) at net.py:5" is kept.
 #include "core/load/graph_import.h"
 
@@ -32,7 +32,8 @@ std::string LineOf(const std::string& trace) {
     const size_t number = end + kLine.size();
     const size_t stop = trace.find_first_not_of("0123456789", number);
     const bool is_users = file.find("site-packages") == std::string::npos;
-    if (is_users || found.empty()) found = file + ":" + trace.substr(number, stop == std::string::npos ? stop : stop - number);
+    if (!is_users && !found.empty()) continue;
+    found = file + ":" + trace.substr(number, stop == std::string::npos ? stop : stop - number);
   }
   return found;
 }

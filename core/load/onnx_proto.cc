@@ -93,7 +93,8 @@ Result<Attribute> AttributeFromProto(const AttributeProto& proto) {
     case AttributeProto::FLOAT: return Attribute(proto.f());
     case AttributeProto::STRING: return Attribute(std::string(proto.s()));
     case AttributeProto::INTS: return Attribute(std::vector<int64_t>(proto.ints().begin(), proto.ints().end()));
-    case AttributeProto::FLOATS: return Attribute(std::vector<float>(proto.floats().begin(), proto.floats().end()));
+    case AttributeProto::FLOATS:
+      return Attribute(std::vector<float>(proto.floats().begin(), proto.floats().end()));
     case AttributeProto::STRINGS:
       return Attribute(std::vector<std::string>(proto.strings().begin(), proto.strings().end()));
     case AttributeProto::TENSOR: {
@@ -131,7 +132,9 @@ struct AttributeWriter {
     for (const std::string& x : v) proto->add_strings(x);
     return Typed(AttributeProto::STRINGS);
   }
-  bool operator()(const Tensor& v) const { return TensorToProto(v, proto->mutable_t()), Typed(AttributeProto::TENSOR); }
+  bool operator()(const Tensor& v) const {
+    return TensorToProto(v, proto->mutable_t()), Typed(AttributeProto::TENSOR);
+  }
   bool operator()(const std::vector<Tensor>& v) const {
     for (const Tensor& x : v) TensorToProto(x, proto->add_tensors());
     return Typed(AttributeProto::TENSORS);

@@ -24,8 +24,8 @@ void TypeToProto(const ValueType& type, onnx::TypeProto* proto);
 void DimToProto(const Dim& dim, onnx::TensorShapeProto::Dimension* proto);
 Dim DimFromProto(const onnx::TensorShapeProto::Dimension& proto);
 
-// The tensor that `proto` holds in one of its data fields. Fails unless the stored elements are exactly the declared
-// ones. REQUIRES: the data are not external.
+// The tensor that `proto` holds in one of its data fields. Fails unless the stored elements are exactly the
+// declared ones. REQUIRES: the data are not external.
 Result<Tensor> TensorFromProto(const onnx::TensorProto& proto);
 // A dense tensor; fails when its bytes exceed `max_bytes`, or indices leave the shape.
 Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_bytes);

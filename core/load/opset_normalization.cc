@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/opset_normalization.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -18,8 +19,8 @@ struct RuleRow {
   RewriteRule rule;
 };
 
-// All changes of meaning between the versions of an op; between the others only types were added, or attributes whose
-// default is the old behaviour. In order of versions for each op. kNoRule: nothing leads across.
+// All changes of meaning between the versions of an op; between the others only types were added, or attributes
+// whose default is the old behaviour. In order of versions for each op. kNoRule: nothing leads across.
 constexpr RewriteRule kNoRule = nullptr;
 constexpr int kAlways = 1 << 20;  // also applied to nodes that are at the newest version
 constexpr RuleRow kRules[] = {
@@ -166,11 +167,22 @@ Status NormalizeOpsets(Model& model) {
   return InferShapes(model);
 }
 
+int MeaningSince(const std::string& op_type) {
+  int version = 1;
+  const auto [begin, end] = RuleTable().equal_range(op_type);
+  for (auto it = begin; it != end; ++it) {
+    const bool keeps_meaning = it->second->version == kAlways || it->second->rule == FloatsOnly;
+    if (!keeps_meaning) version = std::max(version, it->second->version);
+  }
+  return version;
+}
+
 Status NormalizeNodes(Graph& graph, const std::vector<Node*>& nodes) {
   NodeTypeInference inference;
   for (Node* node : nodes) {
     for (Graph* body : node->Subgraphs()) NormalizeGraph(*body, /*types_are_known=*/true);
-    for (Node* fresh : NormalizeNode(graph, node, /*types_are_known=*/true).nodes) RETURN_IF_ERROR(inference.Infer(fresh));
+    for (Node* fresh : NormalizeNode(graph, node, /*types_are_known=*/true).nodes)
+      RETURN_IF_ERROR(inference.Infer(fresh));
   }
   return {};
 }

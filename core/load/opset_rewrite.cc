@@ -72,7 +72,8 @@ Value* NodeRewrite::Float(const std::string& what, float value, DType dtype) {
 }
 
 Value* NodeRewrite::Op(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes) {
-  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1, node_->name() + "_" + op_type);
+  Node* node =
+      graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1, node_->name() + "_" + op_type);
   return Settle(node)->output(0);
 }
 
@@ -111,7 +112,8 @@ void NodeRewrite::Replace(const std::string& op_type, std::vector<Value*> inputs
                           int output_count) {
   std::vector<Value*> outputs = graph_.ReleaseOutputs(node_);
   outputs.resize(std::min(outputs.size(), static_cast<size_t>(output_count)));
-  Settle(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), "", node_->name() + "_" + op_type));
+  Settle(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), "",
+                        node_->name() + "_" + op_type));
   was_replaced_ = true;
 }
 

@@ -89,7 +89,8 @@ bool UpsampleToResize(NodeRewrite& r) {
   if (scales == nullptr) return false;
   const std::string mode = node.Attr<std::string>("mode", "nearest") == "nearest" ? "nearest" : "linear";
   r.Replace("Resize", {node.input(0), nullptr, scales},
-            {{"mode", mode}, {"coordinate_transformation_mode", std::string("asymmetric")},
+            {{"mode", mode},
+             {"coordinate_transformation_mode", std::string("asymmetric")},
              {"nearest_mode", std::string("floor")}},
             1);
   return true;

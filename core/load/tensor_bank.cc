@@ -38,15 +38,17 @@ Result<Place> PlaceOf(const onnx::TensorProto& proto) {
 }
 
 // The tensor's elements from its file; nothing is allocated before the file is known to have them.
-Result<Tensor> ReadExternal(const onnx::TensorProto& proto, const Shape& shape, DType dtype, ExternalFolder* folder) {
+Result<Tensor> ReadExternal(const onnx::TensorProto& proto, const Shape& shape, DType dtype,
+                            ExternalFolder* folder) {
   if (folder == nullptr) return InvalidModel("its data are external, and no folder for them was given");
   if (dtype == DType::kString) return InvalidModel("strings cannot be external");
   ASSIGN_OR_RETURN(const Place place, PlaceOf(proto));
   ASSIGN_OR_RETURN(const ExternalFile* file, folder->OpenForReading(place.location));
   const uint64_t bytes = FileBytes(dtype, shape.elements());
   if (place.length && *place.length != bytes) {
-    return InvalidModel("its shape " + shape.ToString() + " of " + DTypeName(dtype) + " takes " + std::to_string(bytes) +
-                        " bytes, but its external length is " + std::to_string(*place.length));
+    return InvalidModel("its shape " + shape.ToString() + " of " + DTypeName(dtype) + " takes " +
+                        std::to_string(bytes) + " bytes, but its external length is " +
+                        std::to_string(*place.length));
   }
   RETURN_IF_ERROR(file->CheckRange(place.offset, bytes));
   if (DTypeFileBits(dtype) < 8 || dtype == DType::kBool) {
@@ -74,7 +76,8 @@ Result<Tensor> TensorBank::Read(const onnx::TensorProto& proto) {
   Result<Shape> shape = CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), *dtype);
   if (!shape.ok()) return InvalidModel(name + shape.status().message());
   if (static_cast<size_t>(shape->elements()) * DTypeSize(*dtype) > limits_.max_bytes - bytes_) {
-    return InvalidModel(name + "the model's tensors take more than " + std::to_string(limits_.max_bytes) + " bytes");
+    return InvalidModel(name + "the model's tensors take more than " + std::to_string(limits_.max_bytes) +
+                        " bytes");
   }
   Result<Tensor> out = ReadExternal(proto, *shape, *dtype, folder_);
   return out.ok() ? std::move(out) : Result<Tensor>(out.status().WithPrefix(name));

@@ -47,7 +47,9 @@ class TensorBank {
 };
 
 // The number of the bank's tensor that `proto` stands for, or -1.
-inline int64_t BankIndex(const onnx::TensorProto& proto) { return proto.has_segment() ? proto.segment().begin() : -1; }
+inline int64_t BankIndex(const onnx::TensorProto& proto) {
+  return proto.has_segment() ? proto.segment().begin() : -1;
+}
 
 }  // namespace caesura
 

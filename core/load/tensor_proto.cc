@@ -174,8 +174,9 @@ Result<Tensor> TensorFromProto(const TensorProto& proto) {
   const Field field = TypedField(proto, *dtype, elements);
   const bool packed = DTypeFileBits(*dtype) < 8 && *dtype != DType::kString;
   if (StoredEntries(proto) != field.stored || (!packed && field.stored != field.expected)) {
-    return InvalidModel(Named(proto) + " of shape " + shape->ToString() + " needs " + std::to_string(field.expected) +
-                        " values in " + field.name + ", but " + std::to_string(field.stored) + " are there and " +
+    return InvalidModel(Named(proto) + " of shape " + shape->ToString() + " needs " +
+                        std::to_string(field.expected) + " values in " + field.name + ", but " +
+                        std::to_string(field.stored) + " are there and " +
                         std::to_string(StoredEntries(proto) - field.stored) + " elsewhere");
   }
   if (packed) {
@@ -194,7 +195,8 @@ Result<Tensor> TensorFromProto(const TensorProto& proto) {
 Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_bytes) {
   ASSIGN_OR_RETURN(Tensor values, TensorFromProto(proto.values()));
   const std::string name = "sparse " + Named(proto.values());
-  Result<Shape> shape = CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), values.dtype());
+  Result<Shape> shape =
+      CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), values.dtype());
   if (!shape.ok()) return InvalidModel(name + ": " + shape.status().message());
   const int rank = shape->rank();
   if (static_cast<size_t>(shape->elements()) > max_bytes / std::max<size_t>(1, DTypeSize(values.dtype()))) {
@@ -224,7 +226,8 @@ Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_
       at = inside ? at * (*shape)[d] + one : 0;
     }
     if (!inside) return InvalidModel(name + " has an index outside of shape " + shape->ToString());
-    CopyElements(values.dtype(), static_cast<char*>(values.raw()) + i * size, static_cast<char*>(out.raw()) + at * size, 1);
+    CopyElements(values.dtype(), static_cast<char*>(values.raw()) + i * size,
+                 static_cast<char*>(out.raw()) + at * size, 1);
   }
   return out;
 }

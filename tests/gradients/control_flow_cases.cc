@@ -34,7 +34,8 @@ const char kWhile[] = R"(
   >)";
 
 const char kScan[] = R"(
-  y, z = Scan<num_scan_inputs = 1>(h0, x) <
+  y, z = Scan(h0, x) <
+    num_scan_inputs = 1,
     body = body (double[2] h, double[2] e) => (double[2] h2, double[2] o) {
       eh = Mul(e, h)
       s = Add(eh, w)
@@ -44,8 +45,9 @@ const char kScan[] = R"(
   >)";
 
 const char kScanReversed[] = R"(
-  y, z = Scan<num_scan_inputs = 2, scan_input_directions = [1, 0], scan_input_axes = [0, 1],
-              scan_output_directions = [1], scan_output_axes = [1]>(h0, x, v) <
+  y, z = Scan(h0, x, v) <
+    num_scan_inputs = 2, scan_input_directions = [1, 0], scan_input_axes = [0, 1],
+    scan_output_directions = [1], scan_output_axes = [1],
     body = body (double[2] h, double[2] e, double[2] f) => (double[2] h2, double[2] o) {
       eh = Mul(e, h)
       s = Add(eh, f)

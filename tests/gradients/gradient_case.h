@@ -4,6 +4,7 @@
 #define CAESURA_TESTS_GRADIENTS_GRADIENT_CASE_H_
 
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,11 @@ struct GradientCase {
   std::map<std::string, int64_t> dims = {};               // of symbols
   std::string initializers = "";        // "<double[2] w = {1, 2}>"
   double float_tolerance = 2e-3;        // of float32 against float64, relative to the largest entry; 0: no such check
+  bool float_only = false;              // the schema knows no double: differences of float32 with a wide tolerance
   bool has_gradient = true;             // false: the gradient is zero everywhere
 };
+
+inline void PrintTo(const GradientCase& c, std::ostream* out) { *out << c.name; }
 
 std::vector<GradientCase> ElementwiseCases();   // elementwise_cases.cc
 std::vector<GradientCase> MatMulCases();        // matmul_cases.cc

@@ -37,7 +37,7 @@ std::vector<GradientCase> MatMulCases() {
       {"EinsumOuter", "double[2] a, double[3] b", "y = Einsum<equation = \"i,j->ij\">(a, b)"},
       {"EinsumBatch", "double[2,3,4] a, double[2,4,2] b", "y = Einsum<equation = \"bij,bjk->bik\">(a, b)"},
       {"EinsumEllipsis", "double[2,3,4] a, double[4,2] b", "y = Einsum<equation = \"...ij,jk->...ik\">(a, b)"},
-      {"EinsumEllipsisBroadcast", "double[2,1,3,4] a, double[5,4,2] b",
+      {"EinsumEllipsisBroadcast", "double[2,1,3,4] a, double[1,5,4,2] b",
        "y = Einsum<equation = \"...ij,...jk->...ik\">(a, b)"},
       {"EinsumThree", "double[2,3] a, double[3,4] b, double[4] c", "y = Einsum<equation = \"ij,jk,k->i\">(a, b, c)"},
       {"EinsumAttention", "double[2,3,2,4] q, double[2,5,2,4] k", "y = Einsum<equation = \"bqhd,bkhd->bhqk\">(q, k)"},

@@ -127,13 +127,22 @@ std::vector<GradientCase> AttentionCases() {
       {"AttentionScores", qkv, "y, a, b, s = Attention<qk_matmul_output_mode = 3>(q, k, v)", "y, s"},
       {.name = "RotaryEmbedding", .inputs = "double[1,2,3,4] x, int64[1,3] i", .body = "y = RotaryEmbedding(x, c, s, i)",
        .feeds = {{"i", {2, 0, 1}}},
-       .initializers = "<double[3,2] c = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, double[3,2] s = {0.6, 0.5, 0.4, 0.3, 0.2, 0.1}>"},
+       .initializers = "<double[3,2] c = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, double[3,2] s = {0.6, 0.5, 0.4, 0.3, 0.2, 0.1}>",
+       .float_only = true},
       {.name = "RotaryEmbeddingTables", .inputs = "double[1,2,3,4] x, double[1,3,2] c, double[1,3,2] s",
-       .body = "y = RotaryEmbedding(x, c, s)"},
+       .body = "y = RotaryEmbedding(x, c, s)", .float_only = true},
       {.name = "RotaryEmbeddingInterleaved", .inputs = "double[1,3,8] x",
        .body = "y = RotaryEmbedding<interleaved = 1, num_heads = 2>(x, c, s)",
-       .initializers = "<double[1,3,2] c = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, double[1,3,2] s = {0.6, 0.5, 0.4, 0.3, 0.2, 0.1}>"},
-      // float32 only in the schema: checked against differences of float32 would say nothing; see float_cases in the test.
+       .initializers = "<double[1,3,2] c = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, double[1,3,2] s = {0.6, 0.5, 0.4, 0.3, 0.2, 0.1}>",
+       .float_only = true},
+      {.name = "CausalConvWithState", .inputs = "double[1,2,4] x, double[2,1,3] w, double[2] b, double[1,2,2] p",
+       .body = "y, s = CausalConvWithState<activation = \"silu\">(x, w, b, p)", .outputs = "y, s", .float_only = true},
+      {.name = "LinearAttention", .inputs = "double[1,3,4] q, double[1,3,4] k, double[1,3,4] v, double[1,3,4] d, double[1,3,2] b",
+       .body = "y, s = LinearAttention<q_num_heads = 2, kv_num_heads = 2>(q, k, v, , d, b)", .outputs = "y, s", .low = -1,
+       .high = 0.5, .float_only = true},
+      {.name = "LinearAttentionLinear", .inputs = "double[1,3,4] q, double[1,3,2] k, double[1,3,2] v, double[1,1,2,2] p",
+       .body = "y, s = LinearAttention<q_num_heads = 2, kv_num_heads = 1, update_rule = \"linear\">(q, k, v, p)",
+       .outputs = "y, s", .float_only = true},
   };
 }
 

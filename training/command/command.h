@@ -19,6 +19,7 @@ enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2 };
 
 using RunFunction = std::function<int()>;
 
+void AddTrain(CLI::App& app, RunFunction* run);
 void AddInspect(CLI::App& app, RunFunction* run);
 void AddConformance(CLI::App& app, RunFunction* run);
 void AddConvert(CLI::App& app, RunFunction* run);

@@ -17,6 +17,7 @@
 #include "core/providers/cpu_provider.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
+#include "training/command/train_options.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/kernels/training_ops.h"
@@ -27,6 +28,7 @@ namespace {
 struct InspectOptions {
   std::string path;
   std::vector<std::string> shapes, dims;  // "x=1,3,224,224", "batch=32"
+  TrainOptions train;                     // loss and optimizer alone
   bool plan = false;
 };
 
@@ -167,13 +169,13 @@ size_t SumOfBuffers(const ExecutionPlan& plan, PlannedBuffer::Kind kind) {
   return sum;
 }
 
-void PrintMemory(const ExecutionPlan& plan) {
+void PrintMemory(const char* title, const ExecutionPlan& plan) {
   using Kind = PlannedBuffer::Kind;
-  const size_t constants = SumOfBuffers(plan, Kind::kConstant), feeds = SumOfBuffers(plan, Kind::kFeed);
-  const size_t fetches = SumOfBuffers(plan, Kind::kFetch);
+  const size_t kept = SumOfBuffers(plan, Kind::kConstant) + SumOfBuffers(plan, Kind::kParameter);
+  const size_t feeds = SumOfBuffers(plan, Kind::kFeed), fetches = SumOfBuffers(plan, Kind::kFetch);
   const std::vector<size_t> live = plan.LiveBytes();
-  std::printf("memory of a run, %zu steps on %d threads\n", plan.steps().size(), plan.threads());
-  std::printf("  %-22s %10s\n  %-22s %10s\n  %-22s %10s\n", "parameters, constants", Bytes(constants).c_str(), "inputs",
+  std::printf("%s, %zu steps on %d threads\n", title, plan.steps().size(), plan.threads());
+  std::printf("  %-22s %10s\n  %-22s %10s\n  %-22s %10s\n", "parameters, constants", Bytes(kept).c_str(), "inputs",
               Bytes(feeds).c_str(), "outputs", Bytes(fetches).c_str());
   std::printf("  %-22s %10s", "everything between", Bytes(plan.arena_bytes()).c_str());
   if (!live.empty()) {
@@ -181,23 +183,50 @@ void PrintMemory(const ExecutionPlan& plan) {
     const Node* node = plan.steps()[static_cast<size_t>(peak)].node;
     std::printf("  most at step %td%s%s", peak, node == nullptr ? "" : ", ", node == nullptr ? "" : node->Label().c_str());
   }
-  std::printf("\n  %-22s %10s\n", "together", Bytes(constants + feeds + fetches + plan.arena_bytes()).c_str());
+  std::printf("\n  %-22s %10s\n", "together", Bytes(kept + feeds + fetches + plan.arena_bytes()).c_str());
   const auto late = std::count_if(plan.steps().begin(), plan.steps().end(),
                                   [](const Step& step) { return step.kind == Step::Kind::kLate; });
   if (late > 0) std::printf("  and what %td steps take whose sizes show only in the run\n", late);
 }
 
-// The plan for inputs of these shapes, and what it takes.
-Status PrintPlan(const InspectOptions& options, const Model& model, const ProviderList& providers) {
-  ASSIGN_OR_RETURN(const DimBindings bindings, DimBindings::Parse(options.shapes, options.dims));
+Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings, const Model& model,
+                                                     const ProviderList& providers) {
   ASSIGN_OR_RETURN(const std::vector<FeedSpec> feeds, bindings.Feeds(model.graph->inputs()));
   const Model copy = model.Clone();
   ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*copy.graph, providers));
   static_cast<void>(expanded);
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan,
-                   ExecutionPlan::Create(copy.graph, feeds, providers, WithSubgraphs({}, providers)));
-  PrintMemory(*plan);
-  if (options.plan) std::printf("plan\n%s", plan->ToString().c_str());
+  return ExecutionPlan::Create(copy.graph, feeds, providers, WithSubgraphs({}, providers));
+}
+
+// The plan of a step: forward, loss, backward, update.
+Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& options, const DimBindings& bindings,
+                                                      const Model& model, const ProviderList& providers) {
+  ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
+  training.providers = providers;
+  ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(model.Clone(), std::move(training)));
+  std::vector<Value*> inputs;
+  for (Value* input : session->step_graph().inputs()) {
+    const std::string& name = input->name();
+    if (name != kLearningRateInput && name != kStepInput && name != kResetInput) inputs.push_back(input);
+  }
+  ASSIGN_OR_RETURN(const std::vector<FeedSpec> specs, bindings.Feeds(inputs));
+  NamedValues feeds;
+  for (size_t i = 0; i < inputs.size(); ++i) feeds[inputs[i]->name()] = Tensor::Zeros(specs[i].dtype, specs[i].shape);
+  return session->StepPlan(feeds);
+}
+
+// What a run takes, and a step of training where the user says with which loss.
+Status PrintPlans(const InspectOptions& options, const Model& model, const ProviderList& providers) {
+  ASSIGN_OR_RETURN(const DimBindings bindings, DimBindings::Parse(options.shapes, options.dims));
+  ASSIGN_OR_RETURN(const auto run, RunPlan(bindings, model, providers));
+  PrintMemory("memory of a run", *run);
+  if (options.train.loss.empty()) {
+    if (options.plan) std::printf("plan\n%s", run->ToString().c_str());
+    return {};
+  }
+  ASSIGN_OR_RETURN(const auto step, StepPlan(options, bindings, model, providers));
+  PrintMemory("memory of a training step", *step);
+  if (options.plan) std::printf("plan\n%s", step->ToString().c_str());
   return {};
 }
 
@@ -211,8 +240,12 @@ int RunInspect(const InspectOptions& options) {
   if (!missing.ok()) return Report(missing.status());
   PrintMissingGradients(*model);
   if (*missing > 0) return kFailed;
-  const Status planned = PrintPlan(options, *model, providers);
-  return planned.ok() ? kDone : Report(planned);
+  const Status planned = PrintPlans(options, *model, providers);
+  if (planned.ok()) return kDone;
+  const bool asked = options.plan || !options.shapes.empty() || !options.dims.empty() || !options.train.loss.empty();
+  if (asked) return Report(planned);
+  std::printf("memory: not worked out: %s\n", planned.message().c_str());
+  return kDone;
 }
 
 }  // namespace
@@ -225,10 +258,18 @@ void AddInspect(CLI::App& app, RunFunction* run) {
       ->allow_extra_args(false);
   sub->add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")
       ->allow_extra_args(false);
-  sub->add_flag("--plan", options->plan, "Print the execution plan, a line a step");
+  options->train.loss.clear();
+  sub->add_option("--loss", options->train.loss, "Also work out a training step with this loss, as for 'caesura train'")
+      ->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}));
+  sub->add_option("--prediction", options->train.prediction, "The output that the loss is about; by default the first");
+  sub->add_option("--class-axis", options->train.class_axis, "cross-entropy: the axis of the classes, 1 or -1");
+  sub->add_option("--optimizer", options->train.optimizer, "With --loss")
+      ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))
+      ->capture_default_str();
+  sub->add_flag("--plan", options->plan, "Print the execution plan, a line a step (with --loss, that of the step)");
   sub->footer("Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or --shape.\n"
               "Exit code 1 when a kernel is missing or the model cannot be read.\n\n"
-              "  caesura inspect net.onnx --dim batch=32 --plan");
+              "  caesura inspect net.onnx --dim batch=32 --loss cross-entropy --plan");
   sub->callback([=] { *run = [=] { return RunInspect(*options); }; });
 }
 

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage.");
   RunFunction run;
+  caesura::command::AddTrain(app, &run);
   caesura::command::AddInspect(app, &run);
   caesura::command::AddConformance(app, &run);
   caesura::command::AddConvert(app, &run);

@@ -74,22 +74,22 @@ class TextDataset : public Dataset {
   int64_t first_, size_;
 };
 
-class SlicedDataset : public Dataset {
+class SubsetDataset : public Dataset {
  public:
-  SlicedDataset(std::shared_ptr<const Dataset> dataset, int64_t begin, int64_t size)
-      : dataset_(std::move(dataset)), begin_(begin), size_(size) {}
-  int64_t size() const override { return size_; }
+  SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> chosen)
+      : dataset_(std::move(dataset)), chosen_(std::move(chosen)) {}
+  int64_t size() const override { return static_cast<int64_t>(chosen_.size()); }
 
   Result<Batches> Batch(std::span<const int64_t> indices) const override {
-    RETURN_IF_ERROR(CheckIndices(indices, size_));
-    std::vector<int64_t> moved(indices.begin(), indices.end());
-    for (int64_t& i : moved) i += begin_;
-    return dataset_->Batch(moved);
+    RETURN_IF_ERROR(CheckIndices(indices, size()));
+    std::vector<int64_t> theirs;
+    for (const int64_t i : indices) theirs.push_back(chosen_[static_cast<size_t>(i)]);
+    return dataset_->Batch(theirs);
   }
 
  private:
   std::shared_ptr<const Dataset> dataset_;
-  int64_t begin_, size_;
+  std::vector<int64_t> chosen_;
 };
 
 }  // namespace
@@ -156,12 +156,9 @@ Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const Tex
   return std::shared_ptr<const Dataset>(std::make_shared<TextDataset>(std::move(corpus), std::move(w), first, size));
 }
 
-Result<std::shared_ptr<const Dataset>> Slice(std::shared_ptr<const Dataset> dataset, int64_t begin, int64_t end) {
-  if (begin < 0 || begin > end || end > dataset->size()) {
-    return InvalidArgument("examples [" + std::to_string(begin) + ", " + std::to_string(end) + ") of " +
-                           std::to_string(dataset->size()) + " are asked for");
-  }
-  return std::shared_ptr<const Dataset>(std::make_shared<SlicedDataset>(std::move(dataset), begin, end - begin));
+Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices) {
+  RETURN_IF_ERROR(CheckIndices(indices, dataset->size()));
+  return std::shared_ptr<const Dataset>(std::make_shared<SubsetDataset>(std::move(dataset), std::move(indices)));
 }
 
 }  // namespace caesura

@@ -61,8 +61,8 @@ struct TextWindows {
 Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const TextCorpus> corpus,
                                                        const TextWindows& windows);
 
-// Examples [begin, end) of another dataset.
-Result<std::shared_ptr<const Dataset>> Slice(std::shared_ptr<const Dataset> dataset, int64_t begin, int64_t end);
+// These examples of another dataset, in this order. Fails with kInvalidArgument for an index outside.
+Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices);
 
 }  // namespace caesura
 

@@ -7,7 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/function_body.h"
-#include "core/graph/op_schema.h"
+#include "core/graph/shape_inference.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/gradient/gradient_table.h"
 
@@ -75,9 +75,11 @@ Driver::Choice Driver::Choose(Node& node) const {
 Status Driver::FindPath() {
   std::vector<Value*> ys;
   for (const GradientSeed& seed : options_.ys) ys.push_back(seed.y);
-  for (bool expanded = true; expanded;) {
-    expanded = false;
+  bool expanded = false;
+  do {
     RETURN_IF_ERROR(graph_.SortTopologically());
+    if (expanded) (void)InferShapes(graph_);  // what cannot be inferred stays unknown: the rules that need it say so
+    expanded = false;
     path_ = std::make_unique<GradientPath>(graph_, options_.xs, ys, options_.stop);
     for (Node* node : path_->nodes()) {
       if (Choose(*node) != Choice::kBody) continue;
@@ -85,7 +87,7 @@ Status Driver::FindPath() {
       if (!replaced) bodiless_.insert(node);
       expanded |= replaced;
     }
-  }
+  } while (expanded);
   return {};
 }
 

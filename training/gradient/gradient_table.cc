@@ -86,7 +86,7 @@ const std::vector<GradientEntry>& GradientTable() {
       {"MaxRoiPool", Kind::kRule, "by X; regions are refused"},
       {"MaxUnpool", Kind::kRule, ""},
       {"Mean", Kind::kRule, ""},
-      {"MeanVarianceNormalization", Kind::kBody, "function body"},
+      {"MeanVarianceNormalization", Kind::kRule, ""},
       {"MelWeightMatrix", Kind::kRefusal, "a table made from two edge frequencies, rounded to bins"},
       {"Min", Kind::kRule, "ties share"},
       {"Mish", Kind::kRule, ""},

@@ -32,13 +32,22 @@ Expr RightGradient(const Factors& f, Expr dy) {
 bool SharesRight(const Factors& f) { return f.a.rank() > 2 && f.b.rank() == 2 && !f.transpose_a; }
 Expr Rows(Expr x) { return Op("Flatten", {x}, {{"axis", int64_t{-1}}}); }
 
+// Whether the batch axes are known to be the same, so that nothing was broadcast.
+bool SameBatch(Expr a, Expr b) {
+  if (a.rank() < 2 || a.rank() != b.rank()) return false;
+  ValueType batch_a = a.value()->type(), batch_b = b.value()->type();
+  for (ValueType* type : {&batch_a, &batch_b}) type->shape->resize(type->shape->size() - 2);
+  return SameShape(batch_a, batch_b);
+}
+
 void SetProductGradients(GradientContext& g, const Factors& f, Expr dy) {
-  if (g.Needs(0)) g.SetInputGradient(0, SumTo(LeftGradient(f, dy), f.a));
+  const bool same = SameBatch(f.a, f.b);
+  if (g.Needs(0)) g.SetInputGradient(0, same ? LeftGradient(f, dy) : SumTo(LeftGradient(f, dy), f.a));
   if (!g.Needs(1)) return;
   if (SharesRight(f)) {
     g.SetInputGradient(1, RightGradient({Rows(f.a), f.b, false, f.transpose_b}, Rows(dy)));
   } else {
-    g.SetInputGradient(1, SumTo(RightGradient(f, dy), f.b));
+    g.SetInputGradient(1, same ? RightGradient(f, dy) : SumTo(RightGradient(f, dy), f.b));
   }
 }
 

@@ -94,6 +94,15 @@ void GroupNormalizationRule(GradientContext& g) {
   g.SetInputGradients("GroupNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
 }
 
+// Y = (X - m) / (d + e) with mean m and deviation d;  dX = (dY - mean of dY - Y mean of dY Y) / (d + e)
+void MeanVarianceNormalizationRule(GradientContext& g) {
+  const Expr x = g.input(0), dy = g.dY(), y = g.output();
+  const Expr axes = Ints(g.Attr<std::vector<int64_t>>("axes", {0, 2, 3}), x);
+  auto mean = [&](Expr v) { return Op("ReduceMean", {v, axes}); };
+  const Expr deviation = Sqrt(mean(Square(x - mean(x)))) + 1e-9;  // ONNX's own epsilon
+  g.SetInputGradient(0, (dy - mean(dy) - y * mean(dy * y)) / deviation);
+}
+
 // Y = X / n with n the norm of X;  dX = (dY - Y sum of dY Y) / n, with sign X for the first Y if p = 1; 0 where n = 0
 void LpNormalizationRule(GradientContext& g) {
   const Expr x = g.input(0), y = g.output(), zero = Number(0, x), axes = Ints({g.IntAttr("axis", -1)}, x);
@@ -135,6 +144,7 @@ std::vector<GradientRule> NormalizationRules() {
       {.op_type = "LayerNormalization", .function = LayerNormalizationRule, .outputs = 1},
       {.op_type = "LogSoftmax", .function = LogSoftmaxRule},
       {.op_type = "LpNormalization", .function = LpNormalizationRule},
+      {.op_type = "MeanVarianceNormalization", .function = MeanVarianceNormalizationRule},
       {.op_type = "RMSNormalization", .function = RmsNormalizationRule, .applies = OneDType},
       {.op_type = "Softmax", .function = SoftmaxRule},
   };

@@ -29,7 +29,7 @@ void SequenceAtRule(GradientContext& g) {
 
 // T = S with X before position p;  dX = dT[p], dS = dT without it
 void SequenceInsertRule(GradientContext& g) {
-  const Expr n = Op("SequenceLength", {g.input(0)}), p = FromFront(g.input(2), n, n);
+  const Expr length = Op("SequenceLength", {g.dY()}), n = length - Int(1, length), p = FromFront(g.input(2), n, n);
   g.SetInputGradient(0, Op("SequenceErase", {g.dY(), p}));
   if (g.Needs(1)) g.SetInputGradient(1, Op("SequenceAt", {g.dY(), p}));
 }

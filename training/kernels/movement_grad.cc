@@ -24,7 +24,7 @@ Status CheckGradientShape(const KernelInfo& info, const Shape& expected) {
   return info.Invalid("dY: expected shape " + expected.ToString() + ", got " + info.InputShape(0).ToString());
 }
 
-constexpr int64_t kColumnBlock = 64;
+constexpr int64_t kColumnBlock = 128;
 
 struct GatherGradSpec {
   int64_t outer, dim, inner, count;
@@ -35,20 +35,21 @@ struct GatherGradSpec {
 // meet are added in order, whatever the number of threads.
 template <typename T, typename I>
 void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, Accumulator<T>* sums) {
+  using A = Accumulator<T>;
+  ParallelFor(at.threads, at.outer * at.dim * at.inner, 8 * kParallelGrain,
+              [&](int64_t first, int64_t last) { std::fill(sums + first, sums + last, A(0)); });
   const int64_t blocks = (at.inner + kColumnBlock - 1) / kColumnBlock;
-  const int64_t work = (at.count + at.dim) * std::min(at.inner, kColumnBlock);
-  const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, work));
+  const int64_t grain =
+      std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.count * std::min(at.inner, kColumnBlock)));
   ParallelFor(at.threads, at.outer * blocks, grain, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
       const int64_t o = item / blocks, column = item % blocks * kColumnBlock;
       const int64_t columns = std::min(kColumnBlock, at.inner - column);
-      Accumulator<T>* base = sums + o * at.dim * at.inner + column;
-      for (int64_t d = 0; d < at.dim; ++d)
-        std::fill(base + d * at.inner, base + d * at.inner + columns, Accumulator<T>(0));
+      A* base = sums + o * at.dim * at.inner + column;
       const T* from = dy + o * at.count * at.inner + column;
       for (int64_t i = 0; i < at.count; ++i, from += at.inner) {
-        Accumulator<T>* to = base + Wrap(indices[i], at.dim) * at.inner;
-        for (int64_t j = 0; j < columns; ++j) to[j] += static_cast<Accumulator<T>>(from[j]);
+        A* to = base + Wrap(indices[i], at.dim) * at.inner;
+        for (int64_t j = 0; j < columns; ++j) to[j] += static_cast<A>(from[j]);
       }
     }
   });

@@ -166,6 +166,7 @@ void RegisterOptimizerKernels(KernelRegistry& registry) {
   }
   RegisterLambKernel(registry);
   RegisterGradientScaleKernels(registry);
+  RegisterOnnxTrainingKernels(registry);
 }
 
 }  // namespace caesura

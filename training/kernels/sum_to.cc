@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SumTo: the gradient of broadcasting. The walk of a broadcast is taken backwards: where an operand stood still, the
-// elements of dY are added up.
+// SumTo: the gradient of broadcasting. The walk of a broadcast is taken backwards: where an operand stood still,
+// the elements of dY are added up.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/arithmetic_type.h"
 #include "core/kernels/cpu/best_isa.h"
@@ -38,8 +38,8 @@ void AddRuns(const SumPlan& plan, const T* dy, double* sums, int64_t first, int6
   });
 }
 
-// The dim along which threads split the work: the longest one that dX keeps, so that each sum belongs to one thread;
-// -1 when dX keeps none.
+// The dim along which threads split the work: the longest one that dX keeps, so that each sum belongs to one
+// thread; -1 when dX keeps none.
 int SplitDim(const SumPlan& plan) {
   int best = -1;
   for (int d = 0; d < plan.rank; ++d) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements to and from the type in which kernels compute: Widen and Narrow. float16 and bfloat16 compute in float, all
-// others (strings, too) as themselves. Without branches, so that loops over float16 become vector code.
+// Elements to and from the type in which kernels compute: Widen and Narrow. float16 and bfloat16 compute in float,
+// all others (strings, too) as themselves. Without branches, so that loops over float16 become vector code.
 #ifndef CAESURA_CORE_KERNELS_CPU_ARITHMETIC_TYPE_H_
 #define CAESURA_CORE_KERNELS_CPU_ARITHMETIC_TYPE_H_
 

@@ -10,7 +10,8 @@
 //     });
 //   });
 //
-// In-place use is safe: an operand that has as many elements as the output stands at `at` whenever the output does.
+// In-place use is safe: an operand that has as many elements as the output stands at `at` whenever the output
+// does.
 // Thread safety: values.
 #ifndef CAESURA_CORE_KERNELS_CPU_BROADCAST_H_
 #define CAESURA_CORE_KERNELS_CPU_BROADCAST_H_
@@ -38,13 +39,14 @@ struct BroadcastPlan {
   bool Moves(int operand) const { return strides[operand][rank - 1] != 0; }
 };
 
-// The strides with which `operand` is walked as if it had the shape `output`: 0 where it repeats. False when it does
-// not broadcast to it. `strides` has room for output.rank() entries.
+// The strides with which `operand` is walked as if it had the shape `output`: 0 where it repeats. False when it
+// does not broadcast to it. `strides` has room for output.rank() entries.
 bool BroadcastStrides(const Shape& operand, const Shape& output, int64_t* strides);
 
 namespace broadcast_internal {
 
-// Appends a dim to the plan, merged into the previous one where every operand allows it. False when the plan is full.
+// Appends a dim to the plan, merged into the previous one where every operand allows it. False when the plan is
+// full.
 template <int N>
 bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim, const std::array<int64_t, N>& strides) {
   bool merges = used > 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cast and CastLike between all types, and BitCast. Types that C++ has are converted element by element; types of one
-// byte that it lacks (8- and 4-bit floats, integers below a byte) are read through a table of 256 values.
+// Cast and CastLike between all types, and BitCast. Types that C++ has are converted element by element; types of
+// one byte that it lacks (8- and 4-bit floats, integers below a byte) are read through a table of 256 values.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/cast_string.h"
@@ -199,14 +199,15 @@ Status CreateCastLike(KernelInfo& info) {
   return settle(info, info.InputDType(1));
 }
 
-// Bool bytes other than 0 and 1 have no meaning, and of integers below a byte only the low bits count: such bytes are
-// put in order. All others stay as they are.
+// Bool bytes other than 0 and 1 have no meaning, and of integers below a byte only the low bits count: such bytes
+// are put in order. All others stay as they are.
 bool BitCastChangesBytes(DType to) { return to == DType::kBool || kSubByteIntegers.Contains(to); }
 
 template <bool kView>
 Status CreateBitCast(KernelInfo& info) {
   const DType from = info.InputDType(0), to = TargetType(info);
-  if (!kFixedTypes.Contains(from) || !kFixedTypes.Contains(to)) return info.Invalid("expected types of fixed width");
+  if (!kFixedTypes.Contains(from) || !kFixedTypes.Contains(to))
+    return info.Invalid("expected types of fixed width");
   if (DTypeFileBits(from) != DTypeFileBits(to)) {
     return info.Invalid(std::string("expected types of equal width, got ") + DTypeName(from) + " and " +
                         DTypeName(to));

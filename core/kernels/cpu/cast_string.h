@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers as text, for Cast. Floats are written as NumPy does: the shortest digits that read back as the same number,
-// plain from 1e-4 up to 1e16, with an exponent beyond; "nan", "inf", "-inf"; bools are "True" and "False".
+// Numbers as text, for Cast. Floats are written as NumPy does: the shortest digits that read back as the same
+// number, plain from 1e-4 up to 1e16, with an exponent beyond; "nan", "inf", "-inf"; bools are "True" and "False".
 #ifndef CAESURA_CORE_KERNELS_CPU_CAST_STRING_H_
 #define CAESURA_CORE_KERNELS_CPU_CAST_STRING_H_
 

@@ -66,7 +66,7 @@ Status Iterate(const LoopPlan& loop, int64_t iteration, RuntimeValue* condition,
   inputs.push_back(Tensor::Scalar<int64_t>(iteration));
   inputs.push_back(*condition);
   for (RuntimeValue& value : *state) inputs.push_back(std::move(value));
-  Result<Values> run = loop.body->Run(std::move(inputs), context);
+  Result<Values> run = loop.body->Run(std::move(inputs), context, static_cast<uint64_t>(iteration));
   if (!run.ok()) {
     return run.status().WithPrefix(loop.label + " in iteration " + std::to_string(iteration) + ": ");
   }

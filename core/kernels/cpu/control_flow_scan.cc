@@ -51,8 +51,8 @@ struct ScanPlan {
   int64_t batch = 1;  // opset 8
 };
 
-// Runs all iterations over the tensors at `bases`.
-Status RunIterations(const ScanPlan& scan, const std::vector<const void*>& bases, Values* state,
+// Runs all iterations over the tensors at `bases`; `row` is that of the batch.
+Status RunIterations(const ScanPlan& scan, int64_t row, const std::vector<const void*>& bases, Values* state,
                      std::vector<ScanOutput>* outputs, KernelContext& context) {
   for (int64_t t = 0; t < scan.length; ++t) {
     Values inputs;
@@ -62,7 +62,8 @@ Status RunIterations(const ScanPlan& scan, const std::vector<const void*>& bases
       ASSIGN_OR_RETURN(Tensor slice, scan.slicers[m].Slice(bases[m], t));
       inputs.push_back(std::move(slice));
     }
-    Result<Values> run = scan.body->Run(std::move(inputs), context);
+    const uint64_t call = static_cast<uint64_t>(row * scan.length + t);
+    Result<Values> run = scan.body->Run(std::move(inputs), context, call);
     if (!run.ok()) return run.status().WithPrefix(scan.label + " in iteration " + std::to_string(t) + ": ");
     for (int i = 0; i < scan.states; ++i) (*state)[i] = std::move((*run)[i]);
     for (size_t k = 0; k < outputs->size(); ++k) {
@@ -88,7 +89,7 @@ Status RunScan(const ScanPlan& scan, KernelContext& context) {
     borrowed.push_back(context.InputValue(slicer.input));
   }
   std::vector<ScanOutput> outputs = MakeOutputs(scan);
-  RETURN_IF_ERROR(RunIterations(scan, bases, &state, &outputs, context));
+  RETURN_IF_ERROR(RunIterations(scan, 0, bases, &state, &outputs, context));
   for (int i = 0; i < scan.states; ++i) {
     ASSIGN_OR_RETURN(RuntimeValue value, Owned(std::move(state[i]), borrowed));
     context.SetOutputValue(i, std::move(value));
@@ -119,7 +120,7 @@ Status RunBatchedScan(const ScanPlan& scan, KernelContext& context) {
       bases.push_back(context.Input<char>(slicer.input) + b * row_bytes);
     }
     std::vector<ScanOutput> outputs = MakeOutputs(scan);
-    RETURN_IF_ERROR(RunIterations(scan, bases, &state, &outputs, context));
+    RETURN_IF_ERROR(RunIterations(scan, b, bases, &state, &outputs, context));
     for (int i = 0; i < scan.states; ++i) RETURN_IF_ERROR(stacked[i].Append(std::move(state[i])));
     for (size_t k = 0; k < outputs.size(); ++k) {
       ASSIGN_OR_RETURN(Tensor rows, outputs[k].Stack(0, false));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of one element between C++ element types with ONNX's Cast semantics. Where ONNX leaves the result open (a
-// float that an integer cannot hold) it is what two's complement gives: the low bits of the truncated value, as
-// PyTorch and NumPy have it; 0 for NaN. Values beyond int32 (int64 for 64-bit types and uint32) count as the lowest one.
+// Conversion of one element between C++ element types with ONNX's Cast semantics. Where ONNX leaves the result
+// open (a float that an integer cannot hold) it is what two's complement gives: the low bits of the truncated
+// value, as PyTorch and NumPy have it; 0 for NaN. Values beyond int32 (int64 for 64-bit types and uint32) count as
+// the lowest one.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONVERT_H_
 #define CAESURA_CORE_KERNELS_CPU_CONVERT_H_
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout. Element i is kept when its random word is at least ratio * 2^32, and then multiplied by 1 / (1 - ratio).
-// Ratio and training_mode are read in each run; without training, or with ratio 0, the data passes through.
+// Dropout. Element i is kept when its random word is at least ratio * 2^32, and then multiplied by 1 / (1 -
+// ratio). Ratio and training_mode are read in each run; without training, or with ratio 0, the data passes
+// through.
 #include <cmath>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/convert.h"
+#include "core/kernels/cpu/arithmetic_type.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/random_seed.h"
@@ -28,7 +29,7 @@ double ReadRatio(const DropoutJob& job, KernelContext& context) {
   double ratio = 0;
   DispatchFloat(job.ratio_dtype, [&](auto tag) {
     using R = typename decltype(tag)::type;
-    ratio = static_cast<double>(*context.Input<R>(1));
+    ratio = static_cast<double>(Widen(*context.Input<R>(1)));
   });
   return ratio;
 }
@@ -39,17 +40,28 @@ void PassThrough(const DropoutJob& job, const T* x, T* y, bool* mask) {
   if (mask != nullptr) std::fill_n(mask, job.count, true);
 }
 
+template <typename T, typename A>
+void DropRow(const uint32_t* words, uint32_t threshold, A scale, const T* x, T* y, int64_t n) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) {
+    const A scaled = Widen(x[j]) * scale;
+    y[j] = Narrow<T>(words[j] >= threshold ? scaled : A{0});
+  }
+}
+
 // `mask` may be null; `y` may be `x`.
 template <typename T>
 void Drop(const DropoutJob& job, const Philox& philox, double ratio, const T* x, T* y, bool* mask) {
   using A = Accumulator<T>;
-  const uint64_t threshold = static_cast<uint64_t>(std::llround(ratio * 0x1p32));
+  // Ratio 1 drops all: the scale is 0 then, and so is the mask below.
+  const auto threshold = static_cast<uint32_t>(std::min<int64_t>(std::llround(ratio * 0x1p32), 0xffffffff));
   const A scale = static_cast<A>(ratio < 1 ? 1 / (1 - ratio) : 0.0);
-  ParallelFor(job.threads, job.count, kDropoutGrain, [&](int64_t first, int64_t last) {
-    ForEachWord(philox, first, last, [&](int64_t i, uint32_t word) {
-      const bool keep = word >= threshold;
-      y[i] = static_cast<T>(keep ? static_cast<A>(x[i]) * scale : A{0});
-      if (mask != nullptr) mask[i] = keep;
+  const bool keeps = ratio < 1;
+  ParallelFor(job.threads, job.count, kDropoutGrain, [=, &philox](int64_t first, int64_t last) {
+    ForEachWordTile(philox, first, last, [=](int64_t at, const uint32_t* words, int64_t count) {
+      DropRow(words, threshold, scale, x + at, y + at, count);
+      if (mask == nullptr) return;
+      for (int64_t j = 0; j < count; ++j) mask[at + j] = keeps & (words[j] >= threshold);
     });
   });
 }

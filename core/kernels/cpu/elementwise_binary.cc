@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic of two operands with broadcasting: Add, Sub, Mul, Div, PRelu. Pow and Mod are in elementwise_pow.cc, the
-// ops of any number of operands in elementwise_variadic.cc, comparisons and bits in elementwise_logic.cc.
+// Arithmetic of two operands with broadcasting: Add, Sub, Mul, Div, PRelu. Pow and Mod are in elementwise_pow.cc,
+// the ops of any number of operands in elementwise_variadic.cc, comparisons and bits in elementwise_logic.cc.
 #include "core/kernels/cpu/binary_kernel.h"
 #include "core/kernels/cpu/kernel_list.h"
 
@@ -20,8 +20,8 @@ Result<BinaryShape> BroadcastInputs(const KernelInfo& info) {
 Result<BinaryShape> BroadcastSameType(const KernelInfo& info) {
   ASSIGN_OR_RETURN(BinaryShape shape, BroadcastInputs(info));
   if (info.InputDType(0) != info.InputDType(1)) {
-    return info.Invalid(std::string("expected operands of one type, got ") + DTypeName(info.InputDType(0)) + " and " +
-                        DTypeName(info.InputDType(1)));
+    return info.Invalid(std::string("expected operands of one type, got ") + DTypeName(info.InputDType(0)) +
+                        " and " + DTypeName(info.InputDType(1)));
   }
   return shape;
 }

@@ -60,8 +60,8 @@ Status CreateBitShift(KernelInfo& info) {
 
 // --- Where ---
 
-// y[i] = condition[i] ? a[i] : b[i] over a run on which the condition moves. The condition is read as bytes and both
-// values always: so it becomes a select of vectors, not a branch.
+// y[i] = condition[i] ? a[i] : b[i] over a run on which the condition moves. The condition is read as bytes and
+// both values always: so it becomes a select of vectors, not a branch.
 template <bool kAMoves, bool kBMoves, typename T>
 void SelectRun(const uint8_t* condition, const T* a, const T* b, T* y, int64_t n) {
 #pragma omp simd
@@ -99,8 +99,8 @@ Result<Shape> WhereShape(const KernelInfo& info) {
     return info.Invalid(std::string("condition: expected bool, got ") + DTypeName(info.InputDType(0)));
   }
   if (info.InputDType(1) != info.InputDType(2)) {
-    return info.Invalid(std::string("expected values of one type, got ") + DTypeName(info.InputDType(1)) + " and " +
-                        DTypeName(info.InputDType(2)));
+    return info.Invalid(std::string("expected values of one type, got ") + DTypeName(info.InputDType(1)) +
+                        " and " + DTypeName(info.InputDType(2)));
   }
   Result<Shape> values = BroadcastShape(info.InputShape(1), info.InputShape(2));
   if (!values.ok()) return info.Invalid(values.status().message());

@@ -27,7 +27,8 @@ T IntegerPower(T base, E exponent) {
   return static_cast<T>(product);
 }
 
-// An integer base with a real exponent: the power in double, truncated; what does not fit is cut to the type's range.
+// An integer base with a real exponent: the power in double, truncated; what does not fit is cut to the type's
+// range.
 template <typename T>
 T TruncatedPower(T base, double exponent) {
   const double power = std::trunc(std::pow(static_cast<double>(base), exponent));
@@ -80,7 +81,7 @@ void SetPowCompute(KernelInfo& info, const BinaryShape& shape) {
     if constexpr (!std::is_integral_v<T>) {
       if (one_exponent && RunPlainPower(static_cast<double>(*exponent), plan.elements, threads, x, y)) return;
     }
-    RunBinary(plan, threads, x, exponent, y, PowOp());
+    RunBinary<false>(plan, threads, x, exponent, y, PowOp());
   });
 }
 

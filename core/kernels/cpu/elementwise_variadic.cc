@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Min, Max, Sum and Mean of any number of operands with broadcasting. A tile of the output at a time is accumulated in
-// the arithmetic type over all operands, so that the output is written once and float16 is rounded once.
+// Min, Max, Sum and Mean of any number of operands with broadcasting. A tile of the output at a time is
+// accumulated in the arithmetic type over all operands, so that the output is written once and float16 is rounded
+// once.
 #include <vector>
 
 #include "core/kernels/cpu/binary_kernel.h"
@@ -21,8 +22,8 @@ Result<Operands> BroadcastAll(const KernelInfo& info) {
   for (int i = 0; i < info.input_count(); ++i) {
     if (!info.HasInput(i) || !info.input(i).is_tensor) return info.Invalid("expected tensors");
     if (info.InputDType(i) != info.InputDType(0)) {
-      return info.Invalid(std::string("expected operands of one type, got ") + DTypeName(info.InputDType(0)) + " and " +
-                          DTypeName(info.InputDType(i)));
+      return info.Invalid(std::string("expected operands of one type, got ") + DTypeName(info.InputDType(0)) +
+                          " and " + DTypeName(info.InputDType(i)));
     }
     Result<Shape> wider = BroadcastShape(i == 0 ? info.InputShape(0) : out.output, info.InputShape(i));
     if (!wider.ok()) return info.Invalid(wider.status().message());
@@ -39,7 +40,8 @@ Result<Operands> BroadcastAll(const KernelInfo& info) {
 
 // tile[j] = combine(tile[j], x[first + j]) for output elements [first, last).
 template <typename T, typename A, typename Combine>
-void AccumulateTile(const BroadcastPlan<1>& plan, const T* x, int64_t first, int64_t last, A* tile, Combine combine) {
+void AccumulateTile(const BroadcastPlan<1>& plan, const T* x, int64_t first, int64_t last, A* tile,
+                    Combine combine) {
   ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
     A* run = tile + (at - first);
     BinaryRun(run, true, x + offsets[0], plan.Moves(0), run, length,

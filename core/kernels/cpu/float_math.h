@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp, log, tanh, erf and what is made of them, for float: without branches and calls, so that loops over them become
-// vector code, and right to about 2 units in the last place with the usual answers for infinities and NaN. For other
-// types the same names give <cmath>'s functions: `math::Exp(x)` in a template is fast for float and exact for double.
+// exp, log, tanh, erf and what is made of them, for float: without branches and calls, so that loops over them
+// become vector code, and right to about 2 units in the last place with the usual answers for infinities and NaN.
+// For other types the same names give <cmath>'s functions: `math::Exp(x)` in a template is fast for float and
+// exact for double.
 //
-// Polynomials are minimax fits (tests/core/kernels measures their error).
+// Polynomials are minimax fits of our own; tests/core/kernels/float_math_test.cc bounds their error. Vector code
+// needs -fno-trapping-math.
 #ifndef CAESURA_CORE_KERNELS_CPU_FLOAT_MATH_H_
 #define CAESURA_CORE_KERNELS_CPU_FLOAT_MATH_H_
 
@@ -42,7 +44,8 @@ inline float Exp(float x) {
   const int32_t power = static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound));
   const int32_t half = power >> 1;
   const float scale0 = std::bit_cast<float>(static_cast<uint32_t>(half + 127) << 23);
-  const float scale1 = std::bit_cast<float>((static_cast<uint32_t>(power) - static_cast<uint32_t>(half) + 127u) << 23);
+  const float scale1 =
+      std::bit_cast<float>((static_cast<uint32_t>(power) - static_cast<uint32_t>(half) + 127u) << 23);
   return e * scale0 * scale1;
 }
 
@@ -95,8 +98,9 @@ inline T Tanh(T x) {
 }
 inline float Tanh(float x) {
   const float magnitude = std::fabs(x), z = x * x;
-  const float small = magnitude + magnitude * z * Polynomial(z, -3.333328366e-1f, 1.333149076e-1f, -5.374349654e-2f,
-                                                             2.065057866e-2f, -5.717036780e-3f);
+  const float small = magnitude + magnitude * z *
+                                      Polynomial(z, -3.333328366e-1f, 1.333149076e-1f, -5.374349654e-2f,
+                                                 2.065057866e-2f, -5.717036780e-3f);
   const float large = 1.0f - 2.0f / (Exp(2.0f * magnitude) + 1.0f);
   return std::copysign(magnitude < 0.625f ? small : large, x);
 }
@@ -108,8 +112,8 @@ inline T Erf(T x) {
 // A polynomial below 1; 1 - e^-p above, with p a polynomial for -ln(erfc).
 inline float Erf(float x) {
   const float magnitude = std::fabs(x), z = x * x;
-  const float small = magnitude * Polynomial(z, 1.128379107e+0f, -3.761262596e-1f, 1.128360033e-1f, -2.685444430e-2f,
-                                             5.189535208e-3f, -8.020841051e-4f, 7.889119297e-5f);
+  const float small = magnitude * Polynomial(z, 1.128379107e+0f, -3.761262596e-1f, 1.128360033e-1f,
+                                             -2.685444430e-2f, 5.189535208e-3f, -8.020841051e-4f, 7.889119297e-5f);
   const float cut = magnitude > 4.0f ? 4.0f : magnitude;
   const float p = Polynomial(cut, -1.884702506e-4f, 1.129580379e+0f, 6.332163811e-1f, 1.084221229e-1f,
                              -2.521035261e-2f, 4.205289297e-3f, -4.414735595e-4f, 2.169768777e-5f);
@@ -136,6 +140,20 @@ inline T TanhOfSoftplus(T x) {
 inline float TanhOfSoftplus(float x) {
   const float e = Exp(x > 20.0f ? 20.0f : x), n = e * (e + 2.0f);
   return n / (n + 2.0f);
+}
+
+// Sine and cosine of `turns` whole turns, for turns in [0, 1]: a quarter q and the rest t in [-1/2, 1/2] quarters.
+inline void SinCosOfTurns(float turns, float* sine, float* cosine) {
+  constexpr float kRound = 12582912.0f;
+  const float quarters = turns * 4.0f, shifted = quarters + kRound;
+  const float t = quarters - (shifted - kRound), z = t * t;
+  const uint32_t q = std::bit_cast<uint32_t>(shifted) & 3u;
+  const float s = t * Polynomial(z, 1.570796371e+0f, -6.459640861e-1f, 7.969257981e-2f, -4.681226797e-3f,
+                                 1.581179822e-4f);
+  const float c = Polynomial(z, 1.0f, -1.233700514e+0f, 2.536691725e-1f, -2.085979469e-2f, 9.030116489e-4f);
+  const float first = (q & 1u) != 0 ? c : s, second = (q & 1u) != 0 ? s : c;
+  *sine = q >= 2 ? -first : first;
+  *cosine = (q == 1 || q == 2) ? -second : second;
 }
 
 }  // namespace caesura::math

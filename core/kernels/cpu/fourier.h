@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Discrete Fourier transforms of any length in double: radix 2 for powers of two, Bluestein's algorithm (a convolution
-// by longer transforms of a power of two) for the rest. O(n log n) always.
+// Discrete Fourier transforms of any length in double: radix 2 for powers of two, Bluestein's algorithm (a
+// convolution by longer transforms of a power of two) for the rest. O(n log n) always.
 //
 // Thread safety: const; a transform works in the caller's buffers.
 #ifndef CAESURA_CORE_KERNELS_CPU_FOURIER_H_

@@ -34,7 +34,8 @@ inline void FillBlocks(std::array<uint32_t, 2> key, uint32_t step, uint32_t stre
 }  // namespace
 
 void Philox::Fill(uint64_t index, int64_t count, uint32_t* words) const {
-  OnBestIsa([=, key = key_, step = step_, stream = stream_] { FillBlocks(key, step, stream, index, count, words); });
+  OnBestIsa(
+      [=, key = key_, step = step_, stream = stream_] { FillBlocks(key, step, stream, index, count, words); });
 }
 
 }  // namespace caesura

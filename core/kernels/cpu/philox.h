@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random numbers as
-// a function of a key and a counter. Element i of a stream depends on the key and on i alone, so any split over
-// threads, and a recomputation in backward, gives the same numbers.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random
+// numbers as a function of a key and a counter. Element i of a stream depends on the key and on i alone, so any
+// split over threads, and a recomputation in backward, gives the same numbers.
 //
-// The key words are the seed with the upper halves of step and stream; the counter is (i / 4, step, stream) in 32-bit
-// words, so that streams of 2^34 elements with steps and streams below 2^32 never meet.
+// The key words are the seed with the upper halves of step and stream; the counter is (i / 4, step, stream) in
+// 32-bit words, so that streams of 2^34 elements with steps and streams below 2^32 never meet.
 #ifndef CAESURA_CORE_KERNELS_CPU_PHILOX_H_
 #define CAESURA_CORE_KERNELS_CPU_PHILOX_H_
 
@@ -70,8 +70,8 @@ void ForEachWordTile(const Philox& philox, int64_t first, int64_t last, Fn&& fn)
   }
 }
 
-// Uniform in [0, 1): 24 bits for float (fewer where a narrower type shall hold the number without rounding up to 1), 53
-// of two words for double.
+// Uniform in [0, 1): 24 bits for float (fewer where a narrower type shall hold the number without rounding up to
+// 1), 53 of two words for double.
 inline float UniformFloat(uint32_t word, int bits = 24) {
   return static_cast<float>(word >> (32 - bits)) / static_cast<float>(1u << bits);
 }

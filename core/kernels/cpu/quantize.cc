@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear. Scales and zero points (one for all, one an index of the
-// axis, or one a block) are brought to float in scratch first; then the tensor is walked in rows along which a scale
-// either stands still or moves with the elements, a tile of floats at a time.
+// QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear. Scales and zero points (one for all, one an index of
+// the axis, or one a block) are brought to float in scratch first; then the tensor is walked in rows along which a
+// scale either stands still or moves with the elements, a tile of floats at a time.
 #include <cmath>
 #include <limits>
 
@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kTile = 256;
 
-// Which scale belongs to which element: x seen as [outer, axis, inner], scales as [outer or 1, groups, inner or 1].
+// Which scale belongs to which element: x seen as [outer, axis, inner], scales as [outer or 1, groups, inner or
+// 1].
 struct Granularity {
   int64_t outer = 1, axis = 1, inner = 1;
   int64_t groups = 1;      // scales along the axis
@@ -141,8 +142,8 @@ Result<Parameters> FindParameters(KernelInfo& info, const Granularity& g) {
 
 // --- QuantizeLinear ---
 
-// The type in which x / scale is rounded: the attribute `precision`, otherwise the type of the scale, where that is a
-// 16-bit float; otherwise float.
+// The type in which x / scale is rounded: the attribute `precision`, otherwise the type of the scale, where that
+// is a 16-bit float; otherwise float.
 template <typename Half>
 void RoundTile(float* tile, int64_t count) {
   for (int64_t i = 0; i < count; ++i) tile[i] = Half(tile[i]);

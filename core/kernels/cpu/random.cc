@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// RandomUniform, RandomNormal, their -Like forms, Bernoulli and Multinomial. Dropout is in dropout.cc. All numbers come
-// from Philox by the element's index. An attribute `seed` takes the place of the session's seed.
+// RandomUniform, RandomNormal, their -Like forms, Bernoulli and Multinomial. Dropout is in dropout.cc. All numbers
+// come from Philox by the element's index. An attribute `seed` takes the place of the session's seed.
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <numbers>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/arithmetic_type.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/factory_checks.h"
+#include "core/kernels/cpu/float_math.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/random_seed.h"
@@ -20,7 +23,8 @@ constexpr int64_t kRandomGrain = kParallelGrain / 8;
 
 struct Uniform {
   double low, high;
-  explicit Uniform(const KernelInfo& info) : low(info.Attr<float>("low", 0.0f)), high(info.Attr<float>("high", 1.0f)) {}
+  explicit Uniform(const KernelInfo& info)
+      : low(info.Attr<float>("low", 0.0f)), high(info.Attr<float>("high", 1.0f)) {}
 
   template <typename T>
   void Fill(const Philox& philox, int64_t first, int64_t last, T* y) const {
@@ -32,38 +36,62 @@ struct Uniform {
     } else {
       constexpr int kBits = std::is_same_v<T, float> ? 24 : std::is_same_v<T, Float16> ? 11 : 8;
       const float base = static_cast<float>(low), width = static_cast<float>(high - low);
-      ForEachWord(philox, first, last, [&](int64_t i, uint32_t word) {
-        y[i] = static_cast<T>(base + width * UniformFloat(word, kBits));
+      ForEachWordTile(philox, first, last, [=](int64_t at, const uint32_t* words, int64_t count) {
+        for (int64_t j = 0; j < count; ++j) y[at + j] = Narrow<T>(base + width * UniformFloat(words[j], kBits));
       });
     }
   }
 };
 
-// Box and Muller: two words give two normal numbers; elements 2j and 2j + 1 share them. In double throughout.
+// Box and Muller: elements 2j and 2j + 1 are r cos(a) and r sin(a), with r = sqrt(-2 ln u) and a = 2 pi v.
 struct Normal {
   double mean, scale;
   explicit Normal(const KernelInfo& info)
       : mean(info.Attr<float>("mean", 0.0f)), scale(info.Attr<float>("scale", 1.0f)) {}
 
-  // `u` in (0, 1], `v` in [0, 1).
-  static double Sample(double u, double v, bool second) {
-    const double radius = std::sqrt(-2 * std::log(u)), angle = 2 * std::numbers::pi * v;
-    return radius * (second ? std::sin(angle) : std::cos(angle));
-  }
-
   template <typename T>
   void Fill(const Philox& philox, int64_t first, int64_t last, T* y) const {
-    for (int64_t i = first; i < last; ++i) {
-      double normal;
-      if constexpr (std::is_same_v<T, double>) {
-        const Philox::Block w = philox.At(static_cast<uint64_t>(i / 2));
-        normal = Sample(1 - UniformDouble(w[0], w[1]), UniformDouble(w[2], w[3]), i % 2 == 1);
-      } else {
-        const Philox::Block w = philox.At(static_cast<uint64_t>(i / 4));
-        const int pair = static_cast<int>(i % 4 / 2) * 2;
-        normal = Sample((w[pair] + 1.0) * 0x1p-32, w[pair + 1] * 0x1p-32, i % 2 == 1);
-      }
-      y[i] = static_cast<T>(static_cast<Accumulator<T>>(mean + scale * normal));
+    if constexpr (std::is_same_v<T, double>) {
+      FillDoubles(philox, first, last, y);
+    } else {
+      FillFloats(philox, first, last, y);
+    }
+  }
+
+  // One block makes two elements.
+  void FillDoubles(const Philox& philox, int64_t first, int64_t last, double* y) const {
+    for (int64_t i = first / 2 * 2; i < last; i += 2) {
+      const Philox::Block words = philox.At(static_cast<uint64_t>(i / 2));
+      const double radius = std::sqrt(-2 * std::log(1 - UniformDouble(words[0], words[1])));
+      const double angle = 2 * std::numbers::pi * UniformDouble(words[2], words[3]);
+      if (i >= first) y[i] = mean + scale * radius * std::cos(angle);
+      if (i + 1 < last) y[i + 1] = mean + scale * radius * std::sin(angle);
+    }
+  }
+
+  // Two words make two elements. Tiles start at whole blocks; what lies outside of [first, last) is dropped.
+  template <typename T>
+  void FillFloats(const Philox& philox, int64_t first, int64_t last, T* y) const {
+    uint32_t words[kWordTile];
+    float normals[kWordTile];
+    const float m = static_cast<float>(mean), s = static_cast<float>(scale);
+    for (int64_t at = first / 4 * 4; at < last; at += kWordTile) {
+      philox.Fill(static_cast<uint64_t>(at / 4), kWordTile / 4, words);
+      OnBestIsa([&] { BoxMuller(words, normals); });
+      const int64_t from = std::max(first, at), to = std::min(last, at + kWordTile);
+      for (int64_t i = from; i < to; ++i) y[i] = Narrow<T>(m + s * normals[i - at]);
+    }
+  }
+
+  static void BoxMuller(const uint32_t* words, float* normals) {
+#pragma omp simd
+    for (int64_t j = 0; j < kWordTile; j += 2) {
+      const float u = (static_cast<float>(words[j]) + 1.0f) * 0x1p-32f;  // in (0, 1]
+      const float radius = std::sqrt(-2.0f * math::Log(u));
+      float sine, cosine;
+      math::SinCosOfTurns(static_cast<float>(words[j + 1]) * 0x1p-32f, &sine, &cosine);
+      normals[j] = radius * cosine;
+      normals[j + 1] = radius * sine;
     }
   }
 };
@@ -116,12 +144,10 @@ void SetBernoulliCompute(KernelInfo& info) {
     const T* x = context.Input<T>(0);
     Y* y = context.Output<Y>(0);
     ParallelFor(threads, count, kRandomGrain, [&](int64_t first, int64_t last) {
-      ForEachWord(philox, first, last, [&](int64_t i, uint32_t word) {
-        const bool one = UniformFloat(word) < static_cast<Accumulator<T>>(x[i]);
-        if constexpr (std::is_same_v<Y, bool>) {
-          y[i] = one;
-        } else {
-          y[i] = one ? static_cast<Y>(1) : static_cast<Y>(0);
+      ForEachWordTile(philox, first, last, [=](int64_t at, const uint32_t* words, int64_t count) {
+        for (int64_t j = 0; j < count; ++j) {
+          const bool one = UniformFloat(words[j]) < Widen(x[at + j]);
+          y[at + j] = one ? static_cast<Y>(1) : static_cast<Y>(0);
         }
       });
     });

@@ -21,6 +21,7 @@ struct AddingOp {
   using Lane = LaneOf<T>;
   using Total = TotalOf<T>;
   static constexpr bool kShifted = false;
+  static constexpr int64_t kLanes = 16;
   static Lane Start() { return 0; }
   static Total StartTotal() { return 0; }
   static Total Merge(Total a, Total b) { return a + b; }
@@ -84,6 +85,7 @@ struct ProdOp {
   using Lane = LaneOf<T>;
   using Total = TotalOf<T>;
   static constexpr bool kShifted = false;
+  static constexpr int64_t kLanes = 16;
   static Lane Start() { return 1; }
   static Total StartTotal() { return 1; }
   static Lane Step(Lane acc, T x, Lane) { return acc * static_cast<Lane>(x); }

@@ -8,6 +8,7 @@
 //     static Total Merge(Total a, Total b);         // a Lane converts to a Total
 //     static T Finish(Total total, int64_t count, Lane shift);
 //     static constexpr bool kShifted = false;       // true: each output has a shift of its own (ReduceLogSumExp)
+//     static constexpr int64_t kLanes = 16;         // accumulators side by side along a row
 //   };
 //
 // Sums run in lanes that the compiler vectorises and are gathered into the Total every few hundred elements, so
@@ -53,8 +54,9 @@ class ReductionEngine {
   }
 
  private:
-  static constexpr int64_t kLanes = 16;     // enough independent sums to hide the latency of an addition
-  static constexpr int64_t kStretch = 512;  // elements (or rows) before lanes are gathered
+  static constexpr int64_t kLanes = Op::kLanes;
+  // Elements of a row, and rows of a column, before lanes are gathered.
+  static constexpr int64_t kStretch = 512, kRowStretch = 32;
 
   Lane Shift(int64_t output) const {
     if constexpr (Op::kShifted) return shifts_[output];
@@ -135,7 +137,7 @@ class ReductionEngine {
     Odometer<1> walk(plan_.reduced_extents, {&plan_.reduced_strides});
     if (begin < end) walk.Seek(begin);
     for (int64_t r = begin; r < end;) {
-      const int64_t stop = std::min(end, r + kStretch / kLanes);
+      const int64_t stop = std::min(end, r + kRowStretch);
       for (int64_t j = 0; j < columns; ++j) lanes[j] = Op::Start();
       for (; r < stop; ++r, walk.Next()) {
         const T* row = x + walk.offset(0);

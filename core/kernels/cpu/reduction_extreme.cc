@@ -24,6 +24,8 @@ struct ExtremeOp {
   using Lane = Accumulator<T>;
   using Total = Lane;
   static constexpr bool kShifted = false;
+  static constexpr int64_t kLanes =
+      64;  // more than gcc unrolls: it does not vectorise these comparisons once unrolled
   static Lane Start() { return Extreme<std::numeric_limits<Lane>, !kMax>(); }
   static Total StartTotal() { return Start(); }
   static Lane Merge(Lane a, Lane b) {
@@ -54,6 +56,7 @@ struct ExpSumOp {
   using Lane = Accumulator<T>;
   using Total = double;
   static constexpr bool kShifted = true;
+  static constexpr int64_t kLanes = 16;
   static Lane Start() { return 0; }
   static Total StartTotal() { return 0; }
   static Lane Step(Lane acc, T x, Lane shift) { return acc + std::exp(static_cast<Lane>(x) - shift); }

@@ -68,6 +68,24 @@ void Scan(const AxisView& view, ScanMode mode, const T* x, T* y, int threads) {
   });
 }
 
+// Scan for an axis without neighbours: one running value.
+template <bool kProduct, typename T>
+void ScanLines(const AxisView& view, ScanMode mode, const T* x, T* y, int threads) {
+  using A = ScanAccumulator<T>;
+  const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, view.count));
+  ParallelFor(threads, view.outer, grain, [&](int64_t first, int64_t last) {
+    for (int64_t line = first; line < last; ++line) {
+      A acc = kProduct ? 1 : 0;
+      for (int64_t i = 0; i < view.count; ++i) {
+        const int64_t place = line * view.count + (mode.reverse ? view.count - 1 - i : i);
+        const A value = static_cast<A>(x[place]), before = acc;
+        acc = kProduct ? before * value : before + value;
+        y[place] = static_cast<T>(mode.exclusive ? before : acc);
+      }
+    }
+  });
+}
+
 template <bool kProduct>
 Status CreateScan(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
@@ -80,7 +98,13 @@ Status CreateScan(KernelInfo& info) {
   const bool known = DispatchNumeric(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([view, mode, threads = info.threads()](KernelContext& context) {
-      Scan<kProduct>(view, mode, context.Input<T>(0), context.Output<T>(0), threads);
+      const T* x = context.Input<T>(0);
+      T* y = context.Output<T>(0);
+      if (view.inner == 1) {
+        ScanLines<kProduct>(view, mode, x, y, threads);
+      } else {
+        Scan<kProduct>(view, mode, x, y, threads);
+      }
     });
   });
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DFT and STFT. Window functions and MelWeightMatrix are in signal_window.cc. A complex number is two elements of the
-// last axis; a real signal has one there. All lines are transformed in double.
+// DFT and STFT. Window functions and MelWeightMatrix are in signal_window.cc. A complex number is two elements of
+// the last axis; a real signal has one there. All lines are transformed in double.
 #include <optional>
 
 #include "core/base/status_macros.h"
@@ -26,7 +26,8 @@ struct Line {
   Complex Load(int64_t k) const {
     using A = Accumulator<std::remove_const_t<T>>;
     const T* at = data + k * stride;
-    return {static_cast<double>(static_cast<A>(at[0])), width == 2 ? static_cast<double>(static_cast<A>(at[1])) : 0.0};
+    return {static_cast<double>(static_cast<A>(at[0])),
+            width == 2 ? static_cast<double>(static_cast<A>(at[1])) : 0.0};
   }
   void Store(int64_t k, Complex value) const {
     using A = Accumulator<T>;
@@ -87,7 +88,8 @@ Result<DftShape> FindDftShape(const KernelInfo& info) {
   ASSIGN_OR_RETURN(s.axis, CheckAxis(info, DftAxis(info), x.rank()));
   if (s.axis == x.rank() - 1) return info.Invalid("axis: the last axis holds the complex numbers");
   s.width_in = x[x.rank() - 1];
-  if (s.width_in != 1 && s.width_in != 2) return info.Invalid("expected 1 or 2 in the last axis of " + x.ToString());
+  if (s.width_in != 1 && s.width_in != 2)
+    return info.Invalid("expected 1 or 2 in the last axis of " + x.ToString());
   s.inverse = info.Attr<int64_t>("inverse", 0) != 0;
   s.onesided = info.Attr<int64_t>("onesided", 0) != 0;
   const std::vector<int64_t> given = info.HostInts(1);
@@ -104,8 +106,8 @@ Result<DftShape> FindDftShape(const KernelInfo& info) {
   return s;
 }
 
-// Fills `buffer` with a line, cut or padded with zeros to the transform's length. A one-sided spectrum is completed by
-// X[n - k] = conj(X[k]); the imaginary parts of X[0] and X[n / 2] count as zero.
+// Fills `buffer` with a line, cut or padded with zeros to the transform's length. A one-sided spectrum is
+// completed by X[n - k] = conj(X[k]); the imaginary parts of X[0] and X[n / 2] count as zero.
 template <typename T>
 void LoadLine(const Line<const T>& line, int64_t available, const DftShape& s, Complex* buffer) {
   const bool half = s.inverse && s.onesided;
@@ -142,7 +144,8 @@ void SetDftCompute(KernelInfo& info, const DftShape& s) {
 
 Status CreateDft(KernelInfo& info) {
   ASSIGN_OR_RETURN(const DftShape shape, FindDftShape(info));
-  if (DispatchFloat(info.InputDType(0), [&](auto tag) { SetDftCompute<typename decltype(tag)::type>(info, shape); })) {
+  if (DispatchFloat(info.InputDType(0),
+                    [&](auto tag) { SetDftCompute<typename decltype(tag)::type>(info, shape); })) {
     return {};
   }
   return info.Refuse("has an unexpected type");
@@ -174,7 +177,8 @@ Result<StftShape> FindStftShape(const KernelInfo& info) {
     s.frame = frame[0];
   }
   if (s.frame < 1 || s.frame > s.signal || s.frame > FourierTransform::kMaxLength) {
-    return info.Invalid("frame_length: expected 1 to " + std::to_string(s.signal) + ", got " + std::to_string(s.frame));
+    return info.Invalid("frame_length: expected 1 to " + std::to_string(s.signal) + ", got " +
+                        std::to_string(s.frame));
   }
   s.frames = (s.signal - s.frame) / s.step + 1;
   s.bins = info.Attr<int64_t>("onesided", 1) != 0 ? s.frame / 2 + 1 : s.frame;
@@ -195,7 +199,8 @@ void SetStftCompute(KernelInfo& info, const StftShape& s) {
       const int64_t start = l / s.frames * s.signal + l % s.frames * s.step;
       const Line<const T> from{in + start * s.width, s.width, s.width};
       for (int64_t k = 0; k < s.frame; ++k) {
-        const double weight = window != nullptr ? static_cast<double>(static_cast<Accumulator<T>>(window[k])) : 1.0;
+        const double weight =
+            window != nullptr ? static_cast<double>(static_cast<Accumulator<T>>(window[k])) : 1.0;
         buffer[k] = from.Load(k) * weight;
       }
       transform->Run(buffer, buffer + s.frame);
@@ -207,7 +212,8 @@ void SetStftCompute(KernelInfo& info, const StftShape& s) {
 
 Status CreateStft(KernelInfo& info) {
   ASSIGN_OR_RETURN(const StftShape shape, FindStftShape(info));
-  if (DispatchFloat(info.InputDType(0), [&](auto tag) { SetStftCompute<typename decltype(tag)::type>(info, shape); })) {
+  if (DispatchFloat(info.InputDType(0),
+                    [&](auto tag) { SetStftCompute<typename decltype(tag)::type>(info, shape); })) {
     return {};
   }
   return info.Refuse("has an unexpected type");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HannWindow, HammingWindow, BlackmanWindow and MelWeightMatrix: functions of numbers that are known before the run.
-// They are computed in double when the kernel is made, and copied out by it.
+// HannWindow, HammingWindow, BlackmanWindow and MelWeightMatrix: functions of numbers that are known before the
+// run. They are computed in double when the kernel is made, and copied out by it.
 #include <cmath>
 #include <numbers>
 
@@ -70,7 +70,8 @@ Result<std::vector<int64_t>> MelEdges(const KernelInfo& info, int64_t bands, int
   for (int64_t i = 0; i < bands + 2; ++i) {
     const double hertz = Hertz(low + step * static_cast<double>(i));
     const double bin = std::floor(static_cast<double>(dft_length + 1) * hertz / static_cast<double>(rate));
-    if (!(bin >= 0 && bin <= static_cast<double>(dft_length / 2)) || (i > 0 && bin < static_cast<double>(edges[i - 1]))) {
+    if (!(bin >= 0 && bin <= static_cast<double>(dft_length / 2)) ||
+        (i > 0 && bin < static_cast<double>(edges[i - 1]))) {
       return info.Invalid("edges: expected a rising range of frequencies within the spectrum");
     }
     edges[i] = static_cast<int64_t>(bin);

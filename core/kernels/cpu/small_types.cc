@@ -81,7 +81,8 @@ std::optional<E8M0Rounding> ParseE8M0Rounding(const std::string& name) {
 
 uint8_t SmallFloatEncoder::operator()(float value) const {
   if (dtype == DType::kFloat8E8M0) return EncodeE8M0(value, saturate, rounding);
-  if (dtype == DType::kFloat4E2M1 && std::isnan(value)) return 0x08;  // it has no NaN: -0, as the ONNX reference gives
+  if (dtype == DType::kFloat4E2M1 && std::isnan(value))
+    return 0x08;  // it has no NaN: -0, as the ONNX reference gives
   return FloatToSmallFloat(value, *FormatOf(dtype), saturate);
 }
 

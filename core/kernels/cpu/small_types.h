@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types that have no C++ type: 8- and 4-bit floats and integers below a byte, one byte an element in memory.
-// Integers lie sign-extended in their byte (int4 -3 is 0xfd); whatever is read, only the low bits count.
+// Element types that have no C++ type: 8- and 4-bit floats and integers below a byte, one byte an element in
+// memory. Integers lie sign-extended in their byte (int4 -3 is 0xfd); whatever is read, only the low bits count.
 #ifndef CAESURA_CORE_KERNELS_CPU_SMALL_TYPES_H_
 #define CAESURA_CORE_KERNELS_CPU_SMALL_TYPES_H_
 

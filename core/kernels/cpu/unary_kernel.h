@@ -69,7 +69,8 @@ void SetUnaryCompute(KernelInfo& info) {
   });
 }
 
-// "[Op 'node'] is not implemented for <dtype of input 0>": for definitions that list more types than the factory serves.
+// "[Op 'node'] is not implemented for <dtype of input 0>": for definitions that list more types than the factory
+// serves.
 inline Status RefuseDType(const KernelInfo& info) {
   return info.Refuse(std::string("is not implemented for ") + DTypeName(info.InputDType(0)));
 }

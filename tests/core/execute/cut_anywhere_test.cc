@@ -3,7 +3,6 @@
 // states: the bits stay the same.
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <random>
 #include <thread>
 
@@ -142,6 +141,45 @@ TEST(CutAnywhere, RandomCutsOfRandomChains) {
     ASSERT_TRUE(state.Start(feeds, {}).ok());
     auto cut = [&](ExecutionState& s) { return random() % 2 ? s.Relocate(0xff) : Status(); };
     ASSERT_TRUE(StepByStep(state, cut).ok());
+    EXPECT_TRUE(SameBits(state.TakeFetches(), expected)) << seed << "\n" << plan->ToString();
+  }
+}
+
+// The same chains with YieldOps behind random nodes. The caller gives back what it got, from other memory, and then
+// overwrites what it got.
+TEST(CutAnywhere, YieldsBehindRandomNodes) {
+  for (uint32_t seed = 0; seed < 25; ++seed) {
+    std::string texts[2];
+    for (bool yields : {false, true}) {
+      std::mt19937 random(seed);
+      std::string nodes;
+      std::vector<std::string> names = {"v0"};  // what later nodes read
+      const char* ops[] = {"Add", "Sub", "Mul", "Neg", "Identity"};
+      for (int i = 1; i < 30; ++i) {
+        const std::string v = "v" + std::to_string(i), a = names[random() % i], b = names[random() % i];
+        const int op = static_cast<int>(random() % 5);
+        nodes += "  " + v + " = " + ops[op] + " (" + a + (op < 3 ? ", " + b : "") + ")\n";
+        const bool cut = random() % 3 == 0 && yields;
+        if (cut) nodes += "  y" + v + " = ai.caesura.YieldOp (" + v + ")\n";
+        names.push_back(cut ? "y" + v : v);
+      }
+      nodes += "  out = Add (" + names[28] + ", " + names[29] + ")\n";
+      texts[yields] = "(float[8] v0) => (float[8] out, float[8] v9) {\n" + nodes + "}";
+    }
+    const Values feeds = {Ramp(Shape{8})};
+    const Values expected = RunPlan(PlanOf(GraphOf(texts[0]), feeds), feeds);
+    auto plan = PlanOf(GraphOf(texts[1]), feeds);
+    ExecutionState state(plan);
+    ASSERT_TRUE(state.Start(feeds, {}).ok());
+    while (PartialExecutor::Run(state).value() == RunOutcome::kYielded) {
+      Values given, taken = state.TakeYielded();
+      for (const RuntimeValue& value : taken) {
+        given.push_back(value.tensor().Clone().value());
+        std::memset(value.tensor().raw(), 0xff, value.tensor().bytes());
+      }
+      ASSERT_TRUE(state.Relocate(0xff).ok());
+      ASSERT_TRUE(state.Resume(given).ok());
+    }
     EXPECT_TRUE(SameBits(state.TakeFetches(), expected)) << seed << "\n" << plan->ToString();
   }
 }

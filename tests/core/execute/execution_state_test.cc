@@ -302,7 +302,8 @@ TEST(NonNumeric, StringsPassThroughAndAreConcatenated) {
   }
 }
 
-TEST(NonNumeric, SequencesFlowByValue) {
+// test.Pack (x) -> [x], test.First (s) -> s[0]
+ProviderList WithSequences() {
   auto more = [](KernelRegistry& registry) {
     registry.Add({.op_type = "Pack", .domain = "test", .create = [](KernelInfo& info) {
                     info.SetOutputSizedInCompute(0);
@@ -317,13 +318,30 @@ TEST(NonNumeric, SequencesFlowByValue) {
                     return Status();
                   }});
   };
+  return {std::make_shared<TinyProvider>(nullptr, more)};
+}
+
+TEST(NonNumeric, SequencesAreFeedsAndFetches) {
+  auto graph = GraphOf("(seq(float[2]) s, float[2] x) => (float[2] p, seq(float[2]) s) { p = test.First (s) }");
+  const Values feeds = {RuntimeValue::Sequence({Floats(Shape{2}, {5, 6})}), Ramp(Shape{2})};
+  ExecutionState state(PlanOf(graph, feeds, {}, WithSequences()));
+  for (int i = 0; i < 2; ++i) {
+    const Values results = Finish(state, feeds).value();
+    EXPECT_THAT(ToFloats(results[0]), ElementsAre(5, 6));
+    std::memset(results[0].tensor().raw(), 0xff, results[0].tensor().bytes());
+    EXPECT_THAT(ToFloats(results[1].sequence()[0]), ElementsAre(5, 6));
+  }
+  EXPECT_THAT(Finish(state, {feeds[1], feeds[1]}).status().message(), HasSubstr("feed 's'"));
+}
+
+TEST(NonNumeric, SequencesFlowByValue) {
   auto graph = GraphOf(R"((float[2] x) => (float[2] p, float[2] q) {
     s = test.Pack (x)
     p = test.First (s)
     d = ai.caesura.YieldOp (p)
     q = test.First (s)
   })");
-  auto plan = PlanOf(graph, {Ramp(Shape{2})}, {}, {std::make_shared<TinyProvider>(nullptr, more)});
+  auto plan = PlanOf(graph, {Ramp(Shape{2})}, {}, WithSequences());
   ExecutionState state(plan);
   ASSERT_TRUE(state.Start({Floats(Shape{2}, {1, 2})}, {}).ok());
   ASSERT_EQ(PartialExecutor::Run(state).value(), RunOutcome::kYielded);

@@ -21,8 +21,10 @@ class GraphCheckTest : public ::testing::Test {
     model_ = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 21]>
       g (bool c, float[2] x) => (float[2] y) <float[2] w = {1, 2}> {
         h = Add (x, w)
-        y = If (c) <then_branch = t () => (float[2] a) { a = Relu (h) }, else_branch = e () => (float[2] b) { b = Abs (w) }>
-      })").value();
+        y = If (c) <then_branch = t () => (float[2] a) { a = Relu (h) },
+                    else_branch = e () => (float[2] b) { b = Abs (w) }>
+      })")
+                 .value();
   }
   Graph& graph() { return *model_.graph; }
   Model model_;

@@ -51,8 +51,10 @@ TEST(GraphTest, ReplaceAllUsesReachesBodiesAndOutputs) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 21]>
     g (bool c, float[2] x, float[2] z) => (float[2] y, float[2] h) {
       h = Neg (x)
-      y = If (c) <then_branch = t () => (float[2] a) { a = Relu (h) }, else_branch = e () => (float[2] b) { b = Abs (h) }>
-    })").value();
+      y = If (c) <then_branch = t () => (float[2] a) { a = Relu (h) },
+                  else_branch = e () => (float[2] b) { b = Abs (h) }>
+    })")
+                    .value();
   Graph& graph = *model.graph;
   Value* h = graph.FindValue("h");
   Value* z = graph.FindValue("z");
@@ -71,8 +73,10 @@ TEST(GraphTest, RemovingANodeReleasesWhatItsBodiesRead) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 21]>
     g (bool c, float[2] x) => (float[2] x2) {
       x2 = Neg (x)
-      y = If (c) <then_branch = t () => (float[2] a) { a = Relu (x) }, else_branch = e () => (float[2] b) { b = Abs (x) }>
-    })").value();
+      y = If (c) <then_branch = t () => (float[2] a) { a = Relu (x) },
+                  else_branch = e () => (float[2] b) { b = Abs (x) }>
+    })")
+                    .value();
   EXPECT_EQ(model.graph->FindValue("x")->uses().size(), 3u);
   model.graph->RemoveNode(model.graph->nodes()[1].get());
   EXPECT_EQ(model.graph->FindValue("x")->uses().size(), 1u);
@@ -117,8 +121,10 @@ TEST(GraphTest, ClonesShareNothingButBytes) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 21]>
     g (bool c, float[2] x) => (float[2] y) <float[2] w = {1, 2}> {
       h = Add (x, w)
-      y = If (c) <then_branch = t () => (float[2] a) { a = Relu (h) }, else_branch = e () => (float[2] b) { b = Abs (w) }>
-    })").value();
+      y = If (c) <then_branch = t () => (float[2] a) { a = Relu (h) },
+                  else_branch = e () => (float[2] b) { b = Abs (w) }>
+    })")
+                    .value();
   Model copy = model.Clone();
   EXPECT_TRUE(CheckGraph(*copy.graph).ok());
   EXPECT_TRUE(CheckGraph(*model.graph).ok());

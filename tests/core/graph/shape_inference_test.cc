@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/graph/shape_inference.h"
 
-#include <chrono>
-
 #include <gtest/gtest.h>
+
+#include <chrono>
 
 #include "core/graph/graph_text.h"
 #include "core/graph/op_schema.h"
@@ -29,7 +29,8 @@ TEST(ShapeInferenceTest, FollowsShapeArithmetic) {
       w = ConstantOfShape (two)
       h = MatMul (flat, w)
       y = Identity (h)
-    })").value();
+    })")
+                    .value();
   EXPECT_EQ(TypeIn(model, "n"), "int64[1]");
   EXPECT_EQ(TypeIn(model, "flat"), "float32[batch, 24]");
   EXPECT_EQ(TypeIn(model, "h"), "float32[batch, 5]");
@@ -38,10 +39,12 @@ TEST(ShapeInferenceTest, FollowsShapeArithmetic) {
 TEST(ShapeInferenceTest, InfersBodies) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23]>
     g (bool c, float[N, 4] x, int64 trips) => (float[N, 4] y, float[?, N, 4] all) {
-      z = If (c) <then_branch = t () => (float[?, ?] a) { a = Relu (x) }, else_branch = e () => (float[?, ?] b) { b = Neg (x) }>
+      z = If (c) <then_branch = t () => (float[?, ?] a) { a = Relu (x) },
+                  else_branch = e () => (float[?, ?] b) { b = Neg (x) }>
       y, all = Loop (trips, c, z) <body = loop (int64 i, bool go, v) => (go_on, w, s) {
         go_on = Identity (go) w = Neg (v) s = Abs (v) }>
-    })").value();
+    })")
+                    .value();
   EXPECT_EQ(TypeIn(model, "z"), "float32[N, 4]");
   EXPECT_EQ(TypeIn(model, "y"), "float32[N, 4]");
   const Graph* body = model.graph->FindValue("y")->producer()->Subgraphs()[0];
@@ -50,7 +53,8 @@ TEST(ShapeInferenceTest, InfersBodies) {
 
 TEST(ShapeInferenceTest, UnknownDimsGetSymbolsThatStay) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23]>
-    g (float[N] x) => (int64[1, M] y) { n = NonZero (x) m = Neg (n) y = Abs (m) })").value();
+    g (float[N] x) => (int64[1, M] y) { n = NonZero (x) m = Neg (n) y = Abs (m) })")
+                    .value();
   const std::string type = TypeIn(model, "n");
   EXPECT_NE(type.find("unk__"), std::string::npos) << type;
   EXPECT_EQ(TypeIn(model, "m"), type);
@@ -60,14 +64,17 @@ TEST(ShapeInferenceTest, UnknownDimsGetSymbolsThatStay) {
 
 TEST(ShapeInferenceTest, UnknownOpsStopNothing) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23, "my" : 1]>
-    g (float[2] x) => (float[2] y, float[2] z) { h = my.Op (x) y = Add (h, x) z = Neg (x) })").value();
+    g (float[2] x) => (float[2] y, float[2] z) { h = my.Op (x) y = Add (h, x) z = Neg (x) })")
+                    .value();
   EXPECT_EQ(TypeIn(model, "h"), "unknown");
   EXPECT_EQ(TypeIn(model, "z"), "float32[2]");
 }
 
 TEST(ShapeInferenceTest, AllMisfitsAreListed) {
   Status status = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23]>
-    g (float[2] x, float[3] w, int64[2] i) => (float[2] a, float[2] b) { [one] a = Add (x, w) [two] b = Mul (x, i) })").status();
+    g (float[2] x, float[3] w, int64[2] i) => (float[2] a, float[2] b) {
+      [one] a = Add (x, w) [two] b = Mul (x, i) })")
+                      .status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidModel);
   EXPECT_NE(status.message().find("[Add 'one']"), std::string::npos) << status.ToString();
   EXPECT_NE(status.message().find("[Mul 'two']"), std::string::npos) << status.ToString();
@@ -75,7 +82,8 @@ TEST(ShapeInferenceTest, AllMisfitsAreListed) {
 
 TEST(ShapeInferenceTest, RunsAgainAfterAChange) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23]>
-    g (float[N, 4] x) => (float[N, 4] y) { h = Relu (x) y = Neg (h) })").value();
+    g (float[N, 4] x) => (float[N, 4] y) { h = Relu (x) y = Neg (h) })")
+                    .value();
   model.graph->inputs()[0]->set_type(ValueType::Tensor(DType::kFloat32, Shape{7, 4}));
   ASSERT_TRUE(InferShapes(model).ok());
   EXPECT_EQ(TypeIn(model, "h"), "float32[7, 4]");
@@ -120,11 +128,14 @@ TEST(ShapeInferenceTest, RegisteredOpsHaveTypesToo) {
   ASSERT_TRUE(RegisterOpSchemas({spec}).ok());
   ASSERT_TRUE(RegisterOpSchemas({spec}).ok()) << "again";
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23, "test.inference" : 1]>
-    g (float[N] x, int64[2] i) => (float[N] a, int64[2] b) { h, j = test.inference.InferenceTestOp (x, i) a = Neg (h) b = Abs (j) })").value();
+    g (float[N] x, int64[2] i) => (float[N] a, int64[2] b) {
+      h, j = test.inference.InferenceTestOp (x, i) a = Neg (h) b = Abs (j) })")
+                    .value();
   EXPECT_EQ(TypeIn(model, "h"), "float32[N]");
   EXPECT_EQ(TypeIn(model, "j"), "int64[2]");
   Status status = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23, "test.inference" : 1]>
-    g (float[N] x) => (float[N] a) { a = test.inference.InferenceTestOp (x, x, x) })").status();
+    g (float[N] x) => (float[N] a) { a = test.inference.InferenceTestOp (x, x, x) })")
+                      .status();
   EXPECT_NE(status.message().find("3 inputs"), std::string::npos) << status.ToString();
 }
 
@@ -139,7 +150,8 @@ TEST(ShapeInferenceTest, IsRoughlyLinear) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   seconds(100);
-  EXPECT_LT(seconds(20000), 100 * std::max(seconds(2000), 1e-3)) << "ten times the nodes; a loaded machine is allowed for";
+  EXPECT_LT(seconds(20000), 100 * std::max(seconds(2000), 1e-3))
+      << "ten times the nodes; a loaded machine is allowed for";
 }
 
 TEST(OpSchemaTest, FactsOfOnnxOps) {

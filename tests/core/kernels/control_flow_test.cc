@@ -19,7 +19,7 @@ class FunctionBody : public SubgraphRunner {
     const ValueType pair = ValueType::Tensor(DType::kFloat32, Shape{2});
     for (int i = 0; i < outputs; ++i) graph_.AddOutput(graph_.AddValue("", pair));
   }
-  Result<Values> Run(Values inputs, KernelContext&) override {
+  Result<Values> Run(Values inputs, KernelContext&, uint64_t) override {
     ++runs;
     return fn_(std::move(inputs));
   }
@@ -68,8 +68,9 @@ TEST(Loop, EndsByItsCondition) {
 TEST(Loop, WithoutAnIterationHandsOutCopiesAndEmptyScans) {
   const Tensor start = Pair(4, 5);
   auto body = Adder();
-  for (const Values& inputs : {Values{Tensor::Scalar<int64_t>(0), RuntimeValue(), start},
-                               Values{RuntimeValue(), Truth(false), start}, Values{Tensor::Scalar<int64_t>(-3), Truth(true), start}}) {
+  const Tensor none = Tensor::Scalar<int64_t>(0), negative = Tensor::Scalar<int64_t>(-3);
+  for (const Values& inputs : {Values{none, RuntimeValue(), start}, Values{RuntimeValue(), Truth(false), start},
+                               Values{negative, Truth(true), start}}) {
     const Values out = RunLoop(body, inputs).value();
     EXPECT_EQ(out[0].tensor().ToVector<float>(), (std::vector<float>{4, 5}));
     EXPECT_NE(out[0].tensor().raw(), start.raw());
@@ -80,7 +81,8 @@ TEST(Loop, WithoutAnIterationHandsOutCopiesAndEmptyScans) {
 
 TEST(Loop, CopiesWhatTheBodyPassesThrough) {
   const Tensor start = Pair(4, 5);
-  auto body = std::make_shared<FunctionBody>(3, 2, [](Values in) -> Result<Values> { return Values{in[1], in[2]}; });
+  auto body = std::make_shared<FunctionBody>(3, 2,
+                                             [](Values in) -> Result<Values> { return Values{in[1], in[2]}; });
   const Values out = RunLoop(body, {Tensor::Scalar<int64_t>(2), Truth(true), start}, 1).value();
   EXPECT_EQ(First(out[0]), 4);
   EXPECT_NE(out[0].tensor().raw(), start.raw());

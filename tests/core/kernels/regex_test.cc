@@ -57,8 +57,9 @@ TEST(Regex, MatchesWholeTexts) {
 }
 
 TEST(Regex, RefusesWhatRe2Refuses) {
-  for (const char* pattern : {"(", ")", "[a", "*a", "a**", "a*+", "a{1001}", "a{3,2}", "\\1", "\\8", "\\", "\\xg", "[b-a]",
-                              "(?z)", "(?P<>a)", "[[:no:]]", "\xff", "\\Z", "(?i", "((a{1000}){1000}){1000}"}) {
+  for (const char* pattern : {"(", ")", "[a", "*a", "a**", "a*+", "a{1001}", "a{3,2}", "\\1", "\\8", "\\",
+                              "\\xg", "[b-a]", "(?z)", "(?P<>a)", "[[:no:]]", "\xff", "\\Z", "(?i",
+                              "((a{1000}){1000}){1000}"}) {
     EXPECT_EQ(Regex::Compile(pattern).status().code(), StatusCode::kInvalidArgument) << pattern;
   }
   EXPECT_EQ(Regex::Compile(std::string(5000, '(') + std::string(5000, ')')).status().code(),

@@ -9,12 +9,14 @@ namespace {
 
 using Values = std::vector<RuntimeValue>;
 
-Tensor Floats(Shape shape, const std::vector<float>& values) { return Tensor::Of<float>(std::move(shape), values); }
+Tensor Floats(Shape shape, const std::vector<float>& values) {
+  return Tensor::Of<float>(std::move(shape), values);
+}
 Tensor At(int64_t position) { return Tensor::Scalar<int64_t>(position); }
 RuntimeValue Three() {
   return RuntimeValue::Sequence({Floats({1}, {1}), Floats({2}, {2, 2}), Floats({3}, {3, 3, 3})});
 }
-Result<Values> Run(const char* op, Values inputs, AttributeMap attributes = {}) {
+Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes = {}) {
   return KernelCase(op, std::move(inputs), std::move(attributes)).Run(RegisterSequenceKernels);
 }
 std::vector<int64_t> Sizes(const RuntimeValue& sequence) {
@@ -26,36 +28,37 @@ using Ints = std::vector<int64_t>;
 
 TEST(Sequence, KeepsItsOwnCopies) {
   const Tensor x = Floats({1}, {7});
-  const RuntimeValue sequence = Run("SequenceConstruct", {x, x}).value()[0];
+  const RuntimeValue sequence = RunOp("SequenceConstruct", {x, x}).value()[0];
   x.data<float>()[0] = 0;
   EXPECT_EQ(sequence.sequence()[1].tensor().data<float>()[0], 7);
-  const Values element = Run("SequenceAt", {sequence, At(0)}).value();
+  const Values element = RunOp("SequenceAt", {sequence, At(0)}).value();
   element[0].tensor().data<float>()[0] = 5;
   EXPECT_EQ(sequence.sequence()[0].tensor().data<float>()[0], 7);
 }
 
 TEST(Sequence, InsertsErasesAndCounts) {
   const Tensor four = Floats({4}, {4, 4, 4, 4});
-  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four}).value()[0]), (Ints{1, 2, 3, 4}));
-  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four, At(0)}).value()[0]), (Ints{4, 1, 2, 3}));
-  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
-  EXPECT_EQ(Sizes(Run("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
-  EXPECT_EQ(Sizes(Run("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
-  EXPECT_EQ(Sizes(Run("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]), (Ints{2, 3}));
-  EXPECT_EQ(Run("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
-  EXPECT_EQ(Sizes(Run("SequenceInsert", {Run("SequenceEmpty", {}).value()[0], four}).value()[0]), (Ints{4}));
+  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four}).value()[0]), (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(0)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
+  EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]), (Ints{2, 3}));
+  EXPECT_EQ(RunOp("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
+  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {RunOp("SequenceEmpty", {}).value()[0], four}).value()[0]), (Ints{4}));
 }
 
 TEST(Sequence, ChecksPositionsAndTypes) {
   const RuntimeValue empty = RuntimeValue::Sequence({});
   const Tensor four = Floats({4}, {4, 4, 4, 4});
   for (const Result<Values>& result :
-       {Run("SequenceInsert", {Three(), four, At(4)}), Run("SequenceInsert", {Three(), four, At(-4)}),
-        Run("SequenceErase", {Three(), At(3)}), Run("SequenceErase", {empty}), Run("SequenceAt", {empty, At(0)}),
-        Run("SequenceAt", {Three(), At(-4)}), Run("SequenceAt", {four, At(0)}),
-        Run("SequenceInsert", {Three(), At(1)}), Run("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
-        Run("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
-        Run("SequenceConstruct", {four, At(1)})}) {
+       {RunOp("SequenceInsert", {Three(), four, At(4)}), RunOp("SequenceInsert", {Three(), four, At(-4)}),
+        RunOp("SequenceErase", {Three(), At(3)}), RunOp("SequenceErase", {empty}),
+        RunOp("SequenceAt", {empty, At(0)}),
+        RunOp("SequenceAt", {Three(), At(-4)}), RunOp("SequenceAt", {four, At(0)}),
+        RunOp("SequenceInsert", {Three(), At(1)}), RunOp("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
+        RunOp("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
+        RunOp("SequenceConstruct", {four, At(1)})}) {
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
   }
 }
@@ -63,7 +66,7 @@ TEST(Sequence, ChecksPositionsAndTypes) {
 TEST(SplitToSequence, CutsAlongAnyAxis) {
   const Tensor x = Floats({2, 3}, {0, 1, 2, 3, 4, 5});
   auto split = [&](Values inputs, AttributeMap attributes) {
-    return Run("SplitToSequence", std::move(inputs), std::move(attributes));
+    return RunOp("SplitToSequence", std::move(inputs), std::move(attributes));
   };
   const Attribute last = int64_t{-1};
   const RuntimeValue pairs = split({x, At(2)}, {{"axis", last}}).value()[0];
@@ -83,7 +86,7 @@ TEST(SplitToSequence, CutsAlongAnyAxis) {
 TEST(ConcatFromSequence, JoinsAndStacks) {
   const RuntimeValue rows = RuntimeValue::Sequence({Floats({1, 2}, {1, 2}), Floats({1, 2}, {3, 4})});
   auto join = [&](int64_t axis, int64_t new_axis) {
-    return Run("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}}).value()[0].tensor();
+    return RunOp("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}}).value()[0].tensor();
   };
   EXPECT_EQ(join(0, 0).shape(), (Shape{2, 2}));
   EXPECT_EQ(join(-1, 0).ToVector<float>(), (std::vector<float>{1, 2, 3, 4}));
@@ -93,16 +96,16 @@ TEST(ConcatFromSequence, JoinsAndStacks) {
 
 TEST(Optional, HoldsOrIsEmpty) {
   const Tensor x = Floats({1}, {7});
-  EXPECT_EQ(Run("Optional", {x}).value()[0].tensor().ToVector<float>(), (std::vector<float>{7}));
-  EXPECT_FALSE(Run("Optional", {}).value()[0].has_value());
+  EXPECT_EQ(RunOp("Optional", {x}).value()[0].tensor().ToVector<float>(), (std::vector<float>{7}));
+  EXPECT_FALSE(RunOp("Optional", {}).value()[0].has_value());
   auto has = [](Values inputs) {
-    return *Run("OptionalHasElement", std::move(inputs)).value()[0].tensor().data<bool>();
+    return *RunOp("OptionalHasElement", std::move(inputs)).value()[0].tensor().data<bool>();
   };
   EXPECT_TRUE(has({x}));
   EXPECT_TRUE(has({Three()}));
   EXPECT_FALSE(has({}));
   EXPECT_FALSE(has({RuntimeValue()}));
-  EXPECT_EQ(Sizes(Run("OptionalGetElement", {Three()}).value()[0]), (Ints{1, 2, 3}));
+  EXPECT_EQ(Sizes(RunOp("OptionalGetElement", {Three()}).value()[0]), (Ints{1, 2, 3}));
 }
 
 }  // namespace

@@ -86,8 +86,9 @@ TEST(TfIdfVectorizer, WeighsTheNgramsOfThePool) {
 TEST(TfIdfVectorizer, RefusesHostileAttributes) {
   const int64_t huge = std::numeric_limits<int64_t>::max();
   const AttributeMap cases[] = {
-      Ngrams({1, 2}, {0, 3}, {0, 1}, 0),   Ngrams({1, 2}, {-1, 1}, {0, 1}, 0), Ngrams({1, 2, 3}, {0, 2}, {0, 1, 2}, 0),
-      Ngrams({1, 2}, {0, 2}, {0}, 0),      Ngrams({1, 2}, {0, 2}, {0, -1}, 0), Ngrams({1, 2}, {2, 0}, {0, 1}, 0),
+      Ngrams({1, 2}, {0, 3}, {0, 1}, 0),        Ngrams({1, 2}, {-1, 1}, {0, 1}, 0),
+      Ngrams({1, 2, 3}, {0, 2}, {0, 1, 2}, 0),  Ngrams({1, 2}, {0, 2}, {0}, 0),
+      Ngrams({1, 2}, {0, 2}, {0, -1}, 0),       Ngrams({1, 2}, {2, 0}, {0, 1}, 0),
       Ngrams({1, 2}, {0, 2}, {0, huge - 1}, 0)};
   for (const AttributeMap& attributes : cases) {
     KernelCase node("TfIdfVectorizer", {Tensor::Of<int64_t>({2}, {1, 2})}, attributes);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/external_data.h"
 
+#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
-
-#include <gtest/gtest.h>
 
 #include "tests/temporary_folder.h"
 
@@ -81,7 +80,8 @@ TEST_P(ExternalDataTest, RefusesLinks) {
   fs::create_directory_symlink(folder_.path(), folder_.path("model/up"));
   fs::create_directory_symlink("sub", folder_.path("model/down"));
   fs::create_hard_link(folder_.path("secret.bin"), folder_.path("model/hard.bin"));
-  for (const char* location : {"link.bin", "near.bin", "up/secret.bin", "down/b.bin", "hard.bin"}) ExpectRefused(location);
+  for (const char* location : {"link.bin", "near.bin", "up/secret.bin", "down/b.bin", "hard.bin"})
+    ExpectRefused(location);
 }
 
 TEST_P(ExternalDataTest, RefusesWhatIsNoRegularFile) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/model_writer.h"
 
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <fstream>
-
-#include <gtest/gtest.h>
 
 #include "core/graph/graph_check.h"
 #include "core/graph/graph_text.h"
@@ -24,13 +24,16 @@ Model SmallModel(float first = 1) {
       [mul] h = MatMul (x, w)
       [branch] y = If (c) <then_branch = t () => (float[N, 2] a) { a = Reshape (h, shape) },
                            else_branch = e () => (float[N, 2] b) { b = Relu (h) }>
-    })").value();
+    })")
+                    .value();
   model.metadata["author"] = "test";
   model.graph->Initializer(model.graph->FindValue("w"))->data<float>()[0] = first;
   return model;
 }
 
-float FirstWeight(const Model& model) { return model.graph->Initializer(model.graph->FindValue("w"))->data<float>()[0]; }
+float FirstWeight(const Model& model) {
+  return model.graph->Initializer(model.graph->FindValue("w"))->data<float>()[0];
+}
 
 std::vector<std::string> FilesIn(const std::string& folder) {
   std::vector<std::string> names;
@@ -173,9 +176,24 @@ TEST(ModelWriterTest, ExternalDataOutsideOfTheFolderAreRefused) {
   EXPECT_NE(status("hard", "", "").message().find("hard links"), std::string::npos);
 }
 
+TEST(ModelWriterTest, DeclaresTheLowestOpsetThatFits) {
+  auto opset = [](const std::string& body) {
+    const std::string head = "<ir_version: 10, opset_import: [\"\" : 28]> g ";
+    Model again =
+        ReadModelBytes(SerializeModel(ParseModelText(head + body).value()).value(), {.normalise_opsets = false})
+            .value();
+    return again.opsets.at("");
+  };
+  EXPECT_EQ(opset("(float[2] x) => (float[2] y) { y = Relu (x) }"), 17);
+  EXPECT_EQ(opset("(float[2] x) => (float[2] y) { y = Gelu (x) }"), 20);
+  EXPECT_EQ(opset("(float[2, 3] x, int64[1] a) => (float[2, 1] y) { y = ReduceMean (x, a) }"), 18);
+  EXPECT_EQ(opset("(float[2] x) => (int64[2] y) { y = Cast <to = 7, saturate = 1> (x) }"), 19);
+  EXPECT_EQ(opset("(bfloat16[2] x) => (bfloat16[2] y) { y = Selu (x) }"), 22);
+}
+
 TEST(ModelWriterTest, NodesWithoutACommonOpsetAreNamed) {
   Model model = SmallModel();
-  model.graph->nodes()[0]->set_since_version(1);
+  model.graph->nodes()[0]->set_since_version(1);  // the other one is of version 28 or so
   Status status = SerializeModel(model).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_NE(status.message().find("[MatMul 'mul']"), std::string::npos) << status.ToString();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX files byte by byte, so that tests can write what no library would: messages of the protobuf wire format, with
-// the field numbers of onnx.proto.
+// ONNX files byte by byte, so that tests can write what no library would: messages of the protobuf wire format,
+// with the field numbers of onnx.proto.
 #ifndef CAESURA_TESTS_CORE_LOAD_ONNX_WIRE_H_
 #define CAESURA_TESTS_CORE_LOAD_ONNX_WIRE_H_
 
@@ -61,10 +61,13 @@ inline Wire TensorHead(const std::string& name, int data_type, const std::vector
   for (int64_t dim : dims) out.Int(1, dim);
   return out.Int(2, data_type).Bytes(8, name);
 }
-inline Wire RawTensor(const std::string& name, int data_type, const std::vector<int64_t>& dims, std::string_view raw) {
+inline Wire RawTensor(const std::string& name, int data_type, const std::vector<int64_t>& dims,
+                      std::string_view raw) {
   return TensorHead(name, data_type, dims).Bytes(9, raw);
 }
-inline Wire Entry(const std::string& key, const std::string& value) { return Wire().Bytes(1, key).Bytes(2, value); }
+inline Wire Entry(const std::string& key, const std::string& value) {
+  return Wire().Bytes(1, key).Bytes(2, value);
+}
 inline Wire ExternalTensor(const std::string& name, const std::vector<int64_t>& dims, const std::string& location,
                            const std::string& offset, const std::string& length) {
   Wire out = TensorHead(name, kFloat, dims);
@@ -87,7 +90,9 @@ inline Wire Info(const std::string& name, int data_type, const std::vector<int64
   for (int64_t dim : dims) shape.Message(1, Wire().Int(1, dim));
   return Wire().Bytes(1, name).Message(2, Wire().Message(1, Wire().Int(1, data_type).Message(2, shape)));
 }
-inline Wire Opset(int64_t version, const std::string& domain = "") { return Wire().Bytes(1, domain).Int(2, version); }
+inline Wire Opset(int64_t version, const std::string& domain = "") {
+  return Wire().Bytes(1, domain).Int(2, version);
+}
 
 // A graph "g" with input x and output y, both float[2], and what `parts` adds.
 inline Wire GraphWire(const Wire& parts) {

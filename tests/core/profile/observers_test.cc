@@ -284,7 +284,8 @@ TEST(Memory, CountsWhatIsSizedInTheRun) {
   ExecutionState state(PlanOf(graph, feeds));
   ASSERT_TRUE(Finish(state, feeds, Watched({&memory})).ok());
   std::vector<size_t> dynamic;
-  for (const MemorySample& sample : memory.Records()[0].samples) dynamic.push_back(sample.dynamic_bytes);
+  const std::vector<MemoryRecord> records = memory.Records();
+  for (const MemorySample& sample : records[0].samples) dynamic.push_back(sample.dynamic_bytes);
   EXPECT_THAT(dynamic, ElementsAre(24, 48, 48));  // s; s and t; t and y
 }
 

@@ -3,7 +3,9 @@
 
 import json
 import shutil
+import signal
 import subprocess
+import time
 
 import ml_dtypes
 import numpy as np
@@ -70,7 +72,6 @@ def test_npz_to_safetensors_and_back(tmp_path, compress):
 def test_files_of_the_safetensors_package(tmp_path):
     written = arrays() | {
         "brain": np.array([1.5, 3e38], ml_dtypes.bfloat16),
-        "tiny": np.array([1, 448], ml_dtypes.float8_e4m3fn),
         "complex": np.array([1 + 2j], np.complex64),
     }
     safetensors.numpy.save_file(written, tmp_path / "a.safetensors", metadata={"format": "pt"})
@@ -116,8 +117,10 @@ def test_inspect(tmp_path):
     assert "1 tensors, 12 values, 48 B" in text
     assert "missing kernels: none" in text and "missing gradients: none" in text
     assert "memory of a run" in text and "plan\n" in text
-    missing = run("inspect", tmp_path / "net.onnx", expect=1)
-    assert "give --dim batch=..." in missing.stderr and "missing kernels: none" in missing.stdout
+    assert "give --dim batch=..." in run("inspect", tmp_path / "net.onnx").stdout
+    assert "give --dim batch=..." in run("inspect", tmp_path / "net.onnx", "--plan", expect=1).stderr
+    step = run("inspect", tmp_path / "net.onnx", "--dim", "batch=5", "--loss", "mse", "--plan").stdout
+    assert "memory of a training step" in step and "AdamW" in step
     assert "cannot be opened" in run("inspect", tmp_path / "none.onnx", expect=1).stderr
 
 
@@ -133,3 +136,119 @@ def test_conformance(tmp_path):
     (tmp_path / "cases/test_relu/test_data_set_0/output_0.pb").write_bytes(wrong.SerializeToString())
     assert "test_relu: output 0: 60 of 60 differ" in run("conformance", tmp_path / "cases", "--filter", "test_relu").stdout
     assert "--write" in run("conformance", tmp_path / "none", expect=1).stderr
+
+
+def write_classifier(path):
+    rng = np.random.default_rng(1)
+    weights = {
+        "w1": rng.standard_normal((8, 16)) * 0.3,
+        "b1": np.zeros(16),
+        "w2": rng.standard_normal((16, 3)) * 0.3,
+        "b2": np.zeros(3),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "w2", "b2"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    """A folder with net.onnx and data.npz: three clusters in eight dims."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 3, 300).astype(np.int32)
+    points = np.eye(3, 8)[labels] * 3 + rng.standard_normal((300, 8))
+    np.savez(tmp_path / "data.npz", points=points, labels=labels)
+    write_classifier(tmp_path / "net.onnx")
+    return tmp_path
+
+
+def train(folder, *arguments, rate="1e-2", expect=0):
+    feeds = ("--feed", "x=points", "--target", "labels", "--seed", "3", "--lr", rate)
+    return run("train", folder / "net.onnx", "--data", folder / "data.npz", *feeds, *arguments, expect=expect)
+
+
+def test_train(classifier):
+    done = train(classifier, "--epochs", "20", "--schedule", "cosine", "--warmup", "5", "--clip", "1", "--log",
+                 classifier / "log.csv", "--output", classifier / "trained.onnx", "--best", classifier / "best.ckpt")
+    assert "270 examples to train on, 30 to validate with" in done.stdout
+    rows = (classifier / "log.csv").read_text().splitlines()
+    assert rows[0] == "update,learning_rate,loss,validation_loss,metric" and len(rows) == 161
+    assert float(rows[-1].split(",")[4]) > 0.9  # accuracy
+    onnx.checker.check_model(onnx.load(classifier / "trained.onnx"))
+    tensors = safetensors.numpy.load_file(classifier / "best.ckpt")
+    assert tensors["parameter/w1"].shape == (8, 16) and any(name.startswith("optimizer/") for name in tensors)
+
+
+def test_resume_is_exact(classifier):
+    """100 steps are 40 and then 60, bit for bit, in the middle of epochs and with batches accumulated."""
+    common = ("--accumulate", "2", "--validation-part", "0.2")
+    train(classifier, *common, "--steps", "100", "--checkpoint", classifier / "straight")
+    train(classifier, *common, "--steps", "40", "--checkpoint", classifier / "parts")
+    again = train(classifier, *common, "--steps", "100", "--checkpoint", classifier / "parts", "--resume")
+    assert "going on behind update 40" in again.stdout
+    straight, parts = (safetensors.numpy.load_file(classifier / name) for name in ("straight", "parts"))
+    same(parts, straight)
+    wrong = train(classifier, *common, "--batch", "8", "--checkpoint", classifier / "parts", "--resume", expect=1)
+    assert "batch 32 instead of 8" in wrong.stderr
+
+
+def test_stopped_and_killed(classifier):
+    arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
+                 "--target", "labels", "--steps", "1000000", "--checkpoint", classifier / "c", "--save-every", "5",
+                 "--resume"]
+    reached = 0
+    for sent in (signal.SIGINT, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+        with subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(1)
+            process.send_signal(sent)
+            _, errors = process.communicate(timeout=60)
+        with safetensors.safe_open(classifier / "c", "np") as file:
+            now = int(file.metadata()["property/session.updates"].split(":")[1])
+        assert now > reached
+        reached = now
+        if sent != signal.SIGKILL:
+            assert process.returncode == 1 and f"stopped after update {now}" in errors
+
+
+def test_train_says_what_is_wrong(classifier):
+    net, data = classifier / "net.onnx", classifier / "data.npz"
+    message = run("train", net, "--data", data, expect=1).stderr
+    assert "no array 'x' for input 'x'" in message and "no array 'target' for the loss" in message
+    assert "'points'" in message and "'labels'" in message
+    assert "sgd has no --beta1" in train(classifier, "--optimizer", "sgd", "--beta1", "0.5", expect=1).stderr
+    assert "--resume needs --checkpoint" in train(classifier, "--resume", expect=1).stderr
+    assert "float64" in run("train", net, "--data", data, "--feed", "x=points", "--target", "points", expect=1).stderr
+    train(classifier, "--optimizer", "nonsense", expect=2)
+    assert "the loss is" in train(classifier, "--optimizer", "sgd", rate="1e30", expect=1).stderr
+
+
+def test_train_on_text(tmp_path):
+    text = "the quick brown fox jumps over the lazy dog. " * 200
+    (tmp_path / "a.txt").write_text(text)
+    rng = np.random.default_rng(0)
+    characters = len(set(text))
+    weights = {"table": rng.standard_normal((characters, 16)) * 0.1, "head": rng.standard_normal((16, characters)) * 0.1}
+    nodes = [helper.make_node("Gather", ["table", "tokens"], ["e"]), helper.make_node("MatMul", ["e", "head"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "bigram",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 32, characters])],
+        [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "bigram.onnx")
+    run("train", tmp_path / "bigram.onnx", "--data", tmp_path / "a.txt", "--batch", "8", "--steps", "150", "--lr", "5e-2",
+        "--log", tmp_path / "log.csv")
+    losses = [float(row.split(",")[2]) for row in (tmp_path / "log.csv").read_text().splitlines()[1:]]
+    assert losses[0] > 3 and losses[-1] < 1.2

@@ -29,11 +29,12 @@ TEST(ArrayDatasetTest, StacksTheExamplesAskedFor) {
   const std::vector<int64_t> outside = {3}, negative = {-1};
   EXPECT_FALSE(dataset->Batch(outside).ok());
   EXPECT_FALSE(dataset->Batch(negative).ok());
-  const auto part = Slice(dataset, 1, 3).value();
+  const auto part = Subset(dataset, {1, 0}).value();
   const std::vector<int64_t> first = {0};
   EXPECT_EQ(part->size(), 2);
   EXPECT_THAT(part->Batch(first).value().at("x").ToVector<int>(), ElementsAre(10, 11));
-  EXPECT_FALSE(Slice(dataset, 1, 4).ok());
+  EXPECT_FALSE(part->Batch(indices).ok());
+  EXPECT_FALSE(Subset(dataset, {1, 3}).ok());
 }
 
 TEST(ArrayDatasetTest, RefusesArraysOfDifferentLengths) {

@@ -20,7 +20,7 @@ class YieldInsertion : public testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
   void Load(const std::string& signature, const std::string& body) {
-    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 25]>\ng " + signature + " {" + body + "}").value();
+    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 28]>\ng " + signature + " {" + body + "}").value();
     graph_ = model_.graph.get();
   }
   Value* V(const std::string& name) { return graph_->FindValue(name); }

@@ -9,7 +9,8 @@
 namespace caesura {
 namespace {
 
-RuntimeValue RunOne(const char* op, std::vector<RuntimeValue> inputs, AttributeMap attributes = {}, int threads = 1) {
+RuntimeValue RunOne(const char* op, std::vector<RuntimeValue> inputs, AttributeMap attributes = {},
+                    int threads = 1) {
   KernelCase node(op, std::move(inputs), std::move(attributes), kTrainingDomain);
   node.threads = threads;
   return node.Run(RegisterOptimizerKernels).value()[0];
@@ -57,9 +58,8 @@ TEST(ClipScale, FollowsTorch) {
 TEST(InPlaceAccumulator, AddsOrStartsAnew) {
   for (bool share : {true, false}) {
     for (bool reset : {true, false}) {
-      KernelCase node("InPlaceAccumulator",
-                      {Tensor::Of<float>({2}, {1, 2}), Tensor::Of<float>({2}, {10, 20}), Tensor::Scalar<bool>(reset)}, {},
-                      kTrainingDomain);
+      const Tensor buffer = Tensor::Of<float>({2}, {1, 2}), value = Tensor::Of<float>({2}, {10, 20});
+      KernelCase node("InPlaceAccumulator", {buffer, value, Tensor::Scalar<bool>(reset)}, {}, kTrainingDomain);
       node.share_in_place = share;
       const Tensor out = node.Run(RegisterOptimizerKernels).value()[0].tensor();
       EXPECT_EQ(out.ToVector<float>(), (reset ? std::vector<float>{10, 20} : std::vector<float>{11, 22}));
@@ -69,9 +69,10 @@ TEST(InPlaceAccumulator, AddsOrStartsAnew) {
 }
 
 TEST(Assign, CopiesIntoTheTarget) {
-  KernelCase node("Assign", {Tensor::Of<int64_t>({2}, {1, 2}), Tensor::Of<int64_t>({2}, {3, 4})}, {}, kTrainingDomain);
+  const Tensor target = Tensor::Of<int64_t>({2}, {1, 2});
+  KernelCase node("Assign", {target, Tensor::Of<int64_t>({2}, {3, 4})}, {}, kTrainingDomain);
   ASSERT_TRUE(node.Run(RegisterOptimizerKernels).ok());
-  EXPECT_EQ(node.inputs[0].tensor().ToVector<int64_t>(), (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(target.ToVector<int64_t>(), (std::vector<int64_t>{3, 4}));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The update kernels against torch.optim 2.13 in float64 (SGD, Adam, AdamW, RMSprop) and against arithmetic done here
-// (Lion, LAMB).
+// The update kernels against torch.optim 2.13 in float64 (SGD, Adam, AdamW, RMSprop) and against arithmetic done
+// here (Lion, LAMB).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -176,11 +176,12 @@ TEST(OptimizerUpdate, LambScalesByTheNormsOfEachParameter) {
 }
 
 TEST(OptimizerUpdate, LambTakesRatioOneForZeroParameters) {
-  const Tensor rate = Tensor::Scalar<double>(0.5), step = Tensor::Scalar<int64_t>(1), scale = Tensor::Scalar<double>(1);
+  const Tensor rate = Tensor::Scalar<double>(0.5), scale = Tensor::Scalar<double>(1);
+  const Tensor step = Tensor::Scalar<int64_t>(1);
   const Tensor zeros = Tensor::Zeros(DType::kFloat64, Shape{2});
   KernelCase node("LambUpdate",
-                  {rate, step, scale, zeros.Clone().value(), Tensor::Of<double>({2}, {3, -4}), zeros.Clone().value(),
-                   zeros.Clone().value()},
+                  {rate, step, scale, zeros.Clone().value(), Tensor::Of<double>({2}, {3, -4}),
+                   zeros.Clone().value(), zeros.Clone().value()},
                   {{"count", int64_t{1}}, {"epsilon", Tensor::Scalar<double>(0)}}, kTrainingDomain, 3);
   const auto out = node.Run(RegisterOptimizerKernels).value();
   ExpectNear(out[0].tensor().ToVector<double>(), {-0.5, 0.5}, 1e-12);

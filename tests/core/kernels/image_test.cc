@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Resize, GridSample, regions and boxes: worked values, odd numbers, refusals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/kernels/cpu/kernel_list.h"
+#include "tests/kernel_case.h"
+
+namespace caesura {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::FloatNear;
+using ::testing::Pointwise;
+using Floats = std::vector<float>;
+using Ints = std::vector<int64_t>;
+
+Attribute Text(const char* text) { return std::string(text); }
+Tensor IntTensor(Ints values) { return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values); }
+Tensor FloatTensor(Floats values) { return Tensor::Of<float>({static_cast<int64_t>(values.size())}, values); }
+
+Result<std::vector<RuntimeValue>> RunNode(KernelCase node) { return node.Run(RegisterImageKernels); }
+Floats FloatsOf(KernelCase node) { return RunNode(std::move(node)).value()[0].tensor().ToVector<float>(); }
+
+// A row resized to `size` with the given attributes.
+Floats Resized(Floats row, int64_t size, AttributeMap attributes) {
+  return FloatsOf(
+      KernelCase("Resize", {FloatTensor(std::move(row)), {}, {}, IntTensor({size})}, std::move(attributes)));
+}
+
+TEST(Resize, InterpolatesRows) {
+  const AttributeMap linear = {{"mode", Text("linear")}};
+  EXPECT_THAT(Resized({0, 4}, 4, linear), ElementsAre(0, 1, 3, 4));
+  EXPECT_THAT(Resized({0, 4, 8, 12}, 2, linear), ElementsAre(2, 10));
+  const AttributeMap corners = {{"mode", Text("linear")},
+                                {"coordinate_transformation_mode", Text("align_corners")}};
+  EXPECT_THAT(Resized({0, 6}, 4, corners), Pointwise(FloatNear(1e-6f), {0.0f, 2.0f, 4.0f, 6.0f}));
+  const AttributeMap smooth = {{"mode", Text("linear")}, {"antialias", int64_t{1}}};
+  EXPECT_THAT(Resized({0, 0, 8, 0, 0, 0, 0, 0}, 2, smooth)[0], FloatNear(2, 0.3f));
+  EXPECT_THAT(Resized({1, 2, 3}, 6, {}), ElementsAre(1, 1, 2, 2, 3, 3));
+}
+
+TEST(Resize, TakesTheRegionAndFillsOutside) {
+  const AttributeMap crop = {{"mode", Text("linear")},
+                             {"coordinate_transformation_mode", Text("tf_crop_and_resize")},
+                             {"extrapolation_value", 9.0f}};
+  const KernelCase node("Resize", {FloatTensor({0, 1, 2, 3, 4}), FloatTensor({0.5f, 1.5f}), {}, IntTensor({3})},
+                        crop);
+  EXPECT_THAT(FloatsOf(node), ElementsAre(2, 4, 9));
+}
+
+TEST(Resize, RoundsIntegersAndMovesStrings) {
+  const Tensor bytes = Tensor::Of<uint8_t>({2}, {0, 255});
+  const auto out =
+      RunNode(KernelCase("Resize", {bytes, {}, {}, IntTensor({4})}, {{"mode", Text("cubic")}})).value();
+  EXPECT_THAT(out[0].tensor().ToVector<int>(), ElementsAre(0, 58, 197, 255));
+  const Tensor words = Tensor::Of<std::string>({2}, {"a", "b"});
+  const Tensor wide = RunNode(KernelCase("Resize", {words, {}, FloatTensor({2})})).value()[0].tensor();
+  EXPECT_EQ(wide.data<std::string>()[1], "a");
+  EXPECT_EQ(wide.data<std::string>()[2], "b");
+}
+
+TEST(Resize, RefusesSizesThatMakeNoSense) {
+  const Tensor x = FloatTensor({1, 2});
+  for (const KernelCase& node :
+       {KernelCase("Resize", {x}), KernelCase("Resize", {x, {}, FloatTensor({-1})}),
+        KernelCase("Resize", {x, {}, FloatTensor({2}), IntTensor({4})}),
+        KernelCase("Resize", {x, {}, {}, IntTensor({int64_t{1} << 40})}),
+        KernelCase("Resize", {x, {}, FloatTensor({std::numeric_limits<float>::infinity()})}),
+        KernelCase("Resize", {FloatTensor({}), {}, {}, IntTensor({4})}),
+        KernelCase("Resize", {x, {}, {}, IntTensor({4})}, {{"mode", Text("best")}})}) {
+    EXPECT_EQ(RunNode(node).status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(GridSample, ReadsPlacesInAndOutside) {
+  const Tensor x = Tensor::Of<float>({1, 1, 1, 3}, {1, 2, 3});
+  const Tensor grid = Tensor::Of<float>({1, 1, 4, 2}, {-1, 0, 0.5f, 0, 2, 0, -3, 0});
+  auto sample = [&](const char* mode, const char* padding) {
+    const AttributeMap attributes = {
+        {"mode", Text(mode)}, {"padding_mode", Text(padding)}, {"align_corners", int64_t{1}}};
+    return FloatsOf(KernelCase("GridSample", {x, grid}, attributes));
+  };
+  EXPECT_THAT(sample("linear", "zeros"), ElementsAre(1, 2.5f, 0, 0));
+  EXPECT_THAT(sample("linear", "border"), ElementsAre(1, 2.5f, 3, 1));
+  EXPECT_THAT(sample("linear", "reflection"), ElementsAre(1, 2.5f, 2, 3));
+  EXPECT_THAT(sample("nearest", "border"), ElementsAre(1, 3, 3, 1));
+}
+
+TEST(GridSample, SurvivesNumbersThatAreNone) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Tensor x = Tensor::Of<float>({1, 1, 2, 2}, {1, 2, 3, 4});
+  const Tensor grid = Tensor::Of<float>({1, 1, 3, 2}, {std::nanf(""), 0, infinity, -infinity, 1e30f, 0});
+  for (const char* mode : {"linear", "nearest", "cubic"}) {
+    for (const char* padding : {"zeros", "border", "reflection"}) {
+      const AttributeMap attributes = {{"mode", Text(mode)}, {"padding_mode", Text(padding)}};
+      EXPECT_EQ(FloatsOf(KernelCase("GridSample", {x, grid}, attributes)).size(), 3u);
+    }
+  }
+}
+
+TEST(Regions, ChecksTheBatch) {
+  const Tensor x = Tensor::Of<float>({1, 1, 2, 2}, {1, 2, 3, 4});
+  const Tensor roi = Tensor::Of<float>({1, 4}, {0, 0, 2, 2});
+  EXPECT_THAT(FloatsOf(KernelCase("RoiAlign", {x, roi, IntTensor({0})})), ElementsAre(2.5f));
+  EXPECT_EQ(RunNode(KernelCase("RoiAlign", {x, roi, IntTensor({1})})).status().code(),
+            StatusCode::kInvalidArgument);
+  const AttributeMap pooled = {{"pooled_shape", Ints{1, 1}}};
+  EXPECT_THAT(FloatsOf(KernelCase("MaxRoiPool", {x, Tensor::Of<float>({1, 5}, {0, 0, 0, 1, 1})}, pooled)),
+              ElementsAre(4));
+  for (float batch : {-1.0f, 1.0f, std::nanf("")}) {
+    const Tensor wrong = Tensor::Of<float>({1, 5}, {batch, 0, 0, 1, 1});
+    EXPECT_EQ(RunNode(KernelCase("MaxRoiPool", {x, wrong}, pooled)).status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(Boxes, KeepsTheBestOfOverlappingOnes) {
+  const Tensor boxes = Tensor::Of<float>({1, 3, 4}, {0, 0, 1, 1, 0, 0.1f, 1, 1.1f, 0, 5, 1, 6});
+  const Tensor scores = Tensor::Of<float>({1, 1, 3}, {0.6f, 0.9f, 0.9f});
+  const KernelCase all("NonMaxSuppression", {boxes, scores, Tensor::Scalar<int64_t>(5), Tensor::Scalar(0.5f)});
+  EXPECT_THAT(FloatsOf(all), ElementsAre(0, 0, 1, 0, 0, 2));
+  EXPECT_THAT(FloatsOf(KernelCase("NonMaxSuppression", {boxes, scores})), ElementsAre());
+}
+
+TEST(Boxes, FoldsColumns) {
+  const Tensor x = Tensor::Of<float>({1, 2, 2}, {1, 2, 3, 4});
+  EXPECT_THAT(FloatsOf(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor({1, 2})})), ElementsAre(1, 5, 4));
+  for (const Ints& block : {Ints{1, 3}, Ints{0, 2}, Ints{2}}) {
+    EXPECT_EQ(RunNode(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor(block)})).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace caesura

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/session/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/core/execute/faulty_provider.h"
+#include "tests/core/execute/graph_fixture.h"
+
+namespace caesura::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Result<std::unique_ptr<Session>> TrySession(const std::string& body, ProviderList providers = Tiny()) {
+  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1, \"test\" : 1]> g " + body);
+  if (!model.ok()) return model.status();
+  SessionOptions options;
+  options.providers = std::move(providers);
+  options.plan.threads = 1;
+  return Session::Create(*std::move(model), options);
+}
+std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList providers = Tiny()) {
+  auto session = TrySession(body, std::move(providers));
+  EXPECT_TRUE(session.ok()) << session.status().ToString();
+  return session.ok() ? *std::move(session) : nullptr;
+}
+
+constexpr char kTwoOutputs[] = "(float[N] x, float[N] b) => (float[N] s, float[N] n) { s = Add (x, b) n = Neg (s) }";
+
+TEST(Sessions, RunByNameAndSelectOutputs) {
+  auto session = SessionOf(kTwoOutputs);
+  const NamedValues feeds = {{"b", Floats(Shape{2}, {10, 20})}, {"x", Floats(Shape{2}, {1, 2})}};
+  Values all = session->Run(feeds).value();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_THAT(ToFloats(all[0]), ElementsAre(11, 22));
+  Values some = session->Run(feeds, {"n", "n", "s"}).value();
+  ASSERT_EQ(some.size(), 3u);
+  EXPECT_THAT(ToFloats(some[0]), ElementsAre(-11, -22));
+  EXPECT_THAT(ToFloats(some[2]), ElementsAre(11, 22));
+}
+
+TEST(Sessions, PlanEachSignatureOnce) {
+  auto session = SessionOf(kTwoOutputs);
+  for (int64_t n : {2, 3, 2, 3}) {
+    const NamedValues feeds = {{"x", Ramp(Shape{n})}, {"b", Ramp(Shape{n})}};
+    EXPECT_EQ(session->Run(feeds).value()[0].tensor().shape(), (Shape{n}));
+  }
+  const NamedValues two = {{"x", Ramp(Shape{2})}, {"b", Ramp(Shape{2})}};
+  EXPECT_EQ(session->Plan(two).value(), session->Plan(two).value());
+}
+
+TEST(Sessions, WrongFeedsAreNamed) {
+  auto session = SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
+  auto error = [&](const NamedValues& feeds, const std::vector<std::string>& outputs = {}) {
+    return session->Run(feeds, outputs).status().message();
+  };
+  const RuntimeValue x = Ramp(Shape{1, 2}), b = Ramp(Shape{2});
+  EXPECT_THAT(error({}), HasSubstr("no value given for input(s) 'x', 'b'"));
+  EXPECT_THAT(error({{"x", x}, {"b", b}, {"c", b}, {"d", b}}), HasSubstr("the model has no input(s) 'c', 'd'"));
+  EXPECT_THAT(error({{"x", x}, {"b", Ramp(Shape{3})}}), HasSubstr("input 'b' is float32[2], got float32[3]"));
+  EXPECT_THAT(error({{"x", b}, {"b", b}}), HasSubstr("input 'x' is float32[N, 2], got float32[2]"));
+  EXPECT_THAT(error({{"x", Tensor::Zeros(DType::kFloat64, Shape{1, 2})}, {"b", b}}), HasSubstr("got float64[1, 2]"));
+  EXPECT_THAT(error({{"x", x}, {"b", b}}, {"w"}), HasSubstr("the model has no output 'w'"));
+  EXPECT_TRUE(session->Run({{"x", x}, {"b", b}}).ok());
+}
+
+TEST(Sessions, InputsWithADefaultMayBeLeftOut) {
+  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float[2] y) "
+                              "<float[2] w = {1, 2}> { y = Add (x, w) }");
+  ASSERT_TRUE(model.ok());
+  model->graph->AddInput(model->graph->FindValue("w"));
+  SessionOptions options;
+  options.providers = Tiny();
+  auto session = Session::Create(*std::move(model), options).value();
+  const RuntimeValue x = Floats(Shape{2}, {10, 20});
+  EXPECT_THAT(ToFloats(session->Run({{"x", x}}).value()[0]), ElementsAre(11, 22));
+  EXPECT_THAT(ToFloats(session->Run({{"x", x}, {"w", Floats(Shape{2}, {0, 5})}}).value()[0]), ElementsAre(10, 25));
+  EXPECT_THAT(ToFloats(session->Run({{"x", x}}).value()[0]), ElementsAre(11, 22));
+}
+
+TEST(Sessions, AFailedRunLeavesThemUsable) {
+  auto provider = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
+  auto session = SessionOf(kTwoOutputs, {provider});
+  const NamedValues feeds = {{"x", Floats(Shape{2}, {1, 2})}, {"b", Floats(Shape{2}, {10, 20})}};
+  for (int k : {0, 1}) {
+    provider->FailAt(k);
+    EXPECT_EQ(session->Run(feeds).status().code(), StatusCode::kProviderFailure);
+    provider->FailAt(-1);
+    EXPECT_THAT(ToFloats(session->Run(feeds).value()[1]), ElementsAre(-11, -22));
+  }
+}
+
+TEST(Sessions, RandomNumbersDifferFromRunToRunAndRepeatByStep) {
+  auto session = SessionOf("(float[8] x) => (float[8] r) { r = RandomUniformLike (x) }");
+  const NamedValues feeds = {{"x", Ramp(Shape{8})}};
+  RunOptions fixed;
+  fixed.seed = 3;
+  fixed.step = 5;
+  EXPECT_FALSE(SameBits(session->Run(feeds).value(), session->Run(feeds).value()));
+  EXPECT_TRUE(SameBits(session->Run(feeds, {}, fixed).value(), session->Run(feeds, {}, fixed).value()));
+}
+
+TEST(Sessions, AYieldIsForTraining) {
+  auto session = SessionOf("(float[2] x) => (float[2] y) { d = ai.caesura.YieldOp (x) y = Neg (d) }");
+  const Status status = session->Run({{"x", Ramp(Shape{2})}}).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("YieldOp"));
+}
+
+TEST(SessionThreads, RunsFromManyThreadsWithManySignatures) {
+  auto session = SessionOf(kTwoOutputs);
+  std::atomic<int> right{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 20; ++round) {
+        const int64_t n = 1 + (t + round) % 5;
+        const NamedValues feeds = {{"x", Ramp(Shape{n}, 1.0f)}, {"b", Ramp(Shape{n}, static_cast<float>(t + 1))}};
+        auto results = session->Run(feeds);
+        if (results.ok() && ToFloats((*results)[1])[0] == -1.0f - static_cast<float>(t + 1)) ++right;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 80);
+}
+
+}  // namespace
+}  // namespace caesura::testing

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// `caesura train`: the command line of a training run.
+#include <csignal>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "training/command/command.h"
+#include "training/command/trainer.h"
+
+namespace caesura::command {
+namespace {
+
+volatile std::sig_atomic_t stop_requested = 0;  // set by Ctrl-C; a second one ends the process
+
+void RequestStop(int signal) {
+  stop_requested = 1;
+  std::signal(signal, SIG_DFL);
+}
+
+int RunTrain(const TrainOptions& options) {
+  const Result<std::unique_ptr<Trainer>> trainer = Trainer::Create(options);
+  if (!trainer.ok()) return Report(trainer.status());
+  std::signal(SIGINT, RequestStop);
+  std::signal(SIGTERM, RequestStop);
+  const Status status = (*trainer)->Run(&stop_requested);
+  return status.ok() ? kDone : Report(status);
+}
+
+constexpr char kExamples[] = R"(Examples
+  A classifier of images, x: float32[batch, 1, 8, 8], from arrays "images" and "labels":
+    caesura train net.onnx --data digits.npz --feed x=images --target labels --epochs 20 \
+      --optimizer adamw --lr 2e-3 --schedule cosine --warmup 50 --output trained.onnx
+
+  A language model of characters, tokens: int64[batch, 128]:
+    caesura train gpt.onnx --data book.txt --batch 16 --steps 2000 --lr 1e-3 --clip 1 --log loss.csv
+
+  A run that may be stopped at any moment, also by kill -9 or a power cut, and started again:
+    caesura train net.onnx --data digits.npz --feed x=images --target labels \
+      --checkpoint run.ckpt --save-every 100 --resume
+
+'caesura inspect MODEL' says beforehand what cannot be trained, and what memory it takes.)";
+
+}  // namespace
+
+void AddTrain(CLI::App& app, RunFunction* run) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* sub = app.add_subcommand("train", "Train an ONNX model on arrays or text");
+  AddTrainOptions(*sub, options.get());
+  sub->footer(kExamples);
+  sub->callback([=] { *run = [=] { return RunTrain(*options); }; });
+}
+
+}  // namespace caesura::command

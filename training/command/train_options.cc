@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/command/train_options.h"
+
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include "core/base/status_macros.h"
+
+namespace caesura::command {
+namespace {
+
+std::map<std::string, Loss::Kind> Losses() {
+  return {{"cross-entropy", Loss::Kind::kCrossEntropy},
+          {"mse", Loss::Kind::kMeanSquaredError},
+          {"mae", Loss::Kind::kMeanAbsoluteError},
+          {"bce", Loss::Kind::kBinaryCrossEntropyLogits},
+          {"output", Loss::Kind::kOutput}};
+}
+
+std::map<std::string, Optimizer> Optimizers() {
+  return {{"sgd", Sgd{}}, {"adam", Adam{}}, {"adamw", AdamW{}}, {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
+}
+
+void AddDataOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Data";
+  app.add_option("--data", o->data, "Examples: .npz, .npy or .safetensors with arrays of one length along their first "
+                 "axis; anything else is text. Several texts are joined")->required()->group(group);
+  app.add_option("--feed", o->feeds, "INPUT=ARRAY: the array for an input of the model; by default the one with its "
+                 "name. Repeat it for each input")->allow_extra_args(false)->group(group);
+  app.add_option("--target", o->target, "The array that the loss compares with")->capture_default_str()->group(group);
+  app.add_option("--context", o->context, "Text: characters to an example; by default what the model's input says")
+      ->group(group);
+  app.add_option("--validation", o->validation, "A file of examples to validate with")->group(group);
+  app.add_option("--validation-part", o->validation_part, "Without --validation: the part of the data held out for it "
+                 "(drawn at random; the end of a text); 0: none")->check(CLI::Range(0.0, 0.9))->capture_default_str()
+      ->group(group);
+}
+
+void AddLossOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Loss";
+  app.add_option("--loss", o->loss, "cross-entropy (scores and class numbers), mse, mae, bce (on logits), or output: "
+                 "the model computes its loss itself")->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}))->capture_default_str()->group(group);
+  app.add_option("--prediction", o->prediction, "The output of the model that the loss is about; by default the first")
+      ->group(group);
+  app.add_option("--class-axis", o->class_axis, "cross-entropy: the axis of the classes, 1 or -1 (last); by default 1, "
+                 "for text -1")->check(CLI::IsMember({-1, 1}))->group(group);
+  app.add_option("--metric", o->metric, "What validation reports besides the loss: accuracy, mae, none; auto takes what "
+                 "fits the loss")->check(CLI::IsMember({"auto", "accuracy", "mae", "none"}))->capture_default_str()
+      ->group(group);
+}
+
+void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Optimizer";
+  app.add_option("--optimizer", o->optimizer, "sgd, adam, adamw, lamb, lion or rmsprop")
+      ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))->capture_default_str()->group(group);
+  app.add_option("--lr", o->learning_rate, "Learning rate; by default the optimizer's, as in PyTorch")->group(group);
+  app.add_option("--weight-decay", o->weight_decay, "Weight decay")->group(group);
+  app.add_option("--momentum", o->momentum, "Momentum of sgd and rmsprop")->group(group);
+  app.add_flag("--nesterov", o->nesterov, "Nesterov's momentum, for sgd")->group(group);
+  app.add_option("--beta1", o->beta1, "For adam, adamw, lamb, lion")->group(group);
+  app.add_option("--beta2", o->beta2, "For adam, adamw, lamb, lion")->group(group);
+  app.add_option("--epsilon", o->epsilon, "For adam, adamw, lamb, rmsprop")->group(group);
+  app.add_option("--schedule", o->schedule, "Course of the learning rate: constant, linear, cosine, polynomial or step")
+      ->check(CLI::IsMember({"constant", "linear", "cosine", "polynomial", "step"}))->capture_default_str()->group(group);
+  app.add_option("--warmup", o->warmup, "Updates over which the rate rises from 0")->check(CLI::NonNegativeNumber)
+      ->group(group);
+  app.add_option("--clip", o->clip, "Largest norm of all gradients together; 0: not clipped")
+      ->check(CLI::NonNegativeNumber)->group(group);
+  app.add_option("--accumulate", o->accumulate, "Batches to one update")->check(CLI::PositiveNumber)
+      ->capture_default_str()->group(group);
+  app.add_option("--trainable", o->trainable, "Parameters to train ('*' matches anything); by default all")
+      ->allow_extra_args(false)->group(group);
+  app.add_option("--frozen", o->frozen, "Parameters that stay as they are")->allow_extra_args(false)->group(group);
+  app.add_flag("--eager", o->eager, "Update each parameter as soon as its gradient is there: least memory, no --clip")
+      ->group(group);
+}
+
+void AddRunOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Run";
+  app.add_option("--epochs", o->epochs, "Passes over the data")->check(CLI::PositiveNumber)->capture_default_str()
+      ->group(group);
+  app.add_option("--steps", o->steps, "Updates, in place of --epochs")->check(CLI::PositiveNumber)->group(group);
+  app.add_option("--batch", o->batch, "Examples to a batch")->check(CLI::PositiveNumber)->capture_default_str()
+      ->group(group);
+  app.add_option("--validate-every", o->validate_every, "Updates between validations; by default an epoch")
+      ->check(CLI::PositiveNumber)->group(group);
+  app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
+  app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
+      ->check(CLI::NonNegativeNumber)->group(group);
+}
+
+void AddFileOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Files";
+  app.add_option("--checkpoint", o->checkpoint, "Save the run here at each validation, at the end, and when stopped by "
+                 "Ctrl-C; a crash leaves the last one whole")->group(group);
+  app.add_option("--save-every", o->save_every, "Also save after so many updates")->check(CLI::PositiveNumber)
+      ->group(group);
+  app.add_flag("--resume", o->resume, "Go on from --checkpoint if it is there, exactly where it was")->group(group);
+  app.add_option("--best", o->best, "Save a checkpoint here whenever the validation loss is the lowest so far")
+      ->group(group);
+  app.add_option("--output", o->output, "Write the trained model here (.onnx)")->group(group);
+  app.add_option("--log", o->log, "Write step, learning rate, losses and metric here (.csv)")->group(group);
+}
+
+// Gives `value` to `set`, which returns whether the optimizer has such a coefficient; lists those that it has not.
+template <typename T, typename Set>
+void Apply(const std::optional<T>& value, const char* option, std::string* unfit, Set set) {
+  if (value && !set(*value)) *unfit += (unfit->empty() ? "" : ", ") + std::string(option);
+}
+
+// The coefficients that the user gave, in `o`; returns the options that do not belong to it.
+template <typename O>
+std::string SetCoefficients(const TrainOptions& options, O& o) {
+  std::string unfit;
+  const auto nesterov = options.nesterov ? std::optional<bool>(true) : std::nullopt;
+  o.learning_rate = options.learning_rate.value_or(o.learning_rate);
+  o.weight_decay = options.weight_decay.value_or(o.weight_decay);
+  Apply(options.momentum, "--momentum", &unfit, [&](double v) {
+    if constexpr (requires { o.momentum; }) o.momentum = v;
+    return requires { o.momentum; };
+  });
+  Apply(options.beta1, "--beta1", &unfit, [&](double v) {
+    if constexpr (requires { o.beta1; }) o.beta1 = v;
+    return requires { o.beta1; };
+  });
+  Apply(options.beta2, "--beta2", &unfit, [&](double v) {
+    if constexpr (requires { o.beta2; }) o.beta2 = v;
+    return requires { o.beta2; };
+  });
+  Apply(options.epsilon, "--epsilon", &unfit, [&](double v) {
+    if constexpr (requires { o.epsilon; }) o.epsilon = v;
+    return requires { o.epsilon; };
+  });
+  Apply(nesterov, "--nesterov", &unfit, [&](bool v) {
+    if constexpr (requires { o.nesterov; }) o.nesterov = v;
+    return requires { o.nesterov; };
+  });
+  return unfit;
+}
+
+Result<Optimizer> MakeOptimizer(const TrainOptions& options) {
+  Optimizer optimizer = Optimizers().at(options.optimizer);
+  const std::string unfit = std::visit([&](auto& o) { return SetCoefficients(options, o); }, optimizer);
+  if (!unfit.empty()) return InvalidArgument(options.optimizer + " has no " + unfit);
+  return optimizer;
+}
+
+}  // namespace
+
+void AddTrainOptions(CLI::App& app, TrainOptions* options) {
+  app.add_option("model", options->model, "The ONNX model to train; its initializers are the parameters")->required();
+  AddDataOptions(app, options);
+  AddLossOptions(app, options);
+  AddOptimizerOptions(app, options);
+  AddRunOptions(app, options);
+  AddFileOptions(app, options);
+}
+
+Result<Loss> MakeLoss(const TrainOptions& options, bool is_text) {
+  Loss loss;
+  loss.kind = Losses().at(options.loss);
+  loss.prediction = options.prediction;
+  loss.target = kTargetInput;
+  loss.class_axis = options.class_axis.value_or(is_text ? -1 : 1);
+  if (loss.kind == Loss::Kind::kOutput && loss.prediction.empty()) {
+    return InvalidArgument("--loss output needs --prediction, the model's output that is the loss");
+  }
+  return loss;
+}
+
+Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total, bool is_text) {
+  if (options.eager && options.clip > 0) return InvalidArgument("--eager and --clip do not go together");
+  TrainingOptions out;
+  ASSIGN_OR_RETURN(out.step.loss, MakeLoss(options, is_text));
+  ASSIGN_OR_RETURN(out.step.optimizer, MakeOptimizer(options));
+  ASSIGN_OR_RETURN(out.schedule, NamedSchedule(options.schedule, total, options.warmup));
+  out.step.clip_norm = options.clip;
+  out.step.accumulation_steps = options.accumulate;
+  out.step.trainable = options.trainable;
+  out.step.frozen = options.frozen;
+  out.step.commit = options.eager ? CommitMode::kEagerConsume : CommitMode::kLate;
+  out.seed = options.seed;
+  out.threads = options.threads;
+  return out;
+}
+
+}  // namespace caesura::command

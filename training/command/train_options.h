@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the user says to `caesura train`.
+#ifndef CAESURA_TRAINING_COMMAND_TRAIN_OPTIONS_H_
+#define CAESURA_TRAINING_COMMAND_TRAIN_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "training/training_session.h"
+
+namespace CLI {
+class App;
+}
+
+namespace caesura::command {
+
+struct TrainOptions {
+  std::string model;
+  // data
+  std::vector<std::string> data;
+  std::string validation;
+  double validation_part = 0.1;
+  std::vector<std::string> feeds;  // "input=array"
+  int64_t context = 0;
+  // loss
+  std::string loss = "cross-entropy", target = "target", prediction, metric = "auto";
+  std::optional<int> class_axis;
+  // optimizer
+  std::string optimizer = "adamw", schedule = "constant";
+  std::optional<double> learning_rate, weight_decay, momentum, beta1, beta2, epsilon;
+  bool nesterov = false, eager = false;
+  int64_t warmup = 0;
+  double clip = 0;
+  int accumulate = 1;
+  std::vector<std::string> trainable, frozen;
+  // run
+  double epochs = 10;
+  int64_t steps = 0, batch = 32, validate_every = 0;
+  uint64_t seed = 0;
+  int threads = 0;
+  // files
+  std::string checkpoint, best, output, log;
+  int64_t save_every = 0;
+  bool resume = false;
+};
+
+void AddTrainOptions(CLI::App& app, TrainOptions* options);
+
+// The name under which the session takes the loss's target.
+inline constexpr char kTargetInput[] = "caesura.target";
+
+// What the session is made with, for a run of `total` updates. `is_text`: classes are on the last axis. Fails with
+// kInvalidArgument for options that do not go together.
+Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total, bool is_text);
+Result<Loss> MakeLoss(const TrainOptions& options, bool is_text);
+
+}  // namespace caesura::command
+
+#endif  // CAESURA_TRAINING_COMMAND_TRAIN_OPTIONS_H_

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/command/trainer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "core/base/status_macros.h"
+#include "core/load/model_reader.h"
+#include "training/progress_bar.h"
+
+namespace caesura::command {
+namespace {
+
+constexpr double kSmoothing = 0.95;
+
+// What a checkpoint of this run must agree with, since the order of the examples follows from it.
+std::map<std::string, Checkpoint::Property> RunFacts(const TrainOptions& options, const TrainData& data) {
+  return {{"seed", static_cast<int64_t>(options.seed)},
+          {"batch", options.batch},
+          {"accumulate", static_cast<int64_t>(options.accumulate)},
+          {"examples", data.train->size()}};
+}
+
+std::string PropertyText(const Checkpoint::Property& property) {
+  const auto* number = std::get_if<int64_t>(&property);
+  return number != nullptr ? std::to_string(*number) : "something else";
+}
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4g", value);
+  return text;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Trainer>> Trainer::Create(const TrainOptions& options) {
+  std::unique_ptr<Trainer> trainer(new Trainer(options));
+  RETURN_IF_ERROR(trainer->Prepare());
+  return trainer;
+}
+
+Status Trainer::Prepare() {
+  if (options_.resume && options_.checkpoint.empty()) return InvalidArgument("--resume needs --checkpoint");
+  ASSIGN_OR_RETURN(Model model, ReadModel(options_.model));
+  ASSIGN_OR_RETURN(data_, LoadTrainData(options_, model));
+  if (!options_.best.empty() && data_.validation == nullptr) return InvalidArgument("--best needs examples to validate");
+  ASSIGN_OR_RETURN(sampler_, Sampler::Create({.size = data_.train->size(), .batch_size = options_.batch, .seed = options_.seed}));
+  const double updates_per_epoch = static_cast<double>(sampler_->batches_per_epoch()) / options_.accumulate;
+  total_ = options_.steps > 0 ? options_.steps : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
+  validate_every_ = options_.validate_every;
+  if (validate_every_ == 0) validate_every_ = std::max<int64_t>(1, std::llround(updates_per_epoch));
+  ASSIGN_OR_RETURN(const Loss loss, MakeLoss(options_, data_.text != nullptr));
+  ASSIGN_OR_RETURN(metric_, Metric::Create(options_.metric, loss));
+  const auto& outputs = model.graph->outputs();
+  const auto found = std::find_if(outputs.begin(), outputs.end(),
+                                  [&](const Value* output) { return output->name() == options_.prediction; });
+  prediction_ = found == outputs.end() ? 0 : static_cast<size_t>(found - outputs.begin());
+  ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options_, total_, data_.text != nullptr));
+  ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
+  RETURN_IF_ERROR(Restore());
+  first_ = session_->updates();
+  return OpenLog();
+}
+
+Status Trainer::Restore() {
+  if (!options_.resume) return {};
+  ASSIGN_OR_RETURN(const bool exists, PosixFileSystem().Exists(options_.checkpoint));
+  if (!exists) return {};
+  ASSIGN_OR_RETURN(auto properties, session_->Restore(options_.checkpoint));
+  std::string differing;
+  for (const auto& [name, property] : RunFacts(options_, data_)) {
+    if (properties[name] == property) continue;
+    differing += (differing.empty() ? "" : ", ") + name + " " + PropertyText(properties[name]) + " instead of " +
+                 PropertyText(property);
+  }
+  if (!differing.empty()) return InvalidArgument("checkpoint '" + options_.checkpoint + "' is of a run with " + differing);
+  if (const double* best = std::get_if<double>(&properties["best_loss"])) best_loss_ = *best;
+  if (const int64_t* update = std::get_if<int64_t>(&properties["best_update"])) best_update_ = *update;
+  return {};
+}
+
+Status Trainer::OpenLog() {
+  if (options_.log.empty()) return {};
+  log_.reset(std::fopen(options_.log.c_str(), first_ > 0 ? "a" : "w"));
+  if (log_ == nullptr) return IoError("'" + options_.log + "' cannot be written: " + std::strerror(errno));
+  if (first_ == 0) std::fprintf(log_.get(), "update,learning_rate,loss,validation_loss,metric\n");
+  return {};
+}
+
+void Trainer::PrintHead() {
+  size_t values = 0;
+  for (const std::string& name : session_->ParameterNames()) {
+    values += static_cast<size_t>(session_->Parameter(name).value().elements());
+  }
+  std::printf("%zu values in %zu parameters; %lld examples to train on, %lld to validate with", values,
+              session_->ParameterNames().size(), static_cast<long long>(data_.train->size()),
+              static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
+  if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
+  if (first_ > 0) std::printf("\ngoing on behind update %lld", static_cast<long long>(first_));
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t> indices) const {
+  ASSIGN_OR_RETURN(const auto batch, data.Batch(indices));
+  return NamedValues(batch.begin(), batch.end());
+}
+
+Result<double> Trainer::Update() {
+  double sum = 0;
+  for (int i = 0; i < options_.accumulate; ++i) {
+    const int64_t batch = session_->updates() * options_.accumulate + i;
+    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, sampler_->Batch(batch)));
+    ASSIGN_OR_RETURN(const double loss, session_->Step(feeds));
+    if (!std::isfinite(loss)) {
+      return InvalidArgument("the loss is " + Number(loss) + " in batch " + std::to_string(batch) +
+                             "; a lower --lr, --warmup or --clip may help");
+    }
+    sum += loss;
+  }
+  return sum / options_.accumulate;
+}
+
+Status Trainer::Validate() {
+  const Dataset& data = *data_.validation;
+  metric_->Reset();
+  double sum = 0;
+  ASSIGN_OR_RETURN(Sampler order, Sampler::Create({.size = data.size(), .batch_size = options_.batch, .shuffle = false,
+                                                   .drop_last = false}));
+  for (int64_t n = 0; n < order.batches_per_epoch(); ++n) {
+    const auto indices = order.Batch(n);
+    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(data, indices));
+    ASSIGN_OR_RETURN(const Evaluation evaluation, session_->Evaluate(feeds));
+    sum += evaluation.loss * static_cast<double>(indices.size());
+    if (metric_->kind() == Metric::Kind::kNone) continue;
+    RETURN_IF_ERROR(metric_->Add(evaluation.outputs[prediction_].tensor(), feeds.at(kTargetInput).tensor()));
+  }
+  validation_loss_ = sum / static_cast<double>(data.size());
+  if (!(validation_loss_ < best_loss_)) return {};
+  best_loss_ = validation_loss_;
+  best_update_ = session_->updates();
+  return options_.best.empty() ? Status() : Save(options_.best);
+}
+
+Status Trainer::Save(const std::string& path) const {
+  auto properties = RunFacts(options_, data_);
+  properties["best_loss"] = best_loss_;
+  properties["best_update"] = best_update_;
+  return session_->Save(path, std::move(properties));
+}
+
+void Trainer::Log(double loss, bool validated) {
+  if (log_ == nullptr) return;
+  std::fprintf(log_.get(), "%lld,%.9g,%.9g,", static_cast<long long>(session_->updates()), session_->learning_rate(), loss);
+  if (validated) std::fprintf(log_.get(), "%.9g,", validation_loss_);
+  else std::fprintf(log_.get(), ",");
+  if (validated && metric_->kind() != Metric::Kind::kNone) std::fprintf(log_.get(), "%.9g", metric_->Mean());
+  std::fprintf(log_.get(), "\n");
+  if (validated) std::fflush(log_.get());
+}
+
+Status Trainer::AfterUpdate(double loss) {
+  smooth_loss_ = std::isnan(smooth_loss_) ? loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * loss;
+  const int64_t done = session_->updates();
+  const bool is_last = done >= total_;
+  const bool validates = data_.validation != nullptr && (is_last || done % validate_every_ == 0);
+  if (validates) {
+    RETURN_IF_ERROR(Validate());
+  }
+  Log(loss, validates);
+  const bool saves = is_last || done % validate_every_ == 0 || (options_.save_every > 0 && done % options_.save_every == 0);
+  return saves && !options_.checkpoint.empty() ? Save(options_.checkpoint) : Status();
+}
+
+std::string Trainer::Note() const {
+  std::string note = "loss " + Number(smooth_loss_);
+  if (std::isnan(validation_loss_)) return note;
+  note += "  validation " + Number(validation_loss_);
+  return metric_->Text().empty() ? note : note + " " + metric_->Text();
+}
+
+void Trainer::PrintEnd(double seconds) const {
+  std::printf("%lld updates in %s: loss %s", static_cast<long long>(session_->updates() - first_),
+              ClockText(seconds).c_str(), Number(smooth_loss_).c_str());
+  if (!std::isnan(validation_loss_)) {
+    std::printf("; validation loss %s%s%s; lowest %s after update %lld", Number(validation_loss_).c_str(),
+                metric_->Text().empty() ? "" : ", ", metric_->Text().c_str(), Number(best_loss_).c_str(),
+                static_cast<long long>(best_update_));
+  }
+  std::printf("\n");
+}
+
+Status Trainer::Run(const volatile std::sig_atomic_t* stop) {
+  using Clock = std::chrono::steady_clock;
+  PrintHead();
+  const auto begin = Clock::now();
+  ProgressBar bar({.total = total_, .begin = first_});
+  while (session_->updates() < total_) {
+    Result<double> loss = Update();
+    const Status status = loss.ok() ? AfterUpdate(*loss) : loss.status();
+    if (status.ok()) bar.Update(session_->updates(), Note());
+    if (status.ok() && *stop == 0) continue;
+    bar.Finish();
+    RETURN_IF_ERROR(status);
+    if (!options_.checkpoint.empty()) {
+      RETURN_IF_ERROR(Save(options_.checkpoint));
+    }
+    return Cancelled("stopped after update " + std::to_string(session_->updates()) +
+                     (options_.checkpoint.empty() ? "" : "; --resume goes on from '" + options_.checkpoint + "'"));
+  }
+  bar.Finish();
+  PrintEnd(std::chrono::duration<double>(Clock::now() - begin).count());
+  return options_.output.empty() ? Status() : session_->ExportModel(options_.output);
+}
+
+}  // namespace caesura::command

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// One run of `caesura train`: what there is between the options and the exit code.
+#ifndef CAESURA_TRAINING_COMMAND_TRAINER_H_
+#define CAESURA_TRAINING_COMMAND_TRAINER_H_
+
+#include <csignal>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "training/command/metric.h"
+#include "training/command/train_data.h"
+#include "training/command/train_options.h"
+#include "training/data/sampler.h"
+
+namespace caesura::command {
+
+class Trainer {
+ public:
+  // Reads model and data and makes the session; goes on from the checkpoint when the options say so.
+  static Result<std::unique_ptr<Trainer>> Create(const TrainOptions& options);
+
+  // Trains to the end, or until `*stop` is set (by a signal handler): then saves, and returns kCancelled.
+  Status Run(const volatile std::sig_atomic_t* stop);
+
+ private:
+  struct FileCloser {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+
+  explicit Trainer(const TrainOptions& options) : options_(options) {}
+  Status Prepare();
+  Status Restore();
+  Status OpenLog();
+  void PrintHead();
+  // The batches of one update; the mean of their losses.
+  Result<double> Update();
+  Status AfterUpdate(double loss);
+  Result<NamedValues> Feeds(const Dataset& data, std::span<const int64_t> indices) const;
+  Status Validate();
+  Status Save(const std::string& path) const;
+  void Log(double loss, bool validated);
+  std::string Note() const;
+  void PrintEnd(double seconds) const;
+
+  TrainOptions options_;
+  TrainData data_;
+  std::unique_ptr<TrainingSession> session_;
+  std::optional<Sampler> sampler_;
+  std::optional<Metric> metric_;
+  std::unique_ptr<std::FILE, FileCloser> log_;
+  size_t prediction_ = 0;  // which of the model's outputs
+  int64_t total_ = 0, validate_every_ = 0, first_ = 0;
+  double smooth_loss_ = std::numeric_limits<double>::quiet_NaN();
+  double validation_loss_ = std::numeric_limits<double>::quiet_NaN();
+  double best_loss_ = std::numeric_limits<double>::infinity();
+  int64_t best_update_ = 0;
+};
+
+}  // namespace caesura::command
+
+#endif  // CAESURA_TRAINING_COMMAND_TRAINER_H_
