@@ -16,7 +16,8 @@ namespace {
 constexpr int kFormatVersion = 1;
 constexpr char kFormatKey[] = "caesura.checkpoint";  // holds the format's version
 constexpr char kChecksumKey[] = "caesura.crc32";
-constexpr std::string_view kPropertyPrefix = "property/", kParameterPrefix = "parameter/", kOptimizerPrefix = "optimizer/";
+constexpr std::string_view kPropertyPrefix = "property/", kParameterPrefix = "parameter/",
+                           kOptimizerPrefix = "optimizer/";
 
 // "int:5", "double:0.1", "string:text"
 std::string PropertyText(const Checkpoint::Property& property) {
@@ -38,7 +39,8 @@ bool ParseNumber(std::string_view text, Checkpoint::Property* out) {
 
 bool ParseProperty(std::string_view text, Checkpoint::Property* out) {
   const size_t colon = text.find(':');
-  const std::string_view kind = text.substr(0, colon), rest = text.substr(colon == text.npos ? text.size() : colon + 1);
+  const std::string_view kind = text.substr(0, colon),
+                         rest = text.substr(colon == text.npos ? text.size() : colon + 1);
   if (colon == text.npos) return false;
   if (kind == "int") return ParseNumber<int64_t>(rest, out);
   if (kind == "double") return ParseNumber<double>(rest, out);
@@ -80,8 +82,8 @@ Status CheckFormat(const TensorFile& contents) {
     return InvalidModel("is a safetensors file, but no checkpoint");
   }
   if (std::get<int64_t>(version) > kFormatVersion) {
-    return Unsupported("was written in format " + format->second + " by a newer caesura; this one reads up to format " +
-                       std::to_string(kFormatVersion));
+    return Unsupported("was written in format " + format->second +
+                       " by a newer caesura; this one reads up to format " + std::to_string(kFormatVersion));
   }
   if (checksum == contents.metadata.end() || checksum->second != Checksum(contents)) {
     return InvalidModel("is damaged: its checksum does not fit its contents");

@@ -6,8 +6,8 @@
 //   checkpoint.properties["step"] = int64_t{1000};
 //   RETURN_IF_ERROR(SaveCheckpoint(checkpoint, "run.ckpt"));
 //
-// In the file, tensor "parameter/NAME" is a parameter and "optimizer/NAME" is state of the optimizer; properties and
-// a checksum are metadata. After a crash at any moment the file is the one saved before or the new one, whole.
+// In the file, tensor "parameter/NAME" is a parameter and "optimizer/NAME" is state of the optimizer; properties
+// and a checksum are metadata. After a crash at any moment the file is the one saved before or the new one, whole.
 #ifndef CAESURA_TRAINING_CHECKPOINT_H_
 #define CAESURA_TRAINING_CHECKPOINT_H_
 
@@ -40,12 +40,15 @@ struct Checkpoint {
   }
 };
 
-// When it returns ok the checkpoint lasts; a failure leaves the one before (or, when only the very last step failed,
-// perhaps the new one). Fails with kUnsupported for dtypes that safetensors does not have. REQUIRES: host memory.
-Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path, FileSystem& files = PosixFileSystem());
+// When it returns ok the checkpoint lasts; a failure leaves the one before (or, when only the very last step
+// failed, perhaps the new one). Fails with kUnsupported for dtypes that safetensors does not have. REQUIRES: host
+// memory.
+Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path,
+                      FileSystem& files = PosixFileSystem());
 
-// Fails with kNotFound when there is no such file, with kInvalidModel for a file that is no checkpoint or is damaged
-// (any changed value is noticed), with kUnsupported for one that a newer release has written in a newer format.
+// Fails with kNotFound when there is no such file, with kInvalidModel for a file that is no checkpoint or is
+// damaged (any changed value is noticed), with kUnsupported for one that a newer release has written in a newer
+// format.
 Result<Checkpoint> RestoreCheckpoint(const std::string& path, FileSystem& files = PosixFileSystem());
 
 }  // namespace caesura

@@ -44,7 +44,8 @@ std::string ProgressBar::Line() const {
   const int filled = static_cast<int>(part * kBarWidth);
   std::string line = options_.label;
   if (*options_.is_terminal) line += " [" + std::string(filled, '#') + std::string(kBarWidth - filled, '-') + "]";
-  line += Format(" %3d%% ", static_cast<int>(part * 100)) + std::to_string(done_) + "/" + std::to_string(options_.total);
+  line += Format(" %3d%% ", static_cast<int>(part * 100)) + std::to_string(done_) + "/" +
+          std::to_string(options_.total);
   if (!note_.empty()) line += "  " + note_;
   const double elapsed = options_.seconds() - begin_seconds_;
   const double rate = elapsed > 0 ? static_cast<double>(done_ - options_.begin) / elapsed : 0;

@@ -40,7 +40,7 @@ class KernelContext {
   // Null for an absent input.
   template <typename T>
   const T* Input(int i) const {
-    return static_cast<const T*>(addresses_[ids_[i]]);
+    return static_cast<uint32_t>(i) < first_output_ ? static_cast<const T*>(addresses_[ids_[i]]) : nullptr;
   }
   // Null for an absent output. REQUIRES: the factory called SetOutput for it.
   template <typename T>

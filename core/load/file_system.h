@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file layer as an interface, so that tests can lose what was not synced, tear writes and fail any call; and the
-// one way in which a file of ours is replaced: all of it, or not at all.
+// The file layer as an interface, so that tests can lose what was not synced, tear writes and fail any call; and
+// the one way in which a file of ours is replaced: all of it, or not at all.
 //
-// Paths are the user's own words, as open(2) takes them. Names that come out of a model go through external_data.h.
+// Paths are the user's own words, as open(2) takes them. Names that come out of a model go through
+// external_data.h.
 #ifndef CAESURA_CORE_LOAD_FILE_SYSTEM_H_
 #define CAESURA_CORE_LOAD_FILE_SYSTEM_H_
 
@@ -57,9 +58,9 @@ class FileSystem {
 // The operating system's files. Never destroyed.
 FileSystem& PosixFileSystem();
 
-// Writes what `write` writes to `path`, so that whoever reads it, also after a crash at any moment, finds the old file
-// or the new one, whole: into `path`.tmp, synced, renamed, and the folder synced. When it returns ok the new one
-// lasts. A failure leaves the old one, or (when only the last step failed) perhaps the new one.
+// Writes what `write` writes to `path`, so that whoever reads it, also after a crash at any moment, finds the old
+// file or the new one, whole: into `path`.tmp, synced, renamed, and the folder synced. When it returns ok the new
+// one lasts. A failure leaves the old one, or (when only the last step failed) perhaps the new one.
 Status WriteFileAtomically(FileSystem& files, const std::string& path,
                            const std::function<Status(WritableFile&)>& write);
 

@@ -171,8 +171,10 @@ Status CheckStored(const std::vector<int64_t>& dims, DType dtype, size_t element
   Result<Shape> shape = CheckedShape(dims, dtype);
   if (!shape.ok()) return InvalidModel(shape.status().message());
   size_t bytes = 0;
-  if (!__builtin_mul_overflow(static_cast<size_t>(shape->elements()), element_bytes, &bytes) && bytes == stored) return {};
-  return InvalidModel("shape " + shape->ToString() + " does not fit the " + std::to_string(stored) + " bytes stored");
+  if (!__builtin_mul_overflow(static_cast<size_t>(shape->elements()), element_bytes, &bytes) && bytes == stored)
+    return {};
+  return InvalidModel("shape " + shape->ToString() + " does not fit the " + std::to_string(stored) +
+                      " bytes stored");
 }
 
 // "<U12" or "|S12"
@@ -200,7 +202,8 @@ Result<Tensor> ParseNumbers(const HeaderParser& header, std::string_view data) {
   auto* bytes = static_cast<char*>(out.raw());
   if (!data.empty()) std::memcpy(bytes, data.data(), data.size());
   if (descr[0] == '>') SwapBytes(bytes, data.size(), known->swapped_bytes);
-  if (known->dtype == DType::kBool) std::transform(bytes, bytes + data.size(), bytes, [](char b) { return b != 0; });
+  if (known->dtype == DType::kBool)
+    std::transform(bytes, bytes + data.size(), bytes, [](char b) { return b != 0; });
   return out;
 }
 
@@ -214,7 +217,8 @@ Result<Tensor> TensorFromNpy(std::string_view bytes) {
   if (bytes.substr(0, kMagic.size()) != kMagic || bytes.size() < 12) return InvalidModel("is no .npy file");
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(bytes[i])); };
   const uint32_t version = byte(6);
-  if (version < 1 || version > 3) return Unsupported("format version " + std::to_string(version) + " is not known");
+  if (version < 1 || version > 3)
+    return Unsupported("format version " + std::to_string(version) + " is not known");
   const size_t begin = version == 1 ? 10 : 12;
   const size_t length = byte(8) | byte(9) << 8 | (version == 1 ? 0 : byte(10) << 16 | byte(11) << 24);
   if (length > kMaxHeaderBytes || length > bytes.size() - begin) return InvalidModel("its header is incomplete");
@@ -237,7 +241,8 @@ Result<Tensor> TensorFromNpy(std::string_view bytes) {
 Result<std::string> TensorToNpy(const Tensor& tensor) {
   const auto* known = std::find_if(std::begin(kNpyDTypes), std::end(kNpyDTypes),
                                    [&](const NpyDType& entry) { return entry.dtype == tensor.dtype(); });
-  if (known == std::end(kNpyDTypes)) return Unsupported(std::string("NumPy's files have no ") + DTypeName(tensor.dtype()));
+  if (known == std::end(kNpyDTypes))
+    return Unsupported(std::string("NumPy's files have no ") + DTypeName(tensor.dtype()));
   std::string dims;
   for (int64_t dim : tensor.shape()) dims += std::to_string(dim) + ", ";
   if (tensor.shape().rank() > 1) dims.resize(dims.size() - 2);
@@ -266,18 +271,21 @@ Result<std::map<std::string, Tensor>> ReadNpz(const std::string& path, const Npz
   for (const ZipReader::Member& member : archive->members()) {
     if (!EndsWith(member.name, kSuffix)) continue;
     const std::string name = member.name.substr(0, member.name.size() - (sizeof(kSuffix) - 1));
-    if (member.size > left) return InvalidModel(named + "more than " + std::to_string(options.max_bytes) + " bytes");
+    if (member.size > left)
+      return InvalidModel(named + "more than " + std::to_string(options.max_bytes) + " bytes");
     left -= static_cast<size_t>(member.size);
     Result<std::string> bytes = archive->Read(member);
     if (!bytes.ok()) return bytes.status().WithPrefix(named);
     Result<Tensor> tensor = TensorFromNpy(*bytes);
     if (!tensor.ok()) return tensor.status().WithPrefix(named + "array '" + name + "': ");
-    if (!out.emplace(name, *std::move(tensor)).second) return InvalidModel(named + "two arrays are named '" + name + "'");
+    if (!out.emplace(name, *std::move(tensor)).second)
+      return InvalidModel(named + "two arrays are named '" + name + "'");
   }
   return out;
 }
 
-Status WriteNpz(const std::string& path, const std::map<std::string, Tensor>& arrays, bool compress, FileSystem& files) {
+Status WriteNpz(const std::string& path, const std::map<std::string, Tensor>& arrays, bool compress,
+                FileSystem& files) {
   return WriteFileAtomically(files, path, [&](WritableFile& file) -> Status {
     ZipWriter archive(file);
     for (const auto& [name, tensor] : arrays) {

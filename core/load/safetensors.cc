@@ -53,8 +53,10 @@ const char* FileName(DType dtype) {
   return nullptr;
 }
 
-// Takes the header's JSON apart as it is parsed, so that nothing but the entries is ever built. What is not exactly
-// {"name": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "__metadata__": {"key": "text"}} ends the parse.
+// Takes the header's JSON apart as it is parsed, so that nothing but the entries is ever built. What is not
+// exactly
+// {"name": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "__metadata__": {"key": "text"}} ends the
+// parse.
 class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Entry = SafetensorsReader::Entry;
@@ -87,7 +89,8 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       return names_.insert(key).second || Fail("there are two entries '" + key + "'");
     }
     key_ = key;
-    if (place_ == Place::kMetadata) return metadata_->count(key) == 0 || Fail("metadata holds '" + key + "' twice");
+    if (place_ == Place::kMetadata)
+      return metadata_->count(key) == 0 || Fail("metadata holds '" + key + "' twice");
     return key == "dtype" || key == "shape" || key == "data_offsets" || Fail(Here() + " is not known");
   }
   bool string(std::string& text) override {
@@ -143,7 +146,8 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     Result<Shape> shape = CheckedShape(*std::move(shape_), entry_.dtype);
     if (!shape.ok()) return Fail("'" + name_ + "': " + shape.status().message());
     entry_.shape = *std::move(shape);
-    if (offsets_->size() != 2 || (*offsets_)[0] > (*offsets_)[1]) return Fail("'" + name_ + "' has no valid data_offsets");
+    if (offsets_->size() != 2 || (*offsets_)[0] > (*offsets_)[1])
+      return Fail("'" + name_ + "' has no valid data_offsets");
     entry_.offset = static_cast<uint64_t>((*offsets_)[0]);
     entry_.bytes = static_cast<uint64_t>((*offsets_)[1]) - entry_.offset;
     const uint64_t needed = static_cast<uint64_t>(entry_.shape.elements()) * DTypeSize(entry_.dtype);
@@ -177,7 +181,8 @@ Status CheckNoGaps(const std::map<std::string, SafetensorsReader::Entry>& entrie
     at = end;
   }
   if (at == size) return {};
-  return InvalidModel("the tensors take " + std::to_string(at) + " bytes, but " + std::to_string(size) + " are stored");
+  return InvalidModel("the tensors take " + std::to_string(at) + " bytes, but " + std::to_string(size) +
+                      " are stored");
 }
 
 bool IsUtf8(const std::string& text) {
@@ -220,12 +225,14 @@ Result<std::string> MakeHeader(const TensorFile& contents) {
       return Unsupported("tensor '" + *name + "': safetensors has no " + DTypeName(tensor->dtype()));
     }
     if (*name == kMetadataKey || !IsUtf8(*name)) return InvalidArgument("no tensor can be named '" + *name + "'");
-    header[*name] = {{"dtype", dtype}, {"shape", tensor->shape().dims()}, {"data_offsets", {at, at + tensor->bytes()}}};
+    header[*name] = {
+        {"dtype", dtype}, {"shape", tensor->shape().dims()}, {"data_offsets", {at, at + tensor->bytes()}}};
     at += tensor->bytes();
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (text.size() > kMaxHeaderBytes) return InvalidArgument("the names take more than the format's 100 MB of header");
+  if (text.size() > kMaxHeaderBytes)
+    return InvalidArgument("the names take more than the format's 100 MB of header");
   return text;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value as ONNX stores one outside of a model: TensorProto, SequenceProto or OptionalProto, the .pb files that lie
-// beside test models. As safe as reading a model (model_reader.h).
+// A value as ONNX stores one outside of a model: TensorProto, SequenceProto or OptionalProto, the .pb files that
+// lie beside test models. As safe as reading a model (model_reader.h).
 #ifndef CAESURA_CORE_LOAD_VALUE_READER_H_
 #define CAESURA_CORE_LOAD_VALUE_READER_H_
 

@@ -101,7 +101,8 @@ Status ReadExtra64(std::string_view extra, ZipReader::Member* member) {
     }
     return {};
   }
-  const bool needed = std::any_of(std::begin(wanted), std::end(wanted), [](const uint64_t* n) { return *n == kIn64; });
+  const bool needed =
+      std::any_of(std::begin(wanted), std::end(wanted), [](const uint64_t* n) { return *n == kIn64; });
   return needed ? NoZip("the 64-bit sizes of '" + member->name + "' are missing") : Status();
 }
 
@@ -195,7 +196,8 @@ Result<ZipReader> ZipReader::Open(const ReadableFile& file) {
 Status ZipReader::ReadDirectory() {
   ASSIGN_OR_RETURN(const Directory where, FindDirectory(*file_));
   if (where.bytes > kMaxDirectoryBytes || where.members > where.bytes / kDirectoryBytes) {
-    return NoZip(std::to_string(where.members) + " members are declared in " + std::to_string(where.bytes) + " bytes");
+    return NoZip(std::to_string(where.members) + " members are declared in " + std::to_string(where.bytes) +
+                 " bytes");
   }
   ASSIGN_OR_RETURN(const std::string directory, ReadBytes(*file_, where.offset, where.bytes));
   size_t at = 0;
@@ -208,7 +210,8 @@ Status ZipReader::ReadDirectory() {
 
 Result<ZipReader::Member> ZipReader::ParseMember(std::string_view directory, size_t* at) const {
   std::string_view bytes = directory.substr(*at);
-  if (bytes.size() < kDirectoryBytes || U32(bytes, 0) != kDirectorySignature) return NoZip("its directory is damaged");
+  if (bytes.size() < kDirectoryBytes || U32(bytes, 0) != kDirectorySignature)
+    return NoZip("its directory is damaged");
   const size_t name = U16(bytes, 28), extra = U16(bytes, 30), comment = U16(bytes, 32);
   if (name + extra + comment > bytes.size() - kDirectoryBytes) return NoZip("its directory is damaged");
   Member out;
@@ -253,16 +256,19 @@ Status ZipWriter::Write(const std::string& bytes) {
 }
 
 Status ZipWriter::Add(const std::string& name, std::string_view bytes, bool compress) {
-  if (name.size() > std::numeric_limits<uint16_t>::max()) return InvalidArgument("a name has more than 65535 bytes");
+  if (name.size() > std::numeric_limits<uint16_t>::max())
+    return InvalidArgument("a name has more than 65535 bytes");
   std::string deflated;
   if (compress) {
     ASSIGN_OR_RETURN(deflated, Deflate(bytes));
   }
   const std::string_view stored = compress ? deflated : bytes;
-  const ZipReader::Member member{name, bytes.size(), stored.size(), at_, Crc(bytes), compress ? kDeflated : kStored};
+  const ZipReader::Member member{name, bytes.size(), stored.size(),
+                                 at_,  Crc(bytes),   compress ? kDeflated : kStored};
   // The local header has both sizes in 64 bits or none.
   const bool is_64 = std::max(member.size, member.stored_size) >= kIn64;
-  const std::string extra = is_64 ? Record({{kExtra64, 2}, {16, 2}, {member.size, 8}, {member.stored_size, 8}}) : "";
+  const std::string extra =
+      is_64 ? Record({{kExtra64, 2}, {16, 2}, {member.size, 8}, {member.stored_size, 8}}) : "";
   ZipReader::Member said = member;
   if (is_64) said.size = said.stored_size = kIn64;
   RETURN_IF_ERROR(Write(Record({{kLocalSignature, 4}}) + Facts(said, extra.size()) + name + extra));
@@ -277,19 +283,36 @@ Status ZipWriter::Finish() {
   for (const ZipReader::Member& member : members_) {
     const std::string extra = Extra64({member.size, member.stored_size, member.header_offset});
     RETURN_IF_ERROR(Write(Record({{kDirectorySignature, 4}, {kVersion64, 2}}) + Facts(member, extra.size()) +
-                          Record({{0, 2}, {0, 2}, {0, 2}, {0, 4}, {Narrow(member.header_offset), 4}}) + member.name +
-                          extra));
+                          Record({{0, 2}, {0, 2}, {0, 2}, {0, 4}, {Narrow(member.header_offset), 4}}) +
+                          member.name + extra));
   }
   const uint64_t bytes = at_ - begin, count = members_.size();
   if (count >= 0xffff || bytes >= kIn64 || begin >= kIn64) {
     const uint64_t end64 = at_;
-    RETURN_IF_ERROR(Write(Record({{kEnd64Signature, 4}, {kEnd64Bytes - 12, 8}, {kVersion64, 2}, {kVersion64, 2}, {0, 4},
-                                  {0, 4}, {count, 8}, {count, 8}, {bytes, 8}, {begin, 8}, {kLocator64Signature, 4},
-                                  {0, 4}, {end64, 8}, {1, 4}})));
+    RETURN_IF_ERROR(Write(Record({{kEnd64Signature, 4},
+                                  {kEnd64Bytes - 12, 8},
+                                  {kVersion64, 2},
+                                  {kVersion64, 2},
+                                  {0, 4},
+                                  {0, 4},
+                                  {count, 8},
+                                  {count, 8},
+                                  {bytes, 8},
+                                  {begin, 8},
+                                  {kLocator64Signature, 4},
+                                  {0, 4},
+                                  {end64, 8},
+                                  {1, 4}})));
   }
   const uint64_t narrow_count = std::min<uint64_t>(count, 0xffff);
-  return Write(Record({{kEndSignature, 4}, {0, 2}, {0, 2}, {narrow_count, 2}, {narrow_count, 2}, {Narrow(bytes), 4},
-                       {Narrow(begin), 4}, {0, 2}}));
+  return Write(Record({{kEndSignature, 4},
+                       {0, 2},
+                       {0, 2},
+                       {narrow_count, 2},
+                       {narrow_count, 2},
+                       {Narrow(bytes), 4},
+                       {Narrow(begin), 4},
+                       {0, 2}}));
 }
 
 }  // namespace caesura

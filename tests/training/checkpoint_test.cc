@@ -39,7 +39,8 @@ bool SameTensors(const std::map<std::string, Tensor>& a, const std::map<std::str
   if (a.size() != b.size()) return false;
   for (const auto& [name, tensor] : a) {
     auto it = b.find(name);
-    if (it == b.end() || it->second.dtype() != tensor.dtype() || it->second.shape() != tensor.shape()) return false;
+    if (it == b.end() || it->second.dtype() != tensor.dtype() || it->second.shape() != tensor.shape())
+      return false;
     if (std::memcmp(it->second.raw(), tensor.raw(), tensor.bytes()) != 0) return false;
   }
   return true;
@@ -125,7 +126,8 @@ TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
       else files.StopAfter(calls + n);
       const bool saved = SaveCheckpoint(after, "c", files).ok();
       EXPECT_EQ(saved, n == 0 ? seed % 2 == 0 : n == calls && seed % 2 == 1) << "call " << n;
-      if (seed >= 2) files.Crash(seed < 4 ? Loss::kAll : seed < 6 ? Loss::kNothing : Loss::kRandom, seed * 1000 + n);
+      if (seed >= 2)
+        files.Crash(seed < 4 ? Loss::kAll : seed < 6 ? Loss::kNothing : Loss::kRandom, seed * 1000 + n);
       const Result<Checkpoint> found = RestoreCheckpoint("c", files);
       ASSERT_TRUE(found.ok()) << "call " << n << ", seed " << seed << ": " << found.status().ToString();
       EXPECT_TRUE(Same(*found, after) || (!saved && Same(*found, before))) << "call " << n << ", seed " << seed;

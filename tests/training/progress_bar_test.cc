@@ -19,7 +19,8 @@ std::string Written(bool is_terminal, int64_t begin, int64_t end) {
   size_t size = 0;
   std::FILE* out = ::open_memstream(&text, &size);
   double now = 100;
-  ProgressBar bar({.total = 1000, .begin = begin, .out = out, .is_terminal = is_terminal, .seconds = [&] { return now; }});
+  ProgressBar bar(
+      {.total = 1000, .begin = begin, .out = out, .is_terminal = is_terminal, .seconds = [&] { return now; }});
   for (int64_t step = begin + 1; step <= end; ++step) {
     now += 0.125;
     bar.Update(step, step < 500 ? "loss 10.5" : "loss 2.1");

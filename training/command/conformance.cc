@@ -130,8 +130,8 @@ int PrintSummary(const Results& results) {
     passed[expanded] += reason.empty();
     crashed += reason == kCrashed;
   }
-  std::printf("plain: %d of %d pass; expanded: %d of %d pass; %d crashed; total %d of %d\n", passed[0], all[0], passed[1],
-              all[1], crashed, passed[0] + passed[1], all[0] + all[1]);
+  std::printf("plain: %d of %d pass; expanded: %d of %d pass; %d crashed; total %d of %d\n", passed[0], all[0],
+              passed[1], all[1], crashed, passed[0] + passed[1], all[0] + all[1]);
   return crashed;
 }
 
@@ -162,13 +162,15 @@ int RunConformance(const ConformanceOptions& options) {
 void AddConformance(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<ConformanceOptions>();
   CLI::App* sub = app.add_subcommand("conformance", "Run the ONNX node tests on caesura's kernels");
-  sub->add_option("folder", options->folder, "Test folders, as 'python -m caesura.conformance --write FOLDER' makes them")
+  sub->add_option("folder", options->folder,
+                  "Test folders, as 'python -m caesura.conformance --write FOLDER' makes them")
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Only tests whose name contains this");
   sub->add_option("--json", options->json, "Also write test -> reason (empty: passed) to this file");
   sub->add_flag("--quiet", options->quiet, "Only the summary");
-  sub->footer("A line for each test that does not pass, then the summary. Each test runs in a process of its own.\n"
-              "Exit code 1 when one crashed; tests that are refused or differ are listed, not failures.");
+  sub->footer(
+      "A line for each test that does not pass, then the summary. Each test runs in a process of its own.\n"
+      "Exit code 1 when one crashed; tests that are refused or differ are listed, not failures.");
   sub->callback([=] { *run = [=] { return RunConformance(*options); }; });
 }
 

@@ -38,7 +38,8 @@ void Append(const std::string& what, std::string* list) {
 }
 
 // Takes the values of symbols from the shape that is given; returns what does not fit, or nothing.
-std::string BindSymbols(const Value& input, const std::vector<int64_t>& shape, std::map<std::string, int64_t>* dims) {
+std::string BindSymbols(const Value& input, const std::vector<int64_t>& shape,
+                        std::map<std::string, int64_t>* dims) {
   if (!input.type().shape) return "";
   const std::vector<Dim>& declared = *input.type().shape;
   bool fits = declared.size() == shape.size();
@@ -66,7 +67,8 @@ std::string FillIn(const Value& input, const std::map<std::string, int64_t>& dim
 
 }  // namespace
 
-Result<DimBindings> DimBindings::Parse(const std::vector<std::string>& shapes, const std::vector<std::string>& dims) {
+Result<DimBindings> DimBindings::Parse(const std::vector<std::string>& shapes,
+                                       const std::vector<std::string>& dims) {
   DimBindings out;
   for (const std::string& text : shapes) {
     ASSIGN_OR_RETURN(Assignment shape, ParseAssignment(text));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura inspect`: what a model is, what of it cannot run or be trained (all of it at once), and what a run will take.
+// `caesura inspect`: what a model is, what of it cannot run or be trained (all of it at once), and what a run will
+// take.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -116,7 +117,8 @@ void PrintOps(const Graph& graph, const KernelRegistry& kernels) {
   std::vector<std::pair<std::string, Row>> order(rows.begin(), rows.end());
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return a.second.count > b.second.count; });
-  std::printf("ops: %d nodes of %zu kinds\n  %-32s %6s  %-12s %s\n", nodes, rows.size(), "", "count", "kernel", "gradient");
+  std::printf("ops: %d nodes of %zu kinds\n  %-32s %6s  %-12s %s\n", nodes, rows.size(), "", "count", "kernel",
+              "gradient");
   for (const auto& [name, row] : order) {
     std::printf("  %-32s %6d  %-12s %s\n", name.c_str(), row.count, row.kernel.c_str(), row.gradient.c_str());
   }
@@ -181,7 +183,8 @@ void PrintMemory(const char* title, const ExecutionPlan& plan) {
   if (!live.empty()) {
     const auto peak = std::max_element(live.begin(), live.end()) - live.begin();
     const Node* node = plan.steps()[static_cast<size_t>(peak)].node;
-    std::printf("  most at step %td%s%s", peak, node == nullptr ? "" : ", ", node == nullptr ? "" : node->Label().c_str());
+    std::printf("  most at step %td%s%s", peak, node == nullptr ? "" : ", ",
+                node == nullptr ? "" : node->Label().c_str());
   }
   std::printf("\n  %-22s %10s\n", "together", Bytes(kept + feeds + fetches + plan.arena_bytes()).c_str());
   const auto late = std::count_if(plan.steps().begin(), plan.steps().end(),
@@ -211,7 +214,8 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   }
   ASSIGN_OR_RETURN(const std::vector<FeedSpec> specs, bindings.Feeds(inputs));
   NamedValues feeds;
-  for (size_t i = 0; i < inputs.size(); ++i) feeds[inputs[i]->name()] = Tensor::Zeros(specs[i].dtype, specs[i].shape);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    feeds[inputs[i]->name()] = Tensor::Zeros(specs[i].dtype, specs[i].shape);
   return session->StepPlan(feeds);
 }
 
@@ -242,7 +246,8 @@ int RunInspect(const InspectOptions& options) {
   if (*missing > 0) return kFailed;
   const Status planned = PrintPlans(options, *model, providers);
   if (planned.ok()) return kDone;
-  const bool asked = options.plan || !options.shapes.empty() || !options.dims.empty() || !options.train.loss.empty();
+  const bool asked =
+      options.plan || !options.shapes.empty() || !options.dims.empty() || !options.train.loss.empty();
   if (asked) return Report(planned);
   std::printf("memory: not worked out: %s\n", planned.message().c_str());
   return kDone;
@@ -259,17 +264,21 @@ void AddInspect(CLI::App& app, RunFunction* run) {
   sub->add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")
       ->allow_extra_args(false);
   options->train.loss.clear();
-  sub->add_option("--loss", options->train.loss, "Also work out a training step with this loss, as for 'caesura train'")
+  sub->add_option("--loss", options->train.loss,
+                  "Also work out a training step with this loss, as for 'caesura train'")
       ->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}));
-  sub->add_option("--prediction", options->train.prediction, "The output that the loss is about; by default the first");
+  sub->add_option("--prediction", options->train.prediction,
+                  "The output that the loss is about; by default the first");
   sub->add_option("--class-axis", options->train.class_axis, "cross-entropy: the axis of the classes, 1 or -1");
   sub->add_option("--optimizer", options->train.optimizer, "With --loss")
       ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))
       ->capture_default_str();
-  sub->add_flag("--plan", options->plan, "Print the execution plan, a line a step (with --loss, that of the step)");
-  sub->footer("Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or --shape.\n"
-              "Exit code 1 when a kernel is missing or the model cannot be read.\n\n"
-              "  caesura inspect net.onnx --dim batch=32 --loss cross-entropy --plan");
+  sub->add_flag("--plan", options->plan,
+                "Print the execution plan, a line a step (with --loss, that of the step)");
+  sub->footer(
+      "Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or --shape.\n"
+      "Exit code 1 when a kernel is missing or the model cannot be read.\n\n"
+      "  caesura inspect net.onnx --dim batch=32 --loss cross-entropy --plan");
   sub->callback([=] { *run = [=] { return RunInspect(*options); }; });
 }
 

@@ -6,8 +6,10 @@
 using caesura::command::RunFunction;
 
 int main(int argc, char** argv) {
-  CLI::App app{"caesura trains ONNX models: forward, loss, backward and optimizer in one resumable plan.", "caesura"};
-  app.set_version_flag("--version", caesura::command::VersionText, "What this is, how it was built, what it runs on");
+  CLI::App app{"caesura trains ONNX models: forward, loss, backward and optimizer in one resumable plan.",
+               "caesura"};
+  app.set_version_flag("--version", caesura::command::VersionText,
+                       "What this is, how it was built, what it runs on");
   app.require_subcommand(1);
   app.footer("'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage.");
   RunFunction run;

@@ -26,7 +26,8 @@ Result<Metric> Metric::Create(const std::string& name, const Loss& loss) {
 
 Status Metric::Add(const Tensor& prediction, const Tensor& target) {
   if (kind_ == Kind::kNone) return {};
-  return loss_.kind == Loss::Kind::kCrossEntropy ? AddClasses(prediction, target) : AddElements(prediction, target);
+  return loss_.kind == Loss::Kind::kCrossEntropy ? AddClasses(prediction, target)
+                                                 : AddElements(prediction, target);
 }
 
 // The class with the highest score against the one that is right.
@@ -34,7 +35,8 @@ Status Metric::AddClasses(const Tensor& scores, const Tensor& target) {
   const Shape& shape = scores.shape();
   const int axis = loss_.class_axis < 0 ? shape.rank() + loss_.class_axis : loss_.class_axis;
   if (axis < 0 || axis >= shape.rank()) return DoNotFit(scores, target);
-  const int64_t outer = shape.Elements(0, axis), classes = shape[axis], inner = shape.Elements(axis + 1, shape.rank());
+  const int64_t outer = shape.Elements(0, axis), classes = shape[axis],
+                inner = shape.Elements(axis + 1, shape.rank());
   if (target.elements() != outer * inner) return DoNotFit(scores, target);
   const std::vector<double> values = scores.ToVector<double>();
   const std::vector<int64_t> right = target.ToVector<int64_t>();

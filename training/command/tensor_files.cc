@@ -15,7 +15,8 @@ constexpr size_t kMaxNpyBytes = size_t{1} << 36;
 std::pair<std::string, std::string> StemAndEnding(const std::string& path) {
   const std::string name = path.substr(path.rfind('/') + 1);
   const size_t dot = name.rfind('.');
-  return dot == std::string::npos ? std::pair(name, std::string()) : std::pair(name.substr(0, dot), name.substr(dot + 1));
+  return dot == std::string::npos ? std::pair(name, std::string())
+                                  : std::pair(name.substr(0, dot), name.substr(dot + 1));
 }
 
 Status UnknownFormat(const std::string& path) {

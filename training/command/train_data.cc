@@ -55,7 +55,8 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
   const Value* prediction = Prediction(options, model);
   const DType like_prediction = prediction == nullptr ? DType::kUndefined : prediction->dtype();
   if (options.loss != "output") {
-    out.push_back({kTargetInput, options.target, options.loss == "cross-entropy" ? DType::kInt64 : like_prediction});
+    out.push_back(
+        {kTargetInput, options.target, options.loss == "cross-entropy" ? DType::kInt64 : like_prediction});
   }
   return out;
 }
@@ -70,7 +71,8 @@ Result<Tensor> Convert(const Tensor& tensor, DType dtype, const std::string& nam
   };
   const bool is_numeric = kNumericTypes.Contains(tensor.dtype()) || tensor.dtype() == DType::kBool;
   if (is_numeric && !(IsFloating(tensor.dtype()) && IsInteger(dtype)) && DispatchNumeric(dtype, write)) return out;
-  return InvalidArgument("array '" + name + "' is " + DTypeName(tensor.dtype()) + ", its input is " + DTypeName(dtype));
+  return InvalidArgument("array '" + name + "' is " + DTypeName(tensor.dtype()) + ", its input is " +
+                         DTypeName(dtype));
 }
 
 Result<std::shared_ptr<const Dataset>> LoadArrays(const std::vector<std::string>& paths,

@@ -21,7 +21,8 @@ struct TrainData {
 // Whether --data names texts.
 bool IsText(const TrainOptions& options);
 
-// Arrays are converted to the dtypes of the inputs. Fails with kInvalidArgument listing every array that is missing.
+// Arrays are converted to the dtypes of the inputs. Fails with kInvalidArgument listing every array that is
+// missing.
 Result<TrainData> LoadTrainData(const TrainOptions& options, const Model& model);
 
 }  // namespace caesura::command

@@ -19,50 +19,79 @@ std::map<std::string, Loss::Kind> Losses() {
 }
 
 std::map<std::string, Optimizer> Optimizers() {
-  return {{"sgd", Sgd{}}, {"adam", Adam{}}, {"adamw", AdamW{}}, {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
+  return {{"sgd", Sgd{}},   {"adam", Adam{}}, {"adamw", AdamW{}},
+          {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
 }
 
 void AddDataOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Data";
-  app.add_option("--data", o->data, "Examples: .npz, .npy or .safetensors with arrays of one length along their first "
-                 "axis; anything else is text. Several texts are joined")->required()->group(group);
-  app.add_option("--feed", o->feeds, "INPUT=ARRAY: the array for an input of the model; by default the one with its "
-                 "name. Repeat it for each input")->allow_extra_args(false)->group(group);
-  app.add_option("--target", o->target, "The array that the loss compares with")->capture_default_str()->group(group);
+  app.add_option("--data", o->data,
+                 "Examples: .npz, .npy or .safetensors with arrays of one length along their first "
+                 "axis; anything else is text. Several texts are joined")
+      ->required()
+      ->group(group);
+  app.add_option("--feed", o->feeds,
+                 "INPUT=ARRAY: the array for an input of the model; by default the one with its "
+                 "name. Repeat it for each input")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--target", o->target, "The array that the loss compares with")
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--context", o->context, "Text: characters to an example; by default what the model's input says")
       ->group(group);
   app.add_option("--validation", o->validation, "A file of examples to validate with")->group(group);
-  app.add_option("--validation-part", o->validation_part, "Without --validation: the part of the data held out for it "
-                 "(drawn at random; the end of a text); 0: none")->check(CLI::Range(0.0, 0.9))->capture_default_str()
+  app.add_option("--validation-part", o->validation_part,
+                 "Without --validation: the part of the data held out for it "
+                 "(drawn at random; the end of a text); 0: none")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str()
       ->group(group);
 }
 
 void AddLossOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Loss";
-  app.add_option("--loss", o->loss, "cross-entropy (scores and class numbers), mse, mae, bce (on logits), or output: "
-                 "the model computes its loss itself")->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}))->capture_default_str()->group(group);
-  app.add_option("--prediction", o->prediction, "The output of the model that the loss is about; by default the first")
+  app.add_option("--loss", o->loss,
+                 "cross-entropy (scores and class numbers), mse, mae, bce (on logits), or output: "
+                 "the model computes its loss itself")
+      ->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}))
+      ->capture_default_str()
       ->group(group);
-  app.add_option("--class-axis", o->class_axis, "cross-entropy: the axis of the classes, 1 or -1 (last); by default 1, "
-                 "for text -1")->check(CLI::IsMember({-1, 1}))->group(group);
-  app.add_option("--metric", o->metric, "What validation reports besides the loss: accuracy, mae, none; auto takes what "
-                 "fits the loss")->check(CLI::IsMember({"auto", "accuracy", "mae", "none"}))->capture_default_str()
+  app.add_option("--prediction", o->prediction,
+                 "The output of the model that the loss is about; by default the first")
+      ->group(group);
+  app.add_option("--class-axis", o->class_axis,
+                 "cross-entropy: the axis of the classes, 1 or -1 (last); by default 1, "
+                 "for text -1")
+      ->check(CLI::IsMember({-1, 1}))
+      ->group(group);
+  app.add_option("--metric", o->metric,
+                 "What validation reports besides the loss: accuracy, mae, none; auto takes what "
+                 "fits the loss")
+      ->check(CLI::IsMember({"auto", "accuracy", "mae", "none"}))
+      ->capture_default_str()
       ->group(group);
 }
 
 void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Optimizer";
   app.add_option("--optimizer", o->optimizer, "sgd, adam, adamw, lamb, lion or rmsprop")
-      ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))->capture_default_str()->group(group);
-  app.add_option("--lr", o->learning_rate, "Learning rate; by default the optimizer's, as in PyTorch")->group(group);
+      ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--lr", o->learning_rate, "Learning rate; by default the optimizer's, as in PyTorch")
+      ->group(group);
   app.add_option("--weight-decay", o->weight_decay, "Weight decay")->group(group);
   app.add_option("--momentum", o->momentum, "Momentum of sgd and rmsprop")->group(group);
   app.add_flag("--nesterov", o->nesterov, "Nesterov's momentum, for sgd")->group(group);
   app.add_option("--beta1", o->beta1, "For adam, adamw, lamb, lion")->group(group);
   app.add_option("--beta2", o->beta2, "For adam, adamw, lamb, lion")->group(group);
   app.add_option("--epsilon", o->epsilon, "For adam, adamw, lamb, rmsprop")->group(group);
-  app.add_option("--schedule", o->schedule, "Course of the learning rate: constant, linear, cosine, polynomial or step")
-      ->check(CLI::IsMember({"constant", "linear", "cosine", "polynomial", "step"}))->capture_default_str()->group(group);
+  app.add_option("--schedule", o->schedule,
+                 "Course of the learning rate: constant, linear, cosine, polynomial or step")
+      ->check(CLI::IsMember({"constant", "linear", "cosine", "polynomial", "step"}))
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--warmup", o->warmup, "Updates over which the rate rises from 0")->check(CLI::NonNegativeNumber)
       ->group(group);
   app.add_option("--clip", o->clip, "Largest norm of all gradients together; 0: not clipped")
@@ -72,7 +101,8 @@ void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
   app.add_option("--trainable", o->trainable, "Parameters to train ('*' matches anything); by default all")
       ->allow_extra_args(false)->group(group);
   app.add_option("--frozen", o->frozen, "Parameters that stay as they are")->allow_extra_args(false)->group(group);
-  app.add_flag("--eager", o->eager, "Update each parameter as soon as its gradient is there: least memory, no --clip")
+  app.add_flag("--eager", o->eager,
+               "Update each parameter as soon as its gradient is there: least memory, no --clip")
       ->group(group);
 }
 
@@ -92,11 +122,14 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Files";
-  app.add_option("--checkpoint", o->checkpoint, "Save the run here at each validation, at the end, and when stopped by "
-                 "Ctrl-C; a crash leaves the last one whole")->group(group);
+  app.add_option("--checkpoint", o->checkpoint,
+                 "Save the run here at each validation, at the end, and when stopped by "
+                 "Ctrl-C; a crash leaves the last one whole")
+      ->group(group);
   app.add_option("--save-every", o->save_every, "Also save after so many updates")->check(CLI::PositiveNumber)
       ->group(group);
-  app.add_flag("--resume", o->resume, "Go on from --checkpoint if it is there, exactly where it was")->group(group);
+  app.add_flag("--resume", o->resume, "Go on from --checkpoint if it is there, exactly where it was")
+      ->group(group);
   app.add_option("--best", o->best, "Save a checkpoint here whenever the validation loss is the lowest so far")
       ->group(group);
   app.add_option("--output", o->output, "Write the trained model here (.onnx)")->group(group);
@@ -149,7 +182,8 @@ Result<Optimizer> MakeOptimizer(const TrainOptions& options) {
 }  // namespace
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options) {
-  app.add_option("model", options->model, "The ONNX model to train; its initializers are the parameters")->required();
+  app.add_option("model", options->model, "The ONNX model to train; its initializers are the parameters")
+      ->required();
   AddDataOptions(app, options);
   AddLossOptions(app, options);
   AddOptimizerOptions(app, options);

@@ -47,10 +47,14 @@ Status Trainer::Prepare() {
   if (options_.resume && options_.checkpoint.empty()) return InvalidArgument("--resume needs --checkpoint");
   ASSIGN_OR_RETURN(Model model, ReadModel(options_.model));
   ASSIGN_OR_RETURN(data_, LoadTrainData(options_, model));
-  if (!options_.best.empty() && data_.validation == nullptr) return InvalidArgument("--best needs examples to validate");
-  ASSIGN_OR_RETURN(sampler_, Sampler::Create({.size = data_.train->size(), .batch_size = options_.batch, .seed = options_.seed}));
+  if (!options_.best.empty() && data_.validation == nullptr)
+    return InvalidArgument("--best needs examples to validate");
+  ASSIGN_OR_RETURN(
+      sampler_,
+      Sampler::Create({.size = data_.train->size(), .batch_size = options_.batch, .seed = options_.seed}));
   const double updates_per_epoch = static_cast<double>(sampler_->batches_per_epoch()) / options_.accumulate;
-  total_ = options_.steps > 0 ? options_.steps : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
+  total_ = options_.steps > 0 ? options_.steps
+                              : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
   validate_every_ = options_.validate_every;
   if (validate_every_ == 0) validate_every_ = std::max<int64_t>(1, std::llround(updates_per_epoch));
   ASSIGN_OR_RETURN(const Loss loss, MakeLoss(options_, data_.text != nullptr));
@@ -77,7 +81,8 @@ Status Trainer::Restore() {
     differing += (differing.empty() ? "" : ", ") + name + " " + PropertyText(properties[name]) + " instead of " +
                  PropertyText(property);
   }
-  if (!differing.empty()) return InvalidArgument("checkpoint '" + options_.checkpoint + "' is of a run with " + differing);
+  if (!differing.empty())
+    return InvalidArgument("checkpoint '" + options_.checkpoint + "' is of a run with " + differing);
   if (const double* best = std::get_if<double>(&properties["best_loss"])) best_loss_ = *best;
   if (const int64_t* update = std::get_if<int64_t>(&properties["best_update"])) best_update_ = *update;
   return {};
@@ -129,8 +134,9 @@ Status Trainer::Validate() {
   const Dataset& data = *data_.validation;
   metric_->Reset();
   double sum = 0;
-  ASSIGN_OR_RETURN(Sampler order, Sampler::Create({.size = data.size(), .batch_size = options_.batch, .shuffle = false,
-                                                   .drop_last = false}));
+  ASSIGN_OR_RETURN(
+      Sampler order,
+      Sampler::Create({.size = data.size(), .batch_size = options_.batch, .shuffle = false, .drop_last = false}));
   for (int64_t n = 0; n < order.batches_per_epoch(); ++n) {
     const auto indices = order.Batch(n);
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(data, indices));
@@ -155,7 +161,8 @@ Status Trainer::Save(const std::string& path) const {
 
 void Trainer::Log(double loss, bool validated) {
   if (log_ == nullptr) return;
-  std::fprintf(log_.get(), "%lld,%.9g,%.9g,", static_cast<long long>(session_->updates()), session_->learning_rate(), loss);
+  std::fprintf(log_.get(), "%lld,%.9g,%.9g,", static_cast<long long>(session_->updates()),
+               session_->learning_rate(), loss);
   if (validated) std::fprintf(log_.get(), "%.9g,", validation_loss_);
   else std::fprintf(log_.get(), ",");
   if (validated && metric_->kind() != Metric::Kind::kNone) std::fprintf(log_.get(), "%.9g", metric_->Mean());
@@ -172,7 +179,8 @@ Status Trainer::AfterUpdate(double loss) {
     RETURN_IF_ERROR(Validate());
   }
   Log(loss, validates);
-  const bool saves = is_last || done % validate_every_ == 0 || (options_.save_every > 0 && done % options_.save_every == 0);
+  const bool saves =
+      is_last || done % validate_every_ == 0 || (options_.save_every > 0 && done % options_.save_every == 0);
   return saves && !options_.checkpoint.empty() ? Save(options_.checkpoint) : Status();
 }
 

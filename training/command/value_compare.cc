@@ -61,7 +61,8 @@ std::string Text(const std::complex<double>& x) {
 }
 
 std::string TensorDifference(const Tensor& got, const Tensor& want, const Tolerance& tolerance) {
-  if (got.shape() != want.shape()) return "shape " + got.shape().ToString() + ", expected " + want.shape().ToString();
+  if (got.shape() != want.shape())
+    return "shape " + got.shape().ToString() + ", expected " + want.shape().ToString();
   if (got.dtype() != want.dtype()) {
     return std::string("dtype ") + DTypeName(got.dtype()) + ", expected " + DTypeName(want.dtype());
   }
@@ -80,8 +81,8 @@ std::string TensorDifference(const Tensor& got, const Tensor& want, const Tolera
     if (differing++ == 0) first = i;
   }
   if (differing == 0) return "";
-  return std::to_string(differing) + " of " + std::to_string(count) + " differ, e.g. " + Text(ours[first]) + " for " +
-         Text(theirs[first]);
+  return std::to_string(differing) + " of " + std::to_string(count) + " differ, e.g. " + Text(ours[first]) +
+         " for " + Text(theirs[first]);
 }
 
 }  // namespace

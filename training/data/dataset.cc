@@ -149,14 +149,17 @@ Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const Tex
   const auto characters = static_cast<double>(corpus->tokens().size());
   const auto first = static_cast<int64_t>(w.begin * characters), last = static_cast<int64_t>(w.end * characters);
   if (last - first <= w.length) {
-    return InvalidArgument("a text of " + std::to_string(last - first) + " characters is too short for windows of " +
-                           std::to_string(w.length) + " and the character behind");
+    return InvalidArgument("a text of " + std::to_string(last - first) +
+                           " characters is too short for windows of " + std::to_string(w.length) +
+                           " and the character behind");
   }
   const int64_t size = (last - first - w.length - 1) / w.stride + 1;
-  return std::shared_ptr<const Dataset>(std::make_shared<TextDataset>(std::move(corpus), std::move(w), first, size));
+  return std::shared_ptr<const Dataset>(
+      std::make_shared<TextDataset>(std::move(corpus), std::move(w), first, size));
 }
 
-Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices) {
+Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset,
+                                              std::vector<int64_t> indices) {
   RETURN_IF_ERROR(CheckIndices(indices, dataset->size()));
   return std::shared_ptr<const Dataset>(std::make_shared<SubsetDataset>(std::move(dataset), std::move(indices)));
 }

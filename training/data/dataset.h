@@ -22,12 +22,13 @@ class Dataset {
   virtual ~Dataset() = default;
   // How many examples there are.
   virtual int64_t size() const = 0;
-  // The examples of these indices, stacked along axis 0, by name. Fails with kInvalidArgument for an index outside.
+  // The examples of these indices, stacked along axis 0, by name. Fails with kInvalidArgument for an index
+  // outside.
   virtual Result<std::map<std::string, Tensor>> Batch(std::span<const int64_t> indices) const = 0;
 };
 
-// Arrays of one length along axis 0, which counts the examples. Fails with kInvalidArgument, naming the arrays, when
-// their lengths differ or one is a scalar. REQUIRES: host memory.
+// Arrays of one length along axis 0, which counts the examples. Fails with kInvalidArgument, naming the arrays,
+// when their lengths differ or one is a scalar. REQUIRES: host memory.
 Result<std::shared_ptr<const Dataset>> MakeArrayDataset(std::map<std::string, Tensor> arrays);
 
 // A text as numbers. Characters are bytes; the vocabulary is those that occur, in order of their codes.
@@ -56,13 +57,14 @@ struct TextWindows {
   double begin = 0, end = 1;
 };
 
-// Examples are windows of the text: `input_name` and `target_name`, int64[length] each. Fails with kInvalidArgument
-// when the part is shorter than one window and the character behind it.
+// Examples are windows of the text: `input_name` and `target_name`, int64[length] each. Fails with
+// kInvalidArgument when the part is shorter than one window and the character behind it.
 Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const TextCorpus> corpus,
                                                        const TextWindows& windows);
 
 // These examples of another dataset, in this order. Fails with kInvalidArgument for an index outside.
-Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices);
+Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset,
+                                              std::vector<int64_t> indices);
 
 }  // namespace caesura
 

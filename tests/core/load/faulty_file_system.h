@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file system in memory that does what a disk may do: forget what was not synced (file contents and names apart),
-// keep any part of it, tear a write, fail any call, and stop dead after any call.
+// A file system in memory that does what a disk may do: forget what was not synced (file contents and names
+// apart), keep any part of it, tear a write, fail any call, and stop dead after any call.
 #ifndef CAESURA_TESTS_CORE_LOAD_FAULTY_FILE_SYSTEM_H_
 #define CAESURA_TESTS_CORE_LOAD_FAULTY_FILE_SYSTEM_H_
 
@@ -118,8 +118,8 @@ class FaultyFileSystem : public FileSystem {
     Status Write(std::string_view bytes) override {
       const bool whole = files_->Proceed();
       if (!whole && files_->calls_ > files_->last_call_) return IoError("nothing was written");
-      const DataChange change{node_->bytes.size(), std::string(bytes.substr(0, whole ? bytes.size() : bytes.size() / 2)),
-                              false};
+      const DataChange change{node_->bytes.size(),
+                              std::string(bytes.substr(0, whole ? bytes.size() : bytes.size() / 2)), false};
       Apply(change, nullptr, node_->bytes);
       node_->changes.push_back(change);
       return whole ? Status() : IoError("half was written");

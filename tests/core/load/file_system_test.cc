@@ -148,7 +148,8 @@ TEST(WriteFileAtomicallyTest, OldOrNewAfterAnyFailureAndAnyCrash) {
       const bool ok = WriteText(files, "a", "new contents").ok();
       if (seed >= 4) files.Crash(seed < 6 ? Loss::kAll : seed < 8 ? Loss::kNothing : Loss::kRandom, seed);
       const std::string text = Text(files, "a");
-      EXPECT_TRUE(text == "new contents" || (text == "old" && !ok)) << "call " << n << ", seed " << seed << ": " << text;
+      EXPECT_TRUE(text == "new contents" || (text == "old" && !ok))
+          << "call " << n << ", seed " << seed << ": " << text;
     }
   }
 }

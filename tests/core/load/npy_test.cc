@@ -27,10 +27,13 @@ std::string Npy(std::string header, const std::string& data) {
 }
 
 std::string Header(const std::string& descr, const std::string& shape, bool fortran = false) {
-  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + shape + ", }";
+  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + shape +
+         ", }";
 }
 
-std::string BytesOf(const Tensor& tensor) { return std::string(static_cast<const char*>(tensor.raw()), tensor.bytes()); }
+std::string BytesOf(const Tensor& tensor) {
+  return std::string(static_cast<const char*>(tensor.raw()), tensor.bytes());
+}
 
 Arrays Example() {
   Arrays out;
@@ -73,7 +76,8 @@ TEST(NpyTest, FortranOrderAndTheOtherByteOrder) {
 
 TEST(NpyTest, TextsBecomeStrings) {
   std::string wide;
-  for (const uint32_t code : {0x68, 0x69, 0, 0xe9, 0x20ac, 0x1f600}) wide.append(reinterpret_cast<const char*>(&code), 4);
+  for (const uint32_t code : {0x68, 0x69, 0, 0xe9, 0x20ac, 0x1f600})
+    wide.append(reinterpret_cast<const char*>(&code), 4);
   const Tensor texts = TensorFromNpy(Npy(Header("<U3", "(2,)"), wide)).value();
   EXPECT_EQ(texts.data<std::string>()[0], "hi");
   EXPECT_EQ(texts.data<std::string>()[1], "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
@@ -106,7 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadNpy{"TwoShapes", Npy("{'shape': (1,), 'shape': (1,)}", ""), "cannot be read"},
         BadNpy{"Trailing", Npy(Header("<f4", "(1,)") + "x", "1234"), "cannot be read"},
         BadNpy{"Pickle", Npy(Header("|O", "(1,)"), "12345678"), "Python objects"},
-        BadNpy{"Records", Npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", "1234"), "records"},
+        BadNpy{"Records", Npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", "1234"),
+               "records"},
         BadNpy{"UnknownDType", Npy(Header("<V2", "(1,)"), "12"), "not supported"},
         BadNpy{"NegativeDim", Npy(Header("<f4", "(-1,)"), ""), "negative dim"},
         BadNpy{"TooLarge", Npy(Header("<f4", "(9223372036854775807, 9223372036854775807)"), ""), "too large"},

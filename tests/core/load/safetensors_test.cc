@@ -89,7 +89,9 @@ struct BadFile {
   const char* message;
 };
 
-std::string Tensors(const std::string& body, size_t bytes) { return WithLength("{" + body + "}", std::string(bytes, 'x')); }
+std::string Tensors(const std::string& body, size_t bytes) {
+  return WithLength("{" + body + "}", std::string(bytes, 'x'));
+}
 
 class BadSafetensors : public ::testing::TestWithParam<BadFile> {};
 
@@ -105,8 +107,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{"Empty", "", "too short"}, BadFile{"NoHeader", WithLength(""), "begin with '{'"},
         BadFile{"LengthBeyondFile", std::string("\xff\0\0\0\0\0\0\0{}", 10), "declared in a file of"},
         BadFile{"HugeLength", std::string(8, '\xff') + "{}", "declared in a file of"},
-        BadFile{"NotJson", WithLength("{nonsense}"), "no JSON"}, BadFile{"CutJson", WithLength("{\"a\":{"), "no JSON"},
-        BadFile{"Twice", WithLength("{}{}"), "no JSON"}, BadFile{"List", WithLength("[]"), "begin with '{'"},
+        BadFile{"NotJson", WithLength("{nonsense}"), "no JSON"},
+        BadFile{"CutJson", WithLength("{\"a\":{"), "no JSON"}, BadFile{"Twice", WithLength("{}{}"), "no JSON"},
+        BadFile{"List", WithLength("[]"), "begin with '{'"},
         BadFile{"Deep", WithLength("{\"a\":" + std::string(100000, '[')), "where none belongs"},
         BadFile{"DeepShape", Tensors(R"("a":{"shape":[[1]]})", 0), "where none belongs"},
         BadFile{"NullEntry", Tensors(R"("a":null)", 0), "null where none belongs"},
@@ -116,28 +119,42 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{"TwiceMetadata", Tensors(R"("__metadata__":{"a":"1","a":"2"})", 0), "'a' twice"},
         BadFile{"TwoMetadata", Tensors(R"("__metadata__":{},"__metadata__":{})", 0), "two entries"},
         BadFile{"NoShape", Tensors(R"("a":{"dtype":"U8","data_offsets":[0,1]})", 1), "lacks"},
-        BadFile{"TwoShapes", Tensors(R"("a":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]})", 1), "list"},
-        BadFile{"UnknownKey", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"z":1})", 1), "not known"},
-        BadFile{"UnknownDType", Tensors(R"("a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]})", 3), "F6_E2M3"},
+        BadFile{"TwoShapes", Tensors(R"("a":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]})", 1),
+                "list"},
+        BadFile{"UnknownKey", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"z":1})", 1),
+                "not known"},
+        BadFile{"UnknownDType", Tensors(R"("a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]})", 3),
+                "F6_E2M3"},
         BadFile{"NegativeDim", Tensors(R"("a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1), "negative"},
         BadFile{"FractionDim", Tensors(R"("a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]})", 1), "fraction"},
         BadFile{"HugeDim", Tensors(R"("a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]})", 1),
                 "too large"},
-        BadFile{"Overflow", Tensors(R"("a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]})", 0),
+        BadFile{"Overflow",
+                Tensors(R"("a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]})", 0),
                 "too large"},
-        BadFile{"WrongSize", Tensors(R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4), "takes 8 bytes"},
+        BadFile{"WrongSize", Tensors(R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4),
+                "takes 8 bytes"},
         BadFile{"GigabytesInTinyFile",
-                Tensors(R"("a":{"dtype":"F32","shape":[536870912],"data_offsets":[0,2147483648]})", 4), "are stored"},
-        BadFile{"BackwardOffsets", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1), "data_offsets"},
-        BadFile{"ThreeOffsets", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]})", 1), "data_offsets"},
+                Tensors(R"("a":{"dtype":"F32","shape":[536870912],"data_offsets":[0,2147483648]})", 4),
+                "are stored"},
+        BadFile{"BackwardOffsets", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
+                "data_offsets"},
+        BadFile{"ThreeOffsets", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]})", 1),
+                "data_offsets"},
         BadFile{"Gap", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2), "gap or an overlap"},
         BadFile{"BytesLeft", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 2), "2 are stored"},
-        BadFile{"SameName",
-                Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2),
-                "two entries 'a'"},
-        BadFile{"Overlap",
-                Tensors(R"("a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]})", 3),
-                "gap or an overlap"}),
+        BadFile{
+            "SameName",
+            Tensors(
+                R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]})",
+                2),
+            "two entries 'a'"},
+        BadFile{
+            "Overlap",
+            Tensors(
+                R"("a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]})",
+                3),
+            "gap or an overlap"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Whatever bytes come, the answer is a status; the sanitizer builds look for the rest.

@@ -53,7 +53,8 @@ TEST_F(DimBindingsTest, WhatDoesNotFit) {
   EXPECT_THAT(Feeds({"x=7,4"}, {"batch=7"}).status().message(), HasSubstr("is not float32[batch, 3]"));
   EXPECT_THAT(Feeds({"y=1"}, {"batch=7"}).status().message(), HasSubstr("there is no input 'y'"));
   EXPECT_FALSE(Feeds({"x=4611686018427387904,3"}, {"batch=1"}).ok());
-  for (const char* text : {"x", "=1", "x=a", "x=1,", "x=,1", "x=1,,2", "x=-1", "x=1.5", "x=99999999999999999999"}) {
+  for (const char* text :
+       {"x", "=1", "x=a", "x=1,", "x=,1", "x=1,,2", "x=-1", "x=1.5", "x=99999999999999999999"}) {
     EXPECT_FALSE(DimBindings::Parse({text}, {}).ok()) << text;
     EXPECT_FALSE(DimBindings::Parse({}, {text}).ok()) << text;
   }

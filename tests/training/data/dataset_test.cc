@@ -38,9 +38,12 @@ TEST(ArrayDatasetTest, StacksTheExamplesAskedFor) {
 }
 
 TEST(ArrayDatasetTest, RefusesArraysOfDifferentLengths) {
-  const auto of = [](std::map<std::string, Tensor> arrays) { return MakeArrayDataset(std::move(arrays)).status(); };
-  EXPECT_THAT(of({{"a", Tensor::Zeros(DType::kFloat32, {2})}, {"b", Tensor::Zeros(DType::kFloat32, {3, 1})}}).message(),
-              HasSubstr("a [2], b [3, 1]"));
+  const auto of = [](std::map<std::string, Tensor> arrays) {
+    return MakeArrayDataset(std::move(arrays)).status();
+  };
+  EXPECT_THAT(
+      of({{"a", Tensor::Zeros(DType::kFloat32, {2})}, {"b", Tensor::Zeros(DType::kFloat32, {3, 1})}}).message(),
+      HasSubstr("a [2], b [3, 1]"));
   EXPECT_FALSE(of({{"a", Tensor::Scalar(1.f)}}).ok());
   EXPECT_FALSE(of({}).ok());
 }

@@ -7,6 +7,7 @@
 """
 
 from caesura.inference_session import InferenceSession, ValueInfo
+from caesura.training_session import TrainingSession
 
-__all__ = ["InferenceSession", "ValueInfo"]
+__all__ = ["InferenceSession", "TrainingSession", "ValueInfo"]
 __version__ = "0.1.0"

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training an ONNX model."""
+
+import os
+from typing import Sequence
+
+from caesura import _core
+from caesura.values import from_value, to_value
+
+
+class TrainingSession:
+    """A model in, a trained model out: forward, loss, backward and optimizer as one planned step.
+
+        session = caesura.TrainingSession("net.onnx", loss="cross_entropy", target="labels",
+                                          optimizer="adamw", learning_rate=1e-3, weight_decay=0.1)
+        loss = session.step({"images": images, "labels": labels})
+        session.export("trained.onnx")
+
+    model: a path, or the bytes of an ONNX file.
+    loss: "cross_entropy", "mse", "l1" or "bce_with_logits" between the output `prediction` ("": the first) and a new
+        input named `target`; "output" when the model's own scalar output `prediction` is the loss.
+    class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
+    optimizer: "sgd", "adam", "adamw", "lamb", "lion" or "rmsprop"; `coefficients` are its own, by PyTorch's meaning
+        (learning_rate, beta1, beta2, epsilon, weight_decay, momentum, ...), with PyTorch's defaults.
+    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics if empty.
+    clip_norm: global norm to clip gradients at; 0 does not clip.
+    accumulation_steps: step() calls to one update.
+    commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
+    keep_gradients: hold the last step's gradients for gradients().
+    threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
+
+    Not for use from several threads at the same time.
+    """
+
+    def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
+                 class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
+                 frozen: Sequence[str] = (), clip_norm: float = 0.0, accumulation_steps: int = 1,
+                 commit: str = "late", keep_gradients: bool = False, threads: int = 0, seed: int = 0, **coefficients):
+        source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
+        self._session = _core.Training.open(source, {
+            "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
+            "optimizer": optimizer, "coefficients": {k: float(v) for k, v in coefficients.items()},
+            "trainable": list(trainable), "frozen": list(frozen), "clip_norm": float(clip_norm),
+            "accumulation_steps": accumulation_steps, "commit": commit, "keep_gradients": keep_gradients,
+            "threads": threads, "seed": seed,
+        })
+
+    @staticmethod
+    def _feeds(feeds: dict) -> dict:
+        return {name: to_value(item) for name, item in feeds.items()}
+
+    def step(self, feeds: dict) -> float:
+        """One (micro-)step; the loss before the update."""
+        return self._session.step(self._feeds(feeds))
+
+    def evaluate(self, feeds: dict) -> tuple:
+        """(loss, outputs) in evaluation mode; nothing changes."""
+        loss, outputs = self._session.evaluate(self._feeds(feeds))
+        return loss, [from_value(value) for value in outputs]
+
+    def predict(self, feeds: dict) -> list:
+        """The model's outputs in evaluation mode."""
+        return [from_value(value) for value in self._session.predict(self._feeds(feeds))]
+
+    def parameters(self) -> dict:
+        """Copies of trained parameters and running statistics, by the model's names."""
+        return {name: from_value(self._session.parameter(name)) for name in self._session.parameter_names()}
+
+    def set_parameter(self, name: str, value) -> None:
+        self._session.set_parameter(name, to_value(value))
+
+    def gradients(self) -> list:
+        """Gradients of the last step in the order of the trained parameters; needs keep_gradients=True."""
+        return [from_value(value) for value in self._session.gradients()]
+
+    @property
+    def updates(self) -> int:
+        return self._session.updates
+
+    @property
+    def learning_rate(self) -> float:
+        return self._session.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._session.learning_rate = rate
+
+    def save(self, path) -> None:
+        """A checkpoint (safetensors): parameters, optimizer state, counters. A crash leaves the old one or the new."""
+        self._session.save(os.fspath(path))
+
+    def restore(self, path) -> None:
+        self._session.restore(os.fspath(path))
+
+    def export(self, path) -> None:
+        """The trained model as ONNX, in evaluation mode."""
+        self._session.export(os.fspath(path))
+
+    def plan(self, feeds: dict) -> tuple:
+        """(the step's plan as text, its arena in bytes) for feeds of these shapes; nothing is run."""
+        return self._session.plan(self._feeds(feeds))
