@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""50 steps of both examples beside PyTorch: same weights, same batches, same optimizer."""
+
+import copy
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import caesura
+
+EXAMPLES = os.path.join(os.path.dirname(__file__), "..", "..", "examples")
+sys.path += [os.path.join(EXAMPLES, "digits"), os.path.join(EXAMPLES, "chargpt")]
+import export_chargpt  # noqa: E402
+import export_digits  # noqa: E402
+
+STEPS = 50
+ADAMW = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01}
+
+
+def torch_run(module, batches, loss_of):
+    """Losses and the state after STEPS steps of AdamW."""
+    module = module.train()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=ADAMW["learning_rate"], betas=(0.9, 0.999), eps=1e-8,
+                                  weight_decay=ADAMW["weight_decay"])
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(module, *batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return np.array(losses), {name: value.detach().double().numpy() for name, value in module.state_dict().items()}
+
+
+def check(module, batches, loss_of, session, feeds_of, zero_gradient):
+    """zero_gradient(name, array) cuts out what has a true gradient of zero, whose value is rounding noise alone."""
+    double_batches = [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in batches]
+    double_losses, double_state = torch_run(copy.deepcopy(module).double(), double_batches, loss_of)
+    losses, state = torch_run(copy.deepcopy(module), batches, loss_of)
+    ours = np.array([session.step(feeds_of(*batch)) for batch in batches])
+    np.testing.assert_allclose(ours, losses, rtol=1e-4)
+    parameters = session.parameters()
+    assert set(parameters) == {name for name in state if "num_batches_tracked" not in name}
+    for name, value in parameters.items():
+        own, reference, double = (zero_gradient(name, np.asarray(a, dtype=np.float64))
+                                  for a in (value, state[name], double_state[name]))
+        if own.size == 0:
+            continue
+        scale = max(np.abs(double).max(), 1e-30)
+        distance = np.abs(own - double).max() / scale
+        allowed = max(3 * np.abs(reference - double).max() / scale, 1e-4)
+        assert distance <= allowed, f"{name}: {distance} from float64, PyTorch's own float32 is at {allowed / 3}"
+
+
+def test_digits(tmp_path):
+    module = export_digits.export(str(tmp_path))
+    images, labels, _, _ = export_digits.load_data()
+    rng = np.random.default_rng(5)
+    picks = [rng.choice(len(images), 64, replace=False) for _ in range(STEPS)]
+    batches = [(torch.from_numpy(images[p]), torch.from_numpy(labels[p])) for p in picks]
+    session = caesura.TrainingSession(str(tmp_path / "digits.onnx"), target="labels", optimizer="adamw", **ADAMW)
+
+    def zero_gradient(name, array):
+        # A convolution's bias in front of BatchNorm is taken out again by the mean.
+        return array[:0] if name in ("features.0.bias", "features.3.bias", "features.7.bias") else array
+
+    check(module, batches, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), session,
+          lambda x, y: {"images": x.numpy(), "labels": y.numpy()}, zero_gradient)
+
+
+def test_chargpt(tmp_path):
+    vocabulary, time, width = 65, 64, 128
+    module = export_chargpt.export(str(tmp_path), vocabulary)
+    rng = np.random.default_rng(6)
+    text = rng.integers(0, vocabulary, size=(STEPS, 4, time + 1))
+    batches = [(torch.from_numpy(t[:, :-1].copy()), torch.from_numpy(t[:, 1:].copy())) for t in text]
+    session = caesura.TrainingSession(str(tmp_path / "chargpt.onnx"), target="next", class_axis=-1, optimizer="adamw",
+                                      **ADAMW)
+
+    def zero_gradient(name, array):
+        if name.endswith("qkv.bias"):  # a key's bias moves all scores of a row alike
+            return np.concatenate([array[:width], array[2 * width:]])
+        if name == "position.weight":  # rows behind the sequence have no gradient, only decay
+            return array[:time]
+        return array
+
+    check(module, batches, lambda m, x, y: torch.nn.functional.cross_entropy(m(x).flatten(0, 1), y.flatten()), session,
+          lambda x, y: {"tokens": x.numpy(), "next": y.numpy()}, zero_gradient)
