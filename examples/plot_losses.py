@@ -25,7 +25,8 @@ def draw(folder: str) -> str:
         sample = file.read()
     axes[2].axis("off")
     axes[2].set_title("what the GPT writes")
-    axes[2].text(0, 1, sample[:700], family="monospace", fontsize=7, va="top")
+    lines = [line[i:i + 64] for line in sample.splitlines() for i in range(0, max(len(line), 1), 64)]
+    axes[2].text(0, 1, "\n".join(lines[:32]), family="monospace", fontsize=7, va="top", in_layout=False)
     figure.tight_layout()
     path = os.path.join(folder, "losses.png")
     figure.savefig(path, dpi=110)

@@ -114,7 +114,8 @@ std::vector<std::vector<double>> Outputs(const FastCase& c, DType dtype, int thr
   KernelCase kernel(c.op_type, MakeInputs(c, dtype), c.attributes, c.domain, c.outputs);
   kernel.threads = threads;
   std::vector<std::vector<double>> out;
-  for (const RuntimeValue& value : kernel.Run(Register).value()) out.push_back(value.tensor().ToVector<double>());
+  const std::vector<RuntimeValue> results = kernel.Run(Register).value();
+  for (const RuntimeValue& value : results) out.push_back(value.tensor().ToVector<double>());
   return out;
 }
 

@@ -191,14 +191,6 @@ TEST(ModelWriterTest, DeclaresTheLowestOpsetThatFits) {
   EXPECT_EQ(opset("(bfloat16[2] x) => (bfloat16[2] y) { y = Selu (x) }"), 22);
 }
 
-TEST(ModelWriterTest, NodesWithoutACommonOpsetAreNamed) {
-  Model model = SmallModel();
-  model.graph->nodes()[0]->set_since_version(1);  // the other one is of version 28 or so
-  Status status = SerializeModel(model).status();
-  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_NE(status.message().find("[MatMul 'mul']"), std::string::npos) << status.ToString();
-}
-
 TEST(ModelWriterTest, CannotWriteIntoNothing) {
   EXPECT_FALSE(WriteModel(SmallModel(), "/nowhere/at/all.onnx").ok());
 }

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DBUILD=... -DSOURCE=... -P run.cmake: installs the build, then configures, builds and runs the consumer.
+set(prefix ${BUILD}/consumer/install)
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "failed: ${ARGV}")
+  endif()
+endfunction()
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release)
+run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build)
+run(${BUILD}/consumer/build/consumer)
