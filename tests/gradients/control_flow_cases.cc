@@ -56,25 +56,6 @@ const char kScanReversed[] = R"(
     }
   >)";
 
-const char kNested[] = R"(
-  y = Loop(n, , x) <
-    body = body (int64 i, bool go, double[2] h) => (bool go_on, double[2] h2) {
-      go_on = Identity(go)
-      two = Constant<value_int = 2>()
-      m = Mod(i, two)
-      zero = Constant<value_int = 0>()
-      even = Equal(m, zero)
-      h2 = If(even) <
-        then_branch = a () => (double[2] p) { p = Mul(h, w) },
-        else_branch = b () => (double[2] q) {
-          q = Loop(two, , h) <
-            body = inner (int64 j, bool go1, double[2] g) => (bool go2, double[2] g2) { go2 = Identity(go1) g1 = Mul(g, w) g2 = Sin(g1) }
-          >
-        }
-      >
-    }
-  >)";
-
 }  // namespace
 
 std::vector<GradientCase> ControlFlowCases() {
@@ -88,7 +69,6 @@ std::vector<GradientCase> ControlFlowCases() {
        .initializers = "<int64 n = {0}>"},
       {.name = "LoopWhile", .inputs = "double[2] x, double[2] w", .body = kWhile, .low = 0.3, .high = 0.7,
        .initializers = "<double limit = {0.001}>"},
-      {.name = "LoopNested", .inputs = "double[2] x, double[2] w", .body = kNested, .initializers = n},
       {.name = "Scan", .inputs = "double[2] h0, double[3,2] x, double[2] w", .body = kScan, .outputs = "y, z"},
       {.name = "ScanReversed", .inputs = "double[2] h0, double[3,2] x, double[2,3] v", .body = kScanReversed, .outputs = "y, z"},
       {.name = "ScanStateOnly", .inputs = "double[2] h0, double[3,2] x, double[2] w", .body = kScan, .outputs = "y"},
@@ -108,10 +88,6 @@ std::vector<GradientCase> ControlFlowCases() {
        .initializers = "<int64 p = {1}, int64[2] l = {2, 3}>"},
       {.name = "ConcatFromSequenceNewAxis", .inputs = "double[2,3] x",
        .body = "s = SplitToSequence<axis = 0, keepdims = 0>(x) z = ConcatFromSequence<axis = 1, new_axis = 1>(s) y = Mul(z, z)"},
-      {.name = "SequenceMap", .inputs = "double[2] a, double[3] b, double[1] w", .body = R"(
-         s = SequenceConstruct(a, b)
-         t = SequenceMap(s, w) <body = body (double[k] e, double[1] f) => (double[k] g) { h = Mul(e, f) g = Sin(h) }>
-         y = ConcatFromSequence<axis = 0>(t))"},
       {.name = "OptionalGetElement", .inputs = "double[2] x", .body = "o = Optional(x) e = OptionalGetElement(o) y = Mul(e, e)"},
   };
 }

@@ -34,7 +34,7 @@ std::vector<GradientCase> ElementwiseCases() {
       {"ClipNone", x, "y = Clip(x)"},
       {"Cos", x, "y = Cos(x)"},
       {"Cosh", x, "y = Cosh(x)"},
-      {.name = "DequantizeLinear", .inputs = "double[] s, int8[2,3] q", .body = "y = DequantizeLinear(q, s, z)",
+      {.name = "DequantizeLinear", .inputs = "double s, int8[2,3] q", .body = "y = DequantizeLinear(q, s, z)",
        .feeds = {{"q", {-5, 3, 100, 7, 0, -90}}}, .initializers = "<int8 z = {3}>", .float_only = true},
       {.name = "DequantizeLinearAxis", .inputs = "double[3] s, int8[2,3] q", .body = "y = DequantizeLinear<axis = 1>(q, s)",
        .feeds = {{"q", {-5, 3, 100, 7, 0, -90}}}, .float_only = true},

@@ -22,8 +22,6 @@ std::vector<GradientCase> ImageCases() {
        .body = "y = GridSample<padding_mode = \"border\", align_corners = 1>(x, g)", .low = -0.9, .high = 0.9},
       {.name = "GridSampleCubic", .inputs = "double[1,1,4,4] x, double[1,2,3,2] g",
        .body = "y = GridSample<mode = \"cubic\">(x, g)", .low = -0.9, .high = 0.9},
-      {.name = "AffineGrid", .inputs = "double[1,2,3] t", .body = "y = AffineGrid(t, s)",
-       .initializers = "<int64[4] s = {1, 1, 3, 4}>"},
       {.name = "RoiAlign", .inputs = "double[1,2,4,4] x",
        .body = "y = RoiAlign<output_height = 2, output_width = 2, sampling_ratio = 2>(x, r, b)", .initializers = rois},
       {.name = "RoiAlignMax", .inputs = "double[1,2,4,4] x",

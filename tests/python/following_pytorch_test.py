@@ -72,10 +72,12 @@ def test_digits(tmp_path):
 
 
 def test_chargpt(tmp_path):
-    vocabulary, time, width = 65, 64, 128
-    module = export_chargpt.export(str(tmp_path), vocabulary)
-    rng = np.random.default_rng(6)
-    text = rng.integers(0, vocabulary, size=(STEPS, 4, time + 1))
+    time, width = 64, 128
+    corpus = np.frombuffer(export_chargpt.corpus(300_000).encode("ascii"), dtype=np.uint8)
+    characters, tokens = np.unique(corpus, return_inverse=True)
+    module = export_chargpt.export(str(tmp_path), len(characters))
+    begins = np.random.default_rng(6).integers(0, len(tokens) - time - 1, size=(STEPS, 4))
+    text = np.stack([[tokens[b:b + time + 1] for b in row] for row in begins]).astype(np.int64)
     batches = [(torch.from_numpy(t[:, :-1].copy()), torch.from_numpy(t[:, 1:].copy())) for t in text]
     session = caesura.TrainingSession(str(tmp_path / "chargpt.onnx"), target="next", class_axis=-1, optimizer="adamw",
                                       **ADAMW)
