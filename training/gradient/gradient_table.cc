@@ -10,7 +10,7 @@ const std::vector<GradientEntry>& GradientTable() {
       {"Acos", Kind::kRule, ""},
       {"Acosh", Kind::kRule, ""},
       {"Add", Kind::kRule, ""},
-      {"AffineGrid", Kind::kRefusal, "its function body branches on the rank, and inference does not see through that yet"},
+      {"AffineGrid", Kind::kBody, "function body; an error where the rank behind its If cannot be inferred, as in the usual case today"},
       {"Asin", Kind::kRule, ""},
       {"Asinh", Kind::kRule, ""},
       {"Atan", Kind::kRule, ""},
