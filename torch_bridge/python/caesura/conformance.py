@@ -66,7 +66,7 @@ def _compare(got, want, rtol: float, atol: float, path: str) -> str:
 
 
 def run_case(case, make_session) -> str:
-    """Empty when the case passes, else the reason. make_session(bytes) gives an object with get_inputs() and run()."""
+    """Empty when the case passes, else the reason. make_session(bytes) gives an object with run(None, feeds)."""
     session = make_session(case.model.SerializeToString())
     names = [value.name for value in case.model.graph.input]
     for inputs, outputs in case.data_sets:
@@ -85,20 +85,20 @@ def _make_caesura(model: bytes):
     return caesura.InferenceSession(model)
 
 
-def _work(connection, name_filter: str):
+def _work(connection, name_filter: str, make_session):
     cases = _STATE["cases"] if _STATE.get("filter") == name_filter else collect(name_filter)
     while True:
         index = connection.recv()
         if index is None:
             return
         try:
-            connection.send(run_case(cases[index], _make_caesura))
+            connection.send(run_case(cases[index], make_session))
         except Exception as error:  # every failure of a case is a result to report
             connection.send(f"{type(error).__name__}: {error}")
 
 
-def run_all(cases: list, name_filter: str) -> dict:
-    """Case name to reason; empty reason: passed. A crash is the reason "crashed"."""
+def run_all(cases: list, name_filter: str, make_session=_make_caesura) -> dict:
+    """Case name to reason; empty reason: passed. A crash is the reason "crashed". make_session as in run_case."""
     _STATE.update(cases=cases, filter=name_filter)  # inherited by the forked workers
     context = multiprocessing.get_context("fork")
     results = {}
@@ -106,7 +106,7 @@ def run_all(cases: list, name_filter: str) -> dict:
     for index, case in enumerate(cases):
         if worker is None or not worker.is_alive():
             connection, theirs = context.Pipe()
-            worker = context.Process(target=_work, args=(theirs, name_filter), daemon=True)
+            worker = context.Process(target=_work, args=(theirs, name_filter, make_session), daemon=True)
             worker.start()
             theirs.close()
         try:
