@@ -149,7 +149,7 @@ if stage "set-up" set_up; then
   stage "build" build_in "$build"
   stage "C++ tests" ctest_in "$build"
   stage "Python tests" python_tests
-  stage "ThreadSanitizer" thread_sanitizer
-  stage "AddressSanitizer, UBSan" address_sanitizer
+  [[ -n ${CAESURA_LONG:-} ]] && stage "ThreadSanitizer" thread_sanitizer
+  [[ -n ${CAESURA_LONG:-} ]] && stage "AddressSanitizer, UBSan" address_sanitizer
 fi
 tally
