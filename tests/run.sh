@@ -72,11 +72,11 @@ sanitized() {
     cmake --build "$folder" --target "$@" -- -k 0
 }
 
-# All C++ tests, with the leak check.
+# The given test program, with the leak check.
 address_sanitizer() {
-  sanitized build-asan address,undefined caesura_tests &&
+  sanitized build-asan address,undefined "$1" &&
     ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-      ctest_in build-asan -R '^caesura_tests$'
+      ctest_in build-asan -R "^$1\$"
 }
 
 # States in threads, and a race that must be found. One OpenMP thread a kernel: libgomp is not instrumented.
@@ -149,7 +149,8 @@ if stage "set-up" set_up; then
   stage "build" build_in "$build"
   stage "C++ tests" ctest_in "$build"
   stage "Python tests" python_tests
-  [[ -n ${CAESURA_LONG:-} ]] && stage "ThreadSanitizer" thread_sanitizer
-  [[ -n ${CAESURA_LONG:-} ]] && stage "AddressSanitizer, UBSan" address_sanitizer
+  stage "ThreadSanitizer" thread_sanitizer
+  stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
+  [[ -n ${CAESURA_LONG:-} ]] && stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
 fi
 tally
