@@ -2,10 +2,10 @@
 #include "core/execute/subgraph.h"
 
 #include <map>
-#include <mutex>
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
+#include "core/execute/state_pool.h"
 #include "core/plan/plan_cache.h"
 
 namespace caesura {
@@ -26,7 +26,7 @@ class PlannedSubgraph : public SubgraphRunner {
       known.push_back(request_.captured_specs[i]);
     }
     ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, cache_.Get(inputs, known));
-    std::unique_ptr<ExecutionState> state = Borrow(plan);
+    std::unique_ptr<ExecutionState> state = states_.Borrow(plan);
     RunOptions options;
     const RandomKey key = outer.random_key();
     options.seed = key.seed + 0x9e3779b97f4a7c15ull * (key.stream + 1);
@@ -35,32 +35,14 @@ class PlannedSubgraph : public SubgraphRunner {
     ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
     if (outcome != RunOutcome::kFinished) return Unsupported("a yield inside of a body of If, Loop or Scan");
     std::vector<RuntimeValue> results = state->TakeFetches();
-    state->Cancel();
-    Return(std::move(state));
+    states_.Return(std::move(state));
     return results;
   }
 
  private:
-  std::unique_ptr<ExecutionState> Borrow(const std::shared_ptr<const ExecutionPlan>& plan) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-      if (&(*it)->plan() != plan.get()) continue;
-      std::unique_ptr<ExecutionState> state = std::move(*it);
-      idle_.erase(it);
-      return state;
-    }
-    return std::make_unique<ExecutionState>(plan);
-  }
-  void Return(std::unique_ptr<ExecutionState> state) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.size() < kMaxIdle) idle_.push_back(std::move(state));
-  }
-
-  static constexpr size_t kMaxIdle = 8;
   SubgraphRequest request_;
   PlanCache cache_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<ExecutionState>> idle_;
+  StatePool states_{/*capacity=*/8};
 };
 
 }  // namespace

@@ -10,12 +10,6 @@
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {
-namespace {
-
-constexpr size_t kMaxIdleStates = 16;
-
-}  // namespace
-
 Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions options) {
   std::unique_ptr<Session> session(new Session(std::move(model), std::move(options)));
   RETURN_IF_ERROR(session->Prepare());
@@ -67,23 +61,6 @@ Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) 
   return ordered;
 }
 
-std::unique_ptr<ExecutionState> Session::BorrowState(const std::shared_ptr<const ExecutionPlan>& plan) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-    if (&(*it)->plan() != plan.get()) continue;
-    std::unique_ptr<ExecutionState> state = std::move(*it);
-    idle_.erase(it);
-    return state;
-  }
-  return std::make_unique<ExecutionState>(plan);
-}
-
-void Session::ReturnState(std::unique_ptr<ExecutionState> state) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (idle_.size() >= kMaxIdleStates) idle_.erase(idle_.begin());
-  idle_.push_back(std::move(state));
-}
-
 Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
   return plans_->Get(ordered);
@@ -99,15 +76,14 @@ Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const s
     wanted.push_back(it - outputs().begin());
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_->Get(ordered));
-  std::unique_ptr<ExecutionState> state = BorrowState(plan);
+  std::unique_ptr<ExecutionState> state = states_.Borrow(plan);
   if (options.seed == 0) options.seed = options_.seed;
   if (options.step == 0) options.step = runs_++;
   RETURN_IF_ERROR(state->Start(std::move(ordered), std::move(options)));
   ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
   if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
   std::vector<RuntimeValue> results = state->TakeFetches();
-  state->Cancel();
-  ReturnState(std::move(state));
+  states_.Return(std::move(state));
   if (output_names.empty()) return results;
   std::vector<RuntimeValue> selected;
   for (size_t i : wanted) selected.push_back(results[i]);

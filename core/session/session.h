@@ -10,11 +10,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "core/execute/execution_state.h"
+#include "core/execute/state_pool.h"
 #include "core/graph/graph.h"
 #include "core/graph/pass.h"
 #include "core/plan/plan_cache.h"
@@ -53,14 +52,11 @@ class Session {
   Session(Model model, SessionOptions options) : model_(std::move(model)), options_(std::move(options)) {}
   Status Prepare();
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
-  std::unique_ptr<ExecutionState> BorrowState(const std::shared_ptr<const ExecutionPlan>& plan);
-  void ReturnState(std::unique_ptr<ExecutionState> state);
 
   Model model_;
   SessionOptions options_;
   std::unique_ptr<PlanCache> plans_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<ExecutionState>> idle_;
+  StatePool states_{/*capacity=*/16};
   std::atomic<uint64_t> runs_{0};
 };
 
