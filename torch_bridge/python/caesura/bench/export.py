@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workload's files: initial weights, batches, matrix products, and, where asked, its ONNX model."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+from .workloads import BATCHES, Workload, find
+
+ADAMW = {"learning_rate": 3e-4, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01}
+
+
+def prepare(workload: Workload, folder: pathlib.Path, threads: int) -> dict:
+    """Writes job.json, weights.npz, batches.npz; returns the job."""
+    from .products import matrix_products
+
+    module = workload.module()
+    job = {"workload": workload.name, "threads": threads, "batches": BATCHES, "adamw": ADAMW,
+           "bfloat16": workload.bfloat16, "jax_model": workload.jax_model, "heads": workload.heads,
+           "parameters": sum(p.numel() for p in module.parameters()),
+           "products": [dataclasses.asdict(p) for p in matrix_products(module, workload)]}
+    batches = workload.batches()
+    np.savez(folder / "batches.npz", **{f"x{i}": x for i, (x, _) in enumerate(batches)},
+             **{f"y{i}": y for i, (_, y) in enumerate(batches)})
+    np.savez(folder / "weights.npz", **{name: p.detach().numpy() for name, p in workload.module().named_parameters()})
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    return job
+
+
+def write_onnx(job: dict, path: pathlib.Path) -> None:
+    """The module, in training mode, from input "x" to output "scores"; casts of autocast are part of it."""
+    import torch
+
+    workload = find(job["workload"])
+    module = workload.module()
+
+    class Autocast(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.inner(x).float()
+
+    x = torch.from_numpy(workload.batches()[0][0])
+    program = torch.onnx.export(Autocast().train() if workload.bfloat16 else module, (x,), dynamo=True, optimize=False,
+                                verbose=False, input_names=["x"], output_names=["scores"])
+    program.save(str(path))

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The systems, a module for each family. What such a module holds:
+
+    load(system, folder, job) -> (step, make_batch)
+        from what prepare.py wrote into folder, ready to train: make_batch(x, y) gives the arguments of step; step takes
+        one whole training step and returns what float() makes its loss of. Imports belong to the module's head: they are
+        no part of the first step.
+    capture(system, folder, job)
+        optional, in a process before: makes what load reads.
+    Runner
+        in place of load, for what is no training: see worker.Runner.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class System:
+    module: str        # in this package
+    about: str
+    home: str = ""     # "": our environment; else the folder of its environment beneath the peers
+    captures: bool = False
+
+
+SYSTEMS = {
+    "caesura": System("caesura_session", "ONNX export of the module in caesura.TrainingSession", captures=True),
+    "eager": System("pytorch", "PyTorch, plain AdamW"),
+    "eager-fused": System("pytorch", "PyTorch, AdamW(fused=True)"),
+    "eager-foreach": System("pytorch", "PyTorch, AdamW(foreach=True)"),
+    "compile": System("pytorch", "torch.compile of model and loss, AdamW(fused=True)"),
+    "compile-step": System("pytorch", "torch.compile of model and loss, and of the optimizer's step"),
+    "ortmodule": System("onnxruntime_training", "ORTModule of onnxruntime-training 1.19.2, AdamW(fused=True)",
+                        home="onnxruntime-training"),
+    "ort-on-device": System("onnxruntime_training", "on-device training of onnxruntime-training 1.19.2",
+                            home="onnxruntime-training", captures=True),
+    "jax": System("jax_step", "jax.jit of a whole step, written by hand", home="jax"),
+    "bound": System("bound", "the step's matrix products alone in oneDNN, and AdamW's traffic as one copy"),
+}

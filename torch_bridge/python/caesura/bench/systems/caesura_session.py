@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caesura: the module's ONNX export in a TrainingSession."""
+
+import caesura
+
+
+def capture(system, folder, job):
+    """Writes model.onnx: the forward pass, as torch.onnx.export leaves it without optimisation."""
+    from .. import export
+
+    export.write_onnx(job, folder / "model.onnx")
+
+
+def load(system, folder, job):
+    session = caesura.TrainingSession(str(folder / "model.onnx"), target="target", class_axis=-1, optimizer="adamw",
+                                      threads=job["threads"], **job["adamw"])
+    return session.step, lambda x, y: ({"x": x, "target": y},)
