@@ -1,29 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/parameter_graph.h"
 
-#include <algorithm>
-
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
 #include "core/execute/subgraph.h"
+#include "core/plan/function_expansion.h"
+#include "graph_transforms/pipeline.h"
+#include "training/gradient/training_mode.h"
 
 namespace caesura {
+namespace {
 
-PlanOptions ParameterGraph::Options(const Graph& graph, const std::vector<std::string>& parameters,
-                                    PlanOptions options, const ProviderList& providers) {
-  for (const std::string& name : parameters) options.parameters.push_back(graph.FindValue(name));
-  return WithSubgraphs(std::move(options), providers);
+// The step that a run has failed at does not count: kernels that update in place fail, if at all, before they write.
+bool HasWritten(const ExecutionState& state) {
+  const ExecutionPlan& plan = state.plan();
+  for (int i = 0; i < state.program_counter(); ++i) {
+    const Step& step = plan.steps()[i];
+    if (step.kind == Step::Kind::kLate && step.node->phase() == Phase::kOptimizer) return true;
+    const uint32_t* outputs = plan.arguments().data() + step.first_argument + step.input_count;
+    const bool writes = std::any_of(outputs, outputs + step.output_count, [&](uint32_t id) {
+      return plan.buffers()[id].kind == PlannedBuffer::Kind::kParameter;
+    });
+    if (writes) return true;
+  }
+  return false;
 }
 
-ParameterGraph::ParameterGraph(std::shared_ptr<const Graph> graph, const std::vector<std::string>& parameters,
-                               ParameterSet* set, const ProviderList& providers, PlanOptions options)
-    : graph_(graph), set_(set), plans_(graph, providers, Options(*graph, parameters, std::move(options), providers)) {}
+}  // namespace
+
+Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<Graph> graph,
+                                                               const std::vector<std::string>& parameters,
+                                                               const ProviderList& providers, PlanOptions options,
+                                                               const PassList& passes,
+                                                               const std::vector<std::string>& disabled_passes) {
+  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*graph, providers));
+  static_cast<void>(expanded);
+  Model model;
+  model.graph = graph;
+  auto records = RunPasses(passes, model, disabled_passes);
+  if (!records.ok()) return records.status();
+  for (const std::string& name : parameters) options.parameters.push_back(graph->FindValue(name));
+  return std::unique_ptr<ParameterGraph>(
+      new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers)));
+}
 
 Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds, const NamedValues& extra) const {
   std::vector<RuntimeValue> ordered;
   std::string missing;
   size_t used = 0;
-  for (const Value* input : graph_->inputs()) {
+  for (const Value* input : graph().inputs()) {
     auto own = extra.find(input->name());
     if (own != extra.end()) {
       ordered.push_back(own->second);
@@ -31,7 +56,7 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds
     }
     auto it = feeds.find(input->name());
     if (it != feeds.end()) ++used;
-    else if (graph_->Initializer(input) == nullptr) missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
+    else if (graph().Initializer(input) == nullptr) missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
     ordered.push_back(it == feeds.end() ? RuntimeValue() : it->second);
     const bool typed = it != feeds.end() && it->second.is_tensor() && input->type().is_tensor();
     if (typed && input->dtype() != it->second.tensor().dtype()) {
@@ -43,37 +68,65 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds
   if (used != feeds.size()) {
     std::string unknown;
     for (const auto& [name, value] : feeds) {
-      const Value* input = graph_->FindValue(name);
-      if (input == nullptr || !graph_->IsGraphInput(input)) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
+      const Value* input = graph().FindValue(name);
+      if (input == nullptr || !graph().IsGraphInput(input)) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
     }
     return InvalidArgument("the program has no input(s) " + unknown);
   }
   return ordered;
 }
 
-Result<ExecutionState*> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOptions options) {
-  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds));
-  Ready& ready = ready_[plan.get()];
-  if (ready.state == nullptr) {
-    // Plans that fell out of the cache leave their states behind: drop those first.
-    if (ready_.size() > PlanCache::kMaxPlans) {
-      ready_.clear();
-      return Start(std::move(feeds), std::move(options));
-    }
-    ready.state = std::make_unique<ExecutionState>(plan);
-    ready.cache = std::make_unique<ValueCache>(plan->cache_entries());
-  }
-  options.parameters = set_;
-  options.cache = ready.cache.get();
-  RETURN_IF_ERROR(ready.state->Start(std::move(feeds), std::move(options)));
-  return ready.state.get();
+std::shared_ptr<ValueCache> ParameterGraph::CacheOf(const std::shared_ptr<const ExecutionPlan>& plan) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Plans that fell out of the plan cache leave theirs behind; runs in flight hold what they use.
+  if (caches_.size() > PlanCache::kMaxPlans) caches_.clear();
+  Cached& cached = caches_[plan.get()];
+  if (cached.plan == nullptr) cached = {plan, std::make_shared<ValueCache>(plan->cache_entries())};
+  return cached.cache;
 }
 
-Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> feeds, RunOptions options) {
-  ASSIGN_OR_RETURN(ExecutionState * state, Start(std::move(feeds), std::move(options)));
-  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
-  if (outcome != RunOutcome::kFinished) return Internal("a program without yields has yielded");
-  return state->TakeFetches();
+Result<StartedRun> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOptions options) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds));
+  StartedRun run{CacheOf(plan), states_.Borrow(plan)};
+  options.cache = run.cache.get();
+  RETURN_IF_ERROR(run.state->Start(std::move(feeds), std::move(options)));
+  return run;
+}
+
+Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> feeds, RunOptions options,
+                                                      bool* wrote) {
+  ASSIGN_OR_RETURN(StartedRun run, Start(std::move(feeds), std::move(options)));
+  const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
+  if (wrote != nullptr) *wrote = HasWritten(*run.state);
+  std::vector<RuntimeValue> results = run.state->TakeFetches();
+  Return(std::move(run));
+  if (!outcome.ok()) return outcome.status();
+  if (*outcome != RunOutcome::kFinished) return Internal("a program without yields has yielded");
+  return results;
+}
+
+Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
+                        const std::vector<std::string>& disabled_passes) {
+  std::unordered_set<std::string> changing(trainable.begin(), trainable.end());
+  for (const Value* value : RunningStatistics(*model.graph)) changing.insert(value->name());
+  return RunPasses(ForwardPasses(std::move(changing)), model, disabled_passes).status();
+}
+
+Status AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters) {
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(Tensor own, graph.Initializer(graph.FindValue(name))->Clone());
+    parameters->Add(name, std::move(own));
+  }
+  return {};
+}
+
+Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value) {
+  const int i = parameters.Find(name);
+  if (i < 0) return NotFound("there is no parameter '" + name + "'");
+  const Tensor& own = parameters.tensor(i);
+  if (own.dtype() == value.dtype() && own.shape() == value.shape()) return i;
+  return InvalidArgument("parameter '" + name + "' is " + DTypeName(own.dtype()) + own.shape().ToString() + ", got " +
+                         DTypeName(value.dtype()) + value.shape().ToString());
 }
 
 }  // namespace caesura

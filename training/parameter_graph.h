@@ -1,50 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
-// A graph together with the ParameterSet that its plans read and write: plans by feed signature, states and value
-// caches kept from run to run.
+// A graph some of whose initializers are the entries of a ParameterSet: plans by feed signature, idle states and value
+// caches kept from run to run. What training sessions and split modules run their programs with.
 #ifndef CAESURA_TRAINING_PARAMETER_GRAPH_H_
 #define CAESURA_TRAINING_PARAMETER_GRAPH_H_
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "core/execute/execution_state.h"
+#include "core/execute/state_pool.h"
 #include "core/plan/plan_cache.h"
 #include "core/session/session.h"
 
 namespace caesura {
 
-// Thread safety: one thread at a time.
+// A run that was started, with the cache that it uses. Give it back with ParameterGraph::Return.
+struct StartedRun {
+  std::shared_ptr<ValueCache> cache;
+  std::unique_ptr<ExecutionState> state;
+};
+
+// Thread safety: all methods from any thread.
 class ParameterGraph {
  public:
-  // `parameters`: names of initializers of `graph` in the order of `set`, which outlives this.
-  ParameterGraph(std::shared_ptr<const Graph> graph, const std::vector<std::string>& parameters, ParameterSet* set,
-                 const ProviderList& providers, PlanOptions options);
+  // Ops without a kernel are expanded, then the passes run. `parameters`: names of initializers of `graph`, in the
+  // order of the ParameterSets that runs bring.
+  static Result<std::unique_ptr<ParameterGraph>> Create(std::shared_ptr<Graph> graph,
+                                                        const std::vector<std::string>& parameters,
+                                                        const ProviderList& providers, PlanOptions options,
+                                                        const PassList& passes = {},
+                                                        const std::vector<std::string>& disabled_passes = {});
 
-  const Graph& graph() const { return *graph_; }
+  const Graph& graph() const { return *plans_.graph(); }
   // Feeds by name to plan order; all missing or unknown names at once are an error. `extra` are feeds that the caller
   // of the caller does not know of (learning rate, step).
   Result<std::vector<RuntimeValue>> Order(const NamedValues& feeds, const NamedValues& extra) const;
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const std::vector<RuntimeValue>& feeds) { return plans_.Get(feeds); }
-  // A state started on these feeds. It stays the graph's; the next Start with the same signature takes it again.
-  Result<ExecutionState*> Start(std::vector<RuntimeValue> feeds, RunOptions options);
-  // The graph's outputs.
-  Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> feeds, RunOptions options);
+  // A run started on these feeds. `options.parameters` outlives it, and only the run itself changes them meanwhile.
+  Result<StartedRun> Start(std::vector<RuntimeValue> feeds, RunOptions options);
+  // Drops what the run holds and keeps its memory for the next one.
+  void Return(StartedRun run) { states_.Return(std::move(run.state)); }
+  // The graph's outputs. `wrote` tells, of a failed run too, whether a step of it has written to a parameter.
+  Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> feeds, RunOptions options, bool* wrote = nullptr);
 
  private:
-  struct Ready {
-    std::unique_ptr<ExecutionState> state;
-    std::unique_ptr<ValueCache> cache;
+  struct Cached {
+    std::shared_ptr<const ExecutionPlan> plan;  // held, so that its address stays its own
+    std::shared_ptr<ValueCache> cache;
   };
-  static PlanOptions Options(const Graph& graph, const std::vector<std::string>& parameters, PlanOptions options,
-                             const ProviderList& providers);
+  ParameterGraph(std::shared_ptr<const Graph> graph, const ProviderList& providers, PlanOptions options)
+      : plans_(std::move(graph), providers, std::move(options)) {}
+  std::shared_ptr<ValueCache> CacheOf(const std::shared_ptr<const ExecutionPlan>& plan);
 
-  std::shared_ptr<const Graph> graph_;
-  ParameterSet* set_;
   PlanCache plans_;
-  std::unordered_map<const ExecutionPlan*, Ready> ready_;
+  StatePool states_{/*capacity=*/16};
+  std::mutex mutex_;
+  std::unordered_map<const ExecutionPlan*, Cached> caches_;
 };
+
+// The forward passes, on a model whose initializers named in `trainable` and running statistics change between runs.
+Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
+                        const std::vector<std::string>& disabled_passes);
+
+// Adds copies of the graph's initializers of these names.
+Status AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters);
+
+// The index of parameter `name`: kNotFound when there is none, kInvalidArgument when `value` has another dtype or shape.
+Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value);
 
 }  // namespace caesura
 

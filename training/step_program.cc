@@ -168,7 +168,8 @@ void ScheduleEarly(Graph& graph) {
 
 }  // namespace
 
-Result<std::vector<std::string>> TrainableNames(const Model& model, const StepOptions& options) {
+Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
+                                                const std::vector<std::string>& frozen) {
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
   auto matches = [](const std::vector<std::string>& patterns, const std::string& name) {
     return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return MatchesName(p, name); });
@@ -177,11 +178,10 @@ Result<std::vector<std::string>> TrainableNames(const Model& model, const StepOp
   for (const Value* value : model.graph->Values()) {
     const Tensor* tensor = model.graph->Initializer(value);
     if (tensor == nullptr || !IsDifferentiable(tensor->dtype()) || statistics.count(value)) continue;
-    const bool wanted = options.trainable.empty() ? tensor->shape().rank() >= 1 : matches(options.trainable, value->name());
-    if (wanted && !matches(options.frozen, value->name())) names.push_back(value->name());
+    const bool wanted = trainable.empty() ? tensor->shape().rank() >= 1 : matches(trainable, value->name());
+    if (wanted && !matches(frozen, value->name())) names.push_back(value->name());
   }
-  if (names.empty()) return InvalidArgument("no initializer of the model is selected for training");
-  for (const std::string& pattern : options.trainable) {
+  for (const std::string& pattern : trainable) {
     if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return MatchesName(pattern, name); })) {
       return InvalidArgument("'" + pattern + "' selects no floating initializer for training");
     }

@@ -15,7 +15,7 @@ namespace caesura {
 
 // When a step writes to parameters; chosen when the program is built.
 enum class CommitMode {
-  kLate,          // after all gradients and the clipping: a step that fails has changed nothing
+  kLate,          // after all gradients and the clipping: what may fail comes first, and has then changed nothing
   kEagerConsume,  // each parameter as soon as its gradient is there and nothing else reads it: least memory, no clipping
                   // by global norm; a step that fails in the middle is lost, and says so
 };
@@ -49,8 +49,10 @@ struct StepProgram {
   int statistics = 0;   // and running statistics
 };
 
-// The names that `options` selects for training, in the model's order. Fails when a pattern selects nothing.
-Result<std::vector<std::string>> TrainableNames(const Model& model, const StepOptions& options);
+// The names that the patterns select for training (StepOptions::trainable and frozen), in the model's order; none when
+// the model has no parameters. Fails when a pattern of `trainable` selects nothing.
+Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
+                                                const std::vector<std::string>& frozen);
 
 // `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's types are inferred.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,

@@ -2,22 +2,36 @@
 #include "training/training_session.h"
 
 #include <algorithm>
-#include <unordered_set>
+#include <new>
 
 #include "core/base/status_macros.h"
-#include "core/plan/function_expansion.h"
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
+namespace {
 
-Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model, TrainingOptions options) {
+constexpr char kLostStep[] = "the step is lost, parameters may be half updated: ";
+
+double ScalarOf(const Tensor& tensor) {
+  double value = 0;
+  DispatchNumeric(tensor.dtype(), [&](auto tag) {
+    value = static_cast<double>(*tensor.data<typename decltype(tag)::type>());
+  });
+  return value;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model, TrainingOptions options) try {
   std::unique_ptr<TrainingSession> session(new TrainingSession);
   session->options_ = std::move(options);
   RETURN_IF_ERROR(session->Prepare(std::move(model)));
   return session;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a training session was made");
 }
 
 Status TrainingSession::Prepare(Model model) {
@@ -27,11 +41,10 @@ Status TrainingSession::Prepare(Model model) {
   if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider(RegisterTrainingKernels));
   learning_rate_ = LearningRate(options_.step.optimizer);
   original_ = model.Clone();
-  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options_.step));
-  std::unordered_set<std::string> changing(trainable.begin(), trainable.end());
-  for (const Value* value : RunningStatistics(*model.graph)) changing.insert(value->name());
-  auto records = RunPasses(ForwardPasses(std::move(changing)), model, options_.disabled_passes);
-  if (!records.ok()) return records.status();
+  ASSIGN_OR_RETURN(const std::vector<std::string> trainable,
+                   TrainableNames(model, options_.step.trainable, options_.step.frozen));
+  if (trainable.empty()) return InvalidArgument("no initializer of the model is selected for training");
+  RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
 
   ASSIGN_OR_RETURN(update_, MakeStep(model, trainable, true));
   if (options_.step.accumulation_steps > 1) {
@@ -44,32 +57,19 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
                                                                   const std::vector<std::string>& trainable,
                                                                   bool with_update) {
   ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable, options_.step, with_update));
-  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*program.graph, options_.providers));
-  static_cast<void>(expanded);
-  Model step;
-  step.graph = program.graph;
-  auto records = RunPasses(StepPasses(), step, options_.disabled_passes);
-  if (!records.ok()) return records.status();
   if (with_update) {
     names_ = program.parameters;
     trained_ = program.trained;
     statistics_ = program.statistics;
-    RETURN_IF_ERROR(FillParameters(*program.graph));
+    RETURN_IF_ERROR(AddParameters(*program.graph, names_, &parameters_));
   } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
     return Internal("the accumulating program's parameters are no prefix of the updating one's");
   }
   PlanOptions options;
   options.threads = options_.threads;
   options.cache_values = false;  // every update changes every parameter
-  return std::make_unique<ParameterGraph>(program.graph, program.parameters, &parameters_, options_.providers, options);
-}
-
-Status TrainingSession::FillParameters(const Graph& graph) {
-  for (const std::string& name : names_) {
-    ASSIGN_OR_RETURN(Tensor own, graph.Initializer(graph.FindValue(name))->Clone());
-    parameters_.Add(name, std::move(own));
-  }
-  return {};
+  return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options, StepPasses(),
+                                options_.disabled_passes);
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
@@ -83,10 +83,8 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       ASSIGN_OR_RETURN(Value * loss, AddLoss(*copy.graph, options_.step.loss));
       copy.graph->AddOutput(loss);
     }
-    ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*copy.graph, options_.providers));
-    static_cast<void>(expanded);
-    (with_loss ? evaluate_ : predict_) =
-        std::make_unique<ParameterGraph>(copy.graph, own, &parameters_, options_.providers, options);
+    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
+                     ParameterGraph::Create(copy.graph, own, options_.providers, options));
   }
   return {};
 }
@@ -99,46 +97,53 @@ NamedValues TrainingSession::ProgramFeeds() const {
           {kResetInput, Tensor::Scalar<bool>(micro_steps_ % options_.step.accumulation_steps == 0)}};
 }
 
-Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) {
+RunOptions TrainingSession::MakeRun(uint64_t step) {
+  RunOptions run;
+  run.parameters = &parameters_;
+  run.seed = options_.seed;
+  run.step = step;
+  return run;
+}
+
+Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) try {
   if (lost_) return InvalidArgument("an earlier step failed in the middle of its updates; Restore a checkpoint first");
   const bool updates = (micro_steps_ + 1) % options_.step.accumulation_steps == 0;
   ParameterGraph& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program.Order(feeds, ProgramFeeds()));
-  RunOptions run;
-  run.seed = options_.seed;
-  run.step = static_cast<uint64_t>(micro_steps_);
+  RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
   run.observers = std::move(observers);
-  auto results = program.Run(std::move(ordered), std::move(run));
-  if (!results.ok()) {
-    if (options_.step.commit != CommitMode::kEagerConsume) return results.status();
-    lost_ = true;
-    return results.status().WithPrefix("the step is lost, parameters may be half updated: ");
-  }
+  auto results = program.Run(std::move(ordered), std::move(run), &lost_);
+  if (!results.ok()) return lost_ ? results.status().WithPrefix(kLostStep) : results.status();
+  // The parameters are written: what follows cannot fail, not even for want of memory.
+  lost_ = false;
   ++micro_steps_;
   if (updates) ++updates_;
   parameters_.TouchAll();
-  const double loss = (*results)[0].tensor().ToVector<double>()[0];
-  gradients_.assign(results->begin() + 1, results->end());
+  const double loss = ScalarOf(results->front().tensor());
+  results->erase(results->begin());
+  gradients_ = *std::move(results);
   return loss;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a training step").WithPrefix(lost_ ? kLostStep : "");
 }
 
-Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) {
+Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, evaluate_->Order(feeds, {}));
-  RunOptions run;
-  run.seed = options_.seed;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> outputs, evaluate_->Run(std::move(ordered), std::move(run)));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> outputs, evaluate_->Run(std::move(ordered), MakeRun(0)));
   Evaluation out;
-  out.loss = outputs.back().tensor().ToVector<double>()[0];
+  out.loss = ScalarOf(outputs.back().tensor());
   outputs.pop_back();
   out.outputs = std::move(outputs);
   return out;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in an evaluation");
 }
 
-Result<std::vector<RuntimeValue>> TrainingSession::Predict(const NamedValues& feeds) {
+Result<std::vector<RuntimeValue>> TrainingSession::Predict(const NamedValues& feeds) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, predict_->Order(feeds, {}));
-  RunOptions run;
-  run.seed = options_.seed;
-  return predict_->Run(std::move(ordered), std::move(run));
+  return predict_->Run(std::move(ordered), MakeRun(0));
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a prediction");
 }
 
 std::vector<std::string> TrainingSession::ParameterNames() const {
@@ -152,19 +157,14 @@ Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
 }
 
 Status TrainingSession::SetParameter(const std::string& name, const Tensor& value) {
-  const int i = parameters_.Find(name);
-  if (i < 0) return NotFound("the session has no parameter '" + name + "'");
+  ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
   const Tensor& own = parameters_.tensor(i);
-  if (own.dtype() != value.dtype() || own.shape() != value.shape()) {
-    return InvalidArgument("parameter '" + name + "' is " + DTypeName(own.dtype()) + own.shape().ToString() +
-                           ", got " + DTypeName(value.dtype()) + value.shape().ToString());
-  }
   CopyElements(own.dtype(), value.raw(), own.raw(), own.elements());
   parameters_.Touch(i);
   return {};
 }
 
-Result<Model> TrainingSession::TrainedModel() const {
+Result<Model> TrainingSession::TrainedModel() const try {
   Model model = original_.Clone();
   RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
   for (const std::string& name : ParameterNames()) {
@@ -172,11 +172,15 @@ Result<Model> TrainingSession::TrainedModel() const {
     model.graph->SetInitializer(model.graph->FindValue(name), std::move(copy));
   }
   return model;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while the trained model was copied");
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(const NamedValues& feeds) {
+Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(const NamedValues& feeds) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, update_->Order(feeds, ProgramFeeds()));
   return update_->Plan(ordered);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a step was planned");
 }
 
 }  // namespace caesura

@@ -47,8 +47,9 @@ class TrainingSession {
   static Result<std::unique_ptr<TrainingSession>> Create(Model model, TrainingOptions options = {});
 
   // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps of them, one
-  // update. Returns the loss before the update. With CommitMode::kLate a step that fails has changed nothing; with
-  // kEagerConsume the error says that parameters may be half updated, and further steps fail until a Restore.
+  // update. Returns the loss before the update. A step that fails before its first write to a parameter has changed
+  // nothing: with CommitMode::kLate all that computes stands before the writes. Otherwise the error says that the step
+  // is lost, parameters being half updated, and further steps fail until a Restore.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
 
   // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes.
@@ -93,8 +94,8 @@ class TrainingSession {
   Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, const std::vector<std::string>& trainable,
                                                    bool with_update);
   Status MakeEvaluation(const Model& model);
-  Status FillParameters(const Graph& graph);
   NamedValues ProgramFeeds() const;
+  RunOptions MakeRun(uint64_t step);
 
   TrainingOptions options_;
   Model original_;  // as it came, for export
@@ -106,7 +107,7 @@ class TrainingSession {
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
-  bool lost_ = false;
+  bool lost_ = false;            // a step has written to parameters and then failed
 };
 
 }  // namespace caesura

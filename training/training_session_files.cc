@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a training session writes and reads: checkpoints and trained models.
+#include <new>
+
 #include "core/base/status_macros.h"
 #include "core/load/model_writer.h"
 #include "training/training_session.h"
@@ -16,7 +18,7 @@ constexpr char kCallerPrefix[] = "caller.";
 
 }  // namespace
 
-Status TrainingSession::Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties) const {
+Status TrainingSession::Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties) const try {
   if (lost_) return InvalidArgument("a lost step left parameters half updated: there is nothing worth saving");
   Checkpoint checkpoint;
   for (int i = 0; i < parameters_.size(); ++i) {
@@ -29,9 +31,11 @@ Status TrainingSession::Save(const std::string& path, std::map<std::string, Chec
   checkpoint.properties[kLearningRate] = learning_rate_;
   checkpoint.properties[kSeed] = static_cast<int64_t>(options_.seed);
   return SaveCheckpoint(checkpoint, path);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
 
-Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(const std::string& path) {
+Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(const std::string& path) try {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
   ASSIGN_OR_RETURN(const int64_t updates, checkpoint.Get<int64_t>(kUpdates));
   ASSIGN_OR_RETURN(const int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
@@ -53,6 +57,11 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
     found.push_back(it == part.end() ? nullptr : &it->second);
   }
   if (!wrong.empty()) return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
+  std::map<std::string, Checkpoint::Property> properties;
+  const std::string prefix = kCallerPrefix;
+  for (const auto& [name, property] : checkpoint.properties) {
+    if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
+  }
   for (int i = 0; i < parameters_.size(); ++i) {
     const Tensor& own = parameters_.tensor(i);
     CopyElements(own.dtype(), found[i]->raw(), own.raw(), own.elements());
@@ -63,12 +72,9 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   learning_rate_ = learning_rate;
   options_.seed = static_cast<uint64_t>(seed);
   lost_ = false;
-  std::map<std::string, Checkpoint::Property> properties;
-  const std::string prefix = kCallerPrefix;
-  for (const auto& [name, property] : checkpoint.properties) {
-    if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
-  }
   return properties;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was restored");
 }
 
 Status TrainingSession::ExportModel(const std::string& path) const {

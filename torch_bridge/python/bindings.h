@@ -11,6 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/base/status.h"
+#include "core/graph/graph.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura::python {
@@ -25,9 +26,13 @@ T Unwrap(Result<T> result) {
   return *std::move(result);
 }
 
+// The model in bytes, or at a path.
+Model ReadSource(nanobind::object source);
+
 void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from NumPy
 void BindSession(nanobind::module_& m);   // inference_session.cc
 void BindTraining(nanobind::module_& m);  // training_session.cc
+void BindSplit(nanobind::module_& m);     // split_module.cc
 
 }  // namespace caesura::python
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/load/model_reader.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace caesura::python {
@@ -19,6 +20,12 @@ void Raise(const Status& status) {
   throw nanobind::python_error();
 }
 
+Model ReadSource(nanobind::object source) {
+  if (!nanobind::isinstance<nanobind::bytes>(source)) return Unwrap(ReadModel(nanobind::cast<std::string>(source)));
+  const auto bytes = nanobind::cast<nanobind::bytes>(source);
+  return Unwrap(ReadModelBytes(std::string_view(bytes.c_str(), bytes.size())));
+}
+
 }  // namespace caesura::python
 
 NB_MODULE(_core, m) {
@@ -26,4 +33,5 @@ NB_MODULE(_core, m) {
   caesura::python::BindValues(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);
+  caesura::python::BindSplit(m);
 }

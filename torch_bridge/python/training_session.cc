@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/training_session.h"
 
-#include "core/load/model_reader.h"
+#include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace nb = nanobind;
@@ -88,14 +88,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
   options.threads = nb::cast<int>(get("threads"));
   options.seed = nb::cast<uint64_t>(get("seed"));
-  Result<Model> model = InvalidArgument("");
-  if (nb::isinstance<nb::bytes>(source)) {
-    const auto bytes = nb::cast<nb::bytes>(source);
-    model = ReadModelBytes(std::string_view(bytes.c_str(), bytes.size()));
-  } else {
-    model = ReadModel(nb::cast<std::string>(source));
-  }
-  return Unwrap(TrainingSession::Create(Unwrap(std::move(model)), std::move(options)));
+  return Unwrap(TrainingSession::Create(ReadSource(source), std::move(options)));
 }
 
 void Check(const Status& status) {
@@ -114,6 +107,17 @@ void BindTraining(nb::module_& m) {
                return session.Step(feeds);
              }();
              return Unwrap(std::move(loss));
+           })
+      .def("profile_step",
+           [](TrainingSession& session, const NamedValues& feeds, const std::string& trace) {
+             Profiler profiler;
+             auto loss = [&] {
+               nb::gil_scoped_release release;
+               return session.Step(feeds, {&profiler});
+             }();
+             Unwrap(std::move(loss));
+             if (!trace.empty()) Check(WriteChromeTrace(trace, profiler.Events()));
+             return profiler.Summary();
            })
       .def("evaluate",
            [](TrainingSession& session, const NamedValues& feeds) {

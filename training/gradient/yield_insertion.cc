@@ -38,7 +38,8 @@ Result<std::vector<Value*>> FindXs(const Graph& graph, const ModuleGraphOptions&
 
 class ModuleBuilder {
  public:
-  ModuleBuilder(Graph& graph, std::vector<Value*> xs) : graph_(graph), xs_(std::move(xs)), ys_(graph.outputs()) {}
+  ModuleBuilder(Graph& graph, std::vector<Value*> xs, const std::vector<Value*>& extra)
+      : graph_(graph), xs_(std::move(xs)), extra_(extra), ys_(graph.outputs()) {}
 
   Result<ModuleGraph> Build();
 
@@ -49,6 +50,7 @@ class ModuleBuilder {
 
   Graph& graph_;
   std::vector<Value*> xs_;
+  const std::vector<Value*>& extra_;
   const std::vector<Value*> ys_;
   ModuleGraph module_;
   std::vector<Value*> dys_;  // in the order of the yield's outputs
@@ -67,7 +69,13 @@ void ModuleBuilder::AddYield() {
     dys_.push_back(graph_.AddValue(graph_.UniqueName(ys_[i]->name() + "/dy"), ys_[i]->type()));
     module_.gradient_of.push_back(static_cast<int>(i));
   }
-  module_.yield = graph_.AddNode("YieldOp", ys_, dys_,
+  std::vector<Value*> handed_out = ys_;
+  for (Value* value : extra_) {
+    fixed.push_back(static_cast<int64_t>(handed_out.size()));
+    names.push_back(value->name());
+    handed_out.push_back(value);
+  }
+  module_.yield = graph_.AddNode("YieldOp", handed_out, dys_,
                                  {{"non_differentiable_outputs", fixed},
                                   {"full_shape_outputs", std::vector<int64_t>{}},
                                   {"names", names}},
@@ -179,7 +187,7 @@ void MoveUp(Graph& graph, const Node* last) {
 
 Result<ModuleGraph> BuildModuleGraph(Graph& graph, const ModuleGraphOptions& options) {
   ASSIGN_OR_RETURN(std::vector<Value*> xs, FindXs(graph, options));
-  return ModuleBuilder(graph, std::move(xs)).Build();
+  return ModuleBuilder(graph, std::move(xs), options.extra).Build();
 }
 
 Result<Node*> InsertIdentityYield(Graph& graph, const std::vector<Value*>& values) {

@@ -17,11 +17,14 @@ struct ModuleGraphOptions {
   std::vector<std::string> parameters;
   // Graph inputs whose gradients are wanted.
   std::vector<std::string> inputs;
+  // Values of the graph that the yield hands out behind the model's outputs, and that no gradient comes in for
+  // (running statistics).
+  std::vector<Value*> extra = {};
 };
 
 struct ModuleGraph {
   Node* yield = nullptr;
-  // The YieldOp's inputs are the model's outputs, in order. Its outputs are the gradients of the differentiable ones:
+  // The YieldOp's inputs are the model's outputs, in order, then the extra ones. Its outputs are the gradients of the differentiable ones:
   // gradient_of[k] is the model output that output k belongs to. None when nothing is trained.
   std::vector<int> gradient_of;
   // The graph's outputs are now: gradients of inputs, in the order of the graph's inputs, then of parameters in the

@@ -7,7 +7,8 @@
 """
 
 from caesura.inference_session import InferenceSession, ValueInfo
+from caesura.split_module import SplitModule
 from caesura.training_session import TrainingSession
 
-__all__ = ["InferenceSession", "TrainingSession", "ValueInfo"]
+__all__ = ["InferenceSession", "SplitModule", "TrainingSession", "ValueInfo"]
 __version__ = "0.1.0"

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/split_module.h"
+
+#include "torch_bridge/python/bindings.h"
+
+namespace nb = nanobind;
+
+namespace caesura::python {
+namespace {
+
+// The arguments of the Python class, by name.
+std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
+  const auto names = [&](const char* key) { return nb::cast<std::vector<std::string>>(arguments[key]); };
+  SplitModuleOptions options;
+  options.trainable = names("trainable");
+  options.frozen = names("frozen");
+  options.inputs = names("inputs");
+  options.training = nb::cast<bool>(arguments["training"]);
+  options.threads = nb::cast<int>(arguments["threads"]);
+  options.seed = nb::cast<uint64_t>(arguments["seed"]);
+  return Unwrap(SplitModule::Create(ReadSource(source), std::move(options)));
+}
+
+// What `call` returns, computed without the interpreter's lock.
+template <typename Call>
+auto Released(Call call) {
+  auto result = [&] {
+    nb::gil_scoped_release release;
+    return call();
+  }();
+  return Unwrap(std::move(result));
+}
+
+}  // namespace
+
+void BindSplit(nb::module_& m) {
+  nb::class_<ForwardRun>(m, "ForwardRun")
+      .def("take_outputs", [](ForwardRun& run) { return std::move(run.outputs); })
+      .def_prop_ro("pending", &ForwardRun::pending)
+      .def("backward", [](ForwardRun& run, std::vector<RuntimeValue> gradients, bool keep) {
+        return Released([&] { return run.Backward(std::move(gradients), keep); });
+      });
+  nb::class_<SplitModule>(m, "Split")
+      .def_static("open", &Open)
+      .def("forward",
+           [](SplitModule& module, const NamedValues& feeds) { return Released([&] { return module.Forward(feeds); }); })
+      .def("predict",
+           [](SplitModule& module, const NamedValues& feeds) { return Released([&] { return module.Predict(feeds); }); })
+      .def("output_names", &SplitModule::output_names)
+      .def("gradient_names", &SplitModule::gradient_names)
+      .def("unreachable", &SplitModule::unreachable)
+      .def("parameter_names", &SplitModule::ParameterNames)
+      .def("parameter",
+           [](const SplitModule& module, const std::string& name) {
+             return RuntimeValue(Unwrap(Unwrap(module.Parameter(name)).Clone()));
+           })
+      .def("set_parameters", [](SplitModule& module, const NamedValues& values) {
+        std::map<std::string, Tensor> tensors;
+        for (const auto& [name, value] : values) {
+          if (!value.is_tensor()) Raise(InvalidArgument("parameter '" + name + "' must be an array"));
+          tensors[name] = value.tensor();
+        }
+        const Status status = module.SetParameters(tensors);
+        if (!status.ok()) Raise(status);
+      });
+}
+
+}  // namespace caesura::python

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/split_module.h"
+
+#include <new>
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/status_macros.h"
+#include "core/execute/partial_executor.h"
+#include "core/providers/cpu_provider.h"
+#include "graph_transforms/pipeline.h"
+#include "training/gradient/training_mode.h"
+#include "training/gradient/yield_insertion.h"
+#include "training/kernels/training_ops.h"
+#include "training/step_program.h"
+
+namespace caesura {
+
+// What a module's runs share, and what a run that outlives the module needs.
+struct ForwardRun::Program {
+  std::unique_ptr<ParameterGraph> graph;
+  ModuleGraph cut;  // its yield is not to be used: passes may have replaced it
+  std::vector<std::string> outputs;      // the model's
+  std::vector<std::string> parameters;   // trained, then running statistics
+  std::vector<int> statistics;           // indices of the parameters that the yield hands out behind the outputs
+};
+
+// --- a run ---
+
+ForwardRun& ForwardRun::operator=(ForwardRun&& other) noexcept {
+  if (this == &other) return *this;
+  Drop();
+  outputs = std::move(other.outputs);
+  program_ = std::move(other.program_);
+  parameters_ = std::move(other.parameters_);
+  started_ = std::move(other.started_);
+  return *this;
+}
+
+void ForwardRun::Drop() {
+  if (started_.state != nullptr) program_->graph->Return(std::exchange(started_, {}));
+  parameters_.reset();
+}
+
+// One gradient for each output, as the yield takes them: some for none, some outputs twice.
+Result<std::vector<RuntimeValue>> ForwardRun::ByYield(std::vector<RuntimeValue> output_gradients) const {
+  const std::vector<std::string>& names = program_->outputs;
+  if (output_gradients.size() != names.size()) {
+    return InvalidArgument("the module has " + std::to_string(names.size()) + " outputs, got " +
+                           std::to_string(output_gradients.size()) + " gradients");
+  }
+  std::vector<RuntimeValue> values;
+  std::vector<bool> taken(names.size(), false);
+  for (int output : program_->cut.gradient_of) {
+    values.push_back(output_gradients[output]);
+    taken[output] = true;
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (taken[i] || !output_gradients[i].has_value()) continue;
+    return InvalidArgument("output '" + names[i] + "' depends on nothing that is differentiated and takes no gradient");
+  }
+  return values;
+}
+
+Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue> output_gradients, bool keep) try {
+  if (!pending()) {
+    return InvalidArgument("the run is over: its backward was done already, and without `keep` there is only one");
+  }
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
+  StartedRun second{started_.cache, nullptr};
+  if (keep) {
+    ASSIGN_OR_RETURN(second.state, started_.state->Clone());
+  }
+  ExecutionState& state = keep ? *second.state : *started_.state;
+  RETURN_IF_ERROR(state.Resume(std::move(values)));
+  const Result<RunOutcome> outcome = PartialExecutor::Run(state);
+  std::vector<RuntimeValue> gradients = state.TakeFetches();
+  if (keep) program_->graph->Return(std::move(second));
+  else Drop();
+  if (!outcome.ok()) return outcome.status();
+  if (*outcome != RunOutcome::kFinished) return Internal("a module with one yield has yielded twice");
+  return gradients;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a backward run");
+}
+
+// --- the module ---
+
+Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model, SplitModuleOptions options) try {
+  std::unique_ptr<SplitModule> module(new SplitModule);
+  if (options.providers.empty()) options.providers.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  RETURN_IF_ERROR(module->Prepare(std::move(model), options));
+  return module;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a module was made");
+}
+
+Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
+  seed_ = options.seed;
+  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options.trainable, options.frozen));
+  auto program = std::make_shared<ForwardRun::Program>();
+  for (const Value* output : model.graph->outputs()) program->outputs.push_back(output->name());
+  RETURN_IF_ERROR(RunForwardPasses(model, trainable, options.disabled_passes));
+  program->parameters = trainable;
+  const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
+  for (const Value* value : model.graph->Values()) {
+    if (statistics.count(value)) program->parameters.push_back(value->name());
+  }
+
+  Model evaluation = model.Clone();
+  RETURN_IF_ERROR(SwitchToEvaluation(*evaluation.graph));
+  std::vector<StatisticUpdate> updates;
+  if (options.training) {
+    ASSIGN_OR_RETURN(updates, SwitchToTraining(*model.graph));
+  }
+  parameters_ = std::make_shared<ParameterSet>();
+  RETURN_IF_ERROR(AddParameters(*model.graph, program->parameters, parameters_.get()));
+  ModuleGraphOptions cut{trainable, options.inputs};
+  for (const StatisticUpdate& update : updates) {
+    program->statistics.push_back(parameters_->Find(update.target->name()));
+    cut.extra.push_back(update.value);
+  }
+  ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
+  PlanOptions plan;
+  plan.threads = options.threads;
+  ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
+                                                          StepPasses(), options.disabled_passes));
+  ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan));
+  program_ = std::move(program);
+  return {};
+}
+
+Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) try {
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program_->graph->Order(feeds, {}));
+  ForwardRun run;
+  run.program_ = program_;
+  run.parameters_ = Parameters();
+  RunOptions options;
+  options.parameters = run.parameters_.get();
+  options.seed = seed_;
+  options.step = forwards_++;
+  options.observers = std::move(observers);
+  ASSIGN_OR_RETURN(run.started_, program_->graph->Start(std::move(ordered), std::move(options)));
+  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*run.started_.state));
+  if (outcome != RunOutcome::kYielded) return Internal("a module has not stopped at its yield");
+  run.outputs = run.started_.state->TakeYielded();
+  std::vector<std::pair<int, Tensor>> statistics;
+  for (size_t i = 0; i < program_->statistics.size(); ++i) {
+    statistics.emplace_back(program_->statistics[i], run.outputs[program_->outputs.size() + i].tensor());
+  }
+  run.outputs.resize(program_->outputs.size());
+  Replace(std::move(statistics));
+  return run;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a forward run");
+}
+
+Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds) try {
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, predict_->Order(feeds, {}));
+  const std::shared_ptr<ParameterSet> parameters = Parameters();
+  RunOptions options;
+  options.parameters = parameters.get();
+  options.seed = seed_;
+  return predict_->Run(std::move(ordered), std::move(options));
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a prediction");
+}
+
+const std::vector<std::string>& SplitModule::gradient_names() const { return program_->cut.differentiated; }
+const std::vector<std::string>& SplitModule::unreachable() const { return program_->cut.unreachable; }
+const std::vector<std::string>& SplitModule::output_names() const { return program_->outputs; }
+std::vector<std::string> SplitModule::ParameterNames() const { return program_->parameters; }
+
+// --- parameters ---
+
+std::shared_ptr<ParameterSet> SplitModule::Parameters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return parameters_;
+}
+
+Result<Tensor> SplitModule::Parameter(const std::string& name) const {
+  const std::shared_ptr<ParameterSet> parameters = Parameters();
+  const int i = parameters->Find(name);
+  if (i < 0) return NotFound("there is no parameter '" + name + "'");
+  return parameters->tensor(i);
+}
+
+Status SplitModule::SetParameters(const std::map<std::string, Tensor>& values) try {
+  const std::shared_ptr<ParameterSet> present = Parameters();
+  std::vector<std::pair<int, Tensor>> copies;
+  for (const auto& [name, value] : values) {
+    ASSIGN_OR_RETURN(const int i, FindReplaceable(*present, name, value));
+    ASSIGN_OR_RETURN(Tensor copy, value.Clone());
+    copies.emplace_back(i, std::move(copy));
+  }
+  Replace(std::move(copies));
+  return {};
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while parameters were copied");
+}
+
+// The entries share their tensors with the old set; only handles are copied.
+void SplitModule::Replace(std::vector<std::pair<int, Tensor>> values) {
+  if (values.empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto next = std::make_shared<ParameterSet>(*parameters_);
+  for (auto& [i, value] : values) next->Replace(i, std::move(value));
+  parameters_ = std::move(next);
+}
+
+}  // namespace caesura

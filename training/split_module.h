@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// SplitModule: a model cut behind its outputs. Forward runs up to the cut and hands the outputs out; Backward takes
+// their gradients in and goes on. What stands between them (a loss, another module) is the caller's.
+//
+//   auto module = SplitModule::Create(ReadModel("net.onnx").value(), {.inputs = {"x"}}).value();
+//   ForwardRun run = module->Forward({{"x", x}}).value();
+//   std::vector<RuntimeValue> gradients = run.Backward({dy}).value();  // in the order of module->gradient_names()
+#ifndef CAESURA_TRAINING_SPLIT_MODULE_H_
+#define CAESURA_TRAINING_SPLIT_MODULE_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "training/parameter_graph.h"
+
+namespace caesura {
+
+struct SplitModuleOptions {
+  // Initializers to train, as in StepOptions. A model without any may still have gradients of its inputs.
+  std::vector<std::string> trainable;
+  std::vector<std::string> frozen;
+  std::vector<std::string> inputs;  // graph inputs whose gradients are wanted
+  // Batch statistics and dropout in Forward; false: the model as it is, with running statistics and without dropout.
+  bool training = true;
+  ProviderList providers;           // empty: the CPU provider
+  int threads = 0;                  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;                // of dropout and other random ops; each Forward draws other numbers
+  std::vector<std::string> disabled_passes;
+};
+
+// A forward run that waits for the gradients of its outputs. Dropped without a Backward, it gives its memory back to
+// the module's next run. It needs nothing but itself: it may outlive its module.
+//
+// Thread safety: one thread at a time, which may be another one for Backward. Runs of one module are independent.
+class ForwardRun {
+ public:
+  ForwardRun(ForwardRun&&) noexcept = default;
+  ForwardRun& operator=(ForwardRun&& other) noexcept;
+  ~ForwardRun() { Drop(); }
+
+  // The model's outputs, in order: the caller's, to keep, overwrite or drop at any time.
+  std::vector<RuntimeValue> outputs;
+
+  // Gradients of inputs and parameters, in the order of SplitModule::gradient_names(). `output_gradients`: one entry
+  // for each output; absent ones stand for zeros, and must be absent for outputs that no gradient can come in for (an
+  // integer, or what depends on nothing that is differentiated). They are borrowed during the call.
+  //
+  // With `keep` the run stays as it was and another Backward gives the same bits; without, it is over. Fails when it
+  // was over before; and, with the run as it was, on gradients of a wrong count, dtype or shape.
+  Result<std::vector<RuntimeValue>> Backward(std::vector<RuntimeValue> output_gradients, bool keep = false);
+  // Whether Backward can be called.
+  bool pending() const { return started_.state != nullptr; }
+
+ private:
+  friend class SplitModule;
+  struct Program;
+  ForwardRun() = default;
+  void Drop();
+  Result<std::vector<RuntimeValue>> ByYield(std::vector<RuntimeValue> output_gradients) const;
+
+  std::shared_ptr<Program> program_;
+  std::shared_ptr<ParameterSet> parameters_;  // as they were when the run began
+  StartedRun started_;
+};
+
+// Thread safety: all methods from any thread. Forwards that run at the same time read the same running statistics, and
+// those of the one that ends last stay.
+class SplitModule {
+ public:
+  // Fails listing all nodes that have no gradient or no kernel.
+  static Result<std::unique_ptr<SplitModule>> Create(Model model, SplitModuleOptions options = {});
+
+  // Any number of forwards may wait for their backward. Feeds are borrowed until the run is over, and must stay
+  // unchanged; observers see both halves and live as long. Running statistics are written when the forward ends. A
+  // forward that fails has changed nothing.
+  Result<ForwardRun> Forward(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
+  // The model's outputs in evaluation mode; nothing is kept for a backward.
+  Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
+
+  // What Backward's results are the gradients of: inputs in the model's order, then trained parameters.
+  const std::vector<std::string>& gradient_names() const;
+  // Those of them that no output depends on: their gradients are zeros.
+  const std::vector<std::string>& unreachable() const;
+  const std::vector<std::string>& output_names() const;
+
+  // Trained parameters, then running statistics, by the model's names.
+  std::vector<std::string> ParameterNames() const;
+  // Its present bytes, which nobody may write to. Fails with kNotFound.
+  Result<Tensor> Parameter(const std::string& name) const;
+  // Takes copies of `values` (same dtypes and shapes) for all runs that begin from here on; runs in flight go on with
+  // the parameters that they began with. All or nothing.
+  Status SetParameters(const std::map<std::string, Tensor>& values);
+
+ private:
+  SplitModule() = default;
+  Status Prepare(Model model, const SplitModuleOptions& options);
+  std::shared_ptr<ParameterSet> Parameters() const;
+  void Replace(std::vector<std::pair<int, Tensor>> values);
+
+  std::shared_ptr<ForwardRun::Program> program_;
+  std::unique_ptr<ParameterGraph> predict_;
+  uint64_t seed_ = 0;
+  std::atomic<uint64_t> forwards_{0};
+  mutable std::mutex mutex_;                  // of parameters_
+  std::shared_ptr<ParameterSet> parameters_;  // shared with runs in flight: replaced, not changed, while they hold it
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_SPLIT_MODULE_H_
