@@ -2,7 +2,7 @@
 # Installs what caesura needs and is missing, then writes $BUILD_DIR/deps.cmake and $BUILD_DIR/activate.
 #
 #   cmake/setup.sh            everything for build, tests and examples
-#   cmake/setup.sh --peers    also other runtimes, to compare with, apart from the environment
+#   cmake/setup.sh --peers    also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)
 #
 # CAESURA_PREFIX (~/.cache/caesura)  where the Python environment and the onnx library are kept
 # BUILD_DIR      (build)             where the two files go
@@ -166,15 +166,48 @@ make_environment() {
 
 environment_packages() { echo "$venv"/lib/python3*/site-packages; }
 
-install_peers() {
-  local target=$prefix/peers/onnxruntime wanted
-  wanted=$(sha256sum <"$root/cmake/requirements-peers.txt")
+# Runs "$2 FOLDER REQUIREMENTS" where the peer's folder is not yet as its requirements say.
+install_peer() {
+  local target=$prefix/peers/$1 requirements=$root/cmake/requirements-$1.txt wanted
+  wanted=$(sha256sum <"$requirements")
   [[ $(cat "$target/stamp" 2>/dev/null) = "$wanted" ]] && return
-  say "installing other runtimes, to compare with, into $target"
+  say "installing a peer to compare with into $target"
   rm -rf "$target"
-  logged peers "$venv/bin/python" -m pip install --disable-pip-version-check --target "$target" \
-    --no-deps -r "$root/cmake/requirements-peers.txt" || fail "pip could not install cmake/requirements-peers.txt."
-  echo "$wanted" >"$target/stamp"
+  if "$2" "$target" "$requirements"; then
+    echo "$wanted" >"$target/stamp"
+  else
+    say "$1 could not be installed (logs: $logs/peer-*.log): comparisons go on without it"
+    rm -rf "$target"
+  fi
+}
+
+install_packages_only() {
+  logged peer-pip "$venv/bin/python" -m pip install --disable-pip-version-check --target "$1" --no-deps -r "$2"
+}
+
+install_environment() {
+  logged peer-venv "${3:-$venv/bin/python}" -m venv "$1" &&
+    logged peer-pip "$1/bin/python" -m pip install --disable-pip-version-check -r "$2"
+}
+
+# Its wheel is for Python 3.8 to 3.11, and ORTModule builds its extension for PyTorch.
+install_onnxruntime_training() {
+  local candidate
+  for candidate in "$venv/bin/python" python3.11 python3.10 "$HOME"/.pyenv/versions/3.1[01].*/bin/python; do
+    "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null || continue
+    install_environment "$1" "$2" "$candidate" || return 1
+    logged peer-ortmodule nice "$1/bin/python" -m onnxruntime.training.ortmodule.torch_cpp_extensions.install ||
+      say "ORTModule's extension did not build (log: $logs/peer-ortmodule.log): only on-device training is there"
+    return 0
+  done
+  say "no Python 3.10 or 3.11 for onnxruntime-training"
+  return 1
+}
+
+install_peers() {
+  install_peer onnxruntime install_packages_only
+  install_peer jax install_environment
+  install_peer onnxruntime-training install_onnxruntime_training
 }
 
 # --- The onnx C++ library ----------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ import json
 import pathlib
 
 import numpy as np
+import onnxscript.optimizer
+import torch
 
+from .products import matrix_products
 from .workloads import BATCHES, Workload, find
 
 ADAMW = {"learning_rate": 3e-4, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01}
@@ -14,13 +17,13 @@ ADAMW = {"learning_rate": 3e-4, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "
 
 def prepare(workload: Workload, folder: pathlib.Path, threads: int) -> dict:
     """Writes job.json, weights.npz, batches.npz; returns the job."""
-    from .products import matrix_products
-
     module = workload.module()
+    products = matrix_products(module, workload)
     job = {"workload": workload.name, "threads": threads, "batches": BATCHES, "adamw": ADAMW,
            "bfloat16": workload.bfloat16, "jax_model": workload.jax_model, "heads": workload.heads,
            "parameters": sum(p.numel() for p in module.parameters()),
-           "products": [dataclasses.asdict(p) for p in matrix_products(module, workload)]}
+           "products": [dataclasses.asdict(p) for p in products],
+           "matrix_flops": sum(p.flops for p in products)}
     batches = workload.batches()
     np.savez(folder / "batches.npz", **{f"x{i}": x for i, (x, _) in enumerate(batches)},
              **{f"y{i}": y for i, (_, y) in enumerate(batches)})
@@ -30,9 +33,11 @@ def prepare(workload: Workload, folder: pathlib.Path, threads: int) -> dict:
 
 
 def write_onnx(job: dict, path: pathlib.Path) -> None:
-    """The module, in training mode, from input "x" to output "scores"; casts of autocast are part of it."""
-    import torch
+    """The module, in training mode, from input "x" to output "scores"; casts of autocast are part of it.
 
+    Not optimised: batch normalization would be folded into convolutions, and casts of weights into the weights. Only
+    the sequences that split() leaves go where they hold bfloat16, which ONNX does not know.
+    """
     workload = find(job["workload"])
     module = workload.module()
 
@@ -48,4 +53,9 @@ def write_onnx(job: dict, path: pathlib.Path) -> None:
     x = torch.from_numpy(workload.batches()[0][0])
     program = torch.onnx.export(Autocast().train() if workload.bfloat16 else module, (x,), dynamo=True, optimize=False,
                                 verbose=False, input_names=["x"], output_names=["scores"])
+    if workload.bfloat16:
+        sequences = ("SplitToSequence", "SequenceAt")
+        onnxscript.optimizer.fold_constants(program.model, onnx_shape_inference=False,
+                                            should_fold=lambda node: None if node.op_type in sequences else False)
+        onnxscript.optimizer.remove_unused_nodes(program.model)
     program.save(str(path))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One workload in all systems, in turns."""
 
+import contextlib
 import pathlib
 import tempfile
 
+from .export import prepare
 from .processes import PeerError, Worker
 from .statistics import largest_difference, ratio, spread
 from .systems import SYSTEMS
@@ -12,54 +14,67 @@ from .workloads import Workload
 REFERENCE = "eager"  # whose losses the others' are compared with
 
 
+class _Turns:
+    """The workers of one workload and what they answered; a system that fails drops out, with its "error"."""
+
+    def __init__(self, folder: pathlib.Path, threads: int, compile_cache: str):
+        self.results = {}
+        self._workers, self._captured = {}, {}
+        self._folder, self._threads, self._compile_cache = folder, threads, compile_cache
+
+    def start(self, system: str) -> None:
+        with self._dropping(system):
+            seconds = [self._capture(other) for other in SYSTEMS[system].captures]
+            self._workers[system] = self._worker(system)
+            self.results[system] = {"rounds": [], **self._workers[system].answer()}
+            if seconds:
+                self.results[system]["capture_seconds"] = sum(seconds)
+
+    def round(self, backwards: bool) -> None:
+        for system in list(self._workers)[::-1 if backwards else 1]:
+            with self._dropping(system):
+                self.results[system]["rounds"].append(self._workers[system].round())
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+    @contextlib.contextmanager
+    def _dropping(self, system: str):
+        try:
+            yield
+        except PeerError as error:
+            self.results[system] = {"error": str(error), **({"install": error.install} if error.install else {})}
+            if system in self._workers:
+                self._workers.pop(system).close()
+
+    def _worker(self, system: str, capture: bool = False) -> Worker:
+        return Worker(system, self._folder, self._threads, self._compile_cache, capture)
+
+    def _capture(self, system: str) -> float:
+        """Seconds of the system's capture, which is made once."""
+        if system not in self._captured:
+            with contextlib.closing(self._worker(system, capture=True)) as worker:
+                self._captured[system] = worker.answer()["capture_seconds"]
+        return self._captured[system]
+
+
 def run_workload(workload: Workload, systems: list, rounds: int, threads: int, compile_cache: str = "",
                  progress=lambda text: None) -> dict:
-    """Results by system, ready for JSON. A system that fails has an "error" there; the others go on."""
-    from .export import prepare
-
+    """Results by system, ready for JSON."""
     with tempfile.TemporaryDirectory(prefix="caesura-bench-") as name:
-        folder = pathlib.Path(name)
-        job = prepare(workload, folder, threads)
-        results, workers = {}, {}
-        try:
+        job = prepare(workload, pathlib.Path(name), threads)
+        with contextlib.closing(_Turns(pathlib.Path(name), threads, compile_cache)) as turns:
             for system in systems:
                 progress(f"{workload.name}: {system}: first steps")
-                _attempt(results, system, lambda: _start(workers, results, system, folder, threads, compile_cache))
+                turns.start(system)
             for i in range(rounds):
                 progress(f"{workload.name}: round {i + 1} of {rounds}")
-                for system in list(workers)[::1 if i % 2 else -1]:
-                    _attempt(results, system, lambda: results[system]["rounds"].append(workers[system].round()))
-                    if "error" in results[system]:
-                        workers.pop(system).close()
-        finally:
-            for worker in workers.values():
-                worker.close()
+                turns.round(backwards=i % 2 == 1)
     progress("")
     return {"name": workload.name, "about": workload.about, "parameters": job["parameters"],
-            "dtype": "bfloat16" if workload.bfloat16 else "float32",
-            "matrix_flops": sum(2 * p["count"] * p["batch"] * p["m"] * p["k"] * p["n"] for p in job["products"]),
-            "systems": _summary(results)}
-
-
-def _attempt(results: dict, system: str, call) -> None:
-    try:
-        call()
-    except PeerError as error:
-        results[system] = {"error": str(error), **({"install": error.install} if error.install else {})}
-
-
-def _start(workers, results, system, folder, threads, compile_cache) -> None:
-    result = {"rounds": []}
-    for capture in [True, False] if SYSTEMS[system].captures else [False]:
-        worker = Worker(system, folder, threads, compile_cache, capture)
-        try:
-            result.update(worker.answer())
-        except PeerError:
-            worker.close()
-            raise
-        if capture:
-            worker.close()
-    workers[system], results[system] = worker, result
+            "dtype": "bfloat16" if workload.bfloat16 else "float32", "matrix_flops": job["matrix_flops"],
+            "systems": _summary(turns.results)}
 
 
 def _summary(results: dict) -> dict:

@@ -28,21 +28,21 @@ def peers_folder() -> pathlib.Path:
 
 def command_of(system: str) -> list:
     """What starts the system's worker, without its arguments; raises PeerError where it is not installed."""
-    home = SYSTEMS[system].home
-    if not home:
-        return [sys.executable, "-m", "caesura.bench.worker", system]
-    python = peers_folder() / home / "bin" / "python"
-    if not python.exists():
-        raise PeerError(f"not installed in {peers_folder() / home}", INSTALL)
-    return [str(python), "-m", "bench.worker", system]
+    python, home = pathlib.Path(sys.executable), SYSTEMS[system].home
+    if home:
+        python = peers_folder() / home / "bin" / "python"
+        if not python.exists():
+            raise PeerError(f"not installed in {peers_folder() / home}", INSTALL)
+    package = "caesura.bench" if SYSTEMS[system].imports_caesura else "bench"
+    return [str(python), "-m", package + ".worker", system]
 
 
 def environment(system: str, threads: int, folder: pathlib.Path, compile_cache: str) -> dict:
     env = dict(os.environ, PYTHONWARNINGS="ignore", JAX_PLATFORMS="cpu")
     env.update({name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CAESURA_NUM_THREADS")})
     env["TORCHINDUCTOR_CACHE_DIR"] = compile_cache or str(folder / f"inductor-{system}")
-    if SYSTEMS[system].home:
-        env["PYTHONPATH"] = str(HERE.parent)  # this package under the name `bench`: caesura itself cannot be loaded
+    if not SYSTEMS[system].imports_caesura:
+        env["PYTHONPATH"] = str(HERE.parent)  # this package under the name `bench`
     return env
 
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class System:
-    module: str        # in this package
+    module: str           # in this package
     about: str
-    home: str = ""     # "": our environment; else the folder of its environment beneath the peers
-    captures: bool = False
+    home: str = ""        # "": our environment; else the folder of its environment beneath the peers
+    captures: tuple = ()  # whose capture() comes before
+    imports_caesura: bool = False
 
 
 SYSTEMS = {
-    "caesura": System("caesura_session", "ONNX export of the module in caesura.TrainingSession", captures=True),
+    "caesura": System("caesura_session", "ONNX export of the module in caesura.TrainingSession",
+                      captures=("caesura",), imports_caesura=True),
     "eager": System("pytorch", "PyTorch, plain AdamW"),
     "eager-fused": System("pytorch", "PyTorch, AdamW(fused=True)"),
     "eager-foreach": System("pytorch", "PyTorch, AdamW(foreach=True)"),
@@ -32,7 +34,8 @@ SYSTEMS = {
     "ortmodule": System("onnxruntime_training", "ORTModule of onnxruntime-training 1.19.2, AdamW(fused=True)",
                         home="onnxruntime-training"),
     "ort-on-device": System("onnxruntime_training", "on-device training of onnxruntime-training 1.19.2",
-                            home="onnxruntime-training", captures=True),
+                            home="onnxruntime-training", captures=("caesura", "ort-on-device")),
     "jax": System("jax_step", "jax.jit of a whole step, written by hand", home="jax"),
-    "bound": System("bound", "the step's matrix products alone in oneDNN, and AdamW's traffic as one copy"),
+    "bound": System("bound", "the step's matrix products alone in oneDNN, and AdamW's traffic as one copy",
+                    imports_caesura=True),
 }

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark command: its statistics, its processes, its report; no time is asserted."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from caesura.bench import processes, report, statistics, workloads
+from caesura.bench.measure import run_workload
+
+LOSSES = ["tiny-mlp", "mlp", "digits-cnn", "small-gpt", "small-llama"]
+
+
+def test_median_interval_is_that_of_the_sign_test():
+    # Of 20 values the 6th and the 15th: 2 * sum(C(20, i) for i < 6) / 2^20 = 4.1% are outside.
+    assert statistics.median_interval(range(1, 21)) == (6, 15)
+    assert statistics.median_interval([5, 1, 4, 2, 3, 6]) == (1, 6)  # 2 / 2^6 = 3.1%
+    assert statistics.median_interval([1, 2, 3, 4, 5]) is None       # 2 / 2^5 = 6.3%
+    assert statistics.median_interval([1, 2, 3, 4, 5], confidence=0.9) == (1, 5)
+
+
+def test_ratio_pairs_rounds():
+    # A machine that is three times slower in the last rounds slows both: the ratio stays.
+    ours, theirs = [1.0] * 4 + [3.0] * 4, [2.0] * 4 + [6.0] * 4
+    assert statistics.ratio(ours, theirs) == (0.5, 0.5, 0.5)
+    assert statistics.ratio([1, 2], [2, 2]) == (0.75, None, None)
+    with pytest.raises(ValueError):
+        statistics.ratio([1, 2], [1])
+
+
+def test_spread_and_losses():
+    assert statistics.spread([4, 1, 3, 2, 5]) == (3, 2, 4)
+    assert statistics.spread([7]) == (7, 7, 7)
+    assert statistics.largest_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert statistics.largest_difference([float("nan")], [1.0]) == float("inf")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_follow_eager(name):
+    """The first 5 steps, from the same weights on the same batches."""
+    result = run_workload(workloads.find(name), ["caesura", "eager-fused", "eager"], rounds=1, threads=1)
+    systems = result["systems"]
+    assert not [s for s in systems.values() if "error" in s], systems
+    assert len(systems["caesura"]["losses"]) == 5
+    assert len(set(systems["caesura"]["losses"])) == 5, "nothing is learnt"
+    assert systems["caesura"]["loss_difference"] < 1e-4
+    assert systems["caesura"]["step_peak_bytes"] > 0
+    assert report.table(result).count("\n") == 4
+
+
+def test_bfloat16_follows_eager():
+    systems = run_workload(workloads.find("small-gpt-bf16"), ["caesura", "eager"], rounds=1, threads=1)["systems"]
+    assert systems["caesura"]["loss_difference"] < 1e-2
+
+
+def test_command_writes_table_and_json(tmp_path):
+    file, plot = tmp_path / "bench.json", tmp_path / "bench.png"
+    command = [sys.executable, "-m", "caesura.bench", "--workload", "tiny-mlp", "--systems", "caesura", "eager", "bound",
+               "--rounds", "6", "--threads", "1", "--json", str(file), "--plot", str(plot)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"^  eager +[\d.]+ +\[[\d.]+, [\d.]+\] +[\d.]+ +\[[\d.]+, [\d.]+\] +\d+%", text, re.MULTILINE), text
+    results = json.loads(file.read_text())
+    assert results["rounds"] == 6
+    (workload,) = results["workloads"]
+    assert workload["name"] == "tiny-mlp" and workload["parameters"] == 6792
+    # Forward 3, weights 3, inputs 2: the first layer's input needs no gradient. 2 * 16 * (2048 * 2 + 4608 * 3).
+    assert workload["matrix_flops"] == 2 * 16 * (2 * 32 * 64 + 3 * (64 * 64 + 64 * 8))
+    eager = workload["systems"]["eager"]
+    assert len(eager["rounds"]) == 6
+    assert eager["caesura_ratio"]["low"] <= eager["caesura_ratio"]["median"] <= eager["caesura_ratio"]["high"]
+    assert eager["seconds"]["low"] <= eager["seconds"]["median"] <= eager["seconds"]["high"]
+    assert workload["systems"]["bound"]["products"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_missing_peer_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAESURA_PREFIX", str(tmp_path))
+    result = run_workload(workloads.find("tiny-mlp"), ["jax"], rounds=1, threads=1)
+    assert result["systems"]["jax"] == {"error": f"not installed in {tmp_path}/peers/jax",
+                                        "install": "cmake/setup.sh --peers"}
+    assert "install: cmake/setup.sh --peers" in report.table(result)
+
+
+def test_failing_system_drops_out():
+    """A system that cannot train the workload says why; the others' turns go on."""
+    if not (processes.peers_folder() / "jax/bin/python").exists():
+        pytest.skip("jax is not installed")
+    systems = run_workload(workloads.find("digits-cnn"), ["jax", "eager"], rounds=1, threads=1)["systems"]
+    assert "no JAX step" in systems["jax"]["error"]
+    assert len(systems["eager"]["rounds"]) == 1
+
+
+def test_help_teaches():
+    text = subprocess.run([sys.executable, "-m", "caesura.bench", "--help"], check=True, capture_output=True, text=True).stdout
+    for word in ["chargpt-perturbed", "compile-step", "cmake/setup.sh --peers", "caesura/it", "--compile-cache"]:
+        assert word in text
