@@ -56,12 +56,18 @@ def test_bfloat16_follows_eager():
     assert systems["caesura"]["loss_difference"] < 1e-2
 
 
+def command(*arguments: str) -> str:
+    """What the command prints."""
+    return subprocess.run([sys.executable, "-m", "caesura.bench", *arguments], check=True, capture_output=True,
+                          text=True).stdout
+
+
 def test_command_writes_table_and_json(tmp_path):
     file, plot = tmp_path / "bench.json", tmp_path / "bench.png"
-    command = [sys.executable, "-m", "caesura.bench", "--workload", "tiny-mlp", "--systems", "caesura", "eager", "bound",
-               "--rounds", "6", "--threads", "1", "--json", str(file), "--plot", str(plot)]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert re.search(r"^  eager +[\d.]+ +\[[\d.]+, [\d.]+\] +[\d.]+ +\[[\d.]+, [\d.]+\] +\d+%", text, re.MULTILINE), text
+    text = command("--workload", "tiny-mlp", "--systems", "caesura", "eager", "bound", "--rounds", "6",
+                   "--threads", "1", "--json", str(file), "--plot", str(plot))
+    pair = r"\[[\d.]+, [\d.]+\]"
+    assert re.search(rf"^  eager +[\d.]+ +{pair} +[\d.]+ +{pair} +\d+%", text, re.MULTILINE), text
     results = json.loads(file.read_text())
     assert results["rounds"] == 6
     (workload,) = results["workloads"]
@@ -94,6 +100,6 @@ def test_failing_system_drops_out():
 
 
 def test_help_teaches():
-    text = subprocess.run([sys.executable, "-m", "caesura.bench", "--help"], check=True, capture_output=True, text=True).stdout
+    text = command("--help")
     for word in ["chargpt-perturbed", "compile-step", "cmake/setup.sh --peers", "caesura/it", "--compile-cache"]:
         assert word in text

@@ -33,26 +33,27 @@ def _arguments() -> argparse.Namespace:
     known = [*workloads.standard(), *workloads.perturbed()]
     lists = ["workloads"] + [f"  {w.name:<18} {w.about}" for w in known]
     lists += ["", "systems"] + [f"  {name:<18} {s.about}" for name, s in SYSTEMS.items()]
-    parser = argparse.ArgumentParser(prog="python -m caesura.bench", formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     description=__doc__, epilog="\n".join(lists) + "\n\n" + EXAMPLES + report.LEGEND)
+    parser = argparse.ArgumentParser(prog="python -m caesura.bench", description=__doc__,
+                                     epilog="\n".join(lists) + "\n\n" + EXAMPLES + report.LEGEND,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", metavar="NAME", choices=[w.name for w in known + workloads.small()],
                         help="what to train; all of the standard ones if left out")
     parser.add_argument("--perturbed", action="store_true", help="also the perturbed variants of chargpt")
     parser.add_argument("--systems", nargs="+", metavar="NAME", choices=list(SYSTEMS), default=list(SYSTEMS),
                         help="which to compare; all if left out")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each system (20); below 6 there are no intervals")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each system (20); below 6, no intervals")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="of each system, also the cores that it may run on (all)")
     parser.add_argument("--compile-cache", metavar="FOLDER", default="",
-                        help="keep what torch.compile makes; without it each run compiles anew, and 'first s' says how long")
+                        help="keep what torch.compile makes; if left out, each run compiles anew")
     parser.add_argument("--json", metavar="FILE", help="write all figures, those of single rounds too")
     parser.add_argument("--plot", metavar="FILE", help="draw the ratios (PNG, SVG, PDF)")
     return parser.parse_args()
 
 
 def _machine(threads: int) -> dict:
-    cpu = [line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-           if line.startswith("model name")]
+    facts = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = [line.split(":", 1)[1].strip() for line in facts if line.startswith("model name")]
     return {"cpu": cpu[0] if cpu else platform.machine(), "cores": os.cpu_count(), "threads": threads,
             "load_at_start": os.getloadavg()[0], "python": platform.python_version()}
 

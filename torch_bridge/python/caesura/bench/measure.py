@@ -86,7 +86,8 @@ def _summary(results: dict) -> dict:
         result = results[system]
         result["seconds"] = spread(seconds)._asdict()
         if system == "bound":
-            result.update({key: spread([r[key] for r in bound]).median for key in ("products", "copy", "bytes_per_second")})
+            parts = ("products", "copy", "bytes_per_second")
+            result.update({key: spread([r[key] for r in bound]).median for key in parts})
             continue
         if "caesura" in times and system != "caesura":
             result["caesura_ratio"] = ratio(times["caesura"], seconds)._asdict()

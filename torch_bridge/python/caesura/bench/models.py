@@ -101,8 +101,8 @@ class LlamaBlock(nn.Module):
         kv_width = sizes.kv_heads * self.head_width
         linear = lambda before, after: nn.Linear(before, after, bias=False)
         self.norm_1, self.norm_2 = RmsNorm(sizes.width), RmsNorm(sizes.width)
-        self.q, self.k, self.v = linear(sizes.width, sizes.width), linear(sizes.width, kv_width), linear(sizes.width, kv_width)
-        self.o = linear(sizes.width, sizes.width)
+        self.q, self.o = linear(sizes.width, sizes.width), linear(sizes.width, sizes.width)
+        self.k, self.v = linear(sizes.width, kv_width), linear(sizes.width, kv_width)
         self.gate, self.up = linear(sizes.width, sizes.hidden), linear(sizes.width, sizes.hidden)
         self.down = linear(sizes.hidden, sizes.width)
 

@@ -52,7 +52,7 @@ class Worker:
     def __init__(self, system: str, folder: pathlib.Path, threads: int, compile_cache: str = "", capture: bool = False):
         self.system = system
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        cores = sorted(os.sched_getaffinity(0))[:threads]  # a thread pool that ignores the variables is held to them too
+        cores = sorted(os.sched_getaffinity(0))[:threads]  # for thread pools that ignore the variables
         self._process = subprocess.Popen(
             command_of(system) + [str(folder)] + ["--capture"] * capture, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._log, text=True, env=environment(system, threads, folder, compile_cache),

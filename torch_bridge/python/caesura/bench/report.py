@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as text and as a picture."""
 
+import textwrap
+
 from .systems import SYSTEMS
 
 
@@ -16,8 +18,8 @@ def table(workload: dict) -> str:
 
 def _row(system: str, result: dict) -> str:
     if "error" in result:
-        hint = f"; install: {result['install']}" if "install" in result else ""
-        return f"  {system:<14} {result['error']}{hint}"
+        error = textwrap.shorten(result["error"], 160, placeholder=" ...")
+        return f"  {system:<14} {error}" + (f"; install: {result['install']}" if "install" in result else "")
     seconds = result["seconds"]
     row = f"  {system:<14} {_ms(seconds['median']):>9} {_pair(seconds['low'] * 1e3, seconds['high'] * 1e3):>18}"
     if system == "bound":

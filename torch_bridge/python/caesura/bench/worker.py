@@ -4,9 +4,10 @@
     python -m caesura.bench.worker SYSTEM FOLDER             serves: one line of JSON up when ready, then one a round
     python -m caesura.bench.worker SYSTEM FOLDER --capture   only makes what the system loads, in FOLDER
 
-FOLDER is what prepare.py wrote. Ready: first steps, losses, memory. Then each line on stdin holds how many steps to take
-(0: as many as make a round) and is answered with {"seconds": of all of them, "steps": how many}. A failure is a line
-{"error": text}, and the end of the process. Standard output is the protocol's: what a library prints goes to stderr.
+FOLDER is what export.prepare wrote. Ready: first steps, losses, memory. Then each line on stdin holds how many steps to
+take (0: as many as make a round) and is answered with {"seconds": of all of them, "steps": how many}. A failure is
+a line {"error": text}, and the end of the process. Standard output is the protocol's: what a library prints goes to
+stderr.
 """
 
 import importlib
@@ -111,8 +112,7 @@ def main() -> int:
             serve(module, system, folder, job, say)
         return 0
     except Exception as error:  # noqa: BLE001: whatever a peer raises is its answer
-        text = f"{type(error).__name__}: {error}".strip()
-        say({"error": text.splitlines()[0][:300], "detail": text[:4000]})
+        say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
         return 1
 
 

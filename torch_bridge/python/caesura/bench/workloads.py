@@ -51,13 +51,14 @@ def _gpt(name: str, about: str, batch: int = 8, **sizes) -> Workload:
 
     gpt = models.GptSizes(**sizes)
     plain = gpt.activation != "silu" and gpt.norm == "layer"
-    return Workload(name, about, lambda: models.Gpt(gpt), (batch, gpt.time), gpt.vocabulary, tokens=True, heads=gpt.heads,
-                    jax_model=("gpt-tanh" if gpt.activation == "gelu-tanh" else "gpt") if plain else "")
+    jax_model = "" if not plain else "gpt-tanh" if gpt.activation == "gelu-tanh" else "gpt"
+    return Workload(name, about, lambda: models.Gpt(gpt), (batch, gpt.time), gpt.vocabulary, tokens=True,
+                    heads=gpt.heads, jax_model=jax_model)
 
 
 def _bfloat16(workload: Workload) -> Workload:
-    return replace(workload, name=workload.name + "-bf16", about=workload.about + ", bfloat16 by autocast", bfloat16=True,
-                   jax_model="")
+    return replace(workload, name=workload.name + "-bf16", about=workload.about + ", bfloat16 by autocast",
+                   bfloat16=True, jax_model="")
 
 
 def _llama(name: str, about: str, batch: int, **sizes) -> Workload:

@@ -2,9 +2,9 @@
 """The systems, a module for each family. What such a module holds:
 
     load(system, folder, job) -> (step, make_batch)
-        from what prepare.py wrote into folder, ready to train: make_batch(x, y) gives the arguments of step; step takes
-        one whole training step and returns what float() makes its loss of. Imports belong to the module's head: they are
-        no part of the first step.
+        from what export.prepare wrote into folder, ready to train: make_batch(x, y) gives the arguments of step; step
+        takes one whole training step and returns what float() makes its loss of. Imports belong to the module's head:
+        they are no part of the first step.
     capture(system, folder, job)
         optional, in a process before: makes what load reads.
     Runner

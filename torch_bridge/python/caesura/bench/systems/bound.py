@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no step can be much faster than: its matrix products alone, and AdamW's memory traffic.
 
-Each product is one MatMul in a caesura.InferenceSession, that is one oneDNN primitive, run many times for the difference
-between one and several of them in a model. AdamW reads a parameter, its gradient and two moments and writes three of
+Each product is one MatMul in a caesura.InferenceSession, that is one oneDNN primitive; its time is the difference
+between several of them in a model and one. AdamW reads a parameter, its gradient and two moments and writes three of
 them: 28 bytes an element, which are copied here instead.
 """
 
