@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/session/session.h"
+
 namespace caesura {
 
 struct GradientCase {
@@ -21,8 +23,10 @@ struct GradientCase {
   std::map<std::string, std::vector<double>> feeds = {};  // values of inputs that are not random
   std::map<std::string, int64_t> dims = {};               // of symbols
   std::string initializers = "";        // "<double[2] w = {1, 2}>"
-  double float_tolerance = 2e-3;        // of float32 against float64, relative to the largest entry; 0: no such check
-  bool float_only = false;              // the schema knows no double: differences of float32 with a wide tolerance
+  double float_tolerance = 1e-5;        // of float32 against float64, relative to the largest entry
+  // Why there is no double: then the differences are those of float32, with a wide tolerance, and float32 itself is
+  // compared with PyTorch's double alone (tests/python/gradients_beside_pytorch_test.py).
+  std::string no_double = "";
   bool has_gradient = true;             // false: the gradient is zero everywhere
 };
 
@@ -36,6 +40,18 @@ std::vector<GradientCase> ReductionCases();     // reduction_cases.cc
 std::vector<GradientCase> NnCases();            // nn_cases.cc: conv, pool, norm, loss, recurrent, attention
 std::vector<GradientCase> ImageCases();         // image_cases.cc, with Fourier transforms
 std::vector<GradientCase> ControlFlowCases();   // control_flow_cases.cc, with sequences
+
+// Of all families.
+std::vector<GradientCase> AllGradientCases();
+
+// load_cases.cc. The case's graph with `dtype` in place of double; its initializers hold values that are exact in
+// `rounded` (kUndefined: as written). Fails where the text or the types are wrong.
+Result<Model> LoadCase(const GradientCase& c, DType dtype, DType rounded = DType::kUndefined);
+// What the case feeds the graph's inputs, in their dtypes; also exact in `rounded`.
+NamedValues CaseFeeds(const GradientCase& c, const Graph& graph, DType rounded = DType::kUndefined);
+// Random and no two nearly equal, so that differences do not jump over a tie.
+std::vector<double> RandomValues(int64_t count, double low, double high, uint32_t seed);
+Tensor FromDoubles(DType dtype, const Shape& shape, const std::vector<double>& values);
 
 }  // namespace caesura
 

@@ -8,6 +8,10 @@ std::vector<GradientCase> ImageCases() {
   const std::string resize = "y = Resize<mode = \"linear\">(x, , , s)";
   const std::string rois = "<double[2,4] r = {0, 0, 2, 3, 1, 0.5, 3, 2}, int64[2] b = {0, 0}>";
   return {
+      {.name = "AffineGrid", .inputs = "double[2,2,3] t", .body = "y = AffineGrid(t, s)",
+       .initializers = "<int64[4] s = {2, 3, 4, 5}>"},
+      {.name = "AffineGridCorners", .inputs = "double[1,3,4] t", .body = "y = AffineGrid<align_corners = 1>(t, s)",
+       .initializers = "<int64[5] s = {1, 1, 2, 3, 2}>"},
       {.name = "ResizeLinear", .inputs = x, .body = resize, .initializers = sizes},
       {.name = "ResizeNearest", .inputs = x, .body = "y = Resize<mode = \"nearest\">(x, , , s)", .initializers = sizes},
       {.name = "ResizeCubic", .inputs = x, .body = "y = Resize<mode = \"cubic\">(x, , , s)", .initializers = sizes},
@@ -15,6 +19,9 @@ std::vector<GradientCase> ImageCases() {
        .body = "y = Resize<mode = \"linear\", coordinate_transformation_mode = \"align_corners\">(x, , f)",
        .initializers = "<float[4] f = {1, 1, 2, 1.5}>"},
       {.name = "ResizeAntialias", .inputs = x, .body = "y = Resize<mode = \"linear\", antialias = 1>(x, , , s)",
+       .initializers = "<int64[4] s = {1, 2, 2, 2}>"},
+      {.name = "ResizeAntialiasInside", .inputs = x,
+       .body = "y = Resize<mode = \"linear\", antialias = 1, exclude_outside = 1>(x, , , s)",
        .initializers = "<int64[4] s = {1, 2, 2, 2}>"},
       {.name = "GridSample", .inputs = "double[1,2,3,4] x, double[1,2,3,2] g", .body = "y = GridSample(x, g)",
        .low = -0.9, .high = 0.9},

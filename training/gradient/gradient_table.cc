@@ -10,7 +10,7 @@ const std::vector<GradientEntry>& GradientTable() {
       {"Acos", Kind::kRule, ""},
       {"Acosh", Kind::kRule, ""},
       {"Add", Kind::kRule, ""},
-      {"AffineGrid", Kind::kBody, "function body; an error where the rank behind its If cannot be inferred, as in the usual case today"},
+      {"AffineGrid", Kind::kRule, "theta"},
       {"Asin", Kind::kRule, ""},
       {"Asinh", Kind::kRule, ""},
       {"Atan", Kind::kRule, ""},

@@ -68,6 +68,7 @@ struct Contraction {
   std::vector<std::string> terms;
   Exprs operands;
   std::string result;
+  bool wider = false;  // the result may have more elements than the operand, to be summed
 };
 
 // Counts from the back behind an ellipsis, whose rank is open.
@@ -97,6 +98,24 @@ void AddSums(const std::string& available, Expr x, const std::string& term, Cont
   }
 }
 
+// Whether a label is 1 in one place and something else in another: the ones are broadcast.
+bool Broadcasts(const GradientContext& g, const Equation& equation, char label) {
+  bool one = false, more = false;
+  for (int i = 0; i < g.input_count(); ++i) {
+    const std::string& term = equation.terms[i];
+    const auto& shape = g.input(i).value()->type().shape;
+    for (size_t at = 0; shape && at < term.size(); ++at) {
+      if (term[at] != label) continue;
+      const int64_t axis = AxisOf(term, at);
+      const Dim& dim = (*shape)[axis < 0 ? axis + static_cast<int64_t>(shape->size()) : axis];
+      const bool is_one = dim.known() && dim.value == 1;
+      one |= is_one;
+      more |= !is_one;
+    }
+  }
+  return one && more;
+}
+
 Contraction Contract(const GradientContext& g, const Equation& equation, int k) {
   Contraction out{{equation.output}, {g.dY()}, equation.terms[k]};
   for (int i = 0; i < g.input_count(); ++i) {
@@ -108,8 +127,16 @@ Contraction Contract(const GradientContext& g, const Equation& equation, int k) 
   std::string available;
   for (const std::string& term : out.terms) available += term;
   AddSums(available, g.input(k), out.result, &out);
+  for (size_t i = 0; i < out.result.size(); ++i) {
+    const char label = out.result[i];
+    if (label == kEllipsis || !Broadcasts(g, equation, label)) continue;
+    out.operands.push_back(Filled(1, DimOf(g.input(k), AxisOf(out.result, i)), g.input(k)));
+    out.terms.push_back(std::string(1, label));
+    out.wider = true;
+  }
   // An ellipsis that the operand lacks comes out in front, to be summed there.
   if (Has(available, kEllipsis) && !Has(out.result, kEllipsis)) out.result.insert(0, 1, kEllipsis);
+  out.wider |= Has(out.result, kEllipsis);
   return out;
 }
 
@@ -133,7 +160,7 @@ void EinsumRule(GradientContext& g) {
     if (const char* problem = EllipsisProblem(g, equation, k)) return g.Refuse(problem);
     const Contraction c = Contract(g, equation, k);
     const Expr dx = Op("Einsum", c.operands, {{"equation", Write(c.terms, c.result)}});
-    g.SetInputGradient(k, Has(c.result, kEllipsis) ? SumTo(dx, g.input(k)) : dx);
+    g.SetInputGradient(k, c.wider ? SumTo(dx, g.input(k)) : dx);
   }
 }
 

@@ -16,6 +16,18 @@ void GridSampleRule(GradientContext& g) {
   g.SetInputGradients("GridSampleGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1}, g.attributes());
 }
 
+// Y = theta [P 1] at each point P of a grid;  dtheta = sum over points of dY [P 1]'.  Under the identity Y is P itself.
+void AffineGridRule(GradientContext& g) {
+  const Expr theta = g.input(0), batch = DimOf(theta, 0), rank = DimOf(theta, 1), one = Ints({1}, theta);
+  const Expr identity = Expand(Op("EyeLike", {Filled(0, ShapeOf(theta, 1), theta)}), ShapeOf(theta));
+  const Expr grid = Op("AffineGrid", {identity, g.input(1)}, g.attributes());
+  const Expr points = Op("ReduceProd", {ShapeOf(grid, 1, -1), Ints({0}, theta)});
+  const Expr flat = Concat({batch, points, rank}, 0);
+  const Expr ones = Filled(1, Concat({batch, points, one}, 0), theta);
+  const Expr places = Concat({Reshape(grid, flat), ones}, 2);
+  g.SetInputGradient(0, Op("MatMul", {Transpose(Reshape(g.dY(), flat), {0, 2, 1}), places}));
+}
+
 // Y = mean (or max) of X over the cells of a region;  dX = dY spread over them
 void RoiAlignRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("RoiAlignGrad", {g.dY(), g.input(0), g.input(1), g.input(2)}, g.attributes()));
@@ -67,6 +79,7 @@ void Col2ImRule(GradientContext& g) {
 
 std::vector<GradientRule> ImageRules() {
   return {
+      {.op_type = "AffineGrid", .function = AffineGridRule, .stops = {1}},
       {.op_type = "Col2Im", .function = Col2ImRule, .stops = {1, 2}},
       {.op_type = "GridSample", .function = GridSampleRule},
       {.op_type = "MaxRoiPool", .function = MaxRoiPoolRule, .refuses = {1}},

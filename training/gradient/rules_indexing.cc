@@ -126,12 +126,15 @@ void OneHotRule(GradientContext& g) {
 
 // Y = the slices of X that C marks;  dX = zeros with dY in those slices
 void CompressRule(GradientContext& g) {
-  const Expr x = g.input(0), marked = Squeeze(Op("NonZero", {g.input(1)}), {0});
+  const Expr x = g.input(0);
+  // Marks behind the end of X mark nothing.
+  auto marked = [&](Expr size) { return Squeeze(Op("NonZero", {Slice(g.input(1), Ints({0}, x), size, 0)}), {0}); };
   if (g.node().HasAttribute("axis")) {
-    return g.SetInputGradient(0, TrainingOp("GatherGrad", {g.dY(), marked, ShapeOf(x)}, g.attributes()));
+    const Expr places = marked(DimOf(x, g.IntAttr("axis", 0)));
+    return g.SetInputGradient(0, TrainingOp("GatherGrad", {g.dY(), places, ShapeOf(x)}, g.attributes()));
   }
   const Expr size = Op("ReduceProd", {ShapeOf(x), Ints({0}, x)});  // without an axis X counts as flat
-  g.SetInputGradient(0, ReshapeLike(TrainingOp("GatherGrad", {g.dY(), marked, size}, {{"axis", int64_t{0}}}), x));
+  g.SetInputGradient(0, ReshapeLike(TrainingOp("GatherGrad", {g.dY(), marked(size), size}, {{"axis", int64_t{0}}}), x));
 }
 
 // Y = the k largest of X, at indices I;  dX = zeros with dX[I] = dY

@@ -71,13 +71,16 @@ void BatchNormalizationTrainingRule(GradientContext& g) {
   g.SetInputGradients("BatchNormalizationGrad", inputs, {0, 1, 2}, g.Attributes({"epsilon"}));
 }
 
-// Y = s (X - m) v + B over the last axes;  the terms through m and v are the kernel's
+// Y = s (X - m) v + B over the last axes;  the terms through m and v are the kernel's, which takes s and B for alike
 void LayerNormalizationRule(GradientContext& g) {
   const bool wide = g.input(0).dtype() == DType::kFloat64;
   const ValueType statistic = ValueType::Tensor(wide ? DType::kFloat64 : DType::kFloat32);
   const Expr mean = g.EnsureOutput(1, statistic), v = g.EnsureOutput(2, statistic);
   const Exprs inputs = {g.dY(), g.input(0), g.input(1), mean, v};
-  g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1, 2}, g.attributes());
+  const bool alike = !g.HasInput(2) || g.input(1).value()->type().ToString() == g.input(2).value()->type().ToString();
+  if (alike) return g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1, 2}, g.attributes());
+  g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1}, g.attributes());
+  g.SetInputGradient(2, SumTo(g.dY(), g.input(2)));
 }
 
 // Y = s X / sqrt(mean of X^2 + e) over the last axes
@@ -94,13 +97,15 @@ void GroupNormalizationRule(GradientContext& g) {
   g.SetInputGradients("GroupNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
 }
 
-// Y = (X - m) / (d + e) with mean m and deviation d;  dX = (dY - mean of dY - Y mean of dY Y) / (d + e)
+// Y = (X - m) / (d + e) with mean m and deviation d
+// dX = (dY - mean of dY) / (d + e) - Y mean of dY Y / d, the latter 0 where d = 0
 void MeanVarianceNormalizationRule(GradientContext& g) {
   const Expr x = g.input(0), dy = g.dY(), y = g.output();
   const Expr axes = Ints(g.Attr<std::vector<int64_t>>("axes", {0, 2, 3}), x);
   auto mean = [&](Expr v) { return Op("ReduceMean", {v, axes}); };
-  const Expr deviation = Sqrt(mean(Square(x - mean(x)))) + 1e-9;  // ONNX's own epsilon
-  g.SetInputGradient(0, (dy - mean(dy) - y * mean(dy * y)) / deviation);
+  const Expr d = Sqrt(mean(Square(x - mean(x))));
+  const Expr divisor = d + Mask(Equal(d, Number(0, d)), d);
+  g.SetInputGradient(0, (dy - mean(dy)) / (d + 1e-9) - y * mean(dy * y) / divisor);  // 1e-9: ONNX's own epsilon
 }
 
 // Y = X / n with n the norm of X;  dX = (dY - Y sum of dY Y) / n, with sign X for the first Y if p = 1; 0 where n = 0
@@ -114,7 +119,8 @@ void LpNormalizationRule(GradientContext& g) {
 
 // Sums of `size` neighbouring channels: the mean of a window over [N, 1, C, rest], times its size.
 Expr ChannelMeans(Expr v, int64_t before, int64_t after) {
-  const Expr planes = Reshape(v, Concat({Ints({-1, 1}, v), DimOf(v, 1), Op("ReduceProd", {ShapeOf(v, 2), Ints({0}, v)})}, 0));
+  const Expr rest = Op("ReduceProd", {ShapeOf(v, 2), Ints({0}, v)});
+  const Expr planes = Reshape(v, Concat({DimOf(v, 0), Ints({1}, v), DimOf(v, 1), rest}, 0));
   const AttributeMap window = {{"kernel_shape", std::vector<int64_t>{before + 1 + after, 1}},
                                {"pads", std::vector<int64_t>{before, 0, after, 0}},
                                {"count_include_pad", int64_t{1}}};

@@ -160,7 +160,7 @@ void RunBatchGrad(const BatchGrad& k, KernelContext& context) {
   auto* maps = context.Scratch<ChannelMap<Acc>>(k.maps);
   const double m = static_cast<double>(k.view.per_channel());
   for (int64_t c = 0; c < channels; ++c) {
-    sum_dyx[c] *= inv_std[c];  // now dScale
+    sum_dyx[c] = m > 0 ? sum_dyx[c] * inv_std[c] : 0;  // now dScale; nothing has no deviation
     const double a = scale[c] * inv_std[c];
     maps[c] = {static_cast<Acc>(a), static_cast<Acc>(-a * inv_std[c] * sum_dyx[c] / m), static_cast<Acc>(mean[c]),
                static_cast<Acc>(-a * sum_dy[c] / m)};

@@ -2,6 +2,7 @@
 // InstanceNormalizationGrad and GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB. A run is the elements that
 // share statistics; with x the normalised run, g = dY * scale:
 //   dX = inv_std * (g - mean(g) - x * mean(g x)), dScale = sum of dY x and dB = sum of dY over a channel's elements
+#include <algorithm>
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -29,6 +30,7 @@ template <typename T>
 void GradientOfRun(const GroupGrad& k, int64_t run, const T* dy, const T* x, const T* scale, double* sums, T* dx) {
   using Acc = Accumulator<T>;
   const int64_t size = k.run_size(), positions = k.view.positions, channels = k.group_channels();
+  if (size == 0) return static_cast<void>(std::fill_n(sums, 2 * channels, 0.0));  // nothing has no deviation
   const T* s = scale + run % k.groups * channels;
   const Acc mean = RowSum(x, size) / static_cast<Acc>(size);
   const double variance = RowSquares(x, size, mean) / static_cast<double>(size);

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/status_macros.h"
+#include "core/providers/cpu_provider.h"
+#include "tests/gradients/gradient_check.h"
+#include "training/gradient/gradient_builder.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+Result<std::unique_ptr<Session>> MakeSession(Model model) {
+  SessionOptions options;
+  options.plan.threads = 1;
+  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  return Session::Create(std::move(model), options);
+}
+
+Result<std::vector<Tensor>> RunAll(Session& session, const NamedValues& feeds) {
+  RunOptions options;
+  options.step = 1;  // the same random numbers each time
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> values, session.Run(feeds, {}, options));
+  std::vector<Tensor> out;
+  for (const RuntimeValue& value : values) out.push_back(value.tensor());
+  return out;
+}
+
+double Dot(const std::vector<Tensor>& ys, const std::vector<std::vector<double>>& dys) {
+  double sum = 0;
+  for (size_t i = 0; i < ys.size(); ++i) {
+    const std::vector<double> y = ys[i].ToVector<double>();
+    for (size_t j = 0; j < y.size(); ++j) sum += y[j] * dys[i][j];
+  }
+  return sum;
+}
+
+}  // namespace
+
+Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded) {
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
+  CaseRun run;
+  ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
+  ASSIGN_OR_RETURN(run.forward, MakeSession(std::move(model)));
+  run.feeds = CaseFeeds(c, *run.forward->model().graph, rounded);
+  ASSIGN_OR_RETURN(run.ys, RunAll(*run.forward, run.feeds));
+  return run;
+}
+
+Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded) {
+  ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
+  Graph& graph = *model.graph;
+  GradientOptions options;
+  for (Value* input : graph.inputs()) {
+    if (!IsDifferentiable(input->dtype())) continue;
+    options.xs.push_back(input);
+    run->xs.push_back(input->name());
+  }
+  NamedValues feeds = run->feeds;
+  const std::vector<Value*> ys = graph.outputs();
+  for (size_t i = 0; i < ys.size(); ++i) {
+    const std::string name = "dy" + std::to_string(i);
+    options.ys.push_back({ys[i], graph.AddInput(name, ValueType::Tensor(ys[i]->dtype()))});
+    const std::vector<double> random = RandomValues(run->ys[i].elements(), -1, 1, 99 + static_cast<uint32_t>(i));
+    const DType exact = rounded == DType::kUndefined ? dtype : rounded;
+    run->dys.push_back(FromDoubles(exact, run->ys[i].shape(), random).ToVector<double>());
+    feeds[name] = FromDoubles(dtype, run->ys[i].shape(), run->dys.back());
+  }
+  ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, options));
+  run->reachable = gradient.unreachable.size() < options.xs.size();
+  graph.ClearOutputs();
+  for (Value* dx : gradient.dxs) graph.AddOutput(dx);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeSession(std::move(model)));
+  ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));
+  for (size_t k = 0; k < dxs.size(); ++k) {
+    const Shape& shape = run->feeds.at(run->xs[k]).tensor().shape();
+    if (dxs[k].shape() != shape) {
+      return Internal("the gradient of '" + run->xs[k] + "' is " + dxs[k].shape().ToString() + ", not " +
+                      shape.ToString());
+    }
+    run->gradients.push_back(dxs[k].ToVector<double>());
+  }
+  return {};
+}
+
+std::vector<std::vector<double>> Differences(const CaseRun& run, double epsilon) {
+  std::vector<std::vector<double>> out;
+  for (const std::string& name : run.xs) {
+    const Tensor& x = run.feeds.at(name).tensor();
+    std::vector<double>& differences = out.emplace_back();
+    for (int64_t i = 0; i < x.elements(); ++i) {
+      const auto at = [&](double offset) {
+        double y = 0;
+        DispatchDType<float, double>(x.dtype(), [&](auto tag) {
+          using T = typename decltype(tag)::type;
+          const T kept = x.data<T>()[i];
+          x.data<T>()[i] = static_cast<T>(kept + offset);
+          y = Dot(RunAll(*run.forward, run.feeds).value(), run.dys);
+          x.data<T>()[i] = kept;
+        });
+        return y;
+      };
+      differences.push_back((at(epsilon) - at(-epsilon)) / (2 * epsilon));
+    }
+  }
+  return out;
+}
+
+double ScaleOf(const std::vector<double>& values) {
+  double scale = 1;
+  for (double v : values) scale = std::max(scale, std::abs(v));
+  return scale;
+}
+
+}  // namespace caesura
