@@ -75,6 +75,17 @@ TEST_F(YieldInsertion, OneOutputTwice) {
   ExpectValid();
 }
 
+TEST_F(YieldInsertion, ExtraValuesStandBehindTheOutputs) {
+  Load("(float[2] x) => (float[2] y)", "h = Sin(x) y = Exp(h)");
+  const ModuleGraph module =
+      BuildModuleGraph(*graph_, {.parameters = {}, .inputs = {"x"}, .extra = {V("h")}}).value();
+  EXPECT_THAT(module.yield->inputs(), ElementsAre(V("y"), V("h")));
+  EXPECT_THAT(Attribute(*module.yield, "non_differentiable_outputs"), ElementsAre(1));
+  EXPECT_THAT(module.gradient_of, ElementsAre(0));
+  EXPECT_EQ(graph_->outputs().size(), 1u);
+  ExpectValid();
+}
+
 TEST_F(YieldInsertion, NothingToTrain) {
   Load("(float[2] x) => (float[2] y)", "y = Sin(x)");
   const ModuleGraph module = BuildModuleGraph(*graph_, {}).value();
