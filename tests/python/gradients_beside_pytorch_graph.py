@@ -13,8 +13,14 @@ OPS = {**basic.OPS, **movement.OPS, **nn.OPS, **signal.OPS}
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 
 
+def wide(array):
+    """A tensor of its own; of float64 where the array is of float32."""
+    tensor = torch.from_numpy(array.copy())
+    return tensor.double() if tensor.dtype == torch.float32 else tensor
+
+
 def tensor_of(proto):
-    return torch.from_numpy(numpy_helper.to_array(proto).copy())
+    return wide(numpy_helper.to_array(proto))
 
 
 def _attribute(proto):
