@@ -32,11 +32,12 @@ def prepare(workload: Workload, folder: pathlib.Path, threads: int) -> dict:
     return job
 
 
-def write_onnx(job: dict, path: pathlib.Path) -> None:
+def write_onnx(job: dict, folder: pathlib.Path) -> None:
     """The module, in training mode, from input "x" to output "scores"; casts of autocast are part of it.
 
-    Not optimised: batch normalization would be folded into convolutions, and casts of weights into the weights. Only
-    the sequences that split() leaves go where they hold bfloat16, which ONNX does not know.
+    model.onnx is what torch.onnx.export makes of it. It is not optimised: batch normalization would be folded into
+    convolutions, and casts of weights into the weights. In without_sequences.onnx the sequences that split() leaves are
+    Splits: for bfloat16, of which ONNX has no sequences, and for whom has no gradient of them.
     """
     workload = find(job["workload"])
     module = workload.module()
@@ -53,9 +54,9 @@ def write_onnx(job: dict, path: pathlib.Path) -> None:
     x = torch.from_numpy(workload.batches()[0][0])
     program = torch.onnx.export(Autocast().train() if workload.bfloat16 else module, (x,), dynamo=True, optimize=False,
                                 verbose=False, input_names=["x"], output_names=["scores"])
-    if workload.bfloat16:
-        sequences = ("SplitToSequence", "SequenceAt")
-        onnxscript.optimizer.fold_constants(program.model, onnx_shape_inference=False,
-                                            should_fold=lambda node: None if node.op_type in sequences else False)
-        onnxscript.optimizer.remove_unused_nodes(program.model)
-    program.save(str(path))
+    program.save(str(folder / "model.onnx"))
+    sequences = ("SplitToSequence", "SequenceAt")
+    onnxscript.optimizer.fold_constants(program.model, onnx_shape_inference=False,
+                                        should_fold=lambda node: None if node.op_type in sequences else False)
+    onnxscript.optimizer.remove_unused_nodes(program.model)
+    program.save(str(folder / "without_sequences.onnx"))

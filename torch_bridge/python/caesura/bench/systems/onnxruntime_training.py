@@ -12,11 +12,14 @@ from onnxruntime.training import api
 
 
 def capture(system, folder, job):
-    """The training, evaluation and optimizer graphs, from the model.onnx that caesura also takes."""
+    """The training, evaluation and optimizer graphs, from the export that caesura also takes."""
     if job["bfloat16"]:
         raise NotImplementedError("bfloat16 is not for the CPU there")
     a = job["adamw"]
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(folder / "without_sequences.onnx")
+    for node in model.graph.node:
+        if node.op_type == "LayerNormalization" and len(node.output) == 1:  # its gradient there reads all three
+            node.output.extend([node.output[0] + ".mean", node.output[0] + ".deviation"])
     with np.load(folder / "weights.npz") as file:
         trained = [t.name for t in model.graph.initializer if t.name in file.files]
     rest = [t.name for t in model.graph.initializer if t.name not in trained]
