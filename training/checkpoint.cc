@@ -4,6 +4,7 @@
 #include <zlib.h>
 
 #include <charconv>
+#include <new>
 #include <string_view>
 #include <system_error>
 
@@ -112,7 +113,7 @@ Result<Checkpoint> FromFile(TensorFile contents) {
 
 }  // namespace
 
-Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path, FileSystem& files) {
+Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path, FileSystem& files) try {
   TensorFile contents;
   for (const auto& [name, tensor] : checkpoint.parameters) {
     contents.tensors[std::string(kParameterPrefix) + name] = tensor;
@@ -126,12 +127,16 @@ Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path, Fil
   contents.metadata[kFormatKey] = std::to_string(kFormatVersion);
   contents.metadata[kChecksumKey] = Checksum(contents);
   return WriteSafetensors(path, contents, files);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
 
-Result<Checkpoint> RestoreCheckpoint(const std::string& path, FileSystem& files) {
+Result<Checkpoint> RestoreCheckpoint(const std::string& path, FileSystem& files) try {
   ASSIGN_OR_RETURN(TensorFile contents, ReadSafetensors(path, files));
   Result<Checkpoint> checkpoint = FromFile(std::move(contents));
   return checkpoint.ok() ? std::move(checkpoint) : checkpoint.status().WithPrefix("'" + path + "' ");
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was restored");
 }
 
 }  // namespace caesura

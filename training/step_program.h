@@ -15,7 +15,7 @@ namespace caesura {
 
 // When a step writes to parameters; chosen when the program is built.
 enum class CommitMode {
-  kLate,          // after all gradients and the clipping: what may fail comes first, and has then changed nothing
+  kLate,          // after all gradients and the clipping: what may fail comes first, and changes nothing
   kEagerConsume,  // each parameter as soon as its gradient is there and nothing else reads it: least memory, no clipping
                   // by global norm; a step that fails in the middle is lost, and says so
 };

@@ -18,7 +18,8 @@ constexpr char kCallerPrefix[] = "caller.";
 
 }  // namespace
 
-Status TrainingSession::Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties) const try {
+Status TrainingSession::Save(const std::string& path,
+                             std::map<std::string, Checkpoint::Property> properties) const try {
   if (lost_) return InvalidArgument("a lost step left parameters half updated: there is nothing worth saving");
   Checkpoint checkpoint;
   for (int i = 0; i < parameters_.size(); ++i) {

@@ -1,9 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/base/status.h"
 
+#include <new>
 #include <stdexcept>
 
 namespace caesura {
+namespace {
+
+// Lack of memory is thrown as the standard library throws it, so that one handler at the border knows both.
+class OutOfMemoryError : public std::bad_alloc {
+ public:
+  explicit OutOfMemoryError(std::string what) : what_(std::make_shared<const std::string>(std::move(what))) {}
+  const char* what() const noexcept override { return what_->c_str(); }
+
+ private:
+  std::shared_ptr<const std::string> what_;  // copying an exception must not throw
+};
+
+}  // namespace
 
 const char* StatusCodeName(StatusCode code) {
   switch (code) {
@@ -54,6 +68,9 @@ Status IoError(std::string message) { return {StatusCode::kIoError, std::move(me
 Status Cancelled(std::string message) { return {StatusCode::kCancelled, std::move(message)}; }
 Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
 
-void ThrowStatus(const Status& status) { throw std::runtime_error(status.ToString()); }
+void ThrowStatus(const Status& status) {
+  if (status.code() == StatusCode::kOutOfMemory) throw OutOfMemoryError(status.ToString());
+  throw std::runtime_error(status.ToString());
+}
 
 }  // namespace caesura

@@ -2,6 +2,7 @@
 #include "core/execute/partial_executor.h"
 
 #include <algorithm>
+#include <new>
 
 #include "core/execute/execution_observer.h"
 #include "core/plan/node_error.h"
@@ -36,7 +37,7 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
 }
 
 template <bool observed>
-Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) {
+Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try {
   const std::vector<Step>& steps = state.plan_->steps();
   for (; state.pc_ < end; ++state.pc_) {
     const int pc = state.pc_;
@@ -55,6 +56,11 @@ Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) {
   if (!handed.ok()) return handed;
   state.phase_ = ExecutionState::Phase::kFinished;
   return RunOutcome::kFinished;
+} catch (const std::bad_alloc&) {
+  const std::vector<Step>& steps = state.plan_->steps();
+  if (state.pc_ == static_cast<int>(steps.size())) return OutOfMemory("memory ran out while results were handed out");
+  const Step& step = steps[state.pc_];
+  return AtNode(OutOfMemory("memory ran out"), *step.node, step.provider->name());
 }
 
 Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A state at another place: a second one at the same point, or the same one in other memory.
 #include <cstring>
+#include <new>
 
 #include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
@@ -9,7 +10,7 @@ namespace caesura {
 
 using Kind = PlannedBuffer::Kind;
 
-Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const {
+Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
   if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
     return InvalidArgument("Clone needs a state that was started and has not ended");
   }
@@ -36,6 +37,8 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const {
     if (written) std::memcpy(copy->addresses_[id], addresses_[id], buffer.bytes);
   }
   return copy;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a run was copied");
 }
 
 Status ExecutionState::Relocate(uint8_t poison) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What crosses the border between a run and its caller: values handed out at a yield and at the end, values taken in.
 #include <cstring>
+#include <new>
 
 #include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
@@ -98,7 +99,7 @@ Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, Runti
   return RuntimeValue(std::move(full));
 }
 
-Status ExecutionState::Resume(std::vector<RuntimeValue> values) {
+Status ExecutionState::Resume(std::vector<RuntimeValue> values) try {
   if (phase_ != Phase::kYielded) return InvalidArgument("Resume needs a state that has yielded");
   const Yield& yield = plan_->yields()[yield_index_];
   if (values.size() != yield.resume_values.size()) {
@@ -111,9 +112,12 @@ Status ExecutionState::Resume(std::vector<RuntimeValue> values) {
     SetDynamic(yield.resume_values[i], std::move(value));
   }
   handed_out_.clear();
+  handed_out_.reserve(plan_->fetches().size());
   yield_index_ = -1;
   phase_ = Phase::kReady;
   return {};
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a run was resumed");
 }
 
 }  // namespace caesura

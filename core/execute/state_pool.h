@@ -15,7 +15,7 @@ namespace caesura {
 // Keeps a bounded number of states; the one returned longest ago goes first. Thread safety: all methods from any thread.
 class StatePool {
  public:
-  explicit StatePool(size_t capacity) : capacity_(capacity) {}
+  explicit StatePool(size_t capacity) : capacity_(capacity) { idle_.reserve(capacity); }
 
   // A state of `plan`: one that was returned, or a new one.
   std::unique_ptr<ExecutionState> Borrow(const std::shared_ptr<const ExecutionPlan>& plan) {
@@ -28,7 +28,7 @@ class StatePool {
     }
     return std::make_unique<ExecutionState>(plan);
   }
-  // Cancels what the state holds and keeps it.
+  // Cancels what the state holds and keeps it. Needs no memory.
   void Return(std::unique_ptr<ExecutionState> state) {
     state->Cancel();
     std::lock_guard<std::mutex> lock(mutex_);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <new>
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
@@ -87,23 +88,25 @@ bool HasFunctionBody(const Node& node) {
 Result<bool> ExpandFunctionBody(Graph& graph, Node* node) {
   const onnx::OpSchema* schema = OnnxSchema(*node);
   if (schema == nullptr) return false;
-  onnx::NodeProto proto;
-  RETURN_IF_ERROR(NodeToProto(*node, &proto));
-  onnx::FunctionProto body;
+  ArenaMessage<onnx::NodeProto> proto;
+  RETURN_IF_ERROR(NodeToProto(*node, proto.get()));
+  ArenaMessage<onnx::FunctionProto> body;
   try {
-    if (!BuildBody(*schema, *node, proto, &body)) return false;
+    if (!BuildBody(*schema, *node, *proto, body.get())) return false;
+  } catch (const std::bad_alloc&) {
+    throw;  // not the node's fault
   } catch (const std::exception& e) {
     return Unsupported(node->Label() + " has no function body for its inputs: " + e.what());
   }
   GraphImporter::Call call;
   call.inputs = node->inputs();
-  call.attributes = BoundAttributes(*schema, proto);
+  call.attributes = BoundAttributes(*schema, *proto);
   call.prefix = node->name() + "/";
   call.source = node->source();
   call.outputs = graph.ReleaseOutputs(node);
   const size_t first = graph.nodes().size();
   GraphImporter importer({}, nullptr);
-  Status status = importer.ImportBody(body, call, &graph);
+  Status status = importer.ImportBody(*body, call, &graph);
   if (!status.ok()) return status.WithPrefix(node->Label() + " function body: ");
   std::vector<Node*> fresh;
   for (size_t i = first; i < graph.nodes().size(); ++i) {

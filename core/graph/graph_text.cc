@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/graph/graph_text.h"
 
+#include <new>
+
 #include "core/base/status_macros.h"
 #include "core/load/graph_export.h"
 #include "core/load/model_import.h"
@@ -34,28 +36,32 @@ Status CheckBrackets(const std::string& text) {
 
 }  // namespace
 
-Result<Model> ParseModelText(const std::string& text, const TextOptions& options) {
+Result<Model> ParseModelText(const std::string& text, const TextOptions& options) try {
   RETURN_IF_ERROR(CheckBrackets(text));
-  onnx::ModelProto proto;
+  ArenaMessage<onnx::ModelProto> proto;
   try {
     onnx::OnnxParser parser(text);
-    const auto status = parser.Parse(proto);
+    const auto status = parser.Parse(*proto);
     if (!status.IsOK()) return InvalidModel(status.ErrorMessage());
     if (!parser.EndOfInput()) return InvalidModel("text follows after the model's last bracket");
+  } catch (const std::bad_alloc&) {
+    throw;  // not the text's fault
   } catch (const std::exception& e) {
     return InvalidModel(std::string("the text cannot be parsed: ") + e.what());
   }
   ReadOptions read;
   read.normalise_opsets = options.normalise_opsets;
-  return ImportModel(&proto, read, nullptr);
+  return ImportModel(proto.get(), read, nullptr);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a model's text was parsed");
 }
 
 std::string ModelText(const Model& model) {
-  onnx::ModelProto proto;
+  ArenaMessage<onnx::ModelProto> proto;
   ExportOptions options;
   options.brief = true;
-  Status status = ModelToProto(model, options, &proto);
-  return status.ok() ? onnx::ProtoToString(proto) : status.ToString();
+  Status status = ModelToProto(model, options, proto.get());
+  return status.ok() ? onnx::ProtoToString(*proto) : status.ToString();
 }
 
 }  // namespace caesura

@@ -2,6 +2,7 @@
 #include "core/graph/type_inference.h"
 
 #include <climits>
+#include <new>
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_schema.h"
@@ -321,6 +322,8 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
                                                        nullptr, &values);
     }
     if (knows_inputs) schema.CheckInputOutputType(context);
+  } catch (const std::bad_alloc&) {
+    throw;  // not the node's fault
   } catch (const std::exception& e) {
     if (knows_inputs) Fault(node, e.what());
     return;
@@ -336,6 +339,8 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
   if (!schema.has_data_propagation_function()) return;
   try {
     schema.GetDataPropagationFunction()(context);
+  } catch (const std::bad_alloc&) {
+    throw;  // as above
   } catch (const std::exception&) {
     // What the values are stays unknown.
   }

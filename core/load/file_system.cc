@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "core/base/status_macros.h"
 #include "core/load/external_data.h"
@@ -27,10 +28,13 @@ Status Failed(const std::string& path, const char* what) {
 
 class PosixWritableFile : public WritableFile {
  public:
-  PosixWritableFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  explicit PosixWritableFile(std::string path) : path_(std::move(path)) {}
   ~PosixWritableFile() override {
     if (fd_ >= 0) ::close(fd_);
   }
+
+  // The descriptor of a file that is new or keeps its bytes; -1 when there is none.
+  int Open() { return fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); }
 
   Status Write(std::string_view bytes) override {
     while (!bytes.empty()) {
@@ -50,7 +54,7 @@ class PosixWritableFile : public WritableFile {
 
  private:
   std::string path_;
-  int fd_;
+  int fd_ = -1;
 };
 
 class PosixReadableFile : public ReadableFile {
@@ -92,9 +96,9 @@ class Posix : public FileSystem {
  public:
   Result<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     while (true) {
-      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+      auto file = std::make_unique<PosixWritableFile>(path);  // first: no memory, no file left behind
+      const int fd = file->Open();
       if (fd < 0) return Failed(path, "created");
-      auto file = std::make_unique<PosixWritableFile>(path, fd);
       if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) return IoError("'" + path + "' is being written by someone else");
         return Failed(path, "locked");
@@ -174,9 +178,14 @@ Status WriteFileAtomically(FileSystem& files, const std::string& path,
   Result<std::unique_ptr<WritableFile>> created = files.Create(temporary);
   if (!created.ok()) return created.status();
   // Renamed before it is closed: until then the lock keeps other writers away from the temporary name.
-  Status status = write(**created);
-  if (status.ok()) status = (*created)->Sync();
-  if (status.ok()) status = files.Rename(temporary, path);
+  Status status;
+  try {
+    status = write(**created);
+    if (status.ok()) status = (*created)->Sync();
+    if (status.ok()) status = files.Rename(temporary, path);
+  } catch (const std::bad_alloc&) {
+    status = OutOfMemory("memory ran out while '" + path + "' was written");
+  }
   if (!status.ok()) {
     static_cast<void>(files.Remove(temporary));  // the first failure is the one to tell
     return status;

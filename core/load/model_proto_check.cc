@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What must hold for a ModelProto before anything in it is used, and onnx's own checker behind one wall.
 #include <map>
+#include <new>
 #include <set>
 #include <string>
 #include <string_view>
@@ -369,11 +370,14 @@ Status CheckModelProto(const onnx::ModelProto& model, const ReadOptions& options
 
 Status RunOnnxChecker(const onnx::ModelProto& model) {
   try {
-    onnx::ModelProto copy = model;  // small: tensors are placeholders
-    FillTypes(copy.mutable_graph());
-    if (copy.ir_version() >= 3) HideBornWithdrawn(&copy);
-    onnx::checker::check_model(copy, /*full_check=*/false, /*skip_opset_compatibility_check=*/true);
+    ArenaMessage<onnx::ModelProto> copy;
+    *copy = model;  // small: tensors are placeholders
+    FillTypes(copy->mutable_graph());
+    if (copy->ir_version() >= 3) HideBornWithdrawn(copy.get());
+    onnx::checker::check_model(*copy, /*full_check=*/false, /*skip_opset_compatibility_check=*/true);
     return {};
+  } catch (const std::bad_alloc&) {
+    throw;  // not the model's fault
   } catch (const std::exception& e) {
     return InvalidModel(e.what());
   }

@@ -34,9 +34,9 @@ Status Parse(std::string_view bytes, const ReadOptions& options, onnx::ModelProt
 
 Result<Model> ReadFrom(std::string_view bytes, const ReadOptions& options, ExternalFolder* folder) {
   try {
-    onnx::ModelProto proto;
-    RETURN_IF_ERROR(Parse(bytes, options, &proto));
-    return ImportModel(&proto, options, folder);
+    ArenaMessage<onnx::ModelProto> proto;
+    RETURN_IF_ERROR(Parse(bytes, options, proto.get()));
+    return ImportModel(proto.get(), options, folder);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("memory ran out while the model was read");
   } catch (const std::exception& e) {
@@ -54,15 +54,19 @@ Result<Model> ReadPath(const std::string& path, const ReadOptions& options) {
 
 }  // namespace
 
-Result<Model> ReadModel(const std::string& path, const ReadOptions& options) {
+Result<Model> ReadModel(const std::string& path, const ReadOptions& options) try {
   Result<Model> model = ReadPath(path, options);
   return model.ok() ? std::move(model) : Result<Model>(model.status().WithPrefix(path + ": "));
+} catch (const std::bad_alloc&) {
+  return OutOfMemory(path + ": memory ran out while the model was read");
 }
 
-Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options) {
+Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options) try {
   if (options.external_data_folder.empty()) return ReadFrom(bytes, options, nullptr);
   ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(options.external_data_folder));
   return ReadFrom(bytes, options, folder.get());
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while the model was read");
 }
 
 }  // namespace caesura

@@ -2,6 +2,7 @@
 #include "core/load/model_writer.h"
 
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "core/base/status_macros.h"
@@ -157,30 +158,34 @@ void RemoveOldData(const std::string& path, const std::string& current, FileSyst
 
 }  // namespace
 
-Status WriteModel(const Model& model, const std::string& path, const WriteOptions& options) {
+Status WriteModel(const Model& model, const std::string& path, const WriteOptions& options) try {
   FileSystem& files = options.files != nullptr ? *options.files : PosixFileSystem();
   size_t threshold = options.external_above.value_or(static_cast<size_t>(-1));
   if (!options.external_above && InitializerBytes(*model.graph) > kMaxInlineBytes) threshold = kAutomaticThreshold;
   DataLayout layout(threshold);
-  onnx::ModelProto proto;
-  RETURN_IF_ERROR(BuildProto(model, &layout, &proto));
+  ArenaMessage<onnx::ModelProto> proto;
+  RETURN_IF_ERROR(BuildProto(model, &layout, proto.get()));
   std::string data_name;
   if (!layout.empty()) {
     ASSIGN_OR_RETURN(data_name, WriteDataFile(layout, path, files));
-    for (auto& tensor : *proto.mutable_graph()->mutable_initializer()) {
+    for (auto& tensor : *proto->mutable_graph()->mutable_initializer()) {
       if (tensor.data_location() == onnx::TensorProto::EXTERNAL) SetExternal("location", data_name, &tensor);
     }
   }
-  ASSIGN_OR_RETURN(const std::string bytes, ToBytes(proto));
+  ASSIGN_OR_RETURN(const std::string bytes, ToBytes(*proto));
   RETURN_IF_ERROR(WriteFileAtomically(files, path, [&](WritableFile& file) { return file.Write(bytes); }));
   RemoveOldData(path, data_name, files);
   return {};
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was written");
 }
 
-Result<std::string> SerializeModel(const Model& model) {
-  onnx::ModelProto proto;
-  RETURN_IF_ERROR(ModelToProto(model, {}, &proto));
-  return ToBytes(proto);
+Result<std::string> SerializeModel(const Model& model) try {
+  ArenaMessage<onnx::ModelProto> proto;
+  RETURN_IF_ERROR(ModelToProto(model, {}, proto.get()));
+  return ToBytes(*proto);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a model was written");
 }
 
 }  // namespace caesura

@@ -10,12 +10,28 @@
 #include "onnx/onnx_pb.h"
 #pragma GCC diagnostic pop
 
+#include <google/protobuf/arena.h>
+
 #include <string>
 
 #include "core/base/status.h"
 #include "core/graph/node.h"
 
 namespace caesura {
+
+// A message, and an arena that all its parts are on. A message on the heap is not safe to destroy when memory ran out
+// while it was filled; an arena drops the parts without looking at them.
+template <typename Message>
+class ArenaMessage {
+ public:
+  Message* get() const { return message_; }
+  Message& operator*() const { return *message_; }
+  Message* operator->() const { return message_; }
+
+ private:
+  google::protobuf::Arena arena_;
+  Message* message_ = google::protobuf::Arena::CreateMessage<Message>(&arena_);
+};
 
 // A kind that the IR does not have (map, sparse tensor, opaque) becomes kUnknown.
 ValueType TypeFromProto(const onnx::TypeProto& proto);

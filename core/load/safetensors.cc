@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -212,12 +213,17 @@ std::vector<std::pair<const std::string*, const Tensor*>> FileOrder(const Tensor
   return order;
 }
 
+std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
+
 Result<std::string> MakeHeader(const TensorFile& contents) {
-  nlohmann::json header = nlohmann::json::object();
+  // Put together as text: json values allocate in their destructors, which ends the process where there is no memory.
+  std::string metadata;
+  std::map<std::string, std::string> entries;
   for (const auto& [key, text] : contents.metadata) {
     if (!IsUtf8(key) || !IsUtf8(text)) return InvalidArgument("metadata '" + key + "' is not UTF-8");
-    header[kMetadataKey][key] = text;
+    metadata += (metadata.empty() ? "" : ",") + Quoted(key) + ":" + Quoted(text);
   }
+  if (!metadata.empty()) entries[kMetadataKey] = "{" + metadata + "}";
   uint64_t at = 0;
   for (const auto& [name, tensor] : FileOrder(contents)) {
     const char* dtype = FileName(tensor->dtype());
@@ -225,11 +231,13 @@ Result<std::string> MakeHeader(const TensorFile& contents) {
       return Unsupported("tensor '" + *name + "': safetensors has no " + DTypeName(tensor->dtype()));
     }
     if (*name == kMetadataKey || !IsUtf8(*name)) return InvalidArgument("no tensor can be named '" + *name + "'");
-    header[*name] = {
-        {"dtype", dtype}, {"shape", tensor->shape().dims()}, {"data_offsets", {at, at + tensor->bytes()}}};
+    entries[*name] = "{\"data_offsets\":[" + std::to_string(at) + "," + std::to_string(at + tensor->bytes()) +
+                     "],\"dtype\":" + Quoted(dtype) + ",\"shape\":" + tensor->shape().ToString() + "}";
     at += tensor->bytes();
   }
-  std::string text = header.dump();
+  std::string text;
+  for (const auto& [key, entry] : entries) text += (text.empty() ? "{" : ",") + Quoted(key) + ":" + entry;
+  text += text.empty() ? "{}" : "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (text.size() > kMaxHeaderBytes)
     return InvalidArgument("the names take more than the format's 100 MB of header");

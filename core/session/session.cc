@@ -2,6 +2,7 @@
 #include "core/session/session.h"
 
 #include <algorithm>
+#include <new>
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
@@ -10,10 +11,13 @@
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {
-Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions options) {
+
+Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions options) try {
   std::unique_ptr<Session> session(new Session(std::move(model), std::move(options)));
   RETURN_IF_ERROR(session->Prepare());
   return session;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a session was made");
 }
 
 Status Session::Prepare() {
@@ -61,13 +65,15 @@ Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) 
   return ordered;
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) {
+Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
   return plans_->Get(ordered);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a run was planned");
 }
 
 Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const std::vector<std::string>& output_names,
-                                               RunOptions options) {
+                                               RunOptions options) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
   std::vector<size_t> wanted;
   for (const std::string& name : output_names) {
@@ -88,6 +94,8 @@ Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const s
   std::vector<RuntimeValue> selected;
   for (size_t i : wanted) selected.push_back(results[i]);
   return selected;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a run");
 }
 
 }  // namespace caesura

@@ -16,7 +16,10 @@ class PlainHostAllocator : public Allocator {
     const size_t rounded = (size + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
     void* data = rounded == 0 && size != 0 ? nullptr : std::aligned_alloc(kBufferAlignment, rounded + kBufferAlignment);
     if (data == nullptr) return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
-    return std::make_shared<Buffer>(data, size, Device{}, [](void* p) { std::free(p); });
+    std::unique_ptr<void, decltype(&std::free)> owner(data, &std::free);  // until the buffer is there
+    auto buffer = std::make_shared<Buffer>(data, size, Device{}, &std::free);
+    static_cast<void>(owner.release());
+    return buffer;
   }
   Device device() const override { return {}; }
 };
@@ -33,15 +36,14 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
       if (!fresh.ok()) return fresh.status();
       kept = *std::move(fresh);
     }
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      in_use_ += size;
-      peak_ = std::max(peak_, in_use_);
-    }
     void* data = kept->data();
-    return std::make_shared<Buffer>(data, size, device(), [self = weak_from_this(), kept](void*) {
+    auto buffer = std::make_shared<Buffer>(data, size, device(), [self = weak_from_this(), kept](void*) {
       if (auto pool = self.lock()) pool->Return(kept);
     });
+    std::lock_guard<std::mutex> lock(mutex_);
+    in_use_ += size;
+    peak_ = std::max(peak_, in_use_);
+    return buffer;
   }
   Device device() const override { return source_.device(); }
 
@@ -61,11 +63,16 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
     return buffer;
   }
 
-  void Return(const std::shared_ptr<Buffer>& buffer) {
+  // Runs in destructors: where there is no memory to remember the buffer with, it is not kept.
+  void Return(const std::shared_ptr<Buffer>& buffer) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     in_use_ -= buffer->size();
+    try {
+      idle_.emplace(buffer->size(), Idle{++clock_, buffer});
+    } catch (const std::bad_alloc&) {
+      return;
+    }
     idle_bytes_ += buffer->size();
-    idle_.emplace(buffer->size(), Idle{++clock_, buffer});
     while (idle_bytes_ > peak_) {
       auto oldest = std::min_element(idle_.begin(), idle_.end(), [](const auto& a, const auto& b) {
         return a.second.returned < b.second.returned;
@@ -101,9 +108,11 @@ Allocator& HostAllocator() {
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source) { return std::make_shared<PooledAllocator>(source); }
 
 std::shared_ptr<Buffer> AllocateStrings(size_t count) {
-  auto* strings = new std::string[count + 1];
-  return std::make_shared<Buffer>(strings, count * sizeof(std::string), Device{},
-                                  [](void* p) { delete[] static_cast<std::string*>(p); });
+  auto owner = std::make_unique<std::string[]>(count + 1);
+  auto buffer = std::make_shared<Buffer>(owner.get(), count * sizeof(std::string), Device{},
+                                         [](void* p) { delete[] static_cast<std::string*>(p); });
+  static_cast<void>(owner.release());
+  return buffer;
 }
 
 }  // namespace caesura
