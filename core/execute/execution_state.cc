@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/execute/execution_state.h"
 
+#include <new>
+
 #include "core/base/status_macros.h"
 #include "core/plan/node_error.h"
 
@@ -139,7 +141,7 @@ Status ExecutionState::VerifyContiguous() const {
 
 // --- begin and end ---
 
-Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options) {
+Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options) try {
   Cancel();
   options_ = std::move(options);
   if (arena_ == nullptr) {
@@ -150,8 +152,11 @@ Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options
   RETURN_IF_ERROR(BindParameters());
   RETURN_IF_ERROR(BindFetches());
   RETURN_IF_ERROR(VerifyContiguous());
+  handed_out_.reserve(plan_->fetches().size());  // handing out needs no memory once the run has changed parameters
   phase_ = Phase::kReady;
   return {};
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while a run was started");
 }
 
 void ExecutionState::Cancel() {
