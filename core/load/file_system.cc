@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "core/base/status_macros.h"
 #include "core/load/external_data.h"
@@ -59,7 +60,18 @@ class PosixWritableFile : public WritableFile {
 
 class PosixReadableFile : public ReadableFile {
  public:
-  PosixReadableFile(std::string path, int fd, uint64_t size) : path_(std::move(path)), handle_(fd), size_(size) {}
+  explicit PosixReadableFile(std::string path) : path_(std::move(path)) {}
+  Status Open() {
+    // O_NONBLOCK: a pipe must not hold us up before it is refused.
+    const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return Failed(path_, "opened");
+    handle_.emplace(fd);
+    struct stat facts = {};
+    if (::fstat(fd, &facts) != 0) return Failed(path_, "examined");
+    if (!S_ISREG(facts.st_mode)) return IoError("'" + path_ + "' is no regular file");
+    size_ = static_cast<uint64_t>(facts.st_size);
+    return {};
+  }
   uint64_t size() const override { return size_; }
 
   Status Read(uint64_t offset, size_t length, void* out) const override {
@@ -69,7 +81,7 @@ class PosixReadableFile : public ReadableFile {
     }
     char* at = static_cast<char*>(out);
     while (length > 0) {
-      const ssize_t got = ::pread(handle_.fd(), at, length, static_cast<off_t>(offset));
+      const ssize_t got = ::pread(handle_->fd(), at, length, static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return Failed(path_, "read");
       if (got == 0) return IoError("'" + path_ + "' has become shorter while it was read");
@@ -82,8 +94,8 @@ class PosixReadableFile : public ReadableFile {
 
  private:
   std::string path_;
-  FileHandle handle_;
-  uint64_t size_;
+  std::optional<FileHandle> handle_;
+  uint64_t size_ = 0;
 };
 
 bool IsSameFile(int fd, const std::string& path) {
@@ -111,14 +123,8 @@ class Posix : public FileSystem {
   }
 
   Result<std::unique_ptr<ReadableFile>> Open(const std::string& path) override {
-    // O_NONBLOCK: a pipe must not hold us up before it is refused.
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return Failed(path, "opened");
-    struct stat facts = {};
-    const bool known = ::fstat(fd, &facts) == 0;
-    auto file = std::make_unique<PosixReadableFile>(path, fd, static_cast<uint64_t>(facts.st_size));
-    if (!known) return Failed(path, "examined");
-    if (!S_ISREG(facts.st_mode)) return IoError("'" + path + "' is no regular file");
+    auto file = std::make_unique<PosixReadableFile>(path);
+    RETURN_IF_ERROR(file->Open());
     return std::unique_ptr<ReadableFile>(std::move(file));
   }
 
