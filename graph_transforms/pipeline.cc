@@ -4,7 +4,9 @@
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
 #include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/redundant_nodes.h"
+#include "graph_transforms/row_fusion.h"
 #include "graph_transforms/split_sequences.h"
 
 namespace caesura {
@@ -30,6 +32,10 @@ PassList StepPasses() {
   // Rules ask for the same shapes, masks and transposed values again and again.
   passes.push_back(MakeCommonSubexpressionPass({}));
   passes.push_back(MakeDeadNodeEliminationPass());
+  // What is added to a product is added while its tiles are in cache. After the above, which leave fewer readers.
+  passes.push_back(MakeMatMulEpiloguePass());
+  // What is left of arithmetic on rows goes through cache together.
+  passes.push_back(MakeRowFusionPass());
   return passes;
 }
 

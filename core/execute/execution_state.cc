@@ -179,6 +179,11 @@ RuntimeValue ExecutionState::ValueOf(uint32_t id) const {
   const PlannedValue& value = plan_->values()[id];
   const PlannedBuffer& buffer = plan_->buffers()[value.buffer];
   if (buffer.kind == Kind::kDynamic) return dynamic_[id];
+  if (!value.layout.dense()) {
+    const Tensor dense = Tensor::Zeros(value.dtype, value.shape);
+    CopyDense(addresses_[value.buffer], value.shape, value.layout, DTypeSize(value.dtype), dense.raw());
+    return dense;
+  }
   // Feeds and constants keep their own buffers, so that a kernel may share them.
   if (buffer.kind == Kind::kConstant) return ViewAs(value, plan_->constants()[buffer.index]);
   if (buffer.kind == Kind::kFeed && !feeds_[buffer.index].is_tensor()) return {};  // an optional that was left out

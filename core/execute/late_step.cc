@@ -23,6 +23,7 @@ Status ExecutionState::RunLate(int index) {
     if (!info.is_tensor) continue;
     info.dtype = inputs[i].tensor().dtype();
     info.shape = inputs[i].tensor().shape();
+    info.layout = plan_->values()[value_ids[i]].layout;  // of the bytes at the address; `value` is dense
     info.value = &inputs[i].tensor();
   }
   KernelInfo info(*step.node, std::move(infos), plan_->threads());

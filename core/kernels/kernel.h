@@ -28,6 +28,7 @@
 
 #include "core/base/status.h"
 #include "core/graph/node.h"
+#include "core/tensor/layout.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura {
@@ -73,6 +74,10 @@ struct KernelDef {
   // Inputs whose values are never read, only dtype and shape: folding does not wait for them (Shape, Size, EyeLike).
   std::vector<int> unread_inputs = {};
   std::vector<Alias> aliases = {};
+  // Inputs that the kernel reads under any InputInfo::layout (-1 - i as above); all others come dense.
+  std::vector<int> strided_inputs = {};
+  // Outputs that the kernel writes under any KernelInfo::OutputLayout.
+  std::vector<int> strided_outputs = {};
   // Indices of inputs that the plan lays out as one gapless block, in this order (-1 - i as above); verified before
   // the first step.
   std::vector<int> contiguous_inputs = {};
@@ -82,6 +87,7 @@ struct KernelDef {
   std::function<Status(KernelInfo&)> create = nullptr;
 
   bool IsHostInput(int i) const { return Lists(host_inputs, i); }
+  bool TakesStrides(int input) const { return Lists(strided_inputs, input); }
   static bool Lists(const std::vector<int>& indices, int i) {
     for (int index : indices) {
       if (index == i || (index < 0 && i >= -1 - index)) return true;
@@ -109,6 +115,8 @@ struct InputInfo {
   bool is_tensor = false;
   DType dtype = DType::kUndefined;
   Shape shape;
+  // Where the elements lie, from the address that the context gives. Dense but for KernelDef::strided_inputs.
+  Layout layout = {};
   // The value, when it is known already: always for declared host inputs, otherwise for constants.
   const Tensor* value = nullptr;
   // The value of a non-tensor input when the kernel is created in the run; null while planning.
@@ -121,6 +129,15 @@ struct OutputInfo {
   Kind kind = Kind::kUnset;
   DType dtype = DType::kUndefined;
   Shape shape;
+};
+
+// Output 0 as a way of looking at bytes that are there already; see KernelInfo::SetView and SetSideBySide.
+struct ViewInfo {
+  enum class Kind : uint8_t { kNone, kLayout, kPermutation, kReshape, kSideBySide };
+  Kind kind = Kind::kNone;
+  std::vector<Layout> layouts;       // of each output in input 0's buffer
+  std::vector<int64_t> permutation;  // kPermutation
+  int axis = 0;                      // kSideBySide
 };
 
 // The factory's view of the node, and where it writes its decisions. Lives during the factory's call only.
@@ -173,6 +190,26 @@ class KernelInfo {
     scratch_bytes_ += (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
     return offset;
   }
+  // Output i is input 0's bytes under layouts[i] (absolute: the input's own layout is in it). The plan drops the step
+  // where all readers of all outputs take strides; otherwise the compute function copies.
+  void SetViews(std::vector<Layout> layouts) { view_ = {ViewInfo::Kind::kLayout, std::move(layouts), {}, 0}; }
+  // The same for output 0 alone, where the plan may also have the input's producer write it in the output's order.
+  void SetPermutedView(std::vector<int64_t> permutation) {
+    Layout layout = Simplified(outputs_[0].shape, Permuted(inputs_[0].shape, inputs_[0].layout, permutation));
+    view_ = {ViewInfo::Kind::kPermutation, {std::move(layout)}, std::move(permutation), 0};
+  }
+  // Output 0 has the elements of input 0, in order, in another shape.
+  void SetReshapedView() {
+    auto layout = Reshaped(inputs_[0].shape, inputs_[0].layout, outputs_[0].shape);
+    if (layout) view_ = {ViewInfo::Kind::kReshape, {Simplified(outputs_[0].shape, *std::move(layout))}, {}, 0};
+  }
+  // Output 0 is all inputs, one behind the other along `axis`: the plan may have their producers write into it.
+  void SetSideBySide(int axis) { view_ = {ViewInfo::Kind::kSideBySide, {}, {}, axis}; }
+  // Where output i is to be written. Dense but for KernelDef::strided_outputs.
+  const Layout& OutputLayout(int i) const {
+    static const Layout kDense;
+    return i < static_cast<int>(output_layouts_.size()) ? output_layouts_[i] : kDense;
+  }
   // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
   void SetInPlace(int input, int output) { in_place_.push_back({input, output, Alias::Kind::kInPlace}); }
   // `fn` takes KernelContext& and returns Status, or nothing.
@@ -202,11 +239,14 @@ class KernelInfo {
   const std::vector<OutputInfo>& outputs() const { return outputs_; }
   const std::vector<Alias>& in_place() const { return in_place_; }
   size_t scratch_bytes() const { return scratch_bytes_; }
+  const ViewInfo& view() const { return view_; }
+  void set_output_layouts(std::vector<Layout> layouts) { output_layouts_ = std::move(layouts); }
   // Forgets the decisions of a factory that refused.
   void Reset() {
     outputs_.assign(outputs_.size(), {});
     in_place_.clear();
     scratch_bytes_ = 0;
+    view_ = {};
     compute_ = nullptr;
   }
   ComputeFunction TakeCompute() { return std::move(compute_); }
@@ -221,6 +261,8 @@ class KernelInfo {
   int threads_;
   std::vector<Alias> in_place_;
   size_t scratch_bytes_ = 0;
+  ViewInfo view_;
+  std::vector<Layout> output_layouts_;
   ComputeFunction compute_;
   std::function<std::shared_ptr<SubgraphRunner>(const std::string&)> subgraph_runner_;
 };

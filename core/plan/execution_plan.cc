@@ -113,6 +113,9 @@ std::string ExecutionPlan::Describe(uint32_t value_id) const {
   std::string out = value.value->name() + ":" + DTypeName(value.dtype);
   out += (value.known ? value.shape.ToString() : "[?]") + "@" + KindName(buffer.kind);
   if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
+  if (!value.layout.dense()) {
+    out += " strides " + Shape(value.layout.strides).ToString() + "+" + std::to_string(value.layout.offset);
+  }
   return out;
 }
 

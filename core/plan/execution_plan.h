@@ -81,6 +81,7 @@ struct PlannedValue {
   bool known = false;  // dtype and shape are those of every run
   DType dtype = DType::kUndefined;
   Shape shape;
+  Layout layout;  // where in the buffer its elements lie
 };
 
 struct Step {

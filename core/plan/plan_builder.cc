@@ -32,7 +32,7 @@ uint32_t PlanBuilder::ValueId(const Value* value) {
   if (value == nullptr) return 0;
   auto [it, fresh] = value_ids_.try_emplace(value, static_cast<uint32_t>(plan_->values_.size()));
   if (fresh) {
-    plan_->values_.push_back({value, 0, false, value->dtype(), {}});
+    plan_->values_.push_back({value, 0, false, value->dtype(), {}, {}});
     known_values_.push_back(nullptr);
     parameters_of_.emplace_back();
     from_parameters_.push_back(false);
@@ -69,6 +69,7 @@ InputInfo PlanBuilder::Describe(uint32_t value_id) const {
   info.is_tensor = value.known || value.value->type().is_tensor();
   info.dtype = value.dtype;
   info.shape = value.shape;
+  info.layout = value.layout;
   info.value = known_values_[value_id];
   return info;
 }

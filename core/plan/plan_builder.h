@@ -4,6 +4,7 @@
 #define CAESURA_CORE_PLAN_PLAN_BUILDER_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -64,6 +65,24 @@ class PlanBuilder {
   void Cache(const Draft& draft, uint32_t id, Step& step);
   void FinishStep(Draft& draft, Step step, size_t scratch_bytes);
 
+  // plan_views.cc
+  // True when the outputs became views of the node's input, or their producers write them in place: no step then.
+  bool TryViews(const Draft& draft, const KernelInfo& info);
+  bool PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info);
+  bool WriteInOrder(const Draft& draft, const ViewInfo& view, const Shape& shape);
+  bool WriteSideBySide(const Draft& draft, const KernelInfo& info);
+  // Every reader of the value takes any layout.
+  bool ReadersTakeStrides(const Value* value) const;
+  // Makes the step that produces `id` write it elsewhere.
+  struct Rewrite {
+    std::vector<uint32_t> chain;  // `id`, then what it is a view of, up to the step's output
+    std::vector<Layout> layouts;  // of each
+    uint32_t buffer;
+  };
+  std::optional<Rewrite> MakeRewrite(uint32_t id, Layout layout, uint32_t buffer) const;
+  bool Apply(const std::vector<Rewrite>& rewrites);
+  void RememberWriter(const Draft& draft, const KernelDef& def, int step);
+
   // plan_lifetimes.cc
   void FindLastUses();
   void ComputeLifetimes();
@@ -83,6 +102,26 @@ class PlanBuilder {
   std::shared_ptr<ExecutionPlan> plan_;
   const Graph& graph_;
   std::unordered_map<const Value*, uint32_t> value_ids_;
+  // Nodes and input numbers that read a value; a null node for a graph output, -1 for a body's captured value.
+  struct Reader {
+    const Node* node;
+    int input;
+  };
+  std::unordered_map<const Value*, std::vector<Reader>> readers_;
+  // What a value is a view of, where a permutation or a reshape made it.
+  struct Origin {
+    uint32_t of;
+    std::vector<int64_t> permutation;  // empty: a reshape
+  };
+  std::unordered_map<uint32_t, Origin> origins_;
+  // Steps whose kernel can write outputs under any layout, and what it takes to create it anew.
+  struct Writer {
+    const KernelDef* def;
+    std::vector<InputInfo> infos;
+    std::vector<Layout> layouts;  // of outputs
+  };
+  std::unordered_map<int, Writer> writers_;                          // by step
+  std::unordered_map<uint32_t, std::pair<int, int>> written_by_;     // value id: step and output of a Writer
   std::vector<int> last_use_;                              // by value id: position of the last node that reads it
   std::unordered_map<const Value*, int> last_use_of_;
   std::vector<const Tensor*> known_values_;                // by value id

@@ -14,11 +14,20 @@ namespace caesura {
 void PlanBuilder::FindLastUses() {
   int position = 0;
   for (const auto& node : graph_.nodes()) {
-    for (const Value* input : node->inputs()) last_use_of_[input] = position;
-    for (const Value* input : Graph::ImplicitInputs(*node)) last_use_of_[input] = position;
+    for (size_t i = 0; i < node->inputs().size(); ++i) {
+      last_use_of_[node->inputs()[i]] = position;
+      readers_[node->inputs()[i]].push_back({node.get(), static_cast<int>(i)});
+    }
+    for (const Value* input : Graph::ImplicitInputs(*node)) {
+      last_use_of_[input] = position;
+      readers_[input].push_back({node.get(), -1});
+    }
     ++position;
   }
-  for (const Value* output : graph_.outputs()) last_use_of_[output] = position;
+  for (const Value* output : graph_.outputs()) {
+    last_use_of_[output] = position;
+    readers_[output].push_back({nullptr, -1});
+  }
 }
 
 void PlanBuilder::ComputeLifetimes() {
@@ -160,6 +169,7 @@ void PlanBuilder::Fingerprint() {
   hash.Mix(static_cast<uint64_t>(plan_->threads_));
   std::unordered_map<const KernelDef*, uint64_t> places;  // which of an op's kernels was chosen
   for (const auto& provider : plan_->providers_) {
+    hash.Mix(provider->rounding());
     for (const KernelDef& def : provider->kernels().defs()) places[&def] = places.size() + 1;
   }
   for (const Step& step : plan_->steps_) {
@@ -171,6 +181,7 @@ void PlanBuilder::Fingerprint() {
       const PlannedValue& value = plan_->values_[plan_->argument_values_[a]];
       hash.Mix(plan_->arguments_[a]);
       hash.Mix(DTypeName(value.dtype) + value.shape.ToString());
+      if (!value.layout.dense()) hash.Mix(Shape(value.layout.strides).ToString() + std::to_string(value.layout.offset));
     }
   }
   plan_->fingerprint_ = hash.value();

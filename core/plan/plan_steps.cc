@@ -62,6 +62,7 @@ bool PlanBuilder::MayOverwrite(const Draft& draft, const Alias& alias, size_t by
   const uint32_t buffer = plan_->values_[draft.inputs[alias.input]].buffer;
   const PlannedBuffer& planned = plan_->buffers_[buffer];
   if (!plan_->options_.reuse_memory || planned.kind != Kind::kArena || planned.bytes != bytes) return false;
+  if (!plan_->values_[draft.inputs[alias.input]].layout.dense()) return false;
   if (planned.last_step != draft.position) return false;
   // Another argument may be the same value, or a view of the same bytes.
   auto same = [&](uint32_t id) { return id != 0 && plan_->values_[id].buffer == buffer; };
@@ -80,7 +81,7 @@ Result<uint32_t> PlanBuilder::OutputBuffer(const Draft& draft, const KernelInfo&
     const uint32_t input = draft.inputs[alias.input];
     if (input == 0) continue;
     const uint32_t buffer = plan_->values_[input].buffer;
-    const bool same_size = plan_->buffers_[buffer].bytes == bytes;
+    const bool same_size = plan_->buffers_[buffer].bytes == bytes && plan_->values_[input].layout.dense();
     if (alias.kind == Alias::Kind::kInPlace) {
       RETURN_IF_ERROR(CheckInPlace(draft, input));
       if (!same_size) return Internal(draft.node->Label() + " an output in place has another size than its input");
@@ -173,9 +174,13 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
     // Strings are objects: they live in values of the state, made by a late step.
     if (decided.kind == OutputInfo::Kind::kPlanned && decided.dtype == DType::kString) return AddLate(draft);
   }
+  if (TryViews(draft, info)) return {};
   Step step;
   ASSIGN_OR_RETURN(const bool computes, PlaceOutputs(draft, info, def, step));
   if (!computes) return {};
+  if (step.kind == Step::Kind::kCompute && !def.strided_outputs.empty()) {
+    RememberWriter(draft, def, static_cast<int>(plan_->steps_.size()));
+  }
   step.def = &def;
   step.compute = info.TakeCompute();
   if (!step.compute) return Internal(draft.node->Label() + " kernel has no compute function");

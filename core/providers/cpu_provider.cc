@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/providers/cpu_provider.h"
 
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/kernel_list.h"
 
 namespace caesura {
@@ -17,6 +18,7 @@ class CpuProvider : public ExecutionProvider {
   Device device() const override { return {}; }
   const KernelRegistry& kernels() const override { return kernels_; }
   Allocator& allocator() const override { return *allocator_; }
+  std::string rounding() const override { return BestIsaName(); }
 
  private:
   std::string name_ = kCpuProviderName;

@@ -20,6 +20,8 @@ class ExecutionProvider {
   virtual Device device() const = 0;
   virtual const KernelRegistry& kernels() const = 0;
   virtual Allocator& allocator() const = 0;
+  // What of the machine decides rounding (an instruction set): part of a plan's fingerprint.
+  virtual std::string rounding() const { return {}; }
 };
 
 // In order of preference.

@@ -81,12 +81,14 @@ void MatMulRule(GradientContext& g) {
   }
 }
 
-// Y = op(A) op(B);  as MatMul, with transposes
+// Y = alpha op(A) op(B) + bias + addend;  as MatMul, with transposes
 void FusedMatMulRule(GradientContext& g) {
   if (g.Rank(0) < 2 || g.Rank(1) < 2) return g.Refuse("has a gradient for matrices only, not for vectors");
   const Expr scale = g.node().HasAttribute("alpha") ? Number(g.FloatAttr("alpha", 1), g.dY()) : Expr();
   const Factors f = {g.input(0), g.input(1), g.IntAttr("transA", 0) != 0, g.IntAttr("transB", 0) != 0};
   SetProductGradients(g, f, scale ? g.dY() * scale : g.dY());
+  if (g.Needs(2)) g.SetInputGradient(2, SumTo(g.dY(), g.input(2)));
+  if (g.Needs(3)) g.SetInputGradient(3, g.dY());
 }
 
 // Y = alpha op(A) op(B) + beta C;  dA, dB as MatMul times alpha, dC = beta dY

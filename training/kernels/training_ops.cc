@@ -75,8 +75,23 @@ std::vector<OpSchemaSpec> Elementwise() {
 std::vector<OpSchemaSpec> Movement() {
   return {
       Shaped("SumTo", 2, 2),       Shaped("GatherGrad", 3, 3),  Shaped("SliceGrad", 4, 6),
-      Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  Shaped("FusedMatMul", 2, 2),
+      Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  Shaped("FusedMatMul", 2, 4),
+      Spec("FusedRows", 1, 256, 256, {-1}),
   };
+}
+
+// Outputs as ONNX's Attention has them, and lse.
+OpSchemaSpec AttentionTraining() {
+  OpSchemaSpec spec = Spec("AttentionTraining", 3, 7, 5, {});
+  spec.infer = [](Graph& graph, Node* node) -> Status {
+    const Value* q = node->input(0);
+    if (q == nullptr || !q->type().is_tensor()) return {};
+    if (Value* lse = node->output(4); lse != nullptr && !lse->type().is_tensor()) {
+      lse->set_type(ValueType::Tensor(q->dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32));
+    }
+    return SameDType(graph, node);
+  };
+  return spec;
 }
 
 // {op, inputs at least, at most, outputs at most, whose type each output has}
@@ -103,6 +118,7 @@ std::vector<OpSchemaSpec> Layers() {
       Spec("RNNGrad", 5, 8, 5, {2, 3, 4, 5, 7}),
       Spec("GRUGrad", 5, 8, 5, {2, 3, 4, 5, 7}),
       Spec("LSTMGrad", 6, 11, 7, {3, 4, 5, 6, 8, 9, 10}),
+      AttentionTraining(),
       Spec("AttentionGrad", 4, 7, 4, {1, 2, 3, 4}),
   };
 }

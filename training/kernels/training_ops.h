@@ -43,7 +43,11 @@
 //     -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
 // ResizeGrad (dY, shape[host] of X, roi[host]?, scales[host]?, sizes[host]?) -> dX
 // GridSampleGrad (dY, X, grid) -> dX, dgrid
-// AttentionGrad (dY, Q, K, V, attn_mask?, past_key?, past_value?) -> dQ, dK, dV, dattn_mask
+// AttentionTraining (Q, K, V, attn_mask?, past_key?, past_value?, nonpad_kv_seqlen?) -> Y, present_key, present_value,
+//     qk_matmul_output, lse    ONNX's Attention; lse [batch, heads, queries] is the logarithm of each query's sum of
+//     e^score, +inf for one that may look nowhere; float32 (float64 for float64)
+// AttentionGrad (dY, Q, K, V, attn_mask?, Y?, lse?) -> dQ, dK, dV, dattn_mask   Y and lse as AttentionTraining gave
+//     them: without them the probabilities take batch * heads * queries * keys elements of memory
 // CumProdGrad (dY, X, axis[host]) -> dX     ReduceProdGrad (dY, X, axes[host]?) -> dX
 // DetGrad (dY, X, Y) -> dX                 EinsumGrad is expressed through Einsum
 // TopK and max-like reductions are expressed through GatherElements/ScatterElements/Where.

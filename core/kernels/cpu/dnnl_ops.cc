@@ -66,6 +66,7 @@ Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulS
   DnnlPostOps owner(ops);
   if (spec.alpha != 1.0f) dnnl_post_ops_append_eltwise(ops, dnnl_eltwise_linear, spec.alpha, 0.0f);
   if (spec.accumulate) dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
+  if (spec.addend) dnnl_post_ops_append_binary(ops, dnnl_binary_add, dst.get());
   dnnl_primitive_attr_set_post_ops(attributes.get(), ops);
   dnnl_primitive_desc_t desc = nullptr;
   const dnnl_status_t status = dnnl_matmul_primitive_desc_create(&desc, DnnlCpuEngine(), src.get(), weights.get(),
@@ -74,6 +75,10 @@ Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulS
   std::vector<DnnlArgument> arguments = {
       {DNNL_ARG_SRC, spec.src}, {DNNL_ARG_WEIGHTS, spec.weights}, {DNNL_ARG_DST, spec.dst, true}};
   if (Present(spec.bias)) arguments.push_back({DNNL_ARG_BIAS, spec.bias});
+  if (spec.addend) {
+    const int op = (spec.alpha != 1.0f ? 1 : 0) + (spec.accumulate ? 1 : 0);
+    arguments.push_back({DNNL_ARG_ATTR_MULTIPLE_POST_OP(op) | DNNL_ARG_SRC_1, spec.dst});
+  }
   return MakeDnnlCall(info, threads, std::move(made), arguments);
 }
 

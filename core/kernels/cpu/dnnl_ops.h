@@ -12,14 +12,15 @@
 
 namespace caesura {
 
-// dst = alpha * (src weights) [+ dst]. One rank for all: batch dims, of which 1 broadcasts, then the matrix; any
-// strides. `bias`, of the same rank, is added before alpha.
+// dst = alpha * (src weights) [+ dst] [+ addend]. One rank for all: batch dims, of which 1 broadcasts, then the
+// matrix; any strides. `bias`, of the same rank, is added before alpha; the addend lies as dst does.
 struct DnnlMatMulSpec {
   DnnlTensor src, weights, bias, dst;
   float alpha = 1.0f;
   bool accumulate = false;
+  bool addend = false;
 };
-// Run({src, weights, dst}), or Run({src, weights, dst, bias}).
+// Run({src, weights, dst[, bias][, addend]}).
 Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulSpec& spec);
 
 // src [N, C, spatial...], weights [O, C, kernel...] or [group, O / group, C / group, kernel...], bias [O],

@@ -50,7 +50,8 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
 
 // Writes one block of sums to C.
 template <typename T>
-void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, T* c, const T* bias) {
+void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, T* c, const T* bias,
+                const T* addend) {
   using Acc = Accumulator<T>;
   for (int64_t i = 0; i < rows; ++i) {
     const Acc* from = acc + i * kColumns;
@@ -67,12 +68,15 @@ void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumula
     } else {
       for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(from[j]);
     }
+    if (addend == nullptr) continue;
+    for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(to[j] + addend[i * s.c.row + j]);
   }
 }
 
 // Rows [first, last) of one product.
 template <typename T>
-void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, T* c, const T* bias) {
+void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, T* c, const T* bias,
+                  const T* addend) {
   Accumulator<T> acc[kRows * kColumns];
   T tile[kDepth * kColumns];
   for (int64_t i0 = first; i0 < last; i0 += kRows) {
@@ -93,7 +97,9 @@ void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, co
         }
         MultiplyBlock<T>(rows, columns, depth, a + i0 * s.a.row + p0 * s.a.col, s.a, y, y_row, acc);
       }
-      StoreBlock<T>(s, rows, columns, acc, c + i0 * s.c.row + j0, bias == nullptr ? nullptr : bias + j0);
+      const int64_t at = i0 * s.c.row + j0;
+      StoreBlock<T>(s, rows, columns, acc, c + at, bias == nullptr ? nullptr : bias + j0,
+                    addend == nullptr ? nullptr : addend + at);
     }
   }
 }
@@ -114,7 +120,8 @@ int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>
 }
 
 template <typename T>
-void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias) {
+void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias,
+               const void* addend) {
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, s.n * s.k));
   ParallelFor(threads, BatchCount(s) * s.m, grain, [&](int64_t first, int64_t last) {
     while (first < last) {
@@ -122,7 +129,9 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
       const int64_t rows = std::min(s.m - row, last - first);
       MultiplyRows<T>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
                       static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
-                      static_cast<T*>(c) + BatchOffset(s.batch, s.c_batch, index), static_cast<const T*>(bias));
+                      static_cast<T*>(c) + BatchOffset(s.batch, s.c_batch, index), static_cast<const T*>(bias),
+                      addend == nullptr ? nullptr
+                                        : static_cast<const T*>(addend) + BatchOffset(s.batch, s.c_batch, index));
       first += rows;
     }
   });
@@ -177,6 +186,7 @@ Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
   }
   spec.alpha = s.alpha;
   spec.accumulate = s.accumulate;
+  spec.addend = s.addend;
   return MakeDnnlMatMul(info, threads, spec);
 }
 
@@ -191,6 +201,7 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
     Result<DnnlCall> call = MakeCall(info, DnnlThreads(info.threads(), work), spec);
     if (call.ok()) {
       out.dnnl_ = *std::move(call);
+      out.spec_ = std::move(spec);
       return out;
     }
     if (call.status().code() != StatusCode::kUnsupported || spec.dtype != DType::kFloat32) return call.status();
@@ -204,12 +215,20 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   return out;
 }
 
-Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias) const {
+Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
+                 const void* addend) const {
+  auto at = [size = DTypeSize(spec_.dtype)](const void* base, int64_t offset) {
+    return static_cast<const char*>(base) + offset * static_cast<int64_t>(size);
+  };
+  a = at(a, spec_.a_offset);
+  b = at(b, spec_.b_offset);
+  c = const_cast<char*>(at(c, spec_.c_offset));
   if (dnnl_.defined()) {
-    if (bias == nullptr) return dnnl_.Run(context, {a, b, c});
-    return dnnl_.Run(context, {a, b, c, bias});
+    if (bias != nullptr && addend != nullptr) return dnnl_.Run(context, {a, b, c, bias, addend});
+    if (bias == nullptr && addend == nullptr) return dnnl_.Run(context, {a, b, c});
+    return dnnl_.Run(context, {a, b, c, bias == nullptr ? addend : bias});
   }
-  plain_(spec_, threads_, a, b, c, bias);
+  plain_(spec_, threads_, a, b, c, bias, addend);
   return {};
 }
 

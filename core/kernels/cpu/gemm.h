@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products inside kernels: C = alpha * A B + bias, or C += alpha * A B, over batches and with any strides.
+// Matrix products inside kernels: C = alpha * A B + bias + addend, or C += alpha * A B, over batches and with any
+// strides.
 // Large float32 and bfloat16 products go to oneDNN, all others through a plain blocked loop.
 #ifndef CAESURA_CORE_KERNELS_CPU_GEMM_H_
 #define CAESURA_CORE_KERNELS_CPU_GEMM_H_
@@ -23,11 +24,13 @@ struct GemmSpec {
   DType dtype = DType::kUndefined;  // of all matrices and the bias
   int64_t m = 0, n = 0, k = 0;
   MatrixStrides a, b, c;            // REQUIRES: c.col == 1
+  int64_t a_offset = 0, b_offset = 0, c_offset = 0;  // of the first elements
   // Batch dims, outermost first, and the strides of each matrix along them (0: shared).
   std::vector<int64_t> batch = {}, a_batch = {}, b_batch = {}, c_batch = {};
   float alpha = 1.0f;
   bool accumulate = false;          // adds to C
   bool bias = false;                // adds a row of n; REQUIRES: alpha == 1
+  bool addend = false;              // adds matrices that lie as C does, in other memory
 };
 
 // A product that is set up once. Thread safety: Run may be called from many threads.
@@ -38,11 +41,12 @@ class Gemm {
   // without it): the kernel then runs through float32 (through_float.h).
   static Result<Gemm> Create(KernelInfo& info, GemmSpec spec);
 
-  Status Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias = nullptr) const;
+  Status Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias = nullptr,
+             const void* addend = nullptr) const;
 
  private:
   using PlainFunction = void (*)(const GemmSpec&, int threads, const void* a, const void* b, void* c,
-                                 const void* bias);
+                                 const void* bias, const void* addend);
   GemmSpec spec_;
   int threads_ = 1;
   PlainFunction plain_ = nullptr;

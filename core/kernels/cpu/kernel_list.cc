@@ -27,6 +27,7 @@ void RegisterCpuKernels(KernelRegistry& registry) {
   RegisterTextKernels(registry);
   RegisterControlFlowKernels(registry);
   RegisterMlKernels(registry);
+  RegisterFusedRowsKernel(registry);
 }
 
 }  // namespace caesura

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B), batched with broadcasting, where transA and
-// transB swap the last two dims without a copy.
+// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B) + bias + addend, batched with broadcasting, where
+// transA and transB swap the last two dims without a copy. The bias is a row, the addend has Y's shape.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -15,13 +15,25 @@ namespace {
 
 Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f) {
   if (info.InputDType(1) != info.InputDType(0)) return info.Invalid("operands of one dtype expected");
-  ASSIGN_OR_RETURN(MatMulShape product, MakeMatMulShape(info, info.InputDType(0), info.InputShape(0),
-                                                        info.InputShape(1), {trans_a, trans_b}));
+  ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, {trans_a, trans_b}));
+  GemmSpec& spec = product.spec;
+  spec.alpha = alpha;
+  spec.bias = info.HasInput(2);
+  spec.addend = info.HasInput(3);
+  if ((spec.bias || spec.addend) && !info.OutputLayout(0).dense()) {
+    return info.Refuse("with a bias or an addend the output is written dense");
+  }
+  if (spec.bias && (info.InputShape(2) != Shape{spec.n} || alpha != 1.0f)) {
+    return info.Invalid("bias: expected [" + std::to_string(spec.n) + "] and alpha 1");
+  }
+  if (spec.addend && info.InputShape(3) != product.output) {
+    return info.Invalid("addend: expected " + product.output.ToString() + ", got " + info.InputShape(3).ToString());
+  }
   info.SetOutput(0, info.InputDType(0), std::move(product.output));
-  product.spec.alpha = alpha;
-  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(product.spec)));
-  info.SetCompute([gemm = std::move(gemm)](KernelContext& context) {
-    return gemm.Run(context, context.Input<void>(0), context.Input<void>(1), context.Output<void>(0));
+  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
+  info.SetCompute([gemm = std::move(gemm), a = product.swapped ? 1 : 0](KernelContext& context) {
+    return gemm.Run(context, context.Input<void>(a), context.Input<void>(1 - a), context.Output<void>(0),
+                    context.Input<void>(2), context.Input<void>(3));
   });
   return {};
 }
@@ -59,7 +71,7 @@ Status CreateGemm(KernelInfo& info) {
   if (a.rank() != 2 || b.rank() != 2) return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
   const DType dtype = info.InputDType(0);
   const MatMulTransposes transposes{info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0};
-  ASSIGN_OR_RETURN(MatMulShape product, MakeMatMulShape(info, dtype, a, b, transposes));
+  ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, transposes));
   GemmSpec& spec = product.spec;
   const int64_t m = spec.m, n = spec.n;
   const float alpha = info.Attr<float>("alpha", 1.0f), beta = info.Attr<float>("beta", 1.0f);
@@ -95,12 +107,14 @@ constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
 }  // namespace
 
 void RegisterMatMulKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "MatMul", .types = kNumericTypes, .create = CreateMatMul});
+  registry.Add({.op_type = "MatMul", .types = kNumericTypes, .strided_inputs = {0, 1}, .strided_outputs = {0},
+                .create = CreateMatMul});
   registry.Add({.op_type = "MatMul", .types = kHalfTypes, .create = ThroughFloat<CreateMatMul>});
-  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kNumericTypes, .create = CreateFusedMatMul});
+  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kNumericTypes, .strided_inputs = {0, 1},
+                .strided_outputs = {0}, .create = CreateFusedMatMul});
   registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes,
                 .create = ThroughFloat<CreateFusedMatMul>});
-  registry.Add({.op_type = "Gemm", .types = kNumericTypes, .create = CreateGemm});
+  registry.Add({.op_type = "Gemm", .types = kNumericTypes, .strided_inputs = {0, 1}, .create = CreateGemm});
   registry.Add({.op_type = "Gemm", .types = kHalfTypes, .create = ThroughFloat<CreateGemm>});
   RegisterIntegerMatMulKernels(registry);
   RegisterEinsumKernels(registry);

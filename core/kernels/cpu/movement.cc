@@ -34,8 +34,12 @@ Status CreateTranspose(KernelInfo& info) {
   }
   if (!valid) return info.Invalid("perm: expected a permutation of the axes of " + shape.ToString());
   StridedBox box = PermutingBox(shape, perm);
+  box.src_strides = Permuted(shape, info.input(0).layout, perm).strides;
+  box.src_offset = info.input(0).layout.offset;
   Shape out(box.extents);
-  return CopyInto(info, std::move(out), std::move(box));
+  RETURN_IF_ERROR(CopyInto(info, std::move(out), std::move(box)));
+  info.SetPermutedView(std::move(perm));
+  return {};
 }
 
 Status CreateExpand(KernelInfo& info) {
@@ -124,13 +128,9 @@ Status CreateSpaceToDepth(KernelInfo& info) {
   return CopyInto(info, Shape{x[0], x[1] * b * b, x[2] / b, x[3] / b}, PermutingBox(split, perm));
 }
 
-// A part of a tensor along one axis, as a box of [rows, columns] on both sides.
-StridedBox PartBox(int64_t rows, int64_t part_columns, int64_t whole_columns, bool part_is_source) {
-  StridedBox box;
-  box.extents = {rows, part_columns};
-  box.src_strides = {part_is_source ? part_columns : whole_columns, 1};
-  box.dst_strides = {part_is_source ? whole_columns : part_columns, 1};
-  return box;
+// All of a tensor of this shape, from one layout to another.
+StridedBox WholeBox(const Shape& shape, const Layout& from, const Layout& to) {
+  return {shape.dims(), StridesOf(shape, from), StridesOf(shape, to), from.offset, to.offset};
 }
 
 // The concatenated shape; every input must agree with the first on dtype and on all other dims.
@@ -154,18 +154,16 @@ Status CreateConcat(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 1), info.InputShape(0).rank()));
   ASSIGN_OR_RETURN(const Shape out, ConcatShape(info, axis));
-  const int64_t rows = out.Elements(0, axis), columns = out.Elements(axis, out.rank());
+  Layout part{out.Strides(), 0};
   std::vector<StridedCopy> copies;
-  int64_t offset = 0;
   for (int i = 0; i < info.input_count(); ++i) {
-    const int64_t part = info.InputShape(i).Elements(axis, out.rank());
-    StridedBox box = PartBox(rows, part, columns, true);
-    box.dst_offset = offset;
-    offset += part;
-    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, std::move(box)));
+    const Shape& shape = info.InputShape(i);
+    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, WholeBox(shape, info.input(i).layout, part)));
     copies.push_back(std::move(copy));
+    part.offset += shape[axis] * part.strides[axis];
   }
   info.SetOutput(0, dtype, out);
+  info.SetSideBySide(axis);
   info.SetCompute([copies = std::move(copies)](KernelContext& context) {
     for (size_t i = 0; i < copies.size(); ++i) {
       copies[i].Run(context.Input<void>(static_cast<int>(i)), context.Output<void>(0));
@@ -206,19 +204,19 @@ Status CreateSplit(KernelInfo& info) {
                         std::to_string(declared));
   }
   ASSIGN_OR_RETURN(const std::vector<int64_t> extents, SplitExtents(info, shape[axis]));
-  const int64_t rows = shape.Elements(0, axis), inner = shape.Elements(axis + 1, shape.rank());
+  Layout layout{StridesOf(shape, info.input(0).layout), info.input(0).layout.offset};
   std::vector<StridedCopy> copies;
-  int64_t offset = 0;
+  std::vector<Layout> layouts;
   for (int i = 0; i < info.output_count(); ++i) {
-    StridedBox box = PartBox(rows, extents[i] * inner, shape[axis] * inner, false);
-    box.src_offset = offset;
-    offset += extents[i] * inner;
-    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, std::move(box)));
-    copies.push_back(std::move(copy));
     Shape part = shape;
     part[axis] = extents[i];
+    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, WholeBox(part, layout, {})));
+    copies.push_back(std::move(copy));
+    layouts.push_back(layout);
+    layout.offset += extents[i] * layout.strides[axis];
     info.SetOutput(i, dtype, std::move(part));
   }
+  info.SetViews(std::move(layouts));
   info.SetCompute([copies = std::move(copies)](KernelContext& context) {
     for (size_t i = 0; i < copies.size(); ++i) {
       void* out = context.Output<void>(static_cast<int>(i));
@@ -231,13 +229,13 @@ Status CreateSplit(KernelInfo& info) {
 }  // namespace
 
 void RegisterMovementKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Transpose", .create = CreateTranspose});
+  registry.Add({.op_type = "Transpose", .strided_inputs = {0}, .create = CreateTranspose});
   registry.Add({.op_type = "Expand", .host_inputs = {1}, .create = CreateExpand});
   registry.Add({.op_type = "Tile", .host_inputs = {1}, .create = CreateTile});
   registry.Add({.op_type = "DepthToSpace", .create = CreateDepthToSpace});
   registry.Add({.op_type = "SpaceToDepth", .create = CreateSpaceToDepth});
-  registry.Add({.op_type = "Concat", .create = CreateConcat});
-  registry.Add({.op_type = "Split", .host_inputs = {1}, .create = CreateSplit});
+  registry.Add({.op_type = "Concat", .strided_inputs = {-1}, .create = CreateConcat});
+  registry.Add({.op_type = "Split", .host_inputs = {1}, .strided_inputs = {0}, .create = CreateSplit});
   RegisterSliceKernels(registry);
   RegisterPadKernels(registry);
   RegisterSelectionKernels(registry);

@@ -42,7 +42,16 @@ Status ViewAs(KernelInfo& info, std::vector<int64_t> dims) {
   if (out.elements() != count) {
     return info.Invalid("cannot make " + out.ToString() + " of " + info.InputShape(0).ToString());
   }
+  const Shape& shape = info.InputShape(0);
+  const Layout& layout = info.input(0).layout;
   info.SetOutput(0, dtype, std::move(out));
+  info.SetReshapedView();
+  if (!layout.dense()) {
+    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, {shape.dims(), StridesOf(shape, layout),
+                                                                       shape.Strides(), layout.offset, 0}));
+    info.SetCompute([copy](KernelContext& context) { copy.Run(context.Input<void>(0), context.Output<void>(0)); });
+    return {};
+  }
   info.SetCompute([dtype, count, threads = info.threads()](KernelContext& context) {
     const void* from = context.Input<void>(0);
     void* to = context.Output<void>(0);
@@ -129,10 +138,13 @@ Status CreateUnsqueeze(KernelInfo& info) {
 void RegisterShapeKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateShape});
   registry.Add({.op_type = "Size", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateSize});
-  registry.Add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateReshape});
-  registry.Add({.op_type = "Flatten", .aliases = {View(0, 0)}, .create = CreateFlatten});
-  registry.Add({.op_type = "Squeeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateSqueeze});
-  registry.Add({.op_type = "Unsqueeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateUnsqueeze});
+  registry.Add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
+                .create = CreateReshape});
+  registry.Add({.op_type = "Flatten", .aliases = {View(0, 0)}, .strided_inputs = {0}, .create = CreateFlatten});
+  registry.Add({.op_type = "Squeeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
+                .create = CreateSqueeze});
+  registry.Add({.op_type = "Unsqueeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
+                .create = CreateUnsqueeze});
   RegisterGeneratorKernels(registry);
 }
 

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/row_op.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/graph/graph.h"
+
+namespace caesura {
+namespace {
+
+bool IsElementwise(const Node& node) {
+  static const std::unordered_set<std::string> kOnnx = {
+      "Abs",  "Add",     "And",  "Cast", "Ceil",     "Celu",  "Clip",      "Cos",         "Div",       "Elu",
+      "Equal", "Erf",    "Exp",  "Floor", "Gelu",    "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+      "IsInf", "IsNaN",  "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not",
+      "Or",   "Pow",     "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
+      "Sqrt", "Sub",     "Sum",  "Swish", "Tanh",    "ThresholdedRelu", "Where", "Xor"};
+  static const std::unordered_set<std::string> kOurs = {"GeluGrad", "ReluGrad", "SigmoidGrad", "TanhGrad"};
+  if (node.domain().empty()) return kOnnx.count(node.op_type()) > 0;
+  return node.domain() == kCaesuraDomain && kOurs.count(node.op_type()) > 0;
+}
+
+// Ops that work along `axis` and give each row one of its own; with the attribute's default and the outputs that are
+// sums over all rows.
+struct AxisOp {
+  int64_t axis;
+  std::vector<int> columns;
+};
+
+const AxisOp* FindAxisOp(const Node& node) {
+  static const std::unordered_map<std::string, AxisOp> kOps = {
+      {"Softmax", {-1, {}}},
+      {"LogSoftmax", {-1, {}}},
+      {"LayerNormalization", {-1, {}}},
+      {"RMSNormalization", {-1, {}}},
+      {"ai.caesura.SoftmaxGrad", {-1, {}}},
+      {"ai.caesura.LogSoftmaxGrad", {-1, {}}},
+      {"ai.caesura.LayerNormalizationGrad", {-1, {1, 2}}},
+      {"ai.caesura.RMSNormalizationGrad", {-1, {1}}},
+  };
+  auto it = kOps.find(node.domain().empty() ? node.op_type() : node.domain() + "." + node.op_type());
+  return it == kOps.end() ? nullptr : &it->second;
+}
+
+bool IsReduction(const Node& node) {
+  static const std::unordered_set<std::string> kOps = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
+                                                       "ReduceSumSquare", "ReduceL2"};
+  return node.domain().empty() && kOps.count(node.op_type()) > 0;
+}
+
+// Reduces the last axis alone and keeps it as one.
+bool ReducesRow(const Node& node, int64_t rank) {
+  const Value* axes = node.input(1);
+  if (axes == nullptr || node.Attr<int64_t>("keepdims", 1) != 1) return false;
+  const Tensor* value = axes->graph()->Initializer(axes);
+  if (value == nullptr || value->elements() != 1) return false;
+  const int64_t axis = value->ToVector<int64_t>()[0];
+  return axis == -1 || axis == rank - 1;
+}
+
+using Dims = std::vector<Dim>;
+
+const Dims* DimsOf(const Value* value) {
+  return value != nullptr && value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
+}
+
+bool Same(const Dim& a, const Dim& b) { return a == b && (a.known() || !a.symbol.empty()); }
+
+Dims RowsOf(const Dims& dims) { return Dims(dims.begin(), dims.end() - 1); }
+
+// A tensor that goes with such rows: it has them, or repeats over some of them.
+bool GoesWith(const Dims& dims, const Dims& rows) {
+  const int lead = static_cast<int>(rows.size()) + 1 - static_cast<int>(dims.size());
+  if (lead < 0) return false;
+  for (size_t d = 0; d + 1 < dims.size(); ++d) {
+    if (dims[d].value != 1 && !Same(dims[d], rows[lead + d])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<RowOp> AsRowOp(const Node& node) {
+  RowOp op;
+  const AxisOp* axis_op = FindAxisOp(node);
+  const bool sums_rows = node.Is("SumTo", kCaesuraDomain), reduces = IsReduction(node);
+  if (axis_op == nullptr && !sums_rows && !reduces && !IsElementwise(node)) return std::nullopt;
+  const Dims* whole = DimsOf(sums_rows || reduces ? node.input(0) : node.output(0));
+  if (whole == nullptr || whole->size() < 2) return std::nullopt;
+  op.rows = RowsOf(*whole);
+  if (!GoesWith(*whole, op.rows)) return std::nullopt;  // a dim without a name is no row's
+  const auto rank = static_cast<int64_t>(whole->size());
+  if (axis_op != nullptr) {
+    const int64_t axis = node.Attr<int64_t>("axis", axis_op->axis);
+    if (axis != -1 && axis != rank - 1) return std::nullopt;
+    op.columns = axis_op->columns;
+  }
+  if (reduces && !ReducesRow(node, rank)) return std::nullopt;
+  if (sums_rows) {
+    const Dims* sum = DimsOf(node.output(0));
+    if (sum == nullptr || sum->size() != 1 || !Same(sum->front(), whole->back())) return std::nullopt;
+    op.columns = {0};
+  }
+  const bool reads_shape = sums_rows || reduces;  // input 1
+  for (size_t i = 0; i < node.inputs().size(); ++i) {
+    if (node.inputs()[i] == nullptr || (reads_shape && i == 1)) continue;
+    const Dims* dims = DimsOf(node.inputs()[i]);
+    if (dims == nullptr || !GoesWith(*dims, op.rows)) return std::nullopt;
+  }
+  for (size_t i = 0; i < node.outputs().size(); ++i) {
+    const bool column = std::count(op.columns.begin(), op.columns.end(), static_cast<int>(i)) > 0;
+    if (node.outputs()[i] == nullptr || column) continue;
+    const Dims* dims = DimsOf(node.outputs()[i]);
+    if (dims == nullptr || dims->size() != whole->size() || !(RowsOf(*dims) == op.rows)) return std::nullopt;
+  }
+  return op;
+}
+
+}  // namespace caesura

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ops treat the rows of their tensors alone: what row_fusion may group.
+#ifndef CAESURA_GRAPH_TRANSFORMS_ROW_OP_H_
+#define CAESURA_GRAPH_TRANSFORMS_ROW_OP_H_
+
+#include <optional>
+#include <vector>
+
+#include "core/graph/node.h"
+
+namespace caesura {
+
+struct RowOp {
+  std::vector<Dim> rows;        // the leading dims: all but the last one
+  std::vector<int> columns;     // outputs that are sums over all rows
+};
+
+// Nothing where the op looks beyond a row, or where types do not say enough.
+std::optional<RowOp> AsRowOp(const Node& node);
+
+}  // namespace caesura
+
+#endif  // CAESURA_GRAPH_TRANSFORMS_ROW_OP_H_

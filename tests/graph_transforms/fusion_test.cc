@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// matmul_epilogue and row_fusion: which nodes are left, and the same numbers as without the pass.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/graph/graph_check.h"
+#include "core/graph/graph_text.h"
+#include "core/graph/shape_inference.h"
+#include "core/providers/cpu_provider.h"
+#include "core/session/session.h"
+#include "graph_transforms/matmul_epilogue.h"
+#include "graph_transforms/row_fusion.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+using ::testing::ElementsAre;
+
+struct FusionCase {
+  const char* name;
+  const char* inputs;
+  const char* body;
+  const char* outputs;
+  std::vector<std::string> left;  // op types after the passes
+  bool sums = false;              // sums over rows: another order of additions
+  std::map<std::string, int64_t> dims = {};
+};
+void PrintTo(const FusionCase& c, std::ostream* out) { *out << c.name; }
+
+const std::vector<FusionCase>& Cases() {
+  static const std::vector<FusionCase> kCases = {
+      {"Bias", "float[N,4] x, float[4,6] w, float[6] b", "p = MatMul(x, w) y = Add(p, b)", "float[N,6] y",
+       {"FusedMatMul"}},
+      {"BiasOnTheLeft", "float[3,4] x, float[4,6] w, float[6] b", "p = MatMul(x, w) y = Add(b, p)", "float[3,6] y",
+       {"FusedMatMul"}},
+      {"BiasAndResidual", "float[2,3,4] x, float[4,6] w, float[6] b, float[2,3,6] r",
+       "p = MatMul(x, w) q = Add(p, b) y = Add(r, q)", "float[2,3,6] y", {"FusedMatMul"}},
+      {"LargeBiasAndResidual", "float[40,50] x, float[50,60] w, float[60] b, float[40,60] r",
+       "p = MatMul(x, w) q = Add(p, b) y = Add(r, q)", "float[40,60] y", {"FusedMatMul"}},
+      {"ProductReadTwice", "float[3,4] x, float[4,6] w, float[6] b", "p = MatMul(x, w) q = Add(p, b) y = Mul(q, p)",
+       "float[3,6] y", {"MatMul", "FusedRows"}},
+      {"SumOfProducts", "float[3,4] x, float[4,6] w", "p = MatMul(x, w) q = MatMul(x, w) y = Add(p, q)",
+       "float[3,6] y", {"MatMul", "FusedMatMul"}},
+      {"BroadcastProductStays", "float[1,4] x, float[4,6] w, float[3,6] r", "p = MatMul(x, w) y = Add(p, r)",
+       "float[3,6] y", {"MatMul", "Add"}},
+      {"Silu", "float[N,T,5] x", "s = Sigmoid(x) y = Mul(x, s)", "float[N,T,5] y", {"FusedRows"}, false,
+       {{"N", 3}, {"T", 7}}},
+      {"TwoOutputs", "float[6,5] x, float[5] b", "a = Add(x, b) e = Exp(a) y = Mul(e, x)",
+       "float[6,5] y, float[6,5] a", {"FusedRows"}},
+      {"RmsNorm", "float[2,300,64] x, float[64] g, float e",
+       R"(q = Mul(x, x) m = ReduceMean(q, last) v = Add(m, e) s = Sqrt(v) n = Div(x, s) y = Mul(n, g))",
+       "float[2,300,64] y", {"FusedRows"}},
+      {"SoftmaxOfScaled", "float[4,9,33] x, float k", "a = Mul(x, k) y = Softmax(a)", "float[4,9,33] y",
+       {"FusedRows"}},
+      {"RowsOfAnotherBatch", "float[3,20,8] x, float[20,8] p, float[3,1,8] q", "a = Add(x, p) y = Mul(a, q)",
+       "float[3,20,8] y", {"FusedRows"}},
+      {"Choice", "float[50,8] x, float z", "c = Greater(x, z) n = Neg(x) y = Where(c, x, n)", "float[50,8] y",
+       {"FusedRows"}},
+      {"SumOverRows", "float[700,24] dy, float[700,24] x, float[24] b",
+       "g = ai.caesura.GeluGrad(dy, x) s = Shape(b) y = ai.caesura.SumTo(g, s)", "float[24] y, float[700,24] g",
+       {"Shape", "FusedRows"}, true},
+      {"NormGradient", "float[2,40,16] x, float[2,40,16] dy, float[2,40,16] r, float[16] g, float[16] b",
+       R"(n, m, i = LayerNormalization(x, g, b)
+          dx, dg, db = ai.caesura.LayerNormalizationGrad(dy, x, g, m, i)
+          y = Add(dx, r))", "float[2,40,16] y, float[16] dg, float[16] db", {"FusedRows"}, true},
+      // b needs a, and outside of the group needs a as well: the group may not hold both ends.
+      {"PathOutside", "float[4,4] x, float[4,4] w", "a = Exp(x) p = MatMul(a, w) q = Exp(p) y = Mul(q, a)",
+       "float[4,4] y", {"Exp", "MatMul", "FusedRows"}},
+      {"OneRow", "float[1,16] x", "s = Sigmoid(x) y = Mul(x, s)", "float[1,16] y", {"FusedRows"}},
+      {"OtherShapesThanKnown", "float[N,M] x, float[N,M] z", "s = Sigmoid(x) y = Mul(z, s)", "float[N,M] y",
+       {"FusedRows"}, false, {{"N", 0}, {"M", 4}}},
+  };
+  return kCases;
+}
+
+Model Parse(const FusionCase& c) {
+  return ParseModelText("<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng (" + std::string(c.inputs) +
+                        ") => (" + c.outputs + ") <int64[1] last = {-1}> {" + c.body + "}")
+      .value();
+}
+
+std::vector<RuntimeValue> Run(Model model, const FusionCase& c, int threads) {
+  SessionOptions options;
+  options.plan.threads = threads;
+  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  auto session = Session::Create(std::move(model), options).value();
+  NamedValues feeds;
+  int k = 0;
+  for (const Value* input : session->inputs()) {
+    std::vector<int64_t> dims;
+    for (const Dim& dim : *input->type().shape) {
+      auto it = c.dims.find(dim.symbol);
+      dims.push_back(dim.known() ? dim.value : it == c.dims.end() ? 5 : it->second);
+    }
+    const Tensor x = Tensor::Zeros(DType::kFloat32, Shape(dims));
+    for (int64_t i = 0; i < x.elements(); ++i) {
+      x.data<float>()[i] = 1.1f + std::sin(0.7f * static_cast<float>(i + 13 * k));
+    }
+    feeds[input->name()] = x;
+    ++k;
+  }
+  auto values = session->Run(feeds);
+  EXPECT_TRUE(values.ok()) << values.status().ToString();
+  return values.ok() ? *values : std::vector<RuntimeValue>();
+}
+
+class Fusion : public testing::TestWithParam<FusionCase> {};
+
+TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
+  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
+  const FusionCase& c = GetParam();
+  Model fused = Parse(c), plain = Parse(c);
+  ASSERT_TRUE(InferShapes(fused).ok() && InferShapes(plain).ok());
+  const auto records = RunPasses({MakeMatMulEpiloguePass(), MakeRowFusionPass()}, fused);
+  ASSERT_TRUE(records.ok()) << records.status().ToString();
+  std::vector<std::string> left;
+  for (const auto& node : fused.graph->nodes()) left.push_back(node->op_type());
+  EXPECT_EQ(left, c.left);
+  for (int threads : {1, 2}) {
+    const std::vector<RuntimeValue> found = Run(fused.Clone(), c, threads), expected = Run(plain.Clone(), c, threads);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t k = 0; k < found.size(); ++k) {
+      const Tensor &a = found[k].tensor(), &b = expected[k].tensor();
+      ASSERT_EQ(a.shape(), b.shape()) << k;
+      const bool product = c.left.front() == "FusedMatMul" || c.left.back() == "FusedMatMul";
+      // Where sums are ordered otherwise: float's rounding of a few hundred terms of size 1, relative to the sum.
+      const float tolerance = c.sums || product ? 2e-5f : 0.0f;
+      for (int64_t i = 0; i < a.elements(); ++i) {
+        const float want = b.data<float>()[i];
+        ASSERT_NEAR(a.data<float>()[i], want, tolerance * std::max(1.0f, std::fabs(want))) << k << " at " << i;
+      }
+    }
+    // The same bits again.
+    const std::vector<RuntimeValue> again = Run(fused.Clone(), c, threads);
+    for (size_t k = 0; k < found.size(); ++k) {
+      EXPECT_EQ(std::memcmp(found[k].tensor().raw(), again[k].tensor().raw(), found[k].tensor().bytes()), 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Fusion, testing::ValuesIn(Cases()), [](const auto& info) { return info.param.name; });
+
+TEST(RowFusion, ForwardAndBackwardStayApart) {
+  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
+  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28]>
+    g (float[4,4] x) => (float[4,4] y) { a = Exp(x) b = Neg(a) y = Tanh(b) })").value();
+  model.graph->nodes()[1]->set_phase(Phase::kBackward);
+  model.graph->nodes()[2]->set_phase(Phase::kBackward);
+  ASSERT_TRUE(InferShapes(model).ok());
+  ASSERT_TRUE(RunPasses({MakeRowFusionPass()}, model).ok());
+  ASSERT_EQ(model.graph->nodes().size(), 2u);
+  EXPECT_EQ(model.graph->nodes()[0]->op_type(), "Exp");
+  EXPECT_EQ(model.graph->nodes()[1]->op_type(), "FusedRows");
+  EXPECT_EQ(model.graph->nodes()[1]->phase(), Phase::kBackward);
+}
+
+}  // namespace
+}  // namespace caesura
