@@ -196,7 +196,7 @@ install_onnxruntime_training() {
   for candidate in "$venv/bin/python" python3.11 python3.10 "$HOME"/.pyenv/versions/3.1[01].*/bin/python; do
     "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null || continue
     install_environment "$1" "$2" "$candidate" || return 1
-    logged peer-ortmodule nice "$1/bin/python" -m onnxruntime.training.ortmodule.torch_cpp_extensions.install ||
+    MAX_JOBS=1 logged peer-ortmodule nice "$1/bin/python" -m onnxruntime.training.ortmodule.torch_cpp_extensions.install ||
       say "ORTModule's extension did not build (log: $logs/peer-ortmodule.log): only on-device training is there"
     return 0
   done

@@ -11,7 +11,7 @@ from .statistics import largest_difference, ratio, spread
 from .systems import SYSTEMS
 from .workloads import Workload
 
-REFERENCE = "eager"  # whose losses the others' are compared with
+REFERENCES = ("eager", "eager-fused", "eager-foreach")  # the first that ran gives the losses to compare with
 
 
 class _Turns:
@@ -81,6 +81,7 @@ def _summary(results: dict) -> dict:
     """Adds to each system what follows from its rounds and from the others'."""
     times = {system: [r["seconds"] / r["steps"] for r in result["rounds"]]
              for system, result in results.items() if result.get("rounds")}
+    reference = next((results[s]["losses"] for s in REFERENCES if "losses" in results.get(s, {})), None)
     bound = results.get("bound", {}).get("rounds")
     for system, seconds in times.items():
         result = results[system]
@@ -93,6 +94,6 @@ def _summary(results: dict) -> dict:
             result["caesura_ratio"] = ratio(times["caesura"], seconds)._asdict()
         if "bound" in times:
             result["share_of_bound"] = ratio(times["bound"], seconds).median
-        if results.get(REFERENCE, {}).get("losses"):
-            result["loss_difference"] = largest_difference(result["losses"], results[REFERENCE]["losses"])
+        if reference:
+            result["loss_difference"] = largest_difference(result["losses"], reference)
     return results

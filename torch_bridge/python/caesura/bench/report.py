@@ -78,9 +78,9 @@ def picture(results: dict, path: str) -> None:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(workloads)), [w["name"] for w in workloads], rotation=20)
     axes.set_ylabel("caesura's time / peer's time (below 1: faster)")
-    axes.set_title(f"Whole training steps, {results['machine']['threads']} threads, {results['rounds']} rounds")
+    axes.set_title(f"Whole training steps; threads: {results['machine']['threads']}, rounds: {results['rounds']}")
     if peers:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
