@@ -82,7 +82,7 @@ Model Parse(const FusionCase& c) {
       .value();
 }
 
-std::vector<RuntimeValue> Run(Model model, const FusionCase& c, int threads) {
+std::vector<RuntimeValue> RunModel(Model model, const FusionCase& c, int threads) {
   SessionOptions options;
   options.plan.threads = threads;
   options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
@@ -120,7 +120,7 @@ TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
   for (const auto& node : fused.graph->nodes()) left.push_back(node->op_type());
   EXPECT_EQ(left, c.left);
   for (int threads : {1, 2}) {
-    const std::vector<RuntimeValue> found = Run(fused.Clone(), c, threads), expected = Run(plain.Clone(), c, threads);
+    const auto found = RunModel(fused.Clone(), c, threads), expected = RunModel(plain.Clone(), c, threads);
     ASSERT_EQ(found.size(), expected.size());
     for (size_t k = 0; k < found.size(); ++k) {
       const Tensor &a = found[k].tensor(), &b = expected[k].tensor();
@@ -134,7 +134,7 @@ TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
       }
     }
     // The same bits again.
-    const std::vector<RuntimeValue> again = Run(fused.Clone(), c, threads);
+    const auto again = RunModel(fused.Clone(), c, threads);
     for (size_t k = 0; k < found.size(); ++k) {
       EXPECT_EQ(std::memcmp(found[k].tensor().raw(), again[k].tensor().raw(), found[k].tensor().bytes()), 0);
     }
