@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttentionGrad (dY, Q, K, V, attn_mask?, past_key?, past_value?) -> dQ, dK, dV, dattn_mask. The probabilities are
-// worked out again. With S = cap(scale * Q K^T) + bias, P = softmax(S), Y = P V:
+// AttentionGrad (dY, Q, K, V, attn_mask?, Y?, lse?) -> dQ, dK, dV, dattn_mask. With Y and lse it runs by tiles
+// (attention_tiled_grad.h), unless there is a cap or the mask's gradient is wanted; the plain way, for all else and for
+// float64, works all probabilities out again. With S = cap(scale * Q K^T) + bias, P = softmax(S), Y = P V:
 //   dV = P^T dY, dP = dY V^T, dS = P * (dP - sum over keys of dP P), dmask = dS,
 //   dA = scale * dS * (1 - (cap(A) / softcap)^2), dQ = dA K, dK = dA^T Q
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/attention_scores.h"
+#include "core/kernels/cpu/through_dense.h"
 #include "core/kernels/cpu/through_float.h"
+#include "training/kernels/attention_tiled_grad.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
 
-// All tensors are first laid out as [batch, heads, positions, size], the past in front of the new keys.
+// All tensors are first laid out as [batch, heads, positions, size].
 struct AttentionGrad {
   AttentionSpec spec;
   HeadLayout q, k, v, y;
@@ -46,7 +49,7 @@ void MaskGradient(const AttentionGrad& g, const T* ds, T* dmask) {
   std::fill_n(dmask, g.mask.elements(), T(0));
   for (int64_t r = 0; r < s.batch * s.q.heads * s.q.positions; ++r) {
     const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads, b = r / s.q.positions / s.q.heads;
-    T* to = dmask + b * s.mask_strides[0] + head * s.mask_strides[1] + i * s.mask_strides[2];
+    T* to = dmask + s.MaskRow(b, head, i);
     for (int64_t j = 0; j < std::min(s.total, s.mask_length); ++j) to[j * s.mask_strides[3]] += ds[r * s.total + j];
   }
 }
@@ -68,20 +71,8 @@ void LayOutInputs(const AttentionGrad& g, KernelContext& context) {
   const AttentionSpec& s = g.spec;
   CopyHeads(s.batch, s.y, context.Input<T>(0), g.y, 0, context.Scratch<T>(g.dy_at));
   CopyHeads(s.batch, s.q, context.Input<T>(1), g.q, 0, context.Scratch<T>(g.q_at));
-  CopyHeads(s.batch, s.k, context.Input<T>(2), g.k, s.past, context.Scratch<T>(g.k_at));
-  CopyHeads(s.batch, s.v, context.Input<T>(3), g.v, s.past, context.Scratch<T>(g.v_at));
-  if (!s.has_past) return;
-  CopyHeads(s.batch, HeadLayout::Rank4(s.k.heads, s.past, s.k.size), context.Input<T>(5), g.k, 0,
-            context.Scratch<T>(g.k_at));
-  CopyHeads(s.batch, HeadLayout::Rank4(s.v.heads, s.past, s.v.size), context.Input<T>(6), g.v, 0,
-            context.Scratch<T>(g.v_at));
-}
-
-// The part of a laid-out gradient that belongs to the node's input of layout `to`, from position `past` on.
-template <typename T>
-void Emit(const AttentionSpec& s, HeadLayout from, const T* gradient, int64_t past, const HeadLayout& to, T* out) {
-  from.positions = to.positions;
-  CopyHeads(s.batch, from, gradient + past * from.row_stride, to, 0, out);
+  CopyHeads(s.batch, s.k, context.Input<T>(2), g.k, 0, context.Scratch<T>(g.k_at));
+  CopyHeads(s.batch, s.v, context.Input<T>(3), g.v, 0, context.Scratch<T>(g.v_at));
 }
 
 template <typename T>
@@ -94,7 +85,7 @@ Status RunAttentionGrad(const AttentionGrad& g, KernelContext& context) {
   if (g.wanted[2]) {
     T* dv = context.Scratch<T>(g.dv_at);
     RETURN_IF_ERROR(g.dv.Run(context, p, dy, dv));
-    Emit(s, g.v, dv, s.past, s.v, context.Output<T>(2));
+    CopyHeads(s.batch, g.v, dv, s.v, 0, context.Output<T>(2));
   }
   if (!g.wanted[0] && !g.wanted[1] && !g.wanted[3]) return {};
   RETURN_IF_ERROR(g.dp.Run(context, dy, context.Scratch<T>(g.v_at), dp));
@@ -107,12 +98,12 @@ Status RunAttentionGrad(const AttentionGrad& g, KernelContext& context) {
   if (g.wanted[0]) {
     T* dq = context.Scratch<T>(g.dq_at);
     RETURN_IF_ERROR(g.dq.Run(context, dp, context.Scratch<T>(g.k_at), dq));
-    Emit(s, g.q, dq, 0, s.q, context.Output<T>(0));
+    CopyHeads(s.batch, g.q, dq, s.q, 0, context.Output<T>(0));
   }
   if (g.wanted[1]) {
     T* dk = context.Scratch<T>(g.dk_at);
     RETURN_IF_ERROR(g.dk.Run(context, dp, context.Scratch<T>(g.q_at), dk));
-    Emit(s, g.k, dk, s.past, s.k, context.Output<T>(1));
+    CopyHeads(s.batch, g.k, dk, s.k, 0, context.Output<T>(1));
   }
   return {};
 }
@@ -152,26 +143,37 @@ void Book(KernelInfo& info, DType dtype, AttentionGrad& g) {
   g.blind_at = info.BookScratch(s.batch * s.q.heads * s.q.positions);
 }
 
-Status CreateAttentionGrad(KernelInfo& info) {
+// Checks the inputs and sets the outputs.
+Result<AttentionSpec> MakeGradSpec(KernelInfo& info) {
+  const DType dtype = info.InputDType(1);
+  ASSIGN_OR_RETURN(AttentionSpec s, MakeAttentionSpec(info, 1, false));
+  const Shape y = OutputShape(info.InputShape(1), s);
+  for (int i : {0, 5}) {
+    if (info.HasInput(i) && (info.InputDType(i) != dtype || info.InputShape(i) != y)) {
+      return info.Invalid("input " + std::to_string(i) + ": Y's dtype and shape " + y.ToString() + " expected, got " +
+                          info.InputShape(i).ToString());
+    }
+  }
+  for (int i = 0; i < 3; ++i) info.SetOutput(i, dtype, info.InputShape(i + 1));
+  if (info.HasInput(4)) info.SetOutput(3, dtype, info.InputShape(4));
+  if (info.HasOutput(3) && s.mask != MaskKind::kFloat) {
+    return info.Invalid("dattn_mask is wanted where the mask is no float");
+  }
+  return s;
+}
+
+Status CreatePlainGrad(KernelInfo& info) {
   const DType dtype = info.InputDType(1);
   AttentionGrad g{};
-  ASSIGN_OR_RETURN(g.spec, MakeAttentionSpec(info, 1));
+  ASSIGN_OR_RETURN(g.spec, MakeGradSpec(info));
   const AttentionSpec& s = g.spec;
   g.threads = info.threads();
   g.q = HeadLayout::Rank4(s.q.heads, s.q.positions, s.q.size);
   g.k = HeadLayout::Rank4(s.k.heads, s.total, s.k.size);
   g.v = HeadLayout::Rank4(s.v.heads, s.total, s.v.size);
   g.y = HeadLayout::Rank4(s.q.heads, s.q.positions, s.v.size);
-  if (info.InputDType(0) != dtype || info.InputShape(0).elements() != Elements(s, g.y)) {
-    return info.Invalid("dY of Y's dtype and shape expected, got " + info.InputShape(0).ToString());
-  }
   for (int i = 0; i < 4; ++i) g.wanted[i] = info.HasOutput(i);
-  for (int i = 0; i < 3; ++i) info.SetOutput(i, dtype, info.InputShape(i + 1));
-  if (info.HasInput(4)) {
-    g.mask = info.InputShape(4);
-    info.SetOutput(3, dtype, g.mask);
-  }
-  if (g.wanted[3] && s.mask != MaskKind::kFloat) return info.Invalid("dattn_mask is wanted where the mask is no float");
+  if (info.HasInput(4)) g.mask = info.InputShape(4);
   Book(info, dtype, g);
   RETURN_IF_ERROR(MakeProducts(info, dtype, g));
   DispatchDType<float, double>(dtype, [&](auto tag) {
@@ -181,13 +183,46 @@ Status CreateAttentionGrad(KernelInfo& info) {
   return {};
 }
 
+Status CreateTiledGrad(KernelInfo& info) {
+  ASSIGN_OR_RETURN(AttentionSpec s, MakeGradSpec(info));
+  const Shape rows = {s.batch, s.q.heads, s.queries()};
+  if (info.InputDType(6) != DType::kFloat32 || info.InputShape(6) != rows) {
+    return info.Invalid("lse: float32 of " + rows.ToString() + " expected, got " + info.InputShape(6).ToString());
+  }
+  auto layout = [&](int i, const Layout& l, const HeadLayout& heads) {
+    return HeadsOf(info.InputShape(i), l, heads.heads);
+  };
+  s.y = layout(5, info.input(5).layout, s.q);
+  const TiledAttentionGrad::Layouts layouts = {
+      layout(0, info.input(0).layout, s.q), layout(1, info.OutputLayout(0), s.q), layout(2, info.OutputLayout(1), s.k),
+      layout(3, info.OutputLayout(2), s.v)};
+  const TiledAttentionGrad grad = TiledAttentionGrad::Make(info, info.InputDType(1), s, layouts);
+  const bool wanted[] = {info.HasOutput(0), info.HasOutput(1), info.HasOutput(2)};
+  const bool masked = s.mask != MaskKind::kNone;
+  info.SetCompute([=](KernelContext& context) {
+    auto gradient = [&](int i) { return wanted[i] ? context.Output<void>(i) : nullptr; };
+    grad.Run(context, {context.Input<void>(0), context.Input<void>(1), context.Input<void>(2), context.Input<void>(3),
+                       masked ? context.Input<void>(4) : nullptr, context.Input<void>(5), context.Input<float>(6),
+                       gradient(0), gradient(1), gradient(2)});
+  });
+  return {};
+}
+
+Status CreateAttentionGrad(KernelInfo& info) {
+  const bool tiled = info.HasInput(5) && info.HasInput(6) && info.Attr<float>("softcap", 0.0f) <= 0;
+  if (tiled && !info.HasOutput(3)) return CreateTiledGrad(info);
+  const bool half = info.InputDType(1) != DType::kFloat32;
+  return CreateThroughDense(info, half ? ThroughFloat<CreatePlainGrad> : CreatePlainGrad);
+}
+
 }  // namespace
 
 void RegisterAttentionGradKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "AttentionGrad", .domain = kTrainingDomain, .types = {DType::kFloat32, DType::kFloat64},
-                .create = CreateAttentionGrad});
-  registry.Add({.op_type = "AttentionGrad", .domain = kTrainingDomain, .types = {DType::kFloat16, DType::kBFloat16},
-                .create = ThroughFloat<CreateAttentionGrad>});
+  registry.Add({.op_type = "AttentionGrad", .domain = kTrainingDomain,
+                .types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, .typed_input = 1,
+                .strided_inputs = {0, 1, 2, 3, 5}, .strided_outputs = {0, 1, 2}, .create = CreateAttentionGrad});
+  registry.Add({.op_type = "AttentionGrad", .domain = kTrainingDomain, .types = {DType::kFloat64}, .typed_input = 1,
+                .create = CreatePlainGrad});
 }
 
 }  // namespace caesura

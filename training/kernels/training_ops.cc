@@ -63,6 +63,30 @@ OpSchemaSpec Shaped(const char* op_type, int min_inputs, int max_inputs) {
   return spec;
 }
 
+// Matrices on both sides; the left batch dims where the right side has none, or the same.
+Status FusedMatMulShape(Graph& graph, Node* node) {
+  const Value *a = node->input(0), *b = node->input(1);
+  if (a == nullptr || b == nullptr || !a->type().shape || !b->type().shape) return SameDType(graph, node);
+  std::vector<Dim> left = *a->type().shape;
+  const std::vector<Dim>& right = *b->type().shape;
+  const bool fits = left.size() >= 2 && right.size() >= 2 &&
+                    (right.size() == 2 || (left.size() == right.size() &&
+                                           std::equal(left.begin(), left.end() - 2, right.begin())));
+  if (!fits) return SameDType(graph, node);
+  if (node->Attr<int64_t>("transA", 0) != 0) std::swap(left[left.size() - 2], left.back());
+  left.back() = right[right.size() - (node->Attr<int64_t>("transB", 0) != 0 ? 2 : 1)];
+  ValueType type = ValueType::Tensor(a->dtype());
+  type.shape = std::move(left);
+  if (Value* y = node->output(0); y != nullptr && !y->type().is_tensor()) y->set_type(std::move(type));
+  return {};
+}
+
+OpSchemaSpec FusedMatMul() {
+  OpSchemaSpec spec = Spec("FusedMatMul", 2, 4, 1, {});
+  spec.infer = FusedMatMulShape;
+  return spec;
+}
+
 std::vector<OpSchemaSpec> Elementwise() {
   return {
       Spec("ReluGrad", 2, 2, 1, {0}),       Spec("GeluGrad", 2, 2, 1, {0}),       Spec("SigmoidGrad", 2, 2, 1, {0}),
@@ -75,7 +99,7 @@ std::vector<OpSchemaSpec> Elementwise() {
 std::vector<OpSchemaSpec> Movement() {
   return {
       Shaped("SumTo", 2, 2),       Shaped("GatherGrad", 3, 3),  Shaped("SliceGrad", 4, 6),
-      Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  Shaped("FusedMatMul", 2, 4),
+      Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  FusedMatMul(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };
 }

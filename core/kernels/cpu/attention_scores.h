@@ -35,6 +35,17 @@ void BiasScores(const AttentionSpec& s, int threads, const void* mask, const int
   });
 }
 
+// The logarithm of each row's sum of e^score; +inf for blind rows.
+template <typename T>
+void LogSumExp(const AttentionSpec& s, const uint8_t* blind, const T* scores, T* out) {
+  for (int64_t r = 0; r < s.batch * s.q.heads * s.q.positions; ++r) {
+    const T *row = scores + r * s.total, max = blind[r] != 0 ? 0 : *std::max_element(row, row + s.total);
+    T sum = 0;
+    for (int64_t j = 0; j < s.total; ++j) sum += std::exp(row[j] - max);
+    out[r] = blind[r] != 0 ? std::numeric_limits<T>::infinity() : max + std::log(sum);
+  }
+}
+
 // Softmax over keys, in place; blind rows end as zeros.
 class ScoreSoftmax {
  public:
@@ -82,13 +93,15 @@ class ScoreSoftmax {
 };
 
 // Copies between a tensor in `from` layout and one in `to` layout, of which the latter starts at position `at`.
+// REQUIRES: to.col_stride == 1.
 template <typename T>
 void CopyHeads(int64_t batch, const HeadLayout& from, const T* x, const HeadLayout& to, int64_t at, T* y) {
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < from.heads; ++h) {
       for (int64_t i = 0; i < from.positions; ++i) {
-        std::copy_n(x + b * from.batch_stride + h * from.head_stride + i * from.row_stride, from.size,
-                    y + b * to.batch_stride + h * to.head_stride + (at + i) * to.row_stride);
+        const T* row = x + from.Head(b, h) + i * from.row_stride;
+        T* copy = y + to.Head(b, h) + (at + i) * to.row_stride;
+        for (int64_t c = 0; c < from.size; ++c) copy[c] = row[c * from.col_stride];
       }
     }
   }

@@ -12,12 +12,11 @@ namespace {
 Result<HeadLayout> MakeLayout(const KernelInfo& info, int input, int rank, const char* heads_attribute) {
   const Shape& x = info.InputShape(input);
   if (x.rank() != rank) return info.Invalid("Q, K and V of one rank, 3 or 4, expected, got " + x.ToString());
-  if (rank == 4) return HeadLayout::Rank4(x[1], x[2], x[3]);
-  const int64_t heads = info.Attr<int64_t>(heads_attribute, 0);
-  if (heads <= 0 || x[2] % heads != 0) {
+  const int64_t heads = rank == 4 ? x[1] : info.Attr<int64_t>(heads_attribute, 0);
+  if (rank == 3 && (heads <= 0 || x[2] % heads != 0)) {
     return info.Invalid(std::string(heads_attribute) + " must divide the last dim of " + x.ToString());
   }
-  return HeadLayout::Rank3(heads, x[1], x[2] / heads);
+  return HeadsOf(x, info.input(input).layout, heads);
 }
 
 Status ReadMask(const KernelInfo& info, int input, AttentionSpec& s) {
@@ -60,13 +59,25 @@ Status ReadCache(const KernelInfo& info, int first, AttentionSpec& s) {
       return info.Invalid("past_key and past_value do not fit: " + key.ToString() + ", " + value.ToString());
     }
   }
-  s.total = s.past + s.k.positions;
   return {};
 }
 
 }  // namespace
 
-Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first) {
+Shape OutputShape(const Shape& q, const AttentionSpec& s) {
+  Shape y = q;
+  y[y.rank() - 1] = y.rank() == 4 ? s.v.size : s.q.heads * s.v.size;
+  return y;
+}
+
+HeadLayout HeadsOf(const Shape& shape, const Layout& layout, int64_t heads) {
+  const std::vector<int64_t> d = StridesOf(shape, layout);
+  if (shape.rank() == 4) return {heads, shape[2], shape[3], d[0], d[1], d[2], d[3], layout.offset};
+  const int64_t size = shape[2] / heads;
+  return {heads, shape[1], size, d[0], size * d[2], d[1], d[2], layout.offset};
+}
+
+Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache) {
   AttentionSpec s;
   const int rank = info.InputShape(first).rank();
   if (rank != 3 && rank != 4) return info.Invalid("Q of rank 3 or 4 expected");
@@ -92,7 +103,8 @@ Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first) {
   s.left = info.Attr<int64_t>("left_window_size", -1);
   s.right = info.Attr<int64_t>("right_window_size", -1);
   if (s.left < -1 || s.right < -1) return info.Invalid("window sizes of -1 or more expected");
-  RETURN_IF_ERROR(ReadCache(info, first, s));
+  if (cache) RETURN_IF_ERROR(ReadCache(info, first, s));
+  s.total = s.past + s.k.positions;
   RETURN_IF_ERROR(ReadMask(info, first + 3, s));
   return s;
 }

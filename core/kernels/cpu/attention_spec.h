@@ -18,7 +18,10 @@ namespace caesura {
 // A tensor [batch, heads, positions, size] in memory: rank 4 as it stands, rank 3 with heads inside the last dim.
 struct HeadLayout {
   int64_t heads = 0, positions = 0, size = 0;
-  int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+  int64_t batch_stride = 0, head_stride = 0, row_stride = 0, col_stride = 1, offset = 0;
+
+  // Where a head begins.
+  int64_t Head(int64_t b, int64_t head) const { return offset + b * batch_stride + head * head_stride; }
 
   static HeadLayout Rank4(int64_t heads, int64_t positions, int64_t size) {
     return {heads, positions, size, heads * positions * size, positions * size, size};
@@ -29,6 +32,11 @@ struct HeadLayout {
 };
 
 enum class MaskKind { kNone, kBool, kFloat };
+
+// Positions [first, last).
+struct KeyRange {
+  int64_t first, last;
+};
 
 struct AttentionSpec {
   int64_t batch = 0, past = 0, total = 0;  // total: keys, past ones included
@@ -45,14 +53,37 @@ struct AttentionSpec {
   int64_t score_count() const { return batch * q.heads * q.positions * total; }
   Shape ScoreShape() const { return {batch, q.heads, q.positions, total}; }
 
+  // The keys that causality, windows, `lengths` (null: none) and a short mask leave to query `i`. Both ends grow with
+  // `i`.
+  KeyRange Sees(int64_t b, int64_t i, const int64_t* lengths) const {
+    const int64_t length = lengths == nullptr ? total : lengths[b];
+    const int64_t place = i + (lengths == nullptr ? past : length - queries());
+    int64_t last = std::min(total, length);
+    if (causal) last = std::min(last, place + 1);
+    if (right >= 0) last = std::min(last, place + right + 1);
+    if (mask != MaskKind::kNone) last = std::min(last, mask_length);
+    last = std::max<int64_t>(0, last);
+    return {std::clamp<int64_t>(left >= 0 ? place - left : 0, 0, last), last};
+  }
+  // The first element of the mask's row.
+  int64_t MaskRow(int64_t b, int64_t head, int64_t i) const {
+    return b * mask_strides[0] + head * mask_strides[1] + i * mask_strides[2];
+  }
   // Adds mask, causality, windows and lengths to the scores of query `i`; -inf where it may not look. False when it
   // may look nowhere. `mask` and `lengths` may be null.
   template <typename T>
   bool AddBias(int64_t b, int64_t head, int64_t i, const void* mask, const int64_t* lengths, T* scores) const;
 };
 
-// Inputs Q, K, V, attn_mask?, past_key?, past_value?, nonpad_kv_seqlen? from input `first` on.
-Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first);
+// Inputs Q, K, V, attn_mask? from input `first` on, of which Q, K, V may have any layout; behind them past_key?,
+// past_value?, nonpad_kv_seqlen? where `cache`. Y is dense.
+Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache);
+
+// Y's shape.
+Shape OutputShape(const Shape& q, const AttentionSpec& s);
+
+// How a tensor of heads lies in memory: of rank 4, or of rank 3 with heads inside the last dim.
+HeadLayout HeadsOf(const Shape& shape, const Layout& layout, int64_t heads);
 
 // The batch dims [batch, key heads, group] with the strides of a tensor of query heads, or of key heads.
 std::vector<int64_t> QueryHeadStrides(const AttentionSpec& s, const HeadLayout& layout);
@@ -63,18 +94,11 @@ template <typename T>
 bool AttentionSpec::AddBias(int64_t b, int64_t head, int64_t i, const void* mask_data, const int64_t* lengths,
                             T* scores) const {
   const T minus_infinity = -std::numeric_limits<T>::infinity();
-  const int64_t length = lengths == nullptr ? total : lengths[b];
-  const int64_t place = i + (lengths == nullptr ? past : length - queries());
-  int64_t first = left >= 0 ? place - left : 0, last = std::min(total, length);
-  if (causal) last = std::min(last, place + 1);
-  if (right >= 0) last = std::min(last, place + right + 1);
-  if (mask != MaskKind::kNone) last = std::min(last, mask_length);
-  last = std::max<int64_t>(0, last);
-  first = std::clamp<int64_t>(first, 0, last);
+  const auto [first, last] = Sees(b, i, lengths);
   std::fill(scores, scores + first, minus_infinity);
   std::fill(scores + last, scores + total, minus_infinity);
   if (mask == MaskKind::kNone) return first < last;
-  const int64_t at = b * mask_strides[0] + head * mask_strides[1] + i * mask_strides[2], step = mask_strides[3];
+  const int64_t at = MaskRow(b, head, i), step = mask_strides[3];
   bool any = false;
   for (int64_t j = first; j < last; ++j) {
     if (mask == MaskKind::kBool) {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/cpu/attention_rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/kernels/cpu/arithmetic_type.h"
+#include "core/kernels/cpu/best_isa.h"
+
+namespace caesura::tiles {
+namespace {
+
+// fn(tag) on the best instruction set, with the tag of a dtype that tiles can be filled from.
+template <typename Fn>
+void ForDType(DType dtype, Fn fn) {
+  DispatchDType<float, Float16, BFloat16>(dtype, [&](auto tag) { OnBestIsa([&] { fn(tag); }); });
+}
+
+}  // namespace
+
+void LoadRows(DType dtype, const void* x, const HeadRows& rows, float scale, const Tile& tile) {
+  ForDType(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const HeadLayout& layout = *rows.layout;
+    const T* from = static_cast<const T*>(x) + rows.head + rows.first * layout.row_stride;
+    const int64_t size = layout.size, step = layout.col_stride;
+    float* to = tile.at;
+    for (int64_t i = rows.first; i < rows.last; ++i, from += layout.row_stride, to += tile.width) {
+      if (step == 1) {
+        for (int64_t c = 0; c < size; ++c) to[c] = scale * Widen(from[c]);
+      } else {
+        for (int64_t c = 0; c < size; ++c) to[c] = scale * Widen(from[c * step]);
+      }
+      for (int64_t c = size; c < tile.width; ++c) to[c] = 0;
+    }
+    std::fill(to, tile.at + tile.rows * tile.width, 0.0f);
+  });
+}
+
+void StoreRows(DType dtype, const Tile& tile, float scale, const HeadRows& rows, void* y) {
+  ForDType(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const HeadLayout& layout = *rows.layout;
+    T* to = static_cast<T*>(y) + rows.head + rows.first * layout.row_stride;
+    const int64_t size = layout.size, step = layout.col_stride;
+    const float* from = tile.at;
+    for (int64_t i = rows.first; i < rows.last; ++i, from += tile.width, to += layout.row_stride) {
+      if (step == 1) {
+        for (int64_t c = 0; c < size; ++c) to[c] = Narrow<T>(scale * from[c]);
+      } else {
+        for (int64_t c = 0; c < size; ++c) to[c * step] = Narrow<T>(scale * from[c]);
+      }
+    }
+  });
+}
+
+void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* scores) {
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  const int64_t step = s.mask_strides[3];
+  if (s.mask == MaskKind::kBool) {
+    OnBestIsa([=] {
+      const bool* see = static_cast<const bool*>(mask) + at;
+      for (int64_t j = 0; j < count; ++j) scores[j] = see[j * step] ? scores[j] : kMinusInfinity;
+    });
+    return;
+  }
+  ForDType(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* bias = static_cast<const T*>(mask) + at;
+    for (int64_t j = 0; j < count; ++j) {
+      const float b = Widen(bias[j * step]);
+      scores[j] = b == kMinusInfinity ? kMinusInfinity : scores[j] + b;
+    }
+  });
+}
+
+}  // namespace caesura::tiles
