@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs what caesura needs and is missing, then writes $BUILD_DIR/deps.cmake and $BUILD_DIR/activate.
 #
 #   cmake/setup.sh            everything for build, tests and examples
@@ -289,7 +290,8 @@ export PYTHONPATH="$build/python\${PYTHONPATH:+:\$PYTHONPATH}"
 EOF
 }
 
-mkdir -p "$logs" "$build" 2>/dev/null || fail "cannot write to $prefix or $build: please set CAESURA_PREFIX and BUILD_DIR to folders of yours."
+mkdir -p "$logs" "$build" 2>/dev/null || \
+  fail "cannot write to $prefix or $build: please set CAESURA_PREFIX and BUILD_DIR to folders of yours."
 exec 9>"$prefix/lock"
 flock -n 9 || { say "another set-up is at work in $prefix, waiting for it"; flock 9; }
 

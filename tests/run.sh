@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Sets up, builds, runs all tests, and closes with "N passed, N failed".
 #
 #   tests/run.sh          what every change must pass

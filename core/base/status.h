@@ -69,7 +69,7 @@ Status IoError(std::string message);
 Status Cancelled(std::string message);
 Status Internal(std::string message);
 
-// Throws std::runtime_error with the status's text: the only throw in the library, reached only through value().
+// Throws std::runtime_error with the text (bad_alloc for kOutOfMemory): the only throw here, reached through value().
 [[noreturn]] void ThrowStatus(const Status& status);
 
 // Either a T or a failed Status.

@@ -34,7 +34,7 @@ Status ExecutionState::RunLate(int index) {
   const ComputeFunction compute = info.TakeCompute();
   if (!compute) return {};
   ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, FetchAllocator(-1).Allocate(info.scratch_bytes()));
-  KernelContext context(addresses_.data(), ids, step.input_count, scratch->data(), static_cast<uint32_t>(index), this);
+  KernelContext context(addresses_.data(), ids, step.input_count, scratch->data(), step.stream, this);
   return compute(context);
 }
 
@@ -89,7 +89,7 @@ Status ExecutionState::RunCached(int index) {
   ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, FetchAllocator(-1).Allocate(plan_->buffers()[output].bytes));
   addresses_[output] = fresh->data();
   KernelContext context(addresses_.data(), ids, step.input_count,
-                        static_cast<char*>(arena_->data()) + step.scratch_offset, static_cast<uint32_t>(index), this);
+                        static_cast<char*>(arena_->data()) + step.scratch_offset, step.stream, this);
   RETURN_IF_ERROR(step.compute(context));
   if (options_.cache != nullptr) options_.cache->Put(step.index, version, fresh);
   cached_[step.index] = std::move(fresh);

@@ -15,7 +15,7 @@ inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step, 
       const ExecutionPlan& plan = *state.plan_;
       KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument, step.input_count,
                             static_cast<char*>(state.arena_->data()) + step.scratch_offset,
-                            static_cast<uint32_t>(pc), &state);
+                            step.stream, &state);
       return step.compute(context);
     }
     case Step::Kind::kLate: return state.RunLate(pc);

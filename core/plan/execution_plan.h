@@ -94,6 +94,7 @@ struct Step {
   ComputeFunction compute;      // kCompute, kCached
   const Node* node = nullptr;
   int graph_index = -1;         // the node's position in graph().nodes()
+  uint32_t stream = 0;          // of the node's random numbers: from its name, so that other nodes do not shift it
   const ExecutionProvider* provider = nullptr;
   const KernelDef* def = nullptr;  // kCompute, kCached: the kernel that was chosen
   int index = -1;               // kYield: which yield; kCached: which cache entry

@@ -71,15 +71,15 @@ class PlanBuilder {
   bool PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info);
   bool WriteInOrder(const Draft& draft, const ViewInfo& view, const Shape& shape);
   bool WriteSideBySide(const Draft& draft, const KernelInfo& info);
-  // Every reader of the value takes any layout.
-  bool ReadersTakeStrides(const Value* value) const;
+  // Every reader of the value, but for those up to `position`, takes any layout.
+  bool ReadersTakeStrides(const Value* value, int position = -1) const;
   // Makes the step that produces `id` write it elsewhere.
   struct Rewrite {
     std::vector<uint32_t> chain;  // `id`, then what it is a view of, up to the step's output
     std::vector<Layout> layouts;  // of each
     uint32_t buffer;
   };
-  std::optional<Rewrite> MakeRewrite(uint32_t id, Layout layout, uint32_t buffer) const;
+  std::optional<Rewrite> MakeRewrite(uint32_t id, Layout layout, uint32_t buffer, int position) const;
   bool Apply(const std::vector<Rewrite>& rewrites);
   void RememberWriter(const Draft& draft, const KernelDef& def, int step);
 
@@ -102,9 +102,11 @@ class PlanBuilder {
   std::shared_ptr<ExecutionPlan> plan_;
   const Graph& graph_;
   std::unordered_map<const Value*, uint32_t> value_ids_;
-  // Nodes and input numbers that read a value; a null node for a graph output, -1 for a body's captured value.
+  // Nodes (with their positions) and input numbers that read a value; a null node for a graph output, -1 for a body's
+  // captured value.
   struct Reader {
     const Node* node;
+    int position;
     int input;
   };
   std::unordered_map<const Value*, std::vector<Reader>> readers_;

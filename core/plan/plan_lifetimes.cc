@@ -16,17 +16,17 @@ void PlanBuilder::FindLastUses() {
   for (const auto& node : graph_.nodes()) {
     for (size_t i = 0; i < node->inputs().size(); ++i) {
       last_use_of_[node->inputs()[i]] = position;
-      readers_[node->inputs()[i]].push_back({node.get(), static_cast<int>(i)});
+      readers_[node->inputs()[i]].push_back({node.get(), position, static_cast<int>(i)});
     }
     for (const Value* input : Graph::ImplicitInputs(*node)) {
       last_use_of_[input] = position;
-      readers_[input].push_back({node.get(), -1});
+      readers_[input].push_back({node.get(), position, -1});
     }
     ++position;
   }
   for (const Value* output : graph_.outputs()) {
     last_use_of_[output] = position;
-    readers_[output].push_back({nullptr, -1});
+    readers_[output].push_back({nullptr, position, -1});
   }
 }
 

@@ -7,10 +7,11 @@
 
 namespace caesura {
 
-bool PlanBuilder::ReadersTakeStrides(const Value* value) const {
+bool PlanBuilder::ReadersTakeStrides(const Value* value, int position) const {
   auto readers = readers_.find(value);
   if (readers == readers_.end()) return true;
   return std::all_of(readers->second.begin(), readers->second.end(), [&](const Reader& reader) {
+    if (reader.position <= position) return true;
     if (reader.node == nullptr || reader.input < 0) return false;
     for (const auto& provider : plan_->providers_) {  // as placement chooses
       const std::vector<const KernelDef*> defs = provider->kernels().Find(*reader.node);
@@ -80,12 +81,16 @@ void PlanBuilder::RememberWriter(const Draft& draft, const KernelDef& def, int s
   }
 }
 
-std::optional<PlanBuilder::Rewrite> PlanBuilder::MakeRewrite(uint32_t id, Layout layout, uint32_t buffer) const {
+// For the node at `position`, the one reader that is planned: those behind it must take what they find.
+std::optional<PlanBuilder::Rewrite> PlanBuilder::MakeRewrite(uint32_t id, Layout layout, uint32_t buffer,
+                                                             int position) const {
   Rewrite out{{}, {}, buffer};
   for (;;) {
     const PlannedValue& value = plan_->values_[id];
-    auto readers = readers_.find(value.value);
-    if (readers == readers_.end() || readers->second.size() != 1) return std::nullopt;
+    const std::vector<Reader>& readers = readers_.at(value.value);
+    const auto planned = std::count_if(readers.begin(), readers.end(),
+                                       [&](const Reader& reader) { return reader.position <= position; });
+    if (planned != 1 || !ReadersTakeStrides(value.value, position)) return std::nullopt;
     out.chain.push_back(id);
     out.layouts.push_back(Simplified(value.shape, layout));
     auto origin = origins_.find(id);
@@ -145,7 +150,8 @@ bool PlanBuilder::WriteInOrder(const Draft& draft, const ViewInfo& view, const S
   const std::vector<int64_t> dense = shape.Strides();
   Layout layout{std::vector<int64_t>(dense.size(), 0), 0};
   for (size_t i = 0; i < dense.size(); ++i) layout.strides[view.permutation[i]] = dense[i];
-  std::optional<Rewrite> rewrite = MakeRewrite(input, std::move(layout), plan_->values_[input].buffer);
+  std::optional<Rewrite> rewrite = MakeRewrite(input, std::move(layout), plan_->values_[input].buffer,
+                                               draft.position);
   if (!rewrite || !Apply({*rewrite})) return false;
   PlannedValue& value = plan_->values_[output];
   value.known = true;
@@ -168,7 +174,7 @@ bool PlanBuilder::WriteSideBySide(const Draft& draft, const KernelInfo& info) {
   for (size_t i = 0; i < draft.inputs.size(); ++i) {
     const uint32_t input = draft.inputs[i];
     if (input == 0) return false;
-    std::optional<Rewrite> rewrite = MakeRewrite(input, Layout{strides, offset}, buffer);
+    std::optional<Rewrite> rewrite = MakeRewrite(input, Layout{strides, offset}, buffer, draft.position);
     if (!rewrite) return false;
     offset += plan_->values_[input].shape[info.view().axis] * strides[info.view().axis];
     rewrites.push_back(*std::move(rewrite));

@@ -51,6 +51,10 @@ const ViewCase kCases[] = {
      "t = Transpose<perm = [1,0,2]>(x) u = Transpose<perm = [1,0,2]>(t) y = MatMul(u, w)", "float[3,4,4] y", 1},
     {"VectorOfSplit", "float[6] x, float[3,4] w", "a, b = Split<axis = 0, num_outputs = 2>(x) y = MatMul(b, w)",
      "float[4] y", 1},
+    // The second reader of the product comes later and takes any layout.
+    {"WrittenForTwo", "float[2,2,3,5] a, float[2,2,5,4] b, float[2,2,4,3] c",
+     R"(p = MatMul(a, b) t = Transpose<perm = [0,2,1,3]>(p) m = Reshape(t, merged)
+        q = MatMul(p, c) r = Reshape(q, rest) y = MatMul(r, m))", "float[2,6,8] y", 3},
     // What must stay a copy: a reader that takes dense tensors only, one value in two places of a Concat.
     {"DenseReader", "float[3,4] x", "t = Transpose(x) y = Softmax<axis = 0>(t)", "float[4,3] y", 2},
     {"TwiceInConcat", "float[3,4] a, float[4,5] b", "p = MatMul(a, b) y = Concat<axis = 0>(p, p)", "float[6,5] y", 2},
@@ -60,7 +64,7 @@ Model Parse(const ViewCase& c) {
   const std::string text = "<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng (" +
                            std::string(c.inputs) + ") => (" + c.output +
                            ") <int64[4] heads = {2, 3, 2, 2}, int64[3] merged = {2, 3, 8}, " +
-                           "int64[3] narrow = {2, 3, 4}> {" +
+                           "int64[3] narrow = {2, 3, 4}, int64[3] rest = {2, 6, 3}> {" +
                            c.body + "}";
   return ParseModelText(text).value();
 }

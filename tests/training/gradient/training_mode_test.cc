@@ -30,7 +30,8 @@ class TrainingMode : public testing::Test {
 };
 
 TEST_F(TrainingMode, BatchNormalizationLearnsItsStatistics) {
-  Load(std::string("(float[N,3] x) => (float[N,3] y) ") + kStatistics, "y = BatchNormalization<epsilon = 0.25, momentum = 0.5>(x, s, b, m, v)");
+  Load(std::string("(float[N,3] x) => (float[N,3] y) ") + kStatistics,
+       "y = BatchNormalization<epsilon = 0.25, momentum = 0.5>(x, s, b, m, v)");
   EXPECT_THAT(RunningStatistics(*graph_), UnorderedElementsAre(V("m"), V("v")));
   Value* y = V("y");
   const auto updates = SwitchToTraining(*graph_).value();

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every source file keeps to: who may include whom, a licence line, lines that fit a screen, files that end."""
+
+import pathlib
+import re
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Each room may include itself and those listed.
+ROOMS = {
+    "core/base": [],
+    "core/tensor": ["core/base"],
+    "core/graph": ["core/base", "core/tensor", "core/load"],  # core/load/onnx_proto.h: onnx's own inference and schemas
+    "core/load": ["core/base", "core/tensor", "core/graph"],
+    "core/kernels": ["core/base", "core/tensor", "core/graph"],
+    "core/providers": ["core/base", "core/tensor", "core/kernels"],
+    "core/plan": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers"],
+    "core/execute": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers", "core/plan"],
+    "core/profile": ["core/base", "core/tensor", "core/graph", "core/load", "core/plan", "core/execute"],
+    "core/session": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers", "core/plan",
+                     "core/execute"],
+    "graph_transforms": ["core"],
+    "training": ["core", "graph_transforms"],
+    "torch_bridge": ["core", "graph_transforms", "training"],
+}
+LINE, FILE = 140, 500  # columns; lines of one file
+
+
+def sources():
+    listed = subprocess.run(["git", "ls-files", "*.cc", "*.h", "*.py", "*.sh"], cwd=ROOT, capture_output=True, text=True,
+                            check=False).stdout.split()
+    if not listed:  # a release archive
+        listed = [str(p.relative_to(ROOT)) for ext in ("cc", "h", "py", "sh") for p in ROOT.rglob(f"*.{ext}")
+                  if not str(p.relative_to(ROOT)).startswith("build")]
+    return [path for path in listed if (ROOT / path).exists()]
+
+
+def room_of(path):
+    return max((room for room in ROOMS if path.startswith(room + "/")), key=len, default=None)
+
+
+def test_includes_follow_the_rooms():
+    wrong = []
+    for path in sources():
+        room = room_of(path)
+        if room is None or not path.endswith((".cc", ".h")):
+            continue
+        for target in re.findall(r'^#include "([a-z_]+/[^"]+)"', (ROOT / path).read_text(), re.M):
+            other = room_of(target)
+            allowed = other is None or other == room or any(
+                other == a or other.startswith(a + "/") for a in ROOMS[room])
+            if not allowed:
+                wrong.append(f"{path} includes {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_file_names_its_licence():
+    assert not [path for path in sources()
+                if "SPDX-License-Identifier: Apache-2.0" not in (ROOT / path).read_text()[:200]]
+
+
+def test_lines_and_files_are_short():
+    wrong = []
+    for path in sources():
+        lines = (ROOT / path).read_text().splitlines()
+        wrong += [f"{path}:{i}: {len(line)} columns" for i, line in enumerate(lines, 1) if len(line) > LINE]
+        if len(lines) > FILE:
+            wrong.append(f"{path}: {len(lines)} lines")
+    assert not wrong, "\n".join(wrong)
