@@ -23,8 +23,8 @@ constexpr int kRounds = 21, kSteps = 400, kCompared = 20;
 constexpr double kRate = 1e-3;
 
 constexpr char kModel[] = R"(<ir_version: 10, opset_import: ["": 21]>
-mlp (float[16,32] x) => (float[16,8] y) <float[64,32] w1, float[64] b1, float[64,64] w2, float[64] b2,
-                                         float[8,64] w3, float[8] b3> {
+mlp (float[16,32] x, float[64,32] w1, float[64] b1, float[64,64] w2, float[64] b2, float[8,64] w3, float[8] b3)
+    => (float[16,8] y) {
   h1 = Gemm <transB = 1> (x, w1, b1)
   a1 = Relu (h1)
   h2 = Gemm <transB = 1> (a1, w2, b2)
@@ -66,7 +66,9 @@ int main() {
   const char* names[] = {"w1", "b1", "w2", "b2", "w3", "b3"};
   const std::vector<torch::Tensor> weights = net->parameters();
   for (size_t i = 0; i < weights.size(); ++i) {
-    model.graph->SetInitializer(model.graph->FindValue(names[i]), ToCaesura(weights[i].detach()));
+    caesura::Value* value = model.graph->FindValue(names[i]);
+    model.graph->RemoveInput(value);
+    model.graph->SetInitializer(value, ToCaesura(weights[i].detach()));
   }
   caesura::TrainingOptions options;
   options.step.loss = caesura::Loss::CrossEntropy("labels");
