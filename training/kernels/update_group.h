@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
 #include "training/kernels/parameter_blocks.h"
@@ -58,23 +59,33 @@ class UpdateGroup {
     const A scale = static_cast<A>(step.scale);
     blocks_.ForEach(threads_, kWork, [&](size_t b) {
       const ParameterBlocks::Block block = blocks_.blocks()[b];
-      const Rule own = rule;  // a copy that no store can change: the compiler keeps it in registers
-      T* __restrict p = Updated<T>(context, -1, block.tensor) + block.first;
-      const T* __restrict g = Gradient<T>(context, block.tensor) + block.first;
-      T* __restrict s0 = States > 0 ? Updated<T>(context, 0, block.tensor) + block.first : nullptr;
-      T* __restrict s1 = States > 1 ? Updated<T>(context, 1, block.tensor) + block.first : nullptr;
-      T* __restrict s2 = States > 2 ? Updated<T>(context, 2, block.tensor) + block.first : nullptr;
-      for (int64_t i = 0; i < block.count; ++i) {
-        A parameter = static_cast<A>(p[i]);
-        A state[3] = {};
-        if constexpr (States > 0) state[0] = static_cast<A>(s0[i]);
-        if constexpr (States > 1) state[1] = static_cast<A>(s1[i]);
-        if constexpr (States > 2) state[2] = static_cast<A>(s2[i]);
-        own(parameter, static_cast<A>(g[i]) * scale, state);
-        p[i] = static_cast<T>(parameter);
-        if constexpr (States > 0) s0[i] = static_cast<T>(state[0]);
-        if constexpr (States > 1) s1[i] = static_cast<T>(state[1]);
-        if constexpr (States > 2) s2[i] = static_cast<T>(state[2]);
+      T* parameters = Updated<T>(context, -1, block.tensor) + block.first;
+      const T* gradients = Gradient<T>(context, block.tensor) + block.first;
+      T* states[3] = {};
+      for (int k = 0; k < States; ++k) states[k] = Updated<T>(context, k, block.tensor) + block.first;
+      auto loop = [&] {
+        const Rule own = rule;  // a copy that no store can change: the compiler keeps it in registers
+        const int64_t count = block.count;
+        T* __restrict p = parameters;
+        const T* __restrict g = gradients;
+        T *__restrict s0 = states[0], *__restrict s1 = states[1], *__restrict s2 = states[2];
+        for (int64_t i = 0; i < count; ++i) {
+          A parameter = static_cast<A>(p[i]);
+          A state[3] = {};
+          if constexpr (States > 0) state[0] = static_cast<A>(s0[i]);
+          if constexpr (States > 1) state[1] = static_cast<A>(s1[i]);
+          if constexpr (States > 2) state[2] = static_cast<A>(s2[i]);
+          own(parameter, static_cast<A>(g[i]) * scale, state);
+          p[i] = static_cast<T>(parameter);
+          if constexpr (States > 0) s0[i] = static_cast<T>(state[0]);
+          if constexpr (States > 1) s1[i] = static_cast<T>(state[1]);
+          if constexpr (States > 2) s2[i] = static_cast<T>(state[2]);
+        }
+      };
+      if constexpr (std::is_same_v<A, float>) {
+        OnBestIsa(loop);
+      } else {
+        loop();
       }
     });
   }

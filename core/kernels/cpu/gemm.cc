@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/dnnl_ops.h"
 #include "core/kernels/cpu/parallel.h"
 
@@ -11,39 +12,59 @@ namespace caesura {
 namespace {
 
 // Multiply-adds up to which the plain loop beats a oneDNN call.
-constexpr int64_t kSmallProduct = 16384;
+constexpr int64_t kSmallProduct = 20000;
 
 constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the plain loop
+constexpr int64_t kStrip = 16, kNarrowStrip = 8;           // columns whose sums stay in registers
+
+// acc[4][columns] += A[4][depth] B[depth][columns] for so many columns that the sums stay in registers.
+template <typename T, int64_t kWidth>
+void MultiplyStrip(int64_t depth, const T* a, MatrixStrides as, const T* b, int64_t b_row, Accumulator<T>* acc) {
+  using Acc = Accumulator<T>;
+  Acc sums[4][kWidth];
+  for (int r = 0; r < 4; ++r) {
+    for (int64_t j = 0; j < kWidth; ++j) sums[r][j] = acc[r * kColumns + j];
+  }
+  for (int64_t p = 0; p < depth; ++p) {
+    const T* x = a + p * as.col;
+    const Acc a0 = x[0], a1 = x[as.row], a2 = x[2 * as.row], a3 = x[3 * as.row];
+    const T* y = b + p * b_row;
+#pragma omp simd
+    for (int64_t j = 0; j < kWidth; ++j) {
+      const Acc v = y[j];
+      sums[0][j] += a0 * v;
+      sums[1][j] += a1 * v;
+      sums[2][j] += a2 * v;
+      sums[3][j] += a3 * v;
+    }
+  }
+  for (int r = 0; r < 4; ++r) {
+    for (int64_t j = 0; j < kWidth; ++j) acc[r * kColumns + j] = sums[r][j];
+  }
+}
 
 // acc[rows][columns] += A[rows][depth] B[depth][columns]; the rows of `b` are contiguous.
 template <typename T>
 void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, MatrixStrides as, const T* b,
                    int64_t b_row, Accumulator<T>* acc) {
   using Acc = Accumulator<T>;
-  int64_t i = 0;
-  for (; i + 4 <= rows; i += 4) {
-    Acc *c0 = acc + i * kColumns, *c1 = c0 + kColumns, *c2 = c1 + kColumns, *c3 = c2 + kColumns;
-    for (int64_t p = 0; p < depth; ++p) {
-      const T* x = a + i * as.row + p * as.col;
-      const Acc a0 = x[0], a1 = x[as.row], a2 = x[2 * as.row], a3 = x[3 * as.row];
-      const T* y = b + p * b_row;
-#pragma GCC ivdep
-      for (int64_t j = 0; j < columns; ++j) {
-        const Acc v = y[j];
-        c0[j] += a0 * v;
-        c1[j] += a1 * v;
-        c2[j] += a2 * v;
-        c3[j] += a3 * v;
-      }
-    }
+  const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / kNarrowStrip * kNarrowStrip;
+  for (int64_t i = 0; i < whole_rows; i += 4) {
+    const T* x = a + i * as.row;
+    Acc* sums = acc + i * kColumns;
+    int64_t j = 0;
+    for (; j + kStrip <= columns; j += kStrip) MultiplyStrip<T, kStrip>(depth, x, as, b + j, b_row, sums + j);
+    for (; j < whole_columns; j += kNarrowStrip) MultiplyStrip<T, kNarrowStrip>(depth, x, as, b + j, b_row, sums + j);
   }
-  for (; i < rows; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t first = i < whole_rows ? whole_columns : 0;
+    if (first == columns) continue;
     Acc* c0 = acc + i * kColumns;
     for (int64_t p = 0; p < depth; ++p) {
       const Acc a0 = a[i * as.row + p * as.col];
       const T* y = b + p * b_row;
 #pragma GCC ivdep
-      for (int64_t j = 0; j < columns; ++j) c0[j] += a0 * static_cast<Acc>(y[j]);
+      for (int64_t j = first; j < columns; ++j) c0[j] += a0 * static_cast<Acc>(y[j]);
     }
   }
 }
@@ -127,11 +148,18 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
     while (first < last) {
       const int64_t index = first / s.m, row = first % s.m;
       const int64_t rows = std::min(s.m - row, last - first);
-      MultiplyRows<T>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
-                      static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
-                      static_cast<T*>(c) + BatchOffset(s.batch, s.c_batch, index), static_cast<const T*>(bias),
-                      addend == nullptr ? nullptr
-                                        : static_cast<const T*>(addend) + BatchOffset(s.batch, s.c_batch, index));
+      const int64_t c_offset = BatchOffset(s.batch, s.c_batch, index);
+      auto multiply = [&] {
+        MultiplyRows<T>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
+                        static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
+                        static_cast<T*>(c) + c_offset, static_cast<const T*>(bias),
+                        addend == nullptr ? nullptr : static_cast<const T*>(addend) + c_offset);
+      };
+      if constexpr (std::is_floating_point_v<T>) {
+        OnBestIsa(multiply);
+      } else {
+        multiply();
+      }
       first += rows;
     }
   });
