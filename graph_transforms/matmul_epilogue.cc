@@ -3,30 +3,22 @@
 
 #include <unordered_map>
 
+#include "graph_transforms/same_dims.h"
+
 namespace caesura {
 namespace {
 
 constexpr int kBias = 2, kAddend = 3;  // inputs of FusedMatMul
 
-bool Same(const Dim& a, const Dim& b) { return a == b && (a.known() || !a.symbol.empty()); }
-
-bool SameShape(const std::vector<Dim>& a, const std::vector<Dim>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!Same(a[i], b[i])) return false;
-  }
-  return true;
-}
-
 // The input of the product that `term` can become; -1: none.
 int Slot(const Node& product, const Value& sum, const Value& term) {
   const auto& shape = product.output(0)->type().shape;
   if (!shape || !term.type().shape || shape->size() < 2 || term.dtype() != sum.dtype()) return -1;
-  if (term.type().shape->size() == 1 && Same(term.type().shape->front(), shape->back())) {
+  if (term.type().shape->size() == 1 && SameDim(term.type().shape->front(), shape->back())) {
     const bool fits = product.input(kBias) == nullptr && product.input(kAddend) == nullptr;
     return fits && product.Attr<float>("alpha", 1.0f) == 1.0f ? kBias : -1;
   }
-  return product.input(kAddend) == nullptr && SameShape(*shape, *term.type().shape) ? kAddend : -1;
+  return product.input(kAddend) == nullptr && SameDims(*shape, *term.type().shape) ? kAddend : -1;
 }
 
 bool IsProduct(const Node* node) {

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/graph/graph.h"
+#include "graph_transforms/same_dims.h"
 
 namespace caesura {
 namespace {
@@ -67,8 +68,6 @@ const Dims* DimsOf(const Value* value) {
   return value != nullptr && value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
 }
 
-bool Same(const Dim& a, const Dim& b) { return a == b && (a.known() || !a.symbol.empty()); }
-
 Dims RowsOf(const Dims& dims) { return Dims(dims.begin(), dims.end() - 1); }
 
 // A tensor that goes with such rows: it has them, or repeats over some of them.
@@ -76,7 +75,7 @@ bool GoesWith(const Dims& dims, const Dims& rows) {
   const int lead = static_cast<int>(rows.size()) + 1 - static_cast<int>(dims.size());
   if (lead < 0) return false;
   for (size_t d = 0; d + 1 < dims.size(); ++d) {
-    if (dims[d].value != 1 && !Same(dims[d], rows[lead + d])) return false;
+    if (dims[d].value != 1 && !SameDim(dims[d], rows[lead + d])) return false;
   }
   return true;
 }
@@ -101,7 +100,7 @@ std::optional<RowOp> AsRowOp(const Node& node) {
   if (reduces && !ReducesRow(node, rank)) return std::nullopt;
   if (sums_rows) {
     const Dims* sum = DimsOf(node.output(0));
-    if (sum == nullptr || sum->size() != 1 || !Same(sum->front(), whole->back())) return std::nullopt;
+    if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back())) return std::nullopt;
     op.columns = {0};
   }
   const bool reads_shape = sums_rows || reduces;  // input 1
@@ -114,7 +113,7 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     const bool column = std::count(op.columns.begin(), op.columns.end(), static_cast<int>(i)) > 0;
     if (node.outputs()[i] == nullptr || column) continue;
     const Dims* dims = DimsOf(node.outputs()[i]);
-    if (dims == nullptr || dims->size() != whole->size() || !(RowsOf(*dims) == op.rows)) return std::nullopt;
+    if (dims == nullptr || dims->size() != whole->size() || !SameDims(RowsOf(*dims), op.rows)) return std::nullopt;
   }
   return op;
 }

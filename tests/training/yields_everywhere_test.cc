@@ -118,6 +118,7 @@ std::vector<YieldCase> Cases() {
   std::vector<YieldCase> out;
   for (int threads : {1, 2}) {
     out.push_back({{"Digits", Digits}, threads});
+    out.push_back({{"DigitsWithDropout", DigitsWithDropout}, threads});  // random numbers do not shift
     out.push_back({{"CharGpt", CharGpt}, threads});
   }
   return out;

@@ -17,8 +17,6 @@ import sys
 
 import numpy as np
 
-_STATE = {}
-
 
 def collect(name_filter: str = "") -> list:
     """The node test cases of the installed onnx package whose name contains name_filter."""
@@ -86,7 +84,7 @@ def _make_caesura(model: bytes):
 
 
 def _work(connection, name_filter: str, make_session):
-    cases = _STATE["cases"] if _STATE.get("filter") == name_filter else collect(name_filter)
+    cases = collect(name_filter)
     while True:
         index = connection.recv()
         if index is None:
@@ -99,8 +97,8 @@ def _work(connection, name_filter: str, make_session):
 
 def run_all(cases: list, name_filter: str, make_session=_make_caesura) -> dict:
     """Case name to reason; empty reason: passed. A crash is the reason "crashed". make_session as in run_case."""
-    _STATE.update(cases=cases, filter=name_filter)  # inherited by the forked workers
-    context = multiprocessing.get_context("fork")
+    # Not forked: OpenMP's threads, which the caller may have started, do not live on in a fork.
+    context = multiprocessing.get_context("spawn")
     results = {}
     worker = connection = None
     for index, case in enumerate(cases):
@@ -111,7 +109,7 @@ def run_all(cases: list, name_filter: str, make_session=_make_caesura) -> dict:
             theirs.close()
         try:
             connection.send(index)
-            if connection.poll(60):
+            if connection.poll(120):  # a fresh worker makes all cases first
                 results[case.name] = connection.recv()
                 continue
             worker.kill()
