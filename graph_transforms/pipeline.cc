@@ -7,6 +7,7 @@
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/row_fusion.h"
+#include "graph_transforms/shape_inference_pass.h"
 #include "graph_transforms/split_sequences.h"
 
 namespace caesura {
@@ -32,6 +33,8 @@ PassList StepPasses() {
   // Rules ask for the same shapes, masks and transposed values again and again.
   passes.push_back(MakeCommonSubexpressionPass({}));
   passes.push_back(MakeDeadNodeEliminationPass());
+  // Backward nodes get their shapes, which the next two go by.
+  passes.push_back(MakeShapeInferencePass());
   // What is added to a product is added while its tiles are in cache. After the above, which leave fewer readers.
   passes.push_back(MakeMatMulEpiloguePass());
   // What is left of arithmetic on rows goes through cache together.

@@ -11,6 +11,7 @@
 
 #include "core/load/model_reader.h"
 #include "core/load/model_writer.h"
+#include "graph_transforms/pipeline.h"
 #include "tests/gradients/gradient_check.h"
 
 namespace caesura {
@@ -64,6 +65,25 @@ TEST(GradientSweep, BFloat16MatchesDouble) {
   }
   EXPECT_GE(compared, 350);
   std::cout << compared << " cases compared in bfloat16, " << kNoBFloat16.size() << " without\n";
+}
+
+// The passes of a training step, fusion among them, change nothing but the order of sums.
+TEST(GradientSweep, FusedMatchesDouble) {
+  constexpr double kTolerance = 1e-5;  // as float32 without passes
+  int fused = 0;
+  for (const GradientCase& c : AllGradientCases()) {
+    SCOPED_TRACE(c.name);
+    const DType wide = c.no_double.empty() ? DType::kFloat64 : DType::kFloat32, narrow = DType::kFloat32;
+    CaseRun found = RunForward(c, narrow, narrow).value();
+    const Status status = RunBackward(c, narrow, &found, narrow, StepPasses());
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    CaseRun expected = RunForward(c, wide, narrow).value();
+    ASSERT_TRUE(RunBackward(c, wide, &expected, narrow).ok());
+    ExpectNear(found, expected.gradients, kTolerance);
+    fused += found.fused ? 1 : 0;
+  }
+  EXPECT_GE(fused, 60);
+  std::cout << fused << " cases with fused nodes\n";
 }
 
 // --- variants of a case's shapes ---

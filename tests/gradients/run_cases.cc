@@ -11,8 +11,9 @@
 namespace caesura {
 namespace {
 
-Result<std::unique_ptr<Session>> MakeSession(Model model) {
+Result<std::unique_ptr<Session>> MakeSession(Model model, PassList passes = {}) {
   SessionOptions options;
+  options.passes = std::move(passes);
   options.plan.threads = 1;
   options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
   return Session::Create(std::move(model), options);
@@ -48,7 +49,7 @@ Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded) {
   return run;
 }
 
-Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded) {
+Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded, const PassList& passes) {
   ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
   Graph& graph = *model.graph;
   GradientOptions options;
@@ -61,7 +62,10 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType round
   const std::vector<Value*> ys = graph.outputs();
   for (size_t i = 0; i < ys.size(); ++i) {
     const std::string name = "dy" + std::to_string(i);
-    options.ys.push_back({ys[i], graph.AddInput(name, ValueType::Tensor(ys[i]->dtype()))});
+    // Fusion needs shapes to show; without passes the rules are on their own.
+    const DType type = ys[i]->dtype();
+    options.ys.push_back({ys[i], graph.AddInput(name, passes.empty() ? ValueType::Tensor(type)
+                                                                    : ValueType::Tensor(type, run->ys[i].shape()))});
     const std::vector<double> random = RandomValues(run->ys[i].elements(), -1, 1, 99 + static_cast<uint32_t>(i));
     const DType exact = rounded == DType::kUndefined ? dtype : rounded;
     run->dys.push_back(FromDoubles(exact, run->ys[i].shape(), random).ToVector<double>());
@@ -71,7 +75,8 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType round
   run->reachable = gradient.unreachable.size() < options.xs.size();
   graph.ClearOutputs();
   for (Value* dx : gradient.dxs) graph.AddOutput(dx);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeSession(std::move(model)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeSession(std::move(model), passes));
+  for (const auto& node : session->model().graph->nodes()) run->fused |= node->Is("FusedRows", kCaesuraDomain);
   ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));
   for (size_t k = 0; k < dxs.size(); ++k) {
     const Shape& shape = run->feeds.at(run->xs[k]).tensor().shape();

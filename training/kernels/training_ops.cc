@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/graph/graph.h"
 #include "core/graph/op_schema.h"
 
 namespace caesura {
@@ -77,8 +78,32 @@ Status FusedMatMulShape(Graph& graph, Node* node) {
   left.back() = right[right.size() - (node->Attr<int64_t>("transB", 0) != 0 ? 2 : 1)];
   ValueType type = ValueType::Tensor(a->dtype());
   type.shape = std::move(left);
-  if (Value* y = node->output(0); y != nullptr && !y->type().is_tensor()) y->set_type(std::move(type));
+  Value* y = node->output(0);
+  if (y != nullptr && (!y->type().is_tensor() || !y->type().shape)) y->set_type(std::move(type));
   return {};
+}
+
+// The shape is that of the tensor whose Shape input 1 is, or a constant.
+Status SumToShape(Graph& graph, Node* node) {
+  const Value *x = node->input(0), *target = node->input(1);
+  Value* y = node->output(0);
+  if (x == nullptr || target == nullptr || !x->type().is_tensor() || y == nullptr) return {};
+  if (y->type().is_tensor() && y->type().shape) return {};
+  ValueType type = ValueType::Tensor(x->dtype());
+  const Node* producer = target->producer();
+  if (const Tensor* constant = graph.Initializer(target)) {
+    type = ValueType::Tensor(x->dtype(), Shape(constant->ToVector<int64_t>()));
+  } else if (producer != nullptr && producer->Is("Shape") && producer->attributes().empty()) {
+    type.shape = producer->input(0)->type().shape;
+  }
+  y->set_type(std::move(type));
+  return {};
+}
+
+OpSchemaSpec SumTo() {
+  OpSchemaSpec spec = Shaped("SumTo", 2, 2);
+  spec.infer = SumToShape;
+  return spec;
 }
 
 OpSchemaSpec FusedMatMul() {
@@ -98,7 +123,7 @@ std::vector<OpSchemaSpec> Elementwise() {
 
 std::vector<OpSchemaSpec> Movement() {
   return {
-      Shaped("SumTo", 2, 2),       Shaped("GatherGrad", 3, 3),  Shaped("SliceGrad", 4, 6),
+      SumTo(),                     Shaped("GatherGrad", 3, 3),  Shaped("SliceGrad", 4, 6),
       Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  FusedMatMul(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };
