@@ -112,12 +112,18 @@ Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
   return RunPasses(ForwardPasses(std::move(changing)), model, disabled_passes).status();
 }
 
-Status AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters) {
+Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters) {
   for (const std::string& name : names) {
-    ASSIGN_OR_RETURN(Tensor own, graph.Initializer(graph.FindValue(name))->Clone());
+    Value* value = graph.FindValue(name);
+    ASSIGN_OR_RETURN(Tensor own, graph.Initializer(value)->Clone());
+    graph.SetInitializer(value, own);
     parameters->Add(name, std::move(own));
   }
   return {};
+}
+
+void ShareParameters(const ParameterSet& parameters, int count, Graph* graph) {
+  for (int i = 0; i < count; ++i) graph->SetInitializer(graph->FindValue(parameters.name(i)), parameters.tensor(i));
 }
 
 Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value) {

@@ -64,8 +64,10 @@ class ParameterGraph {
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes);
 
-// Adds copies of the graph's initializers of these names.
-Status AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters);
+// Adds copies of the graph's initializers of these names, and makes them the graph's own too.
+Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters);
+// Makes the first `count` parameters the initializers of their names: one copy of them in memory.
+void ShareParameters(const ParameterSet& parameters, int count, Graph* graph);
 
 // The index of parameter `name`: kNotFound when there is none, kInvalidArgument when `value` has another dtype or shape.
 Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value);

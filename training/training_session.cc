@@ -47,6 +47,9 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
 
   ASSIGN_OR_RETURN(update_, MakeStep(model, trainable, true));
+  for (Graph* graph : {model.graph.get(), original_.graph.get()}) {
+    ShareParameters(parameters_, trained_ + statistics_, graph);
+  }
   if (options_.step.accumulation_steps > 1) {
     ASSIGN_OR_RETURN(accumulate_, MakeStep(model, trainable, false));
   }
@@ -64,6 +67,8 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
     RETURN_IF_ERROR(AddParameters(*program.graph, names_, &parameters_));
   } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
     return Internal("the accumulating program's parameters are no prefix of the updating one's");
+  } else {
+    ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
   PlanOptions options;
   options.threads = options_.threads;

@@ -31,5 +31,6 @@ std::vector<std::string> DisabledPasses() {
 
 int Verbosity() { return ReadInt("CAESURA_VERBOSE"); }
 int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
+std::string MaxIsa() { return Read("CAESURA_MAX_ISA"); }
 
 }  // namespace caesura::env

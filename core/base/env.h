@@ -17,6 +17,10 @@ int Verbosity();
 // CAESURA_NUM_THREADS: threads a kernel may use; 0 or unset means what OpenMP would take.
 int NumThreads();
 
+// CAESURA_MAX_ISA: "x86-64", "x86-64-v3" or "x86-64-v4": kernels go no wider, to see on a new machine what an older one
+// does. Unset or anything else: as wide as the machine goes.
+std::string MaxIsa();
+
 }  // namespace caesura::env
 
 #endif  // CAESURA_CORE_BASE_ENV_H_

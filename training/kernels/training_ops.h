@@ -54,6 +54,10 @@
 // InPlaceAccumulator (buffer, value, reset[bool scalar]) -> buffer'   buffer' = reset ? value : buffer + value (in place)
 // GlobalNorm (gradients...) -> norm        sqrt of the sum of squares of all elements, float32 scalar (float64 for
 //     float64), summed in float64
+// FusedMatMul (A, B, bias?, addend?) -> Y   Y = alpha op(A) op(B) + bias + addend, where transA and transB swap the last
+//     two axes; the bias is a row, the addend has Y's shape. Made by rules and by matmul_epilogue
+// FusedRows (inputs...) -> outputs   what its `body` computes, row by row (core/kernels/cpu/fused_rows.h). Made by
+//     row_fusion, behind all differentiation
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor; absent: no clipping).
 //     factor * min(1, max_norm / (factor * norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ on gradients times factor
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an output:

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/best_isa.h"
 
+#include "core/base/env.h"
+
 namespace caesura {
 namespace {
 
 Isa DetectIsa() {
 #ifdef __x86_64__
+  const std::string most = env::MaxIsa();
+  if (most == "x86-64") return Isa::kBaseline;
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return Isa::kX86V4;
+  if (__builtin_cpu_supports("x86-64-v4") && most != "x86-64-v3") return Isa::kX86V4;
   if (__builtin_cpu_supports("x86-64-v3")) return Isa::kX86V3;
 #endif
   return Isa::kBaseline;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "core/base/env.h"
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/dnnl_handles.h"
 
@@ -181,6 +182,8 @@ Status DnnlCall::Run(KernelContext& context, std::initializer_list<const void*> 
 
 dnnl_engine_t DnnlCpuEngine() {
   static const dnnl_engine_t engine = [] {
+    if (env::MaxIsa() == "x86-64") dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+    if (env::MaxIsa() == "x86-64-v3") dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
     dnnl_engine_t out = nullptr;
     return dnnl_engine_create(&out, dnnl_cpu, 0) == dnnl_success ? out : nullptr;
   }();

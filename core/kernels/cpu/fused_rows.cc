@@ -1,71 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedRows (ai.caesura): runs its body tile by tile. All ops of the body treat rows alone, so a tile of rows goes
-// through all of them while it is in cache, and what only the body reads never leaves it. The kernels are those of the
-// ops themselves, created for the shape of a tile.
-//
-// Attributes: `body`; `rest`: how many trailing dims make up a row; `column_outputs`: outputs that are sums over all
-// rows (gradients of a bias), of which each tile gives a part.
+// What is decided before a run: the grid of rows, the tiles, their kernels and their memory.
+#include "core/kernels/cpu/fused_rows.h"
+
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <unordered_map>
 
 #include "core/base/status_macros.h"
-#include "core/graph/graph.h"
-#include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
-#include "core/kernels/kernel_context.h"
-#include "core/kernels/kernel_registry.h"
 
 namespace caesura {
 namespace {
 
 // What a tile's values may take together: most of a core's second-level cache is left to what streams through.
 constexpr int64_t kTileBytes = 128 << 10;
-constexpr int kMaxParts = 128;  // threads that take tiles
 
 int64_t Aligned(int64_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; }
-
-// The rows as a grid: dims that all operands walk alike are merged; tiles are cut from the last one.
-struct RowGrid {
-  std::vector<int64_t> dims;
-  int64_t tile = 1;           // rows in a full tile
-  int64_t tiles_in_line = 1;  // of the last dim
-  int64_t tiles = 1;
-
-  int64_t tail() const { return dims.back() - (tiles_in_line - 1) * tile; }
-};
-
-// An input or output that has rows.
-struct RowOperand {
-  uint32_t id;                   // of the body's value
-  int argument;                  // of the node: an input, or an output behind them
-  int64_t element_bytes;
-  std::vector<int64_t> strides;  // in elements, along the grid's dims; 0 repeats
-};
-
-struct TileStep {
-  ComputeFunction compute;
-  std::vector<uint32_t> ids;  // inputs, then outputs: of the body's values; 0: absent
-  uint32_t first_output;
-  size_t scratch_bytes;
-};
-
-// A value of the body.
-struct TileValue {
-  bool rows = false;            // has one of each row, not one for all
-  DType dtype = DType::kUndefined;
-  Shape shape;                  // in a full tile
-  const Tensor* known = nullptr;
-};
-
-// A sum over all rows, into which each tile's part goes.
-struct ColumnOutput {
-  uint32_t id;
-  int output;
-  int64_t elements;
-  void (*add)(const void* part, void* sum, int64_t n);
-};
 
 template <typename T>
 void AddTo(const void* part, void* sum, int64_t n) {
@@ -74,47 +22,7 @@ void AddTo(const void* part, void* sum, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(to[i] + from[i]);
 }
 
-class FusedRows {
- public:
-  FusedRows(KernelInfo& info, const KernelRegistry& registry)
-      : info_(info), registry_(registry), body_(**info.node().FindAttr<std::shared_ptr<Graph>>("body")) {}
-
-  // kUnsupported where the shapes are not as the pass that built the body took them to be.
-  Status Create();
-  Status Run(KernelContext& context) const;
-
- private:
-  Status MakeValues();
-  Status MakeGrid();
-  Status MakeSteps(int64_t rows, std::vector<TileStep>* steps);
-  Status MakeOutputs();
-  void PlaceScratch();
-  uint32_t Id(const Value* value);
-  // The shape that `whole` has in a tile of so many rows.
-  Shape TileShape(const Shape& whole, int64_t rows) const;
-  bool HasRows(const Shape& whole) const;
-  std::vector<int64_t> GridStrides(const Shape& whole) const;
-  Status RunTiles(KernelContext& context, int part, int64_t first, int64_t last) const;
-
-  KernelInfo& info_;  // during Create
-  const KernelRegistry& registry_;
-  const Graph& body_;
-
-  std::unordered_map<const Value*, uint32_t> ids_;
-  std::vector<TileValue> values_{1};  // 0: the absent value
-  std::vector<int64_t> row_dims_;     // of the whole
-  int rest_ = 1, inputs_ = 0, parts_ = 1;
-  RowGrid grid_;
-  std::vector<RowOperand> row_operands_;
-  std::vector<std::pair<uint32_t, int>> shared_;                 // values without rows and the inputs they are
-  std::vector<std::pair<uint32_t, const void*>> constants_;
-  std::vector<ColumnOutput> columns_;
-  std::vector<TileStep> full_, tail_;
-  // A part's scratch: the table of addresses, values that stay in the tile, sums over rows, the kernels' own.
-  size_t scratch_ = 0, part_bytes_ = 0, table_bytes_ = 0, kernel_scratch_ = 0;
-  std::vector<std::pair<uint32_t, size_t>> inside_;
-  std::vector<size_t> sums_;
-};
+}  // namespace
 
 uint32_t FusedRows::Id(const Value* value) {
   if (value == nullptr) return 0;
@@ -383,90 +291,6 @@ Status FusedRows::Create() {
   RETURN_IF_ERROR(MakeOutputs());
   PlaceScratch();
   return {};
-}
-
-Status FusedRows::RunTiles(KernelContext& context, int part, int64_t first, int64_t last) const {
-  char* memory = context.Scratch<char>(scratch_) + part * part_bytes_;
-  void** table = reinterpret_cast<void**>(memory);
-  table[0] = nullptr;
-  for (const auto& [id, offset] : inside_) table[id] = memory + offset;
-  for (const auto& [id, input] : shared_) table[id] = const_cast<void*>(context.Input<void>(input));
-  for (const auto& [id, address] : constants_) table[id] = const_cast<void*>(address);
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    std::memset(memory + sums_[i], 0, columns_[i].elements * DTypeSize(values_[columns_[i].id].dtype));
-  }
-  const size_t outer = grid_.dims.size() - 1;
-  for (int64_t tile = first; tile < last; ++tile) {
-    const int64_t in_line = tile % grid_.tiles_in_line;
-    for (const RowOperand& operand : row_operands_) {
-      int64_t at = in_line * grid_.tile * operand.strides[outer], line = tile / grid_.tiles_in_line;
-      for (size_t d = outer; d-- > 0;) {
-        at += line % grid_.dims[d] * operand.strides[d];
-        line /= grid_.dims[d];
-      }
-      const void* base = operand.argument < inputs_ ? context.Input<void>(operand.argument)
-                                                    : context.Output<void>(operand.argument - inputs_);
-      table[operand.id] = const_cast<char*>(static_cast<const char*>(base)) + at * operand.element_bytes;
-    }
-    const bool is_tail = !tail_.empty() && in_line == grid_.tiles_in_line - 1;
-    for (const TileStep& step : is_tail ? tail_ : full_) {
-      KernelContext inner(table, step.ids.data(), step.first_output, memory + kernel_scratch_, 0, nullptr);
-      RETURN_IF_ERROR(step.compute(inner));
-    }
-    for (size_t i = 0; i < columns_.size(); ++i) {
-      columns_[i].add(table[columns_[i].id], memory + sums_[i], columns_[i].elements);
-    }
-  }
-  return {};
-}
-
-Status FusedRows::Run(KernelContext& context) const {
-  std::array<Status, kMaxParts> statuses;
-  ParallelFor(parts_, parts_, 1, [&](int64_t from, int64_t to) {
-    for (int64_t p = from; p < to; ++p) {
-      statuses[p] = RunTiles(context, static_cast<int>(p), grid_.tiles * p / parts_, grid_.tiles * (p + 1) / parts_);
-    }
-  });
-  for (const Status& status : statuses) RETURN_IF_ERROR(status);
-  for (size_t i = 0; i < columns_.size(); ++i) {  // in the order of parts: the same sum each time
-    const ColumnOutput& column = columns_[i];
-    void* sum = context.Output<void>(column.output);
-    std::memset(sum, 0, column.elements * DTypeSize(values_[column.id].dtype));
-    for (int p = 0; p < parts_; ++p) {
-      column.add(context.Scratch<char>(scratch_) + p * part_bytes_ + sums_[i], sum, column.elements);
-    }
-  }
-  return {};
-}
-
-Status CreateFusedRows(KernelInfo& info, const KernelRegistry& registry) {
-  auto fused = std::make_shared<FusedRows>(info, registry);
-  const Status status = fused->Create();
-  if (status.ok()) {
-    info.SetCompute([fused](KernelContext& context) { return fused->Run(context); });
-    return {};
-  }
-  // The shapes are others than the pass knew: the body as it stands.
-  std::shared_ptr<SubgraphRunner> body = info.Subgraph("body");
-  if (body == nullptr) return status;
-  info.Reset();
-  const int inputs = info.input_count(), outputs = info.output_count();
-  for (int i = 0; i < outputs; ++i) info.SetOutputSizedInCompute(i);
-  info.SetCompute([=](KernelContext& context) -> Status {
-    std::vector<RuntimeValue> values;
-    for (int i = 0; i < inputs; ++i) values.push_back(context.InputValue(i));
-    ASSIGN_OR_RETURN(std::vector<RuntimeValue> results, body->Run(std::move(values), context));
-    for (int i = 0; i < outputs; ++i) context.SetOutputValue(i, std::move(results[i]));
-    return {};
-  });
-  return {};
-}
-
-}  // namespace
-
-void RegisterFusedRowsKernel(KernelRegistry& registry) {
-  registry.Add({.op_type = "FusedRows", .domain = kCaesuraDomain, .types = kFixedTypes,
-                .create = [&registry](KernelInfo& info) { return CreateFusedRows(info, registry); }});
 }
 
 }  // namespace caesura
