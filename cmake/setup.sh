@@ -281,6 +281,17 @@ $launcher
 EOF
 }
 
+# The ONNX node tests as files, for 'caesura conformance': the wheel holds only what makes them.
+write_node_tests() {
+  local cases=$prefix/node_tests-$onnx_version
+  if [[ ! -e $cases.done ]]; then
+    logged node_tests "$venv/bin/python" "$root/torch_bridge/python/caesura/conformance.py" --write "$cases" ||
+      fail "cannot write the ONNX node tests to $cases; the log is $logs/node_tests.log"
+    touch "$cases.done"
+  fi
+  ln -sfn "$cases" "$build/node_tests"
+}
+
 write_activate() {
   write "$build/activate" <<EOF
 # Enters the environment of this build: . build/activate; 'deactivate' leaves it. Written by cmake/setup.sh.
@@ -306,4 +317,5 @@ build_onnx
 [[ ${1:-} != --peers ]] || install_peers
 write_deps
 write_activate
+write_node_tests
 say "ready ($prefix)"
