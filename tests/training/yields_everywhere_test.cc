@@ -53,14 +53,18 @@ Result<RunOutcome> RunThroughYields(ExecutionState& state, int* yields) {
 struct YieldCase {
   MakesReal makes;
   int threads;
+  bool fused;  // yields stand between fused groups, never inside; without fusion, anywhere
 };
-void PrintTo(const YieldCase& c, std::ostream* out) { *out << c.makes.name << " on " << c.threads; }
+void PrintTo(const YieldCase& c, std::ostream* out) {
+  *out << c.makes.name << " on " << c.threads << (c.fused ? "" : ", not fused");
+}
 
 class YieldsEverywhere : public ::testing::TestWithParam<YieldCase> {
  protected:
   YieldsEverywhere() {
     real_ = GetParam().makes.make();
     real_.options.threads = GetParam().threads;
+    if (!GetParam().fused) real_.options.disabled_passes = {"row_fusion", "matmul_epilogue"};
     step_ = std::make_unique<StepRunner>(real_);
     expected_ = step_->BySession();
   }
@@ -117,15 +121,18 @@ TEST_P(YieldsEverywhere, BehindEveryNode) {
 std::vector<YieldCase> Cases() {
   std::vector<YieldCase> out;
   for (int threads : {1, 2}) {
-    out.push_back({{"Digits", Digits}, threads});
-    out.push_back({{"DigitsWithDropout", DigitsWithDropout}, threads});  // random numbers do not shift
-    out.push_back({{"CharGpt", CharGpt}, threads});
+    for (bool fused : {true, false}) {
+      out.push_back({{"Digits", Digits}, threads, fused});
+      out.push_back({{"DigitsWithDropout", DigitsWithDropout}, threads, fused});  // random numbers do not shift
+      out.push_back({{"CharGpt", CharGpt}, threads, fused});
+    }
   }
   return out;
 }
 
 INSTANTIATE_TEST_SUITE_P(RealModels, YieldsEverywhere, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return std::string(info.param.makes.name) + (info.param.threads == 1 ? "OneThread" : "TwoThreads");
+  return std::string(info.param.makes.name) + (info.param.threads == 1 ? "OneThread" : "TwoThreads") +
+         (info.param.fused ? "" : "NotFused");
 });
 
 }  // namespace
