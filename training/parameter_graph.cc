@@ -97,7 +97,7 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> 
                                                       bool* wrote) {
   ASSIGN_OR_RETURN(StartedRun run, Start(std::move(feeds), std::move(options)));
   const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
-  if (wrote != nullptr) *wrote = HasWritten(*run.state);
+  if (wrote != nullptr) *wrote = outcome.ok() || HasWritten(*run.state);
   std::vector<RuntimeValue> results = run.state->TakeFetches();
   Return(std::move(run));
   if (!outcome.ok()) return outcome.status();

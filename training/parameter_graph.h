@@ -42,7 +42,8 @@ class ParameterGraph {
   Result<StartedRun> Start(std::vector<RuntimeValue> feeds, RunOptions options);
   // Drops what the run holds and keeps its memory for the next one.
   void Return(StartedRun run) { states_.Return(std::move(run.state)); }
-  // The graph's outputs. `wrote` tells, of a failed run too, whether a step of it has written to a parameter.
+  // The graph's outputs. `wrote` tells of a failed run whether a step of it has
+  // written to a parameter; one that came to its end counts as such.
   Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> feeds, RunOptions options, bool* wrote = nullptr);
 
  private:

@@ -69,7 +69,9 @@ class PlanBuilder {
   // True when the outputs became views of the node's input, or their producers write them in place: no step then.
   bool TryViews(const Draft& draft, const KernelInfo& info);
   bool PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info);
-  bool WriteInOrder(const Draft& draft, const ViewInfo& view, const Shape& shape);
+  bool WriteInOrder(const Draft& draft, const ViewInfo& view, const OutputInfo& info);
+  // The output lies in a buffer that is there.
+  void PlaceIn(uint32_t buffer, uint32_t id, const OutputInfo& output, Layout layout);
   bool WriteSideBySide(const Draft& draft, const KernelInfo& info);
   // Every reader of the value, but for those up to `position`, takes any layout.
   bool ReadersTakeStrides(const Value* value, int position = -1) const;

@@ -29,11 +29,18 @@ bool PlanBuilder::TryViews(const Draft& draft, const KernelInfo& info) {
     if (draft.outputs[i] != 0 && info.outputs()[i].shape.elements() == 0) return false;
   }
   if (view.kind == ViewInfo::Kind::kSideBySide) return WriteSideBySide(draft, info);
-  if (view.kind == ViewInfo::Kind::kPermutation && WriteInOrder(draft, view, info.outputs()[0].shape)) {
-    plan_->values_[draft.outputs[0]].dtype = info.outputs()[0].dtype;
-    return true;
-  }
+  if (view.kind == ViewInfo::Kind::kPermutation && WriteInOrder(draft, view, info.outputs()[0])) return true;
   return PlaceViews(draft, view, info);
+}
+
+void PlanBuilder::PlaceIn(uint32_t buffer, uint32_t id, const OutputInfo& output, Layout layout) {
+  PlannedValue& value = plan_->values_[id];
+  value.known = true;
+  value.dtype = output.dtype;
+  value.shape = output.shape;
+  value.layout = std::move(layout);
+  value.buffer = buffer;
+  plan_->buffers_[buffer].last_step = std::max(plan_->buffers_[buffer].last_step, last_use_[id]);
 }
 
 bool PlanBuilder::PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info) {
@@ -53,13 +60,7 @@ bool PlanBuilder::PlaceViews(const Draft& draft, const ViewInfo& view, const Ker
   for (size_t i = 0; i < layouts.size(); ++i) {
     const uint32_t id = draft.outputs[i];
     if (id == 0) continue;
-    PlannedValue& value = plan_->values_[id];
-    value.known = true;
-    value.dtype = info.outputs()[i].dtype;
-    value.shape = info.outputs()[i].shape;
-    value.layout = layouts[i];
-    value.buffer = plan_->values_[input].buffer;
-    plan_->buffers_[value.buffer].last_step = std::max(plan_->buffers_[value.buffer].last_step, last_use_[id]);
+    PlaceIn(plan_->values_[input].buffer, id, info.outputs()[i], layouts[i]);
     from_parameters_[id] = from_parameters_[input];
     parameters_of_[id] = parameters_of_[input];
     if (view.kind != ViewInfo::Kind::kLayout) origins_[id] = {input, view.permutation};
@@ -145,19 +146,15 @@ bool PlanBuilder::Apply(const std::vector<Rewrite>& rewrites) {
 }
 
 // Has the input's producer write in the order of the output, which is then dense in the same buffer.
-bool PlanBuilder::WriteInOrder(const Draft& draft, const ViewInfo& view, const Shape& shape) {
+bool PlanBuilder::WriteInOrder(const Draft& draft, const ViewInfo& view, const OutputInfo& info) {
   const uint32_t input = draft.inputs[0], output = draft.outputs[0];
-  const std::vector<int64_t> dense = shape.Strides();
+  const std::vector<int64_t> dense = info.shape.Strides();
   Layout layout{std::vector<int64_t>(dense.size(), 0), 0};
   for (size_t i = 0; i < dense.size(); ++i) layout.strides[view.permutation[i]] = dense[i];
   std::optional<Rewrite> rewrite = MakeRewrite(input, std::move(layout), plan_->values_[input].buffer,
                                                draft.position);
   if (!rewrite || !Apply({*rewrite})) return false;
-  PlannedValue& value = plan_->values_[output];
-  value.known = true;
-  value.shape = shape;
-  value.buffer = rewrite->buffer;
-  plan_->buffers_[value.buffer].last_step = std::max(plan_->buffers_[value.buffer].last_step, last_use_[output]);
+  PlaceIn(rewrite->buffer, output, info, {});
   origins_[output] = {input, view.permutation};
   return true;
 }
@@ -180,11 +177,7 @@ bool PlanBuilder::WriteSideBySide(const Draft& draft, const KernelInfo& info) {
     rewrites.push_back(*std::move(rewrite));
   }
   if (!Apply(rewrites)) return false;
-  PlannedValue& value = plan_->values_[output];
-  value.known = true;
-  value.dtype = whole.dtype;
-  value.shape = whole.shape;
-  value.buffer = NewBuffer(Kind::kArena, bytes, -1, output);
+  PlaceIn(NewBuffer(Kind::kArena, bytes, -1, output), output, whole, {});
   return true;
 }
 

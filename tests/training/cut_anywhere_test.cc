@@ -131,14 +131,7 @@ TEST_P(CutWholeSteps, FourThreadsOnOnePlan) {
     threads.emplace_back([&, t] {
       ExecutionState state(plan_);
       for (int round = 0; round < 6; ++round) {
-        auto run = [&](ExecutionState& s) -> Result<RunOutcome> {
-          for (;;) {  // thread t cuts every t + 1 steps
-            auto outcome = PartialExecutor::Run(s, s.program_counter() + t + 1);
-            if (!outcome.ok() || *outcome != RunOutcome::kStopped) return outcome;
-            Status moved = s.Relocate(0xff);
-            if (!moved.ok()) return moved;
-          }
-        };
+        auto run = [&](ExecutionState& s) { return RunInPieces(s, t + 1); };
         auto results = step_.Train(state, run);
         if (results.ok() && *results == expected_) ++right;
       }

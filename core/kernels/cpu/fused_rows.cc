@@ -34,16 +34,15 @@ uint32_t FusedRows::Id(const Value* value) {
 // The whole shape is that of the input with the most dims; row dims of size one in it come from another one.
 Status FusedRows::MakeValues() {
   inputs_ = info_.input_count();
-  rest_ = static_cast<int>(info_.Attr<int64_t>("rest", 1));
   int rank = 0;
   for (int i = 0; i < inputs_; ++i) rank = std::max(rank, info_.InputShape(i).rank());
-  if (rank < rest_) return info_.Refuse("the inputs have no rows");
-  row_dims_.assign(rank - rest_, 1);
+  if (rank < 1) return info_.Refuse("the inputs have no rows");
+  row_dims_.assign(rank - 1, 1);
   for (int i = 0; i < inputs_; ++i) {
     const Shape& shape = info_.InputShape(i);
     if (shape.elements() == 0) return info_.Refuse("an input is empty");
     const int lead = rank - shape.rank();
-    for (int d = 0; d < shape.rank() - rest_; ++d) {
+    for (int d = 0; d < shape.rank() - 1; ++d) {
       int64_t& dim = row_dims_[lead + d];
       if (shape[d] != 1 && dim != 1 && dim != shape[d]) return info_.Refuse("the inputs differ in their rows");
       dim = std::max(dim, shape[d]);
@@ -65,10 +64,10 @@ Status FusedRows::MakeValues() {
 }
 
 bool FusedRows::HasRows(const Shape& whole) const {
-  const int rank = static_cast<int>(row_dims_.size()) + rest_;
+  const int rank = static_cast<int>(row_dims_.size()) + 1;
   const bool one_row = std::all_of(row_dims_.begin(), row_dims_.end(), [](int64_t dim) { return dim == 1; });
   if (one_row) return whole.rank() == rank;
-  for (int d = 0; d < whole.rank() - rest_; ++d) {
+  for (int d = 0; d < whole.rank() - 1; ++d) {
     if (whole[d] != 1 && whole[d] == row_dims_[rank - whole.rank() + d]) return true;
   }
   return false;
@@ -76,7 +75,7 @@ bool FusedRows::HasRows(const Shape& whole) const {
 
 Shape FusedRows::TileShape(const Shape& whole, int64_t rows) const {
   Shape out = whole;
-  const int last = whole.rank() - rest_ - 1;
+  const int last = whole.rank() - 2;
   // The last dim of the grid repeats an operand whose stride there is 0.
   if (last < 0) return out;
   const bool moves = GridStrides(whole).back() != 0;
@@ -87,7 +86,7 @@ Shape FusedRows::TileShape(const Shape& whole, int64_t rows) const {
 
 std::vector<int64_t> FusedRows::GridStrides(const Shape& whole) const {
   const std::vector<int64_t> dense = whole.Strides();
-  const int rank = static_cast<int>(row_dims_.size()), lead = rank + rest_ - whole.rank();
+  const int rank = static_cast<int>(row_dims_.size()), lead = rank + 1 - whole.rank();
   std::vector<int64_t> out;
   size_t g = 0;
   int64_t merged = 1;
@@ -104,13 +103,13 @@ std::vector<int64_t> FusedRows::GridStrides(const Shape& whole) const {
   return out;
 }
 
-Status FusedRows::MakeGrid() {
+void FusedRows::MakeGrid() {
   std::vector<const Shape*> operands;
   for (int i = 0; i < inputs_; ++i) operands.push_back(&info_.InputShape(i));
   const int rank = static_cast<int>(row_dims_.size());
   // Neighbours merge where every operand has both, or neither.
   auto has = [&](const Shape& s, int d) {
-    const int own = d - (rank + rest_ - s.rank());
+    const int own = d - (rank + 1 - s.rank());
     return own >= 0 && s[own] != 1;
   };
   int previous = -1;
@@ -127,7 +126,6 @@ Status FusedRows::MakeGrid() {
     previous = d;
   }
   if (grid_.dims.empty()) grid_.dims.push_back(1);
-  return {};
 }
 
 Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
@@ -191,12 +189,12 @@ Status FusedRows::MakeOutputs() {
       continue;
     }
     // The tile's shape with all rows in it.
-    const int rank = static_cast<int>(row_dims_.size()) + rest_;
-    if (!value.rows || value.shape.rank() != rank || value.shape[rank - rest_ - 1] != grid_.tile) {
+    const int rank = static_cast<int>(row_dims_.size()) + 1;
+    if (!value.rows || value.shape.rank() != rank || value.shape[rank - 2] != grid_.tile) {
       return info_.Refuse("an output has no rows");
     }
     std::vector<int64_t> dims = row_dims_;
-    dims.insert(dims.end(), value.shape.end() - rest_, value.shape.end());
+    dims.push_back(value.shape[rank - 1]);
     Shape whole(std::move(dims));
     const std::vector<int64_t> strides = GridStrides(whole);
     row_operands_.push_back({id, inputs_ + i, static_cast<int64_t>(DTypeSize(value.dtype)), strides});
@@ -259,13 +257,13 @@ void FusedRows::PlaceScratch() {
 
 Status FusedRows::Create() {
   RETURN_IF_ERROR(MakeValues());
-  RETURN_IF_ERROR(MakeGrid());
+  MakeGrid();
   int64_t row_bytes = 0, all_rows = 1, row_elements = 1;
   for (int64_t dim : grid_.dims) all_rows *= dim;
   for (int i = 0; i < inputs_; ++i) {
     const Shape& shape = info_.InputShape(i);
     if (!HasRows(shape)) continue;
-    const int64_t elements = shape.Elements(std::max(0, shape.rank() - rest_), shape.rank());
+    const int64_t elements = shape[shape.rank() - 1];
     row_elements = std::max(row_elements, elements);
     row_bytes += elements * static_cast<int64_t>(DTypeSize(info_.InputDType(i)));
   }

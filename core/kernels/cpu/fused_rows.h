@@ -3,8 +3,8 @@
 // through all of them while it is in cache, and what only the body reads never leaves it. The kernels are those of the
 // ops themselves, created for the shape of a tile.
 //
-// Attributes: `body`; `rest`: how many trailing dims make up a row; `column_outputs`: outputs that are sums over all
-// rows (gradients of a bias), of which each tile gives a part.
+// A row is what the last dim holds. Attributes: `body`; `column_outputs`: outputs that are sums over all rows (gradients
+// of a bias), of which each tile gives a part; `ops`: the body's op types, for plan fingerprints and readers.
 #ifndef CAESURA_CORE_KERNELS_CPU_FUSED_ROWS_H_
 #define CAESURA_CORE_KERNELS_CPU_FUSED_ROWS_H_
 
@@ -74,7 +74,7 @@ class FusedRows {
 
  private:
   Status MakeValues();
-  Status MakeGrid();
+  void MakeGrid();
   Status MakeSteps(int64_t rows, std::vector<TileStep>* steps);
   Status MakeOutputs();
   void PlaceScratch();
@@ -92,7 +92,7 @@ class FusedRows {
   std::unordered_map<const Value*, uint32_t> ids_;
   std::vector<TileValue> values_{1};  // 0: the absent value
   std::vector<int64_t> row_dims_;     // of the whole
-  int rest_ = 1, inputs_ = 0, parts_ = 1;
+  int inputs_ = 0, parts_ = 1;
   RowGrid grid_;
   std::vector<RowOperand> row_operands_;
   std::vector<std::pair<uint32_t, int>> shared_;                 // values without rows and the inputs they are

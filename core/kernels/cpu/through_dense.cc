@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/through_dense.h"
 
-#include <array>
-
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/inner_arguments.h"
 #include "core/kernels/cpu/strided_copy.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 namespace {
-
-constexpr int kMaxArguments = 16;
 
 struct DenseCopy {
   int input;
@@ -27,21 +23,13 @@ struct Plan {
 };
 
 Status Compute(const Plan& plan, KernelContext& context) {
-  static constexpr std::array<uint32_t, kMaxArguments> kIds = [] {
-    std::array<uint32_t, kMaxArguments> ids{};
-    for (uint32_t i = 0; i < kMaxArguments; ++i) ids[i] = i;
-    return ids;
-  }();
-  void* slots[kMaxArguments];
-  for (int i = 0; i < plan.inputs; ++i) slots[i] = const_cast<void*>(context.Input<void>(i));
-  for (int i = 0; i < plan.outputs; ++i) slots[plan.inputs + i] = context.Output<void>(i);
+  InnerArguments arguments(context, plan.inputs, plan.outputs);
   for (const DenseCopy& c : plan.copies) {
     void* dense = context.Scratch<void>(c.scratch);
-    c.copy.Run(slots[c.input], dense);
-    slots[c.input] = dense;
+    c.copy.Run(arguments.input(c.input), dense);
+    arguments.input(c.input) = dense;
   }
-  KernelContext dense(slots, kIds.data(), static_cast<uint32_t>(plan.inputs), context.Scratch<void>(plan.scratch), 0,
-                      nullptr);
+  KernelContext dense = arguments.Context(context.Scratch<void>(plan.scratch));
   return plan.inner(dense);
 }
 
@@ -49,7 +37,7 @@ Status Compute(const Plan& plan, KernelContext& context) {
 
 Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
   Plan plan{nullptr, 0, info.input_count(), info.output_count(), {}};
-  if (plan.inputs + plan.outputs > kMaxArguments) return info.Refuse("too many inputs to copy");
+  if (plan.inputs + plan.outputs > InnerArguments::kMax) return info.Refuse("too many inputs to copy");
   for (int i = 0; i < plan.outputs; ++i) {
     if (!info.OutputLayout(i).dense()) return info.Refuse("outputs are written dense");
   }

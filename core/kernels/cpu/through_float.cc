@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/through_float.h"
 
-#include <array>
-
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/inner_arguments.h"
 #include "core/kernels/cpu/parallel.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 namespace {
-
-constexpr int kMaxArguments = 32;
 
 // An input or output that is converted: its place among the node's, its size, and where its float32 form lies.
 struct Conversion {
@@ -38,22 +34,14 @@ struct Plan {
 
 template <typename Half>
 Status Compute(const Plan& plan, KernelContext& context) {
-  static constexpr std::array<uint32_t, kMaxArguments> kIds = [] {
-    std::array<uint32_t, kMaxArguments> ids{};
-    for (uint32_t i = 0; i < kMaxArguments; ++i) ids[i] = i;
-    return ids;
-  }();
-  void* slots[kMaxArguments];
-  for (int i = 0; i < plan.inputs; ++i) slots[i] = const_cast<void*>(context.Input<void>(i));
-  for (int i = 0; i < plan.outputs; ++i) slots[plan.inputs + i] = context.Output<void>(i);
+  InnerArguments arguments(context, plan.inputs, plan.outputs);
   for (const Conversion& c : plan.widened) {
     float* wide = context.Scratch<float>(c.scratch);
-    Convert(plan.threads, c.count, static_cast<const Half*>(slots[c.index]), wide);
-    slots[c.index] = wide;
+    Convert(plan.threads, c.count, static_cast<const Half*>(arguments.input(c.index)), wide);
+    arguments.input(c.index) = wide;
   }
-  for (const Conversion& c : plan.narrowed) slots[plan.inputs + c.index] = context.Scratch<float>(c.scratch);
-  KernelContext wide(slots, kIds.data(), static_cast<uint32_t>(plan.inputs), context.Scratch<void>(plan.scratch), 0,
-                     nullptr);
+  for (const Conversion& c : plan.narrowed) arguments.output(c.index) = context.Scratch<float>(c.scratch);
+  KernelContext wide = arguments.Context(context.Scratch<void>(plan.scratch));
   RETURN_IF_ERROR(plan.inner(wide));
   for (const Conversion& c : plan.narrowed) {
     Convert(plan.threads, c.count, context.Scratch<float>(c.scratch), context.Output<Half>(c.index));
@@ -66,7 +54,7 @@ Status Compute(const Plan& plan, KernelContext& context) {
 Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   DType half = DType::kUndefined;
   Plan plan{nullptr, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
-  if (plan.inputs + plan.outputs > kMaxArguments) return info.Refuse("too many inputs to run through float32");
+  if (plan.inputs + plan.outputs > InnerArguments::kMax) return info.Refuse("too many inputs to run through float32");
   std::vector<InputInfo> inputs;
   for (int i = 0; i < plan.inputs; ++i) {
     inputs.push_back(info.input(i));

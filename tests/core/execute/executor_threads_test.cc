@@ -30,14 +30,7 @@ TEST(ExecutorThreads, FourStatesOfOnePlan) {
   InThreads([&](int t) {
     ExecutionState state(plan);
     for (int round = 0; round < kRounds; ++round) {
-      auto run = [&](ExecutionState& s) -> Result<RunOutcome> {
-        for (;;) {  // thread t cuts every t + 1 steps
-          auto outcome = PartialExecutor::Run(s, s.program_counter() + t + 1);
-          if (!outcome.ok() || *outcome != RunOutcome::kStopped) return outcome;
-          Status moved = s.Relocate(0xff);
-          if (!moved.ok()) return moved;
-        }
-      };
+      auto run = [&](ExecutionState& s) { return RunInPieces(s, t + 1); };
       auto results = RunStep(step, state, run);
       if (results.ok() && *results == expected) ++right;
     }

@@ -89,6 +89,16 @@ inline bool SameBits(const Values& a, const Values& b) {
   return true;
 }
 
+// Runs to the next yield or the end, so many steps a call; between calls dead bytes are poisoned and live ones moved.
+inline Result<RunOutcome> RunInPieces(ExecutionState& state, int steps) {
+  for (;;) {
+    auto outcome = PartialExecutor::Run(state, state.program_counter() + steps);
+    if (!outcome.ok() || *outcome != RunOutcome::kStopped) return outcome;
+    Status moved = state.Relocate(0xff);
+    if (!moved.ok()) return moved;
+  }
+}
+
 }  // namespace caesura::testing
 
 #endif  // CAESURA_TESTS_CORE_EXECUTE_GRAPH_FIXTURE_H_

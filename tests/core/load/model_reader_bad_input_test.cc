@@ -15,13 +15,7 @@ namespace caesura {
 namespace {
 
 using testing::Wire;
-
-// y = x + w, with `w` as given.
-std::string WithInitializer(const Wire& w) {
-  Wire parts;
-  parts.Message(1, testing::NodeWire("Add", {"x", "w"}, {"y"}, "add")).Message(5, w);
-  return testing::ModelWire(testing::GraphWire(parts)).bytes();
-}
+using testing::WithInitializer;
 
 struct BadText {
   const char* name;

@@ -105,6 +105,13 @@ inline Wire ModelWire(const Wire& graph, int64_t opset = 21, int64_t ir_version 
   return Wire().Int(1, ir_version).Message(8, Opset(opset)).Message(7, graph);
 }
 
+// The bytes of a model y = x + w, with `w` as given.
+inline std::string WithInitializer(const Wire& w) {
+  Wire parts;
+  parts.Message(1, NodeWire("Add", {"x", "w"}, {"y"}, "add")).Message(5, w);
+  return ModelWire(GraphWire(parts)).bytes();
+}
+
 }  // namespace caesura::testing
 
 #endif  // CAESURA_TESTS_CORE_LOAD_ONNX_WIRE_H_
