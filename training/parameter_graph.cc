@@ -85,8 +85,9 @@ std::shared_ptr<ValueCache> ParameterGraph::CacheOf(const std::shared_ptr<const 
   return cached.cache;
 }
 
-Result<StartedRun> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOptions options) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds));
+Result<StartedRun> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOptions options,
+                                         const std::vector<FeedSpec>& known) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds, known));
   StartedRun run{CacheOf(plan), states_.Borrow(plan)};
   options.cache = run.cache.get();
   RETURN_IF_ERROR(run.state->Start(std::move(feeds), std::move(options)));
@@ -94,8 +95,8 @@ Result<StartedRun> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOpt
 }
 
 Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> feeds, RunOptions options,
-                                                      bool* wrote) {
-  ASSIGN_OR_RETURN(StartedRun run, Start(std::move(feeds), std::move(options)));
+                                                      bool* wrote, const std::vector<FeedSpec>& known) {
+  ASSIGN_OR_RETURN(StartedRun run, Start(std::move(feeds), std::move(options), known));
   const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
   if (wrote != nullptr) *wrote = outcome.ok() || HasWritten(*run.state);
   std::vector<RuntimeValue> results = run.state->TakeFetches();

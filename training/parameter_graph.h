@@ -37,14 +37,19 @@ class ParameterGraph {
   // Feeds by name to plan order; all missing or unknown names at once are an error. `extra` are feeds that the caller
   // of the caller does not know of (learning rate, step).
   Result<std::vector<RuntimeValue>> Order(const NamedValues& feeds, const NamedValues& extra) const;
-  Result<std::shared_ptr<const ExecutionPlan>> Plan(const std::vector<RuntimeValue>& feeds) { return plans_.Get(feeds); }
+  // `known` (here and below) as PlanCache::Get has it.
+  Result<std::shared_ptr<const ExecutionPlan>> Plan(const std::vector<RuntimeValue>& feeds,
+                                                    const std::vector<FeedSpec>& known = {}) {
+    return plans_.Get(feeds, known);
+  }
   // A run started on these feeds. `options.parameters` outlives it, and only the run itself changes them meanwhile.
-  Result<StartedRun> Start(std::vector<RuntimeValue> feeds, RunOptions options);
+  Result<StartedRun> Start(std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<FeedSpec>& known = {});
   // Drops what the run holds and keeps its memory for the next one.
   void Return(StartedRun run) { states_.Return(std::move(run.state)); }
   // The graph's outputs. `wrote` tells of a failed run whether a step of it has
   // written to a parameter; one that came to its end counts as such.
-  Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> feeds, RunOptions options, bool* wrote = nullptr);
+  Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> feeds, RunOptions options, bool* wrote = nullptr,
+                                        const std::vector<FeedSpec>& known = {});
 
  private:
   struct Cached {

@@ -33,6 +33,7 @@ void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from
 void BindSession(nanobind::module_& m);   // inference_session.cc
 void BindTraining(nanobind::module_& m);  // training_session.cc
 void BindSplit(nanobind::module_& m);     // split_module.cc
+void BindProgram(nanobind::module_& m);   // program.cc
 
 }  // namespace caesura::python
 

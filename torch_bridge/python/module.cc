@@ -30,8 +30,10 @@ Model ReadSource(nanobind::object source) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
+  nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   caesura::python::BindValues(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);
   caesura::python::BindSplit(m);
+  caesura::python::BindProgram(m);
 }

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on elements: unary and binary functions, comparisons, casts."""
+
+import math
+
+import torch
+
+from caesura.aten.results import result
+from caesura.aten.table import TABLE, Refused, aten, raises
+from caesura.aten.writer import DOMAIN, Scalar, Tensor
+
+# --- unary ---------------------------------------------------------------------------------------------------
+
+_UNARY = {
+    aten.abs: "Abs", aten.neg: "Neg", aten.exp: "Exp", aten.log: "Log", aten.sqrt: "Sqrt", aten.sin: "Sin",
+    aten.cos: "Cos", aten.tan: "Tan", aten.asin: "Asin", aten.acos: "Acos", aten.atan: "Atan", aten.sinh: "Sinh",
+    aten.cosh: "Cosh", aten.tanh: "Tanh", aten.asinh: "Asinh", aten.acosh: "Acosh", aten.atanh: "Atanh",
+    aten.sigmoid: "Sigmoid", aten.erf: "Erf", aten.reciprocal: "Reciprocal", aten.sign: "Sign", aten.floor: "Floor",
+    aten.ceil: "Ceil", aten.round: "Round", aten.relu: "Relu",
+}
+# Of integers these give integers, unchanged.
+_ROUNDING = ("Floor", "Ceil", "Round")
+
+
+def _unary(op_type):
+    def write(w, node, x):
+        dtype, shape = result(node)
+        x = w.cast(x, dtype)
+        if op_type in _ROUNDING and not dtype.is_floating_point:
+            return x
+        return w.make(op_type, [x], dtype, shape)
+    return write
+
+
+for _packet, _op_type in _UNARY.items():
+    TABLE[_packet.default] = _unary(_op_type)
+
+
+def _times(w, x, factor):
+    return w.make("Mul", [x, w.constant(factor, x.dtype)], x.dtype, x.shape)
+
+
+@raises(aten.rsqrt.default)
+def rsqrt(w, node, x):
+    dtype, shape = result(node)
+    root = w.make("Sqrt", [w.cast(x, dtype)], dtype, shape)
+    return w.make("Reciprocal", [root], dtype, shape)
+
+
+@raises(aten.exp2.default)
+def exp2(w, node, x):
+    dtype, shape = result(node)
+    return w.make("Pow", [w.constant(2, dtype), w.cast(x, dtype)], dtype, shape)
+
+
+@raises(aten.log2.default)
+def log2(w, node, x):
+    dtype, shape = result(node)
+    return _times(w, w.make("Log", [w.cast(x, dtype)], dtype, shape), 1 / math.log(2))
+
+
+@raises(aten.log10.default)
+def log10(w, node, x):
+    dtype, shape = result(node)
+    return _times(w, w.make("Log", [w.cast(x, dtype)], dtype, shape), 1 / math.log(10))
+
+
+@raises(aten.logical_not.default)
+def logical_not(w, node, x):
+    return w.make("Not", [w.cast(x, torch.bool)], *result(node))
+
+
+@raises(aten.bitwise_not.default)
+def bitwise_not(w, node, x):
+    return w.make("Not" if x.dtype == torch.bool else "BitwiseNot", [x], *result(node))
+
+
+@raises(aten.isnan.default)
+def isnan(w, node, x):
+    if not x.dtype.is_floating_point:
+        return w.full(False, torch.bool, x.shape)
+    return w.make("IsNaN", [x], *result(node))
+
+
+@raises(aten.isinf.default)
+def isinf(w, node, x):
+    if not x.dtype.is_floating_point:
+        return w.full(False, torch.bool, x.shape)
+    return w.make("IsInf", [x], *result(node))
+
+
+@raises(aten.trunc.default)
+def trunc(w, node, x):
+    dtype, shape = result(node)
+    if not dtype.is_floating_point:
+        return x
+    down = w.make("Floor", [w.make("Abs", [x], dtype, shape)], dtype, shape)
+    return w.make("Mul", [w.make("Sign", [x], dtype, shape), down], dtype, shape)
+
+
+@raises(aten.square.default)
+def square(w, node, x):
+    return w.make("Mul", [x, x], *result(node))
+
+
+# --- activations ---------------------------------------------------------------------------------------------
+
+@raises(aten.gelu.default)
+def gelu(w, node, x, approximate):
+    return w.make("Gelu", [x], *result(node), approximate=approximate)
+
+
+@raises(aten.gelu_backward.default)
+def gelu_backward(w, node, dy, x, approximate):
+    return w.make("GeluGrad", [dy, x], *result(node), domain=DOMAIN, approximate=approximate)
+
+
+@raises(aten.tanh_backward.default)
+def tanh_backward(w, node, dy, y):
+    return w.make("TanhGrad", [dy, y], *result(node), domain=DOMAIN)
+
+
+@raises(aten.sigmoid_backward.default)
+def sigmoid_backward(w, node, dy, y):
+    return w.make("SigmoidGrad", [dy, y], *result(node), domain=DOMAIN)
+
+
+@raises(aten.threshold_backward.default)
+def threshold_backward(w, node, dy, y, threshold):
+    if threshold == 0:
+        return w.make("ReluGrad", [dy, y], *result(node), domain=DOMAIN)
+    dtype, shape = result(node)
+    over = w.make("Greater", [y, w.constant(threshold, y.dtype)], torch.bool, y.shape)
+    return w.make("Where", [over, dy, w.constant(0, dtype)], dtype, shape)
+
+
+@raises(aten.silu.default)
+def silu(w, node, x):
+    dtype, shape = result(node)
+    return w.make("Mul", [x, w.make("Sigmoid", [x], dtype, shape)], dtype, shape)
+
+
+@raises(aten.leaky_relu.default)
+def leaky_relu(w, node, x, slope):
+    return w.make("LeakyRelu", [x], *result(node), alpha=float(slope))
+
+
+@raises(aten.elu.default)
+def elu(w, node, x, alpha, scale, input_scale):
+    if scale != 1 or input_scale != 1:
+        raise Refused("scales other than 1")
+    return w.make("Elu", [x], *result(node), alpha=float(alpha))
+
+
+@raises(aten.hardtanh.default)
+def hardtanh(w, node, x, low, high):
+    return clamp(w, node, x, low, high)
+
+
+# --- binary --------------------------------------------------------------------------------------------------
+
+def operand(w, value, dtype):
+    """A tensor or a number, as a tensor of `dtype`."""
+    if isinstance(value, Tensor):
+        return w.cast(value, dtype)
+    if isinstance(value, Scalar) or not isinstance(value, (bool, int, float)):
+        if isinstance(value, Scalar):
+            return w.cast(w.scalar(value), dtype)
+        raise Refused(f"an operand of type {type(value).__name__}")
+    return w.constant(value, dtype)
+
+
+def common_dtype(a, b) -> torch.dtype:
+    """What PyTorch computes in: torch.result_type of the operands."""
+    def sample(value):
+        if isinstance(value, Tensor):
+            return torch.empty((1,) * value.rank, dtype=value.dtype)
+        return 1 if isinstance(value, Scalar) else value
+    return torch.result_type(sample(a), sample(b))
+
+
+def arithmetic(w, op_type, node, a, b):
+    dtype, shape = result(node)
+    return w.make(op_type, [operand(w, a, dtype), operand(w, b, dtype)], dtype, shape)
+
+
+def _scaled(w, node, b, alpha):
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return b
+    dtype, _ = result(node)
+    b = operand(w, b, dtype)
+    return w.make("Mul", [b, operand(w, alpha, dtype)], dtype, b.shape)
+
+
+@raises(aten.add.Tensor, aten.add.Scalar)
+def add(w, node, a, b, alpha):
+    if result(node)[0] == torch.bool:
+        return w.make("Or", [a, operand(w, b, torch.bool)], *result(node))
+    return arithmetic(w, "Add", node, a, _scaled(w, node, b, alpha))
+
+
+@raises(aten.sub.Tensor, aten.sub.Scalar)
+def sub(w, node, a, b, alpha):
+    return arithmetic(w, "Sub", node, a, _scaled(w, node, b, alpha))
+
+
+@raises(aten.rsub.Scalar, aten.rsub.Tensor)
+def rsub(w, node, a, b, alpha):
+    return arithmetic(w, "Sub", node, b, _scaled(w, node, a, alpha))
+
+
+@raises(aten.mul.Tensor, aten.mul.Scalar)
+def mul(w, node, a, b):
+    if result(node)[0] == torch.bool:
+        return w.make("And", [a, operand(w, b, torch.bool)], *result(node))
+    return arithmetic(w, "Mul", node, a, b)
+
+
+@raises(aten.div.Tensor, aten.div.Scalar)
+def div(w, node, a, b):
+    return arithmetic(w, "Div", node, a, b)
+
+
+@raises(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar)
+def div_mode(w, node, a, b, rounding="floor"):
+    dtype, shape = result(node)
+    if rounding is None:
+        return div(w, node, a, b)
+    a, b = operand(w, a, dtype), operand(w, b, dtype)
+    if dtype.is_floating_point:
+        quotient = w.make("Div", [a, b], dtype, shape)
+        return w.make("Floor", [quotient], dtype, shape) if rounding == "floor" else trunc(w, node, quotient)
+    quotient = w.make("Div", [a, b], dtype, shape)  # towards zero
+    if rounding == "trunc":
+        return quotient
+    # One less where the remainder, of the divisor's sign, shows that the division was inexact and negative.
+    remainder = w.make("Sub", [a, w.make("Mul", [quotient, b], dtype, shape)], dtype, shape)
+    zero = w.constant(0, dtype)
+    inexact = w.make("Not", [w.make("Equal", [remainder, zero], torch.bool, shape)], torch.bool, shape)
+    signs = [w.make("Less", [v, zero], torch.bool, v.shape) for v in (remainder, b)]
+    differ = w.make("Xor", signs, torch.bool, shape)
+    lower = w.cast(w.make("And", [inexact, differ], torch.bool, shape), dtype)
+    return w.make("Sub", [quotient, lower], dtype, shape)
+
+
+@raises(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+def pow(w, node, a, b):
+    dtype, shape = result(node)
+    if b == 2:
+        a = w.cast(a, dtype)
+        return w.make("Mul", [a, a], dtype, shape)
+    if b == 1:
+        return w.cast(a, dtype)
+    if b == 0.5 and dtype.is_floating_point:
+        return w.make("Sqrt", [w.cast(a, dtype)], dtype, shape)
+    return arithmetic(w, "Pow", node, a, b)
+
+
+@raises(aten.maximum.default)
+def maximum(w, node, a, b):
+    return arithmetic(w, "Max", node, a, b)
+
+
+@raises(aten.minimum.default)
+def minimum(w, node, a, b):
+    return arithmetic(w, "Min", node, a, b)
+
+
+@raises(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(w, node, a, b):
+    dtype, shape = result(node)
+    return w.make("Mod", [operand(w, a, dtype), operand(w, b, dtype)], dtype, shape, fmod=1)
+
+
+@raises(aten.remainder.Tensor, aten.remainder.Scalar)
+def remainder(w, node, a, b):
+    dtype, shape = result(node)
+    a, b = operand(w, a, dtype), operand(w, b, dtype)
+    if not dtype.is_floating_point:
+        return w.make("Mod", [a, b], dtype, shape, fmod=0)
+    quotient = w.make("Floor", [w.make("Div", [a, b], dtype, shape)], dtype, shape)
+    return w.make("Sub", [a, w.make("Mul", [quotient, b], dtype, shape)], dtype, shape)
+
+
+def _comparison(op_type, negated=False):
+    def write(w, node, a, b):
+        _, shape = result(node)
+        dtype = common_dtype(a, b)
+        if dtype == torch.bool and op_type != "Equal":
+            dtype = torch.int32
+        made = w.make(op_type, [operand(w, a, dtype), operand(w, b, dtype)], torch.bool, shape)
+        return w.make("Not", [made], torch.bool, shape) if negated else made
+    return write
+
+
+for _packet, _op_type, _negated in ((aten.eq, "Equal", False), (aten.ne, "Equal", True), (aten.lt, "Less", False),
+                                    (aten.le, "LessOrEqual", False), (aten.gt, "Greater", False),
+                                    (aten.ge, "GreaterOrEqual", False)):
+    for _overload in (_packet.Tensor, _packet.Scalar):
+        TABLE[_overload] = _comparison(_op_type, _negated)
+
+
+def _logical(op_type):
+    def write(w, node, a, b):
+        return w.make(op_type, [operand(w, a, torch.bool), operand(w, b, torch.bool)], *result(node))
+    return write
+
+
+def _bitwise(logical, bits):
+    def write(w, node, a, b):
+        dtype, shape = result(node)
+        op_type = logical if dtype == torch.bool else bits
+        return w.make(op_type, [operand(w, a, dtype), operand(w, b, dtype)], dtype, shape)
+    return write
+
+
+for _name, _logic, _bits in (("and", "And", "BitwiseAnd"), ("or", "Or", "BitwiseOr"), ("xor", "Xor", "BitwiseXor")):
+    TABLE[getattr(aten, f"logical_{_name}").default] = _logical(_logic)
+    for _overload in ("Tensor", "Scalar"):
+        TABLE[getattr(getattr(aten, f"bitwise_{_name}"), _overload)] = _bitwise(_logic, _bits)
+
+
+# --- choice --------------------------------------------------------------------------------------------------
+
+@raises(aten.where.self)
+def where(w, node, condition, a, b):
+    dtype, shape = result(node)
+    return w.make("Where", [w.cast(condition, torch.bool), w.cast(a, dtype), w.cast(b, dtype)], dtype, shape)
+
+
+@raises(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(w, node, x, mask, value):
+    dtype, shape = result(node)
+    return w.make("Where", [mask, operand(w, value, dtype), x], dtype, shape)
+
+
+@raises(aten.clamp.default, aten.clamp.Tensor)
+def clamp(w, node, x, low, high):
+    dtype, shape = result(node)
+    x = w.cast(x, dtype)
+    for bound, op_type in ((low, "Max"), (high, "Min")):
+        if bound is not None:
+            x = w.make(op_type, [x, operand(w, bound, dtype)], dtype, shape)
+    return x
+
+
+@raises(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(w, node, x, low):
+    return clamp(w, node, x, low, None)
+
+
+@raises(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(w, node, x, high):
+    return clamp(w, node, x, None, high)
+
+
+# --- dtypes and copies ---------------------------------------------------------------------------------------
+
+@raises(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+def to_copy(w, node, x, *options):
+    return w.cast(x, result(node)[0])
+
+
+@raises(aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,
+        aten.contiguous.default)
+def same(w, node, x, *options):
+    return x
+
+
+@raises(aten.copy.default)
+def copy(w, node, x, source, non_blocking):
+    dtype, shape = result(node)
+    return w.make("Expand", [w.cast(source, dtype), w.ints(shape)], dtype, shape)

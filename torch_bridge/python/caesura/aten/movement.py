@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes and places: views, transposes, slices, concatenation, padding, and tensors made from nothing."""
+
+import torch
+
+from caesura.aten.results import is_read, result
+from caesura.aten.table import Refused, aten, raises
+from caesura.aten.writer import Scalar, Tensor, is_static, positive, same_dim
+
+_END = 2**63 - 1  # "to the end", in PyTorch's slices
+
+# --- views ---------------------------------------------------------------------------------------------------
+
+@raises(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def view(w, node, x, size):
+    shape = list(result(node)[1])
+    # The call's own sizes say how to compute what is no number; -1 is what is left.
+    sizes = [size[i] if not isinstance(s, int) and not (isinstance(size[i], int) and size[i] < 0) else s
+             for i, s in enumerate(shape)]
+    unknown = [i for i, s in enumerate(sizes) if not isinstance(s, (int, Scalar)) and not _is_known(w, s)]
+    if len(unknown) == 1 and all(s != 0 for s in sizes if isinstance(s, int)):
+        sizes = [-1 if i in unknown else s for i, s in enumerate(sizes)]
+        made = w.op("Reshape", [x, w.ints(sizes)], allowzero=0)
+        return Tensor(made, x.dtype, tuple(shape))
+    made = w.reshape(x, sizes)
+    return Tensor(made.name, x.dtype, tuple(shape))
+
+
+def _is_known(w, dim) -> bool:
+    try:
+        w.scalar(dim)
+        return True
+    except Refused:
+        return False
+
+
+@raises(aten.view.dtype)
+def view_dtype(w, node, x, dtype):
+    if dtype != x.dtype:
+        raise Refused("bits seen as another dtype")
+    return x
+
+
+@raises(aten.t.default)
+def t(w, node, x):
+    return w.transpose(x, range(x.rank)[::-1])
+
+
+@raises(aten.transpose.int)
+def transpose(w, node, x, a, b):
+    if x.rank == 0:
+        return x
+    order = list(range(x.rank))
+    order[a], order[b] = order[b], order[a]
+    return w.transpose(x, order)
+
+
+@raises(aten.permute.default)
+def permute(w, node, x, order):
+    return w.transpose(x, [positive(p, x.rank) for p in order])
+
+
+@raises(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def resize_ones(w, node, x, *axes):
+    return w.reshape(x, result(node)[1])
+
+
+@raises(aten.expand.default)
+def expand(w, node, x, size, implicit):
+    dtype, shape = result(node)
+    if len(shape) == x.rank and all(same_dim(a, b) for a, b in zip(shape, x.shape)):
+        return x
+    return w.make("Expand", [x, w.ints([s if isinstance(s, int) else g if isinstance(g, Scalar) else s
+                                        for s, g in zip(shape, size)])], dtype, shape)
+
+
+# --- parts ---------------------------------------------------------------------------------------------------
+
+@raises(aten.slice.Tensor)
+def slice_(w, node, x, axis, start, end, step):
+    start = 0 if start is None else start
+    end = _END if end is None else end
+    if step == 1 and start == 0 and isinstance(end, int) and (end == _END or x.shape[axis] == end):
+        return x
+    return w.make("Slice", [x, w.ints([start]), w.ints([end]), w.constant([axis]), w.ints([step])], *result(node))
+
+
+@raises(aten.select.int)
+def select(w, node, x, axis, index):
+    return w.make("Gather", [x, w.scalar(index)], *result(node), axis=axis)
+
+
+@raises(aten.split.Tensor, aten.split_with_sizes.default)
+def split(w, node, x, sizes, axis=0):
+    results = [result(node, i) for i in range(len(node.meta["val"]))]
+    parts = [shape[axis] for _, shape in results]
+    outputs = w.op("Split", [x, w.ints(parts)], outputs=len(results), axis=axis)
+    outputs = [outputs] if len(results) == 1 else outputs
+    return tuple(Tensor(name, x.dtype, shape) for name, (_, shape) in zip(outputs, results))
+
+
+@raises(aten.unbind.int)
+def unbind(w, node, x, axis):
+    count = len(node.meta["val"])
+    return tuple(w.make("Gather", [x, w.scalar(i)], *result(node, i), axis=axis) if is_read(node, i) else None
+                 for i in range(count))
+
+
+@raises(aten.slice_backward.default)
+def slice_backward(w, node, dy, sizes, axis, start, end, step):
+    dtype, shape = result(node)
+    end = _END if end is None else end
+    inputs = [dy, w.ints(sizes), w.ints([start]), w.ints([end]), w.constant([axis]), w.ints([step])]
+    return w.make("SliceGrad", inputs, dtype, shape, domain="ai.caesura")
+
+
+@raises(aten.select_backward.default)
+def select_backward(w, node, dy, sizes, axis, index):
+    dtype, shape = result(node)
+    axis = positive(axis, len(shape))
+    if not isinstance(index, int):
+        raise Refused("an index that is not a number")
+    dy = w.reshape(dy, [*dy.shape[:axis], 1, *dy.shape[axis:]])
+    end = index + 1 if index != -1 else _END
+    inputs = [dy, w.ints(sizes), w.constant([index]), w.constant([end]), w.constant([axis])]
+    return w.make("SliceGrad", inputs, dtype, shape, domain="ai.caesura")
+
+
+def _scatter_range(w, x, source, axis, start, end, step, sizes):
+    """x with `source` in a range of `axis`: what is before, the source, what is behind."""
+    extent = x.shape[axis]
+    if step != 1 or not isinstance(extent, int) or not isinstance(start, int) or not isinstance(end, int):
+        raise Refused("a range with steps, or whose ends are not numbers")
+    start = min(max(start + extent if start < 0 else start, 0), extent)
+    end = min(max(end + extent if end < 0 else end, start), extent)
+    def part(a, b):
+        return w.op("Slice", [x, w.constant([a]), w.constant([b]), w.constant([axis])])
+    parts = ([part(0, start)] if start > 0 else []) + ([source] if end > start else []) + ([part(end, extent)] if end < extent else [])
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], Tensor) else Tensor(
+        w.op("Concat", parts, axis=axis), x.dtype, x.shape)
+
+
+@raises(aten.slice_scatter.default)
+def slice_scatter(w, node, x, source, axis, start, end, step):
+    axis = positive(axis, x.rank)
+    return _scatter_range(w, x, w.cast(source, x.dtype), axis, 0 if start is None else start,
+                          _END if end is None else end, step, x.shape)
+
+
+@raises(aten.select_scatter.default)
+def select_scatter(w, node, x, source, axis, index):
+    axis = positive(axis, x.rank)
+    if not isinstance(index, int) or not isinstance(x.shape[axis], int):
+        raise Refused("an index or a size that is not a number")
+    index = index + x.shape[axis] if index < 0 else index
+    source = w.reshape(w.cast(source, x.dtype), [*source.shape[:axis], 1, *source.shape[axis:]])
+    return _scatter_range(w, x, source, axis, index, index + 1, 1, x.shape)
+
+
+@raises(aten.diagonal.default)
+def diagonal(w, node, x, offset, first, second):
+    first, second = positive(first, x.rank), positive(second, x.rank)
+    if not is_static(x.shape):
+        raise Refused("the diagonal of sizes that are not numbers")
+    rest = [d for d in range(x.rank) if d not in (first, second)]
+    x = w.transpose(x, [*rest, first, second])
+    dtype, shape = result(node)
+    rows, columns = x.shape[-2:]
+    places = torch.arange(shape[-1]) * (columns + 1) + (offset if offset >= 0 else -offset * columns)
+    flat = w.reshape(x, [*x.shape[:-2], rows * columns])
+    return w.make("Gather", [flat, w.constant(places)], dtype, shape, axis=len(rest))
+
+
+@raises(aten.flip.default)
+def flip(w, node, x, axes):
+    axes = [positive(a, x.rank) for a in axes]
+    count = len(axes)
+    inputs = [x, w.constant([-1] * count), w.constant([-(2**63) + 1] * count), w.constant(axes), w.constant([-1] * count)]
+    return w.make("Slice", inputs, *result(node)) if count else x
+
+
+# --- together ------------------------------------------------------------------------------------------------
+
+@raises(aten.cat.default)
+def cat(w, node, tensors, axis):
+    dtype, shape = result(node)
+    axis = positive(axis, len(shape))
+    # PyTorch passes over tensors of shape [0], whatever the rank of the others.
+    tensors = [w.cast(t, dtype) for t in tensors if not (t.rank == 1 and t.shape[0] == 0 and len(shape) != 1)]
+    return tensors[0] if len(tensors) == 1 else w.make("Concat", tensors, dtype, shape, axis=axis)
+
+
+@raises(aten.stack.default)
+def stack(w, node, tensors, axis):
+    dtype, shape = result(node)
+    axis = positive(axis, len(shape))
+    parts = [w.reshape(w.cast(t, dtype), [*t.shape[:axis], 1, *t.shape[axis:]]) for t in tensors]
+    return w.make("Concat", parts, dtype, shape, axis=axis)
+
+
+@raises(aten.repeat.default)
+def repeat(w, node, x, repeats):
+    dtype, shape = result(node)
+    x = w.reshape(x, [1] * (len(repeats) - x.rank) + list(x.shape))
+    return w.make("Tile", [x, w.ints(repeats)], dtype, shape)
+
+
+@raises(aten.constant_pad_nd.default)
+def constant_pad_nd(w, node, x, pads, value):
+    axes = [x.rank - 1 - i for i in range(len(pads) // 2)]
+    ordered = [pads[2 * i] for i in range(len(axes))] + [pads[2 * i + 1] for i in range(len(axes))]
+    return w.make("Pad", [x, w.ints(ordered), w.constant(value, x.dtype), w.constant(axes)], *result(node))
+
+
+@raises(aten.tril.default, aten.triu.default)
+def triangle(w, node, x, k):
+    return w.make("Trilu", [x, w.scalar(k)], *result(node), upper=int(node.target == aten.triu.default))
+
+
+# --- from nothing --------------------------------------------------------------------------------------------
+
+@raises(aten.full.default, aten.full_like.default)
+def full(w, node, like, value, *options):
+    dtype, shape = result(node)
+    if isinstance(value, Scalar):
+        filled = w.cast(w.scalar(value), dtype)
+        return w.make("Expand", [filled, w.ints(_sizes(like, shape))], dtype, shape)
+    return w.full(value, dtype, _sizes(like, shape))
+
+
+def _sizes(like, shape):
+    """The sizes that a call names, where it names any, for those that are no numbers."""
+    named = like if isinstance(like, list) else shape
+    return [s if isinstance(s, int) else n for s, n in zip(shape, named)]
+
+
+@raises(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+def zeros(w, node, like, *options):
+    dtype, shape = result(node)
+    sizes = options[0] if options and isinstance(options[0], list) else like
+    return w.full(0, dtype, _sizes(sizes, shape))
+
+
+@raises(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(w, node, like, *options):
+    dtype, shape = result(node)
+    sizes = options[0] if options and isinstance(options[0], list) else like
+    return w.full(1, dtype, _sizes(sizes, shape))
+
+
+@raises(aten.new_full.default)
+def new_full(w, node, like, size, value, *options):
+    dtype, shape = result(node)
+    return w.full(value, dtype, _sizes(size, shape))
+
+
+# What is never read before it is written; zeros repeat from run to run.
+@raises(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default)
+def empty(w, node, like, *options):
+    return zeros(w, node, like, *options)
+
+
+@raises(aten.scalar_tensor.default)
+def scalar_tensor(w, node, value, *options):
+    dtype, _ = result(node)
+    if isinstance(value, Scalar):
+        return w.cast(w.scalar(value), dtype)
+    return w.constant(value, dtype)
+
+
+@raises(aten.arange.start_step)
+def arange(w, node, start, end, step, *options):
+    dtype, shape = result(node)
+    ends = [v for v in (start, end, step)]
+    if any(isinstance(v, float) for v in ends) or dtype.is_floating_point:
+        if any(not isinstance(v, (int, float)) for v in ends):
+            raise Refused("ends that are no numbers, of floats")
+        return w.constant(torch.arange(start, end, step, dtype=dtype))
+    return w.cast(w.make("Range", [w.scalar(v) for v in ends], torch.int64, shape), dtype)
+
+
+@raises(aten.arange.start)
+def arange_start(w, node, start, end, *options):
+    return arange(w, node, start, end, 1)
+
+
+@raises(aten.arange.default)
+def arange_end(w, node, end, *options):
+    return arange(w, node, 0, end, 1)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, means, extremes and what is computed along an axis."""
+
+import torch
+
+from caesura.aten.results import is_read, result
+from caesura.aten.table import TABLE, Refused, aten, raises
+from caesura.aten.writer import DOMAIN, Tensor, positive
+
+
+def _axes(axes, rank):
+    if axes is None or (isinstance(axes, list) and not axes):
+        return list(range(rank))
+    axes = axes if isinstance(axes, list) else [axes]
+    return sorted(positive(a, rank) for a in axes)
+
+
+def reduce(w, op_type, x, axes, keepdim, dtype, shape):
+    if x.rank == 0:
+        return x
+    return w.make(op_type, [x, w.constant(axes)], dtype, shape, keepdims=int(keepdim))
+
+
+@raises(aten.sum.dim_IntList)
+def sum_(w, node, x, axes, keepdim, *options):
+    dtype, shape = result(node)
+    x, axes = w.cast(x, dtype), _axes(axes, x.rank)
+    rows = w.rows_of(x)
+    if rows is not None and axes == [0]:  # the matrix is a tensor of rows: sum over all that is not the row
+        x, axes = rows, list(range(rows.rank - 1))
+    # Sums over leading axes are what broadcasting leaves behind: as gradient rules write them.
+    if axes == list(range(len(axes))) and axes and len(axes) < x.rank:
+        row = Tensor(w.op("SumTo", [x, w.ints(x.shape[len(axes):])], domain=DOMAIN), dtype, tuple(x.shape[len(axes):]))
+        return w.reshape(row, shape) if keepdim else row
+    return reduce(w, "ReduceSum", x, axes, keepdim, dtype, shape)
+
+
+@raises(aten.sum.default)
+def sum_all(w, node, x, *options):
+    return reduce(w, "ReduceSum", w.cast(x, result(node)[0]), _axes(None, x.rank), False, *result(node))
+
+
+@raises(aten.mean.dim)
+def mean(w, node, x, axes, keepdim, *options):
+    return reduce(w, "ReduceMean", w.cast(x, result(node)[0]), _axes(axes, x.rank), keepdim, *result(node))
+
+
+@raises(aten.mean.default)
+def mean_all(w, node, x, *options):
+    return mean(w, node, x, None, False)
+
+
+@raises(aten.amax.default)
+def amax(w, node, x, axes, keepdim):
+    return reduce(w, "ReduceMax", x, _axes(axes, x.rank), keepdim, *result(node))
+
+
+@raises(aten.amin.default)
+def amin(w, node, x, axes, keepdim):
+    return reduce(w, "ReduceMin", x, _axes(axes, x.rank), keepdim, *result(node))
+
+
+@raises(aten.max.default)
+def max_all(w, node, x):
+    return reduce(w, "ReduceMax", x, _axes(None, x.rank), False, *result(node))
+
+
+@raises(aten.min.default)
+def min_all(w, node, x):
+    return reduce(w, "ReduceMin", x, _axes(None, x.rank), False, *result(node))
+
+
+@raises(aten.prod.default, aten.prod.dim_int)
+def prod(w, node, x, axis=None, keepdim=False, *options):
+    axis = axis if isinstance(axis, int) and node.target == aten.prod.dim_int else None
+    return reduce(w, "ReduceProd", w.cast(x, result(node)[0]), _axes(axis, x.rank), keepdim, *result(node))
+
+
+def _truth(op_type):
+    """any is the greatest of the truth values, all the least."""
+    def write(w, node, x, axes=None, keepdim=False):
+        _, shape = result(node)
+        truth = w.cast(w.cast(x, torch.bool), torch.int32)
+        return w.cast(reduce(w, op_type, truth, _axes(axes, x.rank), keepdim, torch.int32, shape), torch.bool)
+    return write
+
+
+for _packet, _op_type in ((aten.any, "ReduceMax"), (aten.all, "ReduceMin")):
+    for _overload in (_packet.default, _packet.dim, _packet.dims):
+        TABLE[_overload] = _truth(_op_type)
+
+
+@raises(aten.var.correction)
+def var(w, node, x, axes, correction, keepdim):
+    return _moments(w, node, x, axes, correction, keepdim, *result(node))[0]
+
+
+@raises(aten.var_mean.correction)
+def var_mean(w, node, x, axes, correction, keepdim):
+    return _moments(w, node, x, axes, correction, keepdim, *result(node, 0))
+
+
+def _moments(w, node, x, axes, correction, keepdim, dtype, shape):
+    axes = _axes(axes, x.rank)
+    correction = 1 if correction is None else correction
+    count = 1
+    for axis in axes:
+        if not isinstance(x.shape[axis], int):
+            raise Refused("a variance over a size that is not a number")
+        count *= x.shape[axis]
+    if count <= correction:
+        raise Refused("a variance of fewer elements than its correction takes away")
+    kept = [1 if d in axes else s for d, s in enumerate(x.shape)]
+    mean = reduce(w, "ReduceMean", x, axes, True, dtype, kept)
+    away = w.make("Sub", [x, mean], dtype, x.shape)
+    square = w.make("Mul", [away, away], dtype, x.shape)
+    total = reduce(w, "ReduceSum", square, axes, keepdim, dtype, shape)
+    variance = w.make("Mul", [total, w.constant(1 / (count - correction), dtype)], dtype, shape)
+    return variance, w.reshape(mean, shape)
+
+
+@raises(aten.linalg_vector_norm.default)
+def vector_norm(w, node, x, order, axes, keepdim, *options):
+    if order not in (1, 2):
+        raise Refused(f"a norm of order {order}")
+    return reduce(w, "ReduceL2" if order == 2 else "ReduceL1", x, _axes(axes, x.rank), keepdim, *result(node))
+
+
+@raises(aten.logsumexp.default)
+def logsumexp(w, node, x, axes, keepdim):
+    return reduce(w, "ReduceLogSumExp", w.cast(x, result(node)[0]), _axes(axes, x.rank), keepdim, *result(node))
+
+
+@raises(aten.argmax.default, aten.argmin.default)
+def argmax(w, node, x, axis, keepdim):
+    op_type = "ArgMax" if node.target == aten.argmax.default else "ArgMin"
+    if x.rank == 0:
+        return w.full(0, torch.int64, ())
+    if axis is None:
+        x, axis = w.make("Reshape", [x, w.constant([-1])], x.dtype, (-1,)), 0
+        if keepdim:
+            raise Refused("keepdim without an axis")
+    return w.make(op_type, [x], *result(node), axis=axis, keepdims=int(keepdim))
+
+
+@raises(aten.max.dim, aten.min.dim)
+def max_dim(w, node, x, axis, keepdim):
+    largest = node.target == aten.max.dim
+    if x.rank == 0:
+        raise Refused("an extreme of a scalar along an axis")
+    dtype, shape = result(node, 0)
+    values = reduce(w, "ReduceMax" if largest else "ReduceMin", x, [positive(axis, x.rank)], keepdim, dtype, shape)
+    indices = w.make("ArgMax" if largest else "ArgMin", [x], torch.int64, shape, axis=axis,
+                     keepdims=int(keepdim)) if is_read(node, 1) else None
+    return values, indices
+
+
+@raises(aten.topk.default)
+def topk(w, node, x, k, axis, largest, ordered):
+    values, indices = w.op("TopK", [x, w.ints([k])], outputs=2, axis=axis, largest=int(largest), sorted=1)
+    shape = result(node, 0)[1]
+    return Tensor(values, x.dtype, shape), Tensor(indices, torch.int64, shape)
+
+
+@raises(aten.cumsum.default)
+def cumsum(w, node, x, axis, *options):
+    dtype, shape = result(node)
+    if x.rank == 0:
+        return w.cast(x, dtype)
+    return w.make("CumSum", [w.cast(x, dtype), w.constant(axis)], dtype, shape)
+
+
+# --- softmax -------------------------------------------------------------------------------------------------
+
+@raises(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+def softmax(w, node, x, axis, *options):
+    if x.rank == 0:
+        raise Refused("a softmax of a scalar")
+    if node.target == aten._safe_softmax.default:
+        raise Refused("rows without any finite score")
+    op_type = "LogSoftmax" if node.target == aten._log_softmax.default else "Softmax"
+    dtype, shape = result(node)
+    return w.make(op_type, [w.cast(x, dtype)], dtype, shape, axis=axis)
+
+
+@raises(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def softmax_backward(w, node, dy, y, axis, input_dtype):
+    op_type = "SoftmaxGrad" if node.target == aten._softmax_backward_data.default else "LogSoftmaxGrad"
+    made = w.make(op_type, [dy, y], dy.dtype, dy.shape, domain=DOMAIN, axis=axis)
+    return w.cast(made, result(node)[0])

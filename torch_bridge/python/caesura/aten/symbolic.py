@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on SymInts: int64 scalars of the graph, which are host shape chains in the plan."""
+
+import operator
+
+import torch
+
+from caesura.aten.table import TABLE, Refused, aten, raises
+from caesura.aten.writer import Scalar
+
+
+def _binary(op_type):
+    def write(w, node, a, b):
+        made = w.op(op_type, [w.scalar(a), w.scalar(b)])
+        return Scalar(made, node.meta["val"])
+    return write
+
+
+for _function, _op_type in ((operator.add, "Add"), (operator.sub, "Sub"), (operator.mul, "Mul"),
+                            (torch.sym_max, "Max"), (torch.sym_min, "Min")):
+    TABLE[_function] = _binary(_op_type)
+
+
+@raises(operator.floordiv)
+def floordiv(w, node, a, b):
+    # Sizes are not negative: towards zero is down.
+    if isinstance(b, int) and b <= 0:
+        raise Refused("floor division by a number that is not positive")
+    return Scalar(w.op("Div", [w.scalar(a), w.scalar(b)]), node.meta["val"])
+
+
+@raises(operator.mod)
+def mod(w, node, a, b):
+    return Scalar(w.op("Mod", [w.scalar(a), w.scalar(b)]), node.meta["val"])
+
+
+@raises(operator.neg)
+def neg(w, node, a):
+    return Scalar(w.op("Neg", [w.scalar(a)]), node.meta["val"])
+
+
+@raises(aten.sym_size.int)
+def sym_size(w, node, x, axis):
+    if isinstance(x.shape[axis], int):
+        return Scalar(w.scalar(x.shape[axis]).name, x.shape[axis])
+    size = w.op("Shape", [x], start=axis % x.rank, end=axis % x.rank + 1)
+    return Scalar(w.op("Squeeze", [size, w.constant([0])]), node.meta["val"])
+
+
+@raises(aten.sym_numel.default)
+def sym_numel(w, node, x):
+    return Scalar(w.op("Size", [x]), node.meta["val"])

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an imported graph is written with: ONNX nodes, constants, and the shapes that SymInts stand for."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+from caesura.aten.table import Refused
+
+OPSET = 23
+DOMAIN = "ai.caesura"
+
+ONNX_TYPES = {
+    torch.float32: TensorProto.FLOAT, torch.float64: TensorProto.DOUBLE, torch.float16: TensorProto.FLOAT16,
+    torch.bfloat16: TensorProto.BFLOAT16, torch.int64: TensorProto.INT64, torch.int32: TensorProto.INT32,
+    torch.int16: TensorProto.INT16, torch.int8: TensorProto.INT8, torch.uint8: TensorProto.UINT8,
+    torch.bool: TensorProto.BOOL, torch.uint16: TensorProto.UINT16, torch.uint32: TensorProto.UINT32,
+    torch.uint64: TensorProto.UINT64,
+}
+
+
+def onnx_type(dtype: torch.dtype) -> int:
+    if dtype not in ONNX_TYPES:
+        raise Refused(f"{dtype} has no kernels")
+    return ONNX_TYPES[dtype]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A SymInt: the name of an int64 scalar in the graph, and the symbol."""
+    name: str
+    symbol: object
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the graph: its name, dtype and shape (ints and SymInts)."""
+    name: str
+    dtype: torch.dtype
+    shape: tuple
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass
+class Writer:
+    """Collects the nodes of one graph. `origin` holds, for results of Reshape and Transpose, what they were made from."""
+    nodes: list = field(default_factory=list)
+    initializers: list = field(default_factory=list)
+    origin: dict = field(default_factory=dict)
+    _constants: dict = field(default_factory=dict)
+    _known: dict = field(default_factory=dict)  # SymInt's expression to the scalar that holds its value
+    _count: int = 0
+    source: str = ""
+
+    # --- nodes ---
+    def fresh(self, stem: str) -> str:
+        self._count += 1
+        return f"{stem}_{self._count}"
+
+    def op(self, op_type: str, inputs, outputs: int = 1, domain: str = "", **attributes):
+        """Writes a node; gives the output's name, or a list of names where `outputs` is not 1.
+
+        An input may be a Tensor, a Scalar, a name or None. Attributes that are None are left out.
+        """
+        made = [self.fresh(op_type.lower()) for _ in range(outputs)]
+        self.node(op_type, inputs, made, domain, **attributes)
+        return made[0] if outputs == 1 else made
+
+    def node(self, op_type: str, inputs, outputs, domain: str = "", **attributes) -> None:
+        """Writes a node whose outputs have these names, "" for absent ones."""
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        names = [self.name(i) for i in inputs]
+        self.nodes.append(helper.make_node(op_type, names, outputs, name=outputs[0], domain=domain,
+                                           doc_string=self.source, **attributes))
+
+    def make(self, op_type: str, inputs, dtype: torch.dtype, shape, **attributes) -> Tensor:
+        return Tensor(self.op(op_type, inputs, **attributes), dtype, tuple(shape))
+
+    def name(self, value) -> str:
+        if value is None:
+            return ""
+        return value if isinstance(value, str) else value.name
+
+    # --- constants ---
+    def constant(self, value, dtype: torch.dtype = torch.int64) -> Tensor:
+        """A constant of the graph from a number, a list or a CPU tensor; equal small ones are shared."""
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
+        tensor = tensor.detach().contiguous()
+        raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        key = (tensor.dtype, tuple(tensor.shape), raw) if len(raw) <= 1024 else None
+        if key is None or key not in self._constants:
+            name = self.fresh("constant")
+            self.initializers.append(helper.make_tensor(name, onnx_type(tensor.dtype), list(tensor.shape), raw, raw=True))
+            made = Tensor(name, tensor.dtype, tuple(tensor.shape))
+            if key is None:
+                return made
+            self._constants[key] = made
+        return self._constants[key]
+
+    def full(self, value, dtype: torch.dtype, shape) -> Tensor:
+        """A tensor of `shape` that holds `value` everywhere."""
+        fill = torch.full((1,), value, dtype=dtype)
+        made = helper.make_tensor("value", onnx_type(dtype), [1], fill.view(torch.uint8).numpy().tobytes(), raw=True)
+        return self.make("ConstantOfShape", [self.ints(shape)], dtype, shape, value=made)
+
+    # --- shapes ---
+    def ints(self, values) -> Tensor:
+        """An int64 vector of ints, SymInts of tensors' shapes, and Scalars."""
+        values = list(values)
+        if all(isinstance(v, int) for v in values):
+            return self.constant(torch.tensor(values, dtype=torch.int64))
+        parts = [self.constant([v]) if isinstance(v, int) else self.op("Unsqueeze", [self.scalar(v), self.constant([0])])
+                 for v in values]
+        return Tensor(self.op("Concat", parts, axis=0), torch.int64, (len(values),))
+
+    def scalar(self, value) -> Tensor:
+        """An int64 scalar."""
+        if isinstance(value, int):
+            return self.constant(value)
+        if isinstance(value, Scalar):
+            return Tensor(value.name, torch.int64, ())
+        symbol = value.node.expr
+        if symbol.is_number:
+            return self.constant(int(symbol))
+        if symbol not in self._known:
+            raise Refused(f"the size {symbol} shows only in the run")
+        return Tensor(self._known[symbol], torch.int64, ())
+
+    def know(self, symbol, name: str) -> None:
+        """From here on `name` holds the value of this SymInt."""
+        self._known.setdefault(symbol.node.expr, name)
+
+    def know_shape(self, tensor: Tensor) -> None:
+        """The sizes of `tensor` can be read off it."""
+        for axis, dim in enumerate(tensor.shape):
+            if isinstance(dim, int) or dim.node.expr.is_number or dim.node.expr in self._known:
+                continue
+            if not dim.node.expr.is_symbol:
+                continue
+            size = self.op("Shape", [tensor], start=axis, end=axis + 1)
+            self._known[dim.node.expr] = self.op("Squeeze", [size, self.constant([0])])
+
+    # --- dtypes ---
+    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if tensor.dtype == dtype:
+            return tensor
+        return self.make("Cast", [tensor], dtype, tensor.shape, to=onnx_type(dtype))
+
+    # --- what most families need ---
+    def reshape(self, tensor: Tensor, shape) -> Tensor:
+        """`tensor` in another shape; reshapes of reshapes go back to the first."""
+        shape = tuple(shape)
+        kind, source, _ = self.origin.get(tensor.name, (None, None, None))
+        if kind == "Reshape":
+            tensor = source
+        if same_shape(tensor.shape, shape):
+            return tensor
+        made = self.make("Reshape", [tensor, self.ints(shape)], tensor.dtype, shape, allowzero=1)
+        self.origin[made.name] = ("Reshape", tensor, None)
+        return made
+
+    def transpose(self, tensor: Tensor, permutation) -> Tensor:
+        """Axes in the order of `permutation`; transposes of transposes become one, or none."""
+        permutation = tuple(permutation)
+        kind, source, earlier = self.origin.get(tensor.name, (None, None, None))
+        if kind == "Transpose":
+            tensor, permutation = source, tuple(earlier[p] for p in permutation)
+        if permutation == tuple(range(tensor.rank)):
+            return tensor
+        made = self.make("Transpose", [tensor], tensor.dtype, [tensor.shape[p] for p in permutation], perm=permutation)
+        self.origin[made.name] = ("Transpose", tensor, permutation)
+        return made
+
+    def rows_of(self, tensor: Tensor):
+        """The tensor that `tensor`, a matrix, is with all axes but the last made one; None where it is none."""
+        kind, source, _ = self.origin.get(tensor.name, (None, None, None))
+        flattened = kind == "Reshape" and tensor.rank == 2 and source.rank > 2 and same_dim(source.shape[-1], tensor.shape[-1])
+        return source if flattened else None
+
+
+def same_dim(a, b) -> bool:
+    """Whether two sizes are known to be equal; adds no guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return expression(a) == expression(b)
+
+
+def expression(dim):
+    if isinstance(dim, Scalar):
+        dim = dim.symbol
+    return dim if isinstance(dim, int) else dim.node.expr
+
+
+def same_shape(a, b) -> bool:
+    return len(a) == len(b) and all(same_dim(x, y) for x, y in zip(a, b))
+
+
+def is_static(shape) -> bool:
+    return all(isinstance(dim, int) for dim in shape)
+
+
+def positive(axis: int, rank: int) -> int:
+    return axis + max(rank, 1) if axis < 0 else axis
+
+
+def make_model(writer: Writer, inputs, outputs) -> onnx.ModelProto:
+    """The graph as a model. `inputs`: Tensors and Scalars; `outputs`: Tensors."""
+    def info(value):
+        if isinstance(value, Scalar):
+            return helper.make_tensor_value_info(value.name, TensorProto.INT64, [])
+        dims = [d if isinstance(d, int) else str(d.node.expr) for d in value.shape]
+        return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), dims)
+    graph = helper.make_graph(writer.nodes, "captured", [info(v) for v in inputs], [info(v) for v in outputs],
+                              writer.initializers)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)

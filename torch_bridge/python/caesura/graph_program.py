@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captured graph of ATen calls as a callable: what our kernels can do in programs, the rest call by call in PyTorch."""
+
+import operator
+import time
+
+import torch
+
+from caesura import _core
+from caesura.aten import TABLE, Refused, import_graph
+from caesura.aten.graph_import import Importer, describe
+from caesura.report import RECORD, fall_back
+
+aten = torch.ops.aten
+
+# Other ways of looking at the same elements: PyTorch makes them from a program's results at no cost.
+_VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
+    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+    aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default,
+}
+# Results of ours are dense, where PyTorch's own may have had the strides for a view.
+_AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+
+
+def is_symbolic(node) -> bool:
+    """Whether the node is a size, not a tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+class Program:
+    """ATen calls that run as one plan of caesura's executor.
+
+    Called with tensors and ints in the order of `inputs`, gives tensors in the order of `outputs` (FX nodes both).
+    """
+
+    def __init__(self, nodes, inputs, outputs, constants):
+        self.inputs, self.outputs = inputs, outputs
+        self.model = import_graph(nodes, inputs, outputs, constants)
+        self._program = _core.Program(self.model.SerializeToString(), 0)
+
+    def __call__(self, values):
+        return self._program.run([_ready(v) for v in values])
+
+    def plan(self, values):
+        """(text, arena bytes) of the plan that these inputs get."""
+        return self._program.plan([_ready(v) for v in values])
+
+
+def _ready(value):
+    """A tensor as the extension takes it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    return value.detach().contiguous() if value.requires_grad else value.contiguous()
+
+
+class GraphProgram:
+    """Runs an FX graph of ATen calls (functional, shapes known from its metadata).
+
+    Nodes are levelled: a level holds calls that nothing of the other kind stands between, and its supported calls are one
+    program. Thread safety: calls from several threads at the same time are independent.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule):
+        self.graph = module.graph
+        self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
+        self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
+        problems = []
+        self.supported = self._find_supported(problems)
+        fall_back(problems)
+        self.steps = self._schedule()
+
+    # --- what runs where ---
+
+    def _find_supported(self, problems):
+        """Tries each call alone: the calls that our ops have an equivalent for."""
+        supported = set()
+        for node in self.graph.nodes:
+            if node.op != "call_function" or is_symbolic(node):
+                continue
+            if node.target is operator.getitem:
+                if node.args[0] in supported:
+                    supported.add(node)
+                continue
+            reason = self._refusal(node)
+            if reason is None:
+                supported.add(node)
+            else:
+                problems.append((str(node.target), reason, describe(node)))
+        return supported
+
+    def _refusal(self, node):
+        if node.target not in TABLE:
+            return "no equivalent in ONNX ops"
+        importer = Importer(self.constants)
+        try:
+            for i, argument in enumerate(node.all_input_nodes):
+                if argument.op != "get_attr":
+                    importer.bind(argument, f"i{i}")
+            importer.know_shapes()
+            importer.write(node)
+            return None
+        except Refused as error:
+            return str(error)
+
+    # --- the order of things ---
+
+    def _schedule(self):
+        level, kind = {}, {}
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            kind[node] = "size" if is_symbolic(node) else "program" if node in self.supported else "eager"
+            level[node] = 0
+            for source in node.all_input_nodes:
+                if source in kind:
+                    same = kind[source] == kind[node] or kind[source] == "size"
+                    level[node] = max(level[node], level[source] + (not same))
+        needed = self._needed_outside(level, kind)
+        steps = []
+        for number in range(max(level.values(), default=-1) + 1):
+            here = [n for n in self.graph.nodes if level.get(n) == number]
+            steps += [_Call(n) for n in here if kind[n] == "size" and n.target is not operator.getitem]
+            program = [n for n in here if kind[n] == "program"]
+            steps += self._program_steps(program, needed)
+            steps += [_Call(n) for n in here if kind[n] == "eager"]
+        return self._with_releases(steps)
+
+    def _needed_outside(self, level, kind):
+        """Nodes of programs that another step or the caller reads."""
+        needed = {n for n in self.results if isinstance(n, torch.fx.Node)}
+        for node in level:
+            for source in node.all_input_nodes:
+                if kind.get(source) == "program" and (kind[node] != "program" or level[node] != level[source]):
+                    needed.add(source)
+        return needed
+
+    def _program_steps(self, nodes, needed):
+        """The program of one level, and the views that PyTorch makes from its results."""
+        inside, views, outputs = set(nodes), [], []
+
+        def provide(node):
+            """Makes `node` a result of the program, or, where it is a view, what it looks at."""
+            if node not in inside or node in views or node in outputs:
+                return
+            if node.target in _VIEWS:
+                provide(node.args[0])
+                views.append(node)
+            else:
+                outputs.append(node)
+
+        for node in nodes:
+            if node in needed:
+                provide(node)
+        if not outputs:  # nothing but views
+            return [_Call(n) for n in views]
+        used = self._reaching(nodes, outputs)
+        inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in inside and s.op != "get_attr"))
+        return [_Run(Program(used, inputs, outputs, self.constants))] + [_Call(n) for n in views]
+
+    @staticmethod
+    def _reaching(nodes, outputs):
+        """Those of `nodes`, in order, that `outputs` depend on."""
+        wanted = set(outputs)
+        for node in reversed(nodes):
+            if node in wanted:
+                wanted.update(s for s in node.all_input_nodes)
+        return [n for n in nodes if n in wanted]
+
+    def _with_releases(self, steps):
+        """(step, nodes that nobody reads after it) for each step."""
+        kept = {n for n in self.results if isinstance(n, torch.fx.Node)}
+        out, seen = [], set(kept)
+        for step in reversed(steps):
+            last = [n for n in step.reads if n not in seen and n.op != "get_attr"]
+            unread = [n for n in step.writes if n not in seen]
+            seen.update(last)
+            seen.update(unread)
+            out.append((step, list(dict.fromkeys(last + unread))))
+        return out[::-1]
+
+    # --- the run ---
+
+    def __call__(self, *arguments):
+        return self.run(list(arguments))
+
+    def run(self, arguments: list):
+        """Takes the arguments out of the list, so that they are freed when nothing reads them any more."""
+        values = dict(zip(self.placeholders, arguments))
+        values.update(self.constants)
+        arguments.clear()
+        for step, release in self.steps:
+            step(values)
+            for node in release:
+                values.pop(node, None)
+        return [values[r] if isinstance(r, torch.fx.Node) else r for r in self.results]
+
+    @property
+    def programs(self):
+        """The programs in it."""
+        return [step.program for step, _ in self.steps if isinstance(step, _Run)]
+
+
+class _Run:
+    """A step that runs a program."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.reads, self.writes = program.inputs, program.outputs
+
+    def __call__(self, values):
+        began = time.perf_counter()
+        results = self.program([values[n] for n in self.reads])
+        values.update(zip(self.writes, results))
+        RECORD.kernel_seconds += time.perf_counter() - began
+        RECORD.kernel_calls += 1
+
+
+class _Call:
+    """A step that makes one call in PyTorch: a size, a view, or what we have no kernel for."""
+
+    def __init__(self, node: torch.fx.Node):
+        self.node, self.reads, self.writes = node, node.all_input_nodes, [node]
+        self.target = _AS.get(node.target, node.target)
+        self.counts = node.target not in _VIEWS and not is_symbolic(node) and node.target is not operator.getitem
+
+    def __call__(self, values):
+        began = time.perf_counter()
+        fetch = values.__getitem__
+        arguments = torch.fx.map_arg(self.node.args, fetch)
+        values[self.node] = self.target(*arguments, **torch.fx.map_arg(self.node.kwargs, fetch))
+        if self.counts:
+            RECORD.eager_seconds += time.perf_counter() - began
+            RECORD.eager_calls += 1
+
+
+def _attribute(module, path: str):
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs where: how much time our kernels and PyTorch take, and what was left to PyTorch and why."""
+
+import contextlib
+import threading
+import warnings
+from dataclasses import dataclass, field
+
+
+class FallbackWarning(UserWarning):
+    """Something is left to PyTorch."""
+
+
+class StrictError(RuntimeError):
+    """Something would have to be left to PyTorch, which caesura.strict() forbids."""
+
+
+@dataclass
+class Report:
+    """Seconds and calls since the start or the last reset; `fallbacks` maps (op, reason) to where it was met.
+
+    kernel_seconds: in programs of caesura's own kernels. eager_seconds: in ATen calls of captured graphs that were left
+    to PyTorch. What runs outside of captured graphs (an optimizer of PyTorch's, data loading) is not counted.
+    """
+    kernel_seconds: float = 0.0
+    eager_seconds: float = 0.0
+    kernel_calls: int = 0
+    eager_calls: int = 0
+    fallbacks: dict = field(default_factory=dict)
+
+    @property
+    def kernel_share(self) -> float:
+        total = self.kernel_seconds + self.eager_seconds
+        return self.kernel_seconds / total if total else 0.0
+
+    def __str__(self) -> str:
+        lines = [f"own kernels {self.kernel_seconds:.3f} s in {self.kernel_calls} calls ({self.kernel_share:.1%}), "
+                 f"left to PyTorch {self.eager_seconds:.3f} s in {self.eager_calls} calls"]
+        lines += [f"  {op}: {reason} (at {', '.join(sorted(places)[:3])})" for (op, reason), places in self.fallbacks.items()]
+        return "\n".join(lines)
+
+
+class _Local(threading.local):
+    strict = False
+
+
+RECORD = Report()
+_local = _Local()
+
+
+def report() -> Report:
+    """The counters, live: print it, or read its fields."""
+    return RECORD
+
+
+def reset_report() -> None:
+    """Sets all counters to zero."""
+    RECORD.__init__()
+
+
+@contextlib.contextmanager
+def strict():
+    """Within it (in this thread), what would be left to PyTorch raises StrictError instead."""
+    before, _local.strict = _local.strict, True
+    try:
+        yield
+    finally:
+        _local.strict = before
+
+
+def fall_back(problems) -> None:
+    """Tells of calls that stay with PyTorch: a list of (op, reason, place). Each pair of op and reason is told once."""
+    if problems and _local.strict:
+        listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
+        raise StrictError(f"strict: these calls have no kernels of caesura's:\n{listed}")
+    new = {}
+    for op, reason, place in problems:
+        if (op, reason) not in RECORD.fallbacks:
+            new.setdefault((op, reason), place)
+        RECORD.fallbacks.setdefault((op, reason), set()).add(place)
+    if new:
+        listed = "; ".join(f"{op} at {place}: {reason}" for (op, reason), place in new.items())
+        warnings.warn(f"left to PyTorch: {listed}", FallbackWarning, stacklevel=3)
