@@ -103,6 +103,7 @@ NamedValues TrainingSession::ProgramFeeds() const {
 }
 
 RunOptions TrainingSession::MakeRun(uint64_t step) {
+  if (bound_) parameters_.TouchAll();  // nobody tells what their owner wrote meanwhile
   RunOptions run;
   run.parameters = &parameters_;
   run.seed = options_.seed;
@@ -166,6 +167,13 @@ Status TrainingSession::SetParameter(const std::string& name, const Tensor& valu
   const Tensor& own = parameters_.tensor(i);
   CopyElements(own.dtype(), value.raw(), own.raw(), own.elements());
   parameters_.Touch(i);
+  return {};
+}
+
+Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
+  ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
+  parameters_.Replace(i, std::move(value));
+  bound_ = true;
   return {};
 }
 

@@ -69,6 +69,18 @@ class TrainingSession {
   Result<Tensor> Parameter(const std::string& name) const;
   // Copies `value` (same dtype and shape) into the parameter.
   Status SetParameter(const std::string& name, const Tensor& value);
+  // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape): steps write to it, and
+  // its owner may write to it between calls. Models that were exported or cloned before keep what they had.
+  Status BindParameter(const std::string& name, Tensor value);
+  // Goes on from here: `updates` are what bias correction and schedules go by; `micro_steps` say when the next update is
+  // due, and count the random streams.
+  void SetPosition(int64_t updates, int64_t micro_steps) {
+    updates_ = updates;
+    micro_steps_ = micro_steps;
+  }
+  // Of the random ops of the next steps.
+  uint64_t seed() const { return options_.seed; }
+  void set_seed(uint64_t seed) { options_.seed = seed; }
   // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
@@ -107,6 +119,7 @@ class TrainingSession {
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
+  bool bound_ = false;           // some parameters are the caller's own
   bool lost_ = false;            // a step has written to parameters and then failed
 };
 

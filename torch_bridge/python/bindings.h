@@ -26,6 +26,10 @@ T Unwrap(Result<T> result) {
   return *std::move(result);
 }
 
+// A view of a PyTorch tensor's (or another DLPack exporter's) bytes, which `array` keeps alive: on the CPU, dense, and not
+// waiting for gradients. Raises ValueError, saying what `what` is, otherwise.
+Tensor BorrowArray(nanobind::handle array, const std::string& what);
+
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);
 

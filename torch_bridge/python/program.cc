@@ -33,17 +33,16 @@ constexpr TypeRow kTypes[] = {
     {nb::dlpack::dtype_code::Bool, 8, DType::kBool},
 };
 
-Tensor Borrow(const Array& array, size_t position) {
-  const auto name = [&] { return "input " + std::to_string(position); };
+Tensor Borrow(const Array& array, const std::string& what) {
   const TypeRow* row = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeRow& r) {
     return static_cast<uint8_t>(r.code) == array.dtype().code && r.bits == array.dtype().bits && array.dtype().lanes == 1;
   });
-  if (row == std::end(kTypes)) Raise(InvalidArgument(name() + " has a dtype that programs do not take"));
+  if (row == std::end(kTypes)) Raise(InvalidArgument(what + " has a dtype that programs do not take"));
   std::vector<int64_t> dims(array.ndim());
   int64_t stride = 1;
   for (size_t d = array.ndim(); d-- > 0;) {
     dims[d] = static_cast<int64_t>(array.shape(d));
-    if (dims[d] != 1 && array.size() > 0 && array.stride(d) != stride) Raise(InvalidArgument(name() + " is not contiguous"));
+    if (dims[d] != 1 && array.size() > 0 && array.stride(d) != stride) Raise(InvalidArgument(what + " is not contiguous"));
     stride *= dims[d];
   }
   return Tensor::Borrow(row->dtype, Unwrap(CheckedShape(dims, row->dtype)), array.data());
@@ -105,7 +104,7 @@ class Program {
         feeds->emplace_back(known->back().value);
       } else {
         arrays->push_back(nb::cast<Array>(input));
-        feeds->emplace_back(Borrow(arrays->back(), feeds->size()));
+        feeds->emplace_back(Borrow(arrays->back(), "an input"));
       }
     }
   }
@@ -114,6 +113,10 @@ class Program {
 };
 
 }  // namespace
+
+Tensor BorrowArray(nb::handle array, const std::string& what) {
+  return Borrow(nb::cast<Array>(array), what);
+}
 
 void BindProgram(nb::module_& m) {
   nb::class_<Program>(m, "Program")

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/training_session.h"
 
+#include <nanobind/stl/tuple.h>
+
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/bindings.h"
 
@@ -78,6 +80,10 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
                                nb::cast<std::string>(get("target")), nb::cast<int>(get("class_axis")));
   options.step.optimizer = MakeOptimizer(nb::cast<std::string>(get("optimizer")),
                                          nb::cast<std::map<std::string, double>>(get("coefficients")));
+  for (nb::handle item : nb::cast<nb::list>(get("groups"))) {
+    const auto [names, scale, decay] = nb::cast<std::tuple<std::vector<std::string>, double, double>>(item);
+    options.step.groups.push_back({names, scale, decay});
+  }
   options.step.trainable = nb::cast<std::vector<std::string>>(get("trainable"));
   options.step.frozen = nb::cast<std::vector<std::string>>(get("frozen"));
   options.step.clip_norm = nb::cast<double>(get("clip_norm"));
@@ -146,6 +152,22 @@ void BindTraining(nb::module_& m) {
            [](TrainingSession& session, const std::string& name, const RuntimeValue& value) {
              Check(session.SetParameter(name, value.tensor()));
            })
+      .def("bind_parameter",
+           [](TrainingSession& session, const std::string& name, nb::handle array) {
+             Check(session.BindParameter(name, BorrowArray(array, "parameter '" + name + "'")));
+           })
+      .def("step_arrays",
+           [](TrainingSession& session, const std::map<std::string, nb::object>& arrays) {
+             NamedValues feeds;
+             for (const auto& [name, array] : arrays) feeds[name] = BorrowArray(array, "input '" + name + "'");
+             auto loss = [&] {
+               nb::gil_scoped_release release;
+               return session.Step(feeds);
+             }();
+             return Unwrap(std::move(loss));
+           })
+      .def("set_position", &TrainingSession::SetPosition)
+      .def_prop_rw("seed", &TrainingSession::seed, &TrainingSession::set_seed)
       .def_prop_ro("updates", &TrainingSession::updates)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate, &TrainingSession::set_learning_rate)
       .def("save", [](const TrainingSession& session, const std::string& path) { Check(session.Save(path)); })

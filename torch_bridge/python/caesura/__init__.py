@@ -1,14 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caesura: train and run ONNX models on a resumable executor.
+"""caesura: train PyTorch modules and ONNX models on a resumable executor.
 
     import caesura
-    session = caesura.InferenceSession("net.onnx")
-    outputs = session.run(None, {"x": x})
+    model = caesura.wrap(model)                                   # a PyTorch module: forward and backward run here
+    step = caesura.compile_step(model, loss_fn, optimizer)        # or the whole step, optimizer included
+    session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
+
+What needs PyTorch imports it when it is first used.
 """
+
+import importlib
 
 from caesura.inference_session import InferenceSession, ValueInfo
 from caesura.split_module import SplitModule
 from caesura.training_session import TrainingSession
 
-__all__ = ["InferenceSession", "SplitModule", "TrainingSession", "ValueInfo"]
+_WITH_TORCH = {
+    "wrap": "caesura.module",
+    "compile_step": "caesura.step", "StepRefused": "caesura.step",
+    "report": "caesura.reports", "reset_report": "caesura.reports", "strict": "caesura.reports",
+    "FallbackWarning": "caesura.reports", "StrictError": "caesura.reports",
+}
+__all__ = ["InferenceSession", "SplitModule", "TrainingSession", "ValueInfo", *_WITH_TORCH]
 __version__ = "0.1.0"
+
+
+def __getattr__(name):
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module 'caesura' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_WITH_TORCH[name]), name)
+    globals()[name] = value
+    return value

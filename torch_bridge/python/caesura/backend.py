@@ -11,12 +11,9 @@ from caesura.aten import TABLE
 from caesura.graph_program import GraphProgram
 
 
-def decompositions():
-    """PyTorch's own decompositions of the calls that our table does not have."""
-    table = dict(core_aten_decompositions())
-    for target in TABLE:
-        table.pop(target, None)
-    return table
+def decompositions(kept=TABLE):
+    """PyTorch's own decompositions of the calls that are not `kept` as they are."""
+    return {target: function for target, function in core_aten_decompositions().items() if target not in kept}
 
 
 def _compile(module: torch.fx.GraphModule, example_inputs):

@@ -8,8 +8,8 @@ import torch
 
 from caesura import _core
 from caesura.aten import TABLE, Refused, import_graph
-from caesura.aten.graph_import import Importer, describe
-from caesura.report import RECORD, fall_back
+from caesura.aten.graph_import import Importer, describe, is_symbolic
+from caesura.reports import RECORD, fall_back
 
 aten = torch.ops.aten
 
@@ -21,12 +21,6 @@ _VIEWS = {
 }
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-
-
-def is_symbolic(node) -> bool:
-    """Whether the node is a size, not a tensor."""
-    value = node.meta.get("val")
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 class Program:

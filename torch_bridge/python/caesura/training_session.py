@@ -39,7 +39,7 @@ class TrainingSession:
         source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
         self._session = _core.Training.open(source, {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
-            "optimizer": optimizer, "coefficients": {k: float(v) for k, v in coefficients.items()},
+            "optimizer": optimizer, "groups": [], "coefficients": {k: float(v) for k, v in coefficients.items()},
             "trainable": list(trainable), "frozen": list(frozen), "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "keep_gradients": keep_gradients,
             "threads": threads, "seed": seed,

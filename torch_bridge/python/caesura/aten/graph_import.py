@@ -19,6 +19,12 @@ def describe(node: torch.fx.Node) -> str:
     return f"{file.strip(chr(34))}:{line.removeprefix('line ')} {' '.join(where)}"
 
 
+def is_symbolic(node) -> bool:
+    """Whether the node is a size, not a tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
 def value_of(name: str, meta):
     """The graph's view of what FX says of a node: a Tensor, a Scalar, or None for neither."""
     if isinstance(meta, torch.Tensor):
@@ -86,12 +92,16 @@ class Importer:
             return [self.argument(i) for i in item]
         return item
 
+    def function(self, node: torch.fx.Node):
+        """What writes this call; None where nothing does."""
+        return TABLE.get(node.target)
+
     def write(self, node: torch.fx.Node) -> None:
         """Writes one call. Raises Refused; the writer is then to be thrown away."""
         if node.target is operator.getitem:
             self.values[node] = self.values[node.args[0]][node.args[1]]
             return
-        function = TABLE.get(node.target)
+        function = self.function(node)
         if function is None:
             raise Refused("no equivalent in ONNX ops")
         self.writer.source = describe(node)

@@ -2,11 +2,10 @@
 """caesura.wrap: a PyTorch module that trains through caesura."""
 
 import copy
-import types
 
 import torch
 
-from caesura.backend import backend
+from caesura.backend import backend as torch_backend
 
 
 class _Wrapped:
@@ -48,11 +47,10 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     def call(*args, **kwargs):
         return module._call_impl(*args, **kwargs)
 
-    # A code object of its own: dynamo limits how many graphs it keeps for one.
-    function = types.FunctionType(call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno), call.__globals__,
-                                  type(module).__name__, call.__defaults__, call.__closure__)
+    # Graphs of its own: PyTorch counts them by code, and all modules share this one.
+    compiled = torch.compile(call, backend=torch_backend, dynamic=dynamic, recompile_limit=64, isolate_recompiles=True)
     cls = type(type(module).__name__, (_Wrapped, type(module)), {
-        "_original": module, "_compiled": staticmethod(torch.compile(function, backend=backend, dynamic=dynamic)),
+        "_original": module, "_compiled": staticmethod(compiled),
         "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped = object.__new__(cls)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caesura.compile_step: forward, loss, backward and optimizer as one program."""
+
+import logging
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from caesura import _core
+from caesura.aten import Refused
+from caesura.aten.forward import KEPT, import_forward
+from caesura.backend import decompositions
+from caesura.optimizers import describe_optimizer
+
+
+
+def _logging_calls():
+    """Methods of loggers that only write, those that libraries have added to the class (warning_once) included."""
+    stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
+    return {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
+
+
+class StepRefused(RuntimeError):
+    """The step cannot be one program; the message lists why and where."""
+
+
+def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
+                 accumulation_steps: int = 1, dynamic=None, threads: int = 0) -> "CompiledStep":
+    """The whole training step (forward, loss, backward, clipping, optimizer) as one program.
+
+        step = caesura.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
+        for inputs, targets in batches:
+            loss = step(inputs, targets)
+            scheduler.step()
+
+    loss_fn: called as loss_fn(module(*args), *rest), where the module takes as many of the call's positional arguments as
+        its forward has required parameters, and all keyword arguments; None when the module returns its loss (a scalar,
+        or an object or dict with `loss`).
+    optimizer: its parameters train; SGD, Adam, AdamW and RMSprop are written into the program, and their state lies in
+        optimizer.state as PyTorch would have it, so state_dict() and schedulers work as always. Any other optimizer is
+        left to step on gradients that the program computes, with a FallbackWarning. There is no zero_grad() to call.
+    clip_norm: global norm to clip gradients at; 0 does not clip.
+    accumulation_steps: calls to one update, which goes by the mean of their gradients.
+    dynamic: as for wrap().
+    threads: per kernel; 0 takes CAESURA_NUM_THREADS, or what OpenMP would take.
+
+    Each call returns the loss before the update, a scalar tensor that needs no gradient. Programs are captured at the
+    first call and for inputs that no program was captured for; logging calls are left out. StepRefused tells of what
+    cannot be captured, with nothing changed. Not for use from several threads at the same time.
+    """
+    return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, dynamic, threads)
+
+
+class CompiledStep:
+    """What compile_step() returns."""
+
+    def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, dynamic, threads):
+        self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
+        self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
+        self.names = {id(p): name for name, p in module.named_parameters()}
+        self.names.update((id(b), name) for name, b in module.named_buffers())
+        self.micro_steps = 0
+        self._recipe = describe_optimizer(optimizer, self.names)
+        if self._recipe is None:
+            raise StepRefused(f"{type(optimizer).__name__} has no equivalent among caesura's optimizers yet")
+        self.programs = []
+        self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
+                                   recompile_limit=64, isolate_recompiles=True)
+
+    def _loss(self, *args, **kwargs):
+        if self.loss_fn is None:
+            out = self.module(*args, **kwargs)
+            return out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
+        return self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
+
+    def _capture(self, graph, example_inputs):
+        _refuse_cuts(graph)
+        captured = []
+
+        def keep(module, inputs):
+            captured.append((module, TracingContext.get().fw_metadata))
+            return module.forward
+
+        compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=decompositions(KEPT))
+        with torch.no_grad():
+            compile_graph(graph, example_inputs)
+        module, metadata = captured[0]
+        program = _StepProgram(self, module, metadata)
+        self.programs.append(program)
+        return program
+
+    def __call__(self, *args, **kwargs) -> torch.Tensor:
+        with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()), torch.no_grad():
+            return self._call(*args, **kwargs)
+
+
+class _StepProgram:
+    """One captured step. Made with the first call's tensors, which tell inputs from parameters."""
+
+    def __init__(self, owner: CompiledStep, module: torch.fx.GraphModule, metadata):
+        self.owner, self.module, self.session = owner, module, None
+        results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
+        mutated = list(metadata.mutated_inp_runtime_indices)
+        self.written = list(zip(mutated, results))  # (which input, what it becomes)
+        self.loss = results[len(mutated)]
+        self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+
+    def __call__(self, *values):
+        if self.session is None:
+            self._open(values)
+        owner, session = self.owner, self.session
+        for name, position, bound in self.bound:
+            if values[position] is not bound:
+                raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
+        recipe = owner._recipe
+        session.learning_rate = recipe.learning_rate()
+        session.set_position(recipe.updates(), owner.micro_steps)
+        if self.random:
+            session.seed = int(torch.randint(2**62, ()))
+        loss = session.step_arrays({name: _ready(values[i]) for name, i in self.feeds})
+        owner.micro_steps += 1
+        if owner.micro_steps % owner.accumulation_steps == 0:
+            recipe.count_update()
+        for position, count in self.counters:
+            values[position].add_(count)
+        return (torch.tensor(loss, dtype=self.dtype),)
+
+    def _open(self, values):
+        with unset_fake_temporarily():
+            self._import(values)
+
+    def _import(self, values):
+        owner = self.owner
+        tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
+        recipe = owner._recipe
+        statistics = self._statistics()
+        bound, names, self.feeds = [], {}, []
+        for i, node, value in tensors:
+            trained = id(value) in recipe.trained
+            name = owner.names.get(id(value), f"input_{i}")
+            names[node] = name
+            if trained or node in statistics:
+                bound.append((name, i, value))
+            else:
+                self.feeds.append((name, i))
+        try:
+            model = import_forward(self.module, names, {n for i, n, v in tensors if id(v) in recipe.trained}, self.loss)
+        except Refused as error:
+            raise StepRefused(f"the step cannot be one program:\n{error}") from None
+        initialise(model, {name: value for name, _, value in bound})
+        self.model = model
+        read = {name for node in model.graph.node for name in node.input}
+        self.feeds = [(name, i) for name, i in self.feeds if name in read]
+        bound = [(name, i, value) for name, i, value in bound if name in read]
+        self.bound = bound
+        trained = [name for name, _, value in bound if id(value) in recipe.trained]
+        self.session = _core.Training.open(model.SerializeToString(), {
+            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
+            "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": trained, "frozen": [],
+            "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
+            "keep_gradients": False, "threads": owner.threads, "seed": 0,
+        })
+        for name, _, value in bound:
+            self.session.bind_parameter(name, _ready(value))
+        for name, _, value in bound:
+            if id(value) in recipe.trained:
+                for state, tensor in recipe.states(value).items():
+                    self.session.bind_parameter(f"optimizer.{state}.{name}", tensor)
+        self.dtype = self.loss.meta["val"].dtype
+        self.random = any(node.op_type == "Dropout" for node in model.graph.node)
+
+    def _statistics(self):
+        """Placeholders that are running statistics of batch norms; sets `counters`, the other buffers that are written."""
+        target = torch.ops.aten._native_batch_norm_legit_functional.default
+        found, self.counters = set(), []
+        for position, result in self.written:
+            node = self.placeholders[position]
+            if isinstance(result, torch.fx.Node) and result.args and getattr(result.args[0], "target", None) == target:
+                found.add(node)
+            elif result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
+                self.counters.append((position, result.args[1]))
+            else:
+                raise StepRefused(f"the module writes to {node.name}, which is no running statistic and no counter")
+        return found
+
+
+def initialise(model, tensors):
+    """Moves these inputs of the model to its initializers."""
+    from onnx import helper
+
+    from caesura.aten.writer import onnx_type
+
+    kept = [i for i in model.graph.input if i.name not in tensors]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for name, value in tensors.items():
+        raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        model.graph.initializer.append(helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True))
+
+
+def _ready(tensor):
+    return tensor.detach().contiguous() if tensor.requires_grad else tensor.contiguous()
+
+
+def _refuse_cuts(graph: torch.fx.GraphModule):
+    """A forward that our rules differentiate must not hold gradients of the user's own, or none where there would be one."""
+    problems, depends, enabled = [], set(), True
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.requires_grad:
+            depends.add(node)
+        if any(source in depends for source in node.all_input_nodes):
+            depends.add(node)
+            if not enabled:
+                problems.append(f"{node.target} under no_grad, on what depends on a parameter")
+        if node.target == torch._C._set_grad_enabled:
+            enabled = node.args[0]
+        if "autograd_function_apply" in str(node.target):
+            problems.append("an autograd.Function with a backward of its own")
+    if problems:
+        raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in dict.fromkeys(problems)))
