@@ -87,6 +87,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   if (commit != "late" && commit != "eager-consume") Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
   options.threads = nb::cast<int>(get("threads"));
+  options.providers = {CpuProvider()};
   options.seed = nb::cast<uint64_t>(get("seed"));
   return Unwrap(TrainingSession::Create(ReadSource(source), std::move(options)));
 }
