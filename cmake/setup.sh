@@ -278,6 +278,7 @@ set(Torch_DIR "$site/torch/share/cmake/Torch" CACHE PATH "" FORCE)
 set(nanobind_DIR "$site/nanobind/cmake" CACHE PATH "" FORCE)
 set(DLPACK_INCLUDE_DIR "$site/tvm_ffi/include" CACHE PATH "" FORCE)
 set(Python_EXECUTABLE "$venv/bin/python" CACHE FILEPATH "" FORCE)
+set(CAESURA_TORCH $([[ -e $site/torch ]] && echo ON || echo OFF) CACHE BOOL "" FORCE)
 $launcher
 EOF
 }
