@@ -276,7 +276,9 @@ set(ONNX_DIR "$onnx/lib/cmake/ONNX" CACHE PATH "" FORCE)
 set(dnnl_DIR "$venv/lib/cmake/dnnl" CACHE PATH "" FORCE)
 set(Torch_DIR "$site/torch/share/cmake/Torch" CACHE PATH "" FORCE)
 set(nanobind_DIR "$site/nanobind/cmake" CACHE PATH "" FORCE)
+set(DLPACK_INCLUDE_DIR "$site/tvm_ffi/include" CACHE PATH "" FORCE)
 set(Python_EXECUTABLE "$venv/bin/python" CACHE FILEPATH "" FORCE)
+set(CAESURA_TORCH $([[ -e $site/torch ]] && echo ON || echo OFF) CACHE BOOL "" FORCE)
 $launcher
 EOF
 }

@@ -54,16 +54,39 @@ std::optional<Layout> Reshaped(const Shape& from, const Layout& layout, const Sh
   return out;
 }
 
+namespace {
+
+// Row by row along the last dim.
+template <size_t kBytes>
+void CopyRows(const char* from, const Shape& shape, const std::vector<int64_t>& strides, char* to) {
+  const int last = shape.rank() - 1;
+  const int64_t row = last < 0 ? 1 : shape[last];
+  const int64_t step = last < 0 ? 0 : strides[last] * static_cast<int64_t>(kBytes);
+  std::vector<int64_t> index(shape.rank(), 0);
+  for (int64_t left = shape.elements(); left > 0; left -= row, to += row * kBytes) {
+    for (int64_t i = 0; i < row; ++i) std::memcpy(to + i * kBytes, from + i * step, kBytes);
+    for (int d = last - 1; d >= 0; --d) {
+      from += strides[d] * static_cast<int64_t>(kBytes);
+      if (++index[d] < shape[d]) break;
+      from -= strides[d] * static_cast<int64_t>(kBytes) * shape[d];
+      index[d] = 0;
+    }
+  }
+}
+
+}  // namespace
+
 void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes, void* to) {
   const std::vector<int64_t> strides = StridesOf(shape, layout);
-  for (int64_t i = 0; i < shape.elements(); ++i) {
-    int64_t rest = i, at = layout.offset;
-    for (int d = shape.rank() - 1; d >= 0; --d) {
-      at += rest % shape[d] * strides[d];
-      rest /= shape[d];
-    }
-    std::memcpy(static_cast<char*>(to) + i * element_bytes, static_cast<const char*>(from) + at * element_bytes,
-                element_bytes);
+  const char* start = static_cast<const char*>(from) + layout.offset * static_cast<int64_t>(element_bytes);
+  char* target = static_cast<char*>(to);
+  switch (element_bytes) {
+    case 1: return CopyRows<1>(start, shape, strides, target);
+    case 2: return CopyRows<2>(start, shape, strides, target);
+    case 4: return CopyRows<4>(start, shape, strides, target);
+    case 8: return CopyRows<8>(start, shape, strides, target);
+    case 16: return CopyRows<16>(start, shape, strides, target);
+    default: return;
   }
 }
 

@@ -33,7 +33,7 @@ Layout Permuted(const Shape& shape, const Layout& layout, const std::vector<int6
 // How `to`, of as many elements as `from`, lies in the same bytes; nothing where no strides can say it.
 std::optional<Layout> Reshaped(const Shape& from, const Layout& layout, const Shape& to);
 
-// Writes the elements at `from`, of so many bytes each, to `to` in row-major order. Plain and slow: for dumps.
+// Writes the elements at `from`, of 1, 2, 4, 8 or 16 bytes each, to `to` in row-major order.
 void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes, void* to);
 
 }  // namespace caesura

@@ -12,6 +12,8 @@
 
 #include "core/base/status.h"
 #include "core/graph/graph.h"
+#include "core/providers/execution_provider.h"
+#include "core/tensor/dlpack.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura::python {
@@ -26,13 +28,20 @@ T Unwrap(Result<T> result) {
   return *std::move(result);
 }
 
-// A view of a PyTorch tensor's (or another DLPack exporter's) bytes, which `array` keeps alive: on the CPU, dense, and not
-// waiting for gradients. Raises ValueError, saying what `what` is, otherwise.
-Tensor BorrowArray(nanobind::handle array, const std::string& what);
+// The CPU provider with training's kernels and those of the library that load_torch_library has opened.
+std::shared_ptr<const ExecutionProvider> CpuProvider();
 
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);
 
+// A tensor of PyTorch, NumPy, JAX or any other library with DLPack, sharing its bytes where it is dense; PyTorch's lazy
+// conjugates and negatives are resolved first. Whether gradients should have flowed is the caller's business. Raises
+// what the producer raises (BufferError for sparse tensors), and as Raise() where the tensor cannot be taken.
+Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
+// A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.
+nanobind::object ToTorch(const Tensor& tensor);
+
+void BindExchange(nanobind::class_<RuntimeValue>& value);  // tensor_exchange.cc: the DLPack methods
 void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from NumPy
 void BindSession(nanobind::module_& m);   // inference_session.cc
 void BindTraining(nanobind::module_& m);  // training_session.cc

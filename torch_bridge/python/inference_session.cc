@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/model_reader.h"
-#include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "torch_bridge/python/bindings.h"
-#include "training/kernels/training_ops.h"
 
 namespace nb = nanobind;
 
@@ -13,7 +11,7 @@ namespace {
 std::unique_ptr<Session> Open(Result<Model> model, int threads) {
   SessionOptions options;
   options.plan.threads = threads;
-  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = {CpuProvider()};
   return Unwrap(Session::Create(Unwrap(std::move(model)), std::move(options)));
 }
 

@@ -1,8 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+
 #include "core/load/model_reader.h"
+#include "core/providers/cpu_provider.h"
+#include "torch_bridge/kernel_library.h"
 #include "torch_bridge/python/bindings.h"
+#include "training/kernels/training_ops.h"
 
 namespace caesura::python {
+namespace {
+
+// Of the library that was opened; changed under the GIL only. Null: none was.
+TorchKernelsFunction* torch_kernels = nullptr;
+std::string torch_version;
+
+void LoadTorchLibrary(const std::string& path, const std::string& version) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) Raise(IoError(std::string("cannot open the library: ") + dlerror()));
+  auto* function = reinterpret_cast<TorchKernelsFunction*>(dlsym(library, kTorchKernelsName));
+  if (function == nullptr) Raise(IoError(path + " is no library of caesura's"));
+  KernelRegistry trial;
+  if (const char* why = function(version.c_str(), &trial)) Raise(Unsupported(why));
+  torch_kernels = function;
+  torch_version = version;
+}
+
+}  // namespace
+
+std::shared_ptr<const ExecutionProvider> CpuProvider() {
+  return MakeCpuProvider([](KernelRegistry& registry) {
+    RegisterTrainingKernels(registry);
+    if (torch_kernels != nullptr) torch_kernels(torch_version.c_str(), &registry);
+  });
+}
 
 void Raise(const Status& status) {
   const char* text = status.message().c_str();
@@ -31,6 +61,7 @@ Model ReadSource(nanobind::object source) {
 NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
+  m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   caesura::python::BindValues(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);

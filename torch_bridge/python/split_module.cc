@@ -17,6 +17,7 @@ std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
   options.inputs = names("inputs");
   options.training = nb::cast<bool>(arguments["training"]);
   options.threads = nb::cast<int>(arguments["threads"]);
+  options.providers = {CpuProvider()};
   options.seed = nb::cast<uint64_t>(arguments["seed"]);
   return Unwrap(SplitModule::Create(ReadSource(source), std::move(options)));
 }

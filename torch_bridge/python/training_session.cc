@@ -93,6 +93,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   if (commit != "late" && commit != "eager-consume") Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
   options.threads = nb::cast<int>(get("threads"));
+  options.providers = {CpuProvider()};
   options.seed = nb::cast<uint64_t>(get("seed"));
   return Unwrap(TrainingSession::Create(ReadSource(source), std::move(options)));
 }
@@ -154,12 +155,15 @@ void BindTraining(nb::module_& m) {
            })
       .def("bind_parameter",
            [](TrainingSession& session, const std::string& name, nb::handle array) {
-             Check(session.BindParameter(name, BorrowArray(array, "parameter '" + name + "'")));
+             DlpackImport facts;
+             Tensor tensor = FromPython(array, &facts);
+             if (facts.copied) Raise(InvalidArgument("parameter '" + name + "' is not dense: it cannot be bound"));
+             Check(session.BindParameter(name, std::move(tensor)));
            })
       .def("step_arrays",
            [](TrainingSession& session, const std::map<std::string, nb::object>& arrays) {
              NamedValues feeds;
-             for (const auto& [name, array] : arrays) feeds[name] = BorrowArray(array, "input '" + name + "'");
+             for (const auto& [name, array] : arrays) feeds[name] = FromPython(array);
              auto loss = [&] {
                nb::gil_scoped_release release;
                return session.Step(feeds);

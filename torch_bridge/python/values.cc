@@ -47,8 +47,8 @@ nb::object BytesOfTensor(const RuntimeValue& value) {
 }  // namespace
 
 void BindValues(nb::module_& m) {
-  nb::class_<RuntimeValue>(m, "Value")
-      .def(nb::init<>())
+  nb::class_<RuntimeValue> value(m, "Value");
+  value.def(nb::init<>())
       .def_prop_ro("has_value", &RuntimeValue::has_value)
       .def_prop_ro("is_tensor", &RuntimeValue::is_tensor)
       .def_prop_ro("is_sequence", &RuntimeValue::is_sequence)
@@ -64,6 +64,7 @@ void BindValues(nb::module_& m) {
         }
         return out;
       });
+  BindExchange(value);
   m.def("tensor", &TensorFromBytes);
   m.def("strings", &TensorFromStrings);
   m.def("sequence", [](std::vector<RuntimeValue> elements) { return RuntimeValue::Sequence(std::move(elements)); });

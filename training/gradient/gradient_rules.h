@@ -57,6 +57,7 @@ std::vector<GradientRule> SignalRules();        // rules_signal.cc: DFT, STFT
 std::vector<GradientRule> SequenceRules();      // rules_sequence.cc: sequences and optionals
 std::vector<GradientRule> ControlFlowRules();   // rules_control_flow.cc: If, Loop, Scan
 std::vector<GradientRule> TrainingOpRules();    // rules_training_ops.cc: gradients of gradients
+std::vector<GradientRule> AtenRules();          // rules_aten.cc: operators of PyTorch
 std::vector<GradientRule> StopRules();          // rules_stop.cc: what no gradient flows through
 
 }  // namespace caesura::gradient

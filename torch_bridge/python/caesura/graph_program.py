@@ -35,20 +35,11 @@ class Program:
         self._program = _core.Program(self.model.SerializeToString(), 0)
 
     def __call__(self, values):
-        return self._program.run([_ready(v) for v in values])
+        return self._program.run(values)
 
     def plan(self, values):
         """(text, arena bytes) of the plan that these inputs get."""
-        return self._program.plan([_ready(v) for v in values])
-
-
-def _ready(value):
-    """A tensor as the extension takes it."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.is_conj() or value.is_neg():
-        value = value.resolve_conj().resolve_neg()
-    return value.detach().contiguous() if value.requires_grad else value.contiguous()
+        return self._program.plan(values)
 
 
 class GraphProgram:

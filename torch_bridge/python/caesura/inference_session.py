@@ -5,7 +5,7 @@ import os
 from typing import NamedTuple, Optional, Sequence
 
 from caesura import _core
-from caesura.values import from_value, to_value
+from caesura.values import from_value, holds_torch, to_value
 
 
 class ValueInfo(NamedTuple):
@@ -41,10 +41,12 @@ class InferenceSession:
         """Outputs as NumPy arrays (lists for sequences, None for empty optionals).
 
         output_names: which, in which order; None for all. feeds: input name to array; inputs that have a default may
-        be left out.
+        be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy; where one is a
+        torch.Tensor the outputs are so too.
         """
         values = {name: to_value(item) for name, item in feeds.items()}
-        return [from_value(value) for value in self._session.run(values, list(output_names or []))]
+        torch = holds_torch(feeds.values())
+        return [from_value(value, torch) for value in self._session.run(values, list(output_names or []))]
 
     def plan(self, feeds: dict) -> str:
         """The execution plan for feeds of these shapes, one line a step."""

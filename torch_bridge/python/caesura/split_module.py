@@ -5,22 +5,23 @@ import os
 from typing import Sequence
 
 from caesura import _core
-from caesura.values import from_value, to_value
+from caesura.values import from_value, holds_torch, to_value
 
 
 class ForwardRun:
     """A forward run that waits for the gradients of its outputs. Made by SplitModule.forward().
 
-    outputs: output name to array, in the model's order; the caller's, to be overwritten or dropped at any time.
+    outputs: output name to array, in the model's order; the caller's, to be overwritten or dropped at any time. They are
+    torch.Tensors where one of the feeds was; so are the gradients that backward() gives.
 
     A run that is dropped without a backward gives its memory back to the module's next run. Not for use from several
     threads at the same time; another thread than that of the forward may call backward().
     """
 
-    def __init__(self, run, output_names: Sequence[str], gradient_names: Sequence[str]):
-        self._run = run
+    def __init__(self, run, output_names: Sequence[str], gradient_names: Sequence[str], torch: bool):
+        self._run, self._torch = run, torch
         self._output_names, self._gradient_names = output_names, gradient_names
-        self.outputs = dict(zip(output_names, map(from_value, run.take_outputs())))
+        self.outputs = {name: from_value(value, torch) for name, value in zip(output_names, run.take_outputs())}
 
     @property
     def pending(self) -> bool:
@@ -43,7 +44,7 @@ class ForwardRun:
                 raise ValueError(f"the module has no outputs {unknown}; it has {list(self._output_names)}")
             gradients = [gradients.get(name) for name in self._output_names]
         results = self._run.backward([to_value(item) for item in gradients], keep)
-        return dict(zip(self._gradient_names, map(from_value, results)))
+        return {name: from_value(value, self._torch) for name, value in zip(self._gradient_names, results)}
 
 
 class SplitModule:
@@ -79,12 +80,13 @@ class SplitModule:
         Running statistics are written when this returns; a forward that fails has changed nothing.
         """
         run = self._module.forward({name: to_value(item) for name, item in feeds.items()})
-        return ForwardRun(run, self._output_names, self._gradient_names)
+        return ForwardRun(run, self._output_names, self._gradient_names, holds_torch(feeds.values()))
 
     def predict(self, feeds: dict) -> dict:
         """The outputs in evaluation mode, by name."""
         values = self._module.predict({name: to_value(item) for name, item in feeds.items()})
-        return dict(zip(self._output_names, map(from_value, values)))
+        torch = holds_torch(feeds.values())
+        return {name: from_value(value, torch) for name, value in zip(self._output_names, values)}
 
     def parameters(self) -> dict:
         """Copies of trained parameters and running statistics, by the model's names."""

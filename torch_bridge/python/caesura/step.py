@@ -119,7 +119,7 @@ class _StepProgram:
         session.set_position(recipe.updates(), owner.micro_steps)
         if self.random:
             session.seed = int(torch.randint(2**62, ()))
-        loss = session.step_arrays({name: _ready(values[i]) for name, i in self.feeds})
+        loss = session.step_arrays({name: values[i] for name, i in self.feeds})
         owner.micro_steps += 1
         if owner.micro_steps % owner.accumulation_steps == 0:
             recipe.count_update()
@@ -163,7 +163,7 @@ class _StepProgram:
             "keep_gradients": False, "threads": owner.threads, "seed": 0,
         })
         for name, _, value in bound:
-            self.session.bind_parameter(name, _ready(value))
+            self.session.bind_parameter(name, value)
         for name, _, value in bound:
             if id(value) in recipe.trained:
                 for state, tensor in recipe.states(value).items():
@@ -198,10 +198,6 @@ def initialise(model, tensors):
     for name, value in tensors.items():
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         model.graph.initializer.append(helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True))
-
-
-def _ready(tensor):
-    return tensor.detach().contiguous() if tensor.requires_grad else tensor.contiguous()
 
 
 def _refuse_cuts(graph: torch.fx.GraphModule):

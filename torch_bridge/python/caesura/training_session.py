@@ -5,7 +5,7 @@ import os
 from typing import Sequence
 
 from caesura import _core
-from caesura.values import from_value, to_value
+from caesura.values import from_value, holds_torch, to_value
 
 
 class TrainingSession:
@@ -28,6 +28,9 @@ class TrainingSession:
     commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
     keep_gradients: hold the last step's gradients for gradients().
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
+
+    Feeds are arrays of NumPy or of any library with DLPack (PyTorch, JAX); where one is a torch.Tensor, what evaluate()
+    and predict() give are so too.
 
     Not for use from several threads at the same time.
     """
@@ -63,11 +66,13 @@ class TrainingSession:
     def evaluate(self, feeds: dict) -> tuple:
         """(loss, outputs) in evaluation mode; nothing changes."""
         loss, outputs = self._session.evaluate(self._feeds(feeds))
-        return loss, [from_value(value) for value in outputs]
+        torch = holds_torch(feeds.values())
+        return loss, [from_value(value, torch) for value in outputs]
 
     def predict(self, feeds: dict) -> list:
         """The model's outputs in evaluation mode."""
-        return [from_value(value) for value in self._session.predict(self._feeds(feeds))]
+        torch = holds_torch(feeds.values())
+        return [from_value(value, torch) for value in self._session.predict(self._feeds(feeds))]
 
     def parameters(self) -> dict:
         """Copies of trained parameters and running statistics, by the model's names."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays, strings, sequences and optionals to and from the library's values."""
+"""Arrays, strings, sequences and optionals to and from the library's values."""
+
+import sys
 
 import numpy as np
 
@@ -27,11 +29,17 @@ def _numpy_dtype(number: int) -> np.dtype:
 
 
 def to_value(item):
-    """A NumPy array (or what converts to one), a string array, a list (a sequence) or None (an empty optional)."""
+    """An array, a string array, a list (a sequence) or None (an empty optional).
+
+    Tensors of PyTorch, JAX and others come by DLPack, without a copy where they are dense; anything else must convert to
+    a NumPy array. Gradients do not flow back through a value.
+    """
     if item is None:
         return _core.Value()
     if isinstance(item, (list, tuple)):
         return _core.sequence([to_value(element) for element in item])
+    if not isinstance(item, (np.ndarray, np.generic)) and hasattr(type(item), "__dlpack__"):
+        return _core.Value.from_dlpack(item)
     array = np.asarray(item)
     if array.dtype.kind in "OUST":
         texts = [t.decode() if isinstance(t, bytes) else str(t) for t in array.reshape(-1).tolist()]
@@ -43,12 +51,24 @@ def to_value(item):
     return _core.tensor(number, list(array.shape), flat.view(np.uint8))
 
 
-def from_value(value):
-    """The inverse of to_value. Arrays share memory with the library, which gives it up to them."""
+def holds_torch(items) -> bool:
+    """Whether one of the items, or of what lies in them, is a torch.Tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and any(isinstance(item, torch.Tensor) or
+                                     (isinstance(item, (list, tuple)) and holds_torch(item)) for item in items)
+
+
+def from_value(value, torch: bool = False):
+    """The inverse of to_value. Arrays share memory with the library, which gives it up to them.
+
+    torch: tensors come as torch.Tensor in place of NumPy arrays.
+    """
     if not value.has_value:
         return None
     if value.is_sequence:
-        return [from_value(element) for element in value.elements()]
+        return [from_value(element, torch) for element in value.elements()]
     if value.dtype == _STRING:
         return np.array(value.strings(), dtype=object).reshape(value.shape)
+    if torch:
+        return value.to_torch()
     return value.bytes().view(_numpy_dtype(value.dtype)).reshape(value.shape)

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/torch_tensor.h"
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+namespace caesura::torch {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(TorchTensorTest, BytesAreSharedBothWays) {
+  const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3});
+  const Tensor in = FromTorch(source).value();
+  EXPECT_EQ(in.raw(), source.data_ptr());
+  EXPECT_EQ(in.shape(), (Shape{2, 3}));
+  const at::Tensor back = ToTorch(in).value();
+  EXPECT_EQ(back.data_ptr(), source.data_ptr());
+  EXPECT_TRUE(at::equal(back, source));
+}
+
+TEST(TorchTensorTest, EitherSideMayGoFirst) {
+  at::Tensor source = at::full({100}, 3.0);
+  Tensor in = FromTorch(source).value();
+  source.reset();
+  at::Tensor back = ToTorch(in).value();
+  in = {};
+  EXPECT_EQ(back.sum().item<double>(), 300);
+  std::thread([last = std::move(back)]() mutable { last.reset(); }).join();
+}
+
+TEST(TorchTensorTest, ViewsComeAsWhatTheyShow) {
+  const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3});
+  EXPECT_THAT(FromTorch(source.t()).value().ToVector<float>(), ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(FromTorch(at::_neg_view(source[1])).value().ToVector<float>(), ElementsAre(-3, -4, -5));
+  EXPECT_THAT(FromTorch(source[1]).value().ToVector<float>(), ElementsAre(3, 4, 5));
+  EXPECT_NE(FromTorch(at::empty({0, 4})).value().raw(), nullptr);
+  EXPECT_EQ(FromTorch(source.clone().set_requires_grad(true)).value().elements(), 6);
+}
+
+TEST(TorchTensorTest, EveryTypeCrosses) {
+  int crossed = 0;
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const auto type = ScalarTypeOf(dtype);
+    if (!type) continue;
+    ++crossed;
+    EXPECT_EQ(DTypeOf(*type), dtype);
+    EXPECT_EQ(FromTorch(at::empty({3}, *type)).value().bytes(), 3 * DTypeSize(dtype));
+  }
+  EXPECT_EQ(crossed, 20);
+}
+
+TEST(TorchTensorTest, WhatHasNoPlainBytesIsRefused) {
+  EXPECT_THAT(FromTorch(at::Tensor()).status().message(), HasSubstr("undefined"));
+  EXPECT_THAT(FromTorch(at::ones({2, 2}).to_sparse()).status().message(), HasSubstr("not dense"));
+  EXPECT_THAT(FromTorch(at::empty({2}, at::kMeta)).status().message(), HasSubstr("meta"));
+  EXPECT_THAT(ToTorch(Tensor::Of<std::string>({1}, {"a"})).status().message(), HasSubstr("string"));
+}
+
+// Prints what a tensor costs; fails only far beyond the 150 ns that are promised, as machines may be busy.
+TEST(TorchTensorTest, ATensorCostsLittle) {
+  const at::Tensor source = at::ones({64, 64});
+  const Tensor in = FromTorch(source).value();
+  const auto fastest = [](auto call) {
+    double best = 1e9;
+    for (int round = 0; round < 20; ++round) {
+      const auto began = std::chrono::steady_clock::now();
+      for (int i = 0; i < 2000; ++i) call();
+      best = std::min(best, std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - began).count());
+    }
+    return best / 2000;
+  };
+  const double take = fastest([&] { static_cast<void>(FromTorch(source)); });
+  const double give = fastest([&] { static_cast<void>(ToTorch(in)); });
+  std::printf("a torch tensor in %.0f ns, out %.0f ns\n", take, give);
+  EXPECT_LT(take, 1500);
+  EXPECT_LT(give, 1500);
+}
+
+}  // namespace
+}  // namespace caesura::torch

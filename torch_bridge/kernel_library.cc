@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/kernel_library.h"
+
+#include <torch/headeronly/version.h>
+
+#include <cstring>
+
+#include "torch_bridge/aten_op.h"
+
+extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::KernelRegistry* registry) {
+  const size_t length = std::strcspn(torch_version, "+");  // what follows names a build of the same release
+  if (std::strlen(TORCH_VERSION) != length || std::strncmp(torch_version, TORCH_VERSION, length) != 0) {
+    return "libcaesura_torch was built with PyTorch " TORCH_VERSION " and works with that release only";
+  }
+  caesura::torch::RegisterAtenKernels(*registry);
+  return nullptr;
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors of PyTorch, NumPy, JAX and others in and out by DLPack: through the C function table of the object's type
+// where it has one, else through __dlpack__.
+#include <dlpack/dlpack.h>
+
+#include "torch_bridge/python/bindings.h"
+
+namespace nb = nanobind;
+
+namespace caesura::python {
+namespace {
+
+// Names that are looked up in every call, made once. Never freed: another thread may be in a call when Python ends.
+struct Names {
+  PyObject* exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+  PyObject* dlpack = PyUnicode_InternFromString("__dlpack__");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* is_conj = PyUnicode_InternFromString("is_conj");
+};
+const Names& names() {
+  static const Names* names = new Names;
+  return *names;
+}
+
+// The type's table of DLPack 1.x functions; null where it has none.
+const DLPackExchangeAPI* ExchangeApiOf(PyTypeObject* type) {
+  PyObject* capsule = _PyType_Lookup(type, names().exchange_api);  // borrowed; sets no error
+  if (capsule == nullptr) return nullptr;
+  if (!PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return nullptr;
+  auto* header = static_cast<const DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
+  return reinterpret_cast<const DLPackExchangeAPI*>(header);
+}
+
+bool Claims(nb::handle object, PyObject* method) {
+  if (_PyType_Lookup(Py_TYPE(object.ptr()), method) == nullptr) return false;
+  return nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method)).is(nb::bool_(true));
+}
+
+// PyTorch's lazy negatives and conjugates as plain numbers: its function table hands out their bytes without a word.
+nb::object Resolved(nb::handle object) {
+  nb::object out = nb::borrow(object);
+  if (Claims(out, names().is_conj)) out = out.attr("resolve_conj")();
+  if (Claims(out, names().is_neg)) out = out.attr("resolve_neg")();
+  return out;
+}
+
+// The pointer in a capsule, which is then marked as used; null where the capsule has another name.
+template <typename Managed>
+Managed* TakeFrom(nb::handle capsule, const char* name, const char* used_name) {
+  if (!PyCapsule_IsValid(capsule.ptr(), name)) return nullptr;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  PyCapsule_SetName(capsule.ptr(), used_name);
+  return managed;
+}
+
+Tensor FromCapsule(nb::handle capsule, DlpackImport* facts) {
+  if (auto* managed = TakeFrom<DLManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned")) {
+    return Unwrap(ImportDlpack(managed, facts));
+  }
+  if (auto* managed = TakeFrom<DLManagedTensor>(capsule, "dltensor", "used_dltensor")) {
+    return Unwrap(ImportDlpack(managed, facts));
+  }
+  Raise(InvalidArgument("__dlpack__ gave something else than a fresh DLPack capsule"));
+  return {};
+}
+
+nb::object CallDlpack(nb::handle object) {
+  nb::object method = object.attr(names().dlpack);
+  try {
+    return method(nb::arg("max_version") = nb::make_tuple(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION));
+  } catch (nb::python_error& error) {  // a producer that is older than versions
+    if (!error.matches(PyExc_TypeError)) throw;
+  }
+  return method();
+}
+
+// What a capsule that nobody has taken does when it goes.
+template <typename Managed>
+void DropCapsule(PyObject* capsule, const char* name) {
+  if (!PyCapsule_IsValid(capsule, name)) return;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  managed->deleter(managed);
+}
+
+[[noreturn]] void RaiseBufferError(const char* text) {
+  PyErr_SetString(PyExc_BufferError, text);
+  throw nb::python_error();
+}
+
+// Value.__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None), as the array API standard has it.
+nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object max_version, nb::object dl_device,
+                     nb::object copy) {
+  if (!value.is_tensor()) RaiseBufferError("only tensors go out by DLPack");
+  Tensor tensor = value.tensor();
+  const DlpackDevice device = Unwrap(DlpackDeviceOf(tensor.device()));
+  if (tensor.device().is_host() && !stream.is_none()) RaiseBufferError("a tensor on the CPU has no stream");
+  if (!dl_device.is_none() && !dl_device.equal(nb::make_tuple(device.type, device.index))) {
+    RaiseBufferError("the tensor is on another device than dl_device, and is not moved");
+  }
+  const bool copied = copy.is(nb::bool_(true));
+  if (copied) tensor = Unwrap(tensor.Clone());
+  PyObject* capsule;
+  if (max_version.is_none() || nb::cast<int>(max_version[0]) < 1) {
+    auto* managed = Unwrap(ExportLegacyDlpack(tensor));
+    capsule = PyCapsule_New(managed, "dltensor", [](PyObject* c) { DropCapsule<DLManagedTensor>(c, "dltensor"); });
+    if (capsule == nullptr) managed->deleter(managed);
+  } else {
+    auto* managed = Unwrap(ExportDlpack(tensor, copied ? DLPACK_FLAG_BITMASK_IS_COPIED : 0));
+    capsule = PyCapsule_New(managed, "dltensor_versioned",
+                            [](PyObject* c) { DropCapsule<DLManagedTensorVersioned>(c, "dltensor_versioned"); });
+    if (capsule == nullptr) managed->deleter(managed);
+  }
+  if (capsule == nullptr) throw nb::python_error();
+  return nb::steal(capsule);
+}
+
+// PyTorch's function table; raises ImportError where there is no PyTorch, NotImplementedError for one before 2.10.
+const DLPackExchangeAPI& TorchApi() {
+  static const DLPackExchangeAPI* api = nullptr;  // set once, under the GIL; torch is never unloaded
+  if (api == nullptr) {
+    nb::object type = nb::module_::import_("torch").attr("Tensor");
+    api = ExchangeApiOf(reinterpret_cast<PyTypeObject*>(type.ptr()));
+    if (api == nullptr) Raise(Unsupported("this PyTorch has no DLPack function table; version 2.10 or newer is needed"));
+  }
+  return *api;
+}
+
+}  // namespace
+
+Tensor FromPython(nb::handle object, DlpackImport* facts) {
+  const DLPackExchangeAPI* api = ExchangeApiOf(Py_TYPE(object.ptr()));
+  if (api == nullptr) return FromCapsule(CallDlpack(object), facts);
+  const nb::object source = Resolved(object);
+  DLManagedTensorVersioned* managed = nullptr;
+  if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0) throw nb::python_error();
+  return Unwrap(ImportDlpack(managed, facts));
+}
+
+nb::object ToTorch(const Tensor& tensor) {
+  const DLPackExchangeAPI& api = TorchApi();
+  if (tensor.defined() && DTypeFileBits(tensor.dtype()) < 8) {  // PyTorch knows no padded ones
+    Raise(Unsupported(std::string("PyTorch has no type for ") + DTypeName(tensor.dtype())));
+  }
+  DLManagedTensorVersioned* managed = Unwrap(ExportDlpack(tensor));
+  void* out = nullptr;
+  if (api.managed_tensor_to_py_object_no_sync(managed, &out) != 0) throw nb::python_error();
+  return nb::steal(static_cast<PyObject*>(out));
+}
+
+void BindExchange(nb::class_<RuntimeValue>& value) {
+  value.def("__dlpack__", &ToCapsule, nb::kw_only(), nb::arg("stream") = nb::none(),
+            nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none());
+  value.def("__dlpack_device__", [](const RuntimeValue& v) {
+    const DlpackDevice device = Unwrap(DlpackDeviceOf(v.tensor().device()));
+    return nb::make_tuple(device.type, device.index);
+  });
+  value.def("to_torch", [](const RuntimeValue& v) { return ToTorch(v.tensor()); });
+  value.def_static("from_dlpack", [](nb::handle object) { return RuntimeValue(FromPython(object)); });
+}
+
+}  // namespace caesura::python

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// at::Tensor to and from Tensor, by reference: both sides share the bytes, and the last one to go frees them.
+//
+// Thread safety: any thread.
+#ifndef CAESURA_TORCH_BRIDGE_TORCH_TENSOR_H_
+#define CAESURA_TORCH_BRIDGE_TORCH_TENSOR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "core/tensor/tensor.h"
+
+namespace caesura::torch {
+
+// kUndefined, or nothing, where the other side has no such type.
+DType DTypeOf(c10::ScalarType type);
+std::optional<c10::ScalarType> ScalarTypeOf(DType dtype);
+
+// A view that keeps `tensor` alive. What is not dense, or a lazy conjugate or negative, is copied first; gradients do
+// not flow through it. Fails with kUnsupported for undefined, sparse and meta tensors, other devices than the CPU, and
+// types without a DType.
+Result<Tensor> FromTorch(const at::Tensor& tensor);
+// A view that keeps the tensor's buffer alive. Fails with kUnsupported for strings, types that PyTorch does not have,
+// and other devices than the CPU.
+Result<at::Tensor> ToTorch(const Tensor& tensor);
+// A dense CPU tensor of bytes that the caller keeps alive.
+at::Tensor BorrowBytes(void* data, c10::ScalarType type, const Shape& shape);
+
+}  // namespace caesura::torch
+
+#endif  // CAESURA_TORCH_BRIDGE_TORCH_TENSOR_H_
