@@ -82,7 +82,10 @@ def inputs_for(task, config):
         size = getattr(config, "image_size", 32)
         size = size if isinstance(size, int) else size[0]
         return {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), size, size), "labels": torch.tensor([0, 1])}
+    if getattr(text, "pad_token_id", None) is None:
+        _set(text, "pad_token_id", 0)
     ids = torch.randint(3, vocabulary, (2, 16))
+    ids[:, -1] = end if isinstance(end := getattr(text, "eos_token_id", 2), int) else 2  # some heads look for it
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if task == "classification":
         return batch | {"labels": torch.tensor([0, 1])}
@@ -102,8 +105,8 @@ def run_one(task, model_type, class_name):
     try:
         cls = getattr(transformers, class_name)
         config = shrink(cls.config_class())
-        model = cls(config).train()
         batch = inputs_for(task, config)
+        model = cls(config).train()
         reference = copy.deepcopy(model)
         loss = reference(**batch).loss
         loss.backward()

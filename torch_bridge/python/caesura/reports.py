@@ -59,9 +59,9 @@ def reset_report() -> None:
 
 
 @contextlib.contextmanager
-def strict():
-    """Within it (in this thread), what would be left to PyTorch raises StrictError instead."""
-    before, _local.strict = _local.strict, True
+def strict(on: bool = True):
+    """Within it (in this thread), what would be left to PyTorch raises StrictError instead; strict(False) allows it again."""
+    before, _local.strict = _local.strict, on
     try:
         yield
     finally:

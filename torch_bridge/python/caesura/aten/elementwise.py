@@ -65,6 +65,35 @@ def log10(w, node, x):
     return _times(w, w.make("Log", [w.cast(x, dtype)], dtype, shape), 1 / math.log(10))
 
 
+@raises(aten.log1p.default)
+def log1p(w, node, x):
+    """log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4)."""
+    dtype, shape = result(node)
+    x, one = w.cast(x, dtype), w.constant(1, dtype)
+    u = w.make("Add", [x, one], dtype, shape)
+    exact = w.make("Equal", [u, one], torch.bool, shape)
+    away = w.make("Where", [exact, one, w.make("Sub", [u, one], dtype, shape)], dtype, shape)
+    infinite = w.make("Equal", [u, w.constant(math.inf, dtype)], torch.bool, shape)
+    ratio = w.make("Where", [infinite, one, w.make("Div", [x, away], dtype, shape)], dtype, shape)
+    product = w.make("Mul", [w.make("Log", [u], dtype, shape), ratio], dtype, shape)
+    return w.make("Where", [exact, x, product], dtype, shape)
+
+
+@raises(aten.expm1.default)
+def expm1(w, node, x):
+    """(u - 1) x / log(u) with u = e^x (Kahan); u - 1 itself where that is exact enough or where u is 0 or infinite."""
+    dtype, shape = result(node)
+    x, one = w.cast(x, dtype), w.constant(1, dtype)
+    u = w.make("Exp", [x], dtype, shape)
+    plain = w.make("Sub", [u, one], dtype, shape)
+    exact = w.make("Equal", [u, one], torch.bool, shape)
+    far = w.make("Greater", [w.make("Abs", [x], dtype, shape), one], torch.bool, shape)
+    log = w.make("Where", [w.make("Or", [exact, far], torch.bool, shape), one, w.make("Log", [u], dtype, shape)], dtype, shape)
+    near = w.make("Div", [w.make("Mul", [plain, x], dtype, shape), log], dtype, shape)
+    near = w.make("Where", [exact, x, near], dtype, shape)
+    return w.make("Where", [far, plain, near], dtype, shape)
+
+
 @raises(aten.logical_not.default)
 def logical_not(w, node, x):
     return w.make("Not", [w.cast(x, torch.bool)], *result(node))
