@@ -92,7 +92,7 @@ class CompiledStep:
         return program
 
     def __call__(self, *args, **kwargs) -> torch.Tensor:
-        with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()), torch.no_grad():
+        with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()):
             return self._call(*args, **kwargs)
 
 
@@ -107,6 +107,7 @@ class _StepProgram:
         self.loss = results[len(mutated)]
         self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
 
+    @torch.no_grad()
     def __call__(self, *values):
         if self.session is None:
             self._open(values)
@@ -149,12 +150,11 @@ class _StepProgram:
             model = import_forward(self.module, names, {n for i, n, v in tensors if id(v) in recipe.trained}, self.loss)
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
-        initialise(model, {name: value for name, _, value in bound})
-        self.model = model
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
-        bound = [(name, i, value) for name, i, value in bound if name in read]
-        self.bound = bound
+        self.bound = bound = [(name, i, value) for name, i, value in bound if name in read]
+        initialise(model, {name: value for name, _, value in bound}, read)
+        self.model = model
         trained = [name for name, _, value in bound if id(value) in recipe.trained]
         self.session = _core.Training.open(model.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
@@ -186,13 +186,13 @@ class _StepProgram:
         return found
 
 
-def initialise(model, tensors):
-    """Moves these inputs of the model to its initializers."""
+def initialise(model, tensors, read):
+    """Makes these inputs of the model initializers, and drops the inputs that are not `read`."""
     from onnx import helper
 
     from caesura.aten.writer import onnx_type
 
-    kept = [i for i in model.graph.input if i.name not in tensors]
+    kept = [i for i in model.graph.input if i.name not in tensors and i.name in read]
     del model.graph.input[:]
     model.graph.input.extend(kept)
     for name, value in tensors.items():

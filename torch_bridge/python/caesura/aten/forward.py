@@ -48,7 +48,15 @@ def _log_softmax(w, node, x, axis, half_to_float):
     return y
 
 
+def _topk(w, node, x, k, axis, largest, ordered):
+    # Ties go to the lower index, as ONNX has it; PyTorch says nothing of them, so a program beside eager leaves it the call.
+    values, indices = w.op("TopK", [x, w.ints([k])], outputs=2, axis=axis, largest=int(largest), sorted=1)
+    shape = result(node, 0)[1]
+    return Tensor(values, x.dtype, shape), Tensor(indices, torch.int64, shape)
+
+
 _FORWARD = {
+    aten.topk.default: _topk,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten.native_dropout.default: _dropout,
     aten.nll_loss_forward.default: _nll_loss,

@@ -155,13 +155,6 @@ def max_dim(w, node, x, axis, keepdim):
     return values, indices
 
 
-@raises(aten.topk.default)
-def topk(w, node, x, k, axis, largest, ordered):
-    values, indices = w.op("TopK", [x, w.ints([k])], outputs=2, axis=axis, largest=int(largest), sorted=1)
-    shape = result(node, 0)[1]
-    return Tensor(values, x.dtype, shape), Tensor(indices, torch.int64, shape)
-
-
 @raises(aten.cumsum.default)
 def cumsum(w, node, x, axis, *options):
     dtype, shape = result(node)

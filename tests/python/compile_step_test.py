@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caesura.compile_step beside eager PyTorch: losses, parameters, optimizer state."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(6, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(F.gelu(self.first(x))))
+
+
+def batches(count, rows=5):
+    return [(torch.randn(rows, 6), torch.randint(0, 4, (rows,))) for _ in range(count)]
+
+
+def eager(module, optimizer, data, loss_fn=F.cross_entropy, clip=0.0, accumulate=1, schedule=None):
+    losses = []
+    for i, (x, y) in enumerate(data):
+        if i % accumulate == 0:
+            optimizer.zero_grad()
+        loss = loss_fn(module(x), y)
+        (loss / accumulate).backward()
+        if (i + 1) % accumulate == 0:
+            if clip:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
+            optimizer.step()
+            if schedule:
+                schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+def same(module, other, atol=2e-6):
+    for (name, p), q in zip(module.state_dict().items(), other.state_dict().values()):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=atol, msg=lambda m: f"{name}: {m}")
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, centered=True),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_follows_eager(make):
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = make(module.parameters()), make(other.parameters())
+    data = batches(6)
+    expected = eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    torch.testing.assert_close([step(x, y).item() for x, y in data], expected, rtol=1e-4, atol=1e-6)
+    same(other, module)
+
+
+def test_state_is_pytorchs_own():
+    """After caesura's steps PyTorch goes on with the same optimizer, and the other way round."""
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
+    data = batches(9)
+    eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    [step(*batch) for batch in data[:3]]
+    third = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    third.load_state_dict(copy.deepcopy(second.state_dict()))
+    eager(other, third, data[3:6])
+    step = caesura.compile_step(other, F.cross_entropy, third)
+    [step(*batch) for batch in data[6:]]
+    same(other, module)
+
+
+def test_clipping_and_schedule():
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
+    data = batches(6)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.7) for o in (first, second)]
+    expected = eager(module, first, data, clip=0.1, schedule=schedules[0])
+    step = caesura.compile_step(other, F.cross_entropy, second, clip_norm=0.1)
+    for (x, y), want in zip(data, expected):
+        assert step(x, y).item() == pytest.approx(want, rel=1e-4)
+        schedules[1].step()
+    same(other, module)
+
+
+def test_accumulation():
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (module, other))
+    data = batches(6)
+    eager(module, first, data, accumulate=3)
+    step = caesura.compile_step(other, F.cross_entropy, second, accumulation_steps=3)
+    [step(*batch) for batch in data]
+    same(other, module)
+    assert second.state[other.last.bias]["step"] == 2
+
+
+def test_parameter_groups():
+    def groups(m):
+        return [{"params": m.first.parameters(), "lr": 1e-3, "weight_decay": 0.3}, {"params": m.last.parameters(), "lr": 1e-2}]
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(groups(m)) for m in (module, other))
+    data = batches(5)
+    eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    [step(*batch) for batch in data]
+    same(other, module)
+    torch.testing.assert_close(other.norm.weight, torch.ones(16), rtol=0, atol=0)  # in no group
+
+
+def test_changing_lengths_capture_at_most_twice():
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
+    data = [batches(1, rows)[0] for rows in (5, 3, 8, 5, 13, 2)]
+    expected = eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    torch.testing.assert_close([step(*batch).item() for batch in data], expected, rtol=1e-4, atol=1e-6)
+    same(other, module)
+    assert len(step.programs) == 2
+
+
+def test_module_that_returns_its_loss_and_keyword_arguments():
+    class Model(Net):
+        def forward(self, x, labels=None):
+            return {"loss": F.cross_entropy(super().forward(x), labels), "rest": 1}
+
+    module = Model()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
+    data = batches(4)
+    losses = []
+    for x, y in data:
+        first.zero_grad()
+        loss = module(x, labels=y)["loss"]
+        loss.backward()
+        first.step()
+        losses.append(loss.item())
+    step = caesura.compile_step(other, None, second)
+    torch.testing.assert_close([step(x, labels=y).item() for x, y in data], losses, rtol=1e-4, atol=1e-6)
+    same(other, module)
+
+
+def test_batch_norm_statistics_and_counters():
+    module = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+                                 torch.nn.Flatten(), torch.nn.Linear(4 * 16, 4))
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.SGD(m.parameters(), lr=1e-2) for m in (module, other))
+    data = [(torch.randn(3, 2, 6, 6), torch.randint(0, 4, (3,))) for _ in range(4)]
+    eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    [step(*batch) for batch in data]
+    same(other, module, atol=1e-5)
+    assert other[1].num_batches_tracked == 4
+
+
+def test_weights_that_others_write():
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    for batch in batches(3):
+        eager(module, first, [batch])
+        step(*batch)
+        for m in (module, other):
+            m.first.weight.data.mul_(0.9)
+            m.last.weight.detach().numpy()[:] *= 1.1
+    same(other, module)
+
+
+def test_dropout_repeats_under_a_seed():
+    net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4))
+    data = batches(3)
+
+    def losses(seed):
+        torch._dynamo.reset()
+        module = copy.deepcopy(net)
+        step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.0))
+        torch.manual_seed(seed)
+        return [step(*data[0]).item() for _ in range(3)]
+    first = losses(1)
+    assert first == losses(1) and len(set(first)) == 3 and first != losses(2)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------
+
+def refused(module, match):
+    step = caesura.compile_step(module, lambda y, t: y.square().mean(), torch.optim.SGD(module.parameters(), lr=0.1))
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(Exception, match=match):
+        step(torch.randn(3, 6), torch.zeros(1))
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
+
+
+def test_refuses_a_graph_break():
+    class Breaks(Net):
+        def forward(self, x):
+            y = super().forward(x)
+            print("in the middle")
+            return y
+    refused(Breaks(), "print")
+
+
+def test_refuses_what_has_no_kernel():
+    class Cummax(Net):
+        def forward(self, x):
+            return super().forward(x).cummax(0).values
+    refused(Cummax(), r"cummax.*compile_step_test.py")
+
+
+def test_refuses_gradients_that_its_rules_would_not_see():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * 10
+
+    class Own(Net):
+        def forward(self, x):
+            return Double.apply(super().forward(x))
+
+    class NoGrad(Net):
+        def forward(self, x):
+            y = super().forward(x)
+            with torch.no_grad():
+                z = y * 2
+            return y + z
+
+    class Detach(Net):
+        def forward(self, x):
+            y = super().forward(x)
+            return y * y.detach()
+
+    refused(Own(), "autograd.Function")
+    refused(NoGrad(), "no_grad")
+    refused(Detach(), "cut off from its gradient")
+
+
+def test_refuses_an_unknown_optimizer():
+    module = Net()
+    with pytest.raises(caesura.StepRefused, match="Adagrad"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.Adagrad(module.parameters()))
