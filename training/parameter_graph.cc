@@ -33,12 +33,10 @@ Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<G
                                                                const ProviderList& providers, PlanOptions options,
                                                                const PassList& passes,
                                                                const std::vector<std::string>& disabled_passes) {
-  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*graph, providers));
-  static_cast<void>(expanded);
+  RETURN_IF_ERROR(ExpandMissingKernels(*graph, providers).status());
   Model model;
   model.graph = graph;
-  auto records = RunPasses(passes, model, disabled_passes);
-  if (!records.ok()) return records.status();
+  RETURN_IF_ERROR(RunPasses(passes, model, disabled_passes).status());
   for (const std::string& name : parameters) options.parameters.push_back(graph->FindValue(name));
   return std::unique_ptr<ParameterGraph>(
       new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers)));

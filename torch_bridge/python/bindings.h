@@ -12,6 +12,7 @@
 
 #include "core/base/status.h"
 #include "core/graph/graph.h"
+#include "core/session/session.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura::python {
@@ -25,6 +26,9 @@ T Unwrap(Result<T> result) {
   if (!result.ok()) Raise(result.status());
   return *std::move(result);
 }
+
+// What a dict of arrays (or of what caesura.values.to_value takes) holds, by name. Arrays are kept alive, not copied.
+NamedValues FeedsOf(nanobind::dict feeds);
 
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);

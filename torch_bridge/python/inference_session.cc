@@ -2,6 +2,7 @@
 #include "core/load/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
+#include "graph_transforms/pipeline.h"
 #include "torch_bridge/python/bindings.h"
 #include "training/kernels/training_ops.h"
 
@@ -13,6 +14,7 @@ namespace {
 std::unique_ptr<Session> Open(Result<Model> model, int threads) {
   SessionOptions options;
   options.plan.threads = threads;
+  options.passes = InferencePasses();
   options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
   return Unwrap(Session::Create(Unwrap(std::move(model)), std::move(options)));
 }
@@ -50,14 +52,15 @@ void BindSession(nb::module_& m) {
       .def("inputs", [](const Session& s) { return DescribeAll(s.inputs()); })
       .def("outputs", [](const Session& s) { return DescribeAll(s.outputs()); })
       .def("run",
-           [](Session& session, const NamedValues& feeds, const std::vector<std::string>& names) {
+           [](Session& session, nb::dict arrays, const std::vector<std::string>& names) {
+             const NamedValues feeds = FeedsOf(arrays);
              auto results = [&] {
                nb::gil_scoped_release release;
                return session.Run(feeds, names);
              }();
              return Unwrap(std::move(results));
            })
-      .def("plan", [](Session& session, const NamedValues& feeds) { return Unwrap(session.Plan(feeds))->ToString(); });
+      .def("plan", [](Session& session, nb::dict arrays) { return Unwrap(session.Plan(FeedsOf(arrays)))->ToString(); });
 }
 
 }  // namespace caesura::python

@@ -34,6 +34,7 @@ struct TrainOptions {
   int64_t warmup = 0;
   double clip = 0;
   int accumulate = 1;
+  std::string precision = "fp32";
   std::vector<std::string> trainable, frozen;
   // run
   double epochs = 10;

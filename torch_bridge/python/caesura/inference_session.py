@@ -5,7 +5,7 @@ import os
 from typing import NamedTuple, Optional, Sequence
 
 from caesura import _core
-from caesura.values import from_value, to_value
+from caesura.values import from_value
 
 
 class ValueInfo(NamedTuple):
@@ -43,9 +43,8 @@ class InferenceSession:
         output_names: which, in which order; None for all. feeds: input name to array; inputs that have a default may
         be left out.
         """
-        values = {name: to_value(item) for name, item in feeds.items()}
-        return [from_value(value) for value in self._session.run(values, list(output_names or []))]
+        return [from_value(value) for value in self._session.run(feeds, list(output_names or []))]
 
     def plan(self, feeds: dict) -> str:
         """The execution plan for feeds of these shapes, one line a step."""
-        return self._session.plan({name: to_value(item) for name, item in feeds.items()})
+        return self._session.plan(feeds)

@@ -78,13 +78,11 @@ class SplitModule:
 
         Running statistics are written when this returns; a forward that fails has changed nothing.
         """
-        run = self._module.forward({name: to_value(item) for name, item in feeds.items()})
-        return ForwardRun(run, self._output_names, self._gradient_names)
+        return ForwardRun(self._module.forward(feeds), self._output_names, self._gradient_names)
 
     def predict(self, feeds: dict) -> dict:
         """The outputs in evaluation mode, by name."""
-        values = self._module.predict({name: to_value(item) for name, item in feeds.items()})
-        return dict(zip(self._output_names, map(from_value, values)))
+        return dict(zip(self._output_names, map(from_value, self._module.predict(feeds))))
 
     def parameters(self) -> dict:
         """Copies of trained parameters and running statistics, by the model's names."""
@@ -95,7 +93,7 @@ class SplitModule:
 
         Runs that wait for their backward go on with the parameters that they began with.
         """
-        self._module.set_parameters({name: to_value(item) for name, item in values.items()})
+        self._module.set_parameters(values)
 
     @property
     def unreachable(self) -> list:
