@@ -35,6 +35,8 @@ int FollowingInputs(const Node& node) {
   return it == kOps.end() ? 0 : it->second;
 }
 
+bool ReadsShape(const Node& node) { return node.Is("Shape") || node.Is("Size"); }
+
 bool IsView(const Node& node) {
   static const std::unordered_set<std::string> kOps = {"Flatten", "Identity",  "Reshape",
                                                        "Squeeze", "Transpose", "Unsqueeze"};
@@ -56,6 +58,7 @@ class Rewriter {
         Narrow(node, inputs, &widened);
         changed = true;
       }
+      if (ReadsShape(*node) && narrow_.count(node->input(0)) > 0) node->SetInput(0, narrow_.at(node->input(0)));
       order_.push_back(node);
       order_.insert(order_.end(), widened.begin(), widened.end());
     }

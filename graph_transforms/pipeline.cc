@@ -40,7 +40,7 @@ PassList PrecisionPasses(DType precision) {
 
 PassList FusionPasses() {
   PassList passes;
-  // Nodes that rules or function bodies made get their shapes, which the others go by.
+  // What others made gets its shapes, which the passes below go by.
   passes.push_back(MakeShapeInferencePass());
   // Sums of halves for float32 readers are float32 at once.
   passes.push_back(MakeCastPropagationPass());
@@ -59,6 +59,8 @@ PassList InferencePasses() {
 
 PassList StepPasses() {
   PassList passes;
+  // Nodes that rules made get their shapes: many sums over what might have been broadcast turn out to be none.
+  passes.push_back(MakeShapeInferencePass());
   passes.push_back(MakeRedundantNodesPass());
   // Rules ask for the same shapes, masks and transposed values again and again.
   passes.push_back(MakeCommonSubexpressionPass({}));

@@ -91,5 +91,22 @@ TEST(MixedPrecision, CastsBecomePartOfProductsAndSums) {
   EXPECT_THAT(Nodes(sum), ElementsAre("Shape:int64", "SumTo:float32"));
 }
 
+// The gradient of a transposed weight: the cast passes the transpose and becomes part of the product.
+TEST(MixedPrecision, CastsGoAheadOfViews) {
+  Model model = Parse(R"(g (bfloat16[64,24] dy, bfloat16[64,40] x) => (float[960] dw) <int64[1] flat = {-1}> {
+      p = ai.caesura.FusedMatMul <transA = 1> (x, dy) t = Transpose <perm = [1, 0]> (p) r = Reshape (t, flat)
+      dw = Cast <to = 1> (r) })");
+  ASSERT_TRUE(RunPasses(FusionPasses(), model).ok());
+  EXPECT_THAT(Nodes(model), ElementsAre("FusedMatMul:float32", "Transpose:float32", "Reshape:float32"));
+}
+
+TEST(MixedPrecision, ShapesAreReadOfWhatIsThere) {
+  const Model model = Mixed(R"(g (float[N,8] x, float[8,8] w) => (float[N,8] y, int64[2] s) {
+      p = MatMul (x, w) s = Shape (p) y = Exp (p) })");
+  EXPECT_THAT(Nodes(model), ElementsAre("Cast:bfloat16", "Cast:bfloat16", "MatMul:bfloat16", "Cast:float32",
+                                        "Shape:int64", "Exp:float32"));
+  EXPECT_EQ(model.graph->nodes()[4]->input(0)->dtype(), DType::kBFloat16);
+}
+
 }  // namespace
 }  // namespace caesura

@@ -8,6 +8,7 @@
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/matmul_shape.h"
+#include "core/kernels/cpu/through_dense.h"
 #include "core/kernels/cpu/through_float.h"
 #include "core/kernels/kernel_context.h"
 
@@ -108,6 +109,12 @@ Status CreateGemm(KernelInfo& info) {
   return {};
 }
 
+// For halves that oneDNN does not multiply here.
+template <KernelFactory factory>
+Status ThroughDenseFloat(KernelInfo& info) {
+  return CreateThroughDense(info, ThroughFloat<factory>);
+}
+
 constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
 
 }  // namespace
@@ -115,13 +122,15 @@ constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
 void RegisterMatMulKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "MatMul", .types = kNumericTypes, .strided_inputs = {0, 1}, .strided_outputs = {0},
                 .create = CreateMatMul});
-  registry.Add({.op_type = "MatMul", .types = kHalfTypes, .create = ThroughFloat<CreateMatMul>});
+  registry.Add({.op_type = "MatMul", .types = kHalfTypes, .strided_inputs = {0, 1},
+                .create = ThroughDenseFloat<CreateMatMul>});
   registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kNumericTypes, .strided_inputs = {0, 1},
                 .strided_outputs = {0}, .create = CreateFusedMatMul});
-  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes,
-                .create = ThroughFloat<CreateFusedMatMul>});
+  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes, .strided_inputs = {0, 1},
+                .create = ThroughDenseFloat<CreateFusedMatMul>});
   registry.Add({.op_type = "Gemm", .types = kNumericTypes, .strided_inputs = {0, 1}, .create = CreateGemm});
-  registry.Add({.op_type = "Gemm", .types = kHalfTypes, .create = ThroughFloat<CreateGemm>});
+  registry.Add({.op_type = "Gemm", .types = kHalfTypes, .strided_inputs = {0, 1},
+                .create = ThroughDenseFloat<CreateGemm>});
   RegisterIntegerMatMulKernels(registry);
   RegisterEinsumKernels(registry);
   RegisterDetKernels(registry);
