@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kSmallProduct = 20000;
 
 constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the plain loop
-constexpr int64_t kStrip = 16, kNarrowStrip = 8;           // columns whose sums stay in registers
+constexpr int64_t kWideStrip = 32, kStrip = 16, kNarrowStrip = 8;  // columns whose sums stay in registers
 
 // acc[4][columns] += A[4][depth] B[depth][columns] for so many columns that the sums stay in registers.
 template <typename T, int64_t kWidth>
@@ -49,10 +49,14 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
                    int64_t b_row, Accumulator<T>* acc) {
   using Acc = Accumulator<T>;
   const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / kNarrowStrip * kNarrowStrip;
+  const bool wide = BestIsa() == Isa::kX86V4;  // the others have registers for four rows of kStrip
   for (int64_t i = 0; i < whole_rows; i += 4) {
     const T* x = a + i * as.row;
     Acc* sums = acc + i * kColumns;
     int64_t j = 0;
+    for (; wide && j + kWideStrip <= columns; j += kWideStrip) {
+      MultiplyStrip<T, kWideStrip>(depth, x, as, b + j, b_row, sums + j);
+    }
     for (; j + kStrip <= columns; j += kStrip) MultiplyStrip<T, kStrip>(depth, x, as, b + j, b_row, sums + j);
     for (; j < whole_columns; j += kNarrowStrip) MultiplyStrip<T, kNarrowStrip>(depth, x, as, b + j, b_row, sums + j);
   }
