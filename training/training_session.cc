@@ -90,7 +90,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
   options.threads = options_.threads;
   options.cache_values = false;  // every update changes every parameter
   return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options, StepPasses(),
-                                options_.disabled_passes);
+                                options_.disabled_passes, options_.memory_budget);
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {

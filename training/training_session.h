@@ -30,6 +30,9 @@ struct TrainingOptions {
   ProviderList providers;    // empty: the CPU provider
   int threads = 0;           // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;         // of dropout and other random ops
+  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not fit is computed again
+  // in the backward; a step whose least is above the budget fails, saying so.
+  size_t memory_budget = 0;
   std::vector<std::string> disabled_passes;
 };
 

@@ -88,6 +88,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   if (commit != "late" && commit != "eager-consume") Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
   options.threads = nb::cast<int>(get("threads"));
+  options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
   return Unwrap(TrainingSession::Create(ReadSource(source), std::move(options)));
 }

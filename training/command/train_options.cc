@@ -121,6 +121,11 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str()
       ->group(group);
+  app.add_option("--memory-budget", o->memory_budget,
+                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' reports them); parts of "
+                 "the forward are computed again in the backward to keep within; 0: no limit")
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
   app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
       ->check(CLI::NonNegativeNumber)->group(group);
@@ -226,6 +231,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.step.commit = options.eager ? CommitMode::kEagerConsume : CommitMode::kLate;
   out.seed = options.seed;
   out.threads = options.threads;
+  out.memory_budget = options.memory_budget;
   return out;
 }
 

@@ -28,6 +28,8 @@ class TrainingSession:
     commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
     precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, parameters, optimizer, losses
         and norms in float32; "fp16": likewise, with a scaled loss: an update whose gradients overflow does not happen.
+    memory_budget: bytes that the arena of a step may take (plan() tells what it takes); what does not fit is computed
+        again in the backward. MemoryError when the least possible is above it. 0: no limit.
     keep_gradients: hold the last step's gradients for gradients().
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
 
@@ -37,14 +39,15 @@ class TrainingSession:
     def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), clip_norm: float = 0.0, accumulation_steps: int = 1,
-                 commit: str = "late", precision: str = "fp32", keep_gradients: bool = False, threads: int = 0,
-                 seed: int = 0, **coefficients):
+                 commit: str = "late", precision: str = "fp32", memory_budget: int = 0, keep_gradients: bool = False,
+                 threads: int = 0, seed: int = 0, **coefficients):
         source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
         self._session = _core.Training.open(source, {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
             "optimizer": optimizer, "coefficients": {k: float(v) for k, v in coefficients.items()},
             "trainable": list(trainable), "frozen": list(frozen), "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
+            "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "threads": threads, "seed": seed,
         })
 
