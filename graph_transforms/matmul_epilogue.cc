@@ -16,13 +16,16 @@ int Slot(const Node& product, const Value& sum, const Value& term) {
   if (!shape || !term.type().shape || shape->size() < 2 || term.dtype() != sum.dtype()) return -1;
   if (term.type().shape->size() == 1 && SameDim(term.type().shape->front(), shape->back())) {
     const bool fits = product.input(kBias) == nullptr && product.input(kAddend) == nullptr;
-    return fits && product.Attr<float>("alpha", 1.0f) == 1.0f ? kBias : -1;
+    const bool typed = term.dtype() == product.input(0)->dtype();
+    return fits && typed && product.Attr<float>("alpha", 1.0f) == 1.0f ? kBias : -1;
   }
   return product.input(kAddend) == nullptr && SameDims(*shape, *term.type().shape) ? kAddend : -1;
 }
 
-bool IsProduct(const Node* node) {
-  return node != nullptr && (node->Is("MatMul") || node->Is("FusedMatMul", kCaesuraDomain));
+bool IsWidening(const Node& cast) {
+  const Value* from = cast.input(0);
+  const bool half = from != nullptr && (from->dtype() == DType::kFloat16 || from->dtype() == DType::kBFloat16);
+  return half && cast.output(0)->dtype() == DType::kFloat32;
 }
 
 class MatMulEpilogue : public Pass {
@@ -31,15 +34,20 @@ class MatMulEpilogue : public Pass {
 
   Result<bool> Run(Model& model) override {
     Graph& graph = *model.graph;
-    std::vector<Node*> sums;
+    std::vector<Node*> readers;
     for (const auto& node : graph.nodes()) {
-      if (node->Is("Add") && kFloatTypes.Contains(node->output(0)->dtype())) sums.push_back(node.get());
+      if (node->Is("Add") && kFloatTypes.Contains(node->output(0)->dtype())) readers.push_back(node.get());
+      if (node->Is("Cast") && IsWidening(*node)) readers.push_back(node.get());
     }
     std::unordered_map<const Node*, const Node*> replaced;  // by what stands in its place
     std::unordered_set<const Node*> gone;
-    for (Node* sum : sums) {
-      if (Node* fused = Fuse(graph, sum, &gone)) replaced[sum] = fused;
+    for (Node* node : readers) {
+      Node* fused = node->Is("Cast") ? FuseCast(graph, node) : FuseSum(graph, node);
+      if (fused == nullptr) continue;
+      gone.insert(node);
+      replaced[node] = fused;
     }
+    gone.insert(products_.begin(), products_.end());
     if (replaced.empty()) return false;
     std::vector<const Node*> order;
     for (const auto& node : graph.nodes()) {
@@ -50,33 +58,53 @@ class MatMulEpilogue : public Pass {
     graph.RemoveNodes(gone);
     graph.Reorder(order);
     made_.clear();
+    products_.clear();
     return true;
   }
 
  private:
-  // The product that takes the place of `sum`, if there is one.
-  Node* Fuse(Graph& graph, Node* sum, std::unordered_set<const Node*>* gone) {
+  // The product behind `value`, if `value` has one reader alone.
+  static const Node* ProductOf(const Graph& graph, const Value* value) {
+    const Node* product = value == nullptr ? nullptr : value->producer();
+    const bool own = product != nullptr && value->uses().size() == 1 && !graph.IsGraphOutput(value);
+    return own && (product->Is("MatMul") || product->Is("FusedMatMul", kCaesuraDomain)) ? product : nullptr;
+  }
+
+  // The product with other inputs and attributes, in the place of `reader`.
+  Node* Replace(Graph& graph, const Node* product, Node* reader, std::vector<Value*> inputs, AttributeMap attributes) {
+    Node* fused = graph.AddNode("FusedMatMul", std::move(inputs), graph.ReleaseOutputs(reader), std::move(attributes),
+                                kCaesuraDomain, reader->name() + ".product");
+    fused->set_phase(reader->phase());
+    fused->set_source(product->source());
+    made_.insert(fused);
+    products_.insert(product);
+    return fused;
+  }
+
+  Node* FuseSum(Graph& graph, Node* sum) {
     for (int side : {0, 1}) {
       Value *factor = sum->input(side), *term = sum->input(1 - side);
       if (factor == nullptr || term == nullptr || factor == term) continue;
-      const Node* product = factor->producer();
-      if (!IsProduct(product) || factor->uses().size() != 1 || graph.IsGraphOutput(factor)) continue;
-      const int slot = Slot(*product, *sum->output(0), *term);
+      const Node* product = ProductOf(graph, factor);
+      const int slot = product == nullptr ? -1 : Slot(*product, *sum->output(0), *term);
       if (slot < 0) continue;
       std::vector<Value*> inputs = product->inputs();
       inputs.resize(slot + 1, nullptr);
       inputs[slot] = term;
-      Node* fused = graph.AddNode("FusedMatMul", std::move(inputs), graph.ReleaseOutputs(sum), product->attributes(),
-                                  kCaesuraDomain, sum->name() + ".product");
-      fused->set_phase(sum->phase());
-      fused->set_source(product->source());
-      made_.insert(fused);
-      gone->insert({sum, product});
-      return fused;
+      return Replace(graph, product, sum, std::move(inputs), product->attributes());
     }
     return nullptr;
   }
 
+  Node* FuseCast(Graph& graph, Node* cast) {
+    const Node* product = ProductOf(graph, cast->input(0));
+    if (product == nullptr || product->input(kAddend) != nullptr) return nullptr;
+    AttributeMap attributes = product->attributes();
+    attributes["dtype"] = static_cast<int64_t>(DType::kFloat32);
+    return Replace(graph, product, cast, product->inputs(), std::move(attributes));
+  }
+
+  std::unordered_set<const Node*> products_;  // that are part of others now
   std::unordered_set<const Node*> made_;
 };
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/pipeline.h"
 
+#include "graph_transforms/attention_fusion.h"
+#include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/matmul_epilogue.h"
+#include "graph_transforms/mixed_precision.h"
 #include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/row_fusion.h"
 #include "graph_transforms/shape_inference_pass.h"
@@ -21,24 +24,48 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   // Exporters write tensor.split as a sequence whose elements are taken out again: Split says the same.
   passes.push_back(MakeSplitSequencesPass());
   // Equal nodes are computed once. After the simplifications, which make nodes equal.
-  passes.push_back(MakeCommonSubexpressionPass(std::move(parameters)));
+  passes.push_back(MakeCommonSubexpressionPass(parameters));
+  // Attention that an exporter wrote out is one op again. Behind what makes its parts easy to see.
+  passes.push_back(MakeAttentionFusionPass(std::move(parameters)));
   // Last: what the others left unread.
   passes.push_back(MakeDeadNodeEliminationPass());
   return passes;
 }
 
+PassList PrecisionPasses(DType precision) {
+  if (precision == DType::kFloat32) return {};
+  // Then what casts nobody reads.
+  return {MakeMixedPrecisionPass(precision), MakeDeadNodeEliminationPass()};
+}
+
+PassList FusionPasses() {
+  PassList passes;
+  // What others made gets its shapes, which the passes below go by.
+  passes.push_back(MakeShapeInferencePass());
+  // Sums of halves for float32 readers are float32 at once.
+  passes.push_back(MakeCastPropagationPass());
+  // What is added to a product is added while its tiles are in cache. Behind passes that leave fewer readers.
+  passes.push_back(MakeMatMulEpiloguePass());
+  // What is left of arithmetic on rows goes through cache together.
+  passes.push_back(MakeRowFusionPass());
+  return passes;
+}
+
+PassList InferencePasses() {
+  PassList passes = ForwardPasses();
+  for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  return passes;
+}
+
 PassList StepPasses() {
   PassList passes;
+  // Nodes that rules made get their shapes: many sums over what might have been broadcast turn out to be none.
+  passes.push_back(MakeShapeInferencePass());
   passes.push_back(MakeRedundantNodesPass());
   // Rules ask for the same shapes, masks and transposed values again and again.
   passes.push_back(MakeCommonSubexpressionPass({}));
   passes.push_back(MakeDeadNodeEliminationPass());
-  // Backward nodes get their shapes, which the next two go by.
-  passes.push_back(MakeShapeInferencePass());
-  // What is added to a product is added while its tiles are in cache. After the above, which leave fewer readers.
-  passes.push_back(MakeMatMulEpiloguePass());
-  // What is left of arithmetic on rows goes through cache together.
-  passes.push_back(MakeRowFusionPass());
+  for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
   return passes;
 }
 

@@ -10,11 +10,20 @@
 
 namespace caesura {
 
-// For inference and for the forward graph before it is differentiated. Initializers named in `parameters` change
-// between runs: no pass may rely on their values.
+// For the forward graph before it is differentiated, or fused. Initializers named in `parameters` change between runs: no
+// pass may rely on their values.
 PassList ForwardPasses(std::unordered_set<std::string> parameters = {});
 
-// For a graph that holds its backward part and optimizer already.
+// For the forward graph behind the above, to compute in `precision` where that is safe; none for float32.
+PassList PrecisionPasses(DType precision);
+
+// For a graph that is to be run as it is: neighbours become single kernels. Not to be differentiated any more.
+PassList FusionPasses();
+
+// For a model that is only run (SessionOptions::passes): forward, then fusion.
+PassList InferencePasses();
+
+// For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses();
 
 }  // namespace caesura

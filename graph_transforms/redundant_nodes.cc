@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/redundant_nodes.h"
 
+#include "graph_transforms/same_dims.h"
+
 namespace caesura {
 namespace {
 
@@ -20,6 +22,10 @@ bool HandsOnItsInput(const Node& node) {
   if (node.Is("Cast") || node.Is("CastLike")) {
     return input->type().is_tensor() && input->dtype() != DType::kUndefined &&
            input->dtype() == node.output(0)->dtype();
+  }
+  if (node.Is("SumTo", kCaesuraDomain)) {
+    const auto &from = input->type().shape, &to = node.output(0)->type().shape;
+    return from && to && SameDims(*from, *to) && input->dtype() == node.output(0)->dtype();
   }
   return node.Is("Transpose") && IsIdentityPermutation(node);
 }

@@ -36,6 +36,7 @@ class RowFusion : public Pass {
       int position = 0;
       for (const auto& node : graph_.nodes()) {
         position_[node.get()] = position++;
+        if (IsFixed(*node)) fixed_.insert(node.get());
         if (auto op = AsRowOp(*node)) ops_.emplace(node.get(), *std::move(op));
       }
       for (const auto& node : graph_.nodes()) {
@@ -74,6 +75,15 @@ class RowFusion : public Pass {
       return it == group_of_.end() ? nullptr : it->second;
     }
 
+    // Whether all that it reads is made from initializers.
+    bool IsFixed(const Node& node) const {
+      return std::all_of(node.inputs().begin(), node.inputs().end(), [&](const Value* input) {
+        if (input == nullptr) return true;
+        if (input->producer() != nullptr) return fixed_.count(input->producer()) > 0;
+        return graph_.Initializer(input) != nullptr && !graph_.IsGraphInput(input);
+      });
+    }
+
     // What must run before `node`, in this graph.
     const std::vector<Node*>& Before(const Node* node) {
       auto [it, fresh] = before_.try_emplace(node);
@@ -106,6 +116,7 @@ class RowFusion : public Pass {
         if (input == nullptr || input->producer() == nullptr) continue;
         Group* other = GroupOf(input->producer());
         if (other == nullptr || other == own || !(other->rows == own->rows) || other->phase != own->phase) continue;
+        if (fixed_.count(node) != fixed_.count(input->producer())) continue;
         // Sums over rows are there when all tiles have run: nobody in the group can read them.
         const auto& columns = ops_.at(input->producer()).columns;
         const auto& outputs = input->producer()->outputs();
@@ -249,6 +260,7 @@ class RowFusion : public Pass {
     Graph& graph_;
     std::unordered_map<const Node*, int> position_;
     std::unordered_map<const Node*, RowOp> ops_;
+    std::unordered_set<const Node*> fixed_;
     std::vector<std::unique_ptr<Group>> groups_;
     std::unordered_map<const Node*, Group*> group_of_;
     std::unordered_map<const Node*, std::vector<Node*>> before_;

@@ -6,6 +6,7 @@
 #include "core/execute/subgraph.h"
 #include "core/plan/function_expansion.h"
 #include "graph_transforms/pipeline.h"
+#include "graph_transforms/recompute.h"
 #include "training/gradient/training_mode.h"
 
 namespace caesura {
@@ -32,16 +33,27 @@ Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<G
                                                                const std::vector<std::string>& parameters,
                                                                const ProviderList& providers, PlanOptions options,
                                                                const PassList& passes,
-                                                               const std::vector<std::string>& disabled_passes) {
-  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*graph, providers));
-  static_cast<void>(expanded);
+                                                               const std::vector<std::string>& disabled_passes,
+                                                               size_t memory_budget) {
+  RETURN_IF_ERROR(ExpandMissingKernels(*graph, providers).status());
   Model model;
   model.graph = graph;
-  auto records = RunPasses(passes, model, disabled_passes);
-  if (!records.ok()) return records.status();
+  RETURN_IF_ERROR(RunPasses(passes, model, disabled_passes).status());
   for (const std::string& name : parameters) options.parameters.push_back(graph->FindValue(name));
   return std::unique_ptr<ParameterGraph>(
-      new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers)));
+      new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers), memory_budget));
+}
+
+Result<std::shared_ptr<const ExecutionPlan>> ParameterGraph::Plan(const std::vector<RuntimeValue>& feeds,
+                                                                   const std::vector<FeedSpec>& known) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds, known));
+  if (memory_budget_ == 0 || plan->arena_bytes() <= memory_budget_) return plan;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (auto it = fitted_.find(plan.get()); it != fitted_.end()) return it->second.within;
+  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> within, PlanWithin(plan, memory_budget_));
+  if (fitted_.size() > PlanCache::kMaxPlans) fitted_.clear();
+  fitted_[plan.get()] = {plan, within};
+  return within;
 }
 
 Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds, const NamedValues& extra) const {
@@ -87,7 +99,7 @@ std::shared_ptr<ValueCache> ParameterGraph::CacheOf(const std::shared_ptr<const 
 
 Result<StartedRun> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOptions options,
                                          const std::vector<FeedSpec>& known) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds, known));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, Plan(feeds, known));
   StartedRun run{CacheOf(plan), states_.Borrow(plan)};
   options.cache = run.cache.get();
   RETURN_IF_ERROR(run.state->Start(std::move(feeds), std::move(options)));

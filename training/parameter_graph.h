@@ -26,22 +26,22 @@ struct StartedRun {
 class ParameterGraph {
  public:
   // Ops without a kernel are expanded, then the passes run. `parameters`: names of initializers of `graph`, in the
-  // order of the ParameterSets that runs bring.
+  // order of the ParameterSets that runs bring. `memory_budget`: bytes that an arena may take, by recomputing parts of the
+  // forward in the backward (graph_transforms/recompute.h); 0: no limit.
   static Result<std::unique_ptr<ParameterGraph>> Create(std::shared_ptr<Graph> graph,
                                                         const std::vector<std::string>& parameters,
                                                         const ProviderList& providers, PlanOptions options,
                                                         const PassList& passes = {},
-                                                        const std::vector<std::string>& disabled_passes = {});
+                                                        const std::vector<std::string>& disabled_passes = {},
+                                                        size_t memory_budget = 0);
 
   const Graph& graph() const { return *plans_.graph(); }
   // Feeds by name to plan order; all missing or unknown names at once are an error. `extra` are feeds that the caller
   // of the caller does not know of (learning rate, step).
   Result<std::vector<RuntimeValue>> Order(const NamedValues& feeds, const NamedValues& extra) const;
-  // `known` (here and below) as PlanCache::Get has it.
+  // `known` (here and below) as PlanCache::Get has it. kOutOfMemory where no plan takes as little as the budget.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const std::vector<RuntimeValue>& feeds,
-                                                    const std::vector<FeedSpec>& known = {}) {
-    return plans_.Get(feeds, known);
-  }
+                                                    const std::vector<FeedSpec>& known = {});
   // A run started on these feeds. `options.parameters` outlives it, and only the run itself changes them meanwhile.
   Result<StartedRun> Start(std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<FeedSpec>& known = {});
   // Drops what the run holds and keeps its memory for the next one.
@@ -56,14 +56,19 @@ class ParameterGraph {
     std::shared_ptr<const ExecutionPlan> plan;  // held, so that its address stays its own
     std::shared_ptr<ValueCache> cache;
   };
-  ParameterGraph(std::shared_ptr<const Graph> graph, const ProviderList& providers, PlanOptions options)
-      : plans_(std::move(graph), providers, std::move(options)) {}
+  ParameterGraph(std::shared_ptr<const Graph> graph, const ProviderList& providers, PlanOptions options, size_t budget)
+      : plans_(std::move(graph), providers, std::move(options)), memory_budget_(budget) {}
   std::shared_ptr<ValueCache> CacheOf(const std::shared_ptr<const ExecutionPlan>& plan);
 
   PlanCache plans_;
+  const size_t memory_budget_;
   StatePool states_{/*capacity=*/16};
   std::mutex mutex_;
   std::unordered_map<const ExecutionPlan*, Cached> caches_;
+  struct Fitted {
+    std::shared_ptr<const ExecutionPlan> plan, within;
+  };
+  std::unordered_map<const ExecutionPlan*, Fitted> fitted_;  // by the plan that takes more than the budget
 };
 
 // The forward passes, on a model whose initializers named in `trainable` and running statistics change between runs.

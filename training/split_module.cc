@@ -126,7 +126,8 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   plan.threads = options.threads;
   ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
                                                           StepPasses(), options.disabled_passes));
-  ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan));
+  ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan,
+                                                    FusionPasses(), options.disabled_passes));
   program_ = std::move(program);
   return {};
 }

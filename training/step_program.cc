@@ -20,6 +20,10 @@ class UpdateWriter {
   UpdateWriter(Graph& graph, const StepOptions& options, StepProgram& program)
       : graph_(graph), options_(options), program_(program) {}
 
+  // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
+  void Unscale(Value* loss_scale);
+  // The gradient as the caller shall see it.
+  Value* Handed(Value* gradient);
   void Accumulate(std::vector<Value*>& gradients);
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
@@ -35,12 +39,23 @@ class UpdateWriter {
   void UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* learning_rate, Value* step,
                    Value* scale);
   Value* State(const std::string& name, const Value* like);
+  // A node of ONNX behind the backward part.
+  Value* Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type, AttributeMap attributes = {});
   Node* Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs);
 
   Graph& graph_;
   const StepOptions& options_;
   StepProgram& program_;
+  Value* inverse_scale_ = nullptr;  // of the loss
 };
+
+Value* UpdateWriter::Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type,
+                        AttributeMap attributes) {
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes));
+  node->set_phase(Phase::kOptimizer);
+  node->output(0)->set_type(std::move(type));
+  return node->output(0);
+}
 
 Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs) {
   Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kTrainingDomain, outputs, op_type);
@@ -53,6 +68,18 @@ Value* UpdateWriter::State(const std::string& name, const Value* like) {
   const Tensor& parameter = *graph_.Initializer(like);
   program_.parameters.push_back(name);
   return graph_.AddInitializer(name, Tensor::Zeros(parameter.dtype(), parameter.shape()));
+}
+
+void UpdateWriter::Unscale(Value* loss_scale) {
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  Value* scale = Op("Cast", {loss_scale}, wide, {{"to", static_cast<int64_t>(DType::kFloat64)}});
+  inverse_scale_ = Op("Reciprocal", {scale}, wide);
+}
+
+Value* UpdateWriter::Handed(Value* gradient) {
+  if (inverse_scale_ == nullptr) return gradient;
+  return Op("Mul", {gradient, Op("CastLike", {inverse_scale_, gradient}, ValueType::Tensor(gradient->dtype(), Shape{}))},
+            gradient->type());
 }
 
 void UpdateWriter::Accumulate(std::vector<Value*>& gradients) {
@@ -96,10 +123,15 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   Value* factor = graph_.AddInitializer("caesura.gradient_factor",
                                         Tensor::Scalar<double>(1.0 / std::max(1, options_.accumulation_steps)));
-  if (options_.clip_norm <= 0) return factor;
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
+  if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
-  Node* scale = Act("ClipScale", {norm, factor}, {{"max_norm", Tensor::Scalar<double>(options_.clip_norm)}}, 1);
-  scale->output(0)->set_type(ValueType::Tensor(DType::kFloat64, Shape{}));
+  AttributeMap attributes;
+  if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
+  if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
+  Node* scale = Act("ClipScale", {norm, factor}, std::move(attributes), 1);
+  scale->output(0)->set_type(wide);
   return scale->output(0);
 }
 
@@ -109,10 +141,7 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
   if (group.learning_rate_scale != 1) {
     Value* factor = graph_.AddInitializer("caesura.learning_rate_scale",
                                           Tensor::Scalar<double>(group.learning_rate_scale));
-    Node* scaled = graph_.AddOp("Mul", {learning_rate, factor});
-    scaled->set_phase(Phase::kOptimizer);
-    learning_rate = scaled->output(0);
-    learning_rate->set_type(ValueType::Tensor(DType::kFloat64, Shape{}));
+    learning_rate = Op("Mul", {learning_rate, factor}, ValueType::Tensor(DType::kFloat64, Shape{}));
   }
   std::vector<Value*> inputs = {learning_rate, step, scale};
   std::vector<Value*> parameters, members;
@@ -127,6 +156,7 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
   }
   AttributeMap attributes = update.coefficients;
   attributes["count"] = static_cast<int64_t>(parameters.size());
+  if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
   Act(update.op_type, inputs, std::move(attributes), static_cast<int>(parameters.size() * (1 + update.states.size())));
 }
 
@@ -134,6 +164,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
   Value* learning_rate = graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);
+  if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   for (const Group& group : Groups()) UpdateGroup(group, gradients, learning_rate, step, scale);
 }
 
@@ -168,6 +199,18 @@ void ScheduleEarly(Graph& graph) {
 
 }  // namespace
 
+Result<DType> PrecisionByName(const std::string& name) {
+  if (name == "fp32") return DType::kFloat32;
+  if (name == "bf16") return DType::kBFloat16;
+  if (name == "fp16") return DType::kFloat16;
+  return InvalidArgument("precision '" + name + "' is none of fp32, bf16, fp16");
+}
+
+bool IsProgramInput(const std::string& name) {
+  const std::string own[] = {kLearningRateInput, kStepInput, kResetInput, kLossScaleInput};
+  return std::find(std::begin(own), std::end(own), name) != std::end(own);
+}
+
 Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
                                                 const std::vector<std::string>& frozen) {
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
@@ -194,13 +237,18 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   if (options.commit == CommitMode::kEagerConsume && options.clip_norm > 0) {
     return InvalidArgument("clipping by the global norm needs all gradients: use CommitMode::kLate");
   }
+  if (options.commit == CommitMode::kEagerConsume && options.scales_loss()) {
+    return InvalidArgument("whether all scaled gradients are finite shows behind the last one: use CommitMode::kLate");
+  }
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
   ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics, SwitchToTraining(graph));
   ASSIGN_OR_RETURN(Value * loss, AddLoss(graph, options.loss));
   GradientOptions gradient_options;
-  gradient_options.ys = {{loss, nullptr}};
+  Value* loss_scale = nullptr;
+  if (options.scales_loss()) loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
+  gradient_options.ys = {{loss, loss_scale}};
   for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
   ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, gradient_options));
 
@@ -213,9 +261,10 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   graph.ClearOutputs();
   graph.AddOutput(loss);
   UpdateWriter writer(graph, options, program);
+  if (loss_scale != nullptr) writer.Unscale(loss_scale);
   if (options.accumulation_steps > 1) writer.Accumulate(gradients);
   if (options.keep_gradients) {
-    for (Value* dx : gradients) graph.AddOutput(dx);
+    for (Value* dx : gradients) graph.AddOutput(writer.Handed(dx));
   }
   if (with_update) writer.Update(gradients);
   for (const StatisticUpdate& statistic : statistics) writer.Assign(statistic.target, statistic.value);

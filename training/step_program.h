@@ -9,6 +9,7 @@
 #include "core/execute/parameter_set.h"
 #include "core/graph/graph.h"
 #include "training/loss.h"
+#include "training/optimizer/grad_scaler.h"
 #include "training/optimizer/optimizer.h"
 
 namespace caesura {
@@ -33,15 +34,31 @@ struct StepOptions {
   CommitMode commit = CommitMode::kLate;
   // Also hand out the gradient of each parameter ("gradient.NAME").
   bool keep_gradients = false;
+  // What products, convolutions and attention compute in (graph_transforms/mixed_precision.h): float32, bfloat16, or
+  // float16, whose small gradients are saved by a scaled loss. Parameters, optimizer state, losses and norms stay
+  // float32.
+  DType precision = DType::kFloat32;
+  // With float16: an update whose gradients are not all finite does not happen and lowers the scale. Needs kLate.
+  GradScalerOptions loss_scaling;
+
+  bool scales_loss() const { return precision == DType::kFloat16; }
 };
+
+// The dtype behind "fp32", "bf16" or "fp16".
+Result<DType> PrecisionByName(const std::string& name);
 
 // Inputs that the program adds to the model's.
 inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float64 scalar
 inline constexpr char kStepInput[] = "caesura.step";                   // int64 scalar, counts updates from 1
 inline constexpr char kResetInput[] = "caesura.reset";                 // bool scalar: the first micro-step of an update
+inline constexpr char kLossScaleInput[] = "caesura.loss_scale";        // float32 scalar, where the loss is scaled
+
+bool IsProgramInput(const std::string& name);
 
 struct StepProgram {
-  std::shared_ptr<Graph> graph;  // outputs: the loss, then gradients if they are kept
+  // Outputs: the loss (not scaled), then gradients if they are kept; then, where the loss is scaled and the program
+  // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
+  std::shared_ptr<Graph> graph;
   // The names behind the entries of the ParameterSet that the program reads and writes, in its order: trained
   // parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"), accumulators ("accumulator.NAME").
   std::vector<std::string> parameters;
@@ -54,7 +71,8 @@ struct StepProgram {
 Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
                                                 const std::vector<std::string>& frozen);
 
-// `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's types are inferred.
+// `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's types are inferred, and
+// the pass of options.precision has run on it.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update);
 

@@ -2,6 +2,7 @@
 #include "training/training_session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "core/base/status_macros.h"
@@ -12,6 +13,9 @@
 
 namespace caesura {
 namespace {
+
+// Gradients that are not finite at this scale are so at any.
+constexpr double kSmallestLossScale = 1.0 / (1 << 24);
 
 constexpr char kLostStep[] = "the step is lost, parameters may be half updated: ";
 
@@ -39,12 +43,24 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(options_.schedule.Check());
   if (options_.step.accumulation_steps < 1) return InvalidArgument("accumulation_steps must be at least 1");
   if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  const DTypeSet precisions = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  if (!precisions.Contains(options_.step.precision)) {
+    return InvalidArgument("precision: expected one of " + precisions.ToString() + ", got " +
+                           DTypeName(options_.step.precision));
+  }
+  RETURN_IF_ERROR(options_.step.loss_scaling.Check());
+  scaler_ = GradScaler(options_.step.loss_scaling);
+  program_feeds_ = {{kLearningRateInput, Tensor::Scalar<double>(0)},
+                    {kStepInput, Tensor::Scalar<int64_t>(0)},
+                    {kResetInput, Tensor::Scalar<bool>(false)},
+                    {kLossScaleInput, Tensor::Scalar<float>(1)}};
   learning_rate_ = LearningRate(options_.step.optimizer);
   original_ = model.Clone();
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable,
                    TrainableNames(model, options_.step.trainable, options_.step.frozen));
   if (trainable.empty()) return InvalidArgument("no initializer of the model is selected for training");
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
+  RETURN_IF_ERROR(RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes).status());
 
   ASSIGN_OR_RETURN(update_, MakeStep(model, trainable, true));
   for (Graph* graph : {model.graph.get(), original_.graph.get()}) {
@@ -74,7 +90,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
   options.threads = options_.threads;
   options.cache_values = false;  // every update changes every parameter
   return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options, StepPasses(),
-                                options_.disabled_passes);
+                                options_.disabled_passes, options_.memory_budget);
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
@@ -89,17 +105,29 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       copy.graph->AddOutput(loss);
     }
     ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
-                     ParameterGraph::Create(copy.graph, own, options_.providers, options));
+                     ParameterGraph::Create(copy.graph, own, options_.providers, options, FusionPasses(),
+                                            options_.disabled_passes));
   }
   return {};
 }
 
 double TrainingSession::learning_rate() const { return learning_rate_ * options_.schedule.Factor(updates_); }
 
-NamedValues TrainingSession::ProgramFeeds() const {
-  return {{kLearningRateInput, Tensor::Scalar<double>(learning_rate())},
-          {kStepInput, Tensor::Scalar<int64_t>(updates_ + 1)},
-          {kResetInput, Tensor::Scalar<bool>(micro_steps_ % options_.step.accumulation_steps == 0)}};
+const NamedValues& TrainingSession::ProgramFeeds() {
+  auto set = [&](const char* name, auto value) {
+    *program_feeds_.find(name)->second.tensor().data<decltype(value)>() = value;
+  };
+  set(kLearningRateInput, learning_rate());
+  set(kStepInput, updates_ + 1);
+  set(kResetInput, micro_steps_ % options_.step.accumulation_steps == 0);
+  set(kLossScaleInput, scaler_.scale());
+  return program_feeds_;
+}
+
+Status TrainingSession::UpdateLossScale(bool gradients_finite) {
+  scaler_.Update(gradients_finite);
+  if (gradients_finite || scaler_.scale() >= kSmallestLossScale) return {};
+  return InvalidArgument("gradients are not finite, however small the loss is scaled");
 }
 
 RunOptions TrainingSession::MakeRun(uint64_t step) {
@@ -123,10 +151,16 @@ Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<Execu
   // The parameters are written: what follows cannot fail, not even for want of memory.
   lost_ = false;
   ++micro_steps_;
-  if (updates) ++updates_;
   parameters_.TouchAll();
   const double loss = ScalarOf(results->front().tensor());
   results->erase(results->begin());
+  bool skipped = false;
+  if (updates && options_.step.scales_loss()) {
+    skipped = !std::isfinite(ScalarOf(results->back().tensor()));
+    results->pop_back();
+    RETURN_IF_ERROR(UpdateLossScale(!skipped));
+  }
+  if (updates && !skipped) ++updates_;
   gradients_ = *std::move(results);
   return loss;
 } catch (const std::bad_alloc&) {

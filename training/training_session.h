@@ -30,6 +30,9 @@ struct TrainingOptions {
   ProviderList providers;    // empty: the CPU provider
   int threads = 0;           // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;         // of dropout and other random ops
+  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not fit is computed again
+  // in the backward; a step whose least is above the budget fails, saying so.
+  size_t memory_budget = 0;
   std::vector<std::string> disabled_passes;
 };
 
@@ -49,7 +52,8 @@ class TrainingSession {
   // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps of them, one
   // update. Returns the loss before the update. A step that fails before its first write to a parameter has changed
   // nothing: with CommitMode::kLate all that computes stands before the writes. Otherwise the error says that the step
-  // is lost, parameters being half updated, and further steps fail until a Restore.
+  // is lost, parameters being half updated, and further steps fail until a Restore. With a scaled loss an update whose
+  // gradients are not finite does not happen (updates() stays); it fails when no scale is small enough.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
 
   // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes.
@@ -60,6 +64,8 @@ class TrainingSession {
   // Updates done so far, and the learning rate of the next one.
   int64_t updates() const { return updates_; }
   double learning_rate() const;
+  // Of the loss: 1 but for StepOptions::precision float16.
+  double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
   // From here on the base learning rate, in place of the optimizer's.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
@@ -106,7 +112,9 @@ class TrainingSession {
   Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, const std::vector<std::string>& trainable,
                                                    bool with_update);
   Status MakeEvaluation(const Model& model);
-  NamedValues ProgramFeeds() const;
+  // Inputs of the programs that are not the model's, as they are in the next step.
+  const NamedValues& ProgramFeeds();
+  Status UpdateLossScale(bool gradients_finite);
   RunOptions MakeRun(uint64_t step);
 
   TrainingOptions options_;
@@ -116,6 +124,8 @@ class TrainingSession {
   int trained_ = 0, statistics_ = 0;
   std::unique_ptr<ParameterGraph> update_, accumulate_, evaluate_, predict_;
   std::vector<RuntimeValue> gradients_;
+  NamedValues program_feeds_;  // scalars whose values each step sets
+  GradScaler scaler_;
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter

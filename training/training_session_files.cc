@@ -14,6 +14,8 @@ constexpr char kUpdates[] = "session.updates";
 constexpr char kMicroSteps[] = "session.micro_steps";
 constexpr char kLearningRate[] = "session.learning_rate";
 constexpr char kSeed[] = "session.seed";
+constexpr char kLossScale[] = "session.loss_scale";  // these two where the loss is scaled
+constexpr char kGoodSteps[] = "session.good_steps";
 constexpr char kCallerPrefix[] = "caller.";
 
 }  // namespace
@@ -31,6 +33,10 @@ Status TrainingSession::Save(const std::string& path,
   checkpoint.properties[kMicroSteps] = micro_steps_;
   checkpoint.properties[kLearningRate] = learning_rate_;
   checkpoint.properties[kSeed] = static_cast<int64_t>(options_.seed);
+  if (options_.step.scales_loss()) {
+    checkpoint.properties[kLossScale] = static_cast<double>(scaler_.scale());
+    checkpoint.properties[kGoodSteps] = scaler_.good_steps();
+  }
   return SaveCheckpoint(checkpoint, path);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was saved");
@@ -42,6 +48,12 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   ASSIGN_OR_RETURN(const int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
   ASSIGN_OR_RETURN(const double learning_rate, checkpoint.Get<double>(kLearningRate));
   ASSIGN_OR_RETURN(const int64_t seed, checkpoint.Get<int64_t>(kSeed));
+  double loss_scale = 0;
+  int64_t good_steps = 0;
+  if (options_.step.scales_loss()) {
+    ASSIGN_OR_RETURN(loss_scale, checkpoint.Get<double>(kLossScale));
+    ASSIGN_OR_RETURN(good_steps, checkpoint.Get<int64_t>(kGoodSteps));
+  }
   // Everything is compared before anything is written.
   std::vector<const Tensor*> found;
   std::string wrong;
@@ -72,6 +84,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   micro_steps_ = micro_steps;
   learning_rate_ = learning_rate;
   options_.seed = static_cast<uint64_t>(seed);
+  if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
   lost_ = false;
   return properties;
 } catch (const std::bad_alloc&) {

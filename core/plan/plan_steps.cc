@@ -25,7 +25,9 @@ void PlanBuilder::FinishStep(Draft& draft, Step step, size_t scratch_bytes) {
   step.node = draft.node;
   step.graph_index = draft.position;
   step.stream = 2166136261u;  // FNV-1a
-  for (unsigned char c : draft.node->name()) step.stream = (step.stream ^ c) * 16777619u;
+  // A node that runs again (graph_transforms/recompute.h) draws what the first one drew.
+  const auto stream = draft.node->Attr<std::string>("random_stream", draft.node->name());
+  for (unsigned char c : stream) step.stream = (step.stream ^ c) * 16777619u;
   step.provider = draft.provider;
   step.first_argument = static_cast<uint32_t>(plan_->arguments_.size());
   step.input_count = static_cast<uint32_t>(draft.inputs.size());

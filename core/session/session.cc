@@ -22,10 +22,8 @@ Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions opt
 
 Status Session::Prepare() {
   if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider());
-  auto records = RunPasses(options_.passes, model_);
-  if (!records.ok()) return records.status();
-  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*model_.graph, options_.providers));
-  static_cast<void>(expanded);
+  RETURN_IF_ERROR(ExpandMissingKernels(*model_.graph, options_.providers).status());
+  RETURN_IF_ERROR(RunPasses(options_.passes, model_, options_.disabled_passes).status());
   plans_ = std::make_unique<PlanCache>(model_.graph, options_.providers,
                                        WithSubgraphs(options_.plan, options_.providers));
   return {};

@@ -26,8 +26,10 @@ struct SessionOptions {
   // Empty: the CPU provider.
   ProviderList providers;
   PlanOptions plan;
-  // Run on the model before planning, in order (graph_transforms/pipeline.h makes the usual list).
+  // Run on the model before planning, in order, once ops without a kernel are expanded into their function bodies.
+  // graph_transforms/pipeline.h makes the usual list, InferencePasses().
   PassList passes;
+  std::vector<std::string> disabled_passes;  // by name
   uint64_t seed = 0;  // of random ops without a seed of their own
 };
 

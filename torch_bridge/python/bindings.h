@@ -14,6 +14,7 @@
 #include "core/graph/graph.h"
 #include "core/providers/execution_provider.h"
 #include "core/tensor/dlpack.h"
+#include "core/session/session.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura::python {
@@ -30,6 +31,8 @@ T Unwrap(Result<T> result) {
 
 // The CPU provider with training's kernels and those of the library that load_torch_library has opened.
 std::shared_ptr<const ExecutionProvider> CpuProvider();
+// What a dict of arrays (or of what caesura.values.to_value takes) holds, by name. Arrays are kept alive, not copied.
+NamedValues FeedsOf(nanobind::dict feeds);
 
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);
@@ -38,6 +41,8 @@ Model ReadSource(nanobind::object source);
 // conjugates and negatives are resolved first. Whether gradients should have flowed is the caller's business. Raises
 // what the producer raises (BufferError for sparse tensors), and as Raise() where the tensor cannot be taken.
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
+// Whether the object's type has DLPack's C functions: FromPython is then the fastest way in.
+bool HasDlpackFunctions(nanobind::handle object);
 // A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.
 nanobind::object ToTorch(const Tensor& tensor);
 

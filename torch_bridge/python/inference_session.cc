@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/model_reader.h"
 #include "core/session/session.h"
+#include "graph_transforms/pipeline.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace nb = nanobind;
@@ -11,6 +12,7 @@ namespace {
 std::unique_ptr<Session> Open(Result<Model> model, int threads) {
   SessionOptions options;
   options.plan.threads = threads;
+  options.passes = InferencePasses();
   options.providers = {CpuProvider()};
   return Unwrap(Session::Create(Unwrap(std::move(model)), std::move(options)));
 }
@@ -48,14 +50,15 @@ void BindSession(nb::module_& m) {
       .def("inputs", [](const Session& s) { return DescribeAll(s.inputs()); })
       .def("outputs", [](const Session& s) { return DescribeAll(s.outputs()); })
       .def("run",
-           [](Session& session, const NamedValues& feeds, const std::vector<std::string>& names) {
+           [](Session& session, nb::dict arrays, const std::vector<std::string>& names) {
+             const NamedValues feeds = FeedsOf(arrays);
              auto results = [&] {
                nb::gil_scoped_release release;
                return session.Run(feeds, names);
              }();
              return Unwrap(std::move(results));
            })
-      .def("plan", [](Session& session, const NamedValues& feeds) { return Unwrap(session.Plan(feeds))->ToString(); });
+      .def("plan", [](Session& session, nb::dict arrays) { return Unwrap(session.Plan(FeedsOf(arrays)))->ToString(); });
 }
 
 }  // namespace caesura::python

@@ -44,9 +44,13 @@ void BindSplit(nb::module_& m) {
   nb::class_<SplitModule>(m, "Split")
       .def_static("open", &Open)
       .def("forward",
-           [](SplitModule& module, const NamedValues& feeds) { return Released([&] { return module.Forward(feeds); }); })
+           [](SplitModule& module, nb::dict arrays) {
+             return Released([&, feeds = FeedsOf(arrays)] { return module.Forward(feeds); });
+           })
       .def("predict",
-           [](SplitModule& module, const NamedValues& feeds) { return Released([&] { return module.Predict(feeds); }); })
+           [](SplitModule& module, nb::dict arrays) {
+             return Released([&, feeds = FeedsOf(arrays)] { return module.Predict(feeds); });
+           })
       .def("output_names", &SplitModule::output_names)
       .def("gradient_names", &SplitModule::gradient_names)
       .def("unreachable", &SplitModule::unreachable)
@@ -55,9 +59,9 @@ void BindSplit(nb::module_& m) {
            [](const SplitModule& module, const std::string& name) {
              return RuntimeValue(Unwrap(Unwrap(module.Parameter(name)).Clone()));
            })
-      .def("set_parameters", [](SplitModule& module, const NamedValues& values) {
+      .def("set_parameters", [](SplitModule& module, nb::dict arrays) {
         std::map<std::string, Tensor> tensors;
-        for (const auto& [name, value] : values) {
+        for (const auto& [name, value] : FeedsOf(arrays)) {
           if (!value.is_tensor()) Raise(InvalidArgument("parameter '" + name + "' must be an array"));
           tensors[name] = value.tensor();
         }

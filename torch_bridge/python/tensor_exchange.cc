@@ -137,6 +137,8 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
   return Unwrap(ImportDlpack(managed, facts));
 }
 
+bool HasDlpackFunctions(nb::handle object) { return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr; }
+
 nb::object ToTorch(const Tensor& tensor) {
   const DLPackExchangeAPI& api = TorchApi();
   if (tensor.defined() && DTypeFileBits(tensor.dtype()) < 8) {  // PyTorch knows no padded ones

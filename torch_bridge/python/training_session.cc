@@ -88,12 +88,14 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   options.step.frozen = nb::cast<std::vector<std::string>>(get("frozen"));
   options.step.clip_norm = nb::cast<double>(get("clip_norm"));
   options.step.accumulation_steps = nb::cast<int>(get("accumulation_steps"));
+  options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
   options.step.keep_gradients = nb::cast<bool>(get("keep_gradients"));
   const auto commit = nb::cast<std::string>(get("commit"));
   if (commit != "late" && commit != "eager-consume") Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
   options.threads = nb::cast<int>(get("threads"));
   options.providers = {CpuProvider()};
+  options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
   return Unwrap(TrainingSession::Create(ReadSource(source), std::move(options)));
 }
@@ -108,7 +110,8 @@ void BindTraining(nb::module_& m) {
   nb::class_<TrainingSession>(m, "Training")
       .def_static("open", &Open)
       .def("step",
-           [](TrainingSession& session, const NamedValues& feeds) {
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
              auto loss = [&] {
                nb::gil_scoped_release release;
                return session.Step(feeds);
@@ -116,7 +119,8 @@ void BindTraining(nb::module_& m) {
              return Unwrap(std::move(loss));
            })
       .def("profile_step",
-           [](TrainingSession& session, const NamedValues& feeds, const std::string& trace) {
+           [](TrainingSession& session, nb::dict arrays, const std::string& trace) {
+             const NamedValues feeds = FeedsOf(arrays);
              Profiler profiler;
              auto loss = [&] {
                nb::gil_scoped_release release;
@@ -127,7 +131,8 @@ void BindTraining(nb::module_& m) {
              return profiler.Summary();
            })
       .def("evaluate",
-           [](TrainingSession& session, const NamedValues& feeds) {
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
              auto result = [&] {
                nb::gil_scoped_release release;
                return session.Evaluate(feeds);
@@ -136,7 +141,8 @@ void BindTraining(nb::module_& m) {
              return nb::make_tuple(evaluation.loss, evaluation.outputs);
            })
       .def("predict",
-           [](TrainingSession& session, const NamedValues& feeds) {
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
              auto result = [&] {
                nb::gil_scoped_release release;
                return session.Predict(feeds);
@@ -160,25 +166,16 @@ void BindTraining(nb::module_& m) {
              if (facts.copied) Raise(InvalidArgument("parameter '" + name + "' is not dense: it cannot be bound"));
              Check(session.BindParameter(name, std::move(tensor)));
            })
-      .def("step_arrays",
-           [](TrainingSession& session, const std::map<std::string, nb::object>& arrays) {
-             NamedValues feeds;
-             for (const auto& [name, array] : arrays) feeds[name] = FromPython(array);
-             auto loss = [&] {
-               nb::gil_scoped_release release;
-               return session.Step(feeds);
-             }();
-             return Unwrap(std::move(loss));
-           })
       .def("set_position", &TrainingSession::SetPosition)
       .def_prop_rw("seed", &TrainingSession::seed, &TrainingSession::set_seed)
       .def_prop_ro("updates", &TrainingSession::updates)
+      .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate, &TrainingSession::set_learning_rate)
       .def("save", [](const TrainingSession& session, const std::string& path) { Check(session.Save(path)); })
       .def("restore", [](TrainingSession& session, const std::string& path) { Unwrap(session.Restore(path)); })
       .def("export", [](const TrainingSession& session, const std::string& path) { Check(session.ExportModel(path)); })
-      .def("plan", [](TrainingSession& session, const NamedValues& feeds) {
-        const auto plan = Unwrap(session.StepPlan(feeds));
+      .def("plan", [](TrainingSession& session, nb::dict arrays) {
+        const auto plan = Unwrap(session.StepPlan(FeedsOf(arrays)));
         return nb::make_tuple(plan->ToString(), plan->arena_bytes());
       });
 }

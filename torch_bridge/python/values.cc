@@ -3,6 +3,10 @@
 // that NumPy does not know itself (bfloat16, float8, int4) need no code here.
 #include <nanobind/ndarray.h>
 
+#include <cstring>
+#include <memory>
+#include <optional>
+
 #include "torch_bridge/python/bindings.h"
 
 namespace nb = nanobind;
@@ -30,6 +34,46 @@ RuntimeValue TensorFromBytes(int dtype_number, const std::vector<int64_t>& dims,
   return Tensor(dtype, std::move(shape), std::move(buffer));
 }
 
+// ONNX's dtype behind a buffer's format; undefined where there is none, or the package must say more.
+DType DTypeOfFormat(const char* format, Py_ssize_t size) {
+  if (format == nullptr || format[0] == '\0' || format[1] != '\0') return DType::kUndefined;
+  switch (format[0]) {
+    case 'f': return DType::kFloat32;
+    case 'd': return DType::kFloat64;
+    case 'e': return DType::kFloat16;
+    case '?': return DType::kBool;
+    case 'B': return DType::kUInt8;
+    case 'b': return DType::kInt8;
+    case 'i': return DType::kInt32;
+    case 'l':
+    case 'q': return size == 8 ? DType::kInt64 : DType::kUndefined;
+    default: return DType::kUndefined;
+  }
+}
+
+// A NumPy array of a common dtype whose elements lie in order, without a trip through the package.
+std::optional<RuntimeValue> FromArray(nb::handle item) {
+  if (std::strcmp(Py_TYPE(item.ptr())->tp_name, "numpy.ndarray") != 0) return std::nullopt;
+  auto release = [](Py_buffer* view) {
+    if (!Py_IsInitialized()) return;
+    nb::gil_scoped_acquire gil;
+    PyBuffer_Release(view);
+    delete view;
+  };
+  std::unique_ptr<Py_buffer, decltype(release)> view(new Py_buffer{}, release);
+  if (PyObject_GetBuffer(item.ptr(), view.get(), PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const DType dtype = DTypeOfFormat(view->format, view->itemsize);
+  if (dtype == DType::kUndefined) return std::nullopt;
+  Shape shape(std::vector<int64_t>(view->shape, view->shape + view->ndim));
+  Py_buffer* held = view.release();
+  return Tensor(dtype, std::move(shape),
+                std::make_shared<Buffer>(held->buf, static_cast<size_t>(held->len), Device{},
+                                         [held, release](void*) { release(held); }));
+}
+
 RuntimeValue TensorFromStrings(const std::vector<int64_t>& dims, const std::vector<std::string>& strings) {
   Shape shape = MakeShape(dims, DType::kString);
   if (static_cast<size_t>(shape.elements()) != strings.size()) Raise(InvalidArgument("string count and shape differ"));
@@ -45,6 +89,18 @@ nb::object BytesOfTensor(const RuntimeValue& value) {
 }
 
 }  // namespace
+
+NamedValues FeedsOf(nb::dict feeds) {
+  NamedValues out;
+  for (auto [name, item] : feeds) {
+    std::optional<RuntimeValue> value;
+    if (HasDlpackFunctions(item)) value = FromPython(item);
+    else value = FromArray(item);
+    if (!value) value = nb::cast<RuntimeValue>(nb::module_::import_("caesura.values").attr("to_value")(item));
+    out.emplace(nb::cast<std::string>(name), *std::move(value));
+  }
+  return out;
+}
 
 void BindValues(nb::module_& m) {
   nb::class_<RuntimeValue> value(m, "Value");

@@ -18,6 +18,7 @@
 #include "core/load/value_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
+#include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/isolated.h"
 #include "training/command/value_compare.h"
@@ -85,6 +86,7 @@ Result<std::string> RunDataSet(Session& session, const std::string& folder, cons
 Result<std::string> RunCase(const std::string& folder, const ProviderList& providers) {
   SessionOptions options;
   options.providers = providers;
+  options.passes = InferencePasses();
   ASSIGN_OR_RETURN(Model model, ReadModel(folder + "/model.onnx"));
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(std::move(model), std::move(options)));
   const Tolerance tolerance = ReadTolerance(folder + "/tolerance.json");

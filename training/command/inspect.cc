@@ -209,8 +209,7 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(model.Clone(), std::move(training)));
   std::vector<Value*> inputs;
   for (Value* input : session->step_graph().inputs()) {
-    const std::string& name = input->name();
-    if (name != kLearningRateInput && name != kStepInput && name != kResetInput) inputs.push_back(input);
+    if (!IsProgramInput(input->name())) inputs.push_back(input);
   }
   ASSIGN_OR_RETURN(const std::vector<FeedSpec> specs, bindings.Feeds(inputs));
   NamedValues feeds;

@@ -115,6 +115,17 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->group(group);
   app.add_option("--validate-every", o->validate_every, "Updates between validations; by default an epoch")
       ->check(CLI::PositiveNumber)->group(group);
+  app.add_option("--precision", o->precision,
+                 "What products, convolutions and attention compute in: fp32, bf16, or fp16 with a scaled loss; "
+                 "parameters and optimizer stay fp32")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--memory-budget", o->memory_budget,
+                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' reports them); parts of "
+                 "the forward are computed again in the backward to keep within; 0: no limit")
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
   app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
       ->check(CLI::NonNegativeNumber)->group(group);
@@ -205,10 +216,14 @@ Result<Loss> MakeLoss(const TrainOptions& options, bool is_text) {
 
 Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total, bool is_text) {
   if (options.eager && options.clip > 0) return InvalidArgument("--eager and --clip do not go together");
+  if (options.eager && options.precision == "fp16") {
+    return InvalidArgument("--eager and --precision fp16 do not go together");
+  }
   TrainingOptions out;
   ASSIGN_OR_RETURN(out.step.loss, MakeLoss(options, is_text));
   ASSIGN_OR_RETURN(out.step.optimizer, MakeOptimizer(options));
   ASSIGN_OR_RETURN(out.schedule, NamedSchedule(options.schedule, total, options.warmup));
+  ASSIGN_OR_RETURN(out.step.precision, PrecisionByName(options.precision));
   out.step.clip_norm = options.clip;
   out.step.accumulation_steps = options.accumulate;
   out.step.trainable = options.trainable;
@@ -216,6 +231,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.step.commit = options.eager ? CommitMode::kEagerConsume : CommitMode::kLate;
   out.seed = options.seed;
   out.threads = options.threads;
+  out.memory_budget = options.memory_budget;
   return out;
 }
 

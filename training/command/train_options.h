@@ -34,6 +34,8 @@ struct TrainOptions {
   int64_t warmup = 0;
   double clip = 0;
   int accumulate = 1;
+  std::string precision = "fp32";
+  size_t memory_budget = 0;
   std::vector<std::string> trainable, frozen;
   // run
   double epochs = 10;

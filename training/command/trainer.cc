@@ -208,8 +208,10 @@ Status Trainer::Run(const volatile std::sig_atomic_t* stop) {
   const auto begin = Clock::now();
   ProgressBar bar({.total = total_, .begin = first_});
   while (session_->updates() < total_) {
+    const int64_t before = session_->updates();
     Result<double> loss = Update();
-    const Status status = loss.ok() ? AfterUpdate(*loss) : loss.status();
+    const bool skipped = session_->updates() == before;  // gradients overflowed: the same batches at a smaller scale
+    const Status status = !loss.ok() ? loss.status() : skipped ? Status() : AfterUpdate(*loss);
     if (status.ok()) bar.Update(session_->updates(), Note());
     if (status.ok() && *stop == 0) continue;
     bar.Finish();

@@ -91,16 +91,16 @@ void SumInto(const SumPlan& plan, int threads, const T* dy, double* sums, int64_
   });
 }
 
-template <typename T>
+template <typename T, typename Y>
 void SetSumToCompute(KernelInfo& info, const SumPlan& plan, const Shape& shape) {
   const int64_t outputs = shape.elements();
-  info.SetOutput(0, kDTypeOf<T>, shape);
+  info.SetOutput(0, kDTypeOf<Y>, shape);
   const size_t scratch = info.BookScratch(static_cast<size_t>(outputs) * sizeof(double));
   info.SetCompute([plan, outputs, scratch, threads = info.threads()](KernelContext& context) {
     double* sums = context.Scratch<double>(scratch);
     SumInto(plan, threads, context.Input<T>(0), sums, outputs);
-    T* dx = context.Output<T>(0);
-    for (int64_t i = 0; i < outputs; ++i) dx[i] = Narrow<T>(static_cast<Accumulator<T>>(sums[i]));
+    Y* dx = context.Output<Y>(0);
+    for (int64_t i = 0; i < outputs; ++i) dx[i] = Narrow<Y>(static_cast<Accumulator<Y>>(sums[i]));
   });
 }
 
@@ -109,13 +109,19 @@ Result<Shape> SumShape(const KernelInfo& info) {
   return CheckDims(info, info.HostInts(1), info.InputDType(0));
 }
 
+// Whether halves are summed into float32.
+bool Widens(const KernelInfo& info) {
+  const DType dtype = info.InputDType(0);
+  return info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)) != static_cast<int64_t>(dtype);
+}
+
 // Nothing was expanded, but for dims of 1: a view.
 Status CreateSumToView(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Shape shape, SumShape(info));
   const Shape& from = info.InputShape(0);
   int64_t ignored[64];
   const bool fits = from.rank() <= 64 && BroadcastStrides(shape, from, ignored);
-  if (!fits || shape.elements() != from.elements()) return info.Refuse("is no view: axes were expanded");
+  if (!fits || shape.elements() != from.elements() || Widens(info)) return info.Refuse("is no view: axes were expanded, or it widens");
   const DType dtype = info.InputDType(0);
   info.SetOutput(0, dtype, shape);
   info.SetCompute([dtype, count = shape.elements()](KernelContext& context) {
@@ -130,7 +136,11 @@ Status CreateSumTo(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Shape shape, SumShape(info));
   const auto plan = MakeBroadcastPlan<2>(info.InputShape(0), {&info.InputShape(0), &shape});
   if (!plan.ok()) return plan.status().WithPrefix(info.node().Label() + " ");
-  auto set = [&](auto tag) { SetSumToCompute<typename decltype(tag)::type>(info, *plan, shape); };
+  auto set = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (Widens(info)) SetSumToCompute<T, Accumulator<T>>(info, *plan, shape);
+    else SetSumToCompute<T, T>(info, *plan, shape);
+  };
   if (DispatchFloat(info.InputDType(0), set)) return {};
   return info.Refuse(std::string("does not sum ") + DTypeName(info.InputDType(0)));
 }

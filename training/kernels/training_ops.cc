@@ -64,6 +64,11 @@ OpSchemaSpec Shaped(const char* op_type, int min_inputs, int max_inputs) {
   return spec;
 }
 
+// What the attribute dtype says, otherwise that of input 0.
+DType ResultDType(const Node& node) {
+  return static_cast<DType>(node.Attr<int64_t>("dtype", static_cast<int64_t>(node.input(0)->dtype())));
+}
+
 // Matrices on both sides; the left batch dims where the right side has none, or the same.
 Status FusedMatMulShape(Graph& graph, Node* node) {
   const Value *a = node->input(0), *b = node->input(1);
@@ -76,7 +81,7 @@ Status FusedMatMulShape(Graph& graph, Node* node) {
   if (!fits) return SameDType(graph, node);
   if (node->Attr<int64_t>("transA", 0) != 0) std::swap(left[left.size() - 2], left.back());
   left.back() = right[right.size() - (node->Attr<int64_t>("transB", 0) != 0 ? 2 : 1)];
-  ValueType type = ValueType::Tensor(a->dtype());
+  ValueType type = ValueType::Tensor(ResultDType(*node));
   type.shape = std::move(left);
   Value* y = node->output(0);
   if (y != nullptr && (!y->type().is_tensor() || !y->type().shape)) y->set_type(std::move(type));
@@ -89,10 +94,10 @@ Status SumToShape(Graph& graph, Node* node) {
   Value* y = node->output(0);
   if (x == nullptr || target == nullptr || !x->type().is_tensor() || y == nullptr) return {};
   if (y->type().is_tensor() && y->type().shape) return {};
-  ValueType type = ValueType::Tensor(x->dtype());
+  ValueType type = ValueType::Tensor(ResultDType(*node));
   const Node* producer = target->producer();
   if (const Tensor* constant = graph.Initializer(target)) {
-    type = ValueType::Tensor(x->dtype(), Shape(constant->ToVector<int64_t>()));
+    type = ValueType::Tensor(type.dtype, Shape(constant->ToVector<int64_t>()));
   } else if (producer != nullptr && producer->Is("Shape") && producer->attributes().empty()) {
     type.shape = producer->input(0)->type().shape;
   }

@@ -8,7 +8,7 @@
 // YieldOp (y...) -> dY of the differentiable ones        attributes: non_differentiable_outputs: ints,
 //     full_shape_outputs: ints, names: strings (one a value that is handed out). Never executed: see core/execute.
 // SumTo (dY, shape[host int64]) -> dX      sums dY over the axes that broadcasting expanded from `shape`; a view of dY
-//     where nothing was expanded.
+//     where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
 // ReluGrad (dY, Y) -> dX                   dX = dY where Y > 0
 // GeluGrad (dY, X) -> dX                   attribute approximate: "none" | "tanh"
 // SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX
@@ -55,7 +55,8 @@
 // GlobalNorm (gradients...) -> norm        sqrt of the sum of squares of all elements, float32 scalar (float64 for
 //     float64), summed in float64
 // FusedMatMul (A, B, bias?, addend?) -> Y   Y = alpha op(A) op(B) + bias + addend, where transA and transB swap the last
-//     two axes; the bias is a row, the addend has Y's shape. Made by rules and by matmul_epilogue
+//     two axes; the bias is a row, the addend has Y's shape. Attribute dtype: float32, of Y and the addend where the
+//     others are of half. Made by rules and by matmul_epilogue
 // FusedRows (inputs...) -> outputs   what its `body` computes, row by row (core/kernels/cpu/fused_rows.h). Made by
 //     row_fusion, behind all differentiation
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor; absent: no clipping).

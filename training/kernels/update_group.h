@@ -90,7 +90,7 @@ class UpdateGroup {
     });
   }
 
-  static constexpr int64_t kWork = 16;  // operations an element, about
+  static constexpr int64_t kWork = 4;  // operations an element, as many as vectors take side by side
 
  private:
   static constexpr int kFirst = 3;  // inputs before the parameters

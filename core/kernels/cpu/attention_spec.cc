@@ -19,6 +19,27 @@ Result<HeadLayout> MakeLayout(const KernelInfo& info, int input, int rank, const
   return HeadsOf(x, info.input(input).layout, heads);
 }
 
+// Whether a mask of so many keys hides exactly what causality hides: keys behind the query.
+bool IsCausal(const Tensor& mask, int64_t keys) {
+  constexpr double kHidden = -1e30;  // to be added to a score: no weight is left, whatever the score
+  auto shows = [&](auto sees, auto hides) {
+    for (int64_t e = 0; e < mask.elements(); ++e) {
+      if (e % keys <= e / keys ? !sees(e) : !hides(e)) return false;
+    }
+    return true;
+  };
+  if (mask.dtype() == DType::kBool) {
+    const bool* x = mask.data<bool>();
+    return shows([x](int64_t e) { return x[e]; }, [x](int64_t e) { return !x[e]; });
+  }
+  bool causal = false;
+  DispatchFloat(mask.dtype(), [&](auto tag) {
+    const auto* x = mask.data<typename decltype(tag)::type>();
+    causal = shows([x](int64_t e) { return x[e] == 0; }, [x](int64_t e) { return x[e] <= kHidden; });
+  });
+  return causal;
+}
+
 Status ReadMask(const KernelInfo& info, int input, AttentionSpec& s) {
   if (!info.HasInput(input)) return {};
   const Shape& m = info.InputShape(input);
@@ -41,6 +62,15 @@ Status ReadMask(const KernelInfo& info, int input, AttentionSpec& s) {
   }
   // A mask of one key is padded like any other short one, unless there is but one key to broadcast to.
   s.mask_length = m[m.rank() - 1];
+  // Output 3 shows the masked scores, or is the mask's gradient.
+  const bool plain = s.past == 0 && !s.has_lengths && s.left < 0 && s.right < 0 && !info.HasOutput(3);
+  const bool square = m.rank() >= 2 && m[m.rank() - 2] == s.q.positions && m[m.rank() - 1] == s.total &&
+                      m.elements() == s.q.positions * s.total;
+  if (plain && square && info.InputValue(input) != nullptr && IsCausal(*info.InputValue(input), s.total)) {
+    s.causal = true;
+    s.mask = MaskKind::kNone;
+    std::fill_n(s.mask_strides, 4, 0);
+  }
   return {};
 }
 

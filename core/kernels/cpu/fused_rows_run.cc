@@ -47,13 +47,17 @@ Status FusedRows::RunTiles(KernelContext& context, int part, int64_t first, int6
 }
 
 Status FusedRows::Run(KernelContext& context) const {
-  std::array<Status, kMaxParts> statuses;
-  ParallelFor(parts_, parts_, 1, [&](int64_t from, int64_t to) {
-    for (int64_t p = from; p < to; ++p) {
-      statuses[p] = RunTiles(context, static_cast<int>(p), grid_.tiles * p / parts_, grid_.tiles * (p + 1) / parts_);
-    }
-  });
-  for (const Status& status : statuses) RETURN_IF_ERROR(status);
+  if (parts_ == 1) {
+    RETURN_IF_ERROR(RunTiles(context, 0, 0, grid_.tiles));
+  } else {
+    std::array<Status, kMaxParts> statuses;
+    ParallelFor(parts_, parts_, 1, [&](int64_t from, int64_t to) {
+      for (int64_t p = from; p < to; ++p) {
+        statuses[p] = RunTiles(context, static_cast<int>(p), grid_.tiles * p / parts_, grid_.tiles * (p + 1) / parts_);
+      }
+    });
+    for (int p = 0; p < parts_; ++p) RETURN_IF_ERROR(statuses[p]);
+  }
   for (size_t i = 0; i < columns_.size(); ++i) {  // in the order of parts: the same sum each time
     const ColumnOutput& column = columns_[i];
     void* sum = context.Output<void>(column.output);

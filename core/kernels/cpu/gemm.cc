@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kSmallProduct = 20000;
 
 constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the plain loop
-constexpr int64_t kStrip = 16, kNarrowStrip = 8;           // columns whose sums stay in registers
+constexpr int64_t kWideStrip = 32, kStrip = 16, kNarrowStrip = 8;  // columns whose sums stay in registers
 
 // acc[4][columns] += A[4][depth] B[depth][columns] for so many columns that the sums stay in registers.
 template <typename T, int64_t kWidth>
@@ -49,10 +49,14 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
                    int64_t b_row, Accumulator<T>* acc) {
   using Acc = Accumulator<T>;
   const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / kNarrowStrip * kNarrowStrip;
+  const bool wide = BestIsa() == Isa::kX86V4;  // the others have registers for four rows of kStrip
   for (int64_t i = 0; i < whole_rows; i += 4) {
     const T* x = a + i * as.row;
     Acc* sums = acc + i * kColumns;
     int64_t j = 0;
+    for (; wide && j + kWideStrip <= columns; j += kWideStrip) {
+      MultiplyStrip<T, kWideStrip>(depth, x, as, b + j, b_row, sums + j);
+    }
     for (; j + kStrip <= columns; j += kStrip) MultiplyStrip<T, kStrip>(depth, x, as, b + j, b_row, sums + j);
     for (; j < whole_columns; j += kNarrowStrip) MultiplyStrip<T, kNarrowStrip>(depth, x, as, b + j, b_row, sums + j);
   }
@@ -70,34 +74,34 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
 }
 
 // Writes one block of sums to C.
-template <typename T>
-void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, T* c, const T* bias,
-                const T* addend) {
+template <typename T, typename C>
+void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, C* c, const T* bias,
+                const C* addend) {
   using Acc = Accumulator<T>;
   for (int64_t i = 0; i < rows; ++i) {
     const Acc* from = acc + i * kColumns;
-    T* to = c + i * s.c.row;
+    C* to = c + i * s.c.row;
     if (s.alpha != 1.0f) {
       for (int64_t j = 0; j < columns; ++j) {
         const auto v = static_cast<double>(s.alpha) * from[j];
-        to[j] = static_cast<T>(s.accumulate ? v + to[j] : v);
+        to[j] = static_cast<C>(s.accumulate ? v + to[j] : v);
       }
     } else if (s.accumulate) {
-      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(to[j] + from[j]);
+      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(to[j] + from[j]);
     } else if (bias != nullptr) {
-      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(from[j] + bias[j]);
+      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(from[j] + bias[j]);
     } else {
-      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(from[j]);
+      for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(from[j]);
     }
     if (addend == nullptr) continue;
-    for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<T>(to[j] + addend[i * s.c.row + j]);
+    for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(to[j] + addend[i * s.c.row + j]);
   }
 }
 
 // Rows [first, last) of one product.
-template <typename T>
-void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, T* c, const T* bias,
-                  const T* addend) {
+template <typename T, typename C>
+void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, C* c, const T* bias,
+                  const C* addend) {
   Accumulator<T> acc[kRows * kColumns];
   T tile[kDepth * kColumns];
   for (int64_t i0 = first; i0 < last; i0 += kRows) {
@@ -119,8 +123,8 @@ void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, co
         MultiplyBlock<T>(rows, columns, depth, a + i0 * s.a.row + p0 * s.a.col, s.a, y, y_row, acc);
       }
       const int64_t at = i0 * s.c.row + j0;
-      StoreBlock<T>(s, rows, columns, acc, c + at, bias == nullptr ? nullptr : bias + j0,
-                    addend == nullptr ? nullptr : addend + at);
+      StoreBlock<T, C>(s, rows, columns, acc, c + at, bias == nullptr ? nullptr : bias + j0,
+                       addend == nullptr ? nullptr : addend + at);
     }
   }
 }
@@ -140,7 +144,7 @@ int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>
   return offset;
 }
 
-template <typename T>
+template <typename T, typename C>
 void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias,
                const void* addend) {
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, s.n * s.k));
@@ -150,10 +154,10 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
       const int64_t rows = std::min(s.m - row, last - first);
       const int64_t c_offset = BatchOffset(s.batch, s.c_batch, index);
       auto multiply = [&] {
-        MultiplyRows<T>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
-                        static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
-                        static_cast<T*>(c) + c_offset, static_cast<const T*>(bias),
-                        addend == nullptr ? nullptr : static_cast<const T*>(addend) + c_offset);
+        MultiplyRows<T, C>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
+                           static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
+                           static_cast<C*>(c) + c_offset, static_cast<const T*>(bias),
+                           addend == nullptr ? nullptr : static_cast<const C*>(addend) + c_offset);
       };
       if constexpr (std::is_floating_point_v<T>) {
         OnBestIsa(multiply);
@@ -190,9 +194,9 @@ void Simplify(GemmSpec& s) {
   }
 }
 
-DnnlTensor Operand(const GemmSpec& s, const std::vector<int64_t>& batch_strides, int64_t rows, int64_t columns,
-                   MatrixStrides strides) {
-  DnnlTensor out{s.dtype, {}, {}};
+DnnlTensor Operand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& batch_strides, int64_t rows,
+                   int64_t columns, MatrixStrides strides) {
+  DnnlTensor out{dtype, {}, {}};
   for (size_t d = 0; d < s.batch.size(); ++d) {
     const bool shared = batch_strides[d] == 0;
     out.dims.push_back(shared ? 1 : s.batch[d]);
@@ -205,9 +209,9 @@ DnnlTensor Operand(const GemmSpec& s, const std::vector<int64_t>& batch_strides,
 
 Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
   DnnlMatMulSpec spec;
-  spec.src = Operand(s, s.a_batch, s.m, s.k, s.a);
-  spec.weights = Operand(s, s.b_batch, s.k, s.n, s.b);
-  spec.dst = Operand(s, s.c_batch, s.m, s.n, s.c);
+  spec.src = Operand(s, s.dtype, s.a_batch, s.m, s.k, s.a);
+  spec.weights = Operand(s, s.dtype, s.b_batch, s.k, s.n, s.b);
+  spec.dst = Operand(s, s.c_dtype, s.c_batch, s.m, s.n, s.c);
   if (s.bias) {
     spec.bias = {s.dtype, std::vector<int64_t>(s.batch.size() + 1, 1), {}};
     spec.bias.dims.push_back(s.n);
@@ -222,6 +226,7 @@ Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
 
 Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   Simplify(spec);
+  if (spec.c_dtype == DType::kUndefined) spec.c_dtype = spec.dtype;
   Gemm out;
   const int64_t work = BatchCount(spec) * spec.m * spec.n * spec.k;
   const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
@@ -235,22 +240,26 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
     if (call.status().code() != StatusCode::kUnsupported || spec.dtype != DType::kFloat32) return call.status();
   }
   out.threads_ = info.threads();
-  const bool known = DispatchNumeric(spec.dtype, [&](auto tag) {
-    out.plain_ = PlainGemm<typename decltype(tag)::type>;
+  DispatchNumeric(spec.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (spec.c_dtype == spec.dtype) out.plain_ = PlainGemm<T, T>;
+    if constexpr (!std::is_same_v<T, Accumulator<T>>) {
+      if (spec.c_dtype == DType::kFloat32) out.plain_ = PlainGemm<T, float>;
+    }
   });
-  if (!known) return info.Refuse(std::string("no matrix product of ") + DTypeName(spec.dtype));
+  if (out.plain_ == nullptr) return info.Refuse(std::string("no matrix product of ") + DTypeName(spec.dtype));
   out.spec_ = std::move(spec);
   return out;
 }
 
 Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
                  const void* addend) const {
-  auto at = [size = DTypeSize(spec_.dtype)](const void* base, int64_t offset) {
-    return static_cast<const char*>(base) + offset * static_cast<int64_t>(size);
+  auto at = [](const void* base, int64_t offset, DType dtype) {
+    return static_cast<const char*>(base) + offset * static_cast<int64_t>(DTypeSize(dtype));
   };
-  a = at(a, spec_.a_offset);
-  b = at(b, spec_.b_offset);
-  c = const_cast<char*>(at(c, spec_.c_offset));
+  a = at(a, spec_.a_offset, spec_.dtype);
+  b = at(b, spec_.b_offset, spec_.dtype);
+  c = const_cast<char*>(at(c, spec_.c_offset, spec_.c_dtype));
   if (dnnl_.defined()) {
     if (bias != nullptr && addend != nullptr) return dnnl_.Run(context, {a, b, c, bias, addend});
     if (bias == nullptr && addend == nullptr) return dnnl_.Run(context, {a, b, c});

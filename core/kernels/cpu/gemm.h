@@ -21,7 +21,8 @@ inline MatrixStrides RowMajor(int64_t columns) { return {columns, 1}; }
 inline MatrixStrides ColumnMajor(int64_t rows) { return {1, rows}; }
 
 struct GemmSpec {
-  DType dtype = DType::kUndefined;  // of all matrices and the bias
+  DType dtype = DType::kUndefined;  // of A, B and the bias
+  DType c_dtype = DType::kUndefined;  // of C and the addend: undefined for that of A, or float32 where A is of half
   int64_t m = 0, n = 0, k = 0;
   MatrixStrides a, b, c;            // REQUIRES: c.col == 1
   int64_t a_offset = 0, b_offset = 0, c_offset = 0;  // of the first elements

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B) + bias + addend, batched with broadcasting, where
-// transA and transB swap the last two dims without a copy. The bias is a row, the addend has Y's shape.
+// transA and transB swap the last two dims without a copy. The bias is a row, the addend has Y's shape and dtype, which
+// the attribute `dtype` widens to float32.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/matmul_shape.h"
+#include "core/kernels/cpu/through_dense.h"
 #include "core/kernels/cpu/through_float.h"
 #include "core/kernels/kernel_context.h"
 
@@ -14,22 +16,27 @@ namespace caesura {
 namespace {
 
 Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f) {
-  if (info.InputDType(1) != info.InputDType(0)) return info.Invalid("operands of one dtype expected");
+  const DType dtype = info.InputDType(0);
+  const auto y_dtype = static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
+  const bool widens = (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && y_dtype == DType::kFloat32;
+  if (info.InputDType(1) != dtype) return info.Invalid("operands of one dtype expected");
+  if (y_dtype != dtype && !widens) return info.Invalid("dtype: expected float32 for products of halves");
   ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, {trans_a, trans_b}));
   GemmSpec& spec = product.spec;
   spec.alpha = alpha;
+  spec.c_dtype = y_dtype;
   spec.bias = info.HasInput(2);
   spec.addend = info.HasInput(3);
   if ((spec.bias || spec.addend) && !info.OutputLayout(0).dense()) {
     return info.Refuse("with a bias or an addend the output is written dense");
   }
-  if (spec.bias && (info.InputShape(2) != Shape{spec.n} || alpha != 1.0f)) {
-    return info.Invalid("bias: expected [" + std::to_string(spec.n) + "] and alpha 1");
+  if (spec.bias && (info.InputShape(2) != Shape{spec.n} || info.InputDType(2) != dtype || alpha != 1.0f)) {
+    return info.Invalid("bias: expected " + std::string(DTypeName(dtype)) + Shape{spec.n}.ToString() + " and alpha 1");
   }
-  if (spec.addend && info.InputShape(3) != product.output) {
+  if (spec.addend && (info.InputShape(3) != product.output || info.InputDType(3) != y_dtype)) {
     return info.Invalid("addend: expected " + product.output.ToString() + ", got " + info.InputShape(3).ToString());
   }
-  info.SetOutput(0, info.InputDType(0), std::move(product.output));
+  info.SetOutput(0, y_dtype, std::move(product.output));
   ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
   info.SetCompute([gemm = std::move(gemm), a = product.swapped ? 1 : 0](KernelContext& context) {
     return gemm.Run(context, context.Input<void>(a), context.Input<void>(1 - a), context.Output<void>(0),
@@ -102,6 +109,12 @@ Status CreateGemm(KernelInfo& info) {
   return {};
 }
 
+// For halves that oneDNN does not multiply here.
+template <KernelFactory factory>
+Status ThroughDenseFloat(KernelInfo& info) {
+  return CreateThroughDense(info, ThroughFloat<factory>);
+}
+
 constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
 
 }  // namespace
@@ -109,13 +122,15 @@ constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
 void RegisterMatMulKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "MatMul", .types = kNumericTypes, .strided_inputs = {0, 1}, .strided_outputs = {0},
                 .create = CreateMatMul});
-  registry.Add({.op_type = "MatMul", .types = kHalfTypes, .create = ThroughFloat<CreateMatMul>});
+  registry.Add({.op_type = "MatMul", .types = kHalfTypes, .strided_inputs = {0, 1},
+                .create = ThroughDenseFloat<CreateMatMul>});
   registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kNumericTypes, .strided_inputs = {0, 1},
                 .strided_outputs = {0}, .create = CreateFusedMatMul});
-  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes,
-                .create = ThroughFloat<CreateFusedMatMul>});
+  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes, .strided_inputs = {0, 1},
+                .create = ThroughDenseFloat<CreateFusedMatMul>});
   registry.Add({.op_type = "Gemm", .types = kNumericTypes, .strided_inputs = {0, 1}, .create = CreateGemm});
-  registry.Add({.op_type = "Gemm", .types = kHalfTypes, .create = ThroughFloat<CreateGemm>});
+  registry.Add({.op_type = "Gemm", .types = kHalfTypes, .strided_inputs = {0, 1},
+                .create = ThroughDenseFloat<CreateGemm>});
   RegisterIntegerMatMulKernels(registry);
   RegisterEinsumKernels(registry);
   RegisterDetKernels(registry);

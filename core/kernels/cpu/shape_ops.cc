@@ -136,8 +136,10 @@ Status CreateUnsqueeze(KernelInfo& info) {
 }  // namespace
 
 void RegisterShapeKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateShape});
-  registry.Add({.op_type = "Size", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateSize});
+  registry.Add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .strided_inputs = {0},
+                .create = CreateShape});
+  registry.Add({.op_type = "Size", .host_outputs = {0}, .unread_inputs = {0}, .strided_inputs = {0},
+                .create = CreateSize});
   registry.Add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
                 .create = CreateReshape});
   registry.Add({.op_type = "Flatten", .aliases = {View(0, 0)}, .strided_inputs = {0}, .create = CreateFlatten});

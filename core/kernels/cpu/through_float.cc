@@ -69,12 +69,13 @@ Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   if (half == DType::kUndefined) return info.Refuse("no half-precision input");
   KernelInfo inner(info.node(), std::move(inputs), info.threads());
   RETURN_IF_ERROR(factory(inner));
+  const bool asked = info.Attr<int64_t>("dtype", 0) == static_cast<int64_t>(DType::kFloat32);
   for (Conversion& c : plan.widened) c.scratch = info.BookScratch(c.count * sizeof(float));
   for (int i = 0; i < plan.outputs; ++i) {
     const OutputInfo& output = inner.outputs()[i];
     if (output.kind == OutputInfo::Kind::kSizedInCompute) return info.Refuse("an output is sized in the run");
     if (output.kind != OutputInfo::Kind::kPlanned) continue;
-    const bool narrow = output.dtype == DType::kFloat32;
+    const bool narrow = output.dtype == DType::kFloat32 && !asked;
     info.SetOutput(i, narrow ? half : output.dtype, output.shape);
     if (!narrow || !info.HasOutput(i)) continue;
     const int64_t count = output.shape.elements();

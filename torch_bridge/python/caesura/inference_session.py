@@ -5,7 +5,7 @@ import os
 from typing import NamedTuple, Optional, Sequence
 
 from caesura import _core
-from caesura.values import from_value, holds_torch, to_value
+from caesura.values import from_value, holds_torch
 
 
 class ValueInfo(NamedTuple):
@@ -44,10 +44,9 @@ class InferenceSession:
         be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy; where one is a
         torch.Tensor the outputs are so too.
         """
-        values = {name: to_value(item) for name, item in feeds.items()}
         torch = holds_torch(feeds.values())
-        return [from_value(value, torch) for value in self._session.run(values, list(output_names or []))]
+        return [from_value(value, torch) for value in self._session.run(feeds, list(output_names or []))]
 
     def plan(self, feeds: dict) -> str:
         """The execution plan for feeds of these shapes, one line a step."""
-        return self._session.plan({name: to_value(item) for name, item in feeds.items()})
+        return self._session.plan(feeds)

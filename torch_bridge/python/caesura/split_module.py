@@ -79,14 +79,12 @@ class SplitModule:
 
         Running statistics are written when this returns; a forward that fails has changed nothing.
         """
-        run = self._module.forward({name: to_value(item) for name, item in feeds.items()})
-        return ForwardRun(run, self._output_names, self._gradient_names, holds_torch(feeds.values()))
+        return ForwardRun(self._module.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()))
 
     def predict(self, feeds: dict) -> dict:
         """The outputs in evaluation mode, by name."""
-        values = self._module.predict({name: to_value(item) for name, item in feeds.items()})
         torch = holds_torch(feeds.values())
-        return {name: from_value(value, torch) for name, value in zip(self._output_names, values)}
+        return {name: from_value(value, torch) for name, value in zip(self._output_names, self._module.predict(feeds))}
 
     def parameters(self) -> dict:
         """Copies of trained parameters and running statistics, by the model's names."""
@@ -97,7 +95,7 @@ class SplitModule:
 
         Runs that wait for their backward go on with the parameters that they began with.
         """
-        self._module.set_parameters({name: to_value(item) for name, item in values.items()})
+        self._module.set_parameters(values)
 
     @property
     def unreachable(self) -> list:

@@ -120,7 +120,7 @@ class _StepProgram:
         session.set_position(recipe.updates(), owner.micro_steps)
         if self.random:
             session.seed = int(torch.randint(2**62, ()))
-        loss = session.step_arrays({name: values[i] for name, i in self.feeds})
+        loss = session.step({name: values[i] for name, i in self.feeds})
         owner.micro_steps += 1
         if owner.micro_steps % owner.accumulation_steps == 0:
             recipe.count_update()
@@ -160,7 +160,7 @@ class _StepProgram:
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
-            "keep_gradients": False, "threads": owner.threads, "seed": 0,
+            "precision": "float32", "memory_budget": 0, "keep_gradients": False, "threads": owner.threads, "seed": 0,
         })
         for name, _, value in bound:
             self.session.bind_parameter(name, value)

@@ -26,6 +26,10 @@ class TrainingSession:
     clip_norm: global norm to clip gradients at; 0 does not clip.
     accumulation_steps: step() calls to one update.
     commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
+    precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, parameters, optimizer, losses
+        and norms in float32; "fp16": likewise, with a scaled loss: an update whose gradients overflow does not happen.
+    memory_budget: bytes that the arena of a step may take (plan() tells what it takes); what does not fit is computed
+        again in the backward. MemoryError when the least possible is above it. 0: no limit.
     keep_gradients: hold the last step's gradients for gradients().
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
 
@@ -38,41 +42,39 @@ class TrainingSession:
     def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), clip_norm: float = 0.0, accumulation_steps: int = 1,
-                 commit: str = "late", keep_gradients: bool = False, threads: int = 0, seed: int = 0, **coefficients):
+                 commit: str = "late", precision: str = "fp32", memory_budget: int = 0, keep_gradients: bool = False,
+                 threads: int = 0, seed: int = 0, **coefficients):
         source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
         self._session = _core.Training.open(source, {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
             "optimizer": optimizer, "groups": [], "coefficients": {k: float(v) for k, v in coefficients.items()},
             "trainable": list(trainable), "frozen": list(frozen), "clip_norm": float(clip_norm),
-            "accumulation_steps": accumulation_steps, "commit": commit, "keep_gradients": keep_gradients,
-            "threads": threads, "seed": seed,
+            "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
+            "memory_budget": memory_budget,
+            "keep_gradients": keep_gradients, "threads": threads, "seed": seed,
         })
-
-    @staticmethod
-    def _feeds(feeds: dict) -> dict:
-        return {name: to_value(item) for name, item in feeds.items()}
 
     def step(self, feeds: dict) -> float:
         """One (micro-)step; the loss before the update."""
-        return self._session.step(self._feeds(feeds))
+        return self._session.step(feeds)
 
     def profile_step(self, feeds: dict, trace="") -> str:
         """One step under the profiler: a table of time and bytes by op type, the slowest first.
 
         trace: also write the step's timeline here as Chrome-trace JSON (ui.perfetto.dev opens it).
         """
-        return self._session.profile_step(self._feeds(feeds), os.fspath(trace))
+        return self._session.profile_step(feeds, os.fspath(trace))
 
     def evaluate(self, feeds: dict) -> tuple:
         """(loss, outputs) in evaluation mode; nothing changes."""
-        loss, outputs = self._session.evaluate(self._feeds(feeds))
+        loss, outputs = self._session.evaluate(feeds)
         torch = holds_torch(feeds.values())
         return loss, [from_value(value, torch) for value in outputs]
 
     def predict(self, feeds: dict) -> list:
         """The model's outputs in evaluation mode."""
         torch = holds_torch(feeds.values())
-        return [from_value(value, torch) for value in self._session.predict(self._feeds(feeds))]
+        return [from_value(value, torch) for value in self._session.predict(feeds)]
 
     def parameters(self) -> dict:
         """Copies of trained parameters and running statistics, by the model's names."""
@@ -88,6 +90,11 @@ class TrainingSession:
     @property
     def updates(self) -> int:
         return self._session.updates
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied with before the backward; 1 but for precision="fp16"."""
+        return self._session.loss_scale
 
     @property
     def learning_rate(self) -> float:
@@ -110,4 +117,4 @@ class TrainingSession:
 
     def plan(self, feeds: dict) -> tuple:
         """(the step's plan as text, its arena in bytes) for feeds of these shapes; nothing is run."""
-        return self._session.plan(self._feeds(feeds))
+        return self._session.plan(feeds)

@@ -33,27 +33,15 @@ def prepare(workload: Workload, folder: pathlib.Path, threads: int) -> dict:
 
 
 def write_onnx(job: dict, folder: pathlib.Path) -> None:
-    """The module, in training mode, from input "x" to output "scores"; casts of autocast are part of it.
+    """The module, in training mode and float32, from input "x" to output "scores".
 
     model.onnx is what torch.onnx.export makes of it. It is not optimised: batch normalization would be folded into
-    convolutions, and casts of weights into the weights. In without_sequences.onnx the sequences that split() leaves are
-    Splits: for bfloat16, of which ONNX has no sequences, and for whom has no gradient of them.
+    convolutions. In without_sequences.onnx the sequences that split() leaves are Splits, for whom has no gradient of
+    them.
     """
-    workload = find(job["workload"])
-    module = workload.module()
-
-    class Autocast(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = module
-
-        def forward(self, x):
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.inner(x).float()
-
-    x = torch.from_numpy(workload.batches()[0][0])
-    program = torch.onnx.export(Autocast().train() if workload.bfloat16 else module, (x,), dynamo=True, optimize=False,
-                                verbose=False, input_names=["x"], output_names=["scores"])
+    x = torch.from_numpy(find(job["workload"]).batches()[0][0])
+    program = torch.onnx.export(find(job["workload"]).module(), (x,), dynamo=True, optimize=False, verbose=False,
+                                input_names=["x"], output_names=["scores"])
     program.save(str(folder / "model.onnx"))
     sequences = ("SplitToSequence", "SequenceAt")
     onnxscript.optimizer.fold_constants(program.model, onnx_shape_inference=False,

@@ -21,7 +21,7 @@ class Workload:
     input_shape: tuple
     classes: int
     tokens: bool = False      # inputs are numbers below `classes`, with one target a position; else images or rows
-    bfloat16: bool = False    # the forward pass under torch.autocast
+    bfloat16: bool = False    # torch.autocast, precision="bf16"
     jax_model: str = ""       # which of systems/jax_step.py's models it is
     heads: int = 0
 
@@ -57,7 +57,7 @@ def _gpt(name: str, about: str, batch: int = 8, **sizes) -> Workload:
 
 
 def _bfloat16(workload: Workload) -> Workload:
-    return replace(workload, name=workload.name + "-bf16", about=workload.about + ", bfloat16 by autocast",
+    return replace(workload, name=workload.name + "-bf16", about=workload.about + ", mixed bfloat16",
                    bfloat16=True, jax_model="")
 
 

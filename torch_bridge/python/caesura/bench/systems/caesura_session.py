@@ -12,7 +12,7 @@ def capture(system, folder, job):
 
 
 def load(system, folder, job):
-    model = folder / ("without_sequences.onnx" if job["bfloat16"] else "model.onnx")
-    session = caesura.TrainingSession(str(model), target="target", class_axis=-1, optimizer="adamw",
-                                      threads=job["threads"], **job["adamw"])
+    session = caesura.TrainingSession(str(folder / "model.onnx"), target="target", class_axis=-1, optimizer="adamw",
+                                      threads=job["threads"], precision="bf16" if job["bfloat16"] else "fp32",
+                                      **job["adamw"])
     return session.step, lambda x, y: ({"x": x, "target": y},)

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/attention_fusion.h"
+
+#include <algorithm>
+
+#include "core/graph/op_schema.h"
+#include "graph_transforms/same_dims.h"
+#include "graph_transforms/scalar_value.h"
+
+namespace caesura {
+namespace {
+
+using Dims = std::vector<Dim>;
+
+constexpr double kHidden = -1e9;  // a score that low has no weight
+
+const Dims* DimsOf(const Value* value) {
+  return value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
+}
+
+const Node* Made(const Value* value, const char* op_type) {
+  const Node* node = value == nullptr ? nullptr : value->producer();
+  return node != nullptr && node->Is(op_type) ? node : nullptr;
+}
+
+// The last two dims in each other's place.
+template <typename T>
+std::vector<T> Swapped(std::vector<T> items) {
+  std::swap(items[items.size() - 2], items.back());
+  return items;
+}
+
+class Fuser {
+ public:
+  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters) : graph_(graph), parameters_(parameters) {}
+
+  bool Run() {
+    std::vector<Node*> products;
+    for (const auto& node : graph_.nodes()) {
+      if (node->Is("MatMul") && Made(node->input(0), "Softmax") != nullptr) products.push_back(node.get());
+    }
+    const size_t before = graph_.nodes().size();
+    const bool fused = std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
+    return fused || graph_.nodes().size() != before;  // what was begun for a match that failed is left unread
+  }
+
+ private:
+  struct Scores {
+    Value *q = nullptr, *k = nullptr, *mask = nullptr;
+    double scale = 1;
+  };
+
+  // `value` without multiplications by numbers, which go into `scale`.
+  Value* Unscaled(Value* value, double* scale) const {
+    for (;;) {
+      const Node* node = value->producer();
+      if (node == nullptr || !(node->Is("Mul") || node->Is("Div"))) return value;
+      Value* next = nullptr;
+      for (int side : {0, 1}) {
+        if (side == 1 && node->Is("Div")) break;
+        const auto factor = ScalarValue(node->input(1 - side), parameters_);
+        if (!factor || *factor == 0) continue;
+        next = node->input(side);
+        *scale = node->Is("Div") ? *scale / *factor : *scale * *factor;
+        break;
+      }
+      if (next == nullptr || DimsOf(next) == nullptr || DimsOf(value) == nullptr) return value;
+      if (!SameDims(*DimsOf(next), *DimsOf(value))) return value;
+      value = next;
+    }
+  }
+
+  Value* Add(const char* op_type, std::vector<Value*> inputs, ValueType type, AttributeMap attributes = {}) {
+    Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes));
+    node->set_since_version(SinceVersion(op_type, ""));
+    node->output(0)->set_type(std::move(type));
+    return node->output(0);
+  }
+
+  // K, of which `value` is the transpose; null where that does not show.
+  Value* Untransposed(Value* value) {
+    if (const Node* node = Made(value, "Transpose")) {
+      Value* x = node->input(0);
+      std::vector<int64_t> perm = node->Attr<std::vector<int64_t>>("perm", {});
+      if (perm.size() != 4) return nullptr;
+      perm = Swapped(std::move(perm));
+      if (std::is_sorted(perm.begin(), perm.end())) return x;
+      ValueType type = value->type();
+      type.shape = Swapped(*type.shape);
+      return Add("Transpose", {x}, std::move(type), {{"perm", perm}});
+    }
+    // Through three dims, as exporters write it.
+    const Node* outer = Made(value, "Reshape");
+    const Node* swap = outer == nullptr ? nullptr : Made(outer->input(0), "Transpose");
+    const Node* inner = swap == nullptr ? nullptr : Made(swap->input(0), "Reshape");
+    if (inner == nullptr || swap->Attr<std::vector<int64_t>>("perm", {}) != std::vector<int64_t>{0, 2, 1}) return nullptr;
+    Value* x = inner->input(0);
+    const Dims *whole = DimsOf(x), *flat = DimsOf(swap->input(0));
+    if (whole == nullptr || flat == nullptr || whole->size() != 4 || flat->size() != 3) return nullptr;
+    const bool same = SameDim((*whole)[2], (*flat)[1]) && SameDim((*whole)[3], (*flat)[2]);
+    return same && SameDims(Swapped(*whole), *DimsOf(value)) ? x : nullptr;
+  }
+
+  // Keys or values before each head was repeated for its group; `value` itself where none was.
+  static Value* Unrepeated(Value* value) {
+    const Node* joined = Made(value, "Reshape");
+    const Node* repeated = joined == nullptr ? nullptr : Made(joined->input(0), "Expand");
+    const Node* opened = repeated == nullptr ? nullptr : Made(repeated->input(0), "Unsqueeze");
+    if (opened == nullptr) return value;
+    Value* x = opened->input(0);
+    const Dims *from = DimsOf(x), *one = DimsOf(opened->output(0)), *all = DimsOf(repeated->output(0));
+    if (from == nullptr || one == nullptr || all == nullptr || from->size() != 4 || one->size() != 5) return value;
+    Dims rest = *all;
+    if (all->size() != 5 || (*one)[2].value != 1 || !(*all)[2].known() || !(*from)[1].known()) return value;
+    rest.erase(rest.begin() + 2);
+    Dims grouped = *from;
+    grouped[1].value *= (*all)[2].value;
+    return SameDims(rest, *from) && SameDims(grouped, *DimsOf(value)) ? x : value;
+  }
+
+  // By numbers that could have a gradient: not by shapes or conditions.
+  bool DependsOnParameters(const Value* value) const {
+    std::vector<const Value*> open = {value};
+    std::unordered_set<const Value*> seen;
+    while (!open.empty()) {
+      const Value* next = open.back();
+      open.pop_back();
+      if (next == nullptr || !IsFloating(next->dtype()) || !seen.insert(next).second) continue;
+      if (parameters_.count(next->name()) > 0) return true;
+      if (next->producer() == nullptr) continue;
+      for (const Value* input : next->producer()->inputs()) open.push_back(input);
+    }
+    return false;
+  }
+
+  // A mask to be added, for one that Where puts in: Where(hidden, low, scores), or the other way round.
+  Value* AddedMask(const Node& where, int scores, double low) {
+    ValueType type = ValueType::Tensor(where.output(0)->dtype());
+    type.shape = where.input(0)->type().shape;
+    Value* const bounds[] = {Scalar(0, type.dtype), Scalar(low, type.dtype)};
+    return Add("Where", {where.input(0), bounds[scores == 2], bounds[scores == 1]}, std::move(type));
+  }
+
+  Value* Scalar(double number, DType dtype) {
+    Tensor tensor = Tensor::Zeros(dtype, Shape{});
+    DispatchFloat(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      *tensor.data<T>() = static_cast<T>(static_cast<Accumulator<T>>(number));
+    });
+    return graph_.AddInitializer(graph_.UniqueName("attention_mask"), std::move(tensor));
+  }
+
+  bool IsProduct(Value* value) const {
+    double scale = 1;
+    return Made(Unscaled(value, &scale), "MatMul") != nullptr;
+  }
+
+  // Takes the mask off the scores; what is left.
+  Value* Unmasked(Value* value, Scores* scores) {
+    if (const Node* sum = Made(value, "Add")) {
+      for (int side : {0, 1}) {
+        const Dims *whole = DimsOf(value), *part = DimsOf(sum->input(side));
+        if (whole == nullptr || part == nullptr || !SameDims(*whole, *part)) continue;
+        if (!IsProduct(sum->input(side))) continue;
+        scores->mask = sum->input(1 - side);
+        return sum->input(side);
+      }
+      return nullptr;
+    }
+    if (const Node* where = Made(value, "Where")) {
+      for (int side : {1, 2}) {
+        const auto low = ScalarValue(where->input(3 - side), parameters_);
+        if (!low || *low > kHidden || !IsProduct(where->input(side))) continue;
+        scores->mask = AddedMask(*where, side, *low);
+        return where->input(side);
+      }
+      return nullptr;
+    }
+    return value;
+  }
+
+  bool MatchScores(Value* value, Scores* scores) {
+    value = Unmasked(value, scores);
+    if (value == nullptr) return false;
+    const Node* product = Made(Unscaled(value, &scores->scale), "MatMul");
+    if (product == nullptr) return false;
+    scores->q = Unscaled(product->input(0), &scores->scale);
+    scores->k = Untransposed(Unscaled(product->input(1), &scores->scale));
+    if (scores->k == nullptr) return false;
+    if (scores->mask == nullptr) return true;
+    const Dims* mask = DimsOf(scores->mask);
+    return mask != nullptr && mask->size() >= 2 && mask->size() <= 4 && !DependsOnParameters(scores->mask);
+  }
+
+  // Whether Attention takes them so.
+  static bool Fit(const Value* q, const Value* k, const Value* v) {
+    const Dims *a = DimsOf(q), *b = DimsOf(k), *c = DimsOf(v);
+    if (a == nullptr || b == nullptr || c == nullptr || a->size() != 4 || b->size() != 4 || c->size() != 4) return false;
+    const bool heads = (*a)[1].known() && (*b)[1].known() && (*b)[1].value > 0 && (*a)[1].value % (*b)[1].value == 0;
+    return heads && SameDim((*a)[0], (*b)[0]) && SameDim((*a)[3], (*b)[3]) &&
+           SameDims(Dims(b->begin(), b->end() - 1), Dims(c->begin(), c->end() - 1));
+  }
+
+  bool Fuse(Node* product) {
+    const Node* softmax = product->input(0)->producer();
+    const int64_t axis = softmax->Attr<int64_t>("axis", -1);
+    const bool alone = softmax->output(0)->uses().size() == 1 && !graph_.IsGraphOutput(softmax->output(0));
+    if (!alone || (axis != -1 && axis != 3) || !kFloatTypes.Contains(product->output(0)->dtype())) return false;
+    const size_t first = graph_.nodes().size();
+    Scores scores;
+    bool matches = MatchScores(softmax->input(0), &scores);
+    Value *k = scores.k, *v = product->input(1);
+    if (matches && Unrepeated(k) != k && Unrepeated(v) != v) {
+      k = Unrepeated(k);
+      v = Unrepeated(v);
+    }
+    matches = matches && Fit(scores.q, k, v);
+    if (matches) {
+      std::vector<Value*> inputs = {scores.q, k, v};
+      if (scores.mask != nullptr) inputs.push_back(scores.mask);
+      Node* attention = graph_.AddNode("Attention", std::move(inputs), graph_.ReleaseOutputs(product),
+                                       {{"scale", static_cast<float>(scores.scale)}}, "",
+                                       graph_.UniqueName(product->name() + ".attention"));
+      attention->set_since_version(SinceVersion("Attention", ""));
+      attention->set_source(product->source());
+    }
+    graph_.MoveTailBefore(first, product);
+    if (matches) graph_.RemoveNode(product);
+    return matches;
+  }
+
+  Graph& graph_;
+  const std::unordered_set<std::string>& parameters_;
+};
+
+class AttentionFusion : public Pass {
+ public:
+  explicit AttentionFusion(std::unordered_set<std::string> parameters) : parameters_(std::move(parameters)) {}
+  const char* name() const override { return "attention_fusion"; }
+  Result<bool> Run(Model& model) override { return Fuser(*model.graph, parameters_).Run(); }
+
+ private:
+  const std::unordered_set<std::string> parameters_;
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeAttentionFusionPass(std::unordered_set<std::string> parameters) {
+  return std::make_shared<AttentionFusion>(std::move(parameters));
+}
+
+}  // namespace caesura

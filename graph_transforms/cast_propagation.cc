@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/cast_propagation.h"
+
+#include <unordered_map>
+
+namespace caesura {
+namespace {
+
+bool IsHalf(const Value& value) { return value.dtype() == DType::kFloat16 || value.dtype() == DType::kBFloat16; }
+
+bool IsView(const Node& node) {
+  static const std::unordered_set<std::string> kOps = {"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"};
+  return node.domain().empty() && kOps.count(node.op_type()) > 0;
+}
+
+// The maker of what `node` alone reads, where `node` is a cast of halves to float32; otherwise null.
+Node* MakerOfWidened(const Graph& graph, const Node& node) {
+  if (!node.Is("Cast") || node.output(0)->dtype() != DType::kFloat32) return nullptr;
+  const Value* value = node.input(0);
+  const bool alone = value->uses().size() == 1 && !graph.IsGraphOutput(value);
+  return IsHalf(*value) && alone && value->graph() == &graph ? value->producer() : nullptr;
+}
+
+// What `cast` made, `maker` makes.
+void TakeOutput(Graph& graph, Node* maker, Node* cast) {
+  cast->TruncateInputs(0);
+  graph.ReleaseOutputs(maker);
+  maker->SetOutput(0, graph.ReleaseOutputs(cast)[0]);
+}
+
+class CastPropagation : public Pass {
+ public:
+  const char* name() const override { return "cast_propagation"; }
+
+  Result<bool> Run(Model& model) override {
+    Graph& graph = *model.graph;
+    std::unordered_set<const Node*> gone;
+    std::unordered_map<const Node*, const Node*> ahead;  // the view that a cast goes ahead of
+    for (const auto& node : graph.nodes()) {
+      Node* cast = node.get();
+      while (Node* view = MakerOfWidened(graph, *cast)) {
+        if (!IsView(*view)) break;
+        Value* source = view->input(0);
+        TakeOutput(graph, view, cast);
+        ValueType type = source->type();
+        type.dtype = DType::kFloat32;
+        cast->SetInput(0, source);
+        cast->SetOutput(0, graph.AddValue(source->name() + "/wide", std::move(type)));
+        view->SetInput(0, cast->output(0));
+        ahead[cast] = view;
+      }
+      Node* sum = MakerOfWidened(graph, *cast);
+      if (sum == nullptr || !sum->Is("SumTo", kCaesuraDomain)) continue;
+      TakeOutput(graph, sum, cast);
+      sum->SetAttribute("dtype", static_cast<int64_t>(DType::kFloat32));
+      gone.insert(cast);
+    }
+    if (gone.empty() && ahead.empty()) return false;
+    std::vector<const Node*> order;
+    std::unordered_map<const Node*, const Node*> first;  // the cast that a view waits for
+    for (const auto& [cast, view] : ahead) first[view] = cast;
+    for (const auto& node : graph.nodes()) {
+      if (auto it = first.find(node.get()); it != first.end()) order.push_back(it->second);
+      if (ahead.count(node.get()) == 0) order.push_back(node.get());
+    }
+    graph.Reorder(order);
+    graph.RemoveNodes(gone);
+    graph.RemoveUnusedValues();
+    return true;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeCastPropagationPass() { return std::make_shared<CastPropagation>(); }
+
+}  // namespace caesura

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/mixed_precision.h"
+
+#include <algorithm>
+#include <climits>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace caesura {
+namespace {
+
+bool IsFloat32(const Value* value) {
+  return value != nullptr && value->type().is_tensor() && value->dtype() == DType::kFloat32;
+}
+
+bool ComputesInHalf(const Node& node) {
+  static const std::unordered_set<std::string> kOps = {"Attention", "Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"};
+  return node.domain().empty() ? kOps.count(node.op_type()) > 0 : node.Is("FusedMatMul", kCaesuraDomain);
+}
+
+// Of ops that compute in the type that they are given: how many of the first inputs share that type.
+int FollowingInputs(const Node& node) {
+  static const std::unordered_map<std::string, int> kOps = {
+      {"Abs", 1},       {"Add", 2},        {"AveragePool", 1}, {"Clip", 3},          {"Concat", INT_MAX},
+      {"DepthToSpace", 1}, {"Div", 2},     {"Dropout", 1},     {"Elu", 1},           {"Expand", 1},
+      {"Flatten", 1},   {"Gather", 1},     {"Gelu", 1},        {"HardSigmoid", 1},   {"HardSwish", 1},
+      {"Identity", 1},  {"LeakyRelu", 1},  {"Max", INT_MAX},   {"MaxPool", 1},       {"Min", INT_MAX},
+      {"Mul", 2},       {"Neg", 1},        {"Relu", 1},        {"Reshape", 1},       {"Sigmoid", 1},
+      {"Slice", 1},     {"SpaceToDepth", 1}, {"Split", 1},     {"Squeeze", 1},       {"Sub", 2},
+      {"Swish", 1},     {"Tanh", 1},       {"Tile", 1},        {"Transpose", 1},     {"Unsqueeze", 1},
+      {"Where", 3}};
+  if (!node.domain().empty()) return 0;
+  auto it = kOps.find(node.op_type());
+  return it == kOps.end() ? 0 : it->second;
+}
+
+bool ReadsShape(const Node& node) { return node.Is("Shape") || node.Is("Size"); }
+
+bool IsView(const Node& node) {
+  static const std::unordered_set<std::string> kOps = {"Flatten", "Identity",  "Reshape",
+                                                       "Squeeze", "Transpose", "Unsqueeze"};
+  return node.domain().empty() && kOps.count(node.op_type()) > 0;
+}
+
+class Rewriter {
+ public:
+  Rewriter(Graph& graph, DType half) : graph_(graph), half_(half) {}
+
+  bool Run() {
+    std::vector<Node*> nodes;
+    for (const auto& node : graph_.nodes()) nodes.push_back(node.get());
+    bool changed = false;
+    for (Node* node : nodes) {
+      const int inputs = ComputesInHalf(*node) ? INT_MAX : Follows(*node) ? FollowingInputs(*node) : 0;
+      std::vector<Node*> widened;
+      if (inputs > 0 && IsFloat32(node->output(0))) {
+        Narrow(node, inputs, &widened);
+        changed = true;
+      }
+      if (ReadsShape(*node) && narrow_.count(node->input(0)) > 0) node->SetInput(0, narrow_.at(node->input(0)));
+      order_.push_back(node);
+      order_.insert(order_.end(), widened.begin(), widened.end());
+    }
+    if (changed) graph_.Reorder(order_);
+    return changed;
+  }
+
+ private:
+  // A bias, a factor, a bound: goes along with the activations.
+  bool IsSmallInitializer(const Value* value) const {
+    const Tensor* tensor = graph_.Initializer(value);
+    return tensor != nullptr && tensor->shape().rank() <= 1;
+  }
+
+  // Whether the activations that it reads are in half already.
+  bool Follows(const Node& node) const {
+    const int count = std::min<int>(FollowingInputs(node), static_cast<int>(node.inputs().size()));
+    bool any = false;
+    for (int i = 0; i < count; ++i) {
+      const Value* input = node.inputs()[i];
+      if (!IsFloat32(input)) continue;
+      if (narrow_.count(input) > 0) any = true;
+      else if (!IsSmallInitializer(input)) return false;
+    }
+    return any;
+  }
+
+  ValueType HalfType(const Value& value) const {
+    ValueType type = value.type();
+    type.dtype = half_;
+    return type;
+  }
+
+  Node* AddCast(Value* from, Value* to, DType dtype) {
+    return graph_.AddNode("Cast", {from}, {to}, {{"to", static_cast<int64_t>(dtype)}}, "",
+                          graph_.UniqueName(from->name() + "/cast"));
+  }
+
+  // The value in half: as it was made, or cast once for all readers, ahead of its views.
+  Value* Half(Value* value) {
+    for (const auto* known : {&narrow_, &casts_}) {
+      if (auto it = known->find(value); it != known->end()) return it->second;
+    }
+    Value* half = graph_.AddValue(value->name() + "/half", HalfType(*value));
+    const Node* producer = value->producer();
+    if (producer != nullptr && value->graph() == &graph_ && IsView(*producer) && IsFloat32(producer->input(0))) {
+      std::vector<Value*> inputs = producer->inputs();
+      inputs[0] = Half(inputs[0]);
+      Node* view = graph_.AddNode(producer->op_type(), std::move(inputs), {half}, producer->attributes(), "",
+                                  graph_.UniqueName(producer->name() + "/half"));
+      view->set_since_version(producer->since_version());
+      view->set_source(producer->source());
+      order_.push_back(view);
+    } else {
+      order_.push_back(AddCast(value, half, half_));
+    }
+    return casts_[value] = half;
+  }
+
+  // Reads and makes half; `widened` cast its outputs back for those who want float32.
+  void Narrow(Node* node, int inputs, std::vector<Node*>* widened) {
+    for (int i = 0; i < std::min<int>(inputs, static_cast<int>(node->inputs().size())); ++i) {
+      if (IsFloat32(node->inputs()[i])) node->SetInput(i, Half(node->inputs()[i]));
+    }
+    const std::vector<Value*> outputs = graph_.ReleaseOutputs(node);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      Value* output = outputs[i];
+      if (output == nullptr) continue;
+      if (!IsFloat32(output)) {
+        node->SetOutput(static_cast<int>(i), output);
+        continue;
+      }
+      Value* half = graph_.AddValue(output->name() + "/half", HalfType(*output));
+      node->SetOutput(static_cast<int>(i), half);
+      narrow_[output] = half;
+      widened->push_back(AddCast(half, output, DType::kFloat32));
+    }
+  }
+
+  Graph& graph_;
+  const DType half_;
+  std::vector<const Node*> order_;
+  std::unordered_map<const Value*, Value*> narrow_;  // made in half
+  std::unordered_map<const Value*, Value*> casts_;   // cast to half for those who compute in it
+};
+
+class MixedPrecision : public Pass {
+ public:
+  explicit MixedPrecision(DType half) : half_(half) {}
+  const char* name() const override { return "mixed_precision"; }
+  Result<bool> Run(Model& model) override { return Rewriter(*model.graph, half_).Run(); }
+
+ private:
+  const DType half_;
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeMixedPrecisionPass(DType half) { return std::make_shared<MixedPrecision>(half); }
+
+}  // namespace caesura
