@@ -27,7 +27,8 @@ class StepRefused(RuntimeError):
 
 
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
-                 accumulation_steps: int = 1, dynamic=None, threads: int = 0) -> "CompiledStep":
+                 accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
+                 threads: int = 0) -> "CompiledStep":
     """The whole training step (forward, loss, backward, clipping, optimizer) as one program.
 
         step = caesura.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
@@ -43,6 +44,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
         left to step on gradients that the program computes, with a FallbackWarning. There is no zero_grad() to call.
     clip_norm: global norm to clip gradients at; 0 does not clip.
     accumulation_steps: calls to one update, which goes by the mean of their gradients.
+    precision: "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in float32; "fp16"
+        scales the loss, and an update whose gradients are not finite does not happen.
+    memory_budget: bytes that activations may take; what is over it is computed again in the backward. 0: no limit.
     dynamic: as for wrap().
     threads: per kernel; 0 takes CAESURA_NUM_THREADS, or what OpenMP would take.
 
@@ -50,15 +54,18 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     first call and for inputs that no program was captured for; logging calls are left out. StepRefused tells of what
     cannot be captured, with nothing changed. Not for use from several threads at the same time.
     """
-    return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, dynamic, threads)
+    return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
+                        threads)
 
 
 class CompiledStep:
     """What compile_step() returns."""
 
-    def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, dynamic, threads):
+    def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
+                 threads):
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
+        self.precision, self.memory_budget = precision, memory_budget
         self.names = {id(p): name for name, p in module.named_parameters()}
         self.names.update((id(b), name) for name, b in module.named_buffers())
         self.micro_steps = 0
@@ -160,7 +167,7 @@ class _StepProgram:
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
-            "precision": "float32", "memory_budget": 0, "keep_gradients": False, "threads": owner.threads, "seed": 0,
+            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "threads": owner.threads, "seed": 0,
         })
         for name, _, value in bound:
             self.session.bind_parameter(name, value)
