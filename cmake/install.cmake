@@ -10,6 +10,12 @@ foreach(folder core graph_transforms training)
           FILES_MATCHING PATTERN "*.h" PATTERN "onnx_proto.h" EXCLUDE PATTERN "dnnl_*.h" EXCLUDE
           PATTERN "command" EXCLUDE)
 endforeach()
+if(CAESURA_TORCH)
+  install(TARGETS caesura_torch EXPORT caesura-torch-targets)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/torch_bridge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura
+          FILES_MATCHING PATTERN "*.h" PATTERN "python" EXCLUDE)
+  install(EXPORT caesura-torch-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
+endif()
 install(EXPORT caesura-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/caesura-config.cmake.in
                               ${PROJECT_BINARY_DIR}/caesura-config.cmake INSTALL_DESTINATION ${caesura_package})

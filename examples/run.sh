@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The main job: sets up, builds, trains a convolutional net on handwritten digits and a character GPT on Python's own
-# sources, both in C++, and draws their loss curves. Results are in build/examples.
+# sources, both in C++, and draws their loss curves; and the first net once more in a loop of LibTorch's, where LibTorch
+# is. Results are in build/examples.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ./cmake/setup.sh
 . build/activate
 cmake -S . -B build -G Ninja -C build/deps.cmake >build/configure.log || { cat build/configure.log; exit 1; }
-cmake --build build --target train_digits train_chargpt
+targets=(train_digits train_chargpt)
+if grep -q 'CAESURA_TORCH:BOOL=ON' build/CMakeCache.txt; then targets+=(train_libtorch_loop); fi
+cmake --build build --target "${targets[@]}"
 folder=build/examples
 mkdir -p "$folder"
 echo "exporting the models from PyTorch"
@@ -16,4 +19,5 @@ echo "exporting the models from PyTorch"
 [[ -f $folder/corpus.txt ]] || python examples/chargpt/export_chargpt.py "$folder" >"$folder/export.log" 2>&1
 build/bin/train_digits "$folder"
 build/bin/train_chargpt "$folder"
+if [[ ${#targets[@]} = 3 ]]; then build/bin/train_libtorch_loop "$folder"; fi
 python examples/plot_losses.py "$folder"

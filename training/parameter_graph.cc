@@ -125,10 +125,13 @@ Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
   return RunPasses(ForwardPasses(std::move(changing)), model, disabled_passes).status();
 }
 
-Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters) {
+Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters, bool share) {
   for (const std::string& name : names) {
     Value* value = graph.FindValue(name);
-    ASSIGN_OR_RETURN(Tensor own, graph.Initializer(value)->Clone());
+    Tensor own = *graph.Initializer(value);
+    if (!share) {
+      ASSIGN_OR_RETURN(own, own.Clone());
+    }
     graph.SetInitializer(value, own);
     parameters->Add(name, std::move(own));
   }

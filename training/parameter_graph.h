@@ -75,8 +75,9 @@ class ParameterGraph {
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes);
 
-// Adds copies of the graph's initializers of these names, and makes them the graph's own too.
-Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters);
+// Adds copies of the graph's initializers of these names, and makes them the graph's own too; with `share` it adds the
+// initializers themselves.
+Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters, bool share = false);
 // Makes the first `count` parameters the initializers of their names: one copy of them in memory.
 void ShareParameters(const ParameterSet& parameters, int count, Graph* graph);
 

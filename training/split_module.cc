@@ -2,6 +2,7 @@
 #include "training/split_module.h"
 
 #include <new>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -98,6 +99,7 @@ Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model, SplitModul
 Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   seed_ = options.seed;
+  shares_parameters_ = options.share_parameters;
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options.trainable, options.frozen));
   auto program = std::make_shared<ForwardRun::Program>();
   for (const Value* output : model.graph->outputs()) program->outputs.push_back(output->name());
@@ -115,7 +117,7 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
     ASSIGN_OR_RETURN(updates, SwitchToTraining(*model.graph));
   }
   parameters_ = std::make_shared<ParameterSet>();
-  RETURN_IF_ERROR(AddParameters(*model.graph, program->parameters, parameters_.get()));
+  RETURN_IF_ERROR(AddParameters(*model.graph, program->parameters, parameters_.get(), shares_parameters_));
   ModuleGraphOptions cut{trainable, options.inputs};
   for (const StatisticUpdate& update : updates) {
     program->statistics.push_back(parameters_->Find(update.target->name()));
@@ -124,6 +126,7 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
   PlanOptions plan;
   plan.threads = options.threads;
+  plan.cache_values = !shares_parameters_;
   ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
                                                           StepPasses(), options.disabled_passes));
   ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan,
@@ -151,7 +154,8 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds, std::vector<Ex
     statistics.emplace_back(program_->statistics[i], run.outputs[program_->outputs.size() + i].tensor());
   }
   run.outputs.resize(program_->outputs.size());
-  Replace(std::move(statistics));
+  if (shares_parameters_) Overwrite(statistics);
+  else Replace(std::move(statistics));
   return run;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a forward run");
@@ -171,6 +175,10 @@ Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds)
 const std::vector<std::string>& SplitModule::gradient_names() const { return program_->cut.differentiated; }
 const std::vector<std::string>& SplitModule::unreachable() const { return program_->cut.unreachable; }
 const std::vector<std::string>& SplitModule::output_names() const { return program_->outputs; }
+std::vector<int> SplitModule::differentiable_outputs() const {
+  const std::set<int> indices(program_->cut.gradient_of.begin(), program_->cut.gradient_of.end());
+  return {indices.begin(), indices.end()};
+}
 std::vector<std::string> SplitModule::ParameterNames() const { return program_->parameters; }
 
 // --- parameters ---
@@ -208,6 +216,14 @@ void SplitModule::Replace(std::vector<std::pair<int, Tensor>> values) {
   auto next = std::make_shared<ParameterSet>(*parameters_);
   for (auto& [i, value] : values) next->Replace(i, std::move(value));
   parameters_ = std::move(next);
+}
+
+void SplitModule::Overwrite(const std::vector<std::pair<int, Tensor>>& values) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [i, value] : values) {
+    const Tensor& target = parameters_->tensor(i);
+    CopyElements(value.dtype(), value.raw(), target.raw(), value.elements());
+  }
 }
 
 }  // namespace caesura

@@ -30,6 +30,10 @@ struct SplitModuleOptions {
   int threads = 0;                  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;                // of dropout and other random ops; each Forward draws other numbers
   std::vector<std::string> disabled_passes;
+  // The parameters are the model's initializers themselves, no copies: whoever holds them may write to them while no run
+  // waits for its backward. Nothing that is derived from parameters outlives a run, and running statistics are written
+  // to where they stand, also under the eyes of runs in flight.
+  bool share_parameters = false;
 };
 
 // A forward run that waits for the gradients of its outputs. Dropped without a Backward, it gives its memory back to
@@ -86,6 +90,8 @@ class SplitModule {
   // Those of them that no output depends on: their gradients are zeros.
   const std::vector<std::string>& unreachable() const;
   const std::vector<std::string>& output_names() const;
+  // Indices of the outputs that gradients can come in for.
+  std::vector<int> differentiable_outputs() const;
 
   // Trained parameters, then running statistics, by the model's names.
   std::vector<std::string> ParameterNames() const;
@@ -100,10 +106,12 @@ class SplitModule {
   Status Prepare(Model model, const SplitModuleOptions& options);
   std::shared_ptr<ParameterSet> Parameters() const;
   void Replace(std::vector<std::pair<int, Tensor>> values);
+  void Overwrite(const std::vector<std::pair<int, Tensor>>& values);
 
   std::shared_ptr<ForwardRun::Program> program_;
   std::unique_ptr<ParameterGraph> predict_;
   uint64_t seed_ = 0;
+  bool shares_parameters_ = false;
   std::atomic<uint64_t> forwards_{0};
   mutable std::mutex mutex_;                  // of parameters_
   std::shared_ptr<ParameterSet> parameters_;  // shared with runs in flight: replaced, not changed, while they hold it

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/torch_module.h"
+
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "torch_bridge/torch_tensor.h"
+#include "training/gradient/training_mode.h"
+#include "training/step_program.h"
+
+namespace caesura::torch {
+namespace {
+
+using ::torch::autograd::variable_list;
+using NnModule = ::torch::nn::Module;
+
+template <typename T>
+T Checked(Result<T> result) {
+  TORCH_CHECK(result.ok(), result.status().message());
+  return *std::move(result);
+}
+
+::torch::Tensor TensorOf(const RuntimeValue& value) {
+  TORCH_CHECK(value.is_tensor(), "an output is no tensor: LibTorch has nothing to hold it");
+  return Checked(ToTorch(value.tensor()));
+}
+
+std::vector<::torch::Tensor> TensorsOf(const std::vector<RuntimeValue>& values) {
+  std::vector<::torch::Tensor> out;
+  for (const RuntimeValue& value : values) out.push_back(TensorOf(value));
+  return out;
+}
+
+NamedValues FeedsOf(const TensorMap& tensors) {
+  NamedValues feeds;
+  for (const auto& [name, tensor] : tensors) feeds[name] = Checked(FromTorch(tensor));
+  return feeds;
+}
+
+// PyTorch's count of changes in place, and what it was.
+struct Seen {
+  std::string name;
+  c10::VariableVersion counter;
+  uint32_t version;
+};
+
+}  // namespace
+
+// --- backward ---
+
+class Module::Backward : public ::torch::autograd::Node {
+ public:
+  Backward(ForwardRun run, std::vector<int> outputs, const std::map<std::string, ::torch::Tensor>& sources)
+      : run_(std::move(run)), output_count_(run_->outputs.size()), outputs_(std::move(outputs)) {
+    run_->outputs.clear();  // the caller's
+    for (const auto& [name, tensor] : sources) {
+      if (tensor.is_inference()) continue;  // has no counter
+      const c10::VariableVersion& counter = ::torch::autograd::impl::version_counter(tensor);
+      seen_.push_back({name, counter, counter.current_version()});
+    }
+  }
+
+  variable_list apply(variable_list&& dys) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!at::GradMode::is_enabled(), "caesura::torch::Module has no second derivatives (create_graph)");
+    TORCH_CHECK(run_ && run_->pending(), "this forward's values were freed by its backward: ask for retain_graph there");
+    for (const Seen& seen : seen_) {
+      TORCH_CHECK(seen.counter.current_version() == seen.version, "'", seen.name,
+                  "' was changed in place between forward and backward");
+    }
+    std::vector<RuntimeValue> gradients(output_count_);
+    for (size_t k = 0; k < outputs_.size(); ++k) {
+      if (dys[k].defined()) gradients[outputs_[k]] = Checked(FromTorch(dys[k]));
+    }
+    const bool keep = ::torch::autograd::get_current_graph_task_keep_graph();
+    const std::vector<RuntimeValue> results = Checked(run_->Backward(std::move(gradients), keep));
+    variable_list dxs(results.size());
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (task_should_compute_output(i)) dxs[i] = TensorOf(results[i]);
+    }
+    return dxs;
+  }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    run_.reset();
+  }
+
+  std::string name() const override { return "CaesuraBackward"; }
+
+ private:
+  std::optional<ForwardRun> run_;
+  size_t output_count_;
+  std::vector<int> outputs_;  // that dys are the gradients of
+  std::vector<Seen> seen_;
+};
+
+// --- the module ---
+
+Module::Module(Model model, ModuleOptions options)
+    : NnModule("caesura::torch::Module"), model_(std::move(model)), options_(std::move(options)) {
+  for (const Value* input : model_.graph->inputs()) {
+    if (model_.graph->Initializer(input) == nullptr) input_names_.push_back(input->name());
+  }
+  for (const std::string& name : Checked(TrainableNames(model_, options_.trainable, options_.frozen))) {
+    AddState(name, /*is_parameter=*/true);
+  }
+  const std::unordered_set<const Value*> statistics = RunningStatistics(*model_.graph);
+  for (const Value* value : model_.graph->Values()) {
+    if (statistics.count(value)) AddState(value->name(), /*is_parameter=*/false);
+  }
+}
+
+// A copy of the initializer, as the torch tensor and in the model.
+void Module::AddState(const std::string& name, bool is_parameter) {
+  Value* value = model_.graph->FindValue(name);
+  Tensor own = Checked(model_.graph->Initializer(value)->Clone());
+  ::torch::Tensor tensor = Checked(ToTorch(own));
+  state_.push_back({name, tensor, own.raw(), is_parameter});
+  model_.graph->SetInitializer(value, std::move(own));
+
+  NnModule* owner = this;
+  std::string rest = name;
+  if (name.front() == '.' || name.back() == '.' || name.find("..") != std::string::npos) {
+    std::replace(rest.begin(), rest.end(), '.', '_');  // LibTorch's names are not empty
+  }
+  for (size_t dot; (dot = rest.find('.')) != std::string::npos; rest.erase(0, dot + 1)) {
+    const std::string child = rest.substr(0, dot);
+    const auto children = owner->named_children();
+    const auto* found = children.find(child);
+    owner = found != nullptr ? found->get() : owner->register_module(child, std::make_shared<NnModule>()).get();
+  }
+  if (is_parameter) owner->register_parameter(rest, std::move(tensor));
+  else owner->register_buffer(rest, std::move(tensor));
+}
+
+std::shared_ptr<SplitModule> Module::Program(const Variant& variant) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (State& state : state_) {
+    if (state.tensor.const_data_ptr() == state.bytes) continue;
+    // set_data has given the parameter other bytes.
+    Tensor present = Checked(FromTorch(state.tensor));
+    Value* value = model_.graph->FindValue(state.name);
+    TORCH_CHECK(present.raw() == state.tensor.const_data_ptr(), "parameter '", state.name, "' is not contiguous");
+    TORCH_CHECK(present.dtype() == value->dtype() && present.shape() == model_.graph->Initializer(value)->shape(),
+                "parameter '", state.name, "' is now ", DTypeName(present.dtype()), present.shape().ToString(),
+                ", but the model's is ", value->type().ToString());
+    state.bytes = present.raw();
+    model_.graph->SetInitializer(value, std::move(present));
+    programs_.clear();
+  }
+  std::shared_ptr<SplitModule>& program = programs_[variant];
+  if (program == nullptr) {
+    SplitModuleOptions split;
+    split.trainable = options_.trainable;
+    split.frozen = options_.frozen;
+    split.training = variant.first;
+    split.inputs = variant.second;
+    split.providers = options_.providers;
+    split.threads = options_.threads;
+    split.seed = options_.seed;
+    split.share_parameters = true;
+    program = Checked(SplitModule::Create(model_.Clone(), std::move(split)));
+  }
+  return program;
+}
+
+std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tensor>& inputs) {
+  TORCH_CHECK(inputs.size() == input_names_.size(), "the model has ", input_names_.size(), " inputs, got ", inputs.size());
+  std::map<std::string, ::torch::Tensor> sources;
+  std::vector<std::string> wanted;
+  bool differentiable = false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    sources[input_names_[i]] = inputs[i];
+    if (inputs[i].requires_grad()) wanted.push_back(input_names_[i]);
+  }
+  const NamedValues feeds = FeedsOf(sources);
+  for (const State& state : state_) {
+    sources[state.name] = state.tensor;
+    differentiable = differentiable || state.tensor.requires_grad();
+  }
+  if (!at::GradMode::is_enabled()) wanted.clear();
+  const auto program = Program({is_training(), wanted});
+  if (at::GradMode::is_enabled() && (differentiable || !wanted.empty())) {
+    return Differentiable(*program, feeds, std::move(sources));
+  }
+  if (!is_training()) return TensorsOf(Checked(program->Predict(feeds)));
+  return TensorsOf(Checked(program->Forward(feeds)).outputs);
+}
+
+std::vector<::torch::Tensor> Module::Differentiable(SplitModule& program, const NamedValues& feeds,
+                                                    std::map<std::string, ::torch::Tensor> sources) {
+  ForwardRun run = Checked(program.Forward(feeds));
+  std::vector<::torch::Tensor> outputs = TensorsOf(run.outputs);
+  std::vector<::torch::Tensor> differentiated;
+  for (const std::string& name : program.gradient_names()) differentiated.push_back(sources.at(name));
+  for (const State& state : state_) {  // running statistics are written in training, where no backward reads them
+    if (!state.is_parameter && is_training()) sources.erase(state.name);
+  }
+  const std::vector<int> taking = program.differentiable_outputs();
+  auto node = c10::make_intrusive<Backward>(std::move(run), taking, sources);
+  node->set_next_edges(::torch::autograd::collect_next_edges(differentiated));
+  for (int i : taking) ::torch::autograd::set_history(outputs[i], node);
+  return outputs;
+}
+
+::torch::Tensor Module::forward(const ::torch::Tensor& input) {
+  std::vector<::torch::Tensor> outputs = forward_all({input});
+  TORCH_CHECK(outputs.size() == 1, "the model has ", outputs.size(), " outputs: call forward_all");
+  return std::move(outputs[0]);
+}
+
+std::shared_ptr<NnModule> Module::clone(const std::optional<::torch::Device>& device) const {
+  TORCH_CHECK(!device || device->is_cpu(), "caesura::torch::Module runs on the CPU only");
+  auto copy = std::make_shared<Module>(model_.Clone(), options_);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < state_.size(); ++i) {
+    copy->state_[i].tensor.copy_(state_[i].tensor);
+    copy->state_[i].tensor.set_requires_grad(state_[i].tensor.requires_grad());
+  }
+  copy->train(is_training());
+  return copy;
+}
+
+// --- whole steps ---
+
+TrainingStep::TrainingStep(Model model, TrainingOptions options)
+    : session_(Checked(TrainingSession::Create(std::move(model), std::move(options)))) {}
+
+::torch::Tensor TrainingStep::step(const TensorMap& feeds) {
+  return at::scalar_tensor(Checked(session_->Step(FeedsOf(feeds))), at::kDouble);
+}
+
+std::vector<::torch::Tensor> TrainingStep::predict(const TensorMap& feeds) {
+  return TensorsOf(Checked(session_->Predict(FeedsOf(feeds))));
+}
+
+TensorMap TrainingStep::parameters() const {
+  TensorMap out;
+  for (const std::string& name : session_->ParameterNames()) out[name] = Checked(ToTorch(Checked(session_->Parameter(name))));
+  return out;
+}
+
+}  // namespace caesura::torch

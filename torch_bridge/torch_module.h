@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// An ONNX model in a loop of LibTorch: Module is a torch::nn::Module whose forward and backward are a split program;
+// TrainingStep runs whole steps on torch tensors.
+//
+//   auto net = std::make_shared<caesura::torch::Module>(caesura::ReadModel("net.onnx").value());
+//   torch::optim::AdamW optimizer(net->parameters());
+//   for (auto& batch : *loader) {
+//     optimizer.zero_grad();
+//     torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target).backward();
+//     optimizer.step();
+//   }
+//
+// All functions throw c10::Error, as LibTorch does.
+#ifndef CAESURA_TORCH_BRIDGE_TORCH_MODULE_H_
+#define CAESURA_TORCH_BRIDGE_TORCH_MODULE_H_
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "training/split_module.h"
+#include "training/training_session.h"
+
+namespace caesura::torch {
+
+struct ModuleOptions {
+  // Initializers to train, as in StepOptions. The others are constants of the model.
+  std::vector<std::string> trainable = {}, frozen = {};
+  ProviderList providers = {};  // empty: the CPU provider
+  int threads = 0;         // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;       // of dropout and other random ops
+};
+
+// Its parameters are the model's trained initializers under their names, a dot in a name being a submodule, and its
+// buffers the running statistics of BatchNormalization. They are read where they stand: whatever writes to them (an
+// optimizer, load, a NumPy view) is seen by the next forward. In train() mode batch statistics are used, running ones
+// updated, and dropout drops; in eval() mode not.
+//
+// Any number of forwards may wait for their backward, which may outlive the module; with retain_graph one may be called
+// again. A backward fails where a parameter or an input was changed in place after its forward, as far as PyTorch's
+// version counters tell. Derivatives of derivatives are refused.
+//
+// Thread safety: forward and backward from any thread, while nobody writes to parameters, changes the mode or the
+// dtypes. CPU only.
+class Module : public ::torch::nn::Module {
+ public:
+  explicit Module(Model model, ModuleOptions options = {});
+
+  // The model's inputs by position to its outputs, which are the caller's. Gradients flow to parameters and to those of
+  // the inputs that require them.
+  std::vector<::torch::Tensor> forward_all(const std::vector<::torch::Tensor>& inputs);
+  // For models of one input and one output.
+  ::torch::Tensor forward(const ::torch::Tensor& input);
+
+  std::shared_ptr<::torch::nn::Module> clone(const std::optional<::torch::Device>& device = std::nullopt) const override;
+
+ private:
+  class Backward;
+  struct State {
+    std::string name;
+    ::torch::Tensor tensor;
+    const void* bytes;  // that the programs read
+    bool is_parameter;
+  };
+  // A program is made for a mode and the inputs that gradients are wanted of.
+  using Variant = std::pair<bool, std::vector<std::string>>;
+  void AddState(const std::string& name, bool is_parameter);
+  std::shared_ptr<SplitModule> Program(const Variant& variant);
+  std::vector<::torch::Tensor> Differentiable(SplitModule& program, const NamedValues& feeds,
+                                              std::map<std::string, ::torch::Tensor> sources);
+
+  Model model_;
+  ModuleOptions options_;
+  std::vector<std::string> input_names_;
+  std::vector<State> state_;
+  std::mutex mutex_;  // of programs_, and of what they are made from: model_ and State::bytes
+  std::map<Variant, std::shared_ptr<SplitModule>> programs_;
+};
+
+using TensorMap = std::map<std::string, ::torch::Tensor>;
+
+// A TrainingSession that takes and returns torch tensors, without copying dense ones. Thread safety: as TrainingSession.
+class TrainingStep {
+ public:
+  explicit TrainingStep(Model model, TrainingOptions options = {});
+  // The loss before the update, as a float64 scalar.
+  ::torch::Tensor step(const TensorMap& feeds);
+  // The model's outputs in evaluation mode.
+  std::vector<::torch::Tensor> predict(const TensorMap& feeds);
+  // Views of trained parameters and running statistics by name, which the next step changes.
+  TensorMap parameters() const;
+  TrainingSession& session() { return *session_; }
+
+ private:
+  std::unique_ptr<TrainingSession> session_;
+};
+
+}  // namespace caesura::torch
+
+#endif  // CAESURA_TORCH_BRIDGE_TORCH_MODULE_H_
