@@ -91,6 +91,24 @@ def test_state_is_pytorchs_own():
     same(other, module)
 
 
+def test_state_that_is_loaded_between_steps():
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    data = batches(6)
+    eager(module, first, data[:3])
+    [step(*batch) for batch in data[:3]]
+    for o in (first, second):  # the moments of another run
+        state = copy.deepcopy(o.state_dict())
+        for entry in state["state"].values():
+            entry["exp_avg"].mul_(-2)
+        o.load_state_dict(state)
+    eager(module, first, data[3:])
+    [step(*batch) for batch in data[3:]]
+    same(other, module)
+
+
 def test_clipping_and_schedule():
     module = Net()
     other = copy.deepcopy(module)

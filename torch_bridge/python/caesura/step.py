@@ -69,12 +69,19 @@ class CompiledStep:
         self.names = {id(p): name for name, p in module.named_parameters()}
         self.names.update((id(b), name) for name, b in module.named_buffers())
         self.micro_steps = 0
-        self._recipe = describe_optimizer(optimizer, self.names)
-        if self._recipe is None:
-            raise StepRefused(f"{type(optimizer).__name__} has no equivalent among caesura's optimizers yet")
         self.programs = []
+        self._describe()
+        # PyTorch puts other tensors in the place of the state when it loads one.
+        optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=64, isolate_recompiles=True)
+
+    def _describe(self):
+        self._recipe = describe_optimizer(self.optimizer, self.names)
+        if self._recipe is None:
+            raise StepRefused(f"{type(self.optimizer).__name__} has no equivalent among caesura's optimizers yet")
+        for program in self.programs:
+            program.bind_states()
 
     def _loss(self, *args, **kwargs):
         if self.loss_fn is None:
@@ -99,6 +106,11 @@ class CompiledStep:
         return program
 
     def __call__(self, *args, **kwargs) -> torch.Tensor:
+        if self.programs:
+            try:
+                return self._call(*args, **kwargs)
+            except torch._dynamo.exc.Unsupported:
+                pass  # a new capture, which a logging call stands in the way of; nothing has run
         with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()):
             return self._call(*args, **kwargs)
 
@@ -171,12 +183,17 @@ class _StepProgram:
         })
         for name, _, value in bound:
             self.session.bind_parameter(name, value)
-        for name, _, value in bound:
+        self.bind_states()
+        self.dtype = self.loss.meta["val"].dtype
+        self.random = any(node.op_type == "Dropout" for node in model.graph.node)
+
+    def bind_states(self):
+        """Makes the optimizer's state tensors those that the session's updates write to."""
+        recipe = self.owner._recipe
+        for name, _, value in self.bound:
             if id(value) in recipe.trained:
                 for state, tensor in recipe.states(value).items():
                     self.session.bind_parameter(f"optimizer.{state}.{name}", tensor)
-        self.dtype = self.loss.meta["val"].dtype
-        self.random = any(node.op_type == "Dropout" for node in model.graph.node)
 
     def _statistics(self):
         """Placeholders that are running statistics of batch norms; sets `counters`, the other buffers that are written."""
