@@ -5,57 +5,12 @@
 
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/bindings.h"
+#include "training/exported_step.h"
 
 namespace nb = nanobind;
 
 namespace caesura::python {
 namespace {
-
-template <typename Owner>
-bool Set(Owner& owner, const std::string& key, const std::string& name, double Owner::*member, double value) {
-  if (key != name) return false;
-  owner.*member = value;
-  return true;
-}
-
-// Sets one coefficient of an optimizer by its name; false when it has none of that name.
-bool SetCoefficient(Sgd& o, const std::string& k, double v) {
-  if (k == "nesterov") return o.nesterov = v != 0, true;
-  return Set(o, k, "momentum", &Sgd::momentum, v) || Set(o, k, "dampening", &Sgd::dampening, v) ||
-         Set(o, k, "weight_decay", &Sgd::weight_decay, v);
-}
-template <typename AdamLike>
-bool SetCoefficient(AdamLike& o, const std::string& k, double v) {
-  return Set(o, k, "beta1", &AdamLike::beta1, v) || Set(o, k, "beta2", &AdamLike::beta2, v) ||
-         Set(o, k, "epsilon", &AdamLike::epsilon, v) || Set(o, k, "weight_decay", &AdamLike::weight_decay, v);
-}
-bool SetCoefficient(Lion& o, const std::string& k, double v) {
-  return Set(o, k, "beta1", &Lion::beta1, v) || Set(o, k, "beta2", &Lion::beta2, v) ||
-         Set(o, k, "weight_decay", &Lion::weight_decay, v);
-}
-bool SetCoefficient(Rmsprop& o, const std::string& k, double v) {
-  if (k == "centered") return o.centered = v != 0, true;
-  return Set(o, k, "alpha", &Rmsprop::alpha, v) || Set(o, k, "epsilon", &Rmsprop::epsilon, v) ||
-         Set(o, k, "momentum", &Rmsprop::momentum, v) || Set(o, k, "weight_decay", &Rmsprop::weight_decay, v);
-}
-
-Optimizer MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients) {
-  const std::map<std::string, Optimizer> kinds = {{"sgd", Sgd{}},   {"adam", Adam{}}, {"adamw", AdamW{}},
-                                                  {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
-  auto it = kinds.find(name);
-  if (it == kinds.end()) Raise(InvalidArgument("optimizer '" + name + "' is none of sgd, adam, adamw, lamb, lion, rmsprop"));
-  Optimizer optimizer = it->second;
-  for (const auto& [key, value] : coefficients) {
-    const bool known = std::visit(
-        [&, &key = key, &value = value](auto& o) {
-          if (key == "learning_rate") return o.learning_rate = value, true;
-          return SetCoefficient(o, key, value);
-        },
-        optimizer);
-    if (!known) Raise(InvalidArgument("optimizer '" + name + "' has no coefficient '" + key + "'"));
-  }
-  return optimizer;
-}
 
 Loss MakeLoss(const std::string& kind, const std::string& prediction, const std::string& target, int class_axis) {
   const std::map<std::string, Loss::Kind> kinds = {{"cross_entropy", Loss::Kind::kCrossEntropy},
@@ -78,8 +33,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   TrainingOptions options;
   options.step.loss = MakeLoss(nb::cast<std::string>(get("loss")), nb::cast<std::string>(get("prediction")),
                                nb::cast<std::string>(get("target")), nb::cast<int>(get("class_axis")));
-  options.step.optimizer = MakeOptimizer(nb::cast<std::string>(get("optimizer")),
-                                         nb::cast<std::map<std::string, double>>(get("coefficients")));
+  options.step.optimizer = Unwrap(MakeOptimizer(nb::cast<std::string>(get("optimizer")),
+                                                nb::cast<std::map<std::string, double>>(get("coefficients"))));
   for (nb::handle item : nb::cast<nb::list>(get("groups"))) {
     const auto [names, scale, decay] = nb::cast<std::tuple<std::vector<std::string>, double, double>>(item);
     options.step.groups.push_back({names, scale, decay});
@@ -109,6 +64,14 @@ void Check(const Status& status) {
 void BindTraining(nb::module_& m) {
   nb::class_<TrainingSession>(m, "Training")
       .def_static("open", &Open)
+      .def_static("open_step",
+                  [](const std::string& folder, int threads, uint64_t seed) {
+                    TrainingOptions options;
+                    options.threads = threads;
+                    options.seed = seed;
+                    options.providers = {CpuProvider()};
+                    return Unwrap(OpenStep(folder, std::move(options)));
+                  })
       .def("step",
            [](TrainingSession& session, nb::dict arrays) {
              const NamedValues feeds = FeedsOf(arrays);

@@ -9,6 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
+#include "training/exported_step.h"
 #include "training/progress_bar.h"
 
 namespace caesura::command {
@@ -45,7 +46,15 @@ Result<std::unique_ptr<Trainer>> Trainer::Create(const TrainOptions& options) {
 
 Status Trainer::Prepare() {
   if (options_.resume && options_.checkpoint.empty()) return InvalidArgument("--resume needs --checkpoint");
-  ASSIGN_OR_RETURN(Model model, ReadModel(options_.model));
+  ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
+  ASSIGN_OR_RETURN(Model model, ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
+  StepOptions step;
+  if (exported) {
+    ASSIGN_OR_RETURN(step, ReadStepOptions(model));
+    options_.loss = "output";
+    options_.prediction = step.loss.prediction;
+    options_.accumulate = step.accumulation_steps;
+  }
   ASSIGN_OR_RETURN(data_, LoadTrainData(options_, model));
   if (!options_.best.empty() && data_.validation == nullptr)
     return InvalidArgument("--best needs examples to validate");
@@ -64,7 +73,12 @@ Status Trainer::Prepare() {
                                   [&](const Value* output) { return output->name() == options_.prediction; });
   prediction_ = found == outputs.end() ? 0 : static_cast<size_t>(found - outputs.begin());
   ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options_, total_, data_.text != nullptr));
+  if (exported) training.step = std::move(step);
   ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
+  if (exported) {
+    RETURN_IF_ERROR(session_->Restore(ExportedStatePath(options_.model)).status());
+    if (options_.learning_rate) session_->set_learning_rate(*options_.learning_rate);
+  }
   RETURN_IF_ERROR(Restore());
   first_ = session_->updates();
   return OpenLog();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/optimizer/optimizer.h"
 
+#include <map>
+
 namespace caesura {
 namespace {
 
@@ -47,6 +49,34 @@ OptimizerUpdate Describe(const Rmsprop& o) {
   return update;
 }
 
+template <typename Owner>
+bool Set(Owner& owner, const std::string& key, const std::string& name, double Owner::*member, double value) {
+  if (key != name) return false;
+  owner.*member = value;
+  return true;
+}
+
+// Sets one coefficient of an optimizer by its name; false when it has none of that name.
+bool SetCoefficient(Sgd& o, const std::string& k, double v) {
+  if (k == "nesterov") return o.nesterov = v != 0, true;
+  return Set(o, k, "momentum", &Sgd::momentum, v) || Set(o, k, "dampening", &Sgd::dampening, v) ||
+         Set(o, k, "weight_decay", &Sgd::weight_decay, v);
+}
+template <typename AdamLike>
+bool SetCoefficient(AdamLike& o, const std::string& k, double v) {
+  return Set(o, k, "beta1", &AdamLike::beta1, v) || Set(o, k, "beta2", &AdamLike::beta2, v) ||
+         Set(o, k, "epsilon", &AdamLike::epsilon, v) || Set(o, k, "weight_decay", &AdamLike::weight_decay, v);
+}
+bool SetCoefficient(Lion& o, const std::string& k, double v) {
+  return Set(o, k, "beta1", &Lion::beta1, v) || Set(o, k, "beta2", &Lion::beta2, v) ||
+         Set(o, k, "weight_decay", &Lion::weight_decay, v);
+}
+bool SetCoefficient(Rmsprop& o, const std::string& k, double v) {
+  if (k == "centered") return o.centered = v != 0, true;
+  return Set(o, k, "alpha", &Rmsprop::alpha, v) || Set(o, k, "epsilon", &Rmsprop::epsilon, v) ||
+         Set(o, k, "momentum", &Rmsprop::momentum, v) || Set(o, k, "weight_decay", &Rmsprop::weight_decay, v);
+}
+
 }  // namespace
 
 OptimizerUpdate DescribeUpdate(const Optimizer& optimizer) {
@@ -80,6 +110,24 @@ bool MatchesName(const std::string& pattern, const std::string& name) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients) {
+  const std::map<std::string, Optimizer> kinds = {{"sgd", Sgd{}},   {"adam", Adam{}}, {"adamw", AdamW{}},
+                                                  {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
+  auto it = kinds.find(name);
+  if (it == kinds.end()) return InvalidArgument("optimizer '" + name + "' is none of sgd, adam, adamw, lamb, lion, rmsprop");
+  Optimizer optimizer = it->second;
+  for (const auto& [key, value] : coefficients) {
+    const bool known = std::visit(
+        [&, &key = key, &value = value](auto& o) {
+          if (key == "learning_rate") return o.learning_rate = value, true;
+          return SetCoefficient(o, key, value);
+        },
+        optimizer);
+    if (!known) return InvalidArgument("optimizer '" + name + "' has no coefficient '" + key + "'");
+  }
+  return optimizer;
 }
 
 }  // namespace caesura

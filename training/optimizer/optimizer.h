@@ -6,11 +6,13 @@
 #ifndef CAESURA_TRAINING_OPTIMIZER_OPTIMIZER_H_
 #define CAESURA_TRAINING_OPTIMIZER_OPTIMIZER_H_
 
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "core/base/status.h"
 #include "core/graph/node.h"
 
 namespace caesura {
@@ -86,6 +88,10 @@ struct OptimizerUpdate {
   std::vector<std::string> states;  // names of the state tensors that each parameter has; all start as zeros
 };
 OptimizerUpdate DescribeUpdate(const Optimizer& optimizer);
+
+// By name ("sgd", "adam", "adamw", "lamb", "lion", "rmsprop") and coefficients by the names of the members above; flags are
+// 0 or 1. Fails with kInvalidArgument for a name or a coefficient that does not exist.
+Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients);
 
 double LearningRate(const Optimizer& optimizer);
 // The optimizer with the group's weight decay, where it sets one.

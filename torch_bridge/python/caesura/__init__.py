@@ -13,15 +13,16 @@ import importlib
 
 from caesura.inference_session import InferenceSession, ValueInfo
 from caesura.split_module import SplitModule
-from caesura.training_session import TrainingSession
+from caesura.training_session import TrainingSession, open_step
 
 _WITH_TORCH = {
     "wrap": "caesura.module",
     "compile_step": "caesura.step", "StepRefused": "caesura.step",
+    "export_step": "caesura.export", "load_step": "caesura.export",
     "report": "caesura.reports", "reset_report": "caesura.reports", "strict": "caesura.reports",
     "FallbackWarning": "caesura.reports", "StrictError": "caesura.reports",
 }
-__all__ = ["InferenceSession", "SplitModule", "TrainingSession", "ValueInfo", *_WITH_TORCH]
+__all__ = ["InferenceSession", "SplitModule", "TrainingSession", "ValueInfo", "open_step", *_WITH_TORCH]
 __version__ = "0.1.0"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """caesura.compile_step: forward, loss, backward and optimizer as one program."""
 
+import inspect
 import logging
 
 import torch
@@ -70,6 +71,7 @@ class CompiledStep:
         self.names.update((id(b), name) for name, b in module.named_buffers())
         self.micro_steps = 0
         self.programs = []
+        self._inputs = self._capturing = None
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one.
         optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
@@ -77,11 +79,33 @@ class CompiledStep:
                                    recompile_limit=64, isolate_recompiles=True)
 
     def _describe(self):
-        self._recipe = describe_optimizer(self.optimizer, self.names)
-        if self._recipe is None:
+        self.recipe = describe_optimizer(self.optimizer, self.names)
+        if self.recipe is None:
             raise StepRefused(f"{type(self.optimizer).__name__} has no equivalent among caesura's optimizers yet")
         for program in self.programs:
             program.bind_states()
+
+    def capture(self, *args, **kwargs) -> "_StepProgram":
+        """The program for such inputs, captured if need be; nothing is run and nothing changes."""
+        self._capturing = []
+        try:
+            self(*args, **kwargs)
+            return self._capturing[0]
+        finally:
+            self._capturing = None
+
+    def input_names(self, args, kwargs) -> dict:
+        """id of each tensor among the inputs to a name: the forward's own parameter names, "target" for the loss's."""
+        named = dict(kwargs)
+        if self.loss_fn is not None:
+            args, named["target"] = args[:-1], args[-1]
+        names = [n for n in inspect.signature(self.module.forward).parameters]
+        named.update(zip(names, args))
+        found = {}
+        for path, leaf in torch.utils._pytree.tree_leaves_with_path(named):
+            if isinstance(leaf, torch.Tensor):
+                found[id(leaf)] = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        return found
 
     def _loss(self, *args, **kwargs):
         if self.loss_fn is None:
@@ -106,6 +130,13 @@ class CompiledStep:
         return program
 
     def __call__(self, *args, **kwargs) -> torch.Tensor:
+        self._inputs = (args, kwargs)
+        try:
+            return self._run(*args, **kwargs)
+        finally:
+            self._inputs = None
+
+    def _run(self, *args, **kwargs):
         if self.programs:
             try:
                 return self._call(*args, **kwargs)
@@ -131,10 +162,13 @@ class _StepProgram:
         if self.session is None:
             self._open(values)
         owner, session = self.owner, self.session
+        if owner._capturing is not None:
+            owner._capturing.append(self)
+            return (torch.zeros((), dtype=self.dtype),)
         for name, position, bound in self.bound:
             if values[position] is not bound:
                 raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
-        recipe = owner._recipe
+        recipe = owner.recipe
         session.learning_rate = recipe.learning_rate()
         session.set_position(recipe.updates(), owner.micro_steps)
         if self.random:
@@ -154,12 +188,13 @@ class _StepProgram:
     def _import(self, values):
         owner = self.owner
         tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
-        recipe = owner._recipe
+        recipe = owner.recipe
         statistics = self._statistics()
         bound, names, self.feeds = [], {}, []
+        inputs = owner.input_names(*owner._inputs)
         for i, node, value in tensors:
             trained = id(value) in recipe.trained
-            name = owner.names.get(id(value), f"input_{i}")
+            name = owner.names.get(id(value)) or inputs.get(id(value)) or f"input_{i}"
             names[node] = name
             if trained or node in statistics:
                 bound.append((name, i, value))
@@ -174,10 +209,10 @@ class _StepProgram:
         self.bound = bound = [(name, i, value) for name, i, value in bound if name in read]
         initialise(model, {name: value for name, _, value in bound}, read)
         self.model = model
-        trained = [name for name, _, value in bound if id(value) in recipe.trained]
+        self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
         self.session = _core.Training.open(model.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
-            "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": trained, "frozen": [],
+            "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "threads": owner.threads, "seed": 0,
         })
@@ -189,7 +224,7 @@ class _StepProgram:
 
     def bind_states(self):
         """Makes the optimizer's state tensors those that the session's updates write to."""
-        recipe = self.owner._recipe
+        recipe = self.owner.recipe
         for name, _, value in self.bound:
             if id(value) in recipe.trained:
                 for state, tensor in recipe.states(value).items():

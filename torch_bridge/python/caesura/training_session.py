@@ -118,3 +118,14 @@ class TrainingSession:
     def plan(self, feeds: dict) -> tuple:
         """(the step's plan as text, its arena in bytes) for feeds of these shapes; nothing is run."""
         return self._session.plan(feeds)
+
+
+def open_step(path, *, threads: int = 0, seed: int = 0) -> TrainingSession:
+    """The session of a step that caesura.export_step has written, where it was when it was written or saved last.
+
+    Loss, optimizer, groups, clipping and accumulation are the folder's own. Raises ValueError, naming the entries, where
+    what the folder says of itself is not as it should be.
+    """
+    session = TrainingSession.__new__(TrainingSession)
+    session._session = _core.Training.open_step(os.fspath(path), threads, seed)
+    return session

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""export_step and load_step: a step that goes on in another place is the step that stays."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(1, 4, 3, bias=False), torch.nn.BatchNorm2d(4)
+        self.last = torch.nn.Linear(4 * 36, 5)
+
+    def forward(self, image):
+        return self.last(F.relu(self.norm(self.conv(image))).flatten(1))
+
+
+@pytest.fixture()
+def parts():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    module = Net()
+    optimizer = torch.optim.AdamW([{"params": module.conv.parameters(), "weight_decay": 0.0},
+                                   {"params": [*module.norm.parameters(), *module.last.parameters()], "lr": 3e-3}], lr=1e-2)
+    return module, optimizer, caesura.compile_step(module, F.cross_entropy, optimizer, clip_norm=1.0, dynamic=True)
+
+
+def batches(count):
+    return [(torch.randn(6, 1, 8, 8), torch.randint(0, 5, (6,))) for _ in range(count)]
+
+
+SCRIPT = """
+import sys, json, numpy as np
+import caesura
+assert "torch" not in sys.modules
+folder, arrays = sys.argv[1], np.load(sys.argv[2])
+session = caesura.open_step(folder)
+print(json.dumps([session.step({"image": x, "target": y}) for x, y in zip(arrays["x"], arrays["y"])]))
+session.save(folder + "/state.safetensors")
+assert "torch" not in sys.modules
+"""
+
+
+def test_goes_on_elsewhere_and_comes_back(parts, tmp_path):
+    module, optimizer, step = parts
+    data = batches(6)
+    [step(*batch) for batch in data[:2]]
+    caesura.export_step(tmp_path / "step", step, *data[0])
+    stayed = [step(*batch).item() for batch in data[2:]]
+    here = {name: value.clone() for name, value in module.state_dict().items()}
+    moments = {name: optimizer.state[p]["exp_avg"].clone() for name, p in module.named_parameters()}
+
+    np.savez(tmp_path / "data.npz", x=np.stack([x.numpy() for x, _ in data[2:]]), y=np.stack([y.numpy() for _, y in data[2:]]))
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "step"), str(tmp_path / "data.npz")],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == pytest.approx(stayed, rel=1e-6)
+
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    assert caesura.load_step(tmp_path / "step", module, optimizer) == 6
+    for name, value in module.state_dict().items():
+        if "num_batches" not in name:  # the counter stays with PyTorch
+            torch.testing.assert_close(value, here[name], rtol=1e-6, atol=1e-7)
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(optimizer.state[p]["exp_avg"], moments[name], rtol=1e-5, atol=1e-8)
+        assert optimizer.state[p]["step"] == 6
+
+
+def test_export_changes_nothing_and_holds_plain_ops(parts, tmp_path):
+    module, _, step = parts
+    before = copy.deepcopy(module.state_dict())
+    x, y = batches(1)[0]
+    caesura.export_step(tmp_path / "step", step, x, y)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
+    model = onnx.load(tmp_path / "step" / "model.onnx")
+    onnx.checker.check_model(model)
+    assert {node.domain for node in model.graph.node} == {""}
+    assert [i.name for i in model.graph.input] == ["image", "target"] and [o.name for o in model.graph.output] == ["loss"]
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    names = {i.name for i in model.graph.initializer}
+    assert {"conv.weight", "last.bias", "norm.running_mean"} <= names
+
+
+def test_the_command_trains_it(parts, tmp_path):
+    _, _, step = parts
+    x, y = torch.randn(64, 1, 8, 8), torch.randint(0, 5, (64,))
+    caesura.export_step(tmp_path / "step", step, x[:8], y[:8])
+    np.savez(tmp_path / "data.npz", image=x.numpy(), target=y.numpy())
+    done = subprocess.run(["caesura", "train", str(tmp_path / "step"), "--data", str(tmp_path / "data.npz"), "--batch", "8",
+                           "--steps", "40", "--validation-part", "0", "--log", str(tmp_path / "log.csv")],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split(",")[2]) for line in (tmp_path / "log.csv").read_text().splitlines()[1:] if line.split(",")[2]]
+    assert losses[-1] < 0.8 * losses[0]  # the log smooths them
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda facts: facts.pop("optimizer"), "'optimizer'"),
+    (lambda facts: facts.update(clip_norm="much", accumulation_steps=0), "'clip_norm', 'accumulation_steps'"),
+    (lambda facts: facts.update(optimizer="adagrad"), "adagrad"),
+    (lambda facts: facts["coefficients"].update(warmth=1), "warmth"),
+    (lambda facts: facts.update(groups=[1]), "'groups'"),
+])
+def test_metadata_is_not_believed(parts, tmp_path, change, message):
+    _, _, step = parts
+    caesura.export_step(tmp_path / "step", step, *batches(1)[0])
+    model = onnx.load(tmp_path / "step" / "model.onnx")
+    facts = json.loads(model.metadata_props[0].value)
+    change(facts)
+    model.metadata_props[0].value = json.dumps(facts)
+    onnx.save(model, tmp_path / "step" / "model.onnx")
+    with pytest.raises(ValueError, match=message):
+        caesura.open_step(tmp_path / "step")
+
+
+def test_a_step_of_another_module_is_refused_whole(parts, tmp_path):
+    module, optimizer, step = parts
+    caesura.export_step(tmp_path / "step", step, *batches(1)[0])
+    other = Net()
+    other.last = torch.nn.Linear(4 * 36, 7)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match="last.weight"):
+        caesura.load_step(tmp_path / "step", other)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), other.state_dict().values()))
