@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -47,6 +48,7 @@ IValue ScalarOf(TypeKind kind, const at::Scalar& number, const std::string& argu
     case TypeKind::BoolType:
     case TypeKind::SymBoolType: return number.toBool();
     case TypeKind::NumberType: return number;
+    case TypeKind::TensorType: return at::native::wrapped_scalar_tensor(number);  // what a Python number becomes there
     default: TORCH_CHECK_VALUE(false, "argument '", argument, "' takes no number");
   }
 }
@@ -76,7 +78,7 @@ IValue NumbersAs(const TypePtr& type, const at::Tensor& numbers, const std::stri
   }
 }
 
-IValue TextAs(const TypePtr& type, const std::string& text, const std::string& argument) {
+IValue TextAs(const TypePtr& type, std::string text, const std::string& argument) {
   const auto index = [&](std::initializer_list<std::pair<const char*, int64_t>> names) {
     for (const auto& [name, value] : names) {
       if (text == name) return value;
@@ -94,6 +96,7 @@ IValue TextAs(const TypePtr& type, const std::string& text, const std::string& a
                     {"channels_last", number(c10::MemoryFormat::ChannelsLast)},
                     {"channels_last_3d", number(c10::MemoryFormat::ChannelsLast3d)}});
     case TypeKind::ScalarTypeType:
+      text.erase(std::remove(text.begin(), text.end(), '_'), text.end());  // float8_e5m2, as PyTorch writes it
       for (int i = 0; i < kDTypeCount; ++i) {
         const auto scalar_type = ScalarTypeOf(static_cast<DType>(i));
         if (scalar_type && text == DTypeName(static_cast<DType>(i))) return number(*scalar_type);
@@ -257,6 +260,8 @@ std::vector<at::Tensor> AtenCall::MetaResults(const std::vector<at::Tensor>& met
 
 std::optional<c10::OperatorHandle> AtenCall::OutVariant(size_t count) const {
   const c10::FunctionSchema& schema = op_.schema();
+  // Structured operators alone: out overloads written by hand may expect other sizes (binary_cross_entropy's does).
+  if (!op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) return std::nullopt;
   if (schema.returns().size() != count) return std::nullopt;
   for (const c10::Argument& result : schema.returns()) {
     if (result.type()->kind() != TypeKind::TensorType) return std::nullopt;

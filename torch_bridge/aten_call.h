@@ -39,7 +39,8 @@ class AtenCall {
   std::vector<c10::IValue> Arguments(const std::vector<at::Tensor>& inputs, uint64_t seed) const;
   // The results of a call on tensors without bytes; throws where the operator needs values, or knows no sizes.
   std::vector<at::Tensor> MetaResults(const std::vector<at::Tensor>& meta_inputs) const;
-  // The overload that writes `count` results into tensors of the caller's, behind the same arguments.
+  // The overload that writes `count` results into tensors of the caller's, behind the same arguments, where it can be
+  // relied on.
   std::optional<c10::OperatorHandle> OutVariant(size_t count) const;
 
   // Calls `op` on the stack and spreads what it leaves there: lists into their elements, numbers into scalars,

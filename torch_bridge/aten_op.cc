@@ -9,48 +9,12 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/aten_domain.h"
-#include "core/kernels/kernel_context.h"
 #include "torch_bridge/aten_call.h"
+#include "torch_bridge/torch_kernel.h"
 #include "torch_bridge/torch_tensor.h"
 
 namespace caesura::torch {
 namespace {
-
-// What is known of an input, or of a planned output.
-struct TensorSpec {
-  bool present = false;
-  c10::ScalarType type = c10::kFloat;
-  Shape shape;
-};
-using TensorSpecs = std::vector<TensorSpec>;
-
-// Runs `call`, which returns a Status, and turns what PyTorch throws into one.
-template <typename Call>
-Status Guarded(const std::string& label, Call call) {
-  try {
-    return call();
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory(label + " memory ran out");
-  } catch (const c10::OutOfMemoryError& error) {
-    return OutOfMemory(label + " " + error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    return InvalidArgument(label + " " + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return InvalidArgument(label + " " + error.what());
-  }
-}
-
-Result<TensorSpecs> SpecsOf(const KernelInfo& info) {
-  TensorSpecs specs(info.input_count());
-  for (int i = 0; i < info.input_count(); ++i) {
-    if (!info.HasInput(i)) continue;
-    if (!info.input(i).is_tensor) return info.Refuse("takes tensors only; input " + std::to_string(i) + " is none");
-    const auto type = ScalarTypeOf(info.InputDType(i));
-    if (!type) return info.Refuse(std::string("PyTorch has no type for ") + DTypeName(info.InputDType(i)));
-    specs[i] = {true, *type, info.InputShape(i)};
-  }
-  return specs;
-}
 
 Result<AtenCall> MakeCall(const KernelInfo& info, const TensorSpecs& specs, int first_input) {
   std::vector<at::Tensor> known(specs.size() - first_input);
@@ -62,67 +26,24 @@ Result<AtenCall> MakeCall(const KernelInfo& info, const TensorSpecs& specs, int 
   return AtenCall::Create(info.node(), first_input, known);
 }
 
-// The inputs from `first` on, as tensors on the context's bytes.
-std::vector<at::Tensor> Borrowed(const KernelContext& context, const TensorSpecs& specs, size_t first, size_t last) {
-  std::vector<at::Tensor> out(last - first);
-  for (size_t i = first; i < last; ++i) {
-    if (!specs[i].present) continue;
-    void* data = const_cast<void*>(context.Input<void>(static_cast<int>(i)));
-    out[i - first] = BorrowBytes(data, specs[i].type, specs[i].shape);
-  }
-  return out;
-}
-
 uint64_t SeedOf(const KernelContext& context) {
   const RandomKey key = context.random_key();
   return (key.seed * 0x9E3779B97F4A7C15u ^ key.step) * 0x9E3779B97F4A7C15u ^ key.stream;
 }
 
-Status CheckResult(const std::string& label, const std::vector<at::Tensor>& results, int i) {
-  const size_t k = static_cast<size_t>(i);
-  if (k < results.size() && results[k].defined() && DTypeOf(results[k].scalar_type()) != DType::kUndefined) return {};
-  return InvalidArgument(label + " the operator gives no tensor for output " + std::to_string(i));
+// Operators whose meta kernel promises other sizes than the CPU's kernel gives for results that nobody reads.
+bool MetaIsWrong(const std::string& name) {
+  return name == "aten::native_batch_norm" || name == "aten::_embedding_bag_forward_only";
 }
 
 // Types and shapes of the outputs by a call without bytes; false where the operator cannot tell before the run.
 Result<bool> PlanOutputs(KernelInfo& info, const AtenCall& call, const TensorSpecs& specs) {
-  if (!call.numbers_known()) return false;
-  std::vector<at::Tensor> inputs(specs.size()), results;
-  for (size_t i = 0; i < specs.size(); ++i) {
-    const auto options = at::TensorOptions().dtype(specs[i].type).device(c10::kMeta);
-    if (specs[i].present) inputs[i] = at::empty(specs[i].shape.dims(), options);
-  }
+  if (!call.numbers_known() || MetaIsWrong(call.op().schema().name())) return false;
+  std::vector<at::Tensor> results;
   // Not an error: results whose size follows from values end here, and operators without a meta kernel.
-  if (!Guarded("", [&] { return results = call.MetaResults(inputs), Status(); }).ok()) return false;
-  for (int i = 0; i < info.output_count(); ++i) {
-    if (!info.HasOutput(i)) continue;
-    RETURN_IF_ERROR(CheckResult(info.node().Label(), results, i));
-    info.SetOutput(i, DTypeOf(results[i].scalar_type()), Shape(results[i].sizes().vec()));
-  }
+  if (!Guarded("", [&] { return results = call.MetaResults(MetaInputs(specs)), Status(); }).ok()) return false;
+  RETURN_IF_ERROR(PlanResults(info, results));
   return true;
-}
-
-TensorSpecs PlannedOutputs(const KernelInfo& info) {
-  TensorSpecs out(info.output_count());
-  for (int i = 0; i < info.output_count(); ++i) {
-    const OutputInfo& planned = info.outputs()[i];
-    if (info.HasOutput(i)) out[i] = {true, *ScalarTypeOf(planned.dtype), planned.shape};
-  }
-  return out;
-}
-
-Status CopyOut(const std::string& label, KernelContext& context, const TensorSpecs& outputs,
-               const std::vector<at::Tensor>& results) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].present) continue;
-    RETURN_IF_ERROR(CheckResult(label, results, static_cast<int>(i)));
-    if (results[i].scalar_type() != outputs[i].type || results[i].sizes() != c10::IntArrayRef(outputs[i].shape.dims())) {
-      return Internal(label + " output " + std::to_string(i) + " is not what the operator's meta kernel promised");
-    }
-    void* data = context.Output<void>(static_cast<int>(i));
-    BorrowBytes(data, outputs[i].type, outputs[i].shape).copy_(results[i]);
-  }
-  return {};
 }
 
 Status AllocateOut(const std::string& label, KernelContext& context, const std::vector<bool>& present,
@@ -141,7 +62,7 @@ Status CreateAten(KernelInfo& info) {
   const std::string label = info.node().Label();
   DispatchScope scope(/*with_gradients=*/false);
   return Guarded(label, [&]() -> Status {
-    ASSIGN_OR_RETURN(const TensorSpecs specs, SpecsOf(info));
+    ASSIGN_OR_RETURN(const TensorSpecs specs, InputSpecs(info));
     ASSIGN_OR_RETURN(const AtenCall call, MakeCall(info, specs, 0));
     ASSIGN_OR_RETURN(const bool planned, PlanOutputs(info, call, specs));
     if (!planned) {
@@ -153,7 +74,7 @@ Status CreateAten(KernelInfo& info) {
       info.SetCompute([=](KernelContext& context) {
         DispatchScope scope(/*with_gradients=*/false);
         return Guarded(label, [&] {
-          auto arguments = call.Arguments(Borrowed(context, specs, 0, specs.size()), SeedOf(context));
+          auto arguments = call.Arguments(BorrowInputs(context, specs, 0, specs.size()), SeedOf(context));
           return AllocateOut(label, context, present, AtenCall::Call(call.op(), std::move(arguments)));
         });
       });
@@ -165,14 +86,13 @@ Status CreateAten(KernelInfo& info) {
     info.SetCompute([=](KernelContext& context) {
       DispatchScope scope(/*with_gradients=*/false);
       return Guarded(label, [&]() -> Status {
-        auto arguments = call.Arguments(Borrowed(context, specs, 0, specs.size()), SeedOf(context));
-        if (!out_variant) return CopyOut(label, context, outputs, AtenCall::Call(call.op(), std::move(arguments)));
-        for (size_t i = 0; i < outputs.size(); ++i) {
+        auto arguments = call.Arguments(BorrowInputs(context, specs, 0, specs.size()), SeedOf(context));
+        for (size_t i = 0; out_variant && i < outputs.size(); ++i) {
           void* data = context.Output<void>(static_cast<int>(i));
           arguments.emplace_back(BorrowBytes(data, outputs[i].type, outputs[i].shape));
         }
-        out_variant->callBoxed(&arguments);
-        return {};
+        const c10::OperatorHandle& op = out_variant ? *out_variant : call.op();
+        return CopyResults(label, context, outputs, AtenCall::Call(op, std::move(arguments)));
       });
     });
     return {};
@@ -184,7 +104,7 @@ Status CreateAtenGrad(KernelInfo& info) {
   const std::string label = info.node().Label();
   DispatchScope scope(/*with_gradients=*/false);
   return Guarded(label, [&]() -> Status {
-    ASSIGN_OR_RETURN(const TensorSpecs specs, SpecsOf(info));
+    ASSIGN_OR_RETURN(const TensorSpecs specs, InputSpecs(info));
     const auto from = info.Attr<std::vector<int64_t>>("gradient_outputs", {});
     const auto to = info.Attr<std::vector<int64_t>>("gradient_inputs", {});
     const size_t first = from.size();
@@ -206,21 +126,24 @@ Status CreateAtenGrad(KernelInfo& info) {
     info.SetCompute([=](KernelContext& context) {
       DispatchScope scope(/*with_gradients=*/true);
       return Guarded(label, [&]() -> Status {
-        std::vector<at::Tensor> inputs = Borrowed(context, specs, first, specs.size()), wanted, results, ys;
+        std::vector<at::Tensor> inputs = BorrowInputs(context, specs, first, specs.size()), wanted, results, ys, dys;
         for (int64_t i : to) wanted.push_back(inputs[i].set_requires_grad(true));
         results = AtenCall::Call(call.op(), call.Arguments(inputs, /*seed=*/0));
-        for (int64_t i : from) {
-          RETURN_IF_ERROR(CheckResult(label, results, static_cast<int>(i)));
-          ys.push_back(results[i]);
+        const std::vector<at::Tensor> given = BorrowInputs(context, specs, 0, first);
+        for (size_t k = 0; k < from.size(); ++k) {
+          RETURN_IF_ERROR(CheckResult(label, results, static_cast<int>(from[k])));
+          if (!results[from[k]].requires_grad()) continue;  // a result that the operator marks as not differentiable
+          ys.push_back(results[from[k]]);
+          dys.push_back(given[k]);
         }
-        std::vector<at::Tensor> dxs = ::torch::autograd::grad(ys, wanted, Borrowed(context, specs, 0, first),
-                                                              /*retain_graph=*/false, /*create_graph=*/false,
-                                                              /*allow_unused=*/true);
+        if (ys.empty()) return Unsupported(label + " the operator has no derivative");
+        std::vector<at::Tensor> dxs = ::torch::autograd::grad(ys, wanted, dys, /*retain_graph=*/false,
+                                                              /*create_graph=*/false, /*allow_unused=*/true);
         for (size_t k = 0; k < dxs.size(); ++k) {
           if (!dxs[k].defined()) dxs[k] = at::zeros_like(wanted[k]);
         }
         at::AutoGradMode done(false);
-        return CopyOut(label, context, outputs, dxs);
+        return CopyResults(label, context, outputs, dxs);
       });
     });
     return {};

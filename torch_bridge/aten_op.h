@@ -14,15 +14,15 @@
 //   none            names of arguments that are None although their default is something else
 //   any other       an argument by its name: ints, floats and bools (an ONNX float has 32 bits: a tensor attribute of
 //                   one element, or of rank 1 for a list, carries float64, bool and complex numbers exactly), strings;
-//                   dtypes by their name here ("float32", "bfloat16"), layouts ("strided"), devices ("cpu"), memory
-//                   formats ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+//                   dtypes by their name ("float32", "bfloat16"), layouts ("strided"), devices ("cpu"), memory formats
+//                   ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d"); for a tensor
+//                   argument a number, which is then as weak in type promotion as a number in Python
 // What is given neither way takes its default, or None. Ints, bools, numbers and lists of them (symints as well) may
 // also come as inputs: where the plan knows their values the outputs are planned, otherwise sized in the run.
 //
 // Outputs are the results in order, a list of tensors one output an element; numbers come as scalars. Operators that
-// write to their arguments are refused: name the functional overload. Where there is an overload that writes its
-// results into given tensors, and the sizes are known, it does so into the planned memory; otherwise results are copied
-// there. An operator with a Generator argument draws from one seeded by the run's own random key; one without draws
+// write to their arguments are refused: name the functional overload. The out overload of a structured
+// operator writes into the planned memory, where sizes are known; otherwise results are copied there. An operator with a Generator argument draws from one seeded by the run's own random key; one without draws
 // from PyTorch's global generator.
 //
 // "ATenGrad" (made by the gradient rule of ATen) has ATen's attributes and

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/torch_tensor.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
 #include "core/base/status_macros.h"
@@ -36,7 +37,7 @@ constexpr TypeRow kTypes[] = {
 };
 
 at::Tensor Wrap(c10::DataPtr data, size_t bytes, c10::ScalarType type, const Shape& shape) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, /*resizable=*/false);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), /*resizable=*/true);
   at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                             c10::scalarTypeToTypeMeta(type));
   out.unsafeGetTensorImpl()->set_sizes_contiguous(shape.dims());

@@ -22,7 +22,7 @@ Result<Tensor> FromTorch(const at::Tensor& tensor);
 // A view that keeps the tensor's buffer alive. Fails with kUnsupported for strings, types that PyTorch does not have,
 // and other devices than the CPU.
 Result<at::Tensor> ToTorch(const Tensor& tensor);
-// A dense CPU tensor of bytes that the caller keeps alive.
+// A dense CPU tensor of bytes that the caller keeps alive. An operator that makes it larger gives it bytes of its own.
 at::Tensor BorrowBytes(void* data, c10::ScalarType type, const Shape& shape);
 
 }  // namespace caesura::torch

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels that call PyTorch share: inputs as at::Tensors, results into planned outputs, exceptions into Status.
+#ifndef CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_
+#define CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/kernels/kernel.h"
+#include "core/kernels/kernel_context.h"
+
+namespace caesura::torch {
+
+// What is known of an input, or of a planned output.
+struct TensorSpec {
+  bool present = false;
+  c10::ScalarType type = c10::kFloat;
+  Shape shape;
+};
+using TensorSpecs = std::vector<TensorSpec>;
+
+// Runs `call`, which returns a Status, and turns what PyTorch throws into one.
+template <typename Call>
+Status Guarded(const std::string& label, Call call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory(label + " memory ran out");
+  } catch (const c10::OutOfMemoryError& error) {
+    return OutOfMemory(label + " " + error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return InvalidArgument(label + " " + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return InvalidArgument(label + " " + error.what());
+  }
+}
+
+// Refuses inputs that are no tensors, or of types that PyTorch does not have.
+Result<TensorSpecs> InputSpecs(const KernelInfo& info);
+// Of outputs that the factory has set.
+TensorSpecs PlannedOutputs(const KernelInfo& info);
+
+// Tensors without bytes, for calls that are made for their results' sizes; undefined where absent.
+std::vector<at::Tensor> MetaInputs(const TensorSpecs& specs);
+// The inputs [first, last) as tensors on the context's bytes.
+std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorSpecs& specs, size_t first, size_t last);
+
+// Fails where result i is missing, undefined or of a type without a DType.
+Status CheckResult(const std::string& label, const std::vector<at::Tensor>& results, int i);
+// Sets the outputs to the results' types and shapes.
+Status PlanResults(KernelInfo& info, const std::vector<at::Tensor>& results);
+// Copies the results into the outputs, but for those that stand there already. Fails where they are not as planned.
+Status CopyResults(const std::string& label, KernelContext& context, const TensorSpecs& outputs,
+                   const std::vector<at::Tensor>& results);
+
+}  // namespace caesura::torch
+
+#endif  // CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_
