@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/graph/op_schema.h"
+#include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 #include "graph_transforms/scalar_value.h"
 
@@ -16,11 +17,6 @@ constexpr double kHidden = -1e9;  // a score that low has no weight
 
 const Dims* DimsOf(const Value* value) {
   return value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
-}
-
-const Node* Made(const Value* value, const char* op_type) {
-  const Node* node = value == nullptr ? nullptr : value->producer();
-  return node != nullptr && node->Is(op_type) ? node : nullptr;
 }
 
 // The last two dims in each other's place.
@@ -37,7 +33,7 @@ class Fuser {
   bool Run() {
     std::vector<Node*> products;
     for (const auto& node : graph_.nodes()) {
-      if (node->Is("MatMul") && Made(node->input(0), "Softmax") != nullptr) products.push_back(node.get());
+      if (node->Is("MatMul") && MadeBy(node->input(0), "Softmax") != nullptr) products.push_back(node.get());
     }
     const size_t before = graph_.nodes().size();
     const bool fused = std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
@@ -79,7 +75,7 @@ class Fuser {
 
   // K, of which `value` is the transpose; null where that does not show.
   Value* Untransposed(Value* value) {
-    if (const Node* node = Made(value, "Transpose")) {
+    if (const Node* node = MadeBy(value, "Transpose")) {
       Value* x = node->input(0);
       std::vector<int64_t> perm = node->Attr<std::vector<int64_t>>("perm", {});
       if (perm.size() != 4) return nullptr;
@@ -90,9 +86,9 @@ class Fuser {
       return Add("Transpose", {x}, std::move(type), {{"perm", perm}});
     }
     // Through three dims, as exporters write it.
-    const Node* outer = Made(value, "Reshape");
-    const Node* swap = outer == nullptr ? nullptr : Made(outer->input(0), "Transpose");
-    const Node* inner = swap == nullptr ? nullptr : Made(swap->input(0), "Reshape");
+    const Node* outer = MadeBy(value, "Reshape");
+    const Node* swap = outer == nullptr ? nullptr : MadeBy(outer->input(0), "Transpose");
+    const Node* inner = swap == nullptr ? nullptr : MadeBy(swap->input(0), "Reshape");
     if (inner == nullptr || swap->Attr<std::vector<int64_t>>("perm", {}) != std::vector<int64_t>{0, 2, 1}) return nullptr;
     Value* x = inner->input(0);
     const Dims *whole = DimsOf(x), *flat = DimsOf(swap->input(0));
@@ -103,9 +99,9 @@ class Fuser {
 
   // Keys or values before each head was repeated for its group; `value` itself where none was.
   static Value* Unrepeated(Value* value) {
-    const Node* joined = Made(value, "Reshape");
-    const Node* repeated = joined == nullptr ? nullptr : Made(joined->input(0), "Expand");
-    const Node* opened = repeated == nullptr ? nullptr : Made(repeated->input(0), "Unsqueeze");
+    const Node* joined = MadeBy(value, "Reshape");
+    const Node* repeated = joined == nullptr ? nullptr : MadeBy(joined->input(0), "Expand");
+    const Node* opened = repeated == nullptr ? nullptr : MadeBy(repeated->input(0), "Unsqueeze");
     if (opened == nullptr) return value;
     Value* x = opened->input(0);
     const Dims *from = DimsOf(x), *one = DimsOf(opened->output(0)), *all = DimsOf(repeated->output(0));
@@ -152,12 +148,12 @@ class Fuser {
 
   bool IsProduct(Value* value) const {
     double scale = 1;
-    return Made(Unscaled(value, &scale), "MatMul") != nullptr;
+    return MadeBy(Unscaled(value, &scale), "MatMul") != nullptr;
   }
 
   // Takes the mask off the scores; what is left.
   Value* Unmasked(Value* value, Scores* scores) {
-    if (const Node* sum = Made(value, "Add")) {
+    if (const Node* sum = MadeBy(value, "Add")) {
       for (int side : {0, 1}) {
         const Dims *whole = DimsOf(value), *part = DimsOf(sum->input(side));
         if (whole == nullptr || part == nullptr || !SameDims(*whole, *part)) continue;
@@ -167,7 +163,7 @@ class Fuser {
       }
       return nullptr;
     }
-    if (const Node* where = Made(value, "Where")) {
+    if (const Node* where = MadeBy(value, "Where")) {
       for (int side : {1, 2}) {
         const auto low = ScalarValue(where->input(3 - side), parameters_);
         if (!low || *low > kHidden || !IsProduct(where->input(side))) continue;
@@ -182,7 +178,7 @@ class Fuser {
   bool MatchScores(Value* value, Scores* scores) {
     value = Unmasked(value, scores);
     if (value == nullptr) return false;
-    const Node* product = Made(Unscaled(value, &scores->scale), "MatMul");
+    const Node* product = MadeBy(Unscaled(value, &scores->scale), "MatMul");
     if (product == nullptr) return false;
     scores->q = Unscaled(product->input(0), &scores->scale);
     scores->k = Untransposed(Unscaled(product->input(1), &scores->scale));

@@ -3,22 +3,17 @@
 
 #include <unordered_map>
 
+#include "graph_transforms/matching.h"
+
 namespace caesura {
 namespace {
 
-bool IsHalf(const Value& value) { return value.dtype() == DType::kFloat16 || value.dtype() == DType::kBFloat16; }
-
-bool IsView(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"};
-  return node.domain().empty() && kOps.count(node.op_type()) > 0;
-}
-
 // The maker of what `node` alone reads, where `node` is a cast of halves to float32; otherwise null.
 Node* MakerOfWidened(const Graph& graph, const Node& node) {
-  if (!node.Is("Cast") || node.output(0)->dtype() != DType::kFloat32) return nullptr;
+  if (!IsWideningCast(node)) return nullptr;
   const Value* value = node.input(0);
   const bool alone = value->uses().size() == 1 && !graph.IsGraphOutput(value);
-  return IsHalf(*value) && alone && value->graph() == &graph ? value->producer() : nullptr;
+  return alone && value->graph() == &graph ? value->producer() : nullptr;
 }
 
 // What `cast` made, `maker` makes.

@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 
 namespace caesura {
@@ -22,12 +23,6 @@ int Slot(const Node& product, const Value& sum, const Value& term) {
   return product.input(kAddend) == nullptr && SameDims(*shape, *term.type().shape) ? kAddend : -1;
 }
 
-bool IsWidening(const Node& cast) {
-  const Value* from = cast.input(0);
-  const bool half = from != nullptr && (from->dtype() == DType::kFloat16 || from->dtype() == DType::kBFloat16);
-  return half && cast.output(0)->dtype() == DType::kFloat32;
-}
-
 class MatMulEpilogue : public Pass {
  public:
   const char* name() const override { return "matmul_epilogue"; }
@@ -37,7 +32,7 @@ class MatMulEpilogue : public Pass {
     std::vector<Node*> readers;
     for (const auto& node : graph.nodes()) {
       if (node->Is("Add") && kFloatTypes.Contains(node->output(0)->dtype())) readers.push_back(node.get());
-      if (node->Is("Cast") && IsWidening(*node)) readers.push_back(node.get());
+      if (IsWideningCast(*node)) readers.push_back(node.get());
     }
     std::unordered_map<const Node*, const Node*> replaced;  // by what stands in its place
     std::unordered_set<const Node*> gone;

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "graph_transforms/matching.h"
+
 namespace caesura {
 namespace {
 
@@ -36,12 +38,6 @@ int FollowingInputs(const Node& node) {
 }
 
 bool ReadsShape(const Node& node) { return node.Is("Shape") || node.Is("Size"); }
-
-bool IsView(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"Flatten", "Identity",  "Reshape",
-                                                       "Squeeze", "Transpose", "Unsqueeze"};
-  return node.domain().empty() && kOps.count(node.op_type()) > 0;
-}
 
 class Rewriter {
  public:

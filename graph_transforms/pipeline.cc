@@ -8,6 +8,7 @@
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/mixed_precision.h"
+#include "graph_transforms/norm_fusion.h"
 #include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/row_fusion.h"
 #include "graph_transforms/shape_inference_pass.h"
@@ -26,7 +27,9 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   // Equal nodes are computed once. After the simplifications, which make nodes equal.
   passes.push_back(MakeCommonSubexpressionPass(parameters));
   // Attention that an exporter wrote out is one op again. Behind what makes its parts easy to see.
-  passes.push_back(MakeAttentionFusionPass(std::move(parameters)));
+  passes.push_back(MakeAttentionFusionPass(parameters));
+  // So are root-mean-square norms.
+  passes.push_back(MakeNormFusionPass(std::move(parameters)));
   // Last: what the others left unread.
   passes.push_back(MakeDeadNodeEliminationPass());
   return passes;

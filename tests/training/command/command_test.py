@@ -189,6 +189,24 @@ def test_train(classifier):
     assert tensors["parameter/w1"].shape == (8, 16) and any(name.startswith("optimizer/") for name in tensors)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_train_in_mixed_precision(classifier, precision):
+    train(classifier, "--epochs", "20", "--precision", precision, "--log", classifier / "log.csv", "--checkpoint",
+          classifier / "c")
+    rows = (classifier / "log.csv").read_text().splitlines()
+    assert float(rows[-1].split(",")[4]) > 0.9  # accuracy
+    tensors = safetensors.numpy.load_file(classifier / "c")
+    assert all(tensor.dtype == np.float32 for tensor in tensors.values())
+    with safetensors.safe_open(classifier / "c", "np") as file:
+        assert ("property/session.loss_scale" in file.metadata()) == (precision == "fp16")
+
+
+def test_memory_budget(classifier):
+    message = train(classifier, "--steps", "2", "--memory-budget", "100", expect=1).stderr
+    assert "memory_budget: expected at least" in message and "got 100" in message
+    train(classifier, "--steps", "2", "--memory-budget", "100000000")
+
+
 def test_resume_is_exact(classifier):
     """100 steps are 40 and then 60, bit for bit, in the middle of epochs and with batches accumulated."""
     common = ("--accumulate", "2", "--validation-part", "0.2")

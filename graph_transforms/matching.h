@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions about nodes that several passes ask.
+#ifndef CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
+#define CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
+
+#include <string>
+#include <unordered_set>
+
+#include "core/graph/node.h"
+
+namespace caesura {
+
+// The node of ONNX's `op_type` that makes the value, or null. `value` may be null.
+inline const Node* MadeBy(const Value* value, const char* op_type) {
+  const Node* node = value == nullptr ? nullptr : value->producer();
+  return node != nullptr && node->Is(op_type) ? node : nullptr;
+}
+
+// Whether output 0 is input 0 in another shape or order, and nothing else.
+inline bool IsView(const Node& node) {
+  static const std::unordered_set<std::string> kOps = {"Flatten", "Identity",  "Reshape",
+                                                       "Squeeze", "Transpose", "Unsqueeze"};
+  return node.domain().empty() && kOps.count(node.op_type()) > 0;
+}
+
+// Whether the node casts halves to float32.
+inline bool IsWideningCast(const Node& node) {
+  const Value* from = node.input(0);
+  const bool half = from != nullptr && (from->dtype() == DType::kFloat16 || from->dtype() == DType::kBFloat16);
+  return half && node.Is("Cast") && node.output(0)->dtype() == DType::kFloat32;
+}
+
+}  // namespace caesura
+
+#endif  // CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
