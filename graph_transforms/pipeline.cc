@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/pipeline.h"
 
+#include <algorithm>
+
 #include "graph_transforms/attention_fusion.h"
 #include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
 #include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/function_inlining.h"
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/mixed_precision.h"
 #include "graph_transforms/redundant_nodes.h"
@@ -66,6 +69,20 @@ PassList StepPasses() {
   passes.push_back(MakeCommonSubexpressionPass({}));
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  return passes;
+}
+
+PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback) {
+  PassList passes;
+  const bool only_host = std::all_of(providers.begin(), providers.end(),
+                                     [](const auto& provider) { return provider->device().is_host(); });
+  if (only_host) return passes;
+  // Ops that no provider has become their bodies, whose nodes may be links of shape chains.
+  passes.push_back(MakeFunctionInliningPass(providers));
+  // Which values look like shapes is a matter of their types.
+  passes.push_back(MakeShapeInferencePass());
+  // Last: placement of the nodes as they will be planned.
+  passes.push_back(MakeCpuFallbackPass(providers, std::move(fallback)));
   return passes;
 }
 

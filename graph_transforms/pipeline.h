@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/graph/pass.h"
+#include "graph_transforms/cpu_fallback.h"
 
 namespace caesura {
 
@@ -25,6 +26,10 @@ PassList InferencePasses();
 
 // For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses();
+
+// For a graph that is about to be planned for these providers, behind all other passes. Empty where all of them are on the
+// host.
+PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback = {});
 
 }  // namespace caesura
 

@@ -39,6 +39,7 @@ Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<G
   Model model;
   model.graph = graph;
   RETURN_IF_ERROR(RunPasses(passes, model, disabled_passes).status());
+  RETURN_IF_ERROR(RunPasses(PlacementPasses(providers), model, disabled_passes).status());
   for (const std::string& name : parameters) options.parameters.push_back(graph->FindValue(name));
   return std::unique_ptr<ParameterGraph>(
       new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers), memory_budget));
