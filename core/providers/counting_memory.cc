@@ -17,7 +17,9 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 CountingDevice::Memory::Memory(Device device, bool close_pages) : device_(device), close_pages_(close_pages) {
   void* base = mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  base_ = base == MAP_FAILED ? nullptr : static_cast<char*>(base);
+  if (base == MAP_FAILED) return;  // nothing can be allocated
+  base_ = static_cast<char*>(base);
+  free_[0] = kReserved;
 }
 
 CountingDevice::Memory::~Memory() {
@@ -27,14 +29,11 @@ CountingDevice::Memory::~Memory() {
 Result<std::shared_ptr<Buffer>> CountingDevice::Memory::Allocate(size_t size) {
   std::lock_guard<std::mutex> lock(mutex_);
   const size_t bytes = RoundUp(std::max<size_t>(size, 1), kBufferAlignment);
-  size_t offset = 0;
-  for (const auto& [used_offset, used_bytes] : used_) {
-    if (offset + bytes <= used_offset) break;
-    offset = used_offset + used_bytes;
-  }
-  if (base_ == nullptr || offset + bytes > kReserved) {
+  auto block = std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= bytes; });
+  if (block == free_.end()) {
     return ProviderFailure("the counting device has no " + std::to_string(size) + " bytes left");
   }
+  const size_t offset = block->first;
   if (const size_t end = RoundUp(offset + bytes, kPage); end > peak_) {
     const bool open = !close_pages_ || open_ > 0;
     if (open && mprotect(base_ + peak_, end - peak_, PROT_READ | PROT_WRITE) != 0) {
@@ -42,14 +41,26 @@ Result<std::shared_ptr<Buffer>> CountingDevice::Memory::Allocate(size_t size) {
     }
     peak_ = end;
   }
-  used_[offset] = bytes;
+  const size_t rest = block->second - bytes;
+  free_.erase(block);
+  if (rest > 0) free_[offset + bytes] = rest;
   return std::make_shared<Buffer>(base_ + offset, size, device_,
-                                  [self = shared_from_this(), offset](void*) { self->Free(offset); });
+                                  [self = shared_from_this(), offset, bytes](void*) { self->Free(offset, bytes); });
 }
 
-void CountingDevice::Memory::Free(size_t offset) {
+void CountingDevice::Memory::Free(size_t offset, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  used_.erase(offset);
+  auto block = free_.emplace(offset, bytes).first;
+  auto next = std::next(block);
+  if (next != free_.end() && offset + bytes == next->first) {
+    block->second += next->second;
+    free_.erase(next);
+  }
+  if (block == free_.begin()) return;
+  auto before = std::prev(block);
+  if (before->first + before->second != offset) return;
+  before->second += block->second;
+  free_.erase(block);
 }
 
 void CountingDevice::Memory::Open(int change) {

@@ -47,13 +47,13 @@ class CountingDevice::Memory : public Allocator, public std::enable_shared_from_
   static constexpr size_t kReserved = size_t{1} << 36;  // addresses, not bytes
 
   void Open(int change);
-  void Free(size_t offset);
+  void Free(size_t offset, size_t bytes);
 
   const Device device_;
   const bool close_pages_;
   char* base_ = nullptr;
   std::mutex mutex_;
-  std::map<size_t, size_t> used_;  // offset: bytes
+  std::map<size_t, size_t> free_;  // offset: bytes; neighbours are one
   size_t peak_ = 0;                // bytes from the base that were ever in use, in whole pages
   int open_ = 0;
   DeviceCounts counts_;
