@@ -11,9 +11,11 @@
 #include "graph_transforms/function_inlining.h"
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/mixed_precision.h"
+#include "graph_transforms/movement_elimination.h"
 #include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/row_fusion.h"
 #include "graph_transforms/shape_inference_pass.h"
+#include "graph_transforms/shape_simplification.h"
 #include "graph_transforms/split_sequences.h"
 
 namespace caesura {
@@ -30,6 +32,8 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   passes.push_back(MakeCommonSubexpressionPass(parameters));
   // Attention that an exporter wrote out is one op again. Behind what makes its parts easy to see.
   passes.push_back(MakeAttentionFusionPass(std::move(parameters)));
+  // Transposes, reshapes and casts in a row become one, or none. Behind what looks for them as exporters write them.
+  passes.push_back(MakeMovementEliminationPass());
   // Last: what the others left unread.
   passes.push_back(MakeDeadNodeEliminationPass());
   return passes;
@@ -54,9 +58,13 @@ PassList FusionPasses() {
   return passes;
 }
 
-PassList InferencePasses() {
+PassList InferencePasses(const ProviderList& providers) {
   PassList passes = ForwardPasses();
+  // Dims that types tell; feeds of sessions are checked against these. (Those of training may have another batch.)
+  passes.push_back(MakeShapeSimplificationPass());
+  passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  for (auto& pass : PlacementPasses(providers)) passes.push_back(std::move(pass));
   return passes;
 }
 

@@ -21,8 +21,8 @@ PassList PrecisionPasses(DType precision);
 // For a graph that is to be run as it is: neighbours become single kernels. Not to be differentiated any more.
 PassList FusionPasses();
 
-// For a model that is only run (SessionOptions::passes): forward, then fusion.
-PassList InferencePasses();
+// For a model that is only run (SessionOptions::passes): forward, fusion, and placement where the providers have devices.
+PassList InferencePasses(const ProviderList& providers = {});
 
 // For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses();

@@ -170,6 +170,7 @@ Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds)
 
 const std::vector<std::string>& SplitModule::gradient_names() const { return program_->cut.differentiated; }
 const std::vector<std::string>& SplitModule::unreachable() const { return program_->cut.unreachable; }
+const CpuFallbackReport& SplitModule::cpu_fallback() const { return program_->graph->cpu_fallback(); }
 const std::vector<std::string>& SplitModule::output_names() const { return program_->outputs; }
 std::vector<std::string> SplitModule::ParameterNames() const { return program_->parameters; }
 
