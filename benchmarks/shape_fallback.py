@@ -38,7 +38,7 @@ def bert():
 
 def t5():
     config = transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, use_cache=False,
-                                   decoder_start_token_id=0, **SIZES)
+                                   decoder_start_token_id=0, attn_implementation="eager", **SIZES)
     return transformers.T5ForConditionalGeneration(config), ["input_ids", "attention_mask", "decoder_input_ids"]
 
 

@@ -55,12 +55,18 @@ Value* SimplifyTranspose(Node& node, const Node& before) {
   return nullptr;
 }
 
-void SimplifyReshape(Node& node, const Node& before) {
+// Reads past all nodes in front that only give another shape.
+void SimplifyReshape(Node& node) {
   const Value* shape = node.input(1);
   const Tensor* target = shape == nullptr ? nullptr : shape->graph()->Initializer(shape);
-  if (target == nullptr || shape->graph()->IsGraphInput(shape) || before.input(0) == nullptr) return;
+  if (target == nullptr || shape->graph()->IsGraphInput(shape)) return;
   const std::vector<int64_t> dims = target->ToVector<int64_t>();
-  if (std::find(dims.begin(), dims.end(), 0) == dims.end()) node.SetInput(0, before.input(0));
+  if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return;
+  for (const Node* before = node.input(0)->producer(); before != nullptr && IsReshaping(*before);
+       before = node.input(0)->producer()) {
+    if (before->input(0) == nullptr) return;
+    node.SetInput(0, before->input(0));
+  }
 }
 
 Value* SimplifyCast(Node& node, const Node& before) {
@@ -90,7 +96,7 @@ class MovementElimination : public Pass {
       const Value* read = node->input(0);
       Value* same = nullptr;
       if (node->Is("Transpose") && before->Is("Transpose")) same = SimplifyTranspose(*node, *before);
-      if (node->Is("Reshape") && IsReshaping(*before)) SimplifyReshape(*node, *before);
+      if (node->Is("Reshape")) SimplifyReshape(*node);
       if (node->Is("Cast") && before->Is("Cast")) same = SimplifyCast(*node, *before);
       changed |= node->input(0) != read;
       // A graph output keeps its name, and so the node that makes it.
