@@ -3,6 +3,8 @@
 
 #include <unordered_map>
 
+#include "graph_transforms/replacements.h"
+
 namespace caesura {
 namespace {
 
@@ -85,6 +87,7 @@ class CommonSubexpression : public Pass {
   bool RunOn(Graph& graph) {
     bool changed = false;
     std::unordered_map<std::string, Node*> first;
+    Replacements replacements;
     std::unordered_set<const Node*> gone;
     for (const auto& node : graph.nodes()) {
       for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
@@ -98,10 +101,11 @@ class CommonSubexpression : public Pass {
       // the backward may read what the forward made.
       if (exported || it->second->phase() > node->phase()) continue;
       for (size_t i = 0; i < node->outputs().size(); ++i) {
-        if (node->outputs()[i] != nullptr) graph.ReplaceAllUses(node->outputs()[i], it->second->outputs()[i]);
+        if (node->outputs()[i] != nullptr) replacements.Replace(node->outputs()[i], it->second->outputs()[i]);
       }
       gone.insert(node.get());
     }
+    replacements.Finish(graph);
     graph.RemoveNodes(gone);
     return changed || !gone.empty();
   }

@@ -3,6 +3,8 @@
 
 #include <optional>
 
+#include "graph_transforms/replacements.h"
+
 namespace caesura {
 namespace {
 
@@ -23,6 +25,7 @@ std::optional<Tensor> ConstantOf(const Node& node) {
 
 bool RunOn(Graph& graph) {
   bool changed = false;
+  Replacements replacements;
   std::unordered_set<const Node*> gone;
   for (const auto& node : graph.nodes()) {
     for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
@@ -30,9 +33,10 @@ bool RunOn(Graph& graph) {
     const std::optional<Tensor> constant = ConstantOf(*node);
     if (!constant) continue;  // a sparse one stays
     Value* value = graph.AddInitializer(node->output(0)->name() + "_value", *constant);
-    graph.ReplaceAllUses(node->output(0), value);
+    replacements.Replace(node->output(0), value);
     gone.insert(node.get());
   }
+  replacements.Finish(graph);
   graph.RemoveNodes(gone);
   return changed || !gone.empty();
 }

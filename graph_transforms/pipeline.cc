@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/pipeline.h"
 
+#include <algorithm>
+
 #include "graph_transforms/attention_fusion.h"
 #include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
 #include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/function_inlining.h"
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/mixed_precision.h"
+#include "graph_transforms/movement_elimination.h"
 #include "graph_transforms/norm_fusion.h"
 #include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/row_fusion.h"
 #include "graph_transforms/shape_inference_pass.h"
+#include "graph_transforms/shape_simplification.h"
 #include "graph_transforms/split_sequences.h"
 
 namespace caesura {
@@ -30,6 +35,8 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   passes.push_back(MakeAttentionFusionPass(parameters));
   // So are root-mean-square norms.
   passes.push_back(MakeNormFusionPass(std::move(parameters)));
+  // Transposes, reshapes and casts in a row become one, or none. Behind what looks for them as exporters write them.
+  passes.push_back(MakeMovementEliminationPass());
   // Last: what the others left unread.
   passes.push_back(MakeDeadNodeEliminationPass());
   return passes;
@@ -54,9 +61,13 @@ PassList FusionPasses() {
   return passes;
 }
 
-PassList InferencePasses() {
+PassList InferencePasses(const ProviderList& providers) {
   PassList passes = ForwardPasses();
+  // Dims that types tell; feeds of sessions are checked against these. (Those of training may have another batch.)
+  passes.push_back(MakeShapeSimplificationPass());
+  passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  for (auto& pass : PlacementPasses(providers)) passes.push_back(std::move(pass));
   return passes;
 }
 
@@ -69,6 +80,20 @@ PassList StepPasses() {
   passes.push_back(MakeCommonSubexpressionPass({}));
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  return passes;
+}
+
+PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback) {
+  PassList passes;
+  const bool only_host = std::all_of(providers.begin(), providers.end(),
+                                     [](const auto& provider) { return provider->device().is_host(); });
+  if (only_host) return passes;
+  // Ops that no provider has become their bodies, whose nodes may be links of shape chains.
+  passes.push_back(MakeFunctionInliningPass(providers));
+  // Which values look like shapes is a matter of their types.
+  passes.push_back(MakeShapeInferencePass());
+  // Last: placement of the nodes as they will be planned.
+  passes.push_back(MakeCpuFallbackPass(providers, std::move(fallback)));
   return passes;
 }
 

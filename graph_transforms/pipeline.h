@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/graph/pass.h"
+#include "graph_transforms/cpu_fallback.h"
 
 namespace caesura {
 
@@ -20,11 +21,15 @@ PassList PrecisionPasses(DType precision);
 // For a graph that is to be run as it is: neighbours become single kernels. Not to be differentiated any more.
 PassList FusionPasses();
 
-// For a model that is only run (SessionOptions::passes): forward, then fusion.
-PassList InferencePasses();
+// For a model that is only run (SessionOptions::passes): forward, fusion, and placement where the providers have devices.
+PassList InferencePasses(const ProviderList& providers = {});
 
 // For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses();
+
+// For a graph that is about to be planned for these providers, behind all other passes. Empty where all of them are on the
+// host.
+PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback = {});
 
 }  // namespace caesura
 

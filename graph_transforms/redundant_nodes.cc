@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/redundant_nodes.h"
 
+#include "graph_transforms/replacements.h"
 #include "graph_transforms/same_dims.h"
 
 namespace caesura {
@@ -32,6 +33,7 @@ bool HandsOnItsInput(const Node& node) {
 
 bool RunOn(Graph& graph) {
   bool changed = false;
+  Replacements replacements;
   std::unordered_set<const Node*> gone;
   for (const auto& node : graph.nodes()) {
     for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
@@ -41,9 +43,10 @@ bool RunOn(Graph& graph) {
     // A graph output keeps its name, so the node that makes it stays; so does one that exports an outer value.
     if (graph.IsGraphOutput(output)) continue;
     if (!input->type().is_tensor() && output->type().is_tensor()) continue;  // an optional is opened here
-    graph.ReplaceAllUses(output, input);
+    replacements.Replace(output, input);
     gone.insert(node.get());
   }
+  replacements.Finish(graph);
   graph.RemoveNodes(gone);
   return changed || !gone.empty();
 }

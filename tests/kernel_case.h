@@ -120,6 +120,7 @@ struct KernelCase : private KernelHost {
     values_[*argument] = std::move(value);
   }
   RandomKey random_key(uint32_t stream) const override { return {0, 0, stream}; }
+  Result<Tensor> CopyOf(const Tensor& tensor) const override { return tensor.Clone(); }
 
   std::vector<RuntimeValue> values_;
   std::vector<void*> addresses_;

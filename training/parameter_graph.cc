@@ -39,9 +39,13 @@ Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<G
   Model model;
   model.graph = graph;
   RETURN_IF_ERROR(RunPasses(passes, model, disabled_passes).status());
+  auto report = std::make_shared<CpuFallbackReport>();
+  RETURN_IF_ERROR(RunPasses(PlacementPasses(providers, {.report = report}), model, disabled_passes).status());
   for (const std::string& name : parameters) options.parameters.push_back(graph->FindValue(name));
-  return std::unique_ptr<ParameterGraph>(
+  std::unique_ptr<ParameterGraph> out(
       new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers), memory_budget));
+  out->cpu_fallback_ = *std::move(report);
+  return out;
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> ParameterGraph::Plan(const std::vector<RuntimeValue>& feeds,

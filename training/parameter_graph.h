@@ -13,6 +13,7 @@
 #include "core/execute/state_pool.h"
 #include "core/plan/plan_cache.h"
 #include "core/session/session.h"
+#include "graph_transforms/cpu_fallback.h"
 
 namespace caesura {
 
@@ -25,7 +26,7 @@ struct StartedRun {
 // Thread safety: all methods from any thread.
 class ParameterGraph {
  public:
-  // Ops without a kernel are expanded, then the passes run. `parameters`: names of initializers of `graph`, in the
+  // Ops without a kernel are expanded, then the passes run, and behind them PlacementPasses. `parameters`: names of initializers of `graph`, in the
   // order of the ParameterSets that runs bring. `memory_budget`: bytes that an arena may take, by recomputing parts of the
   // forward in the backward (graph_transforms/recompute.h); 0: no limit.
   static Result<std::unique_ptr<ParameterGraph>> Create(std::shared_ptr<Graph> graph,
@@ -36,6 +37,8 @@ class ParameterGraph {
                                                         size_t memory_budget = 0);
 
   const Graph& graph() const { return *plans_.graph(); }
+  // What went to the host for the sake of shapes, where there is a device.
+  const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
   // Feeds by name to plan order; all missing or unknown names at once are an error. `extra` are feeds that the caller
   // of the caller does not know of (learning rate, step).
   Result<std::vector<RuntimeValue>> Order(const NamedValues& feeds, const NamedValues& extra) const;
@@ -61,6 +64,7 @@ class ParameterGraph {
   std::shared_ptr<ValueCache> CacheOf(const std::shared_ptr<const ExecutionPlan>& plan);
 
   PlanCache plans_;
+  CpuFallbackReport cpu_fallback_;
   const size_t memory_budget_;
   StatePool states_{/*capacity=*/16};
   std::mutex mutex_;

@@ -174,6 +174,7 @@ Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds)
 
 const std::vector<std::string>& SplitModule::gradient_names() const { return program_->cut.differentiated; }
 const std::vector<std::string>& SplitModule::unreachable() const { return program_->cut.unreachable; }
+const CpuFallbackReport& SplitModule::cpu_fallback() const { return program_->graph->cpu_fallback(); }
 const std::vector<std::string>& SplitModule::output_names() const { return program_->outputs; }
 std::vector<int> SplitModule::differentiable_outputs() const {
   const std::set<int> indices(program_->cut.gradient_of.begin(), program_->cut.gradient_of.end());

@@ -89,6 +89,8 @@ class SplitModule {
   const std::vector<std::string>& gradient_names() const;
   // Those of them that no output depends on: their gradients are zeros.
   const std::vector<std::string>& unreachable() const;
+  // What of the module went to the host for the sake of shapes, where there is a device (CAESURA_AGGRESSIVE_CPU_FALLBACK).
+  const CpuFallbackReport& cpu_fallback() const;
   const std::vector<std::string>& output_names() const;
   // Indices of the outputs that gradients can come in for.
   std::vector<int> differentiable_outputs() const;

@@ -105,6 +105,8 @@ class TrainingSession {
   Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
   // The program of an updating step, for reports.
   const Graph& step_graph() const { return update_->graph(); }
+  // What of it went to the host for the sake of shapes, where there is a device (CAESURA_AGGRESSIVE_CPU_FALLBACK).
+  const CpuFallbackReport& cpu_fallback() const { return update_->cpu_fallback(); }
 
  private:
   TrainingSession() = default;

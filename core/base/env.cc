@@ -31,6 +31,7 @@ std::vector<std::string> DisabledPasses() {
 
 int Verbosity() { return ReadInt("CAESURA_VERBOSE"); }
 int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
+std::string AggressiveCpuFallback() { return Read("CAESURA_AGGRESSIVE_CPU_FALLBACK"); }
 std::string MaxIsa() { return Read("CAESURA_MAX_ISA"); }
 
 }  // namespace caesura::env

@@ -21,6 +21,9 @@ int NumThreads();
 // does. Unset or anything else: as wide as the machine goes.
 std::string MaxIsa();
 
+// CAESURA_AGGRESSIVE_CPU_FALLBACK: "on", "off", "seed" or "forward" (graph_transforms/cpu_fallback.h); empty where unset.
+std::string AggressiveCpuFallback();
+
 }  // namespace caesura::env
 
 #endif  // CAESURA_CORE_BASE_ENV_H_

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/execute/execution_state.h"
 
+#include <algorithm>
 #include <new>
 
 #include "core/base/status_macros.h"
@@ -40,11 +41,20 @@ ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan
 
 // --- where the bytes are ---
 
-void ExecutionState::BindArena() {
+Status ExecutionState::BindArenas() {
+  arenas_.resize(plan_->devices().size());
+  arena_bases_.resize(arenas_.size());
+  for (size_t d = 0; d < arenas_.size(); ++d) {
+    if (arenas_[d] == nullptr) {
+      ASSIGN_OR_RETURN(arenas_[d], AllocatorOf(static_cast<int>(d)).Allocate(plan_->arenas()[d]));
+    }
+    arena_bases_[d] = static_cast<char*>(arenas_[d]->data());
+  }
   for (size_t id = 0; id < plan_->buffers().size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers()[id];
-    if (buffer.kind == Kind::kArena) addresses_[id] = static_cast<char*>(arena_->data()) + buffer.offset;
+    if (buffer.kind == Kind::kArena) addresses_[id] = arena_bases_[buffer.device] + buffer.offset;
   }
+  return {};
 }
 
 Status ExecutionState::BindFeeds(std::vector<RuntimeValue> feeds) {
@@ -83,15 +93,21 @@ Status ExecutionState::BindParameters() {
                              std::to_string(given.bytes()) + " bytes, the plan was made for " +
                              std::to_string(buffer.bytes));
     }
+    if (given.device() != plan_->devices()[buffer.device].device) {
+      return InvalidArgument("parameter '" + options_.parameters->name(buffer.index) + "' is on " +
+                             given.device().ToString() + ", the plan was made for " +
+                             plan_->devices()[buffer.device].device.ToString());
+    }
     addresses_[id] = given.raw();
   }
   return {};
 }
 
-Allocator& ExecutionState::FetchAllocator(int fetch) const {
+Allocator& ExecutionState::FetchAllocator(int fetch, int device) const {
   const bool given = fetch >= 0 && fetch < static_cast<int>(options_.fetch_allocators.size());
   Allocator* allocator = given ? options_.fetch_allocators[fetch] : nullptr;
-  return allocator != nullptr ? *allocator : plan_->providers().front()->allocator();
+  const bool serves = allocator != nullptr && allocator->device() == plan_->devices()[device].device;
+  return serves ? *allocator : AllocatorOf(device);
 }
 
 // `fetch`: the graph output's index; -1 for what a yield hands out.
@@ -106,11 +122,13 @@ Status ExecutionState::BindFetch(const Yield::Item& item, int fetch) {
       return InvalidArgument("buffer for output '" + item.name + "' is " + Describe(given) + ", the output is " +
                              DTypeName(value.dtype) + value.shape.ToString());
     }
-    owner = given.buffer();
-    addresses_[value.buffer] = given.raw();
-    return {};
+    if (given.device() == plan_->devices()[buffer.device].device) {
+      owner = given.buffer();
+      addresses_[value.buffer] = given.raw();
+      return {};
+    }
   }
-  ASSIGN_OR_RETURN(owner, FetchAllocator(fetch).Allocate(buffer.bytes));
+  ASSIGN_OR_RETURN(owner, FetchAllocator(fetch, buffer.device).Allocate(buffer.bytes));
   addresses_[value.buffer] = owner->data();
   return {};
 }
@@ -144,10 +162,7 @@ Status ExecutionState::VerifyContiguous() const {
 Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options) try {
   Cancel();
   options_ = std::move(options);
-  if (arena_ == nullptr) {
-    ASSIGN_OR_RETURN(arena_, plan_->providers().front()->allocator().Allocate(plan_->arena_bytes()));
-  }
-  BindArena();  // a relocation has forgotten what was dead
+  RETURN_IF_ERROR(BindArenas());  // a relocation has forgotten what was dead
   RETURN_IF_ERROR(BindFeeds(std::move(feeds)));
   RETURN_IF_ERROR(BindParameters());
   RETURN_IF_ERROR(BindFetches());
@@ -179,7 +194,7 @@ RuntimeValue ExecutionState::ValueOf(uint32_t id) const {
   const PlannedValue& value = plan_->values()[id];
   const PlannedBuffer& buffer = plan_->buffers()[value.buffer];
   if (buffer.kind == Kind::kDynamic) return dynamic_[id];
-  if (!value.layout.dense()) {
+  if (!value.layout.dense() && buffer.device == 0) {
     const Tensor dense = Tensor::Zeros(value.dtype, value.shape);
     CopyDense(addresses_[value.buffer], value.shape, value.layout, DTypeSize(value.dtype), dense.raw());
     return dense;
@@ -188,7 +203,62 @@ RuntimeValue ExecutionState::ValueOf(uint32_t id) const {
   if (buffer.kind == Kind::kConstant) return ViewAs(value, plan_->constants()[buffer.index]);
   if (buffer.kind == Kind::kFeed && !feeds_[buffer.index].is_tensor()) return {};  // an optional that was left out
   if (buffer.kind == Kind::kFeed) return ViewAs(value, feeds_[buffer.index].tensor());
-  return Tensor::Borrow(value.dtype, value.shape, addresses_[value.buffer]);
+  return Tensor::Borrow(value.dtype, value.shape, addresses_[value.buffer], plan_->devices()[buffer.device].device);
+}
+
+Result<RuntimeValue> ExecutionState::HostValueOf(uint32_t id) const {
+  RuntimeValue value = ValueOf(id);
+  if (!value.is_tensor() || value.tensor().device().is_host()) return value;
+  const PlannedValue& planned = plan_->values()[id];
+  const size_t element = DTypeSize(value.tensor().dtype());
+  const PlannedBuffer& buffer = plan_->buffers()[planned.buffer];
+  if (planned.layout.dense()) {
+    ASSIGN_OR_RETURN(Tensor dense, CopyTo(value.tensor(), 0, AllocatorOf(0)));
+    RETURN_IF_ERROR(WaitForDevices());
+    return RuntimeValue(std::move(dense));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> all, AllocatorOf(0).Allocate(buffer.bytes));
+  RETURN_IF_ERROR(plan_->CopyBytes(0, all->data(), buffer.device, addresses_[planned.buffer], buffer.bytes));
+  RETURN_IF_ERROR(WaitForDevices());
+  Tensor dense = Tensor::Zeros(planned.dtype, planned.shape);
+  CopyDense(all->data(), planned.shape, planned.layout, element, dense.raw());
+  return RuntimeValue(std::move(dense));
+}
+
+// --- between devices ---
+
+int ExecutionState::DeviceIndex(const Tensor& tensor) const {
+  const std::vector<DeviceMemory>& devices = plan_->devices();
+  for (size_t d = 0; d < devices.size(); ++d) {
+    if (devices[d].device == tensor.device()) return static_cast<int>(d);
+  }
+  return -1;
+}
+
+Result<Tensor> ExecutionState::CopyTo(const Tensor& tensor, int device, Allocator& allocator) const {
+  const int from = DeviceIndex(tensor);
+  if (from < 0) return InvalidArgument("a tensor is on " + tensor.device().ToString() + ", which no provider serves");
+  if (tensor.dtype() == DType::kString) return tensor.Clone(allocator);
+  if (from != device && from != 0 && device != 0) {
+    ASSIGN_OR_RETURN(const Tensor between, CopyTo(tensor, 0, AllocatorOf(0)));
+    RETURN_IF_ERROR(WaitForDevices());
+    return CopyTo(between, device, allocator);
+  }
+  ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(tensor.dtype(), tensor.shape(), allocator));
+  RETURN_IF_ERROR(plan_->CopyBytes(device, copy.raw(), from, tensor.raw(), tensor.bytes()));
+  return copy;
+}
+
+Result<Tensor> ExecutionState::CopyOf(const Tensor& tensor) const {
+  const int device = std::max(0, DeviceIndex(tensor));
+  return CopyTo(tensor, device, AllocatorOf(device));
+}
+
+Status ExecutionState::WaitForDevices() const {
+  for (const DeviceMemory& memory : plan_->devices()) {
+    if (!memory.device.is_host()) RETURN_IF_ERROR(memory.provider->Synchronise());
+  }
+  return {};
 }
 
 RuntimeValue ExecutionState::ArgumentValue(const uint32_t* argument) {
@@ -206,7 +276,8 @@ Result<Tensor> ExecutionState::AllocateArgument(const uint32_t* argument, DType 
   for (size_t i = 0; i < options_.fetch_allocators.size() && i < plan_->fetches().size(); ++i) {
     if (plan_->fetches()[i].value == id && plan_->fetches()[i].move) fetch = static_cast<int>(i);
   }
-  ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(dtype, std::move(shape), FetchAllocator(fetch)));
+  const int device = plan_->buffers()[plan_->values()[id].buffer].device;
+  ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(dtype, std::move(shape), FetchAllocator(fetch, device)));
   SetDynamic(id, tensor);
   return tensor;
 }

@@ -85,9 +85,12 @@ class ExecutionState : public KernelHost {
   Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override;
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override;
   RandomKey random_key(uint32_t stream) const override { return {options_.seed, options_.step, stream}; }
+  Result<Tensor> CopyOf(const Tensor& tensor) const override;
 
   // The current value behind value id `id` as a RuntimeValue; a view where the bytes are planned.
   RuntimeValue ValueOf(uint32_t id) const;
+  // The same in memory that the host can read: what is on a device is copied, and waited for.
+  Result<RuntimeValue> HostValueOf(uint32_t id) const;
 
  private:
   friend class PartialExecutor;
@@ -96,28 +99,38 @@ class ExecutionState : public KernelHost {
   Status BindParameters();
   Status BindFetches();
   Status BindFetch(const Yield::Item& item, int fetch);
-  void BindArena();
   Status VerifyContiguous() const;
-  Allocator& FetchAllocator(int fetch) const;
+  Status BindArenas();
+  Allocator& AllocatorOf(int device) const { return *plan_->devices()[device].allocator; }
+  // The caller's allocator for graph output `fetch`, where it serves the device.
+  Allocator& FetchAllocator(int fetch, int device) const;
+  int DeviceIndex(const Tensor& tensor) const;
+  Result<Tensor> CopyTo(const Tensor& tensor, int device, Allocator& allocator) const;
+  Status WaitForDevices() const;
+  Status Poison(int device, void* data, size_t bytes, uint8_t poison) const;
   void SetDynamic(uint32_t value_id, RuntimeValue value);
   void Release(const Step& step);
   // state_handover.cc: what crosses the border to the caller
-  Result<RuntimeValue> HandOut(const Yield::Item& item, Allocator& allocator);
+  Result<RuntimeValue> HandOut(const Yield::Item& item, int fetch);
   Status HandOutYield();
   Status HandOutFetches();
   Result<RuntimeValue> TakeIn(const Yield& yield, int index, RuntimeValue value) const;
+  Result<RuntimeValue> OnDeviceOf(const Yield::Item& item, RuntimeValue given) const;
+  Status Fill(const Tensor& to, const Tensor& from) const;
   // late_step.cc
   Status RunLate(int step);
   Status PlaceLateOutputs(const Step& step, const KernelInfo& info, const KernelDef& def,
                           const std::vector<RuntimeValue>& inputs);
   Status RunCached(int step);
+  Status RunCopy(int step);
 
   std::shared_ptr<const ExecutionPlan> plan_;
   Phase phase_ = Phase::kIdle;
   int pc_ = 0;
   int yield_index_ = -1;
   RunOptions options_;
-  std::shared_ptr<Buffer> arena_;
+  std::vector<std::shared_ptr<Buffer>> arenas_;     // by device
+  std::vector<char*> arena_bases_;                  // their first bytes
   std::vector<void*> addresses_;                    // by buffer
   std::vector<RuntimeValue> dynamic_;               // by value: kDynamic and kResume
   std::vector<RuntimeValue> feeds_;

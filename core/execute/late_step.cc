@@ -24,7 +24,7 @@ Status ExecutionState::RunLate(int index) {
     info.dtype = inputs[i].tensor().dtype();
     info.shape = inputs[i].tensor().shape();
     info.layout = plan_->values()[value_ids[i]].layout;  // of the bytes at the address; `value` is dense
-    info.value = &inputs[i].tensor();
+    if (inputs[i].tensor().device().is_host()) info.value = &inputs[i].tensor();
   }
   KernelInfo info(*step.node, std::move(infos), plan_->threads());
   info.set_subgraph_runner([&step](const std::string& name) { return step.Body(name); });
@@ -33,7 +33,7 @@ Status ExecutionState::RunLate(int index) {
   RETURN_IF_ERROR(PlaceLateOutputs(step, info, *def, inputs));
   const ComputeFunction compute = info.TakeCompute();
   if (!compute) return {};
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, FetchAllocator(-1).Allocate(info.scratch_bytes()));
+  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, AllocatorOf(step.device).Allocate(info.scratch_bytes()));
   KernelContext context(addresses_.data(), ids, step.input_count, scratch->data(), step.stream, this);
   return compute(context);
 }
@@ -72,6 +72,22 @@ Status ExecutionState::PlaceLateOutputs(const Step& step, const KernelInfo& info
   return {};
 }
 
+Status ExecutionState::RunCopy(int index) {
+  const Step& step = plan_->steps()[index];
+  const uint32_t* ids = plan_->arguments().data() + step.first_argument;
+  if (step.compute) {
+    KernelContext context(addresses_.data(), ids, 1, nullptr, step.stream, this);
+    return step.compute(context);
+  }
+  const uint32_t* value_ids = plan_->argument_values().data() + step.first_argument;
+  const RuntimeValue value = ValueOf(value_ids[0]);
+  if (!value.is_tensor()) return {};  // an optional that was left out
+  const int device = plan_->buffers()[ids[1]].device;
+  ASSIGN_OR_RETURN(Tensor copy, CopyTo(value.tensor(), device, AllocatorOf(device)));
+  SetDynamic(value_ids[1], std::move(copy));
+  return device == 0 ? step.provider->Synchronise() : Status();
+}
+
 Status ExecutionState::RunCached(int index) {
   const Step& step = plan_->steps()[index];
   const uint32_t* ids = plan_->arguments().data() + step.first_argument;
@@ -86,10 +102,11 @@ Status ExecutionState::RunCached(int index) {
       return {};
     }
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, FetchAllocator(-1).Allocate(plan_->buffers()[output].bytes));
+  const PlannedBuffer& buffer = plan_->buffers()[output];
+  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, AllocatorOf(buffer.device).Allocate(buffer.bytes));
   addresses_[output] = fresh->data();
   KernelContext context(addresses_.data(), ids, step.input_count,
-                        static_cast<char*>(arena_->data()) + step.scratch_offset, step.stream, this);
+                        arena_bases_[step.device] + step.scratch_offset, step.stream, this);
   RETURN_IF_ERROR(step.compute(context));
   if (options_.cache != nullptr) options_.cache->Put(step.index, version, fresh);
   cached_[step.index] = std::move(fresh);

@@ -14,12 +14,12 @@ inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step, 
     case Step::Kind::kCompute: {
       const ExecutionPlan& plan = *state.plan_;
       KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument, step.input_count,
-                            static_cast<char*>(state.arena_->data()) + step.scratch_offset,
-                            step.stream, &state);
+                            state.arena_bases_[step.device] + step.scratch_offset, step.stream, &state);
       return step.compute(context);
     }
     case Step::Kind::kLate: return state.RunLate(pc);
     case Step::Kind::kCached: return state.RunCached(pc);
+    case Step::Kind::kCopy: return state.RunCopy(pc);
     case Step::Kind::kYield: state.yield_index_ = step.index; return state.HandOutYield();
   }
   return Internal("no such kind of step");

@@ -25,35 +25,46 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
   copy->feeds_ = feeds_;
   copy->cached_ = cached_;
   copy->yielded_ = yielded_;
-  ASSIGN_OR_RETURN(copy->arena_, plan_->providers().front()->allocator().Allocate(plan_->arena_bytes()));
-  copy->BindArena();
-  for (const auto& [offset, bytes] : plan_->LiveRanges(pc_)) {
-    std::memcpy(static_cast<char*>(copy->arena_->data()) + offset, static_cast<char*>(arena_->data()) + offset, bytes);
+  RETURN_IF_ERROR(copy->BindArenas());
+  for (int d = 0; d < static_cast<int>(arenas_.size()); ++d) {
+    for (const auto& [offset, bytes] : plan_->LiveRanges(pc_, d)) {
+      RETURN_IF_ERROR(plan_->CopyBytes(d, copy->arena_bases_[d] + offset, d, arena_bases_[d] + offset, bytes));
+    }
   }
   RETURN_IF_ERROR(copy->BindFetches());
   for (size_t id = 0; id < plan_->buffers().size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers()[id];
     const bool written = buffer.kind == Kind::kFetch && buffer.first_step < pc_ && buffer.last_step >= pc_;
-    if (written) std::memcpy(copy->addresses_[id], addresses_[id], buffer.bytes);
+    if (!written) continue;
+    RETURN_IF_ERROR(plan_->CopyBytes(buffer.device, copy->addresses_[id], buffer.device, addresses_[id], buffer.bytes));
   }
   return copy;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was copied");
 }
 
+// Fills memory of a device with one byte.
+Status ExecutionState::Poison(int device, void* data, size_t bytes, uint8_t poison) const {
+  const std::vector<uint8_t> filled(device == 0 ? 0 : bytes, poison);
+  if (device != 0) return plan_->CopyBytes(device, data, 0, filled.data(), bytes);
+  std::memset(data, poison, bytes);
+  return {};
+}
+
 Status ExecutionState::Relocate(uint8_t poison) {
   if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
     return InvalidArgument("Relocate needs a state that was started and has not ended");
   }
-  Allocator& allocator = plan_->providers().front()->allocator();
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, allocator.Allocate(plan_->arena_bytes()));
-  std::memset(fresh->data(), poison, fresh->size());
-  for (const auto& [offset, bytes] : plan_->LiveRanges(pc_)) {
-    std::memcpy(static_cast<char*>(fresh->data()) + offset, static_cast<char*>(arena_->data()) + offset, bytes);
+  for (int d = 0; d < static_cast<int>(arenas_.size()); ++d) {
+    ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, AllocatorOf(d).Allocate(plan_->arenas()[d]));
+    RETURN_IF_ERROR(Poison(d, fresh->data(), fresh->size(), poison));
+    for (const auto& [offset, bytes] : plan_->LiveRanges(pc_, d)) {
+      RETURN_IF_ERROR(plan_->CopyBytes(d, static_cast<char*>(fresh->data()) + offset, d, arena_bases_[d] + offset, bytes));
+    }
+    RETURN_IF_ERROR(Poison(d, arena_bases_[d], arenas_[d]->size(), poison));
+    arenas_[d] = std::move(fresh);
   }
-  std::memset(arena_->data(), poison, arena_->size());
-  arena_ = std::move(fresh);
-  BindArena();
+  RETURN_IF_ERROR(BindArenas());
   for (size_t id = 0; id < plan_->buffers().size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers()[id];
     const bool dead = buffer.last_step < pc_, unborn = buffer.first_step >= pc_;
@@ -62,10 +73,11 @@ Status ExecutionState::Relocate(uint8_t poison) {
     if ((dead && (own || buffer.kind == Kind::kArena)) || (unborn && own && buffer.kind != Kind::kFetch)) {
       addresses_[id] = nullptr;
     } else if (buffer.kind == Kind::kFetch && options_.fetch_buffers.empty()) {
-      ASSIGN_OR_RETURN(std::shared_ptr<Buffer> moved, allocator.Allocate(buffer.bytes));
-      std::memset(moved->data(), poison, buffer.bytes);
-      if (!unborn) std::memcpy(moved->data(), addresses_[id], buffer.bytes);
-      std::memset(addresses_[id], poison, buffer.bytes);
+      const int d = buffer.device;
+      ASSIGN_OR_RETURN(std::shared_ptr<Buffer> moved, AllocatorOf(d).Allocate(buffer.bytes));
+      RETURN_IF_ERROR(Poison(d, moved->data(), buffer.bytes, poison));
+      if (!unborn) RETURN_IF_ERROR(plan_->CopyBytes(d, moved->data(), d, addresses_[id], buffer.bytes));
+      RETURN_IF_ERROR(Poison(d, addresses_[id], buffer.bytes, poison));
       addresses_[id] = moved->data();
       fetch_buffers_[buffer.index] = std::move(moved);
     }

@@ -11,7 +11,8 @@ namespace caesura {
 using Kind = PlannedBuffer::Kind;
 
 // What the caller gets is the caller's alone: a buffer that nothing else refers to, or a copy.
-Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, Allocator& allocator) {
+// `fetch`: the graph output's index; -1 at a yield.
+Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, int fetch) {
   const PlannedValue& value = plan_->values()[item.value];
   const PlannedBuffer& buffer = plan_->buffers()[value.buffer];
   if (buffer.kind == Kind::kFetch && item.move) {
@@ -24,7 +25,7 @@ Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, Allocator&
   // Two owners are this state and `current`; a kernel or a clone of the state may have kept the buffer too.
   const std::shared_ptr<Buffer>& owner = current.tensor().buffer();
   if (buffer.kind == Kind::kDynamic && item.move && owner->owns_memory() && owner.use_count() <= 2) return current;
-  ASSIGN_OR_RETURN(Tensor copy, current.tensor().Clone(allocator));
+  ASSIGN_OR_RETURN(Tensor copy, CopyTo(current.tensor(), item.device, FetchAllocator(fetch, item.device)));
   return RuntimeValue(std::move(copy));
 }
 
@@ -33,7 +34,7 @@ Status ExecutionState::HandOutYield() {
   handed_out_.clear();
   yielded_.clear();
   for (const Yield::Item& item : yield.outputs) {
-    ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, FetchAllocator(-1)));
+    ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, -1));
     if (!plan_->values()[item.value].known) {
       yielded_.resize(yield.outputs.size());
       yielded_[handed_out_.size()] = FeedSpec::Of(value);
@@ -45,9 +46,11 @@ Status ExecutionState::HandOutYield() {
 
 Status ExecutionState::HandOutFetches() {
   handed_out_.clear();
+  bool waits = false;
   for (size_t i = 0; i < plan_->fetches().size(); ++i) {
     const Yield::Item& item = plan_->fetches()[i];
-    ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, FetchAllocator(static_cast<int>(i))));
+    ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, static_cast<int>(i)));
+    waits |= item.device == 0 && plan_->buffers()[plan_->values()[item.value].buffer].device != 0;
     // A caller's buffer that the plan could not write directly (a view, an input passed through) is filled now.
     const bool bound = i < options_.fetch_buffers.size() && options_.fetch_buffers[i].defined();
     if (bound && value.is_tensor() && value.tensor().raw() != options_.fetch_buffers[i].raw()) {
@@ -57,12 +60,24 @@ Status ExecutionState::HandOutFetches() {
                                given.shape().ToString() + ", the output is " + DTypeName(value.tensor().dtype()) +
                                value.tensor().shape().ToString());
       }
-      CopyElements(given.dtype(), value.tensor().raw(), given.raw(), given.elements());
+      RETURN_IF_ERROR(Fill(given, value.tensor()));
       value = given;
     }
     handed_out_.push_back(std::move(value));
   }
-  return {};
+  return waits ? WaitForDevices() : Status();
+}
+
+// Copies to a caller's buffer, wherever that is.
+Status ExecutionState::Fill(const Tensor& to, const Tensor& from) const {
+  if (to.dtype() == DType::kString) {
+    CopyElements(to.dtype(), from.raw(), to.raw(), to.elements());
+    return {};
+  }
+  const int device = DeviceIndex(to);
+  if (device < 0) return InvalidArgument("a buffer is on " + to.device().ToString() + ", which no provider serves");
+  RETURN_IF_ERROR(plan_->CopyBytes(device, to.raw(), DeviceIndex(from), from.raw(), from.bytes()));
+  return device == 0 && !from.device().is_host() ? WaitForDevices() : Status();
 }
 
 std::vector<RuntimeValue> ExecutionState::TakeYielded() { return std::exchange(handed_out_, {}); }
@@ -82,7 +97,7 @@ Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, Runti
     return Unsupported("the gradient of '" + yield.outputs[of].name + "', which is no tensor, must be given");
   }
   const bool same_dtype = given.is_tensor() && given.tensor().dtype() == dtype;
-  if (same_dtype && given.tensor().shape() == shape) return given;
+  if (same_dtype && given.tensor().shape() == shape) return OnDeviceOf(yield.outputs[of], std::move(given));
   if (given.has_value() && !(same_dtype && given.tensor().elements() == 1)) {
     const std::string what = given.is_tensor()
                                  ? DTypeName(given.tensor().dtype()) + given.tensor().shape().ToString()
@@ -90,13 +105,25 @@ Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, Runti
     return InvalidArgument("the value given for '" + yield.outputs[of].name + "' must be " + DTypeName(dtype) +
                            shape.ToString() + ", or absent, or one element; got " + what);
   }
-  ASSIGN_OR_RETURN(Tensor full, Tensor::Allocate(dtype, shape, FetchAllocator(-1)));
+  if (given.has_value() && !given.tensor().device().is_host()) {
+    ASSIGN_OR_RETURN(given, CopyTo(given.tensor(), 0, AllocatorOf(0)));
+    RETURN_IF_ERROR(WaitForDevices());
+  }
+  ASSIGN_OR_RETURN(Tensor full, Tensor::Allocate(dtype, shape, AllocatorOf(0)));
   const size_t size = DTypeSize(dtype);
   if (!given.has_value()) std::memset(full.raw(), 0, full.bytes());
   for (int64_t e = 0; given.has_value() && e < full.elements(); ++e) {
     std::memcpy(static_cast<char*>(full.raw()) + e * size, given.tensor().raw(), size);
   }
-  return RuntimeValue(std::move(full));
+  return OnDeviceOf(yield.outputs[of], RuntimeValue(std::move(full)));
+}
+
+// The tensor on the device that the yield has handed `item` out on.
+Result<RuntimeValue> ExecutionState::OnDeviceOf(const Yield::Item& item, RuntimeValue given) const {
+  if (given.tensor().device() == plan_->devices()[item.device].device) return given;
+  ASSIGN_OR_RETURN(Tensor there, CopyTo(given.tensor(), item.device, AllocatorOf(item.device)));
+  if (item.device == 0) RETURN_IF_ERROR(WaitForDevices());
+  return RuntimeValue(std::move(there));
 }
 
 Status ExecutionState::Resume(std::vector<RuntimeValue> values) try {

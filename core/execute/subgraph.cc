@@ -6,6 +6,7 @@
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
 #include "core/execute/state_pool.h"
+#include "core/plan/placement.h"
 #include "core/plan/plan_cache.h"
 
 namespace caesura {
@@ -14,7 +15,8 @@ namespace {
 class PlannedSubgraph : public SubgraphRunner {
  public:
   PlannedSubgraph(SubgraphRequest request, const ProviderList& providers, const PlanOptions& options)
-      : request_(std::move(request)), cache_(request_.body, providers, options, request_.captured) {}
+      : request_(std::move(request)),
+        cache_(request_.body, providers, WithFetches(options, request_.fetch_devices), request_.captured) {}
 
   const Graph& graph() const override { return *request_.body; }
 
@@ -40,6 +42,11 @@ class PlannedSubgraph : public SubgraphRunner {
   }
 
  private:
+  static PlanOptions WithFetches(PlanOptions options, std::vector<std::optional<Device>> devices) {
+    options.fetch_devices = std::move(devices);
+    return options;
+  }
+
   SubgraphRequest request_;
   PlanCache cache_;
   StatePool states_{/*capacity=*/8};
@@ -48,7 +55,11 @@ class PlannedSubgraph : public SubgraphRunner {
 }  // namespace
 
 PlanOptions WithSubgraphs(PlanOptions options, const ProviderList& providers) {
+  if (options.device_constants == nullptr && DevicesOf(providers).size() > 1) {
+    options.device_constants = std::make_shared<DeviceConstants>();
+  }
   PlanOptions inner = options;
+  inner.fetch_devices.clear();
   inner.parameters.clear();
   inner.cache_values = false;
   options.make_subgraph = [inner, providers](SubgraphRequest request) -> std::shared_ptr<SubgraphRunner> {

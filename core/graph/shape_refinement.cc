@@ -3,6 +3,8 @@
 
 #include <set>
 
+#include "core/graph/graph.h"
+
 namespace caesura {
 namespace {
 
@@ -76,6 +78,20 @@ void RefineUninferred(const Node& node, ValueType* output) {
     if (!node.Is(row.op_type, row.domain)) continue;
     *output = input->type();
     if (row.dtype != DType::kUndefined) output->dtype = row.dtype;
+  }
+}
+
+void RefineCarried(const Node& loop, int i, ValueType* output) {
+  const Value* start = loop.input(2 + i);
+  const std::vector<Graph*> bodies = loop.Subgraphs();
+  if (output->shape || start == nullptr || bodies.empty()) return;
+  if (bodies[0]->outputs().size() <= static_cast<size_t>(1 + i)) return;
+  const ValueType &first = start->type(), &last = bodies[0]->outputs()[1 + i]->type();
+  if (!first.is_tensor() || !last.is_tensor() || !first.shape || !last.shape) return;
+  if (first.dtype != last.dtype || first.shape->size() != last.shape->size()) return;
+  *output = first;
+  for (size_t d = 0; d < first.shape->size(); ++d) {
+    if (!((*first.shape)[d] == (*last.shape)[d])) (*output->shape)[d] = {};
   }
 }
 

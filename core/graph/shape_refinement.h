@@ -15,6 +15,10 @@ void RefineReshape(const ValueType& input, const onnx::TensorShapeProto& target,
 // The type of output 0 for ops that onnx infers nothing for: that of input 0, mostly. Leaves others alone.
 void RefineUninferred(const Node& node, ValueType* output);
 
+// The shape of output `i` of a Loop that gives back what it carries: what the start and an iteration's result have in
+// common. onnx leaves it open.
+void RefineCarried(const Node& loop, int i, ValueType* output);
+
 }  // namespace caesura
 
 #endif  // CAESURA_CORE_GRAPH_SHAPE_REFINEMENT_H_

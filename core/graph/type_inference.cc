@@ -334,6 +334,7 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
     if (output == nullptr) continue;
     ValueType found = TypeFromProto(*inferred.getOutputType(i));
     if (i == 0) Refine(node, &found);
+    if (node.Is("Loop")) RefineCarried(node, static_cast<int>(i), &found);
     Merge(node, output, found);
   }
   if (!schema.has_data_propagation_function()) return;

@@ -28,6 +28,8 @@ class KernelHost {
   virtual Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) = 0;
   virtual void SetArgumentValue(const uint32_t* argument, RuntimeValue value) = 0;
   virtual RandomKey random_key(uint32_t stream) const = 0;
+  // A copy of a tensor in memory of its own, on the device that it is on.
+  virtual Result<Tensor> CopyOf(const Tensor& tensor) const = 0;
 };
 
 class KernelContext {
@@ -61,6 +63,7 @@ class KernelContext {
   void SetOutputValue(int i, RuntimeValue value) const {
     host_->SetArgumentValue(ids_ + first_output_ + i, std::move(value));
   }
+  Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
   RandomKey random_key() const { return host_->random_key(stream_); }
 

@@ -15,7 +15,7 @@ const char* KindName(PlannedBuffer::Kind kind) {
 }
 
 const char* KindName(Step::Kind kind) {
-  constexpr const char* kNames[] = {"compute", "late", "cached", "yield"};
+  constexpr const char* kNames[] = {"compute", "late", "cached", "yield", "copy"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -27,6 +27,7 @@ FeedSpec FeedSpec::Of(const RuntimeValue& value) {
   if (spec.is_tensor) {
     spec.dtype = value.tensor().dtype();
     spec.shape = value.tensor().shape();
+    spec.device = value.tensor().device();
   }
   return spec;
 }
@@ -35,6 +36,7 @@ bool FeedSpec::Matches(const RuntimeValue& given) const {
   if (!is_tensor) return !given.is_tensor();
   if (dtype == DType::kUndefined) return !given.has_value();
   if (!given.is_tensor() || given.tensor().dtype() != dtype || given.tensor().shape() != shape) return false;
+  if (given.tensor().device() != device) return false;
   if (!value.defined()) return true;
   return given.tensor().raw() == value.raw() ||
          (dtype != DType::kString && std::memcmp(given.tensor().raw(), value.raw(), value.bytes()) == 0);
@@ -56,6 +58,31 @@ Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Create(std::shared_p
   return PlanBuilder(std::move(graph), feeds, providers, options).Build(captured);
 }
 
+Status ExecutionPlan::CopyBytes(int to_device, void* to, int from_device, const void* from, size_t bytes) const {
+  if (to_device == from_device && to_device == 0) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+  }
+  const CopyKind kind = to_device == from_device ? CopyKind::kWithin
+                        : to_device == 0         ? CopyKind::kToHost
+                                                 : CopyKind::kToDevice;
+  return devices_[to_device == 0 ? from_device : to_device].provider->Copy(kind, to, from, bytes);
+}
+
+// Empty where all is on the host.
+std::string ExecutionPlan::CopiesLine() const {
+  if (devices_.size() == 1) return {};
+  size_t to_device = 0, to_host = 0, out = 0, before = 0;
+  for (const PlannedCopy& copy : copies_) {
+    if (copy.when == PlannedCopy::When::kHandedOut) ++out;
+    else if (copy.when != PlannedCopy::When::kStep) ++before;
+    else ++(copy.to == 0 ? to_host : to_device);
+  }
+  return "copies a run: " + std::to_string(to_device) + " to a device, " + std::to_string(to_host) +
+         " to the host (each waits), " + std::to_string(out) + " handed out; " + std::to_string(before) +
+         " constants and parameters before\n";
+}
+
 std::vector<size_t> ExecutionPlan::LiveBytes() const {
   std::vector<int64_t> change(steps_.size() + 2, 0);
   for (const PlannedBuffer& buffer : buffers_) {
@@ -69,10 +96,11 @@ std::vector<size_t> ExecutionPlan::LiveBytes() const {
   return out;
 }
 
-std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc) const {
+std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc, int device) const {
   std::vector<std::pair<size_t, size_t>> out;
   for (const PlannedBuffer& buffer : buffers_) {
-    if (buffer.kind == PlannedBuffer::Kind::kArena && buffer.first_step < pc && buffer.last_step >= pc) {
+    if (buffer.kind != PlannedBuffer::Kind::kArena || buffer.device != device) continue;
+    if (buffer.first_step < pc && buffer.last_step >= pc) {
       out.emplace_back(buffer.offset, buffer.bytes);
     }
   }
@@ -83,11 +111,11 @@ std::string ExecutionPlan::ToString() const {
   const std::vector<size_t> live = LiveBytes();
   const size_t peak = live.empty() ? 0 : std::max_element(live.begin(), live.end()) - live.begin();
   std::string out = std::to_string(steps_.size()) + " steps of " + std::to_string(graph_->nodes().size()) +
-                    " nodes, arena " + std::to_string(arena_bytes_) + " bytes";
+                    " nodes, arena " + std::to_string(arena_bytes()) + " bytes";
   if (!live.empty()) out += " (most alive: " + std::to_string(live[peak]) + " at step " + std::to_string(peak) + ")";
   out += ", " + std::to_string(constants_.size()) + " constant(s), " + std::to_string(cache_entries_) +
          " cached value(s), " + std::to_string(yields_.size()) + " yield(s), " + std::to_string(threads_) +
-         " thread(s)\n";
+         " thread(s)\n" + CopiesLine();
   for (size_t s = 0; s < steps_.size(); ++s) {
     const Step& step = steps_[s];
     out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " + step.provider->name();
@@ -113,6 +141,7 @@ std::string ExecutionPlan::Describe(uint32_t value_id) const {
   std::string out = value.value->name() + ":" + DTypeName(value.dtype);
   out += (value.known ? value.shape.ToString() : "[?]") + "@" + KindName(buffer.kind);
   if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
+  if (buffer.device != 0) out += " on " + devices_[buffer.device].device.ToString();
   if (!value.layout.dense()) {
     out += " strides " + Shape(value.layout.strides).ToString() + "+" + std::to_string(value.layout.offset);
   }

@@ -5,6 +5,10 @@
 // A node whose shape-like inputs are known only in the run (or that stands behind one whose output sizes show only
 // in the run) becomes a *late* step: its kernel is created when it is reached, by the same factory.
 //
+// Where providers of several devices serve a plan, each value is on the device that makes it, and what another one reads
+// is copied there once, by a step of its own (core/plan/placement.h decides who runs where). What kernels declare as host
+// inputs and host outputs is on the host.
+//
 // Thread safety: immutable and shared by any number of states in any threads.
 #ifndef CAESURA_CORE_PLAN_EXECUTION_PLAN_H_
 #define CAESURA_CORE_PLAN_EXECUTION_PLAN_H_
@@ -12,11 +16,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/graph/graph.h"
 #include "core/kernels/kernel.h"
+#include "core/plan/device_constants.h"
 #include "core/providers/execution_provider.h"
 
 namespace caesura {
@@ -26,8 +33,9 @@ struct FeedSpec {
   bool is_tensor = true;
   DType dtype = DType::kUndefined;
   Shape shape;
-  // The value itself, when the plan may rely on it.
+  // The value itself, when the plan may rely on it; on the host.
   Tensor value;
+  Device device;  // where the caller's tensor is
 
   static FeedSpec Of(const RuntimeValue& value);
   bool Matches(const RuntimeValue& value) const;
@@ -40,6 +48,7 @@ struct SubgraphRequest {
   std::vector<const Value*> captured;
   std::vector<FeedSpec> captured_specs;
   int first_captured = 0;
+  std::vector<std::optional<Device>> fetch_devices;  // as in PlanOptions, by output of the body
 };
 using SubgraphFactory = std::function<std::shared_ptr<SubgraphRunner>(SubgraphRequest)>;
 
@@ -52,6 +61,32 @@ struct PlanOptions {
   bool cache_values = true;   // keep what depends on parameters alone across runs
   // Implemented by core/execute; plans with If, Loop or Scan need it.
   SubgraphFactory make_subgraph = nullptr;
+  // Where graph outputs are handed out, by output: nullopt leaves one where it is made. Those not listed: on the host.
+  std::vector<std::optional<Device>> fetch_devices = {};
+  // Shared by the plans of one graph; null: each plan copies initializers to devices for itself.
+  std::shared_ptr<DeviceConstants> device_constants = nullptr;
+};
+
+// A device of a plan's providers, and who serves it.
+struct DeviceMemory {
+  Device device;
+  std::shared_ptr<const ExecutionProvider> provider;  // the first one of the device; null for a host without provider
+  Allocator* allocator;
+};
+
+// One value that a plan copies from one memory to another.
+struct PlannedCopy {
+  enum class When : uint8_t {
+    kPlanning,   // an initializer or folded constant: once, with the plan or before it
+    kCached,     // depends on parameters alone: once a version, where the run has a value cache
+    kStep,       // in every run, in the middle of it
+    kHandedOut,  // in every run, when it is handed out at a yield or at the end
+  };
+  When when;
+  uint32_t value;     // the value id of what is copied
+  int from, to;       // indices into ExecutionPlan::devices()
+  size_t bytes;       // 0 where the size shows only in the run
+  const Node* reader;  // that it is copied for; null for graph outputs
 };
 
 // Where the bytes of one or more values (a value and its views) are.
@@ -62,7 +97,7 @@ struct PlannedBuffer {
     kResume,     // given by the caller when a yield is left
     kParameter,  // of the ParameterSet
     kConstant,   // of the plan
-    kArena,      // in the state's arena, at `offset`, alive in [first_step, last_step]
+    kArena,      // in the state's arena of its device, at `offset`, alive in [first_step, last_step]
     kFetch,      // allocated for each run and handed out
     kDynamic,    // a RuntimeValue of the state: sized in the run, a string tensor, or no tensor
     kCached,     // in the value cache
@@ -71,6 +106,7 @@ struct PlannedBuffer {
   int index = -1;       // which feed, resume value, parameter, constant, fetch or cache entry
   size_t bytes = 0;
   size_t offset = 0;    // kArena
+  uint8_t device = 0;   // index into ExecutionPlan::devices()
   int first_step = -1;  // the step that writes it; -1: there from the start
   int last_step = -1;   // the last step that reads or writes it
 };
@@ -85,11 +121,13 @@ struct PlannedValue {
 };
 
 struct Step {
-  enum class Kind : uint8_t { kCompute, kLate, kCached, kYield };
+  // kCopy: one input, one output, on different devices; `node` is who reads the output.
+  enum class Kind : uint8_t { kCompute, kLate, kCached, kYield, kCopy };
   Kind kind = Kind::kCompute;
   uint32_t first_argument = 0;  // into ExecutionPlan::arguments
   uint32_t input_count = 0;     // explicit inputs and implicit inputs of bodies
   uint32_t output_count = 0;
+  uint8_t device = 0;           // that scratch is on
   size_t scratch_offset = 0;
   ComputeFunction compute;      // kCompute, kCached
   const Node* node = nullptr;
@@ -119,6 +157,7 @@ struct Yield {
     uint32_t value;
     bool move;  // nobody reads it after the yield: the caller gets the buffer itself; otherwise a copy
     std::string name;
+    uint8_t device = 0;  // where the caller gets it
   };
   std::vector<Item> outputs;           // handed out
   std::vector<uint32_t> resume_values; // taken in, in the order of YieldOp's outputs; 0: absent
@@ -152,13 +191,21 @@ class ExecutionPlan {
   int threads() const { return threads_; }
   const ProviderList& providers() const { return providers_; }
   const PlanOptions& options() const { return options_; }
+  // The host, then the devices of the providers in their order.
+  const std::vector<DeviceMemory>& devices() const { return devices_; }
+  // All that is copied between devices.
+  const std::vector<PlannedCopy>& copies() const { return copies_; }
+  // Copies bytes between two of `devices()`, one of which is the host, or within one; in order with the device's work.
+  Status CopyBytes(int to_device, void* to, int from_device, const void* from, size_t bytes) const;
 
-  // Bytes of the state's arena: activations, saved values, gradients and scratch of one run, peak.
-  size_t arena_bytes() const { return arena_bytes_; }
+  // Bytes of the state's arenas: activations, saved values, gradients and scratch of one run, peak.
+  size_t arena_bytes() const { return std::accumulate(arenas_.begin(), arenas_.end(), size_t{0}); }
+  // The same by device.
+  const std::vector<size_t>& arenas() const { return arenas_; }
   // Bytes of arena that are alive while step i runs, for each i: the memory curve over the step.
   std::vector<size_t> LiveBytes() const;
-  // Arena ranges {offset, bytes} that hold something a later step (>= pc) reads.
-  std::vector<std::pair<size_t, size_t>> LiveRanges(int pc) const;
+  // Ranges {offset, bytes} of a device's arena that hold something a later step (>= pc) reads.
+  std::vector<std::pair<size_t, size_t>> LiveRanges(int pc, int device = 0) const;
   // Changes with everything that may change rounding: kernels, shapes, order, thread count.
   uint64_t fingerprint() const { return fingerprint_; }
   // A line of totals, then one line a step: index, kind, node, provider, arguments with shapes and where they are,
@@ -169,6 +216,7 @@ class ExecutionPlan {
 
  private:
   friend class PlanBuilder;
+  std::string CopiesLine() const;
   std::shared_ptr<const Graph> graph_;
   std::vector<FeedSpec> feeds_;
   ProviderList providers_;
@@ -182,7 +230,9 @@ class ExecutionPlan {
   std::vector<Yield::Item> fetches_;
   std::vector<uint32_t> feed_values_;
   std::vector<ContiguousGroup> contiguous_;
-  size_t arena_bytes_ = 0;
+  std::vector<DeviceMemory> devices_;
+  std::vector<PlannedCopy> copies_;
+  std::vector<size_t> arenas_;
   int cache_entries_ = 0;
   int threads_ = 1;
   uint64_t fingerprint_ = 0;

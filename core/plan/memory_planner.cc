@@ -3,10 +3,63 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/tensor/buffer.h"
 
 namespace caesura {
+namespace {
+
+// The placed blocks by the steps that they are alive in: a segment tree over steps, a block in at most two nodes a level.
+class PlacedBlocks {
+ public:
+  PlacedBlocks(const std::vector<MemoryBlock>& blocks, int steps) : blocks_(blocks), seen_(blocks.size(), -1) {
+    while (leaves_ < steps) leaves_ *= 2;
+    here_.resize(2 * leaves_);
+    below_.resize(2 * leaves_, 0);
+  }
+
+  void Add(int i) { Add(i, 1, 0, leaves_); }
+  // Those alive at the same time as block `i`, by offset.
+  const std::vector<int>& Overlapping(int i) {
+    found_.clear();
+    Collect(i, 1, 0, leaves_);
+    std::sort(found_.begin(), found_.end(), [&](int a, int b) { return blocks_[a].offset < blocks_[b].offset; });
+    return found_;
+  }
+
+ private:
+  bool Covers(int i, int begin, int end) const { return blocks_[i].first <= begin && end - 1 <= blocks_[i].last; }
+  bool Misses(int i, int begin, int end) const { return blocks_[i].last < begin || end <= blocks_[i].first; }
+
+  void Add(int i, int node, int begin, int end) {
+    if (Misses(i, begin, end)) return;
+    below_[node] = 1;
+    if (Covers(i, begin, end) || end - begin == 1) return here_[node].push_back(i);
+    const int middle = (begin + end) / 2;
+    Add(i, 2 * node, begin, middle);
+    Add(i, 2 * node + 1, middle, end);
+  }
+  void Collect(int i, int node, int begin, int end) {
+    if (!below_[node] || Misses(i, begin, end)) return;
+    for (int j : here_[node]) {
+      if (std::exchange(seen_[j], i) != i) found_.push_back(j);
+    }
+    if (end - begin == 1) return;
+    const int middle = (begin + end) / 2;
+    Collect(i, 2 * node, begin, middle);
+    Collect(i, 2 * node + 1, middle, end);
+  }
+
+  const std::vector<MemoryBlock>& blocks_;
+  int leaves_ = 1;
+  std::vector<std::vector<int>> here_;  // by node: blocks alive in all of its steps, but not in all of its parent's
+  std::vector<char> below_;             // by node: whether there are blocks at or under it
+  std::vector<int> seen_;               // by block: the last one that it was found for
+  std::vector<int> found_;
+};
+
+}  // namespace
 
 size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse) {
   auto align = [](size_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; };
@@ -21,22 +74,21 @@ size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse) {
   std::vector<int> order(blocks.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return blocks[a].bytes > blocks[b].bytes; });
-  std::vector<int> placed;  // by offset
+  int steps = 1;
+  for (const MemoryBlock& block : blocks) steps = std::max(steps, block.last + 1);
+  PlacedBlocks placed(blocks, steps);
   for (int i : order) {
     MemoryBlock& block = blocks[i];
     if (block.bytes == 0) continue;  // needs no place; most steps book no scratch
     size_t candidate = 0;
-    for (int j : placed) {
+    for (int j : placed.Overlapping(i)) {
       const MemoryBlock& other = blocks[j];
-      if (other.last < block.first || block.last < other.first) continue;
       if (candidate + align(block.bytes) <= other.offset) break;
       candidate = std::max(candidate, other.offset + align(other.bytes));
     }
     block.offset = candidate;
     arena = std::max(arena, candidate + align(block.bytes));
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
-                                   [&](int a, int b) { return blocks[a].offset < blocks[b].offset; }),
-                  i);
+    placed.Add(i);
   }
   return arena;
 }

@@ -42,9 +42,10 @@ uint32_t PlanBuilder::ValueId(const Value* value) {
   return it->second;
 }
 
-uint32_t PlanBuilder::NewBuffer(Kind kind, size_t bytes, int index, uint32_t id) {
+uint32_t PlanBuilder::NewBuffer(Kind kind, size_t bytes, int index, uint32_t id, int device) {
   PlannedBuffer buffer;
   buffer.kind = kind;
+  buffer.device = static_cast<uint8_t>(device);
   buffer.bytes = bytes;
   buffer.index = index;
   // Until lifetimes are computed, last_step is the position of the last *node* that reads the buffer.
@@ -53,12 +54,13 @@ uint32_t PlanBuilder::NewBuffer(Kind kind, size_t bytes, int index, uint32_t id)
   return static_cast<uint32_t>(plan_->buffers_.size() - 1);
 }
 
-void PlanBuilder::Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index) {
+void PlanBuilder::Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index, int device) {
   PlannedValue& value = plan_->values_[id];
   value.known = true;
   value.dtype = dtype;
   value.shape = shape;
-  value.buffer = NewBuffer(kind, static_cast<size_t>(shape.elements()) * DTypeSize(dtype), index, id);
+  value.buffer = NewBuffer(kind, static_cast<size_t>(shape.elements()) * DTypeSize(dtype), index, id,
+                           device);
 }
 
 InputInfo PlanBuilder::Describe(uint32_t value_id) const {
@@ -77,7 +79,8 @@ InputInfo PlanBuilder::Describe(uint32_t value_id) const {
 void PlanBuilder::AddFeed(const Value* value, int index) {
   const FeedSpec& spec = plan_->feeds_[index];
   const uint32_t id = ValueId(value);
-  Place(id, spec.is_tensor ? Kind::kFeed : Kind::kDynamic, spec.dtype, spec.shape, index);
+  Place(id, spec.is_tensor ? Kind::kFeed : Kind::kDynamic, spec.dtype, spec.shape, index,
+        placement_->IndexOf(spec.device));
   plan_->values_[id].known = spec.is_tensor;
   if (spec.value.defined()) known_values_[id] = &spec.value;
   plan_->feed_values_.push_back(id);
@@ -85,25 +88,48 @@ void PlanBuilder::AddFeed(const Value* value, int index) {
 
 void PlanBuilder::AddParameter(const Value* value, const Tensor& initial, int index) {
   const uint32_t id = ValueId(value);
-  Place(id, Kind::kParameter, initial.dtype(), initial.shape(), index);
+  Place(id, Kind::kParameter, initial.dtype(), initial.shape(), index, placement_->IndexOf(initial.device()));
   parameters_of_[id] = {index};
   from_parameters_[id] = true;
 }
 
 void PlanBuilder::AddConstant(const Value* value, const Tensor& tensor) {
   const uint32_t id = ValueId(value);
-  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(), static_cast<int>(plan_->constants_.size()));
+  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(), static_cast<int>(plan_->constants_.size()),
+        placement_->IndexOf(tensor.device()));
   plan_->constants_.push_back(tensor);
-  known_values_[id] = graph_.Initializer(value);
+  if (tensor.device().is_host()) known_values_[id] = graph_.Initializer(value);
+}
+
+// Decides on providers and devices. `ends`: what the feeds are for.
+Status PlanBuilder::PlaceNodes(const std::vector<const Value*>& ends) {
+  if (plan_->feeds_.size() != ends.size()) {
+    return InvalidArgument("the graph has " + std::to_string(ends.size()) + " inputs, got " +
+                           std::to_string(plan_->feeds_.size()) + " feeds");
+  }
+  plan_->devices_ = DevicesOf(plan_->providers_);
+  std::unordered_map<const Value*, int> given;
+  auto add = [&](const Value* value, Device device) -> Status {
+    auto same = [&](const DeviceMemory& memory) { return memory.device == device; };
+    auto found = std::find_if(plan_->devices_.begin(), plan_->devices_.end(), same);
+    if (found == plan_->devices_.end()) {
+      return InvalidArgument("'" + value->name() + "' is on " + device.ToString() + ", which no provider serves");
+    }
+    if (found != plan_->devices_.begin()) given[value] = static_cast<int>(found - plan_->devices_.begin());
+    return {};
+  };
+  for (size_t i = 0; i < ends.size(); ++i) RETURN_IF_ERROR(add(ends[i], plan_->feeds_[i].device));
+  for (const auto& [value, tensor] : graph_.initializers()) {
+    if (tensor.device() != Device{}) RETURN_IF_ERROR(add(value, tensor.device()));
+  }
+  placement_.emplace(graph_, plan_->providers_, std::move(given));
+  return {};
 }
 
 Status PlanBuilder::AddEnds(const std::vector<const Value*>& captured) {
   std::vector<const Value*> ends(graph_.inputs().begin(), graph_.inputs().end());
   ends.insert(ends.end(), captured.begin(), captured.end());
-  if (plan_->feeds_.size() != ends.size()) {
-    return InvalidArgument("the graph has " + std::to_string(ends.size()) + " inputs, got " +
-                           std::to_string(plan_->feeds_.size()) + " feeds");
-  }
+  RETURN_IF_ERROR(PlaceNodes(ends));
   for (size_t i = 0; i < ends.size(); ++i) {
     // A feed that is left out falls back to the initializer of its name.
     const bool left_out = plan_->feeds_[i].is_tensor && plan_->feeds_[i].dtype == DType::kUndefined;
@@ -127,12 +153,9 @@ Status PlanBuilder::AddEnds(const std::vector<const Value*>& captured) {
 }
 
 PlanBuilder::Draft PlanBuilder::MakeDraft(const Node& node, int position) {
-  Draft draft{&node, position, plan_->providers_.front().get(), static_cast<int>(node.inputs().size())};
-  for (const auto& provider : plan_->providers_) {  // placement: the first provider that has a kernel
-    if (provider->kernels().Find(node).empty()) continue;
-    draft.provider = provider.get();
-    break;
-  }
+  Draft draft{&node, position, ProvidersFor(node, plan_->providers_), plan_->providers_.front().get(),
+              static_cast<int>(node.inputs().size())};
+  if (!draft.candidates.empty()) draft.provider = draft.candidates.front();
   for (const Value* input : node.inputs()) draft.inputs.push_back(ValueId(input));
   for (const Value* input : Graph::ImplicitInputs(node)) draft.inputs.push_back(ValueId(input));
   for (uint32_t id : draft.inputs) draft.infos.push_back(Describe(id));
@@ -146,6 +169,7 @@ void PlanBuilder::AddBodies(Draft& draft) {
   if (!plan_->options_.make_subgraph) return;
   SubgraphRequest request;
   request.first_captured = draft.explicit_inputs;
+  if (plan_->devices_.size() > 1) request.fetch_devices = placement_->BodyResults(*draft.node, *draft.provider);
   for (size_t i = draft.explicit_inputs; i < draft.inputs.size(); ++i) {
     request.captured.push_back(plan_->values_[draft.inputs[i]].value);
     FeedSpec spec;
@@ -194,12 +218,26 @@ Status PlanBuilder::AddNode(const Node& node, int position) {
   if (node.Is("YieldOp", kCaesuraDomain)) return AddYield(node, position);
   Draft draft = MakeDraft(node, position);
   std::string why;
-  if (draft.provider->kernels().Find(node, &why).empty()) {
-    missing_.push_back(node.Label() + " has no kernel on " + draft.provider->name() + ": " + why);
-    return AddLate(draft);  // so that the walk goes on and finds the others
+  for (const ExecutionProvider* provider : draft.candidates) {
+    draft.provider = provider;
+    ASSIGN_OR_RETURN(const bool done, TryProvider(draft, &why));
+    if (done) return {};
   }
-  if (MustBeLate(draft)) return AddLate(draft);
-  KernelInfo info(node, draft.infos, plan_->threads_);
+  if (draft.candidates.empty()) {
+    draft.provider->kernels().Find(node, &why);
+    why = node.Label() + " has no kernel on " + draft.provider->name() + ": " + why;
+  }
+  missing_.push_back(why);
+  return AddLate(draft);  // so that the walk goes on and finds the others
+}
+
+// False when all kernels of the provider refuse; `why` then grows by their reasons.
+Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
+  if (MustBeLate(draft)) {
+    RETURN_IF_ERROR(AddLate(draft));
+    return true;
+  }
+  KernelInfo info(*draft.node, draft.infos, plan_->threads_);
   info.set_subgraph_runner([&draft](const std::string& name) -> std::shared_ptr<SubgraphRunner> {
     for (const auto& [body_name, runner] : draft.bodies) {
       if (body_name == name) return runner;
@@ -208,13 +246,13 @@ Status PlanBuilder::AddNode(const Node& node, int position) {
   });
   auto created = draft.provider->kernels().Create(info, draft.provider->name());
   if (!created.ok() && created.status().code() == StatusCode::kUnsupported) {
-    missing_.push_back(created.status().message());
-    return AddLate(draft);
+    *why += (why->empty() ? "" : "; ") + created.status().message();
+    return false;
   }
-  if (!created.ok()) return AtNode(created.status(), node, draft.provider->name());
+  if (!created.ok()) return AtNode(created.status(), *draft.node, draft.provider->name());
   ASSIGN_OR_RETURN(const bool folded, TryFold(draft, info, **created));
-  if (folded) return {};
-  return AddPlanned(draft, info, **created);
+  if (!folded) RETURN_IF_ERROR(AddPlanned(draft, info, **created));
+  return true;
 }
 
 Status PlanBuilder::AddFetches() {
@@ -223,7 +261,13 @@ Status PlanBuilder::AddFetches() {
     if (plan_->values_[id].buffer == 0) {
       return InvalidModel("graph output '" + output->name() + "' is made by no node, input or initializer");
     }
-    plan_->fetches_.push_back({id, false, output->name()});
+    const std::vector<std::optional<Device>>& wanted = plan_->options_.fetch_devices;
+    const size_t i = plan_->fetches_.size();
+    const Device device = i < wanted.size() && wanted[i] ? *wanted[i] : Device{};
+    const int index = i < wanted.size() && !wanted[i] ? DeviceOf(id) : placement_->IndexOf(device);
+    if (index < 0) return InvalidArgument("no provider serves " + device.ToString() + ", where graph output '" +
+                                          output->name() + "' is wanted");
+    plan_->fetches_.push_back({id, false, output->name(), static_cast<uint8_t>(index)});
   }
   return {};
 }
@@ -241,6 +285,7 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(const std::vecto
   RETURN_IF_ERROR(AddFetches());
   ComputeLifetimes();
   MoveFetches();
+  AddHandedOutCopies();
   AddReleases();
   RETURN_IF_ERROR(PlaceBuffers());
   Fingerprint();

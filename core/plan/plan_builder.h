@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/plan/execution_plan.h"
+#include "core/plan/placement.h"
 
 namespace caesura {
 
@@ -25,7 +26,8 @@ class PlanBuilder {
   struct Draft {
     const Node* node;
     int position;  // of the node in the graph
-    const ExecutionProvider* provider;
+    std::vector<const ExecutionProvider*> candidates;  // who may run it, best first
+    const ExecutionProvider* provider;                 // the one that is asked now
     int explicit_inputs;
     std::vector<uint32_t> inputs = {};  // value ids; explicit, then implicit
     std::vector<uint32_t> outputs = {};
@@ -35,10 +37,12 @@ class PlanBuilder {
 
   // plan_builder.cc: the walk
   Status AddEnds(const std::vector<const Value*>& captured);
+  Status PlaceNodes(const std::vector<const Value*>& ends);
   void AddFeed(const Value* value, int index);
   void AddParameter(const Value* value, const Tensor& initial, int index);
   void AddConstant(const Value* value, const Tensor& tensor);
   Status AddNode(const Node& node, int position);
+  Result<bool> TryProvider(Draft& draft, std::string* why);
   Draft MakeDraft(const Node& node, int position);
   void AddBodies(Draft& draft);
   void FindMissing(const Graph& body);
@@ -50,6 +54,16 @@ class PlanBuilder {
   Result<bool> TryFold(Draft& draft, KernelInfo& info, const KernelDef& def);
   bool IsFoldable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const;
   void BecomeConstant(uint32_t id, const Tensor& tensor);
+
+  // plan_copies.cc
+  int DeviceOf(uint32_t id) const { return plan_->buffers_[plan_->values_[id].buffer].device; }
+  int OutputDevice(const Draft& draft, int output) const;
+  // The inputs where the draft's provider needs them; adds the steps that copy them there.
+  Status PlaceInputs(Draft& draft);
+  // The value that is `id` on another device.
+  Result<uint32_t> OnDevice(uint32_t id, int device, const Draft& reader);
+  Result<uint32_t> ConstantOnDevice(uint32_t id, int device, const Draft& reader);
+  uint32_t NewCopy(uint32_t id, int device);
 
   // plan_steps.cc
   Status AddLate(Draft& draft);
@@ -68,6 +82,7 @@ class PlanBuilder {
   // plan_views.cc
   // True when the outputs became views of the node's input, or their producers write them in place: no step then.
   bool TryViews(const Draft& draft, const KernelInfo& info);
+  bool IsWherePlaced(const Draft& draft) const;
   bool PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info);
   bool WriteInOrder(const Draft& draft, const ViewInfo& view, const OutputInfo& info);
   // The output lies in a buffer that is there.
@@ -87,22 +102,26 @@ class PlanBuilder {
 
   // plan_lifetimes.cc
   void FindLastUses();
+  void AddHandedOutCopies();
   void ComputeLifetimes();
   void MoveFetches();
   void AddReleases();
   Status PlaceBuffers();
+  Status PlaceBuffers(int device);
   Result<bool> IsPlannedGroup(const ContiguousGroup& group) const;
   void Fingerprint();
 
   uint32_t ValueId(const Value* value);
   // `id`: the first value in the buffer.
-  uint32_t NewBuffer(Kind kind, size_t bytes, int index, uint32_t id);
+  uint32_t NewBuffer(Kind kind, size_t bytes, int index, uint32_t id, int device = 0);
   // A buffer for a value whose dtype and shape are known from here on.
-  void Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index);
+  void Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index, int device = 0);
   InputInfo Describe(uint32_t value_id) const;
 
   std::shared_ptr<ExecutionPlan> plan_;
   const Graph& graph_;
+  std::optional<Placement> placement_;
+  std::unordered_map<uint64_t, uint32_t> copies_;  // value id and device: the copy's value id
   std::unordered_map<const Value*, uint32_t> value_ids_;
   // Nodes (with their positions) and input numbers that read a value; a null node for a graph output, -1 for a body's
   // captured value.

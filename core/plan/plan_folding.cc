@@ -30,6 +30,7 @@ class FoldHost : public KernelHost {
     if (value.is_tensor()) outputs_[argument - ids_ - inputs_.size()] = value.tensor();
   }
   RandomKey random_key(uint32_t stream) const override { return {0, 0, stream}; }
+  Result<Tensor> CopyOf(const Tensor& tensor) const override { return tensor.Clone(); }
 
  private:
   const uint32_t* ids_;
@@ -90,7 +91,13 @@ void PlanBuilder::BecomeConstant(uint32_t id, const Tensor& tensor) {
 
 Result<bool> PlanBuilder::TryFold(Draft& draft, KernelInfo& info, const KernelDef& def) {
   if (!IsFoldable(draft, info, def)) return false;
-  auto results = ComputeNow(draft.infos, info);
+  KernelInfo on_host(*draft.node, draft.infos, plan_->threads_);
+  if (!draft.provider->device().is_host()) {  // what is known is on the host, and so are its results
+    auto host = std::find_if(draft.candidates.begin(), draft.candidates.end(),
+                             [](const ExecutionProvider* p) { return p->device().is_host(); });
+    if (host == draft.candidates.end() || !(*host)->kernels().Create(on_host, (*host)->name()).ok()) return false;
+  }
+  auto results = ComputeNow(draft.infos, draft.provider->device().is_host() ? info : on_host);
   if (!results.ok()) return AtNode(results.status(), *draft.node, draft.provider->name());
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     if (draft.outputs[i] != 0 && !(*results)[i].defined()) return false;

@@ -52,7 +52,7 @@ void PlanBuilder::MoveFetches() {
     const uint32_t buffer = plan_->values_[item.value].buffer;
     PlannedBuffer& planned = plan_->buffers_[buffer];
     const bool own = planned.kind == Kind::kArena || planned.kind == Kind::kDynamic;
-    if (!own || planned.last_step > at || !moved.insert(buffer).second) return;
+    if (!own || planned.device != item.device || planned.last_step > at || !moved.insert(buffer).second) return;
     item.move = true;
     if (planned.kind == Kind::kArena) {
       planned.kind = Kind::kFetch;
@@ -94,12 +94,19 @@ Result<bool> PlanBuilder::IsPlannedGroup(const ContiguousGroup& group) const {
 }
 
 Status PlanBuilder::PlaceBuffers() {
+  for (int device = 0; device < static_cast<int>(plan_->devices_.size()); ++device) {
+    RETURN_IF_ERROR(PlaceBuffers(device));
+  }
+  return {};
+}
+
+Status PlanBuilder::PlaceBuffers(int device) {
   std::vector<MemoryBlock> blocks;
   std::vector<int> block_of(plan_->buffers_.size(), -1);
   std::vector<size_t> inside(plan_->buffers_.size(), 0);
   for (const ContiguousGroup& group : plan_->contiguous_) {
     ASSIGN_OR_RETURN(const bool planned, IsPlannedGroup(group));
-    if (!planned) continue;
+    if (!planned || plan_->buffers_[group.buffers.front()].device != device) continue;
     MemoryBlock block{0, INT_MAX, -1};
     for (uint32_t id : group.buffers) {
       const PlannedBuffer& buffer = plan_->buffers_[id];
@@ -117,17 +124,21 @@ Status PlanBuilder::PlaceBuffers() {
   }
   for (size_t id = 1; id < plan_->buffers_.size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers_[id];
-    if (buffer.kind != Kind::kArena || block_of[id] >= 0 || buffer.last_step < 0) continue;
+    if (buffer.kind != Kind::kArena || buffer.device != device || block_of[id] >= 0 || buffer.last_step < 0) continue;
     block_of[id] = static_cast<int>(blocks.size());
     blocks.push_back({buffer.bytes, buffer.first_step, buffer.last_step});
   }
   const size_t first_scratch = blocks.size();
-  for (int s = 0; s < static_cast<int>(plan_->steps_.size()); ++s) blocks.push_back({scratch_bytes_[s], s, s});
-  plan_->arena_bytes_ = PlanMemory(blocks, plan_->options_.reuse_memory);
+  for (int s = 0; s < static_cast<int>(plan_->steps_.size()); ++s) {
+    blocks.push_back({plan_->steps_[s].device == device ? scratch_bytes_[s] : 0, s, s});
+  }
+  plan_->arenas_.push_back(PlanMemory(blocks, plan_->options_.reuse_memory));
   for (size_t id = 1; id < plan_->buffers_.size(); ++id) {
     if (block_of[id] >= 0) plan_->buffers_[id].offset = blocks[block_of[id]].offset + inside[id];
   }
-  for (size_t s = 0; s < plan_->steps_.size(); ++s) plan_->steps_[s].scratch_offset = blocks[first_scratch + s].offset;
+  for (size_t s = 0; s < plan_->steps_.size(); ++s) {
+    if (plan_->steps_[s].device == device) plan_->steps_[s].scratch_offset = blocks[first_scratch + s].offset;
+  }
   return {};
 }
 

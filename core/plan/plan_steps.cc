@@ -10,10 +10,12 @@
 namespace caesura {
 
 Status PlanBuilder::AddLate(Draft& draft) {
-  for (uint32_t id : draft.outputs) {
+  RETURN_IF_ERROR(PlaceInputs(draft));
+  for (size_t i = 0; i < draft.outputs.size(); ++i) {
+    const uint32_t id = draft.outputs[i];
     if (id == 0) continue;
     plan_->values_[id].known = false;
-    plan_->values_[id].buffer = NewBuffer(Kind::kDynamic, 0, -1, id);
+    plan_->values_[id].buffer = NewBuffer(Kind::kDynamic, 0, -1, id, OutputDevice(draft, static_cast<int>(i)));
   }
   Step step;
   step.kind = Step::Kind::kLate;
@@ -29,6 +31,7 @@ void PlanBuilder::FinishStep(Draft& draft, Step step, size_t scratch_bytes) {
   const auto stream = draft.node->Attr<std::string>("random_stream", draft.node->name());
   for (unsigned char c : stream) step.stream = (step.stream ^ c) * 16777619u;
   step.provider = draft.provider;
+  step.device = static_cast<uint8_t>(std::max(0, placement_->IndexOf(draft.provider->device())));
   step.first_argument = static_cast<uint32_t>(plan_->arguments_.size());
   step.input_count = static_cast<uint32_t>(draft.inputs.size());
   step.output_count = static_cast<uint32_t>(draft.outputs.size());
@@ -53,6 +56,8 @@ Status PlanBuilder::CheckInPlace(const Draft& draft, uint32_t input) const {
   std::string why;
   if (buffer.kind == Kind::kConstant || buffer.kind == Kind::kFeed || buffer.kind == Kind::kResume) {
     why = "updates " + name + " in place, which is neither a parameter nor computed in this run";
+  } else if (value_ids_.at(value.value) != input) {
+    why = "updates " + name + " in place, which is on another device";
   } else if (buffer.kind == Kind::kCached) {
     why = "updates " + name + " in place, which is kept in the value cache";
   } else if (buffer.last_step > draft.position) {
@@ -86,6 +91,7 @@ Result<uint32_t> PlanBuilder::OutputBuffer(const Draft& draft, const KernelInfo&
     if (input == 0) continue;
     const uint32_t buffer = plan_->values_[input].buffer;
     const bool same_size = plan_->buffers_[buffer].bytes == bytes && plan_->values_[input].layout.dense();
+    if (DeviceOf(input) != OutputDevice(draft, output)) continue;
     if (alias.kind == Alias::Kind::kInPlace) {
       RETURN_IF_ERROR(CheckInPlace(draft, input));
       if (!same_size) return Internal(draft.node->Label() + " an output in place has another size than its input");
@@ -93,7 +99,7 @@ Result<uint32_t> PlanBuilder::OutputBuffer(const Draft& draft, const KernelInfo&
     }
     if (alias.kind == Alias::Kind::kView ? same_size : MayOverwrite(draft, alias, bytes)) return buffer;
   }
-  return NewBuffer(Kind::kArena, bytes, -1, draft.outputs[output]);
+  return NewBuffer(Kind::kArena, bytes, -1, draft.outputs[output], OutputDevice(draft, output));
 }
 
 // --- values that depend on parameters alone ---
@@ -140,7 +146,7 @@ Result<bool> PlanBuilder::PlaceOutputs(const Draft& draft, const KernelInfo& inf
     const OutputInfo& decided = info.outputs()[i];
     PlannedValue& value = plan_->values_[id];
     if (decided.kind == OutputInfo::Kind::kSizedInCompute) {
-      value.buffer = NewBuffer(Kind::kDynamic, 0, -1, id);
+      value.buffer = NewBuffer(Kind::kDynamic, 0, -1, id, OutputDevice(draft, static_cast<int>(i)));
       only_views = false;
       continue;
     }
@@ -178,6 +184,7 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
     // Strings are objects: they live in values of the state, made by a late step.
     if (decided.kind == OutputInfo::Kind::kPlanned && decided.dtype == DType::kString) return AddLate(draft);
   }
+  RETURN_IF_ERROR(PlaceInputs(draft));
   if (TryViews(draft, info)) return {};
   Step step;
   ASSIGN_OR_RETURN(const bool computes, PlaceOutputs(draft, info, def, step));
@@ -201,7 +208,7 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
 // --- yields ---
 
 Status PlanBuilder::AddYield(const Node& node, int position) {
-  Draft draft{&node, position, plan_->providers_.front().get(), static_cast<int>(node.inputs().size())};
+  Draft draft{&node, position, {}, plan_->providers_.front().get(), static_cast<int>(node.inputs().size())};
   const auto names = node.Attr<std::vector<std::string>>("names", {});
   const auto no_gradient = node.Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
   Yield yield;
@@ -210,7 +217,9 @@ Status PlanBuilder::AddYield(const Node& node, int position) {
   for (size_t i = 0; i < node.inputs().size(); ++i) {
     const Value* input = node.inputs()[i];
     draft.inputs.push_back(ValueId(input));
-    yield.outputs.push_back({draft.inputs.back(), false, i < names.size() ? names[i] : input ? input->name() : ""});
+    const int device = input == nullptr ? 0 : DeviceOf(draft.inputs.back());
+    yield.outputs.push_back({draft.inputs.back(), false, i < names.size() ? names[i] : input ? input->name() : "",
+                             static_cast<uint8_t>(device)});
     if (std::find(no_gradient.begin(), no_gradient.end(), static_cast<int64_t>(i)) == no_gradient.end()) {
       differentiable.push_back(static_cast<int>(i));
     }
@@ -237,7 +246,7 @@ void PlanBuilder::AddResumeValue(Yield& yield, uint32_t id, int of) {
   yield.resume_of.push_back(of);
   if (id == 0) return;
   const PlannedValue given = plan_->values_[yield.outputs[of].value];
-  Place(id, given.known ? Kind::kResume : Kind::kDynamic, given.dtype, given.shape, -1);
+  Place(id, given.known ? Kind::kResume : Kind::kDynamic, given.dtype, given.shape, -1, yield.outputs[of].device);
   plan_->values_[id].known = given.known;
 }
 

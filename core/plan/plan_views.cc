@@ -13,18 +13,19 @@ bool PlanBuilder::ReadersTakeStrides(const Value* value, int position) const {
   return std::all_of(readers->second.begin(), readers->second.end(), [&](const Reader& reader) {
     if (reader.position <= position) return true;
     if (reader.node == nullptr || reader.input < 0) return false;
-    for (const auto& provider : plan_->providers_) {  // as placement chooses
-      const std::vector<const KernelDef*> defs = provider->kernels().Find(*reader.node);
-      if (defs.empty()) continue;
-      return std::all_of(defs.begin(), defs.end(), [&](const KernelDef* d) { return d->TakesStrides(reader.input); });
-    }
-    return false;
+    const ExecutionProvider* provider = placement_->ProviderOf(*reader.node);
+    if (provider == nullptr) return false;
+    const bool copied = plan_->devices_.size() > 1 && placement_->InputDevice(*reader.node, *provider, reader.input) !=
+                                                          placement_->DeviceOf(value);
+    const std::vector<const KernelDef*> defs = provider->kernels().Find(*reader.node);
+    return !copied && !defs.empty() &&
+           std::all_of(defs.begin(), defs.end(), [&](const KernelDef* d) { return d->TakesStrides(reader.input); });
   });
 }
 
 bool PlanBuilder::TryViews(const Draft& draft, const KernelInfo& info) {
   const ViewInfo& view = info.view();
-  if (view.kind == ViewInfo::Kind::kNone) return false;
+  if (view.kind == ViewInfo::Kind::kNone || !IsWherePlaced(draft)) return false;
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     if (draft.outputs[i] != 0 && info.outputs()[i].shape.elements() == 0) return false;
   }
@@ -68,7 +69,13 @@ bool PlanBuilder::PlaceViews(const Draft& draft, const ViewInfo& view, const Ker
   return true;
 }
 
+// False where the provider that placement chose has refused, so that what readers were told is not so.
+bool PlanBuilder::IsWherePlaced(const Draft& draft) const {
+  return plan_->devices_.size() == 1 || placement_->ProviderOf(*draft.node) == draft.provider;
+}
+
 void PlanBuilder::RememberWriter(const Draft& draft, const KernelDef& def, int step) {
+  if (!IsWherePlaced(draft)) return;
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     const uint32_t id = draft.outputs[i];
     if (id == 0 || !KernelDef::Lists(def.strided_outputs, static_cast<int>(i))) continue;
@@ -177,7 +184,7 @@ bool PlanBuilder::WriteSideBySide(const Draft& draft, const KernelInfo& info) {
     rewrites.push_back(*std::move(rewrite));
   }
   if (!Apply(rewrites)) return false;
-  PlaceIn(NewBuffer(Kind::kArena, bytes, -1, output), output, whole, {});
+  PlaceIn(NewBuffer(Kind::kArena, bytes, -1, output, OutputDevice(draft, 0)), output, whole, {});
   return true;
 }
 

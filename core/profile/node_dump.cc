@@ -158,7 +158,8 @@ void NodeDump::Dump(const ExecutionPlan& plan, const ExecutionState& state, int 
     const uint32_t id = plan.argument_values()[step.first_argument + first + i];
     if (id == 0) continue;
     const std::string name = stem + std::to_string(i) + "_" + FileName(plan.values()[id].value->name());
-    status_ = WriteValue(name, state.ValueOf(id));
+    const Result<RuntimeValue> value = state.HostValueOf(id);
+    status_ = value.ok() ? WriteValue(name, *value) : value.status();
     if (!status_.ok()) return;
   }
 }

@@ -3,6 +3,7 @@
 #ifndef CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_
 #define CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "core/tensor/buffer.h"
 
 namespace caesura {
+
+enum class CopyKind : uint8_t { kToDevice, kToHost, kWithin };
 
 // Immutable once made. Thread safety: all methods from any thread.
 class ExecutionProvider {
@@ -22,6 +25,14 @@ class ExecutionProvider {
   virtual Allocator& allocator() const = 0;
   // What of the machine decides rounding (an instruction set): part of a plan's fingerprint.
   virtual std::string rounding() const { return {}; }
+  // Bytes between the host and this provider's device, or within it; in order with the device's work, and perhaps not
+  // done yet when it returns. The host may read what came to it after Synchronise.
+  virtual Status Copy(CopyKind, void* to, const void* from, size_t bytes) const {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+  }
+  // Waits for all work of the device that was begun before.
+  virtual Status Synchronise() const { return {}; }
 };
 
 // In order of preference.

@@ -27,7 +27,7 @@ struct SessionOptions {
   ProviderList providers;
   PlanOptions plan;
   // Run on the model before planning, in order, once ops without a kernel are expanded into their function bodies.
-  // graph_transforms/pipeline.h makes the usual list, InferencePasses().
+  // graph_transforms/pipeline.h makes the usual list, InferencePasses(providers).
   PassList passes;
   std::vector<std::string> disabled_passes;  // by name
   uint64_t seed = 0;  // of random ops without a seed of their own

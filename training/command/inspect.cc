@@ -15,7 +15,9 @@
 #include "core/graph/op_schema.h"
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
+#include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
+#include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
 #include "training/command/train_options.h"
@@ -31,6 +33,7 @@ struct InspectOptions {
   std::vector<std::string> shapes, dims;  // "x=1,3,224,224", "batch=32"
   TrainOptions train;                     // loss and optimizer alone
   bool plan = false;
+  std::string cpu_fallback;  // a mode; empty: not asked for
 };
 
 std::string Bytes(size_t bytes) {
@@ -233,6 +236,28 @@ Status PrintPlans(const InspectOptions& options, const Model& model, const Provi
   return {};
 }
 
+// What the CPU fallback of shape chains would do if a device had all kernels: of a run, or of a step where a loss is given.
+Status PrintCpuFallback(const InspectOptions& options, const Model& model) {
+  CountingDevice device({.more = RegisterTrainingKernels});
+  CpuFallbackOptions fallback;
+  ASSIGN_OR_RETURN(fallback.mode, ParseCpuFallbackMode(options.cpu_fallback));
+  fallback.report = std::make_shared<CpuFallbackReport>();
+  // Data comes on the device, sizes on the host.
+  for (const Value* input : model.graph->inputs()) {
+    if (!input->type().shape || !input->type().shape->empty()) fallback.device_inputs.insert(input->name());
+  }
+  Model copy = model.Clone();
+  if (!options.train.loss.empty()) {
+    ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
+    ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(std::move(copy), std::move(training)));
+    copy = Model();
+    copy.graph = session->step_graph().Clone();
+  }
+  RETURN_IF_ERROR(RunPasses(PlacementPasses(device.providers(), fallback), copy).status());
+  std::printf("on a device with all kernels: %s", fallback.report->ToString().c_str());
+  return {};
+}
+
 int RunInspect(const InspectOptions& options) {
   const Result<Model> model = ReadModel(options.path);
   if (!model.ok()) return Report(model.status());
@@ -243,6 +268,10 @@ int RunInspect(const InspectOptions& options) {
   if (!missing.ok()) return Report(missing.status());
   PrintMissingGradients(*model);
   if (*missing > 0) return kFailed;
+  if (!options.cpu_fallback.empty()) {
+    const Status printed = PrintCpuFallback(options, *model);
+    if (!printed.ok()) return Report(printed);
+  }
   const Status planned = PrintPlans(options, *model, providers);
   if (planned.ok()) return kDone;
   const bool asked =
@@ -274,6 +303,10 @@ void AddInspect(CLI::App& app, RunFunction* run) {
       ->capture_default_str();
   sub->add_flag("--plan", options->plan,
                 "Print the execution plan, a line a step (with --loss, that of the step)");
+  sub->add_option("--cpu-fallback", options->cpu_fallback,
+                  "Print which shape computations would run on the host beside a device that has all kernels, and why: on, "
+                  "off, forward or seed (with --loss, of the step)")
+      ->check(CLI::IsMember({"on", "off", "forward", "seed"}));
   sub->footer(
       "Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or --shape.\n"
       "Exit code 1 when a kernel is missing or the model cannot be read.\n\n"

@@ -95,7 +95,7 @@ Status RunLoop(const LoopPlan& loop, KernelContext& context) {
     RETURN_IF_ERROR(Iterate(loop, i, &condition, &state, &scans, context));
   }
   for (int i = 0; i < loop.outputs && i < loop.carried; ++i) {
-    ASSIGN_OR_RETURN(RuntimeValue value, Owned(std::move(state[i]), initial));
+    ASSIGN_OR_RETURN(RuntimeValue value, Owned(std::move(state[i]), initial, context));
     context.SetOutputValue(i, std::move(value));
   }
   for (size_t k = 0; k < scans.size(); ++k) {

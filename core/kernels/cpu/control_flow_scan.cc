@@ -91,7 +91,7 @@ Status RunScan(const ScanPlan& scan, KernelContext& context) {
   std::vector<ScanOutput> outputs = MakeOutputs(scan);
   RETURN_IF_ERROR(RunIterations(scan, 0, bases, &state, &outputs, context));
   for (int i = 0; i < scan.states; ++i) {
-    ASSIGN_OR_RETURN(RuntimeValue value, Owned(std::move(state[i]), borrowed));
+    ASSIGN_OR_RETURN(RuntimeValue value, Owned(std::move(state[i]), borrowed, context));
     context.SetOutputValue(i, std::move(value));
   }
   for (size_t k = 0; k < outputs.size(); ++k) {

@@ -14,11 +14,11 @@ bool Overlaps(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& borrowed) {
+Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& borrowed, const KernelContext& context) {
   if (!value.is_tensor()) return value;
   for (const RuntimeValue& other : borrowed) {
     if (other.is_tensor() && Overlaps(value.tensor(), other.tensor())) {
-      ASSIGN_OR_RETURN(Tensor copy, value.tensor().Clone());
+      ASSIGN_OR_RETURN(Tensor copy, context.CopyOf(value.tensor()));
       return RuntimeValue(std::move(copy));
     }
   }

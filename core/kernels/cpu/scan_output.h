@@ -14,7 +14,7 @@ namespace caesura {
 
 // `value`, or a copy of it when it lies in the memory of one of the `borrowed` tensors (a body that hands an input
 // through). Sequences are immutable and shared.
-Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& borrowed);
+Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& borrowed, const KernelContext& context);
 
 // The slices of one scan output, in order of iteration.
 class ScanOutput {

@@ -10,6 +10,7 @@ import time
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import safetensors.numpy
 from onnx import TensorProto, helper
@@ -122,6 +123,23 @@ def test_inspect(tmp_path):
     step = run("inspect", tmp_path / "net.onnx", "--dim", "batch=5", "--loss", "mse", "--plan").stdout
     assert "memory of a training step" in step and "AdamW" in step
     assert "cannot be opened" in run("inspect", tmp_path / "none.onnx", expect=1).stderr
+
+
+def test_inspect_cpu_fallback(tmp_path):
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        net (float[N, 4] x, int64 rows) => (float[A, B] y) <int64[1] axis = {0}, int64[1] rest = {-1}> {
+            [unsqueeze] one = Unsqueeze (rows, axis)
+            [shape] shape = Concat <axis = 0> (one, rest)
+            y = Reshape (x, shape)
+        }""")
+    onnx.save(model, tmp_path / "net.onnx")
+    shapes = ["--dim", "N=6", "--cpu-fallback"]
+    on = run("inspect", tmp_path / "net.onnx", *shapes, "on").stdout
+    assert "shape chains: on; copies a run 1 -> 0 to the host, 1 -> 0 to a device" in on
+    assert "moved shape: made on the host by [Concat 'shape']" in on
+    off = run("inspect", tmp_path / "net.onnx", *shapes, "off").stdout
+    assert "shape chains: off; copies a run 1 -> 1 to the host" in off and "moved" not in off
+    run("inspect", tmp_path / "net.onnx", *shapes, "sometimes", expect=2)
 
 
 def test_conformance(tmp_path):

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run of a model copies between the host and a device, and how often the host waits, by the mode of the CPU fallback
+// of shape chains. The device is the counting one (core/providers/counting_provider.h): the figures are those of any
+// device that has all kernels.
+//
+//   shape_fallback net.onnx input_ids=2,5 attention_mask=2,5
+//
+// Feeds are ones, on the device; scalars are on the host. Results stay where they are made, parameters are on the device
+// already. `shapes known`: the plan is made for the shapes of the feeds, as sessions do; `unknown`: nothing is folded, as
+// in a runtime that plans once for all shapes. benchmarks/shape_fallback.py exports models and prints tables.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+
+#include "core/base/status_macros.h"
+#include "core/execute/partial_executor.h"
+#include "core/execute/subgraph.h"
+#include "core/load/model_reader.h"
+#include "core/plan/function_expansion.h"
+#include "core/providers/counting_provider.h"
+#include "graph_transforms/pipeline.h"
+#include "training/gradient/yield_insertion.h"
+#include "training/kernels/training_ops.h"
+#include "training/parameter_graph.h"
+#include "training/step_program.h"
+
+namespace caesura {
+namespace {
+
+using Shapes = std::map<std::string, Shape>;
+
+struct Case {
+  bool backward, fold;
+  CpuFallbackMode mode;
+};
+
+Result<std::vector<RuntimeValue>> MakeFeeds(const Graph& graph, const Shapes& shapes, const ExecutionProvider& device) {
+  std::vector<RuntimeValue> feeds;
+  for (const Value* input : graph.inputs()) {
+    auto shape = shapes.find(input->name());
+    if (shape == shapes.end()) return InvalidArgument("no shape given for input '" + input->name() + "'");
+    Tensor ones = Tensor::Zeros(input->dtype(), shape->second);
+    if (!DispatchNumeric(input->dtype(), [&](auto tag) {
+          using T = typename decltype(tag)::type;
+          std::fill_n(ones.data<T>(), ones.elements(), static_cast<T>(1));
+        })) {
+      std::memset(ones.raw(), 1, ones.bytes());  // bools
+    }
+    if (shape->second.rank() > 0) {
+      ASSIGN_OR_RETURN(ones, CopyToDevice(ones, device));
+    }
+    feeds.emplace_back(std::move(ones));
+  }
+  return feeds;
+}
+
+// One run from start to end; at the yield the outputs come back as their own gradients.
+Status RunOnce(const std::shared_ptr<const ExecutionPlan>& plan, const std::vector<RuntimeValue>& feeds,
+               const RunOptions& options) {
+  ExecutionState state(plan);
+  RETURN_IF_ERROR(state.Start(feeds, options));
+  for (;;) {
+    ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(state));
+    if (outcome == RunOutcome::kFinished) return {};
+    const std::vector<RuntimeValue> outputs = state.TakeYielded();
+    std::vector<RuntimeValue> gradients;
+    for (int of : plan->yields()[0].resume_of) gradients.push_back(outputs[of]);
+    RETURN_IF_ERROR(state.Resume(std::move(gradients)));
+  }
+}
+
+Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
+  CountingDevice device({.more = RegisterTrainingKernels});
+  const ProviderList& providers = device.providers();
+  Model model = original.Clone();
+  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, {}, {}));
+  RETURN_IF_ERROR(RunForwardPasses(model, trainable, {}));
+  if (row.backward) RETURN_IF_ERROR(BuildModuleGraph(*model.graph, {trainable, {}}).status());
+  ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*model.graph, providers));
+  static_cast<void>(expanded);
+  if (row.backward) RETURN_IF_ERROR(RunPasses(StepPasses(), model).status());
+  CpuFallbackOptions fallback{row.mode};
+  for (const Value* input : model.graph->inputs()) {
+    if (shapes.count(input->name()) && shapes.at(input->name()).rank() > 0) fallback.device_inputs.insert(input->name());
+  }
+  RETURN_IF_ERROR(RunPasses(PlacementPasses(providers, fallback), model).status());
+
+  PlanOptions options{.fold_constants = row.fold};
+  options.fetch_devices.assign(model.graph->outputs().size(), std::nullopt);
+  ParameterSet parameters;
+  for (const std::string& name : trainable) {
+    const Value* value = model.graph->FindValue(name);
+    options.parameters.push_back(value);
+    parameters.Add(name, *model.graph->Initializer(value));
+  }
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> feeds, MakeFeeds(*model.graph, shapes, *providers[0]));
+  std::vector<FeedSpec> specs;
+  for (const RuntimeValue& feed : feeds) specs.push_back(FeedSpec::Of(feed));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan,
+                   ExecutionPlan::Create(model.graph, specs, providers, WithSubgraphs(options, providers)));
+  ValueCache cache(plan->cache_entries());
+  RunOptions run;
+  run.parameters = &parameters;
+  run.cache = &cache;
+  RETURN_IF_ERROR(RunOnce(plan, feeds, run));  // copies the parameters
+  device.Reset();
+  RETURN_IF_ERROR(RunOnce(plan, feeds, run));
+  const DeviceCounts counts = device.counts();
+  size_t on_host = 0;
+  for (const auto& node : model.graph->nodes()) on_host += !node->provider().empty();
+  static constexpr const char* kModes[] = {"off", "forward", "seed", "on"};
+  std::printf("{\"pass\": \"%s\", \"shapes\": \"%s\", \"mode\": \"%s\", \"nodes\": %zu, \"moved\": %zu, \"kernels\": %llu, "
+              "\"to_device\": %llu, \"to_device_bytes\": %llu, \"to_host\": %llu, \"to_host_bytes\": %llu, \"waits\": %llu}\n",
+              row.backward ? "forward+backward" : "forward", row.fold ? "known" : "unknown",
+              kModes[static_cast<int>(row.mode)], model.graph->nodes().size(), on_host,
+              static_cast<unsigned long long>(counts.kernels), static_cast<unsigned long long>(counts.copies_to_device),
+              static_cast<unsigned long long>(counts.bytes_to_device),
+              static_cast<unsigned long long>(counts.copies_to_host),
+              static_cast<unsigned long long>(counts.bytes_to_host),
+              static_cast<unsigned long long>(counts.synchronisations));
+  std::fflush(stdout);
+  return {};
+}
+
+Result<Shapes> ParseShapes(int count, char** texts) {
+  Shapes shapes;
+  for (int i = 0; i < count; ++i) {
+    const std::string text = texts[i];
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos) return InvalidArgument("expected NAME=1,2,3, got '" + text + "'");
+    std::vector<int64_t> dims;
+    std::istringstream numbers(text.substr(equals + 1));
+    for (std::string number; std::getline(numbers, number, ',');) dims.push_back(std::strtoll(number.c_str(), nullptr, 10));
+    shapes[text.substr(0, equals)] = Shape(std::move(dims));
+  }
+  return shapes;
+}
+
+Status RunAll(int argc, char** argv) {
+  if (argc < 2) return InvalidArgument("usage: shape_fallback MODEL INPUT=SHAPE ...");
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
+  ASSIGN_OR_RETURN(const Model model, ReadModel(argv[1]));
+  ASSIGN_OR_RETURN(const Shapes shapes, ParseShapes(argc - 2, argv + 2));
+  Status all;
+  for (const bool backward : {false, true}) {
+    for (const bool fold : {true, false}) {
+      for (const CpuFallbackMode mode :
+           {CpuFallbackMode::kOff, CpuFallbackMode::kForward, CpuFallbackMode::kSeed, CpuFallbackMode::kOn}) {
+        const Status status = Measure(model, shapes, {backward, fold, mode});
+        if (status.ok()) continue;
+        std::fprintf(stderr, "%s\n", status.ToString().c_str());
+        all = status;
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace caesura
+
+int main(int argc, char** argv) { return caesura::RunAll(argc, argv).ok() ? 0 : 1; }

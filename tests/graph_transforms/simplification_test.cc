@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Passes that leave fewer nodes and the same bits: movement_elimination and shape_simplification.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/graph/graph_check.h"
+#include "core/providers/cpu_provider.h"
+#include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/movement_elimination.h"
+#include "graph_transforms/replacements.h"
+#include "graph_transforms/shape_simplification.h"
+#include "tests/core/execute/graph_fixture.h"
+
+namespace caesura::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+Values RunOnCpu(const std::shared_ptr<Graph>& graph, const Values& feeds) {
+  return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider()}), feeds);
+}
+
+// The ops that are left, in order. Results are compared with those of the graph as it was.
+std::vector<std::string> Left(const std::shared_ptr<Pass>& pass, const std::string& body, const Values& feeds) {
+  Model model;
+  model.graph = GraphOf(body);
+  const Values expected = RunOnCpu(GraphOf(body), feeds);
+  const auto records = RunPasses({pass, MakeDeadNodeEliminationPass()}, model);
+  EXPECT_TRUE(records.ok()) << records.status().ToString();
+  EXPECT_TRUE(SameBits(RunOnCpu(model.graph, feeds), expected));
+  std::vector<std::string> ops;
+  for (const auto& node : model.graph->nodes()) ops.push_back(node->op_type());
+  return ops;
+}
+std::vector<std::string> Moved(const std::string& body, const Values& feeds) {
+  return Left(MakeMovementEliminationPass(), body, feeds);
+}
+std::vector<std::string> Shaped(const std::string& body, const Values& feeds) {
+  return Left(MakeShapeSimplificationPass(), body, feeds);
+}
+
+// --- transposes ---
+
+// Dim i of the second is dim perm2[i] of the first, which is dim perm1[perm2[i]] of x: {2, 0, 1} after {1, 2, 0} is
+// {0, 1, 2}, which is x.
+TEST(MovementElimination, TransposesThatUndoEachOther) {
+  EXPECT_THAT(Moved(R"((float[2, 3, 4] x) => (float[2, 3, 4] y) {
+    a = Transpose <perm = [1, 2, 0]> (x)
+    b = Transpose <perm = [2, 0, 1]> (a)
+    y = Neg (b)
+  })", {Ramp(Shape{2, 3, 4})}), ElementsAre("Neg"));
+}
+
+// {1, 0, 2} after {2, 0, 1} is {0, 2, 1}.
+TEST(MovementElimination, TransposesInARow) {
+  EXPECT_THAT(Moved(R"((float[2, 3, 4] x) => (float[2, 4, 3] y) {
+    a = Transpose <perm = [2, 0, 1]> (x)
+    y = Transpose <perm = [1, 0, 2]> (a)
+  })", {Ramp(Shape{2, 3, 4})}), ElementsAre("Transpose"));
+}
+
+// Without perm dims are reversed; twice, and nothing has happened. An output keeps its name, and so its node.
+TEST(MovementElimination, TransposesWithoutPermutation) {
+  EXPECT_THAT(Moved(R"((float[2, 3] x) => (float[2, 3] y, float[3, 2] z) {
+    z = Transpose (x)
+    b = Transpose (z)
+    y = Abs (b)
+  })", {Ramp(Shape{2, 3})}), ElementsAre("Transpose", "Abs"));
+}
+
+// --- reshapes ---
+
+TEST(MovementElimination, ReshapesInARow) {
+  EXPECT_THAT(Moved(R"((float[2, 3, 4] x) => (float[4, 6] y) <int64[2] six = {6, 4}, int64[2] four = {4, -1}, int64[1] zero = {0}> {
+    a = Reshape (x, six)
+    b = Unsqueeze (a, zero)
+    c = Flatten <axis = 1> (b)
+    y = Reshape (c, four)
+  })", {Ramp(Shape{2, 3, 4})}), ElementsAre("Reshape"));
+}
+
+// A zero stands for a dim of the input, which is another one then.
+TEST(MovementElimination, LeavesZerosAlone) {
+  EXPECT_THAT(Moved(R"((float[2, 6] x) => (float[3, 4] y) <int64[2] three = {3, 4}, int64[2] same = {0, 4}> {
+    a = Reshape (x, three)
+    y = Reshape (a, same)
+  })", {Ramp(Shape{2, 6})}), ElementsAre("Reshape", "Reshape"));
+}
+
+TEST(MovementElimination, LeavesShapesThatAreFedAlone) {
+  EXPECT_THAT(Moved(R"((float[2, 6] x, int64[2] to) => (float[A, B] y) <int64[2] three = {3, 4}> {
+    a = Reshape (x, three)
+    y = Reshape (a, to)
+  })", {Ramp(Shape{2, 6}), Tensor::Of<int64_t>(Shape{2}, {0, 4})}), ElementsAre("Reshape", "Reshape"));
+}
+
+// --- casts ---
+
+// int32 -> int64 -> int32 and float -> double -> float lose nothing; so does int16 -> float on the way to double.
+TEST(MovementElimination, CastsThroughWiderTypes) {
+  EXPECT_THAT(Moved(R"((float[3] x) => (float[3] y) {
+    wide = Cast <to = 11> (x)
+    back = Cast <to = 1> (wide)
+    y = Neg (back)
+  })", {Ramp(Shape{3})}), ElementsAre("Neg"));
+  EXPECT_THAT(Moved(R"((int16[2] x) => (double[2] y) {
+    a = Cast <to = 1> (x)
+    y = Cast <to = 11> (a)
+  })", {Tensor::Of<int16_t>(Shape{2}, {-32768, 77})}), ElementsAre("Cast"));
+}
+
+// 2^24 + 1 is no float, 300 no byte, 0.25 no integer.
+TEST(MovementElimination, LeavesCastsThatLose) {
+  EXPECT_THAT(Moved(R"((int32[1] x) => (int32[1] y) {
+    a = Cast <to = 1> (x)
+    y = Cast <to = 6> (a)
+  })", {Tensor::Of<int32_t>(Shape{1}, {16777217})}), ElementsAre("Cast", "Cast"));
+  EXPECT_THAT(Moved(R"((float[3] x) => (float[3] y) {
+    a = Cast <to = 7> (x)
+    y = Cast <to = 1> (a)
+  })", {Ramp(Shape{3})}), ElementsAre("Cast", "Cast"));
+  EXPECT_THAT(Moved(R"((float[3] x) => (float[3] y) {
+    a = Cast <to = 10> (x)
+    y = Cast <to = 1> (a)
+  })", {Ramp(Shape{3}, 0.1f)}), ElementsAre("Cast", "Cast"));
+}
+
+// --- shapes ---
+
+// Of [N, 3, 8] dims 1 and 2 are 3 and 8 whatever N is; -1 counts from the end.
+TEST(ShapeSimplification, MakesKnownDimsConstants) {
+  EXPECT_THAT(Shaped(R"((float[N, 3, 8] x) => (int64[2] y, int64 z) <int64[2] at = {1, -1}, int64 two = {2}, int64[2] none = {0, 0}> {
+    s = Shape (x)
+    d = Gather (s, at)
+    y = Add (d, none)
+    e = Gather (s, two)
+    z = Neg (e)
+  })", {Ramp(Shape{5, 3, 8})}), ElementsAre("Add", "Neg"));
+}
+
+// [N, 3, 8] and [N, 8, 3] of another node: one Gather for both.
+TEST(ShapeSimplification, ComputesASymbolOnce) {
+  EXPECT_THAT(Shaped(R"((float[N, 3, 8] x) => (float[A, B] y, float[C, D] z)
+      <int64[1] first = {0}, int64[1] rest = {-1}> {
+    t = Transpose <perm = [0, 2, 1]> (x)
+    s = Shape (x)
+    n = Gather (s, first)
+    to = Concat <axis = 0> (n, rest)
+    y = Reshape (x, to)
+    s2 = Shape (t)
+    n2 = Gather (s2, first)
+    to2 = Concat <axis = 0> (n2, rest)
+    z = Reshape (t, to2)
+  })", {Ramp(Shape{5, 3, 8})}),
+              ElementsAre("Transpose", "Shape", "Gather", "Concat", "Reshape", "Concat", "Reshape"));
+}
+
+// Two inputs say N, and nothing makes the caller keep to that.
+TEST(ShapeSimplification, DoesNotTrustSymbolsOfSeveralInputs) {
+  EXPECT_THAT(Shaped(R"((float[N] x, float[N] z) => (int64[1] y) <int64[1] first = {0}> {
+    s = Shape (x)
+    n = Gather (s, first)
+    s2 = Shape (z)
+    n2 = Gather (s2, first)
+    y = Sub (n, n2)
+  })", {Ramp(Shape{5}), Ramp(Shape{2})}), ElementsAre("Shape", "Gather", "Shape", "Gather", "Sub"));
+}
+
+// Shape [1:3] is [3, 8]; its slice [1:] is 8; joined with 3 * 8 = 24, the size of [3, 8], it is [8, 24].
+TEST(ShapeSimplification, FollowsSlicesJoinsAndSizes) {
+  EXPECT_THAT(Shaped(R"((float[3, 8] x) => (int64[2] y) <int64[1] one = {1}, int64[1] end = {9}, int64[1] zero = {0}, int64[2] none = {0, 0}> {
+    s = Shape <start = 0, end = 2> (x)
+    d = Slice (s, one, end)
+    n = Size (x)
+    u = Unsqueeze (n, zero)
+    j = Concat <axis = 0> (d, u)
+    y = Add (j, none)
+  })", {Ramp(Shape{3, 8})}), ElementsAre("Add"));
+}
+
+// --- replacements ---
+
+// A chain of replacements, the first of which a body exports.
+TEST(Replacements, ReachTheOutputsOfBodies) {
+  std::shared_ptr<Graph> graph = GraphOf(R"((float[2] x, bool c) => (float[2] y) {
+    a = Identity (x)
+    b = Identity (a)
+    y = If (c) <then_branch = t () => (float[2] s) { s = Identity (b) }, else_branch = e () => (float[2] n) { n = Neg (b) }>
+  })");
+  ASSERT_NE(graph, nullptr);
+  for (Graph* body : graph->nodes().back()->Subgraphs()) {  // text cannot say that a body puts out what is outside of it
+    if (body->name() == "t") body->SetOutput(0, graph->FindValue("b"));
+  }
+  Value *x = graph->FindValue("x"), *a = graph->FindValue("a"), *b = graph->FindValue("b");
+  Replacements replacements;
+  replacements.Replace(b, a);
+  replacements.Replace(a, x);
+  replacements.Finish(*graph);
+  graph->RemoveNodes({a->producer(), b->producer()});
+  ASSERT_TRUE(CheckGraph(*graph).ok()) << CheckGraph(*graph).ToString();
+  const Values feeds = {Ramp(Shape{2}), Tensor::Scalar<bool>(true)};
+  EXPECT_TRUE(SameBits(RunOnCpu(graph, feeds)[0], feeds[0]));
+}
+
+}  // namespace
+}  // namespace caesura::testing
