@@ -1,5 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` puts where.
+if(SKBUILD)  # a wheel: everything beside the package's own files, libraries that no system must have included
+  foreach(target caesura caesura_python caesura_torch)
+    if(TARGET ${target})
+      set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH OFF)
+      install(TARGETS ${target} LIBRARY DESTINATION caesura RUNTIME DESTINATION caesura)
+    endif()
+  endforeach()
+  set_target_properties(caesura PROPERTIES SOVERSION "" VERSION "")  # wheels hold no links
+  foreach(target DNNL::dnnl protobuf::libprotobuf)
+    get_target_property(library ${target} IMPORTED_LOCATION_RELEASE)
+    if(NOT library)
+      get_target_property(library ${target} IMPORTED_LOCATION)
+    endif()
+    file(REAL_PATH ${library} library)
+    execute_process(COMMAND ${CMAKE_OBJDUMP} -p ${library} OUTPUT_VARIABLE headers COMMAND_ERROR_IS_FATAL ANY)
+    string(REGEX MATCH "SONAME +([^ \n]+)" soname ${headers})
+    install(PROGRAMS ${library} DESTINATION caesura RENAME ${CMAKE_MATCH_1})
+  endforeach()
+  return()
+endif()
 include(CMakePackageConfigHelpers)
 set(caesura_package ${CMAKE_INSTALL_LIBDIR}/cmake/caesura)
 # oneDNN stays where it was found.

@@ -344,14 +344,13 @@ def test_autocast_to_bfloat16():
 
 def test_dropout_repeats_under_a_seed():
     with_dropout = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Dropout(0.5))
-    torch._dynamo.reset()
-    with caesura.strict(False):
-        wrapped = caesura.wrap(with_dropout)
-        x = torch.randn(8, 6)
-        torch.manual_seed(5)
-        first, second = wrapped(x), wrapped(x)
-        torch.manual_seed(5)
-        again = wrapped(x)
+    wrapped = caesura.wrap(with_dropout)
+    x = torch.randn(8, 6)
+    wrapped(x)
+    torch.manual_seed(5)
+    first, second = wrapped(x), wrapped(x)
+    torch.manual_seed(5)
+    again = wrapped(x)
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 

@@ -9,6 +9,7 @@ import torch
 from caesura import _core
 from caesura.aten import TABLE, Refused, import_graph
 from caesura.aten.graph_import import Importer, describe, is_symbolic
+from caesura.aten.writer import is_static
 from caesura.reports import RECORD, fall_back
 
 aten = torch.ops.aten
@@ -51,6 +52,7 @@ class GraphProgram:
 
     def __init__(self, module: torch.fx.GraphModule):
         self.graph = module.graph
+        _draw_early(self.graph)
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
@@ -74,7 +76,7 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            else:
+            elif torch.Tag.nondeterministic_seeded not in node.target.tags:  # PyTorch's generator is PyTorch's to advance
                 problems.append((str(node.target), reason, describe(node)))
         return supported
 
@@ -188,6 +190,19 @@ class GraphProgram:
     def programs(self):
         """The programs in it."""
         return [step.program for step, _ in self.steps if isinstance(step, _Run)]
+
+
+def _draw_early(graph: torch.fx.Graph) -> None:
+    """Random numbers in the shape of a tensor do not wait for the tensor where the shape is known."""
+    for node in list(graph.nodes):
+        if node.target == aten.rand_like.default and is_static(node.meta["val"].shape):
+            value = node.meta["val"]
+            with graph.inserting_before(node):
+                drawn = graph.call_function(aten.rand.default, (list(value.shape),),
+                                            {"dtype": value.dtype, "device": value.device})
+            drawn.meta = dict(node.meta)
+            node.replace_all_uses_with(drawn)
+            graph.erase_node(node)
 
 
 class _Run:

@@ -126,25 +126,32 @@ def select_backward(w, node, dy, sizes, axis, index):
     return w.make("SliceGrad", inputs, dtype, shape, domain="ai.caesura")
 
 
-def _scatter_range(w, x, source, axis, start, end, step, sizes):
-    """x with `source` in a range of `axis`: what is before, the source, what is behind."""
+def _scatter_range(w, x, source, axis, start, end, step):
+    """x with `source` in a range of `axis`: what is before, the source, what is behind; or place by place."""
     extent = x.shape[axis]
-    if step != 1 or not isinstance(extent, int) or not isinstance(start, int) or not isinstance(end, int):
-        raise Refused("a range with steps, or whose ends are not numbers")
+    if not all(isinstance(v, int) for v in (extent, start, end, step)):
+        raise Refused("a range whose ends are not numbers")
     start = min(max(start + extent if start < 0 else start, 0), extent)
     end = min(max(end + extent if end < 0 else end, start), extent)
+    if start == end:
+        return x
+    if step != 1:
+        order = [axis] + [d for d in range(x.rank) if d != axis]
+        front, rows = w.transpose(x, order), w.transpose(source, order)
+        places = w.constant(torch.arange(start, end, step).unsqueeze(1))
+        written = w.make("ScatterND", [front, places, rows], x.dtype, front.shape)
+        return w.transpose(written, [order.index(d) for d in range(x.rank)])
     def part(a, b):
         return w.op("Slice", [x, w.constant([a]), w.constant([b]), w.constant([axis])])
-    parts = ([part(0, start)] if start > 0 else []) + ([source] if end > start else []) + ([part(end, extent)] if end < extent else [])
-    return parts[0] if len(parts) == 1 and isinstance(parts[0], Tensor) else Tensor(
-        w.op("Concat", parts, axis=axis), x.dtype, x.shape)
+    parts = ([part(0, start)] if start > 0 else []) + [source] + ([part(end, extent)] if end < extent else [])
+    return source if len(parts) == 1 else w.make("Concat", parts, x.dtype, x.shape, axis=axis)
 
 
 @raises(aten.slice_scatter.default)
 def slice_scatter(w, node, x, source, axis, start, end, step):
     axis = positive(axis, x.rank)
     return _scatter_range(w, x, w.cast(source, x.dtype), axis, 0 if start is None else start,
-                          _END if end is None else end, step, x.shape)
+                          _END if end is None else end, step)
 
 
 @raises(aten.select_scatter.default)
@@ -154,7 +161,7 @@ def select_scatter(w, node, x, source, axis, index):
         raise Refused("an index or a size that is not a number")
     index = index + x.shape[axis] if index < 0 else index
     source = w.reshape(w.cast(source, x.dtype), [*source.shape[:axis], 1, *source.shape[axis:]])
-    return _scatter_range(w, x, source, axis, index, index + 1, 1, x.shape)
+    return _scatter_range(w, x, source, axis, index, index + 1, 1)
 
 
 @raises(aten.diagonal.default)
@@ -255,7 +262,7 @@ def new_full(w, node, like, size, value, *options):
 
 
 # What is never read before it is written; zeros repeat from run to run.
-@raises(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default)
+@raises(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
 def empty(w, node, like, *options):
     return zeros(w, node, like, *options)
 
