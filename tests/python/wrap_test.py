@@ -471,3 +471,13 @@ def test_no_tensor_is_left_behind():
     for _ in range(20):
         gradients(wrapped, x)
     assert live() <= before  # the capture's own leftovers may go meanwhile
+
+
+def test_ortmodule_by_another_import():
+    from caesura.ortmodule import ORTModule
+
+    module = Net()
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(ORTModule(module)(x), module(x), rtol=1e-4, atol=1e-6)
+    with pytest.warns(UserWarning, match="debug_options"):
+        ORTModule(module, debug_options=object())

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ORTModule's name for caesura.wrap, so that moving is an import line."""
+
+import warnings
+
+from caesura.module import wrap
+
+
+def ORTModule(module, debug_options=None):
+    """caesura.wrap(module). `debug_options` have no counterpart: a warning says so, and what does their work."""
+    if debug_options is not None:
+        warnings.warn("debug_options are not taken: caesura.report() tells what runs where, and the programs' models are in "
+                      "their `model`", stacklevel=2)
+    return wrap(module)
