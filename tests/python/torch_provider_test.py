@@ -17,7 +17,7 @@ if not torch_library.load():
 @pytest.mark.parametrize("part", [""] if os.environ.get("CAESURA_LONG") else ["reduce_l", "conv", "gather", "norm"])
 def test_the_node_tests_pass(part):
     results = conformance.run_all(conformance.collect(part), part, provider="torch")
-    assert len(results) > 10
+    assert len(results) >= 10
     assert {name: reason for name, reason in results.items()
             if reason and not any(known in name for known in REASONS)} == {}
 
