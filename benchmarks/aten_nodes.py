@@ -4,8 +4,9 @@
     python benchmarks/aten_nodes.py [--ops REGEX] [--samples N] [--dtypes float32,float64] [--list]
 
 Each sample of each operator (OpInfo) runs in PyTorch; every functional call of the dispatcher that it makes becomes a
-graph of one ATen node. Its outputs must have PyTorch's bits, and its gradients too where the call has a derivative.
-Prints a line an operator that differs or is left out, with the reason, and the counts.
+graph of one ATen node. Its outputs must have PyTorch's bits (or be "close": a product's order of summation follows
+where its operands lie), and its gradients must be PyTorch's where the call has a derivative.
+Prints a line a call that is wrong, with the reason, and the counts; exits with 1 where there was one.
 """
 
 import argparse
@@ -213,6 +214,7 @@ def main():
           ", ".join(f"{n} {outcome}" for outcome, n in counts.most_common()))
     clean = sum(not (c["differs"] or c["fails"]) and c["agrees"] + c["close"] > 0 for c in targets.values())
     print(f"{clean} of the dispatcher's operators right in every call that was compared")
+    raise SystemExit(1 if counts["differs"] or counts["fails"] else 0)
 
 
 if __name__ == "__main__":

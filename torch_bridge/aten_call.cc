@@ -114,8 +114,12 @@ IValue AttributeAs(const TypePtr& type, const Attribute& attribute, const std::s
   if (const auto* tensor = std::get_if<Tensor>(&attribute)) {
     return NumbersAs(type, ToTorch(*tensor).value(), argument);
   }
-  if (const auto* i = std::get_if<int64_t>(&attribute)) return NumbersAs(type, at::scalar_tensor(*i, at::kLong), argument);
-  if (const auto* f = std::get_if<float>(&attribute)) return NumbersAs(type, at::scalar_tensor(*f, at::kDouble), argument);
+  if (const auto* i = std::get_if<int64_t>(&attribute)) {
+    return NumbersAs(type, at::scalar_tensor(*i, at::kLong), argument);
+  }
+  if (const auto* f = std::get_if<float>(&attribute)) {
+    return NumbersAs(type, at::scalar_tensor(*f, at::kDouble), argument);
+  }
   if (const auto* ints = std::get_if<std::vector<int64_t>>(&attribute)) {
     return NumbersAs(type, at::tensor(*ints, at::kLong), argument);
   }
@@ -148,7 +152,7 @@ DispatchScope::~DispatchScope() = default;
 // --- the node's words ---
 
 Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::vector<at::Tensor>& known) {
-  const std::string name = node.Attr<std::string>("operator", ""), overload = node.Attr<std::string>("overload_name", "");
+  const auto name = node.Attr<std::string>("operator", ""), overload = node.Attr<std::string>("overload_name", "");
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!op) {
     return Unsupported(node.Label() + " PyTorch has no operator '" + name + (overload.empty() ? "" : "." + overload) +
@@ -156,7 +160,7 @@ Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::
   }
   if (op->schema().is_mutable()) return Unsupported(node.Label() + " operator '" + name + "' writes to its arguments");
   AtenCall call(*op);
-  for (const c10::Argument& argument : op->schema().arguments()) call.arguments_.push_back({argument.real_type(), {}, {}});
+  for (const c10::Argument& formal : op->schema().arguments()) call.arguments_.push_back({formal.real_type(), {}, {}});
   call.AddInputs(node, first_input, known);
   call.AddAttributes(node);
   return call;

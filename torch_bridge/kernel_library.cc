@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "torch_bridge/aten_op.h"
+#include "torch_bridge/torch_provider.h"
 
 extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::KernelRegistry* registry) {
   const size_t length = std::strcspn(torch_version, "+");  // what follows names a build of the same release
@@ -14,4 +15,9 @@ extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::K
   }
   caesura::torch::RegisterAtenKernels(*registry);
   return nullptr;
+}
+
+extern "C" std::shared_ptr<const caesura::ExecutionProvider> CaesuraTorchProvider(
+    const std::function<void(caesura::KernelRegistry&)>& more) {
+  return caesura::torch::MakeTorchProvider(more);
 }

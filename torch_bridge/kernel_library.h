@@ -3,7 +3,11 @@
 #ifndef CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_
 #define CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_
 
+#include <functional>
+#include <memory>
+
 #include "core/kernels/kernel_registry.h"
+#include "core/providers/execution_provider.h"
 
 namespace caesura {
 
@@ -13,8 +17,15 @@ namespace caesura {
 using TorchKernelsFunction = const char*(const char* torch_version, KernelRegistry* registry);
 inline constexpr char kTorchKernelsName[] = "CaesuraTorchKernels";
 
+// MakeTorchProvider of torch_provider.h. REQUIRES: CaesuraTorchKernels has accepted the PyTorch that is there.
+using TorchProviderFunction =
+    std::shared_ptr<const ExecutionProvider>(const std::function<void(KernelRegistry&)>& more);
+inline constexpr char kTorchProviderFunctionName[] = "CaesuraTorchProvider";
+
 }  // namespace caesura
 
+// C names; both sides are C++.
 extern "C" caesura::TorchKernelsFunction CaesuraTorchKernels;
+extern "C" caesura::TorchProviderFunction CaesuraTorchProvider;
 
 #endif  // CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_

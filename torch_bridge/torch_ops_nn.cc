@@ -29,7 +29,8 @@ TorchRun MatMul(const KernelInfo&) {
 }
 
 TorchRun Einsum(const KernelInfo& info) {
-  return [equation = info.Attr<std::string>("equation", "")](const Tensors& x) { return Tensors{at::einsum(equation, x)}; };
+  const auto equation = info.Attr<std::string>("equation", "");
+  return [equation](const Tensors& x) { return Tensors{at::einsum(equation, x)}; };
 }
 
 // --- along axes ---
@@ -41,8 +42,8 @@ TorchOp Reduce(const char* op_type, F f, DTypeSet types = kWide) {
           [f](const KernelInfo& info) -> TorchRun {
             Ints axes = info.HostInts(1);
             if (axes.empty() && info.Attr<int64_t>("noop_with_empty_axes", 0) != 0) return nullptr;
-            for (int d = 0; axes.empty() && d < info.InputShape(0).rank(); ++d) axes.push_back(d);
-            axes.resize(info.InputShape(0).rank() == 0 ? 0 : axes.size());
+            const bool all = axes.empty();
+            for (int d = 0; all && d < info.InputShape(0).rank(); ++d) axes.push_back(d);
             const bool keep = info.Attr<int64_t>("keepdims", 1) != 0;
             return [=](const Tensors& x) { return Tensors{f(x[0], axes, keep)}; };
           },
@@ -95,7 +96,8 @@ TorchRun Conv(const KernelInfo& info) {
   if (!ReadWindow(info, &w)) return nullptr;
   return [w, groups = info.Attr<int64_t>("group", 1)](const Tensors& x) {
     const auto bias = x.size() > 2 && x[2].defined() ? std::optional<at::Tensor>(x[2]) : std::nullopt;
-    return Tensors{at::convolution(x[0], x[1], bias, w.strides, w.pads, w.dilations, false, Ints(w.pads.size(), 0), groups)};
+    const Ints none(w.pads.size(), 0);
+    return Tensors{at::convolution(x[0], x[1], bias, w.strides, w.pads, w.dilations, false, none, groups)};
   };
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/torch_provider.h"
 
+#include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/headeronly/version.h>
 
@@ -34,6 +35,19 @@ class TorchAllocator : public Allocator {
   Device device() const override { return {}; }
 };
 
+// The results of a call whose values nobody needs: without bytes, or, for operators that have no kernel for that, on
+// zeros.
+Tensors TrialResults(const TorchRun& run, const TensorSpecs& specs) {
+  Tensors results;
+  const auto trial = [&](const Tensors& inputs) { return results = run(inputs), Status(); };
+  if (Guarded("", [&] { return trial(MetaInputs(specs)); }).ok()) return results;
+  Tensors zeros(specs.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].present) zeros[i] = at::zeros({}, specs[i].type).expand(specs[i].shape.dims());
+  }
+  return run(zeros);
+}
+
 Status CreateTorchOp(const TorchOp& op, KernelInfo& info) {
   const std::string label = info.node().Label();
   DispatchScope scope(/*with_gradients=*/false);
@@ -44,7 +58,7 @@ Status CreateTorchOp(const TorchOp& op, KernelInfo& info) {
     ASSIGN_OR_RETURN(specs, InputSpecs(info));
     run = op.make(info);
     if (!run) return info.Refuse("PyTorch has no equivalent of these attributes and shapes");
-    return PlanResults(info, run(MetaInputs(specs)));
+    return PlanResults(info, TrialResults(run, specs));
   });
   if (!planned.ok()) return Unsupported(planned.message());
   info.SetCompute([=, outputs = PlannedOutputs(info)](KernelContext& context) {

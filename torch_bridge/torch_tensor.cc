@@ -37,9 +37,10 @@ constexpr TypeRow kTypes[] = {
 };
 
 at::Tensor Wrap(c10::DataPtr data, size_t bytes, c10::ScalarType type, const Shape& shape) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), /*resizable=*/true);
-  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                            c10::scalarTypeToTypeMeta(type));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(),
+                       /*resizable=*/true);
+  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
   out.unsafeGetTensorImpl()->set_sizes_contiguous(shape.dims());
   return out;
 }

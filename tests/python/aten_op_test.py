@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators of PyTorch as nodes, from Python: the library that is opened in the run, and operators written in Python."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 from onnx import TensorProto, helper
 
@@ -67,3 +72,11 @@ def test_errors_name_the_node():
     session = caesura.InferenceSession(model("aten::view", shape=("n", 5), size=[7, 7]))
     with pytest.raises(ValueError, match=r"ATen.*invalid for input of size 15"):
         session.run(None, {"x": torch.ones(3, 5)})
+
+
+def test_pytorchs_operator_samples():
+    pytest.importorskip("expecttest")
+    script = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "aten_nodes.py"
+    some = [] if os.environ.get("CAESURA_LONG") else ["--ops", "^(a|index|nn.functional.(b|l|n)|linalg.s)", "--samples", "1"]
+    done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -31,6 +31,9 @@ T Unwrap(Result<T> result) {
 
 // The CPU provider with training's kernels and those of the library that load_torch_library has opened.
 std::shared_ptr<const ExecutionProvider> CpuProvider();
+// "cpu": the above; "torch": PyTorch's operators before our own kernels, in memory of PyTorch's; "torch-only": without
+// ours. Raises ValueError for other names, and NotImplementedError for PyTorch's where no library was opened.
+std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name);
 // What a dict of arrays (or of what caesura.values.to_value takes) holds, by name. Arrays are kept alive, not copied.
 NamedValues FeedsOf(nanobind::dict feeds);
 

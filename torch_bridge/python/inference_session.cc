@@ -9,11 +9,11 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-std::unique_ptr<Session> Open(Result<Model> model, int threads) {
+std::unique_ptr<Session> Open(Result<Model> model, int threads, const std::string& provider) {
   SessionOptions options;
   options.plan.threads = threads;
-  options.passes = InferencePasses();
-  options.providers = {CpuProvider()};
+  if (provider == "cpu") options.passes = InferencePasses();  // they fuse for our own kernels
+  options.providers = {NamedProvider(provider)};
   return Unwrap(Session::Create(Unwrap(std::move(model)), std::move(options)));
 }
 
@@ -42,10 +42,12 @@ std::vector<nb::tuple> DescribeAll(const std::vector<Value*>& values) {
 
 void BindSession(nb::module_& m) {
   nb::class_<Session>(m, "Session")
-      .def_static("from_path", [](const std::string& path, int threads) { return Open(ReadModel(path), threads); })
+      .def_static("from_path", [](const std::string& path, int threads, const std::string& provider) {
+                    return Open(ReadModel(path), threads, provider);
+                  })
       .def_static("from_bytes",
-                  [](nb::bytes bytes, int threads) {
-                    return Open(ReadModelBytes(std::string_view(bytes.c_str(), bytes.size())), threads);
+                  [](nb::bytes bytes, int threads, const std::string& provider) {
+                    return Open(ReadModelBytes(std::string_view(bytes.c_str(), bytes.size())), threads, provider);
                   })
       .def("inputs", [](const Session& s) { return DescribeAll(s.inputs()); })
       .def("outputs", [](const Session& s) { return DescribeAll(s.outputs()); })

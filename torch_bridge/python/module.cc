@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 
+#include "core/kernels/cpu/kernel_list.h"
 #include "core/load/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/kernel_library.h"
@@ -12,16 +13,19 @@ namespace {
 
 // Of the library that was opened; changed under the GIL only. Null: none was.
 TorchKernelsFunction* torch_kernels = nullptr;
+TorchProviderFunction* torch_provider = nullptr;
 std::string torch_version;
 
 void LoadTorchLibrary(const std::string& path, const std::string& version) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) Raise(IoError(std::string("cannot open the library: ") + dlerror()));
   auto* function = reinterpret_cast<TorchKernelsFunction*>(dlsym(library, kTorchKernelsName));
-  if (function == nullptr) Raise(IoError(path + " is no library of caesura's"));
+  auto* provider = reinterpret_cast<TorchProviderFunction*>(dlsym(library, kTorchProviderFunctionName));
+  if (function == nullptr || provider == nullptr) Raise(IoError(path + " is no library of caesura's"));
   KernelRegistry trial;
   if (const char* why = function(version.c_str(), &trial)) Raise(Unsupported(why));
   torch_kernels = function;
+  torch_provider = provider;
   torch_version = version;
 }
 
@@ -31,6 +35,19 @@ std::shared_ptr<const ExecutionProvider> CpuProvider() {
   return MakeCpuProvider([](KernelRegistry& registry) {
     RegisterTrainingKernels(registry);
     if (torch_kernels != nullptr) torch_kernels(torch_version.c_str(), &registry);
+  });
+}
+
+std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name) {
+  if (name == "cpu") return CpuProvider();
+  if (name != "torch" && name != "torch-only") {
+    Raise(InvalidArgument("provider '" + name + "' is none of cpu, torch, torch-only"));
+  }
+  if (torch_provider == nullptr) Raise(Unsupported("the torch provider needs caesura.torch_library.load()"));
+  if (name == "torch-only") return torch_provider({});
+  return torch_provider([](KernelRegistry& registry) {
+    RegisterCpuKernels(registry);
+    RegisterTrainingKernels(registry);
   });
 }
 

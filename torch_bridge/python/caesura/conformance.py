@@ -10,6 +10,7 @@ Each case runs in a worker process, so that a crash is a result like any other.
 
 import argparse
 import collections
+import functools
 import json
 import multiprocessing
 import os
@@ -77,10 +78,14 @@ def run_case(case, make_session) -> str:
     return ""
 
 
-def _make_caesura(model: bytes):
+def _make_caesura(model: bytes, provider: str = "cpu"):
     import caesura
 
-    return caesura.InferenceSession(model)
+    if provider != "cpu":
+        from caesura import torch_library
+
+        torch_library.load()
+    return caesura.InferenceSession(model, provider=provider)
 
 
 def _work(connection, name_filter: str, make_session):
@@ -95,8 +100,13 @@ def _work(connection, name_filter: str, make_session):
             connection.send(f"{type(error).__name__}: {error}")
 
 
-def run_all(cases: list, name_filter: str, make_session=_make_caesura) -> dict:
-    """Case name to reason; empty reason: passed. A crash is the reason "crashed". make_session as in run_case."""
+def run_all(cases: list, name_filter: str, make_session=_make_caesura, provider: str = "cpu") -> dict:
+    """Case name to reason; empty reason: passed. A crash is the reason "crashed". make_session as in run_case.
+
+    provider: of our own sessions, as in InferenceSession.
+    """
+    if provider != "cpu":
+        make_session = functools.partial(_make_caesura, provider=provider)
     # Not forked: OpenMP's threads, which the caller may have started, do not live on in a fork.
     context = multiprocessing.get_context("spawn")
     results = {}
@@ -159,6 +169,7 @@ def main(argv=None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filter", default="", help="only cases whose name contains this")
     parser.add_argument("--write", metavar="FOLDER", help="write the cases out instead of running them")
+    parser.add_argument("--provider", default="cpu", help="cpu, torch or torch-only, as in InferenceSession")
     parser.add_argument("--json", metavar="FILE", help="also write case -> reason (empty: passed) here")
     parser.add_argument("--quiet", action="store_true", help="only the summary")
     arguments = parser.parse_args(argv)
@@ -167,7 +178,7 @@ def main(argv=None) -> int:
         write_cases(cases, arguments.write)
         print(f"{len(cases)} cases written to {arguments.write}")
         return 0
-    results = run_all(cases, arguments.filter)
+    results = run_all(cases, arguments.filter, provider=arguments.provider)
     failures = {name: reason for name, reason in results.items() if reason}
     if not arguments.quiet:
         for name, reason in sorted(failures.items()):

@@ -21,15 +21,17 @@ class InferenceSession:
 
     model: a path, or the bytes of an ONNX file (external data needs a path).
     threads: how many threads a kernel may use; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
+    provider: "cpu"; "torch": PyTorch's own operators where it has an equivalent, our kernels elsewhere; or "torch-only".
+        The latter two need torch_library.load().
 
     run() may be called from several threads at the same time; it releases the interpreter lock.
     """
 
-    def __init__(self, model, threads: int = 0):
+    def __init__(self, model, threads: int = 0, provider: str = "cpu"):
         if isinstance(model, (bytes, bytearray, memoryview)):
-            self._session = _core.Session.from_bytes(bytes(model), threads)
+            self._session = _core.Session.from_bytes(bytes(model), threads, provider)
         else:
-            self._session = _core.Session.from_path(os.fspath(model), threads)
+            self._session = _core.Session.from_path(os.fspath(model), threads, provider)
 
     def get_inputs(self) -> list:
         return [ValueInfo(name, text, dims) for name, text, _, dims in self._session.inputs()]

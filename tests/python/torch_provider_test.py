@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ONNX node tests on the torch provider: PyTorch's operators where it has an equivalent, our kernels elsewhere."""
+
+import os
+
+import pytest
+from conformance_test import REASONS
+
+import caesura
+from caesura import conformance, torch_library
+
+pytest.importorskip("torch")
+if not torch_library.load():
+    pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
+
+
+@pytest.mark.parametrize("part", [""] if os.environ.get("CAESURA_LONG") else ["reduce_l", "conv", "gather", "norm"])
+def test_the_node_tests_pass(part):
+    results = conformance.run_all(conformance.collect(part), part, provider="torch")
+    assert len(results) >= 10
+    assert {name: reason for name, reason in results.items()
+            if reason and not any(known in name for known in REASONS)} == {}
+
+
+def test_unknown_providers_are_refused():
+    case = conformance.collect("test_abs")[0]
+    with pytest.raises(ValueError, match="'gpu' is none of cpu, torch, torch-only"):
+        caesura.InferenceSession(case.model.SerializeToString(), provider="gpu")

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/torch_provider.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/graph/graph_text.h"
+#include "core/kernels/cpu/kernel_list.h"
+#include "core/providers/cpu_provider.h"
+#include "core/session/session.h"
+#include "torch_bridge/torch_ops.h"
+#include "torch_bridge/torch_tensor.h"
+#include "training/kernels/training_ops.h"
+#include "training/training_session.h"
+
+namespace caesura::torch {
+namespace {
+
+using testing::HasSubstr;
+
+std::shared_ptr<const ExecutionProvider> WithOurs() {
+  return MakeTorchProvider([](KernelRegistry& registry) {
+    RegisterCpuKernels(registry);
+    RegisterTrainingKernels(registry);
+  });
+}
+
+Model Parse(const std::string& graph) {
+  return ParseModelText("<ir_version: 10, opset_import: [\"\": 21]>\ng " + graph).value();
+}
+
+Result<std::vector<RuntimeValue>> Outputs(const Model& model, std::shared_ptr<const ExecutionProvider> provider,
+                                      const NamedValues& feeds) {
+  SessionOptions options;
+  options.providers = {std::move(provider)};
+  auto session = Session::Create(model.Clone(), std::move(options));
+  if (!session.ok()) return session.status();
+  return (*session)->Run(feeds);
+}
+
+// Every row is asked on its own, without our kernels behind it, and must agree with them.
+TEST(TorchProviderTest, OpsAgreeWithOurKernels) {
+  const char* const cases[] = {
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) { a = Abs (x) b = Exp (x) c = Add (a, b) d = Mul (c, z) "
+      "e = Sub (d, x) f = Max (e, x, z) g = Div (f, b) y = Tanh (g) }",
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) { a = Softplus (x) b = Gelu (a) c = LeakyRelu (b) "
+      "d = HardSigmoid (z) e = Elu (x) f = Selu (e) g = Sum (c, d, f) h = Sigmoid (g) y = Softsign (h) }",
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) { c = Greater (x, z) n = Not (c) w = Where (n, x, z) "
+      "i = Cast <to = 7> (n) f = Cast <to = 1> (i) y = Pow (w, f) }",
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) <int64[1] axes = {1}> { m = ReduceMean (x, axes) "
+      "s = ReduceSum <keepdims = 0> (z, axes) l = ReduceLogSumExp (x, axes) q = ReduceL2 (z) a = Add (m, l) b = Add (a, s) "
+      "y = Add (b, q) }",
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) { t = Transpose (z) p = MatMul (x, t) s = Softmax (p) "
+      "l = LogSoftmax <axis = 0> (p) m = Mul (s, l) y = Gemm <alpha = 0.5, transB = 1> (m, t, x) }",
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) <int64[2] shape = {0, -1}, int64[2] starts = {1, -4},\n"
+      " int64[2] ends = {100, -1}, int64[2] axes = {0, 1}, int64[1] zero = {0}, int64[4] pads = {0, 1, 1, 2}, int64[2] i = {1, -1}> "
+      "{ c = Concat <axis = 1> (x, z) s = Slice (c, starts, ends, axes) u = Unsqueeze (s, zero) q = Squeeze (u, zero) "
+      "r = Reshape (q, shape) p = Pad (r, pads) g = Gather <axis = 1> (p, i) f = Flatten (g) y = Trilu (f) }",
+      "(float[4, 6] x, float[4, 6] z) => (float[A, B] y, float[C, D] b, int64[4, 1] m) <int64[2] reps = {1, 2}> "
+      "{ t = Tile (x, reps) y, b, c = Split <axis = 1, num_outputs = 3> (t) m = ArgMax <axis = 1> (z) }",
+      "(float[2, 3, 8, 8] x, float[4, 3, 3, 3] z) => (float[A, B] y) <float[4] s = {1, 2, 3, 4}, float[4] b = {0, 1, 0, -1}> "
+      "{ c = Conv <pads = [1, 1, 1, 1], strides = [2, 1]> (x, z) r = Relu (c) n = BatchNormalization (r, s, b, b, s) "
+      "p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (n) q = AveragePool <kernel_shape = [2, 3]> (p) "
+      "g = GroupNormalization <num_groups = 2> (q, s, b) i = InstanceNormalization (g, s, b) a = GlobalAveragePool (i) "
+      "y = Flatten (a) }",
+  };
+  for (const char* text : cases) {
+    const Model model = Parse(text);
+    NamedValues feeds;
+    at::Tensor value = at::linspace(-1.5, 1.5, 384);
+    for (const Value* input : model.graph->inputs()) {
+      const Shape shape = *input->type().ConcreteShape();
+      value = at::sin(value * 7 + 1);
+      feeds[input->name()] = FromTorch(value.slice(0, 0, shape.elements()).reshape(shape.dims()).contiguous()).value();
+    }
+    const auto ours = Outputs(model, MakeCpuProvider(), feeds).value(), theirs = Outputs(model, MakeTorchProvider(), feeds).value();
+    for (size_t i = 0; i < ours.size(); ++i) {
+      const at::Tensor expected = ToTorch(ours[i].tensor()).value(), got = ToTorch(theirs[i].tensor()).value();
+      EXPECT_TRUE(at::allclose(got, expected, 1e-4, 1e-5)) << text << "\n" << got << expected;
+    }
+  }
+}
+
+TEST(TorchProviderTest, WhatPyTorchLacksGoesToOurKernels) {
+  const Model model = Parse("(float[1, 1, 4, 4] x) => (float[A] y) { a = MaxPool <kernel_shape = [2, 2], auto_pad = \"SAME_UPPER\"> (x) "
+                            "b = Relu (a) y = Hardmax (b) }");
+  const Tensor x = FromTorch(at::arange(16, at::kFloat).reshape({1, 1, 4, 4})).value();
+  EXPECT_THAT(Outputs(model, MakeTorchProvider(), {{"x", x}}).status().message(),
+              testing::AllOf(HasSubstr("no equivalent of these attributes"), HasSubstr("Hardmax")));
+  const auto y = Outputs(model, WithOurs(), {{"x", x}}).value();
+  EXPECT_EQ(y[0].tensor().elements(), 16);
+}
+
+TEST(TorchProviderTest, ErrorsOfTheModelKeepOurWords) {
+  const Model model = Parse("(float[2, 3] x) => (float[A] y) <int64[1] shape = {7}> { y = Reshape (x, shape) }");
+  const auto result = Outputs(model, WithOurs(), {{"x", FromTorch(at::ones({2, 3})).value()}});
+  EXPECT_THAT(result.status().ToString(), HasSubstr("Reshape"));
+}
+
+// The same losses as our own kernels give, step by step.
+TEST(TorchProviderTest, Trains) {
+  const Model model = Parse("(float[8, 3] x) => (float[8, 2] y) <float[4, 3] w = {1, 0, -1, 0.5, 1, 0.25, 2, -1, 0, 0.5, 0.5, 1},\n"
+                            "  float[4] b = {0, 0.1, 0, 0}, float[2, 4] v = {1, -1, 0.5, 0.25, -0.5, 1, 0, 1}> {\n"
+                            "  h = Gemm <transB = 1> (x, w, b) a = Gelu (h) y = Gemm <transB = 1> (a, v) }");
+  const auto losses = [&](ProviderList providers) {
+    TrainingOptions options;
+    options.step.loss = Loss::MeanSquaredError("target");
+    options.step.optimizer = AdamW{.learning_rate = 0.05};
+    options.providers = std::move(providers);
+    auto session = TrainingSession::Create(model.Clone(), options).value();
+    const NamedValues feeds = {{"x", FromTorch(at::linspace(-1, 1, 24).reshape({8, 3})).value()},
+                               {"target", FromTorch(at::ones({8, 2})).value()}};
+    std::vector<double> out;
+    for (int step = 0; step < 10; ++step) out.push_back(session->Step(feeds).value());
+    return out;
+  };
+  const auto ours = losses({}), theirs = losses({WithOurs()});
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(theirs[i], ours[i], 1e-5 * ours[0]);
+  EXPECT_LT(theirs.back(), 0.5 * theirs.front());
+}
+
+}  // namespace
+}  // namespace caesura::torch
