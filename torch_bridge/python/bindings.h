@@ -13,8 +13,8 @@
 #include "core/base/status.h"
 #include "core/graph/graph.h"
 #include "core/providers/execution_provider.h"
-#include "core/tensor/dlpack.h"
 #include "core/session/session.h"
+#include "core/tensor/dlpack.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura::python {
@@ -31,6 +31,7 @@ T Unwrap(Result<T> result) {
 
 // The CPU provider with training's kernels and those of the library that load_torch_library has opened.
 std::shared_ptr<const ExecutionProvider> CpuProvider();
+
 // What a dict of arrays (or of what caesura.values.to_value takes) holds, by name. Arrays are kept alive, not copied.
 NamedValues FeedsOf(nanobind::dict feeds);
 
