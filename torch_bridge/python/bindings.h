@@ -13,8 +13,8 @@
 #include "core/base/status.h"
 #include "core/graph/graph.h"
 #include "core/providers/execution_provider.h"
-#include "core/tensor/dlpack.h"
 #include "core/session/session.h"
+#include "core/tensor/dlpack.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura::python {
@@ -34,6 +34,7 @@ std::shared_ptr<const ExecutionProvider> CpuProvider();
 // "cpu": the above; "torch": PyTorch's operators before our own kernels, in memory of PyTorch's; "torch-only": without
 // ours. Raises ValueError for other names, and NotImplementedError for PyTorch's where no library was opened.
 std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name);
+
 // What a dict of arrays (or of what caesura.values.to_value takes) holds, by name. Arrays are kept alive, not copied.
 NamedValues FeedsOf(nanobind::dict feeds);
 
