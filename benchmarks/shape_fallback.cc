@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run of a model copies between the host and a device, and how often the host waits, by the mode of the CPU fallback
-// of shape chains. The device is the counting one (core/providers/counting_provider.h): the figures are those of any
-// device that has all kernels.
+// What a run of a model copies between the host and a device, and how often the host waits, by the mode of the CPU
+// fallback of shape chains. The device is the counting one (core/providers/counting_provider.h): the figures are those
+// of any device that has all kernels.
 //
 //   shape_fallback net.onnx input_ids=2,5 attention_mask=2,5
 //
-// Feeds are ones, on the device; scalars are on the host. Results stay where they are made, parameters are on the device
-// already. `shapes known`: the plan is made for the shapes of the feeds, as sessions do; `unknown`: nothing is folded, as
-// in a runtime that plans once for all shapes. benchmarks/shape_fallback.py exports models and prints tables.
+// Feeds are ones, on the device; sizes are on the host. Results stay where they are made, parameters are on the device
+// already. Three ways to know shapes:
+//   known     the plan is made for the shapes of the feeds, as sessions do
+//   unknown   nothing is folded, as in a runtime that plans once for all shapes
+//   inputs    what the model asks of its inputs' shapes are inputs of its own, as a capture with symbolic sizes has them
+// benchmarks/shape_fallback.py exports models and prints tables.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <unordered_set>
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
@@ -30,14 +34,43 @@ namespace {
 
 using Shapes = std::map<std::string, Shape>;
 
+enum class Sizes { kKnown, kUnknown, kInputs };
+
 struct Case {
-  bool backward, fold;
+  bool backward;
+  Sizes sizes;
   CpuFallbackMode mode;
 };
 
-Result<std::vector<RuntimeValue>> MakeFeeds(const Graph& graph, const Shapes& shapes, const ExecutionProvider& device) {
+// Makes the shapes of graph inputs, as far as the graph asks for them, inputs themselves: "sizes_of_x" and so on.
+void TakeSizesAsInputs(Graph& graph, const Shapes& shapes, std::map<std::string, Tensor>* sizes) {
+  std::unordered_set<const Node*> gone;
+  for (const auto& node : graph.nodes()) {
+    auto shape = node->input(0) == nullptr ? shapes.end() : shapes.find(node->input(0)->name());
+    if (!node->Is("Shape") || shape == shapes.end() || !graph.IsGraphInput(node->input(0))) continue;
+    const int64_t rank = shape->second.rank();
+    std::vector<int64_t> dims;
+    for (int64_t i = node->Attr<int64_t>("start", 0); i < std::min(rank, node->Attr<int64_t>("end", rank)); ++i) {
+      dims.push_back(shape->second[static_cast<int>(i)]);
+    }
+    const Shape count{static_cast<int64_t>(dims.size())};
+    Value* input = graph.AddInput(graph.UniqueName("sizes_of_" + shape->first), ValueType::Tensor(DType::kInt64, count));
+    (*sizes)[input->name()] = Tensor::Of<int64_t>(count, dims);
+    graph.ReplaceAllUses(node->output(0), input);
+    gone.insert(node.get());
+  }
+  graph.RemoveNodes(gone);
+}
+
+Result<std::vector<RuntimeValue>> MakeFeeds(const Graph& graph, const Shapes& shapes,
+                                            const std::map<std::string, Tensor>& sizes,
+                                            const ExecutionProvider& device) {
   std::vector<RuntimeValue> feeds;
   for (const Value* input : graph.inputs()) {
+    if (auto size = sizes.find(input->name()); size != sizes.end()) {
+      feeds.emplace_back(size->second);
+      continue;
+    }
     auto shape = shapes.find(input->name());
     if (shape == shapes.end()) return InvalidArgument("no shape given for input '" + input->name() + "'");
     Tensor ones = Tensor::Zeros(input->dtype(), shape->second);
@@ -74,6 +107,8 @@ Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
   CountingDevice device({.more = RegisterTrainingKernels});
   const ProviderList& providers = device.providers();
   Model model = original.Clone();
+  std::map<std::string, Tensor> sizes;
+  if (row.sizes == Sizes::kInputs) TakeSizesAsInputs(*model.graph, shapes, &sizes);
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, {}, {}));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, {}));
   if (row.backward) RETURN_IF_ERROR(BuildModuleGraph(*model.graph, {trainable, {}}).status());
@@ -82,11 +117,12 @@ Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
   if (row.backward) RETURN_IF_ERROR(RunPasses(StepPasses(), model).status());
   CpuFallbackOptions fallback{row.mode};
   for (const Value* input : model.graph->inputs()) {
-    if (shapes.count(input->name()) && shapes.at(input->name()).rank() > 0) fallback.device_inputs.insert(input->name());
+    auto shape = shapes.find(input->name());
+    if (shape != shapes.end() && shape->second.rank() > 0) fallback.device_inputs.insert(input->name());
   }
   RETURN_IF_ERROR(RunPasses(PlacementPasses(providers, fallback), model).status());
 
-  PlanOptions options{.fold_constants = row.fold};
+  PlanOptions options{.fold_constants = row.sizes != Sizes::kUnknown};
   options.fetch_devices.assign(model.graph->outputs().size(), std::nullopt);
   ParameterSet parameters;
   for (const std::string& name : trainable) {
@@ -94,7 +130,7 @@ Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
     options.parameters.push_back(value);
     parameters.Add(name, *model.graph->Initializer(value));
   }
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> feeds, MakeFeeds(*model.graph, shapes, *providers[0]));
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> feeds, MakeFeeds(*model.graph, shapes, sizes, *providers[0]));
   std::vector<FeedSpec> specs;
   for (const RuntimeValue& feed : feeds) specs.push_back(FeedSpec::Of(feed));
   ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan,
@@ -110,15 +146,21 @@ Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
   size_t on_host = 0;
   for (const auto& node : model.graph->nodes()) on_host += !node->provider().empty();
   static constexpr const char* kModes[] = {"off", "forward", "seed", "on"};
-  std::printf("{\"pass\": \"%s\", \"shapes\": \"%s\", \"mode\": \"%s\", \"nodes\": %zu, \"moved\": %zu, \"kernels\": %llu, "
-              "\"to_device\": %llu, \"to_device_bytes\": %llu, \"to_host\": %llu, \"to_host_bytes\": %llu, \"waits\": %llu}\n",
-              row.backward ? "forward+backward" : "forward", row.fold ? "known" : "unknown",
-              kModes[static_cast<int>(row.mode)], model.graph->nodes().size(), on_host,
-              static_cast<unsigned long long>(counts.kernels), static_cast<unsigned long long>(counts.copies_to_device),
-              static_cast<unsigned long long>(counts.bytes_to_device),
-              static_cast<unsigned long long>(counts.copies_to_host),
-              static_cast<unsigned long long>(counts.bytes_to_host),
-              static_cast<unsigned long long>(counts.synchronisations));
+  static constexpr const char* kSizes[] = {"known", "unknown", "inputs"};
+  const auto number = [](const char* name, uint64_t value) {
+    std::printf(", \"%s\": %llu", name, static_cast<unsigned long long>(value));
+  };
+  std::printf("{\"pass\": \"%s\", \"shapes\": \"%s\", \"mode\": \"%s\"", row.backward ? "forward+backward" : "forward",
+              kSizes[static_cast<int>(row.sizes)], kModes[static_cast<int>(row.mode)]);
+  number("nodes", model.graph->nodes().size());
+  number("moved", on_host);
+  number("kernels", counts.kernels);
+  number("to_device", counts.copies_to_device);
+  number("to_device_bytes", counts.bytes_to_device);
+  number("to_host", counts.copies_to_host);
+  number("to_host_bytes", counts.bytes_to_host);
+  number("waits", counts.synchronisations);
+  std::printf("}\n");
   std::fflush(stdout);
   return {};
 }
@@ -131,7 +173,9 @@ Result<Shapes> ParseShapes(int count, char** texts) {
     if (equals == std::string::npos) return InvalidArgument("expected NAME=1,2,3, got '" + text + "'");
     std::vector<int64_t> dims;
     std::istringstream numbers(text.substr(equals + 1));
-    for (std::string number; std::getline(numbers, number, ',');) dims.push_back(std::strtoll(number.c_str(), nullptr, 10));
+    for (std::string number; std::getline(numbers, number, ',');) {
+      dims.push_back(std::strtoll(number.c_str(), nullptr, 10));
+    }
     shapes[text.substr(0, equals)] = Shape(std::move(dims));
   }
   return shapes;
@@ -144,10 +188,10 @@ Status RunAll(int argc, char** argv) {
   ASSIGN_OR_RETURN(const Shapes shapes, ParseShapes(argc - 2, argv + 2));
   Status all;
   for (const bool backward : {false, true}) {
-    for (const bool fold : {true, false}) {
+    for (const Sizes sizes : {Sizes::kKnown, Sizes::kUnknown, Sizes::kInputs}) {
       for (const CpuFallbackMode mode :
            {CpuFallbackMode::kOff, CpuFallbackMode::kForward, CpuFallbackMode::kSeed, CpuFallbackMode::kOn}) {
-        const Status status = Measure(model, shapes, {backward, fold, mode});
+        const Status status = Measure(model, shapes, {backward, sizes, mode});
         if (status.ok()) continue;
         std::fprintf(stderr, "%s\n", status.ToString().c_str());
         all = status;

@@ -134,7 +134,8 @@ bool CpuFallback::MayMoveBodies(const Graph& graph, const ShapeCut& cut) const {
 
 bool CpuFallback::MoveChains(Graph& graph, const ShapeChains& chains, CpuFallbackReport* report) const {
   const ShapeCut with_bodies(chains, /*move_bodies=*/true);
-  const ShapeCut cut = MayMoveBodies(graph, with_bodies) || !with_bodies.settles() ? with_bodies : ShapeCut(chains, false);
+  const bool as_it_is = !with_bodies.settles() || MayMoveBodies(graph, with_bodies);
+  const ShapeCut cut = as_it_is ? with_bodies : ShapeCut(chains, /*move_bodies=*/false);
   Describe(chains, cut, report);
   return Apply(chains, cut);
 }

@@ -43,7 +43,8 @@ bool IsReshaping(const Node& node) {
   return node.Is("Reshape") || node.Is("Squeeze") || node.Is("Unsqueeze") || node.Is("Flatten");
 }
 
-// The value that the node's output is, after the node has been made to read past the one before it. Null: another value.
+// The value that the node's output is, after the node has been made to read past the one before it. Null: another
+// value.
 Value* SimplifyTranspose(Node& node, const Node& before) {
   const std::vector<int64_t> first = PermutationOf(before), second = PermutationOf(node);
   if (first.empty() || first.size() != second.size()) return nullptr;

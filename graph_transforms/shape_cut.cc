@@ -87,7 +87,8 @@ std::unordered_set<const Value*> ShapeCut::NeededOnHost() const {
   for (const Graph* graph : chains_.graphs()) {
     for (const Value* value : chains_.values(graph)) {
       const std::vector<ValueRead>& reads = chains_.reads(value);
-      const bool read = std::any_of(reads.begin(), reads.end(), [](const ValueRead& r) { return !r.anywhere && r.on_host; });
+      const bool read = std::any_of(reads.begin(), reads.end(),
+                                    [](const ValueRead& r) { return !r.anywhere && r.on_host; });
       if (read && IsLink(value)) open.push_back(value);
     }
   }
@@ -114,7 +115,8 @@ void ShapeCut::SettleHandedOn() {
   for (const HandedOn& on : chains_.handed_on()) {
     auto fits = [&](const Value* value) { return IsLink(value) && !chains_.IsOnHost(value); };
     const bool all = std::all_of(on.results.begin(), on.results.end(), fits);
-    const bool any = std::any_of(on.results.begin(), on.results.end(), [&](const Value* v) { return needed.count(v) > 0; });
+    const bool any = std::any_of(on.results.begin(), on.results.end(),
+                                 [&](const Value* value) { return needed.count(value) > 0; });
     if (!all || !any) continue;
     moved_.insert(&on);
     settled_.insert(on.results.begin(), on.results.end());
@@ -157,7 +159,8 @@ std::vector<const Value*> ShapeCut::Wanted(const Graph* graph, bool on_host) con
       const std::vector<ValueRead>& reads = chains_.reads(value);
       // A movable node reads on the device only where it runs there; its host inputs it needs in any case.
       const bool is = std::any_of(reads.begin(), reads.end(), [&](const ValueRead& read) {
-        return read.graph == graph && !read.anywhere && read.on_host == on_host && (on_host || !chains_.IsMovable(read.node));
+        if (read.graph != graph || read.anywhere || read.on_host != on_host) return false;
+        return on_host || !chains_.IsMovable(read.node);
       });
       if (is) wanted.push_back(value);
     }

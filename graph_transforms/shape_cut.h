@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where each node of the shape chains runs so that as few values as possible are copied. Private to graph_transforms.
 //
-// A movable node may run on the host, on its device, or on both: it is tiny, and running it twice is cheaper than a copy.
-// So the two directions can be settled one after the other, each by a minimal cut through the values:
+// A movable node may run on the host, on its device, or on both: it is tiny, and running it twice is cheaper than a
+// copy. So the two directions can be settled one after the other, each by a minimal cut through the values:
 //   1. To the host. Source: what only the device can make. Sink: what somebody reads on the host. The cut values are
 //      copied, the movable nodes behind them run on the host. Of the cheapest cuts the one closest to the source.
 //   2. To the device. Source: what only the host can make. Sink: what nodes that stay on the device read there. The cut
@@ -10,11 +10,11 @@
 //      copy may be cut. Of the cheapest cuts the one closest to the sink, which leaves the device the fewest nodes.
 // Leaving all nodes on the device is a cut in both networks, so neither direction ever has more copies than that.
 //
-// Bodies of If, Loop and Scan run not at all or many times, so each graph is settled for itself and none takes copies over
-// from another. To the host from the outside in: a body takes what the host has anyway, and copies the rest itself. To the
-// device from the inside out: what a body reads on the device and an outer node makes there is made there.
-// What If and Loop hand on is in one place only, and is settled before: on the host where it is read there, and where all
-// that it comes from can be made there without a copy.
+// Bodies of If, Loop and Scan run not at all or many times, so each graph is settled for itself and none takes copies
+// over from another. To the host from the outside in: a body takes what the host has anyway, and copies the rest
+// itself. To the device from the inside out: what a body reads on the device and an outer node makes there is made
+// there. What If and Loop hand on is in one place only, and is settled before: on the host where it is read there, and
+// where all that it comes from can be made there without a copy.
 #ifndef CAESURA_GRAPH_TRANSFORMS_SHAPE_CUT_H_
 #define CAESURA_GRAPH_TRANSFORMS_SHAPE_CUT_H_
 

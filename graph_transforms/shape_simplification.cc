@@ -108,8 +108,9 @@ class Simplifier {
     if (node.Is("Slice")) return Sliced(node);
     if (node.Is("Concat")) return Joined(node);
     const bool same = node.Is("Identity") || node.Is("Squeeze") || node.Is("Unsqueeze");
-    const bool flat = node.output(0) != nullptr && node.output(0)->type().shape && node.output(0)->type().shape->size() <= 1;
-    return same && flat ? Elements(node.input(0)) : std::nullopt;
+    if (!same || node.output(0) == nullptr) return std::nullopt;
+    const auto& shape = node.output(0)->type().shape;
+    return shape && shape->size() <= 1 ? Elements(node.input(0)) : std::nullopt;
   }
 
   // Only the dims that are asked for need be known.
@@ -130,8 +131,9 @@ class Simplifier {
     if (!indices || node.Attr<int64_t>("axis", 0) != 0 || node.input(0) == nullptr) return std::nullopt;
     const Node* shape = node.input(0)->producer();
     std::optional<Dims> from = Elements(node.input(0));
-    const bool whole = shape != nullptr && shape->Is("Shape") && !shape->HasAttribute("start") && !shape->HasAttribute("end");
-    if (!from && whole && shape->input(0) != nullptr) from = shape->input(0)->type().shape;
+    const bool of_shape = shape != nullptr && shape->Is("Shape") && shape->input(0) != nullptr;
+    const bool whole = of_shape && !shape->HasAttribute("start") && !shape->HasAttribute("end");
+    if (!from && whole) from = shape->input(0)->type().shape;
     if (!from) return std::nullopt;
     Dims dims;
     for (int64_t index : *indices) {

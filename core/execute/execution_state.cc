@@ -43,7 +43,6 @@ ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan
 
 Status ExecutionState::BindArenas() {
   arenas_.resize(plan_->devices().size());
-  arena_bases_.resize(arenas_.size());
   for (size_t d = 0; d < arenas_.size(); ++d) {
     if (arenas_[d] == nullptr) {
       ASSIGN_OR_RETURN(arenas_[d], AllocatorOf(static_cast<int>(d)).Allocate(plan_->arenas()[d]));

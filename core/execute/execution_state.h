@@ -10,6 +10,7 @@
 #ifndef CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_
 #define CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -130,7 +131,7 @@ class ExecutionState : public KernelHost {
   int yield_index_ = -1;
   RunOptions options_;
   std::vector<std::shared_ptr<Buffer>> arenas_;     // by device
-  std::vector<char*> arena_bases_;                  // their first bytes
+  std::array<char*, kMaxDevices> arena_bases_ = {};  // their first bytes
   std::vector<void*> addresses_;                    // by buffer
   std::vector<RuntimeValue> dynamic_;               // by value: kDynamic and kResume
   std::vector<RuntimeValue> feeds_;

@@ -9,20 +9,24 @@
 
 namespace caesura {
 
-inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step, int pc) {
+// What is not a kernel that was settled while planning.
+Status PartialExecutor::RunOther(ExecutionState& state, const Step& step, int pc) {
   switch (step.kind) {
-    case Step::Kind::kCompute: {
-      const ExecutionPlan& plan = *state.plan_;
-      KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument, step.input_count,
-                            state.arena_bases_[step.device] + step.scratch_offset, step.stream, &state);
-      return step.compute(context);
-    }
+    case Step::Kind::kCompute: break;
     case Step::Kind::kLate: return state.RunLate(pc);
     case Step::Kind::kCached: return state.RunCached(pc);
     case Step::Kind::kCopy: return state.RunCopy(pc);
     case Step::Kind::kYield: state.yield_index_ = step.index; return state.HandOutYield();
   }
   return Internal("no such kind of step");
+}
+
+inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step, int pc) {
+  if (step.kind != Step::Kind::kCompute) [[unlikely]] return RunOther(state, step, pc);
+  const ExecutionPlan& plan = *state.plan_;
+  KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument, step.input_count,
+                        state.arena_bases_[step.device] + step.scratch_offset, step.stream, &state);
+  return step.compute(context);
 }
 
 Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int pc) {

@@ -28,6 +28,7 @@ class PartialExecutor {
   static Result<RunOutcome> RunSteps(ExecutionState& state, int end);
   static Status RunObserved(ExecutionState& state, const Step& step, int pc);
   static Status RunStep(ExecutionState& state, const Step& step, int pc);
+  static Status RunOther(ExecutionState& state, const Step& step, int pc);
 };
 
 }  // namespace caesura

@@ -67,6 +67,8 @@ struct PlanOptions {
   std::shared_ptr<DeviceConstants> device_constants = nullptr;
 };
 
+inline constexpr size_t kMaxDevices = 8;  // of a plan, the host among them
+
 // A device of a plan's providers, and who serves it.
 struct DeviceMemory {
   Device device;

@@ -10,7 +10,8 @@
 namespace caesura {
 namespace {
 
-// The placed blocks by the steps that they are alive in: a segment tree over steps, a block in at most two nodes a level.
+// The placed blocks by the steps that they are alive in: a segment tree over steps, a block in at most two nodes a
+// level.
 class PlacedBlocks {
  public:
   PlacedBlocks(const std::vector<MemoryBlock>& blocks, int steps) : blocks_(blocks), seen_(blocks.size(), -1) {

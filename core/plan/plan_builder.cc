@@ -108,6 +108,10 @@ Status PlanBuilder::PlaceNodes(const std::vector<const Value*>& ends) {
                            std::to_string(plan_->feeds_.size()) + " feeds");
   }
   plan_->devices_ = DevicesOf(plan_->providers_);
+  if (plan_->devices_.size() > kMaxDevices) {
+    return Unsupported("a plan over " + std::to_string(plan_->devices_.size()) + " devices; at most " +
+                       std::to_string(kMaxDevices));
+  }
   std::unordered_map<const Value*, int> given;
   auto add = [&](const Value* value, Device device) -> Status {
     auto same = [&](const DeviceMemory& memory) { return memory.device == device; };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device for tests and for looking at placements where there is none: host memory of its own, the CPU's kernels, and
 // counters. What would be wrong on a real device fails here: a kernel of the device that is given host memory (but for
-// its declared host inputs and outputs), a kernel of the host that is given the device's, a copy in the wrong direction.
+// its declared host inputs and outputs), a kernel of the host that is given the device's, a copy in the wrong
+// direction.
 #ifndef CAESURA_CORE_PROVIDERS_COUNTING_PROVIDER_H_
 #define CAESURA_CORE_PROVIDERS_COUNTING_PROVIDER_H_
 
