@@ -21,9 +21,9 @@
 // also come as inputs: where the plan knows their values the outputs are planned, otherwise sized in the run.
 //
 // Outputs are the results in order, a list of tensors one output an element; numbers come as scalars. Operators that
-// write to their arguments are refused: name the functional overload. The out overload of a structured
-// operator writes into the planned memory, where sizes are known; otherwise results are copied there. An operator with a Generator argument draws from one seeded by the run's own random key; one without draws
-// from PyTorch's global generator.
+// write to their arguments are refused: name the functional overload. The out overload of a structured operator writes
+// into the planned memory where sizes are known; otherwise results are copied there. An operator with a Generator
+// argument draws from one seeded by the run's own random key; one without draws from PyTorch's global generator.
 //
 // "ATenGrad" (made by the gradient rule of ATen) has ATen's attributes and
 //   gradient_outputs: ints   results whose gradients are its first inputs, in this order; the operator's inputs follow

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who runs each node of a graph and of its bodies, and on which device each value is made. A node goes to the provider
-// that it is pinned to (Node::provider), otherwise to the first one that has a kernel for it; strings, sequences and
-// optionals stay on the host, and so do optimizer nodes, for parameters live there. A value is on the device of the node that makes it, or on the host where the kernel's
-// definition says so (KernelDef::host_outputs); graph inputs are where the caller says, initializers on the host.
+// that it is pinned to (Node::provider), else to the first with a kernel for it; strings, sequences, optionals, and
+// optimizer nodes (parameters live there) stay on the host. A value is on the device of the node that makes it, or on
+// the host where the kernel says so (KernelDef::host_outputs); inputs are where the caller says, initializers there.
 //
 // If and Loop run on the host and hand values on to their bodies wherever they are. What they give back is on a device
 // as soon as one of its makers is: a branch, a loop's start or one of its iterations. Scan, and the outputs of Loop that

@@ -169,7 +169,8 @@ TEST(ShapeSimplification, DoesNotTrustSymbolsOfSeveralInputs) {
 
 // Shape [1:3] is [3, 8]; its slice [1:] is 8; joined with 3 * 8 = 24, the size of [3, 8], it is [8, 24].
 TEST(ShapeSimplification, FollowsSlicesJoinsAndSizes) {
-  EXPECT_THAT(Shaped(R"((float[3, 8] x) => (int64[2] y) <int64[1] one = {1}, int64[1] end = {9}, int64[1] zero = {0}, int64[2] none = {0, 0}> {
+  EXPECT_THAT(Shaped(R"((float[3, 8] x) => (int64[2] y)
+      <int64[1] one = {1}, int64[1] end = {9}, int64[1] zero = {0}, int64[2] none = {0, 0}> {
     s = Shape <start = 0, end = 2> (x)
     d = Slice (s, one, end)
     n = Size (x)
