@@ -26,9 +26,9 @@ struct StartedRun {
 // Thread safety: all methods from any thread.
 class ParameterGraph {
  public:
-  // Ops without a kernel are expanded, then the passes run, and behind them PlacementPasses. `parameters`: names of
-  // initializers of `graph`, in the order of the ParameterSets that runs bring. `memory_budget`: bytes that an arena may take, by recomputing parts of the
-  // forward in the backward (graph_transforms/recompute.h); 0: no limit.
+  // Ops without a kernel are expanded, the passes run, then PlacementPasses. `parameters`: names of initializers of
+  // `graph`, in the order of the ParameterSets that runs bring. `memory_budget`: bytes that an arena may take, by
+  // recomputing parts of the forward in the backward (graph_transforms/recompute.h); 0: no limit.
   static Result<std::unique_ptr<ParameterGraph>> Create(std::shared_ptr<Graph> graph,
                                                         const std::vector<std::string>& parameters,
                                                         const ProviderList& providers, PlanOptions options,

@@ -193,8 +193,9 @@ Result<Optimizer> MakeOptimizer(const TrainOptions& options) {
 }  // namespace
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options) {
-  app.add_option("model", options->model, "The ONNX model to train; its initializers are the parameters. Or the folder of an exported step, which brings "
-                 "its loss, optimizer and state along")
+  app.add_option("model", options->model,
+                 "The ONNX model to train; its initializers are the parameters. Or the folder of an exported step, "
+                 "which brings its loss, optimizer and state along")
       ->required();
   AddDataOptions(app, options);
   AddLossOptions(app, options);

@@ -214,7 +214,8 @@ class _StepProgram:
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
-            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "threads": owner.threads, "seed": 0,
+            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
+            "threads": owner.threads, "seed": 0,
         })
         for name, _, value in bound:
             self.session.bind_parameter(name, value)
