@@ -37,12 +37,11 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             loss = step(inputs, targets)
             scheduler.step()
 
-    loss_fn: called as loss_fn(module(*args), *rest), where the module takes as many of the call's positional arguments as
-        its forward has required parameters, and all keyword arguments; None when the module returns its loss (a scalar,
-        or an object or dict with `loss`).
+    loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]); None when the module returns its loss (a scalar, or
+        an object or dict with `loss`) and takes all arguments.
     optimizer: its parameters train; SGD, Adam, AdamW and RMSprop are written into the program, and their state lies in
-        optimizer.state as PyTorch would have it, so state_dict() and schedulers work as always. Any other optimizer is
-        left to step on gradients that the program computes, with a FallbackWarning. There is no zero_grad() to call.
+        optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work as always. Others
+        are refused: wrap() the module and step them yourself. There is no zero_grad() to call.
     clip_norm: global norm to clip gradients at; 0 does not clip.
     accumulation_steps: calls to one update, which goes by the mean of their gradients.
     precision: "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in float32; "fp16"
@@ -170,12 +169,13 @@ class _StepProgram:
                 raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
         recipe = owner.recipe
         session.learning_rate = recipe.learning_rate()
-        session.set_position(recipe.updates(), owner.micro_steps)
+        updates = recipe.updates()
+        session.set_position(updates, owner.micro_steps)
         if self.random:
             session.seed = int(torch.randint(2**62, ()))
         loss = session.step({name: values[i] for name, i in self.feeds})
         owner.micro_steps += 1
-        if owner.micro_steps % owner.accumulation_steps == 0:
+        if session.updates != updates:  # with "fp16" an update may not happen
             recipe.count_update()
         for position, count in self.counters:
             values[position].add_(count)
