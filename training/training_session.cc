@@ -148,7 +148,8 @@ Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<Execu
   run.observers = std::move(observers);
   auto results = program.Run(std::move(ordered), std::move(run), &lost_);
   if (!results.ok()) return lost_ ? results.status().WithPrefix(kLostStep) : results.status();
-  // The parameters are written: what follows cannot fail, not even for want of memory.
+  // The parameters are written: what follows cannot fail, not even for want of memory; but for a loss scale that gives
+  // up, behind an update that did not happen.
   lost_ = false;
   ++micro_steps_;
   parameters_.TouchAll();

@@ -47,8 +47,8 @@ class Program {
  private:
   void Take(const nb::list& inputs, std::vector<RuntimeValue>* feeds, std::vector<FeedSpec>* known) {
     for (nb::handle input : inputs) {
-      known->emplace_back();
       if (nb::isinstance<nb::int_>(input)) {
+        known->resize(feeds->size() + 1);  // PlanCache takes a short list, and most graphs have no such input
         known->back().value = Tensor::Scalar(nb::cast<int64_t>(input));
         feeds->emplace_back(known->back().value);
       } else {

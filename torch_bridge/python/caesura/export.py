@@ -33,8 +33,7 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
              "coefficients": recipe.coefficients | {"learning_rate": recipe.learning_rate()}, "groups": groups,
              "trainable": program.trained, "clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,
              "precision": step.precision}
-    model = onnx.ModelProto()
-    model.CopyFrom(program.model)
+    model = program.model()
     model.producer_name = "caesura"
     model.metadata_props.add(key=_METADATA, value=json.dumps(facts))
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,7 @@ from caesura.module import wrap
 
 
 def ORTModule(module, debug_options=None):
-    """caesura.wrap(module). `debug_options` have no counterpart: a warning says so, and what does their work."""
+    """caesura.wrap(module). `debug_options` have no counterpart, and a warning says so."""
     if debug_options is not None:
-        warnings.warn("debug_options are not taken: caesura.report() tells what runs where, and the programs' models are in "
-                      "their `model`", stacklevel=2)
+        warnings.warn("debug_options are not taken: caesura.report() tells what runs where", stacklevel=2)
     return wrap(module)

@@ -4,7 +4,9 @@
 import inspect
 import logging
 
+import onnx
 import torch
+from onnx import helper
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -12,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from caesura import _core
 from caesura.aten import Refused
 from caesura.aten.forward import KEPT, import_forward
+from caesura.aten.writer import onnx_type
 from caesura.backend import decompositions
 from caesura.optimizers import describe_optimizer
 
@@ -207,10 +210,10 @@ class _StepProgram:
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.bound = bound = [(name, i, value) for name, i, value in bound if name in read]
-        initialise(model, {name: value for name, _, value in bound}, read)
-        self.model = model
+        keep_inputs(model, read - {name for name, _, _ in bound})
+        self._forward = model
         self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
-        self.session = _core.Training.open(model.SerializeToString(), {
+        self.session = _core.Training.open(self.model().SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
@@ -222,6 +225,10 @@ class _StepProgram:
         self.bind_states()
         self.dtype = self.loss.meta["val"].dtype
         self.random = any(node.op_type == "Dropout" for node in model.graph.node)
+
+    def model(self):
+        """The forward as an ONNX model with its parameters as they are now."""
+        return with_initializers(self._forward, {name: value for name, _, value in self.bound})
 
     def bind_states(self):
         """Makes the optimizer's state tensors those that the session's updates write to."""
@@ -246,18 +253,21 @@ class _StepProgram:
         return found
 
 
-def initialise(model, tensors, read):
-    """Makes these inputs of the model initializers, and drops the inputs that are not `read`."""
-    from onnx import helper
-
-    from caesura.aten.writer import onnx_type
-
-    kept = [i for i in model.graph.input if i.name not in tensors and i.name in read]
+def keep_inputs(model, names):
+    """Drops all inputs of the model but those of these names."""
+    kept = [i for i in model.graph.input if i.name in names]
     del model.graph.input[:]
     model.graph.input.extend(kept)
+
+
+def with_initializers(model, tensors):
+    """A copy of the model with these tensors as further initializers."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
     for name, value in tensors.items():
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        model.graph.initializer.append(helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True))
+        out.graph.initializer.append(helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True))
+    return out
 
 
 def _refuse_cuts(graph: torch.fx.GraphModule):
