@@ -55,6 +55,7 @@ Status TrainingSession::Prepare(Model model) {
                     {kResetInput, Tensor::Scalar<bool>(false)},
                     {kLossScaleInput, Tensor::Scalar<float>(1)}};
   learning_rate_ = LearningRate(options_.step.optimizer);
+  bound_ = options_.share_parameters;
   original_ = model.Clone();
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable,
                    TrainableNames(model, options_.step.trainable, options_.step.frozen));
@@ -80,7 +81,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
     names_ = program.parameters;
     trained_ = program.trained;
     statistics_ = program.statistics;
-    RETURN_IF_ERROR(AddParameters(*program.graph, names_, &parameters_));
+    RETURN_IF_ERROR(AddParameters(*program.graph, names_, &parameters_, options_.share_parameters));
   } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
     return Internal("the accumulating program's parameters are no prefix of the updating one's");
   } else {

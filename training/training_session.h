@@ -33,6 +33,9 @@ struct TrainingOptions {
   // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not fit is computed again
   // in the backward; a step whose least is above the budget fails, saying so.
   size_t memory_budget = 0;
+  // The model's initializers are trained where they are: steps write to them, and their owner may write to them between
+  // calls. Without it the session trains copies.
+  bool share_parameters = false;
   std::vector<std::string> disabled_passes;
 };
 

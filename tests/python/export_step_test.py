@@ -92,6 +92,10 @@ def test_export_changes_nothing_and_holds_plain_ops(parts, tmp_path):
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     names = {i.name for i in model.graph.initializer}
     assert {"conv.weight", "last.bias", "norm.running_mean"} <= names
+    step(x, y)
+    caesura.export_step(tmp_path / "step", step, x, y)
+    written = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(tmp_path / "step" / "model.onnx").graph.initializer}
+    np.testing.assert_array_equal(written["conv.weight"], module.conv.weight.detach().numpy())  # as trained by now
 
 
 def test_the_command_trains_it(parts, tmp_path):

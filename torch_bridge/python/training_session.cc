@@ -27,8 +27,18 @@ Loss MakeLoss(const std::string& kind, const std::string& prediction, const std:
   return loss;
 }
 
-// The arguments of the Python class, by name.
-std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
+// A tensor that a session may write to: PyTorch's own bytes.
+Tensor Writable(const std::string& name, nb::handle array) {
+  DlpackImport facts;
+  Tensor tensor = FromPython(array, &facts);
+  if (facts.copied) Raise(InvalidArgument("parameter '" + name + "' is not dense: it cannot be bound"));
+  return tensor;
+}
+
+// The arguments of the Python class, by name. `parameters`: inputs of the model that are its initializers, trained where
+// they are.
+std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
+                                      const std::map<std::string, nb::object>& parameters) {
   auto get = [&](const char* name) { return arguments[name]; };
   TrainingOptions options;
   options.step.loss = MakeLoss(nb::cast<std::string>(get("loss")), nb::cast<std::string>(get("prediction")),
@@ -52,7 +62,15 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments) {
   options.providers = {CpuProvider()};
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
-  return Unwrap(TrainingSession::Create(ReadSource(source), std::move(options)));
+  Model model = ReadSource(source);
+  for (const auto& [name, array] : parameters) {
+    Value* value = model.graph->FindValue(name);
+    if (value == nullptr) Raise(NotFound("the model has no input '" + name + "'"));
+    model.graph->RemoveInput(value);
+    model.graph->SetInitializer(value, Writable(name, array));
+  }
+  options.share_parameters = !parameters.empty();
+  return Unwrap(TrainingSession::Create(std::move(model), std::move(options)));
 }
 
 void Check(const Status& status) {
@@ -63,7 +81,8 @@ void Check(const Status& status) {
 
 void BindTraining(nb::module_& m) {
   nb::class_<TrainingSession>(m, "Training")
-      .def_static("open", &Open)
+      .def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
+                  nb::arg("parameters") = std::map<std::string, nb::object>())
       .def_static("open_step",
                   [](const std::string& folder, int threads, uint64_t seed) {
                     TrainingOptions options;
@@ -124,10 +143,7 @@ void BindTraining(nb::module_& m) {
            })
       .def("bind_parameter",
            [](TrainingSession& session, const std::string& name, nb::handle array) {
-             DlpackImport facts;
-             Tensor tensor = FromPython(array, &facts);
-             if (facts.copied) Raise(InvalidArgument("parameter '" + name + "' is not dense: it cannot be bound"));
-             Check(session.BindParameter(name, std::move(tensor)));
+             Check(session.BindParameter(name, Writable(name, array)));
            })
       .def("set_position", &TrainingSession::SetPosition)
       .def_prop_rw("seed", &TrainingSession::seed, &TrainingSession::set_seed)

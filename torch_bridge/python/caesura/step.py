@@ -210,25 +210,31 @@ class _StepProgram:
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.bound = bound = [(name, i, value) for name, i, value in bound if name in read]
-        keep_inputs(model, read - {name for name, _, _ in bound})
+        keep_inputs(model, read)
         self._forward = model
         self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
-        self.session = _core.Training.open(self.model().SerializeToString(), {
+        self.session = _core.Training.open(model.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
-        })
-        for name, _, value in bound:
-            self.session.bind_parameter(name, value)
+        }, {name: value for name, _, value in bound})
         self.bind_states()
         self.dtype = self.loss.meta["val"].dtype
         self.random = any(node.op_type == "Dropout" for node in model.graph.node)
 
     def model(self):
         """The forward as an ONNX model with its parameters as they are now."""
-        return with_initializers(self._forward, {name: value for name, _, value in self.bound})
+        model = onnx.ModelProto()
+        model.CopyFrom(self._forward)
+        parameters = {name: value for name, _, value in self.bound}
+        keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
+        for name, value in parameters.items():
+            raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            made = helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True)
+            model.graph.initializer.append(made)
+        return model
 
     def bind_states(self):
         """Makes the optimizer's state tensors those that the session's updates write to."""
@@ -258,16 +264,6 @@ def keep_inputs(model, names):
     kept = [i for i in model.graph.input if i.name in names]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-
-
-def with_initializers(model, tensors):
-    """A copy of the model with these tensors as further initializers."""
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
-    for name, value in tensors.items():
-        raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        out.graph.initializer.append(helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True))
-    return out
 
 
 def _refuse_cuts(graph: torch.fx.GraphModule):
