@@ -10,7 +10,8 @@
 //   known     the plan is made for the shapes of the feeds, as sessions do
 //   unknown   nothing is folded, as in a runtime that plans once for all shapes
 //   inputs    what the model asks of its inputs' shapes are inputs of its own, as a capture with symbolic sizes has them
-// benchmarks/shape_fallback.py exports models and prints tables.
+// A model with sizes among its inputs (NAME:=5, int64 scalars on the host) is run as it is, with `inputs` alone.
+// benchmarks/shape_fallback.py exports and captures models and prints tables.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -33,6 +34,12 @@ namespace caesura {
 namespace {
 
 using Shapes = std::map<std::string, Shape>;
+
+// Of the model's inputs.
+struct Given {
+  Shapes shapes;
+  std::map<std::string, Tensor> sizes;
+};
 
 enum class Sizes { kKnown, kUnknown, kInputs };
 
@@ -103,11 +110,12 @@ Status RunOnce(const std::shared_ptr<const ExecutionPlan>& plan, const std::vect
   }
 }
 
-Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
+Status Measure(const Model& original, const Given& given, const Case& row) {
   CountingDevice device({.more = RegisterTrainingKernels});
   const ProviderList& providers = device.providers();
   Model model = original.Clone();
-  std::map<std::string, Tensor> sizes;
+  const Shapes& shapes = given.shapes;
+  std::map<std::string, Tensor> sizes = given.sizes;
   if (row.sizes == Sizes::kInputs) TakeSizesAsInputs(*model.graph, shapes, &sizes);
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, {}, {}));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, {}));
@@ -165,33 +173,39 @@ Status Measure(const Model& original, const Shapes& shapes, const Case& row) {
   return {};
 }
 
-Result<Shapes> ParseShapes(int count, char** texts) {
-  Shapes shapes;
+Result<Given> ParseInputs(int count, char** texts) {
+  Given given;
   for (int i = 0; i < count; ++i) {
     const std::string text = texts[i];
     const size_t equals = text.find('=');
-    if (equals == std::string::npos) return InvalidArgument("expected NAME=1,2,3, got '" + text + "'");
+    if (equals == std::string::npos || equals == 0) return InvalidArgument("expected NAME=1,2,3 or NAME:=5, got '" + text + "'");
+    if (text[equals - 1] == ':') {
+      const int64_t size = std::strtoll(text.c_str() + equals + 1, nullptr, 10);
+      given.sizes[text.substr(0, equals - 1)] = Tensor::Scalar<int64_t>(size);
+      continue;
+    }
     std::vector<int64_t> dims;
     std::istringstream numbers(text.substr(equals + 1));
     for (std::string number; std::getline(numbers, number, ',');) {
       dims.push_back(std::strtoll(number.c_str(), nullptr, 10));
     }
-    shapes[text.substr(0, equals)] = Shape(std::move(dims));
+    given.shapes[text.substr(0, equals)] = Shape(std::move(dims));
   }
-  return shapes;
+  return given;
 }
 
 Status RunAll(int argc, char** argv) {
-  if (argc < 2) return InvalidArgument("usage: shape_fallback MODEL INPUT=SHAPE ...");
+  if (argc < 2) return InvalidArgument("usage: shape_fallback MODEL INPUT=SHAPE INPUT:=SIZE ...");
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   ASSIGN_OR_RETURN(const Model model, ReadModel(argv[1]));
-  ASSIGN_OR_RETURN(const Shapes shapes, ParseShapes(argc - 2, argv + 2));
+  ASSIGN_OR_RETURN(const Given given, ParseInputs(argc - 2, argv + 2));
   Status all;
   for (const bool backward : {false, true}) {
     for (const Sizes sizes : {Sizes::kKnown, Sizes::kUnknown, Sizes::kInputs}) {
+      if (!given.sizes.empty() && (backward || sizes != Sizes::kInputs)) continue;
       for (const CpuFallbackMode mode :
            {CpuFallbackMode::kOff, CpuFallbackMode::kForward, CpuFallbackMode::kSeed, CpuFallbackMode::kOn}) {
-        const Status status = Measure(model, shapes, {backward, sizes, mode});
+        const Status status = Measure(model, given, {backward, sizes, mode});
         if (status.ok()) continue;
         std::fprintf(stderr, "%s\n", status.ToString().c_str());
         all = status;

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies and waits of real models on a device, by the mode of the CPU fallback of shape chains.
 
-Exports small Llama, GPT-2, BERT and T5 models with dynamic batch and sequence, and prints what benchmarks/shape_fallback.cc
-counts in a run of each. usage: shape_fallback.py [--program build/bin/shape_fallback] [model ...]
+Exports small Llama, GPT-2, BERT and T5 models with dynamic batch and sequence, captures the same through torch.compile with
+sizes as symbols (pass "captured": the forward's programs, "captured f+b": the backward's as well), and prints what
+benchmarks/shape_fallback.cc counts in a run of each. usage: shape_fallback.py [--program build/bin/shape_fallback] [model ...]
 """
 
 import argparse
+import collections
 import json
 import pathlib
 import subprocess
@@ -14,6 +16,9 @@ import tempfile
 
 import torch
 import transformers
+
+import caesura
+from caesura.graph_program import Program
 
 BATCH, SEQUENCE = 2, 100  # ids of 200 elements: data, not shapes
 SIZES = {"vocab_size": 96}
@@ -66,6 +71,46 @@ def export(name, path):
     return [f"{given}={BATCH},{SEQUENCE}" for given in names]
 
 
+def capture(name, folder):
+    """Runs forward and backward once through caesura.wrap; (path, inputs) of each program run: the forward's, all."""
+    runs, run = [], Program.__call__
+
+    def recording(program, values):
+        runs.append((program.model, [v if isinstance(v, int) else list(v.shape) for v in values]))
+        return run(program, values)
+
+    model, names = MODELS[name]()
+    module = caesura.wrap(Logits(model.train(False), names), dynamic=True)
+    Program.__call__ = recording
+    try:
+        loss = module(*(torch.ones(BATCH, SEQUENCE, dtype=torch.int64) for _ in names)).sum()
+        forward = len(runs)
+        loss.backward()
+    finally:
+        Program.__call__ = run
+    programs = []
+    for number, (proto, values) in enumerate(runs):
+        path = folder / f"{name}_{number}.onnx"
+        path.write_bytes(proto.SerializeToString())
+        programs.append((path, [f"{given.name}:={value}" if isinstance(value, int) else
+                                f"{given.name}={','.join(map(str, value))}"
+                                for given, value in zip(proto.graph.input, values)]))
+    return programs[:forward], programs
+
+
+def measure(program, path, inputs):
+    run = subprocess.run([program, str(path), *inputs], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        print(f"{path.stem}: {run.stderr.strip()}")
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def show(name, row):
+    print(f"{name:6} {row['pass']:16} {row['shapes']:8} {row['mode']:8} {row['nodes']:6} {row['moved']:6} "
+          f"{row['kernels']:8} {row['to_device']:5} ({row['to_device_bytes']:6} B) {row['to_host']:5} "
+          f"({row['to_host_bytes']:6} B) {row['waits']:6}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     root = pathlib.Path(__file__).resolve().parents[1]
@@ -78,14 +123,16 @@ def main():
         for name in options.models:
             path = pathlib.Path(folder) / f"{name}.onnx"
             shapes = export(name, path)
-            run = subprocess.run([options.program, str(path), *shapes], capture_output=True, text=True, check=False)
-            for line in run.stdout.splitlines():
-                row = json.loads(line)
-                print(f"{name:6} {row['pass']:16} {row['shapes']:8} {row['mode']:8} {row['nodes']:6} {row['moved']:6} "
-                      f"{row['kernels']:8} {row['to_device']:5} ({row['to_device_bytes']:6} B) {row['to_host']:5} "
-                      f"({row['to_host_bytes']:6} B) {row['waits']:6}")
-            if run.returncode != 0:
-                print(f"{name}: {run.stderr.strip()}")
+            for row in measure(options.program, path, shapes):
+                show(name, row)
+            for label, programs in zip(("captured", "captured f+b"), capture(name, pathlib.Path(folder))):
+                sums = collections.defaultdict(collections.Counter)
+                for path, inputs in programs:
+                    for row in measure(options.program, path, inputs):
+                        if row["shapes"] == "inputs" and row["pass"] == "forward":
+                            sums[row["mode"]].update({k: v for k, v in row.items() if isinstance(v, int)})
+                for mode, row in sums.items():
+                    show(name, {**row, "pass": label, "shapes": "inputs", "mode": mode})
 
 
 if __name__ == "__main__":

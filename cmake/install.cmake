@@ -7,6 +7,7 @@ if(SKBUILD)  # a wheel: everything beside the package's own files, libraries tha
       install(TARGETS ${target} LIBRARY DESTINATION caesura COMPONENT wheel)
     endif()
   endforeach()
+  install(FILES ${PROJECT_BINARY_DIR}/python/caesura/_core.pyi DESTINATION caesura COMPONENT wheel)
   foreach(target DNNL::dnnl protobuf::libprotobuf)
     get_target_property(library ${target} IMPORTED_LOCATION_RELEASE)
     if(NOT library)

@@ -106,6 +106,12 @@ IValue TextAs(const TypePtr& type, std::string text, const std::string& argument
   }
 }
 
+// The schema's argument that the call's input `i` belongs to, by the names in the attribute `arguments`; none where
+// there is none of that name.
+std::optional<int> ArgumentOf(const c10::FunctionSchema& schema, const std::vector<std::string>& names, int i) {
+  return i < static_cast<int>(names.size()) ? schema.argumentIndexWithName(names[i]) : i;
+}
+
 IValue AttributeAs(const TypePtr& type, const Attribute& attribute, const std::string& argument) {
   if (const auto* text = std::get_if<std::string>(&attribute)) return TextAs(type, *text, argument);
   if (const auto* texts = std::get_if<std::vector<std::string>>(&attribute)) {
@@ -166,15 +172,23 @@ Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::
   return call;
 }
 
+bool AtenCall::TakesNumber(const Node& node, int first_input, int i) {
+  const auto name = node.Attr<std::string>("operator", ""), overload = node.Attr<std::string>("overload_name", "");
+  const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!op || i < first_input) return false;
+  const auto names = node.Attr<std::vector<std::string>>("arguments", {});
+  const std::optional<int> at = ArgumentOf(op->schema(), names, i - first_input);
+  if (!at || *at >= static_cast<int>(op->schema().arguments().size())) return false;
+  const TypePtr type = op->schema().arguments()[*at].real_type();
+  return !IsTensor(type) && !IsTensors(type);
+}
+
 void AtenCall::AddInputs(const Node& node, int first_input, const std::vector<at::Tensor>& known) {
   const auto names = node.Attr<std::vector<std::string>>("arguments", {});
   for (int i = 0; first_input + i < static_cast<int>(node.inputs().size()); ++i) {
-    int at = i;
-    if (i < static_cast<int>(names.size())) {
-      const auto found = op_.schema().argumentIndexWithName(names[i]);
-      TORCH_CHECK_VALUE(found, "there is no argument '", names[i], "'");
-      at = *found;
-    }
+    const std::optional<int> found = ArgumentOf(op_.schema(), names, i);
+    TORCH_CHECK_VALUE(found, "there is no argument '", names[i], "'");
+    const int at = *found;
     TORCH_CHECK_VALUE(at < static_cast<int>(arguments_.size()), "there are more inputs than arguments");
     Argument& argument = arguments_[at];
     const bool present = node.input(first_input + i) != nullptr;

@@ -35,6 +35,9 @@ class AtenCall {
   const c10::OperatorHandle& op() const { return op_; }
   // Whether every argument that is no tensor is known: then the results' sizes follow from those of the tensors.
   bool numbers_known() const;
+  // Whether input `i` of the node goes to an argument that is no tensor, a size or a flag: to be read on the host. False
+  // where the node is wrong.
+  static bool TakesNumber(const Node& node, int first_input, int i);
   // One entry an argument of the schema. `inputs` are the call's, undefined where absent; `seed` is for a generator.
   std::vector<c10::IValue> Arguments(const std::vector<at::Tensor>& inputs, uint64_t seed) const;
   // The results of a call on tensors without bytes; throws where the operator needs values, or knows no sizes.

@@ -153,8 +153,15 @@ Status CreateAtenGrad(KernelInfo& info) {
 }  // namespace
 
 void RegisterAtenKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = kAtenOp, .domain = kAtenDomain, .deterministic = false, .create = CreateAten});
-  registry.Add({.op_type = kAtenGradOp, .domain = kAtenDomain, .deterministic = false, .create = CreateAtenGrad});
+  const auto host_input = [](const Node& node, int i) { return AtenCall::TakesNumber(node, 0, i); };
+  const auto host_input_of_gradient = [](const Node& node, int i) {
+    const auto gradients = node.Attr<std::vector<int64_t>>("gradient_outputs", {});
+    return AtenCall::TakesNumber(node, static_cast<int>(gradients.size()), i);
+  };
+  registry.Add({.op_type = kAtenOp, .domain = kAtenDomain, .host_input_of = host_input, .deterministic = false,
+                .create = CreateAten});
+  registry.Add({.op_type = kAtenGradOp, .domain = kAtenDomain, .host_input_of = host_input_of_gradient,
+                .deterministic = false, .create = CreateAtenGrad});
 }
 
 }  // namespace caesura::torch

@@ -69,6 +69,8 @@ struct KernelDef {
   // the node is sized. A node whose host inputs are known only in the run is created in the run. An index -1 - i
   // stands for "input i and all behind it".
   std::vector<int> host_inputs = {};
+  // In its place for ops whose host inputs depend on the node (PyTorch's operators: on the schema that it names).
+  std::function<bool(const Node&, int)> host_input_of = nullptr;
   // Outputs that are in host memory even on a device (Shape, Size, a random offset).
   std::vector<int> host_outputs = {};
   // Inputs whose values are never read, only dtype and shape: folding does not wait for them (Shape, Size, EyeLike).
@@ -86,7 +88,9 @@ struct KernelDef {
   // Mostly a plain KernelFactory; a function object where a wrapper or a user's op needs to carry something.
   std::function<Status(KernelInfo&)> create = nullptr;
 
-  bool IsHostInput(int i) const { return Lists(host_inputs, i); }
+  bool IsHostInput(const Node& node, int i) const {
+    return host_input_of ? host_input_of(node, i) : Lists(host_inputs, i);
+  }
   bool TakesStrides(int input) const { return Lists(strided_inputs, input); }
   static bool Lists(const std::vector<int>& indices, int i) {
     for (int index : indices) {

@@ -97,7 +97,7 @@ int Placement::InputDevice(const Node& node, const ExecutionProvider& provider, 
     return loop == carried_.end() || i < 2 ? 0 : loop->second[static_cast<size_t>(i) - 2];
   }
   for (const KernelDef* def : provider.kernels().Find(node)) {
-    if (def->IsHostInput(i)) return 0;
+    if (def->IsHostInput(node, i)) return 0;
   }
   return IndexOf(provider.device());
 }

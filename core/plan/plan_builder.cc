@@ -212,7 +212,7 @@ bool PlanBuilder::MustBeLate(const Draft& draft) const {
   for (const InputInfo& info : draft.infos) dtypes.push_back(info.dtype);
   for (const KernelDef* def : draft.provider->kernels().Find(*draft.node, dtypes)) {
     for (int i = 0; i < draft.explicit_inputs; ++i) {
-      if (draft.infos[i].present && draft.infos[i].value == nullptr && def->IsHostInput(i)) return true;
+      if (draft.infos[i].present && draft.infos[i].value == nullptr && def->IsHostInput(*draft.node, i)) return true;
     }
   }
   return false;

@@ -48,18 +48,17 @@ Status Check(const Memory& memory, const Expected& expected, const KernelContext
 // The kernel with checks around it, and counted where `on_device`.
 KernelDef Wrapped(const KernelDef& def, const std::shared_ptr<Memory>& memory, bool on_device) {
   KernelDef out = def;
-  out.create = [inner = def.create, hosts = def.host_inputs, host_outputs = def.host_outputs, memory,
-                on_device](KernelInfo& info) -> Status {
-    RETURN_IF_ERROR(inner(info));
+  out.create = [def, memory, on_device](KernelInfo& info) -> Status {
+    RETURN_IF_ERROR(def.create(info));
     ComputeFunction compute = info.TakeCompute();
     if (!compute) return {};
     Expected expected{info.node().Label(), {}, {}};
     for (int i = 0; i < info.input_count(); ++i) {
-      expected.device_inputs.push_back(on_device && !KernelDef::Lists(hosts, i));
+      expected.device_inputs.push_back(on_device && !def.IsHostInput(info.node(), i));
     }
     bool counts = false;
     for (int i = 0; i < info.output_count(); ++i) {
-      expected.device_outputs.push_back(on_device && !KernelDef::Lists(host_outputs, i));
+      expected.device_outputs.push_back(on_device && !KernelDef::Lists(def.host_outputs, i));
       counts |= expected.device_outputs.back();
     }
     info.SetCompute([=, compute = std::move(compute)](KernelContext& context) -> Status {

@@ -223,6 +223,51 @@ def test_dropout_repeats_under_a_seed():
     assert first == losses(1) and len(set(first)) == 3 and first != losses(2)
 
 
+# --- optimizers that PyTorch steps ------------------------------------------------------------------------------
+
+
+LEFT_TO_PYTORCH = {
+    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=1e-2), "no such update op"),
+    "amsgrad": (lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True), "amsgrad"),
+    "maximize": (lambda p: torch.optim.SGD(p, lr=1e-2, maximize=True), "maximize"),
+    "unlike groups": (lambda p: torch.optim.AdamW([{"params": q, "betas": (0.9, b)} for q, b in zip(p, (0.9, 0.99) * 9)]),
+                      "differ between"),
+}
+
+
+@pytest.mark.parametrize("make,reason", LEFT_TO_PYTORCH.values(), ids=LEFT_TO_PYTORCH)
+def test_other_optimizers_step_our_gradients(make, reason):
+    module = Net()
+    module.unused = torch.nn.Linear(2, 2)  # decay must not touch what has no gradient
+    other = copy.deepcopy(module)
+    first, second = make(module.parameters()), make(other.parameters())
+    data = batches(8)
+    expected = eager(module, first, data, clip=0.1, accumulate=2)
+    caesura.reset_report()
+    with pytest.warns(caesura.FallbackWarning, match=reason):
+        step = caesura.compile_step(other, F.cross_entropy, second, clip_norm=0.1, accumulation_steps=2)
+    torch.testing.assert_close([step(x, y).item() for x, y in data], expected, rtol=1e-4, atol=1e-6)
+    same(other, module)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    more = batches(2)
+    expected = eager(module, first, more, clip=0.1, accumulate=2)
+    torch.testing.assert_close([step(x, y).item() for x, y in more], expected, rtol=1e-4, atol=1e-6)
+    same(other, module)
+
+
+def test_other_optimizers_are_forbidden_by_strict():
+    module = Net()
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="Adagrad"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.Adagrad(module.parameters()))
+
+
+def test_a_scaled_loss_needs_an_update_in_the_program():
+    module = Net()
+    caesura.reset_report()
+    with pytest.warns(caesura.FallbackWarning), pytest.raises(caesura.StepRefused, match="fp16"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.Adagrad(module.parameters()), precision="fp16")
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------
 
 def refused(module, match):
@@ -280,7 +325,7 @@ def test_refuses_gradients_that_its_rules_would_not_see():
     refused(Detach(), "cut off from its gradient")
 
 
-def test_refuses_an_unknown_optimizer():
+def test_refuses_an_optimizer_that_evaluates_the_loss_itself():
     module = Net()
-    with pytest.raises(caesura.StepRefused, match="Adagrad"):
-        caesura.compile_step(module, F.cross_entropy, torch.optim.Adagrad(module.parameters()))
+    with pytest.raises(caesura.StepRefused, match="LBFGS evaluates the loss several times"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.LBFGS(module.parameters()))

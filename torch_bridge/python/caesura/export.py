@@ -8,6 +8,7 @@ import pathlib
 import onnx
 import torch
 
+from caesura.optimizers import Stepping
 from caesura.step import CompiledStep
 
 _METADATA = "caesura.step"
@@ -25,6 +26,8 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     have the names of the forward's parameters, "target" for what the loss function compares with; its output is "loss".
     Nothing in the folder needs PyTorch. An existing step in the folder is replaced, the model first.
     """
+    if isinstance(step.recipe, Stepping):
+        raise ValueError(f"{type(step.optimizer).__name__} is not part of the step: it cannot be exported")
     folder = pathlib.Path(path)
     program = step.capture(*args, **kwargs)
     recipe = step.recipe

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's optimizers as update ops: coefficients, and state that both sides share."""
+"""PyTorch's optimizers: as update ops, with state that both sides share; or as they are, stepping our gradients."""
 
+import inspect
 from dataclasses import dataclass
 
 import torch
+
+from caesura.reports import fall_back
 
 
 def _adam(group):
@@ -26,7 +29,7 @@ _OPTIMIZERS = {
 
 @dataclass
 class Recipe:
-    """What a training session needs to know of an optimizer of PyTorch's."""
+    """An optimizer of PyTorch's as an update op: what a training session needs to know of it."""
     optimizer: torch.optim.Optimizer
     name: str
     coefficients: dict
@@ -45,29 +48,95 @@ class Recipe:
     def updates(self) -> int:
         return int(self.steps[0]) if len(self.steps) else 0
 
-    def count_update(self) -> None:
-        self.steps.add_(1)
+    def accumulation_steps(self, count: int) -> int:
+        """Of the session, where the caller asks for `count`."""
+        return count
 
-    def states(self, parameter) -> dict:
-        """The parameter's state tensors, which a session's updates write to."""
-        return {name: self.optimizer.state[parameter][name] for name in self.state_names(parameter)}
+    def bindings(self, parameter) -> dict:
+        """Tensors of PyTorch's that a session's steps write to, by what the session calls them (".NAME" follows)."""
+        names = _OPTIMIZERS[type(self.optimizer)][2](self.trained[id(parameter)])
+        return {f"optimizer.{name}": self.optimizer.state[parameter][name] for name in names}
 
-    def state_names(self, parameter):
-        return _OPTIMIZERS[type(self.optimizer)][2](self.trained[id(parameter)])
+    def begin(self, session, micro_steps: int) -> None:
+        """Before a step of the session."""
+        session.learning_rate = self.learning_rate()
+        session.set_position(self.updates(), micro_steps)
+
+    def end(self, session, micro_steps: int) -> None:
+        """Behind it; `micro_steps` counts it."""
+        if session.updates != self.updates():  # with "fp16" an update may not happen
+            self.steps.add_(1)
 
 
-def describe_optimizer(optimizer, names):
-    """The recipe, with the optimizer's state made where it has none yet; None when there is no such update op.
+class Stepping:
+    """An optimizer that PyTorch steps: a session accumulates gradients, in tensors that are the parameters' .grad."""
+
+    name, coefficients, groups = "sgd", {}, []  # of an update that the session never comes to
+
+    def __init__(self, optimizer, clip_norm: float, accumulation_steps: int):
+        self.optimizer, self.clip_norm, self.count = optimizer, clip_norm, accumulation_steps
+        self.trained = {id(p): g for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
+        self.gradients = {}  # of the parameters that the programs read
+
+    def accumulation_steps(self, count: int) -> int:
+        return 2**30
+
+    def bindings(self, parameter) -> dict:
+        if parameter not in self.gradients:
+            self.gradients[parameter] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        return {"accumulator": self.gradients[parameter]}
+
+    def begin(self, session, micro_steps: int) -> None:
+        session.set_position(0, micro_steps % self.count)  # at 0 the session sets gradients, then it adds to them
+
+    def end(self, session, micro_steps: int) -> None:
+        if micro_steps % self.count:
+            return
+        for parameter, gradient in self.gradients.items():
+            parameter.grad = gradient
+        if self.count > 1:
+            torch._foreach_mul_(list(self.gradients.values()), 1 / self.count)
+        if self.clip_norm:
+            torch.nn.utils.clip_grad_norm_(list(self.gradients), self.clip_norm)
+        self.optimizer.step()
+
+
+def describe_optimizer(optimizer, names, *, clip_norm, accumulation_steps):
+    """What a training session needs to know of the optimizer: a Recipe, with the optimizer's state made where it has none
+    yet; or, where there is no such update op, with a FallbackWarning, a Stepping. Raises ValueError where neither fits.
 
     names: id of a parameter to its name.
     """
+    problem = _no_recipe(optimizer)
+    if problem is None:
+        return _make_recipe(optimizer, names)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(f"{type(optimizer).__name__} evaluates the loss several times in a step (closure)")
+    fall_back([(f"{type(optimizer).__name__}.step", problem, "compile_step")])
+    return Stepping(optimizer, clip_norm, accumulation_steps)
+
+
+def _no_recipe(optimizer):
+    """Why the optimizer is not written into the program; None where it is."""
     row = _OPTIMIZERS.get(type(optimizer))
     if row is None:
-        return None
-    name, coefficients, states, forbidden = row
-    first = coefficients(optimizer.param_groups[0])
-    if any(coefficients(g) != first or any(g.get(f) for f in forbidden) for g in optimizer.param_groups):
-        return None
+        return "there is no such update op"
+    _, coefficients, _, forbidden = row
+    groups = optimizer.param_groups
+    for option in forbidden:
+        if any(group.get(option) for group in groups):
+            return f"its option {option}"
+    if any(coefficients(group) != coefficients(groups[0]) for group in groups):
+        return "coefficients that differ between its parameter groups"
+    parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+    if len({float(optimizer.state[p].get("step", 0.0)) if p in optimizer.state else 0.0 for p in parameters}) > 1:
+        return "parameters that were updated unequally often"
+    return None
+
+
+def _make_recipe(optimizer, names) -> Recipe:
+    name, coefficients, states, _ = _OPTIMIZERS[type(optimizer)]
     base = float(optimizer.param_groups[0]["lr"])
     groups, trained = [], {}
     for group in optimizer.param_groups:
@@ -84,6 +153,5 @@ def describe_optimizer(optimizer, names):
         for key in states(trained[id(p)]):
             if state.get(key) is None:
                 state[key] = torch.zeros_like(p, memory_format=torch.contiguous_format)
-    if len(steps) and not bool((steps == steps[0]).all()):
-        return None
+    first = coefficients(optimizer.param_groups[0])
     return Recipe(optimizer, name, {k: float(v) for k, v in first.items()}, groups, trained, steps)

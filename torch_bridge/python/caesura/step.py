@@ -16,8 +16,7 @@ from caesura.aten import Refused
 from caesura.aten.forward import KEPT, import_forward
 from caesura.aten.writer import onnx_type
 from caesura.backend import decompositions
-from caesura.optimizers import describe_optimizer
-
+from caesura.optimizers import Stepping, describe_optimizer
 
 
 def _logging_calls():
@@ -43,8 +42,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]); None when the module returns its loss (a scalar, or
         an object or dict with `loss`) and takes all arguments.
     optimizer: its parameters train; SGD, Adam, AdamW and RMSprop are written into the program, and their state lies in
-        optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work as always. Others
-        are refused: wrap() the module and step them yourself. There is no zero_grad() to call.
+        optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work as always. Any
+        other is left to PyTorch, with a FallbackWarning: the program ends with the gradients, in the parameters' .grad,
+        and optimizer.step() is called behind it. There is no zero_grad() to call.
     clip_norm: global norm to clip gradients at; 0 does not clip.
     accumulation_steps: calls to one update, which goes by the mean of their gradients.
     precision: "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in float32; "fp16"
@@ -81,9 +81,14 @@ class CompiledStep:
                                    recompile_limit=64, isolate_recompiles=True)
 
     def _describe(self):
-        self.recipe = describe_optimizer(self.optimizer, self.names)
-        if self.recipe is None:
-            raise StepRefused(f"{type(self.optimizer).__name__} has no equivalent among caesura's optimizers yet")
+        try:
+            self.recipe = describe_optimizer(self.optimizer, self.names, clip_norm=self.clip_norm,
+                                             accumulation_steps=self.accumulation_steps)
+        except ValueError as error:
+            raise StepRefused(str(error)) from None
+        if isinstance(self.recipe, Stepping) and self.precision == "fp16":
+            raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
+                              "cannot be written into; 'bf16' needs no scaled loss")
         for program in self.programs:
             program.bind_states()
 
@@ -170,16 +175,12 @@ class _StepProgram:
         for name, position, bound in self.bound:
             if values[position] is not bound:
                 raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
-        recipe = owner.recipe
-        session.learning_rate = recipe.learning_rate()
-        updates = recipe.updates()
-        session.set_position(updates, owner.micro_steps)
+        owner.recipe.begin(session, owner.micro_steps)
         if self.random:
             session.seed = int(torch.randint(2**62, ()))
         loss = session.step({name: values[i] for name, i in self.feeds})
         owner.micro_steps += 1
-        if session.updates != updates:  # with "fp16" an update may not happen
-            recipe.count_update()
+        owner.recipe.end(session, owner.micro_steps)
         for position, count in self.counters:
             values[position].add_(count)
         return (torch.tensor(loss, dtype=self.dtype),)
@@ -216,8 +217,8 @@ class _StepProgram:
         self.session = _core.Training.open(model.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
-            "clip_norm": float(owner.clip_norm), "accumulation_steps": owner.accumulation_steps, "commit": "late",
-            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
+            "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
+            "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
         }, {name: value for name, _, value in bound})
         self.bind_states()
@@ -237,12 +238,12 @@ class _StepProgram:
         return model
 
     def bind_states(self):
-        """Makes the optimizer's state tensors those that the session's updates write to."""
+        """Makes the optimizer's state, or the gradients, the tensors that the session's steps write to."""
         recipe = self.owner.recipe
         for name, _, value in self.bound:
             if id(value) in recipe.trained:
-                for state, tensor in recipe.states(value).items():
-                    self.session.bind_parameter(f"optimizer.{state}.{name}", tensor)
+                for what, tensor in recipe.bindings(value).items():
+                    self.session.bind_parameter(f"{what}.{name}", tensor)
 
     def _statistics(self):
         """Placeholders that are running statistics of batch norms; sets `counters`, the other buffers that are written."""
