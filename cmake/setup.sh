@@ -278,7 +278,9 @@ set(Torch_DIR "$site/torch/share/cmake/Torch" CACHE PATH "" FORCE)
 set(nanobind_DIR "$site/nanobind/cmake" CACHE PATH "" FORCE)
 set(DLPACK_INCLUDE_DIR "$site/tvm_ffi/include" CACHE PATH "" FORCE)
 set(Python_EXECUTABLE "$venv/bin/python" CACHE FILEPATH "" FORCE)
+set(OpenVINO_DIR "$site/openvino/cmake" CACHE PATH "" FORCE)
 set(CAESURA_TORCH $([[ -e $site/torch ]] && echo ON || echo OFF) CACHE BOOL "" FORCE)
+set(CAESURA_OPENVINO $([[ -e $site/openvino/cmake ]] && echo ON || echo OFF) CACHE BOOL "" FORCE)
 $launcher
 EOF
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/plan/subgraph_partition.h"
 #include "graph_transforms/attention_fusion.h"
 #include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
@@ -48,10 +49,12 @@ PassList PrecisionPasses(DType precision) {
   return {MakeMixedPrecisionPass(precision), MakeDeadNodeEliminationPass()};
 }
 
-PassList FusionPasses() {
+PassList FusionPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
   PassList passes;
   // What others made gets its shapes, which the passes below go by.
   passes.push_back(MakeShapeInferencePass());
+  // In front of what fuses for our own kernels: providers from outside know ONNX's ops.
+  if (AnyCompiles(providers)) passes.push_back(MakeSubgraphPartitionPass(providers, std::move(changing)));
   // Sums of halves for float32 readers are float32 at once.
   passes.push_back(MakeCastPropagationPass());
   // What is added to a product is added while its tiles are in cache. Behind passes that leave fewer readers.
@@ -66,12 +69,12 @@ PassList InferencePasses(const ProviderList& providers) {
   // Dims that types tell; feeds of sessions are checked against these. (Those of training may have another batch.)
   passes.push_back(MakeShapeSimplificationPass());
   passes.push_back(MakeDeadNodeEliminationPass());
-  for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  for (auto& pass : FusionPasses(providers)) passes.push_back(std::move(pass));
   for (auto& pass : PlacementPasses(providers)) passes.push_back(std::move(pass));
   return passes;
 }
 
-PassList StepPasses() {
+PassList StepPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
   PassList passes;
   // Nodes that rules made get their shapes: many sums over what might have been broadcast turn out to be none.
   passes.push_back(MakeShapeInferencePass());
@@ -79,7 +82,7 @@ PassList StepPasses() {
   // Rules ask for the same shapes, masks and transposed values again and again.
   passes.push_back(MakeCommonSubexpressionPass({}));
   passes.push_back(MakeDeadNodeEliminationPass());
-  for (auto& pass : FusionPasses()) passes.push_back(std::move(pass));
+  for (auto& pass : FusionPasses(providers, std::move(changing))) passes.push_back(std::move(pass));
   return passes;
 }
 

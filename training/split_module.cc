@@ -127,10 +127,13 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   PlanOptions plan;
   plan.threads = options.threads;
   plan.cache_values = !shares_parameters_;
-  ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
-                                                          StepPasses(), options.disabled_passes));
-  ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan,
-                                                    FusionPasses(), options.disabled_passes));
+  const std::unordered_set<std::string> changing(program->parameters.begin(), program->parameters.end());
+  ASSIGN_OR_RETURN(program->graph,
+                   ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
+                                          StepPasses(options.providers, changing), options.disabled_passes));
+  ASSIGN_OR_RETURN(predict_,
+                   ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan,
+                                          FusionPasses(options.providers, changing), options.disabled_passes));
   program_ = std::move(program);
   return {};
 }

@@ -90,7 +90,8 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
   PlanOptions options;
   options.threads = options_.threads;
   options.cache_values = false;  // every update changes every parameter
-  return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options, StepPasses(),
+  return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options,
+                                StepPasses(options_.providers, {program.parameters.begin(), program.parameters.end()}),
                                 options_.disabled_passes, options_.memory_budget);
 }
 
@@ -106,7 +107,8 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       copy.graph->AddOutput(loss);
     }
     ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
-                     ParameterGraph::Create(copy.graph, own, options_.providers, options, FusionPasses(),
+                     ParameterGraph::Create(copy.graph, own, options_.providers, options,
+                                            FusionPasses(options_.providers, {own.begin(), own.end()}),
                                             options_.disabled_passes));
   }
   return {};

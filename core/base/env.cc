@@ -13,22 +13,24 @@ std::string Read(const char* name) {
 
 int ReadInt(const char* name) { return static_cast<int>(std::strtol(Read(name).c_str(), nullptr, 10)); }
 
-}  // namespace
-
-std::vector<std::string> DisabledPasses() {
-  std::vector<std::string> names;
+std::vector<std::string> ReadList(const char* name, char separator) {
+  std::vector<std::string> items;
   std::string current;
-  for (char c : Read("CAESURA_DISABLE_PASSES") + ",") {
-    if (c != ',') {
+  for (char c : Read(name) + separator) {
+    if (c != separator) {
       current += c;
     } else if (!current.empty()) {
-      names.push_back(std::move(current));
+      items.push_back(std::move(current));
       current.clear();
     }
   }
-  return names;
+  return items;
 }
 
+}  // namespace
+
+std::vector<std::string> DisabledPasses() { return ReadList("CAESURA_DISABLE_PASSES", ','); }
+std::vector<std::string> PluginPath() { return ReadList("CAESURA_PLUGIN_PATH", ':'); }
 int Verbosity() { return ReadInt("CAESURA_VERBOSE"); }
 int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
 std::string AggressiveCpuFallback() { return Read("CAESURA_AGGRESSIVE_CPU_FALLBACK"); }

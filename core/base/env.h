@@ -24,6 +24,9 @@ std::string MaxIsa();
 // CAESURA_AGGRESSIVE_CPU_FALLBACK: "on", "off", "seed" or "forward" (graph_transforms/cpu_fallback.h); empty where unset.
 std::string AggressiveCpuFallback();
 
+// CAESURA_PLUGIN_PATH: folders in which plug-ins are looked for by name, separated by colons (core/plugin).
+std::vector<std::string> PluginPath();
+
 }  // namespace caesura::env
 
 #endif  // CAESURA_CORE_BASE_ENV_H_

@@ -8,8 +8,15 @@
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
 #include "core/plan/node_error.h"
+#include "core/providers/compiled_subgraph.h"
 
 namespace caesura {
+namespace {
+
+// A provider has a kernel for the body as a whole; it is not run here.
+bool IsCompiled(const Node& node) { return node.Is(kCompiledSubgraphOp, kCaesuraDomain); }
+
+}  // namespace
 
 PlanBuilder::PlanBuilder(std::shared_ptr<const Graph> graph, const std::vector<FeedSpec>& feeds,
                          const ProviderList& providers, const PlanOptions& options)
@@ -164,7 +171,7 @@ PlanBuilder::Draft PlanBuilder::MakeDraft(const Node& node, int position) {
   for (const Value* input : Graph::ImplicitInputs(node)) draft.inputs.push_back(ValueId(input));
   for (uint32_t id : draft.inputs) draft.infos.push_back(Describe(id));
   for (const Value* output : node.outputs()) draft.outputs.push_back(ValueId(output));
-  if (!node.Subgraphs().empty()) AddBodies(draft);
+  if (!node.Subgraphs().empty() && !IsCompiled(node)) AddBodies(draft);
   return draft;
 }
 
@@ -191,7 +198,9 @@ void PlanBuilder::AddBodies(Draft& draft) {
 // Bodies are planned when they are reached; what they lack should be known before.
 void PlanBuilder::FindMissing(const Graph& body) {
   for (const auto& node : body.nodes()) {
-    for (const Graph* nested : node->Subgraphs()) FindMissing(*nested);
+    if (!IsCompiled(*node)) {
+      for (const Graph* nested : node->Subgraphs()) FindMissing(*nested);
+    }
     std::string why;
     const bool served = std::any_of(plan_->providers_.begin(), plan_->providers_.end(), [&](const auto& provider) {
       why.clear();

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
+#include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/plugin/plugin_provider.h"
 
 struct CaesuraStatus {
   caesura::Status status;
@@ -45,6 +48,13 @@ CaesuraStatus* Add(std::vector<T>& list, const T* given, const char* T::*name, c
   return nullptr;
 }
 
+// The folder of the library that this function is in.
+std::string OwnFolder() {
+  Dl_info info = {};
+  if (dladdr(reinterpret_cast<void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr) return {};
+  return std::filesystem::path(info.dli_fname).parent_path().string();
+}
+
 }  // namespace
 
 CaesuraStatus* GiveStatus(Status status) { return status.ok() ? nullptr : new CaesuraStatus{std::move(status)}; }
@@ -58,7 +68,6 @@ Status TakeStatus(CaesuraStatus* status) {
 
 const CaesuraApi& PluginApi() {
   static const CaesuraOpApi op = {.size = sizeof(CaesuraOpApi)};
-  static const CaesuraProviderApi provider = {.size = sizeof(CaesuraProviderApi)};
   static const CaesuraApi api = {
       .size = sizeof(CaesuraApi),
       .version = CAESURA_PLUGIN_VERSION,
@@ -78,7 +87,7 @@ const CaesuraApi& PluginApi() {
             return Add(plugin->library.providers, provider, &CaesuraProvider::name, "a provider");
           },
       .op = &op,
-      .provider = &provider,
+      .provider = &PluginProviderApi(),
   };
   return api;
 }
@@ -88,6 +97,18 @@ Result<PluginLibrary> CallPluginMain(CaesuraPluginMainFunction* main, const std:
   plugin.library.path = name;
   RETURN_IF_ERROR(TakeStatus(main(&PluginApi(), &plugin)).WithPrefix("plug-in '" + name + "': "));
   return std::move(plugin.library);
+}
+
+std::string FindPluginLibrary(const std::string& stem) {
+  const std::string file = "lib" + stem + ".so";
+  std::vector<std::string> folders = env::PluginPath();
+  folders.push_back(OwnFolder());
+  for (const std::string& folder : folders) {
+    const std::string path = folder + "/" + file;
+    std::error_code error;
+    if (!folder.empty() && std::filesystem::exists(path, error)) return path;
+  }
+  return file;
 }
 
 Result<PluginLibrary> LoadPluginLibrary(const std::string& path) {

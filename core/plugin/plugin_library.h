@@ -25,7 +25,11 @@ struct PluginLibrary {
 // more than this process knows is needed), or what the plug-in itself reports, with the path in front.
 Result<PluginLibrary> LoadPluginLibrary(const std::string& path);
 
-// The same for a function that is in the program already.
+// Where the plug-in lib<stem>.so is: in a folder of CAESURA_PLUGIN_PATH, or beside this library; else the file's name
+// alone, for the system to look for.
+std::string FindPluginLibrary(const std::string& stem);
+
+// The same as LoadPluginLibrary for a function that is in the program already.
 Result<PluginLibrary> CallPluginMain(CaesuraPluginMainFunction* main, const std::string& name);
 
 // The table that plug-ins are handed. Lives as long as the process.

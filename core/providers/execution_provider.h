@@ -13,6 +13,8 @@
 
 namespace caesura {
 
+class SubgraphCompiler;
+
 enum class CopyKind : uint8_t { kToDevice, kToHost, kWithin };
 
 // Immutable once made. Thread safety: all methods from any thread.
@@ -33,6 +35,9 @@ class ExecutionProvider {
   }
   // Waits for all work of the device that was begun before.
   virtual Status Synchronise() const { return {}; }
+  // Of providers that take parts of a graph and run each of them as a whole (core/providers/subgraph_compiler.h); null:
+  // kernels are all that this one has. Lives as long as the provider.
+  virtual const SubgraphCompiler* compiler() const { return nullptr; }
 };
 
 // In order of preference.

@@ -8,6 +8,7 @@
 #include "core/execute/partial_executor.h"
 #include "core/execute/subgraph.h"
 #include "core/plan/function_expansion.h"
+#include "core/plan/subgraph_partition.h"
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {
@@ -23,7 +24,10 @@ Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions opt
 Status Session::Prepare() {
   if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider());
   RETURN_IF_ERROR(ExpandMissingKernels(*model_.graph, options_.providers).status());
-  RETURN_IF_ERROR(RunPasses(options_.passes, model_, options_.disabled_passes).status());
+  PassList passes = options_.passes;
+  // What the list has not offered them, or made anew.
+  if (AnyCompiles(options_.providers)) passes.push_back(MakeSubgraphPartitionPass(options_.providers));
+  RETURN_IF_ERROR(RunPasses(passes, model_, options_.disabled_passes).status());
   plans_ = std::make_unique<PlanCache>(model_.graph, options_.providers,
                                        WithSubgraphs(options_.plan, options_.providers));
   return {};

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/plan/subgraph_partition.h"
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "core/base/log.h"
+#include "core/base/status_macros.h"
+#include "core/graph/extract_subgraph.h"
+#include "core/graph/op_schema.h"
+#include "core/providers/compiled_subgraph.h"
+
+namespace caesura {
+namespace {
+
+bool IsNumbers(const Value* value) {
+  if (value == nullptr) return true;
+  const ValueType& type = value->type();
+  return type.is_tensor() && type.dtype != DType::kUndefined && type.dtype != DType::kString;
+}
+
+bool IsOffered(const Node& node, const std::string& provider) {
+  if (node.phase() != Phase::kForward || !node.Subgraphs().empty()) return false;
+  if (node.Is("YieldOp", kCaesuraDomain) || (!node.provider().empty() && node.provider() != provider)) return false;
+  const OpSchema* schema = FindOpSchema(node);
+  if (schema != nullptr && schema->determinism == OpSchema::Determinism::kNonDeterministic) return false;
+  return std::all_of(node.inputs().begin(), node.inputs().end(), IsNumbers) &&
+         std::all_of(node.outputs().begin(), node.outputs().end(), IsNumbers);
+}
+
+// Nodes joined into units, such that the graph of units has no cycle: what is in a unit can run as a whole.
+class Units {
+ public:
+  explicit Units(const Graph& graph) : of_(graph.nodes().size()), members_(graph.nodes().size()) {
+    std::iota(of_.begin(), of_.end(), 0);
+    std::unordered_map<const Node*, int> position;
+    for (const auto& node : graph.nodes()) position.emplace(node.get(), static_cast<int>(position.size()));
+    readers_.resize(position.size());
+    for (const auto& [node, reader] : position) {
+      std::vector<Value*> reads = node->inputs();
+      const std::vector<Value*> implicit = Graph::ImplicitInputs(*node);
+      reads.insert(reads.end(), implicit.begin(), implicit.end());
+      for (const Value* value : reads) {
+        if (value == nullptr || value->producer() == nullptr || value->graph() != &graph) continue;
+        readers_[position.at(value->producer())].push_back(reader);
+      }
+    }
+    for (size_t i = 0; i < members_.size(); ++i) members_[i] = {static_cast<int>(i)};
+  }
+
+  const std::vector<int>& readers(int node) const { return readers_[node]; }
+  // The nodes that are one with this one, in order.
+  const std::vector<int>& members(int node) const { return members_[of_[node]]; }
+  int unit(int node) const { return of_[node]; }
+
+  // Makes one unit of those of two nodes, the first of which is read by the second; not where something outside of them
+  // reads the first and is read by the second.
+  void Join(int from, int to) {
+    const int a = of_[from], b = of_[to];
+    if (a == b || ReachesThroughOthers(a, b)) return;
+    std::vector<int> joined;
+    std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
+               std::back_inserter(joined));
+    for (int member : members_[b]) of_[member] = a;
+    members_[b].clear();
+    members_[a] = std::move(joined);
+  }
+
+ private:
+  bool ReachesThroughOthers(int a, int b) const {
+    const int last = members_[b].back();  // what stands behind it reaches none of b
+    std::vector<bool> seen(members_.size(), false);
+    seen[a] = true;
+    std::vector<int> todo;
+    auto visit = [&](int unit) {
+      for (int member : members_[unit]) {
+        for (int reader : readers_[member]) {
+          const int next = of_[reader];
+          if (unit == a && next == b) continue;
+          if (seen[next] || members_[next].front() > last) continue;
+          seen[next] = true;
+          todo.push_back(next);
+        }
+      }
+    };
+    visit(a);
+    while (!todo.empty() && !seen[b]) {
+      const int unit = todo.back();
+      todo.pop_back();
+      visit(unit);
+    }
+    return seen[b];
+  }
+
+  std::vector<int> of_;                    // by node: its unit, the number of one of its members
+  std::vector<std::vector<int>> members_;  // by unit, sorted
+  std::vector<std::vector<int>> readers_;  // by node
+};
+
+class SubgraphPartition : public Pass {
+ public:
+  SubgraphPartition(const ProviderList& providers, std::unordered_set<std::string> changing)
+      : providers_(providers), changing_(std::move(changing)) {}
+  const char* name() const override { return kSubgraphPartitionPass; }
+
+  Result<bool> Run(Model& model) override {
+    bool changed = false;
+    for (const auto& provider : providers_) {
+      if (provider->compiler() == nullptr) continue;
+      ASSIGN_OR_RETURN(const bool took, Offer(*model.graph, *provider));
+      changed |= took;
+    }
+    return changed;
+  }
+
+ private:
+  Result<bool> Offer(Graph& graph, const ExecutionProvider& provider) {
+    RETURN_IF_ERROR(graph.SortTopologically());
+    CapabilityRequest request{graph, {}, changing_};
+    for (const auto& node : graph.nodes()) request.offered.push_back(IsOffered(*node, provider.name()));
+    ASSIGN_OR_RETURN(std::vector<int> groups, provider.compiler()->Capability(request));
+    groups.resize(graph.nodes().size(), 0);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (!request.offered[i]) groups[i] = 0;
+    }
+    std::vector<std::vector<Node*>> parts = Parts(graph, groups, provider.compiler()->min_nodes());
+    const std::unordered_set<const Value*> exported = Exported(graph);
+    for (const std::vector<Node*>& part : parts) Replace(graph, part, exported, provider.name());
+    if (parts.empty()) return false;
+    graph.RemoveUnusedValues();
+    RETURN_IF_ERROR(graph.SortTopologically());
+    size_t taken = 0;
+    for (const std::vector<Node*>& part : parts) taken += part.size();
+    LogVerbose(1, provider.name() + " takes " + std::to_string(taken) + " of " + std::to_string(groups.size()) +
+                      " nodes in " + std::to_string(parts.size()) + " part(s)");
+    return true;
+  }
+
+  static std::vector<std::vector<Node*>> Parts(const Graph& graph, const std::vector<int>& groups, int min_nodes) {
+    Units units(graph);
+    const int count = static_cast<int>(groups.size());
+    for (int from = 0; from < count; ++from) {
+      if (groups[from] == 0) continue;
+      for (int to : units.readers(from)) {
+        if (groups[to] == groups[from]) units.Join(from, to);
+      }
+    }
+    std::vector<std::vector<Node*>> parts;
+    for (int i = 0; i < count; ++i) {
+      const std::vector<int>& members = units.members(i);
+      const bool first = members.front() == i;
+      if (groups[i] == 0 || !first || static_cast<int>(members.size()) < min_nodes) continue;
+      std::vector<Node*>& part = parts.emplace_back();
+      for (int member : members) part.push_back(graph.nodes()[member].get());
+    }
+    return parts;
+  }
+
+  void Replace(Graph& graph, const std::vector<Node*>& part, const std::unordered_set<const Value*>& exported,
+               const std::string& provider) const {
+    const std::unordered_set<const Node*> inside(part.begin(), part.end());
+    std::vector<Value*> outputs;
+    for (const Node* node : part) {
+      for (Value* value : node->outputs()) {
+        if (value == nullptr) continue;
+        const bool read = std::any_of(value->uses().begin(), value->uses().end(),
+                                      [&](const Value::Use& use) { return inside.count(use.node) == 0; });
+        if (read || exported.count(value)) outputs.push_back(value);
+      }
+    }
+    const std::vector<const Node*> nodes(part.begin(), part.end());
+    ExtractedSubgraph extracted = ExtractSubgraph(graph, nodes, outputs, changing_);
+    for (Node* node : part) graph.ReleaseOutputs(node);
+    AttributeMap attributes;
+    attributes[kCompiledBody] = std::shared_ptr<Graph>(extracted.graph->Clone(&graph));
+    Node* compiled = graph.AddNode(kCompiledSubgraphOp, extracted.inputs, outputs, std::move(attributes),
+                                   kCaesuraDomain);
+    compiled->set_since_version(1);
+    compiled->set_provider(provider);
+    compiled->set_source(part.front()->source());
+    graph.MoveTailBefore(graph.nodes().size() - 1, part.back());
+    graph.RemoveNodes(inside);
+  }
+
+  // What is read by a graph's outputs: this one's, or those of a body in it.
+  static std::unordered_set<const Value*> Exported(const Graph& graph) {
+    std::unordered_set<const Value*> out(graph.outputs().begin(), graph.outputs().end());
+    for (const auto& node : graph.nodes()) {
+      for (const Value* value : Graph::ImplicitInputs(*node)) out.insert(value);
+    }
+    return out;
+  }
+
+  ProviderList providers_;
+  std::unordered_set<std::string> changing_;
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeSubgraphPartitionPass(const ProviderList& providers,
+                                                std::unordered_set<std::string> changing) {
+  return std::make_shared<SubgraphPartition>(providers, std::move(changing));
+}
+
+bool AnyCompiles(const ProviderList& providers) {
+  return std::any_of(providers.begin(), providers.end(),
+                     [](const auto& provider) { return provider->compiler() != nullptr; });
+}
+
+}  // namespace caesura
