@@ -13,11 +13,6 @@ using Kind = PlannedBuffer::Kind;
 
 namespace {
 
-std::string Describe(const RuntimeValue& value) {
-  if (value.is_tensor()) return DTypeName(value.tensor().dtype()) + value.tensor().shape().ToString();
-  return value.is_sequence() ? "a sequence" : "nothing";
-}
-
 // The bytes of `tensor` under a view's dtype and shape.
 Tensor ViewAs(const PlannedValue& value, const Tensor& tensor) {
   const size_t offset = static_cast<char*>(tensor.raw()) - static_cast<char*>(tensor.buffer()->data());
@@ -25,6 +20,11 @@ Tensor ViewAs(const PlannedValue& value, const Tensor& tensor) {
 }
 
 }  // namespace
+
+std::string ExecutionState::Describe(const RuntimeValue& value) {
+  if (value.is_tensor()) return DTypeName(value.tensor().dtype()) + value.tensor().shape().ToString();
+  return value.is_sequence() ? "a sequence" : "nothing";
+}
 
 ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan_(std::move(plan)) {
   addresses_.assign(plan_->buffers().size(), nullptr);
@@ -102,6 +102,15 @@ Status ExecutionState::BindParameters() {
   return {};
 }
 
+const Tensor* ExecutionState::FetchBuffer(int fetch, int device) const {
+  if (fetch < 0 || fetch >= static_cast<int>(options_.fetch_buffers.size())) return nullptr;
+  const Tensor& given = options_.fetch_buffers[fetch];
+  if (!given.defined() || given.device() != plan_->devices()[device].device) return nullptr;
+  if (!options_.buffers_on_feeds) return &given;
+  const auto is_given = [&given](const RuntimeValue& f) { return f.is_tensor() && f.tensor().raw() == given.raw(); };
+  return std::any_of(feeds_.begin(), feeds_.end(), is_given) ? nullptr : &given;
+}
+
 Allocator& ExecutionState::FetchAllocator(int fetch, int device) const {
   const bool given = fetch >= 0 && fetch < static_cast<int>(options_.fetch_allocators.size());
   Allocator* allocator = given ? options_.fetch_allocators[fetch] : nullptr;
@@ -121,11 +130,11 @@ Status ExecutionState::BindFetch(const Yield::Item& item, int fetch) {
       return InvalidArgument("buffer for output '" + item.name + "' is " + Describe(given) + ", the output is " +
                              DTypeName(value.dtype) + value.shape.ToString());
     }
-    if (given.device() == plan_->devices()[buffer.device].device) {
-      owner = given.buffer();
-      addresses_[value.buffer] = given.raw();
-      return {};
-    }
+  }
+  if (const Tensor* given = FetchBuffer(fetch, buffer.device)) {
+    owner = given->buffer();
+    addresses_[value.buffer] = given->raw();
+    return {};
   }
   ASSIGN_OR_RETURN(owner, FetchAllocator(fetch, buffer.device).Allocate(buffer.bytes));
   addresses_[value.buffer] = owner->data();
@@ -271,11 +280,17 @@ void ExecutionState::SetDynamic(uint32_t value_id, RuntimeValue value) {
 
 Result<Tensor> ExecutionState::AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) {
   const uint32_t id = plan_->argument_values()[argument - plan_->arguments().data()];
+  const size_t given = std::max(options_.fetch_allocators.size(), options_.fetch_buffers.size());
   int fetch = -1;
-  for (size_t i = 0; i < options_.fetch_allocators.size() && i < plan_->fetches().size(); ++i) {
+  for (size_t i = 0; i < given && i < plan_->fetches().size(); ++i) {
     if (plan_->fetches()[i].value == id && plan_->fetches()[i].move) fetch = static_cast<int>(i);
   }
   const int device = plan_->buffers()[plan_->values()[id].buffer].device;
+  const Tensor* buffer = FetchBuffer(fetch, device);
+  if (buffer != nullptr && buffer->dtype() == dtype && buffer->shape() == shape) {
+    SetDynamic(id, *buffer);
+    return *buffer;
+  }
   ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(dtype, std::move(shape), FetchAllocator(fetch, device)));
   SetDynamic(id, tensor);
   return tensor;

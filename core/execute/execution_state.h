@@ -11,6 +11,7 @@
 #define CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,8 +35,13 @@ struct RunOptions {
   std::vector<ExecutionObserver*> observers = {};
   // Where fetch i comes from; entries may be null, the list may be short: then the provider's allocator.
   std::vector<Allocator*> fetch_allocators = {};
-  // A caller's buffer for fetch i: an undefined tensor means a fresh one. Clones do not write to it.
+  // A caller's buffer for fetch i: an undefined tensor means a fresh one. Clones do not write to it. Without
+  // `buffers_on_feeds` it may share no byte with a feed, and in no case with another buffer.
   std::vector<Tensor> fetch_buffers = {};
+  // Some buffer is also a feed: it is written when all else of the run has succeeded, by a copy.
+  bool buffers_on_feeds = false;
+  // Sessions end a run with kCancelled soon after it becomes true; null: never.
+  std::shared_ptr<const std::atomic<bool>> cancel = nullptr;
 };
 
 class ExecutionState : public KernelHost {
@@ -103,9 +109,12 @@ class ExecutionState : public KernelHost {
   Status VerifyContiguous() const;
   Status BindArenas();
   Allocator& AllocatorOf(int device) const { return *plan_->devices()[device].allocator; }
+  // The caller's buffer for graph output `fetch`, where it is on the device and may be written in the middle of the run.
+  const Tensor* FetchBuffer(int fetch, int device) const;
   // The caller's allocator for graph output `fetch`, where it serves the device.
   Allocator& FetchAllocator(int fetch, int device) const;
   int DeviceIndex(const Tensor& tensor) const;
+  static std::string Describe(const RuntimeValue& value);
   Result<Tensor> CopyTo(const Tensor& tensor, int device, Allocator& allocator) const;
   Status WaitForDevices() const;
   Status Poison(int device, void* data, size_t bytes, uint8_t poison) const;
@@ -115,6 +124,7 @@ class ExecutionState : public KernelHost {
   Result<RuntimeValue> HandOut(const Yield::Item& item, int fetch);
   Status HandOutYield();
   Status HandOutFetches();
+  Status CheckBuffers() const;
   Result<RuntimeValue> TakeIn(const Yield& yield, int index, RuntimeValue value) const;
   Result<RuntimeValue> OnDeviceOf(const Yield::Item& item, RuntimeValue given) const;
   Status Fill(const Tensor& to, const Tensor& from) const;

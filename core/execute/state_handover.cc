@@ -22,6 +22,8 @@ Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, int fetch)
   }
   RuntimeValue current = ValueOf(item.value);
   if (!current.is_tensor()) return current;  // sequences are immutable and may be shared
+  const Tensor* given = FetchBuffer(fetch, item.device);
+  if (given != nullptr && given->raw() == current.tensor().raw()) return current;
   // Two owners are this state and `current`; a kernel or a clone of the state may have kept the buffer too.
   const std::shared_ptr<Buffer>& owner = current.tensor().buffer();
   if (buffer.kind == Kind::kDynamic && item.move && owner->owns_memory() && owner.use_count() <= 2) return current;
@@ -51,21 +53,33 @@ Status ExecutionState::HandOutFetches() {
     const Yield::Item& item = plan_->fetches()[i];
     ASSIGN_OR_RETURN(RuntimeValue value, HandOut(item, static_cast<int>(i)));
     waits |= item.device == 0 && plan_->buffers()[plan_->values()[item.value].buffer].device != 0;
-    // A caller's buffer that the plan could not write directly (a view, an input passed through) is filled now.
-    const bool bound = i < options_.fetch_buffers.size() && options_.fetch_buffers[i].defined();
-    if (bound && value.is_tensor() && value.tensor().raw() != options_.fetch_buffers[i].raw()) {
-      const Tensor& given = options_.fetch_buffers[i];
-      if (given.dtype() != value.tensor().dtype() || given.shape() != value.tensor().shape()) {
-        return InvalidArgument("buffer for output '" + item.name + "' is " + DTypeName(given.dtype()) +
-                               given.shape().ToString() + ", the output is " + DTypeName(value.tensor().dtype()) +
-                               value.tensor().shape().ToString());
-      }
-      RETURN_IF_ERROR(Fill(given, value.tensor()));
-      value = given;
-    }
     handed_out_.push_back(std::move(value));
   }
+  RETURN_IF_ERROR(CheckBuffers());
+  // Caller's buffers that the plan could not write directly (a view, an input passed through, a buffer that is also a
+  // feed) are filled now, when nothing reads the feeds any more.
+  for (size_t i = 0; i < handed_out_.size() && i < options_.fetch_buffers.size(); ++i) {
+    const Tensor& given = options_.fetch_buffers[i];
+    if (!given.defined() || handed_out_[i].tensor().raw() == given.raw()) continue;
+    RETURN_IF_ERROR(Fill(given, handed_out_[i].tensor()));
+    handed_out_[i] = given;
+  }
   return waits ? WaitForDevices() : Status();
+}
+
+// What shows only now: that a caller's buffer is not of an output's dtype and shape.
+Status ExecutionState::CheckBuffers() const {
+  for (size_t i = 0; i < handed_out_.size() && i < options_.fetch_buffers.size(); ++i) {
+    const Tensor& given = options_.fetch_buffers[i];
+    const RuntimeValue& value = handed_out_[i];
+    if (!given.defined() || (value.is_tensor() && value.tensor().dtype() == given.dtype() &&
+                             value.tensor().shape() == given.shape())) {
+      continue;
+    }
+    return InvalidArgument("buffer for output '" + plan_->fetches()[i].name + "' is " + Describe(given) +
+                           ", the output is " + Describe(value));
+  }
+  return {};
 }
 
 // Copies to a caller's buffer, wherever that is.

@@ -19,9 +19,13 @@ bool Matches(const ExecutionPlan& plan, const std::vector<RuntimeValue>& feeds) 
 }  // namespace
 
 Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<RuntimeValue>& feeds,
-                                                            const std::vector<FeedSpec>& known) {
+                                                            const std::vector<FeedSpec>& known,
+                                                            const std::vector<std::optional<Device>>* fetch_devices) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) { return Matches(*plan, feeds); });
+  const auto& devices = fetch_devices != nullptr ? *fetch_devices : options_.fetch_devices;
+  auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
+    return plan->options().fetch_devices == devices && Matches(*plan, feeds);
+  });
   if (found != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, found);
     return plans_.front();
@@ -33,8 +37,10 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<Ru
     if (!feeds[i].has_value()) specs.back().is_tensor = true;
     if (i < known.size() && known[i].value.defined()) specs.back().value = known[i].value;
   }
+  PlanOptions options = options_;
+  options.fetch_devices = devices;
   ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan,
-                   ExecutionPlan::Create(graph_, specs, providers_, options_, captured_));
+                   ExecutionPlan::Create(graph_, specs, providers_, options, captured_));
   plans_.push_front(plan);
   if (plans_.size() > kMaxPlans) plans_.pop_back();
   ++plans_made_;

@@ -33,38 +33,45 @@ Status Session::Prepare() {
   return {};
 }
 
+Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
+  if (!value.is_tensor() || !input.type().is_tensor()) return {};
+  const auto& shape = input.type().shape;
+  const Shape& given = value.tensor().shape();
+  bool fits = value.tensor().dtype() == input.dtype() && (!shape || static_cast<int>(shape->size()) == given.rank());
+  for (int i = 0; fits && shape && i < given.rank(); ++i) fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
+  if (fits) return {};
+  return InvalidArgument("input '" + input.name() + "' is " + input.type().ToString() + ", got " +
+                         DTypeName(value.tensor().dtype()) + given.ToString());
+}
+
+Status Session::CheckComplete(const std::vector<RuntimeValue>& feeds) const {
+  std::string missing;
+  for (size_t i = 0; i < feeds.size(); ++i) {
+    const Value* input = inputs()[i];
+    if (feeds[i].has_value() || input->type().kind == ValueType::Kind::kOptional) continue;
+    if (model_.graph->Initializer(input) == nullptr) missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
+  }
+  return missing.empty() ? Status() : InvalidArgument("no value given for input(s) " + missing);
+}
+
 Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) const {
   std::vector<RuntimeValue> ordered;
-  std::string missing;
+  ordered.reserve(inputs().size());
+  size_t found = 0;
   for (const Value* input : inputs()) {
     auto it = feeds.find(input->name());
-    const bool optional = input->type().kind == ValueType::Kind::kOptional;
-    if (it == feeds.end() && !optional && model_.graph->Initializer(input) == nullptr) {
-      missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
-    }
+    found += it != feeds.end();
     ordered.push_back(it == feeds.end() ? RuntimeValue() : it->second);
-    if (it == feeds.end() || !it->second.is_tensor() || !input->type().is_tensor()) continue;
-    if (it->second.tensor().dtype() != input->dtype()) {
-      return InvalidArgument("input '" + input->name() + "' is " + input->type().ToString() + ", got " +
-                             DTypeName(it->second.tensor().dtype()) + it->second.tensor().shape().ToString());
-    }
-    const auto& shape = input->type().shape;
-    const Shape& given = it->second.tensor().shape();
-    bool fits = !shape || static_cast<int>(shape->size()) == given.rank();
-    for (int i = 0; fits && shape && i < given.rank(); ++i) fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
-    if (!fits) {
-      return InvalidArgument("input '" + input->name() + "' is " + input->type().ToString() + ", got " +
-                             DTypeName(it->second.tensor().dtype()) + given.ToString());
-    }
+    RETURN_IF_ERROR(CheckFeed(*input, ordered.back()));
   }
-  if (!missing.empty()) return InvalidArgument("no value given for input(s) " + missing);
+  RETURN_IF_ERROR(CheckComplete(ordered));
+  if (found == feeds.size()) return ordered;
   std::string unknown;
   for (const auto& [name, value] : feeds) {
-    const bool found = std::any_of(inputs().begin(), inputs().end(), [&, &name = name](const Value* v) { return v->name() == name; });
-    if (!found) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
+    const bool known = std::any_of(inputs().begin(), inputs().end(), [&, &name = name](const Value* v) { return v->name() == name; });
+    if (!known) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
   }
-  if (!unknown.empty()) return InvalidArgument("the model has no input(s) " + unknown);
-  return ordered;
+  return InvalidArgument("the model has no input(s) " + unknown);
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) try {
@@ -83,21 +90,52 @@ Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const s
     if (it == outputs().end()) return InvalidArgument("the model has no output '" + name + "'");
     wanted.push_back(it - outputs().begin());
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_->Get(ordered));
-  std::unique_ptr<ExecutionState> state = states_.Borrow(plan);
-  if (options.seed == 0) options.seed = options_.seed;
-  if (options.step == 0) options.step = runs_++;
-  RETURN_IF_ERROR(state->Start(std::move(ordered), std::move(options)));
-  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
-  if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
-  std::vector<RuntimeValue> results = state->TakeFetches();
-  states_.Return(std::move(state));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> results, RunOrdered(std::move(ordered), std::move(options)));
   if (output_names.empty()) return results;
   std::vector<RuntimeValue> selected;
   for (size_t i : wanted) selected.push_back(results[i]);
   return selected;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a run");
+}
+
+Result<std::vector<RuntimeValue>> Session::RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
+                                                      const std::vector<std::optional<Device>>& fetch_devices) {
+  constexpr int kStepsBetweenLooks = 16;  // at `cancel`
+  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_->Get(feeds, {}, &fetch_devices));
+  std::unique_ptr<ExecutionState> state = states_.Borrow(plan);
+  if (options.seed == 0) options.seed = options_.seed;
+  if (options.step == 0) options.step = runs_++;
+  const std::shared_ptr<const std::atomic<bool>> cancel = options.cancel;
+  RETURN_IF_ERROR(state->Start(std::move(feeds), std::move(options)));
+  RunOutcome outcome = RunOutcome::kStopped;
+  while (outcome == RunOutcome::kStopped) {
+    if (cancel != nullptr && *cancel) return Cancelled("the run was ended by its caller");
+    const int limit = cancel == nullptr ? INT_MAX : state->program_counter() + kStepsBetweenLooks;
+    ASSIGN_OR_RETURN(outcome, PartialExecutor::Run(*state, limit));
+  }
+  if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
+  std::vector<RuntimeValue> results = state->TakeFetches();
+  states_.Return(std::move(state));
+  return results;
+}
+
+Result<RuntimeValue> Session::ToHost(const RuntimeValue& value) const {
+  if (!value.is_tensor() || value.tensor().device().is_host()) return value;
+  const Tensor& there = value.tensor();
+  for (const auto& provider : options_.providers) {
+    if (provider->device() != there.device()) continue;
+    ASSIGN_OR_RETURN(Tensor here, Tensor::Allocate(there.dtype(), there.shape()));
+    RETURN_IF_ERROR(provider->Copy(CopyKind::kToHost, here.raw(), there.raw(), there.bytes()));
+    RETURN_IF_ERROR(provider->Synchronise());
+    return RuntimeValue(std::move(here));
+  }
+  return InvalidArgument("a tensor is on " + there.device().ToString() + ", which no provider serves");
+}
+
+Status Session::Synchronise() const {
+  for (const auto& provider : options_.providers) RETURN_IF_ERROR(provider->Synchronise());
+  return {};
 }
 
 }  // namespace caesura

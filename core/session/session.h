@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@
 #include "core/plan/plan_cache.h"
 
 namespace caesura {
+
+class IoBinding;
+struct OutputSpec;
 
 using NamedValues = std::map<std::string, RuntimeValue>;
 
@@ -47,13 +51,35 @@ class Session {
   Result<std::vector<RuntimeValue>> Run(const NamedValues& feeds, const std::vector<std::string>& output_names = {},
                                         RunOptions options = {});
 
+  // One run of what is bound (io_binding.h): the outputs, in the order in which they were bound.
+  Result<std::vector<RuntimeValue>> Run(const IoBinding& binding, RunOptions options = {});
+
+  // What a run with these inputs will give, in graph order: for callers who allocate before it (io_binding.h).
+  Result<std::vector<OutputSpec>> OutputSpecs(const NamedValues& feeds);
+  Result<std::vector<OutputSpec>> OutputSpecs(const IoBinding& binding);
+
+  // Waits for all work of all devices that was begun before.
+  Status Synchronise() const;
+
+  // A tensor that a run has left on a device, copied to the host and waited for; what is there already comes as it is.
+  Result<RuntimeValue> ToHost(const RuntimeValue& value) const;
+
   // The plan that these feeds get.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
 
  private:
+  friend class IoBinding;
   Session(Model model, SessionOptions options) : model_(std::move(model)), options_(std::move(options)) {}
   Status Prepare();
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
+  // What of a value shows before a run that the input cannot take.
+  static Status CheckFeed(const Value& input, const RuntimeValue& value);
+  // Names the inputs, by position, that have neither a value nor a default.
+  Status CheckComplete(const std::vector<RuntimeValue>& feeds) const;
+  // Feeds by graph input; all outputs in graph order, each on its device of `fetch_devices` (as in PlanOptions).
+  Result<std::vector<RuntimeValue>> RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
+                                               const std::vector<std::optional<Device>>& fetch_devices = {});
+  Result<std::vector<OutputSpec>> SpecsOf(const std::vector<RuntimeValue>& feeds);
 
   Model model_;
   SessionOptions options_;

@@ -35,8 +35,27 @@ std::shared_ptr<const ExecutionProvider> CpuProvider();
 // ours. Raises ValueError for other names, and NotImplementedError for PyTorch's where no library was opened.
 std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name);
 
-// What a dict of arrays (or of what caesura.values.to_value takes) holds, by name. Arrays are kept alive, not copied.
+// An array, an OrtValue, or what else caesura.values.to_value takes. Dense arrays are kept alive, not copied; sets `copied`
+// where the bytes are others than the array's.
+RuntimeValue ValueOf(nanobind::handle item, bool* copied = nullptr);
+// Whether it is a NumPy array.
+bool IsArray(nanobind::handle item);
+// The same for a dict of them, by name.
 NamedValues FeedsOf(nanobind::dict feeds);
+// As caesura.values.from_value: a NumPy array that shares the bytes (`torch`: a torch.Tensor), a list, or None.
+nanobind::object ObjectOf(const RuntimeValue& value, bool torch);
+
+// What caesura.OrtValue holds.
+struct OrtValue {
+  RuntimeValue value;
+  bool read_only = false;  // bytes of somebody else's that may not be written to
+};
+// A tensor on the object's own bytes: NumPy arrays, and what has DLPack. Raises ValueError where it is not dense.
+OrtValue Borrowed(nanobind::handle object);
+// "cpu", "cuda" or "device" (one that DLPack has no code for). Raises ValueError for others.
+Device DeviceNamed(const std::string& type, int index);
+// onnxruntime's spelling: "tensor(float)", "seq(tensor(int64))".
+std::string TypeText(const ValueType& type);
 
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);
@@ -52,6 +71,7 @@ nanobind::object ToTorch(const Tensor& tensor);
 
 void BindExchange(nanobind::class_<RuntimeValue>& value);  // tensor_exchange.cc: the DLPack methods
 void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from NumPy
+void BindOrtValue(nanobind::module_& m);  // ort_value.cc
 void BindSession(nanobind::module_& m);   // inference_session.cc
 void BindTraining(nanobind::module_& m);  // training_session.cc
 void BindSplit(nanobind::module_& m);     // split_module.cc

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/load/model_reader.h"
-#include "core/session/session.h"
+// Sessions and bindings for Python. Runs let go of the interpreter's lock; what they read of Python's is taken before.
+#include <optional>
+#include <utility>
+
+#include "core/providers/counting_provider.h"
+#include "core/session/io_binding.h"
 #include "graph_transforms/pipeline.h"
 #include "torch_bridge/python/bindings.h"
 
@@ -9,15 +13,150 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-std::unique_ptr<Session> Open(Result<Model> model, int threads, const std::string& provider) {
-  SessionOptions options;
-  options.plan.threads = threads;
-  if (provider == "cpu") options.passes = InferencePasses();  // they fuse for our own kernels
-  options.providers = {NamedProvider(provider)};
-  return Unwrap(Session::Create(Unwrap(std::move(model)), std::move(options)));
+// What an InferenceSession of the package is made with.
+struct SessionSettings {
+  int threads = 0;
+  std::vector<std::string> providers;  // as NamedProvider takes them, or "counting"
+  int optimization = 2;                // 0: none; 1: what keeps the graph's ops; 2: fusion too
+  bool reuse_memory = true;
+};
+
+struct RunSettings {
+  std::shared_ptr<std::atomic<bool>> terminate = std::make_shared<std::atomic<bool>>(false);
+  std::string tag;
+};
+
+class PythonSession {
+ public:
+  PythonSession(nb::object source, const SessionSettings& settings) {
+    SessionOptions options;
+    options.plan.threads = settings.threads;
+    options.plan.reuse_memory = settings.reuse_memory;
+    bool ours = true;  // fusion is for our own kernels
+    for (const std::string& name : settings.providers) {
+      ours &= name == "cpu" || name == "counting";
+      if (name == "counting") {
+        device_.emplace(CountingOptions{});
+        options.providers.push_back(device_->providers().front());
+      } else if (device_ && name == "cpu") {
+        options.providers.push_back(device_->providers().back());
+      } else {
+        options.providers.push_back(NamedProvider(name));
+      }
+    }
+    if (settings.optimization == 1) options.passes = ForwardPasses();
+    if (settings.optimization == 2 && ours) options.passes = InferencePasses(options.providers);
+    Model model = ReadSource(source);
+    session_ = Unwrap([&] {
+      nb::gil_scoped_release release;
+      return Session::Create(std::move(model), std::move(options));
+    }());
+  }
+
+  Session& session() { return *session_; }
+  const std::optional<CountingDevice>& device() const { return device_; }
+
+  NamedValues Take(nb::dict feeds) {
+    NamedValues values;
+    for (auto [name, item] : feeds) {
+      bool copied = false;
+      values.emplace(nb::cast<std::string>(name), ValueOf(item, &copied));
+      ++inputs_;
+      inputs_copied_ += copied;
+    }
+    return values;
+  }
+  nb::tuple exchanged() const { return nb::make_tuple(inputs_, inputs_copied_); }
+
+  std::vector<RuntimeValue> Run(const NamedValues& feeds, const std::vector<std::string>& names, RunSettings* settings) {
+    RunOptions options = OptionsOf(settings);
+    auto results = [&] {
+      nb::gil_scoped_release release;
+      return session_->Run(feeds, names, std::move(options));
+    }();
+    return Unwrap(std::move(results));
+  }
+  std::vector<RuntimeValue> Run(const IoBinding& binding, RunSettings* settings) {
+    RunOptions options = OptionsOf(settings);
+    auto results = [&] {
+      nb::gil_scoped_release release;
+      return session_->Run(binding, std::move(options));
+    }();
+    return Unwrap(std::move(results));
+  }
+
+ private:
+  static RunOptions OptionsOf(const RunSettings* settings) {
+    RunOptions options;
+    if (settings == nullptr) return options;
+    options.cancel = settings->terminate;
+    options.tag = settings->tag;
+    return options;
+  }
+
+  std::optional<CountingDevice> device_;
+  std::unique_ptr<Session> session_;
+  uint64_t inputs_ = 0, inputs_copied_ = 0;  // under the interpreter's lock
+};
+
+// What caesura.IOBinding holds: what is bound, and what the run that ended last has given.
+class PythonBinding {
+ public:
+  explicit PythonBinding(PythonSession& session) : session_(session), binding_(session.session()) {}
+
+  void BindInput(const std::string& name, const OrtValue& value) { Check(binding_.BindInput(name, value.value)); }
+  void BindOutput(const std::string& name, const OrtValue& value, bool replaces_input) {
+    if (value.read_only) Raise(InvalidArgument("the buffer bound to output '" + name + "' is read-only"));
+    if (!value.value.is_tensor()) Raise(InvalidArgument("the buffer bound to output '" + name + "' is no tensor"));
+    Check(binding_.BindOutput(name, value.value.tensor(),
+                              replaces_input ? IoBinding::Overlap::kExact : IoBinding::Overlap::kRefused));
+  }
+  void BindOutputOn(const std::string& name, const std::string& device, int index) {
+    Check(binding_.BindOutput(name, DeviceNamed(device, index)));
+  }
+  void ClearInputs() { binding_.ClearInputs(); }
+  void ClearOutputs() {
+    binding_.ClearOutputs();
+    results_.clear();
+  }
+
+  nb::list Run(RunSettings* settings) {
+    const IoBinding now = binding_;  // other threads may bind while this one runs
+    results_ = session_.Run(now, settings);
+    return Outputs();
+  }
+  nb::list Outputs() const {
+    nb::list out;
+    for (const RuntimeValue& value : results_) out.append(OrtValue{value});
+    return out;
+  }
+  nb::list OutputsOnHost() {
+    const std::vector<RuntimeValue> results = results_;
+    nb::list out;
+    for (const RuntimeValue& value : results) out.append(ObjectOf(Unwrap(session_.session().ToHost(value)), false));
+    return out;
+  }
+  std::vector<std::string> names() const { return binding_.output_names(); }
+  std::vector<OutputSpec> Specs() { return Unwrap(session_.session().OutputSpecs(binding_)); }
+
+ private:
+  static void Check(const Status& status) {
+    if (!status.ok()) Raise(status);
+  }
+
+  PythonSession& session_;  // kept alive by the binding's Python object
+  IoBinding binding_;
+  std::vector<RuntimeValue> results_;
+};
+
+// Whether a torch.Tensor is among the values, so that the outputs should be such too.
+bool HoldTorch(nb::dict feeds) {
+  bool arrays = true;
+  for (auto [name, item] : feeds) arrays &= IsArray(item);
+  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.values").attr("holds_torch")(feeds.attr("values")()));
 }
 
-// (name, type text, dtype number, dims: int, symbol or None; None when the rank is unknown)
+// (name, type text, dims: int, symbol or None; None when the rank is unknown)
 nb::tuple Describe(const Value* value) {
   nb::object dims = nb::none();
   if (value->type().shape) {
@@ -29,38 +168,111 @@ nb::tuple Describe(const Value* value) {
     }
     dims = list;
   }
-  return nb::make_tuple(value->name(), value->type().ToString(), static_cast<int>(value->dtype()), dims);
+  return nb::make_tuple(value->name(), TypeText(value->type()), dims);
 }
 
-std::vector<nb::tuple> DescribeAll(const std::vector<Value*>& values) {
+// Inputs that have an initializer, or those that have none.
+std::vector<nb::tuple> DescribeInputs(PythonSession& session, bool with_default) {
   std::vector<nb::tuple> out;
-  for (const Value* value : values) out.push_back(Describe(value));
+  const Graph& graph = *session.session().model().graph;
+  for (const Value* value : graph.inputs()) {
+    if ((graph.Initializer(value) != nullptr) == with_default) out.push_back(Describe(value));
+  }
+  return out;
+}
+
+std::vector<nb::tuple> DescribeOutputs(PythonSession& session) {
+  std::vector<nb::tuple> out;
+  for (const Value* value : session.session().outputs()) out.push_back(Describe(value));
+  return out;
+}
+
+// name -> shape as a list, or None where it shows only in the run
+nb::dict ShapesOf(const std::vector<OutputSpec>& specs) {
+  nb::dict out;
+  for (const OutputSpec& spec : specs) {
+    out[spec.name.c_str()] = spec.known ? nb::cast(spec.shape.dims()) : nb::none();
+  }
+  return out;
+}
+
+nb::dict CountsOf(PythonSession& session) {
+  if (!session.device()) Raise(InvalidArgument("the session has no device that counts"));
+  const DeviceCounts counts = session.device()->counts();
+  nb::dict out;
+  out["kernels"] = counts.kernels;
+  out["copies_to_device"] = counts.copies_to_device;
+  out["bytes_to_device"] = counts.bytes_to_device;
+  out["copies_to_host"] = counts.copies_to_host;
+  out["bytes_to_host"] = counts.bytes_to_host;
+  out["copies_within"] = counts.copies_within;
+  out["synchronisations"] = counts.synchronisations;
   return out;
 }
 
 }  // namespace
 
 void BindSession(nb::module_& m) {
-  nb::class_<Session>(m, "Session")
-      .def_static("from_path", [](const std::string& path, int threads, const std::string& provider) {
-                    return Open(ReadModel(path), threads, provider);
-                  })
-      .def_static("from_bytes",
-                  [](nb::bytes bytes, int threads, const std::string& provider) {
-                    return Open(ReadModelBytes(std::string_view(bytes.c_str(), bytes.size())), threads, provider);
-                  })
-      .def("inputs", [](const Session& s) { return DescribeAll(s.inputs()); })
-      .def("outputs", [](const Session& s) { return DescribeAll(s.outputs()); })
-      .def("run",
-           [](Session& session, nb::dict arrays, const std::vector<std::string>& names) {
-             const NamedValues feeds = FeedsOf(arrays);
-             auto results = [&] {
-               nb::gil_scoped_release release;
-               return session.Run(feeds, names);
-             }();
-             return Unwrap(std::move(results));
+  nb::class_<RunSettings>(m, "RunSettings")
+      .def(nb::init<>())
+      .def_prop_rw("terminate", [](const RunSettings& s) { return s.terminate->load(); },
+                   [](RunSettings& s, bool value) { *s.terminate = value; })
+      .def_rw("logid", &RunSettings::tag);
+  nb::class_<PythonSession>(m, "Session")
+      .def("__init__",
+           [](PythonSession* self, nb::object source, std::vector<std::string> providers, int threads, int optimization,
+              bool reuse_memory) {
+             new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory});
+           },
+           nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"), nb::arg("reuse_memory"))
+      .def("inputs", &DescribeInputs, nb::arg("with_default"))
+      .def("outputs", &DescribeOutputs)
+      .def("metadata",
+           [](PythonSession& s) {
+             const Model& model = s.session().model();
+             return nb::make_tuple(model.producer, model.graph->name(), model.metadata);
            })
-      .def("plan", [](Session& session, nb::dict arrays) { return Unwrap(session.Plan(FeedsOf(arrays)))->ToString(); });
+      .def("run",
+           [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds, RunSettings* settings, bool torch) {
+             torch = torch || HoldTorch(feeds);
+             nb::list out;
+             for (const RuntimeValue& value : s.Run(s.Take(feeds), names, settings)) out.append(ObjectOf(value, torch));
+             return out;
+           },
+           nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none(), nb::arg("torch") = false)
+      .def("run_values",
+           [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds, RunSettings* settings) {
+             nb::list out;
+             for (RuntimeValue& value : s.Run(s.Take(feeds), names, settings)) out.append(OrtValue{std::move(value)});
+             return out;
+           },
+           nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none())
+      .def("output_shapes", [](PythonSession& s, nb::dict feeds) {
+        return ShapesOf(Unwrap(s.session().OutputSpecs(FeedsOf(feeds))));
+      })
+      .def("synchronise",
+           [](PythonSession& s) {
+             const Status status = [&] {
+               nb::gil_scoped_release release;
+               return s.session().Synchronise();
+             }();
+             if (!status.ok()) Raise(status);
+           })
+      .def("exchanged", &PythonSession::exchanged)
+      .def("device_counts", &CountsOf)
+      .def("plan", [](PythonSession& s, nb::dict feeds) { return Unwrap(s.session().Plan(FeedsOf(feeds)))->ToString(); });
+  nb::class_<PythonBinding>(m, "Binding")
+      .def(nb::init<PythonSession&>(), nb::keep_alive<1, 2>())
+      .def("bind_input", &PythonBinding::BindInput)
+      .def("bind_output", &PythonBinding::BindOutput)
+      .def("bind_output_on", &PythonBinding::BindOutputOn)
+      .def("clear_inputs", &PythonBinding::ClearInputs)
+      .def("clear_outputs", &PythonBinding::ClearOutputs)
+      .def("run", &PythonBinding::Run, nb::arg("settings").none())
+      .def("outputs", &PythonBinding::Outputs)
+      .def("outputs_on_host", &PythonBinding::OutputsOnHost)
+      .def("names", &PythonBinding::names)
+      .def("output_shapes", [](PythonBinding& b) { return ShapesOf(b.Specs()); });
 }
 
 }  // namespace caesura::python

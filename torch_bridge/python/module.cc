@@ -80,6 +80,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   caesura::python::BindValues(m);
+  caesura::python::BindOrtValue(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);
   caesura::python::BindSplit(m);

@@ -52,8 +52,8 @@ DType DTypeOfFormat(const char* format, Py_ssize_t size) {
 }
 
 // A NumPy array of a common dtype whose elements lie in order, without a trip through the package.
-std::optional<RuntimeValue> FromArray(nb::handle item) {
-  if (std::strcmp(Py_TYPE(item.ptr())->tp_name, "numpy.ndarray") != 0) return std::nullopt;
+std::optional<RuntimeValue> FromArray(nb::handle item, bool* read_only) {
+  if (!IsArray(item)) return std::nullopt;
   auto release = [](Py_buffer* view) {
     if (!Py_IsInitialized()) return;
     nb::gil_scoped_acquire gil;
@@ -68,10 +68,29 @@ std::optional<RuntimeValue> FromArray(nb::handle item) {
   const DType dtype = DTypeOfFormat(view->format, view->itemsize);
   if (dtype == DType::kUndefined) return std::nullopt;
   Shape shape(std::vector<int64_t>(view->shape, view->shape + view->ndim));
+  if (read_only != nullptr) *read_only = view->readonly != 0;
   Py_buffer* held = view.release();
   return Tensor(dtype, std::move(shape),
                 std::make_shared<Buffer>(held->buf, static_cast<size_t>(held->len), Device{},
                                          [held, release](void*) { release(held); }));
+}
+
+// The dtypes that NumPy has itself.
+std::optional<nb::dlpack::dtype> NumpyType(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return nb::dtype<float>();
+    case DType::kFloat64: return nb::dtype<double>();
+    case DType::kInt64: return nb::dtype<int64_t>();
+    case DType::kInt32: return nb::dtype<int32_t>();
+    case DType::kInt16: return nb::dtype<int16_t>();
+    case DType::kInt8: return nb::dtype<int8_t>();
+    case DType::kUInt64: return nb::dtype<uint64_t>();
+    case DType::kUInt32: return nb::dtype<uint32_t>();
+    case DType::kUInt16: return nb::dtype<uint16_t>();
+    case DType::kUInt8: return nb::dtype<uint8_t>();
+    case DType::kBool: return nb::dtype<bool>();
+    default: return std::nullopt;
+  }
 }
 
 RuntimeValue TensorFromStrings(const std::vector<int64_t>& dims, const std::vector<std::string>& strings) {
@@ -90,16 +109,58 @@ nb::object BytesOfTensor(const RuntimeValue& value) {
 
 }  // namespace
 
+bool IsArray(nb::handle item) { return std::strcmp(Py_TYPE(item.ptr())->tp_name, "numpy.ndarray") == 0; }
+
+RuntimeValue ValueOf(nb::handle item, bool* copied) {
+  if (std::optional<RuntimeValue> array = FromArray(item, nullptr)) return *std::move(array);
+  if (HasDlpackFunctions(item)) {
+    DlpackImport facts;
+    Tensor tensor = FromPython(item, &facts);
+    if (copied != nullptr) *copied |= facts.copied;
+    return tensor;
+  }
+  if (nb::isinstance<OrtValue>(item)) return nb::cast<OrtValue&>(item).value;
+  auto value = nb::cast<RuntimeValue>(nb::module_::import_("caesura.values").attr("to_value")(item));
+  if (copied == nullptr || !value.is_tensor()) return value;
+  *copied |= !IsArray(item) || nb::cast<uintptr_t>(item.attr("ctypes").attr("data")) !=
+                                   reinterpret_cast<uintptr_t>(value.tensor().raw());
+  return value;
+}
+
+OrtValue Borrowed(nb::handle object) {
+  OrtValue out;
+  bool copied = false;
+  if (std::optional<RuntimeValue> array = FromArray(object, &out.read_only)) {
+    out.value = *std::move(array);
+  } else if (IsArray(object)) {
+    out.value = ValueOf(object, &copied);
+    out.read_only = !nb::cast<bool>(object.attr("flags").attr("writeable"));
+  } else {
+    DlpackImport facts;
+    out.value = FromPython(object, &facts);
+    copied = facts.copied;
+    out.read_only = facts.read_only;
+  }
+  if (copied) Raise(InvalidArgument("the tensor is not dense (or not aligned), so its own bytes cannot be bound; make it contiguous"));
+  return out;
+}
+
 NamedValues FeedsOf(nb::dict feeds) {
   NamedValues out;
-  for (auto [name, item] : feeds) {
-    std::optional<RuntimeValue> value;
-    if (HasDlpackFunctions(item)) value = FromPython(item);
-    else value = FromArray(item);
-    if (!value) value = nb::cast<RuntimeValue>(nb::module_::import_("caesura.values").attr("to_value")(item));
-    out.emplace(nb::cast<std::string>(name), *std::move(value));
-  }
+  for (auto [name, item] : feeds) out.emplace(nb::cast<std::string>(name), ValueOf(item));
   return out;
+}
+
+nb::object ObjectOf(const RuntimeValue& value, bool torch) {
+  if (!value.has_value()) return nb::none();
+  if (value.is_tensor() && torch && value.tensor().dtype() != DType::kString) return ToTorch(value.tensor());
+  const auto type = value.is_tensor() ? NumpyType(value.tensor().dtype()) : std::nullopt;
+  if (!type) return nb::module_::import_("caesura.values").attr("from_value")(value, torch);
+  const Tensor& tensor = value.tensor();
+  auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
+  nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });
+  const std::vector<size_t> shape(tensor.shape().begin(), tensor.shape().end());
+  return nb::cast(nb::ndarray<nb::numpy>(tensor.raw(), shape.size(), shape.data(), owner, nullptr, *type));
 }
 
 void BindValues(nb::module_& m) {

@@ -5,24 +5,30 @@
     model = caesura.wrap(model)                                   # a PyTorch module: forward and backward run here
     step = caesura.compile_step(model, loss_fn, optimizer)        # or the whole step, optimizer included
     session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
+    session = caesura.InferenceSession("net.onnx")                # or one that is only run
 
 What needs PyTorch imports it when it is first used.
 """
 
 import importlib
 
-from caesura.inference_session import InferenceSession, ValueInfo
+from caesura.inference_session import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
+                                       get_device)
+from caesura.io_binding import IOBinding, OrtValue
+from caesura.session_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, RunOptions, SessionOptions
 from caesura.split_module import SplitModule
 from caesura.training_session import TrainingSession, open_step
 
 _WITH_TORCH = {
-    "wrap": "caesura.module",
+    "wrap": "caesura.module", "OnnxModule": "caesura.onnx_module",
     "compile_step": "caesura.step", "StepRefused": "caesura.step",
     "export_step": "caesura.export", "load_step": "caesura.export",
     "report": "caesura.reports", "reset_report": "caesura.reports", "strict": "caesura.reports",
     "FallbackWarning": "caesura.reports", "StrictError": "caesura.reports",
 }
-__all__ = ["InferenceSession", "SplitModule", "TrainingSession", "ValueInfo", "open_step", *_WITH_TORCH]
+__all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata",
+           "NodeArg", "OrtValue", "RunOptions", "SessionOptions", "SplitModule", "TrainingSession",
+           "get_available_providers", "get_device", "open_step", *_WITH_TORCH]
 __version__ = "0.1.0"
 
 

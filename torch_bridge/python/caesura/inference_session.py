@@ -1,54 +1,213 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running an ONNX model, with the conventions of onnxruntime.InferenceSession."""
+"""Running an ONNX model, with the conventions of onnxruntime.InferenceSession: moving is an import line."""
 
+import concurrent.futures
 import os
+import sys
 from typing import NamedTuple, Optional, Sequence
 
-from caesura import _core
-from caesura.values import from_value, holds_torch
+from caesura import _core, torch_library
+from caesura.io_binding import IOBinding
+from caesura.session_options import SessionOptions
+
+_CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
+_SHORT = {"cpu": ("cpu",), "torch": ("torch",), "torch-only": ("torch-only",)}
 
 
-class ValueInfo(NamedTuple):
-    """One input or output: its name, its type as text, and its dims (int, symbol or None; None: unknown rank)."""
+def get_available_providers() -> list:
+    """What `providers` may name here. TorchExecutionProvider (PyTorch's own operators, where one means the same as the
+    node) needs PyTorch at hand."""
+    return [_CPU] + [_TORCH] * torch_library.built()
+
+
+def get_device() -> str:
+    return "CPU"
+
+
+class NodeArg(NamedTuple):
+    """One input or output: its name, its type ("tensor(float)"), and its dims (int, symbol or None; None: unknown rank)."""
 
     name: str
     type: str
     shape: Optional[list]
 
 
+class ModelMetadata(NamedTuple):
+    """What the file says beside the graph."""
+
+    producer_name: str
+    graph_name: str
+    custom_metadata_map: dict
+
+
+def _named(providers, provider_options) -> list:
+    """The providers in order, the CPU's behind them; raises for names, options and forms that are not known."""
+    known = get_available_providers() + [_COUNTING]
+    names = []
+    if isinstance(providers, str):
+        raise ValueError(f"providers is a list of names, got the string '{providers}'")
+    if provider_options is not None and len(provider_options) != len(providers):
+        raise ValueError(f"{len(provider_options)} provider_options for {len(providers)} providers")
+    for i, item in enumerate(providers):
+        name, options = item if isinstance(item, tuple) else (item, provider_options[i] if provider_options else {})
+        if name not in known:
+            raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
+        if options:
+            raise ValueError(f"provider {name} has no option '{next(iter(options))}'")
+        if name not in names:
+            names.append(name)
+    return names if _CPU in names else [*names, _CPU]
+
+
+def _native(names) -> list:
+    """As _core.Session takes them: PyTorch's operators in front of our own kernels are one provider, in its memory."""
+    if _TORCH in names:
+        torch_library.load()
+    if names[:2] == [_TORCH, _CPU]:
+        return ["torch"]
+    return [{_CPU: "cpu", _TORCH: "torch-only", _COUNTING: "counting"}[name] for name in names]
+
+
 class InferenceSession:
     """A model made ready to run.
 
-    model: a path, or the bytes of an ONNX file (external data needs a path).
-    threads: how many threads a kernel may use; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
-    provider: "cpu"; "torch": PyTorch's own operators where it has an equivalent, our kernels elsewhere; or "torch-only".
-        The latter two need torch_library.load().
+    path_or_bytes: a path, or the bytes of an ONNX file (external data needs a path).
+    sess_options: SessionOptions. threads: short for its intra_op_num_threads.
+    providers: names, or (name, options) pairs, in order of preference; the CPU's own kernels always come last. Names that
+        are not known are a ValueError, where onnxruntime warns and goes on with another provider. For tests there is
+        CountingExecutionProvider beside those of get_available_providers(): a stand-in for a device, in host memory of its
+        own, that counts copies and waits (device_counts()).
+    provider: instead of providers "cpu", "torch" (the same as TorchExecutionProvider) or "torch-only", which leaves nothing
+        to our own kernels.
 
-    run() may be called from several threads at the same time; it releases the interpreter lock.
+    Any number of threads may run a session at the same time; runs let go of the interpreter's lock. A run sees the inputs'
+    own bytes (those that are dense) and gives outputs that are the caller's alone.
     """
 
-    def __init__(self, model, threads: int = 0, provider: str = "cpu"):
-        if isinstance(model, (bytes, bytearray, memoryview)):
-            self._session = _core.Session.from_bytes(bytes(model), threads, provider)
+    def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
+                 provider_options: Optional[Sequence[dict]] = None, *, threads: int = 0, provider: Optional[str] = None):
+        bytes_like = isinstance(path_or_bytes, (bytes, bytearray, memoryview))
+        self._source = bytes(path_or_bytes) if bytes_like else os.fspath(path_or_bytes)
+        self._options = sess_options if sess_options is not None else SessionOptions()
+        self._settings = self._options.settings()
+        if threads:
+            self._settings["threads"] = threads
+        self._async_runs = None
+        if provider is None:
+            self.set_providers(providers if providers is not None else [_CPU], provider_options)
+        elif providers is not None:
+            raise ValueError("give providers or provider, not both")
+        elif provider not in _SHORT:
+            raise ValueError(f"provider '{provider}' is none of {', '.join(_SHORT)}")
         else:
-            self._session = _core.Session.from_path(os.fspath(model), threads, provider)
+            self._open([_CPU] if provider == "cpu" else [_TORCH] if provider == "torch-only" else [_TORCH, _CPU],
+                       list(_SHORT[provider]))
+
+    def _open(self, names, native):
+        self._session = _core.Session(self._source, native, **self._settings)
+        self._providers = names
+        self._inputs = [NodeArg(*row) for row in self._session.inputs(with_default=False)]
+        self._overridable = [NodeArg(*row) for row in self._session.inputs(with_default=True)]
+        self._outputs = [NodeArg(*row) for row in self._session.outputs()]
+
+    # --- what the model is ---
 
     def get_inputs(self) -> list:
-        return [ValueInfo(name, text, dims) for name, text, _, dims in self._session.inputs()]
+        """Those that a run must be given, as NodeArg."""
+        return list(self._inputs)
+
+    def get_overridable_initializers(self) -> list:
+        """Inputs with a default, which a run may be given."""
+        return list(self._overridable)
 
     def get_outputs(self) -> list:
-        return [ValueInfo(name, text, dims) for name, text, _, dims in self._session.outputs()]
+        return list(self._outputs)
 
-    def run(self, output_names: Optional[Sequence[str]], feeds: dict) -> list:
+    def get_modelmeta(self) -> ModelMetadata:
+        return ModelMetadata(*self._session.metadata())
+
+    def get_session_options(self) -> SessionOptions:
+        return self._options
+
+    # --- where it runs ---
+
+    def get_providers(self) -> list:
+        """The names in order of preference."""
+        return list(self._providers)
+
+    def get_provider_options(self) -> dict:
+        return {name: {} for name in self._providers}
+
+    def set_providers(self, providers: Optional[Sequence] = None, provider_options: Optional[Sequence[dict]] = None):
+        """Reads the model again and makes it ready for these. Bindings that were made before stay with the old ones."""
+        names = _named(providers if providers is not None else [_CPU], provider_options)
+        self._open(names, _native(names))
+
+    # --- runs ---
+
+    def run(self, output_names: Optional[Sequence[str]], input_feed: dict, run_options=None) -> list:
         """Outputs as NumPy arrays (lists for sequences, None for empty optionals).
 
-        output_names: which, in which order; None for all. feeds: input name to array; inputs that have a default may
-        be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy; where one is a
+        output_names: which, in which order; None for all. input_feed: input name to array or OrtValue; inputs that have a
+        default may be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy; where one is a
         torch.Tensor the outputs are so too.
         """
-        torch = holds_torch(feeds.values())
-        return [from_value(value, torch) for value in self._session.run(feeds, list(output_names or []))]
+        return self._session.run(output_names or (), input_feed, run_options)
 
-    def plan(self, feeds: dict) -> str:
-        """The execution plan for feeds of these shapes, one line a step."""
-        return self._session.plan(feeds)
+    def run_with_ort_values(self, output_names: Optional[Sequence[str]], input_dict_ort_values: dict, run_options=None) -> list:
+        """The same with OrtValues, in and out."""
+        return self._session.run_values(output_names or (), input_dict_ort_values, run_options)
+
+    def run_async(self, output_names: Optional[Sequence[str]], input_feed: dict, callback, user_data=None, run_options=None):
+        """Returns at once; later callback(results, user_data, error) is called in another thread: results as run() gives
+        them and "", or None and what went wrong.
+
+        The arrays must stay as they are until then. What the callback itself raises goes to sys.excepthook.
+        """
+        feed = dict(input_feed)
+        if self._async_runs is None:
+            self._async_runs = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="caesura-run")
+
+        def work():
+            try:
+                results, error = self.run(output_names, feed, run_options), ""
+            except Exception as failure:  # handed to the callback, whatever it is
+                results, error = None, str(failure) or type(failure).__name__
+            callback(results, user_data, error)
+
+        self._async_runs.submit(work).add_done_callback(_report)
+
+    def io_binding(self) -> IOBinding:
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options=None) -> list:
+        """Runs on what is bound, and returns the outputs as OrtValues, in the order in which they were bound."""
+        return iobinding.run(run_options)
+
+    def output_shapes(self, input_feed: dict) -> dict:
+        """What a run with inputs of these shapes will give, by name: for allocating before it. None where the shape depends
+        on the inputs' elements."""
+        return self._session.output_shapes(input_feed)
+
+    # --- looking inside ---
+
+    def plan(self, input_feed: dict) -> str:
+        """The execution plan for inputs of these shapes, one line a step."""
+        return self._session.plan(input_feed)
+
+    def exchange_counts(self) -> dict:
+        """Inputs that run() was given since the session was made, and how many of them had to be copied: what was not
+        dense, and lists and numbers. Bound inputs are never copied."""
+        given, copied = self._session.exchanged()
+        return {"inputs": given, "inputs_copied": copied}
+
+    def device_counts(self) -> dict:
+        """Kernels, copies, their bytes and waits since the session was made, of CountingExecutionProvider's device."""
+        return self._session.device_counts()
+
+
+def _report(done: concurrent.futures.Future):
+    """Says aloud what a callback has raised."""
+    error = done.exception()
+    if error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)

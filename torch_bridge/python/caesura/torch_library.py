@@ -2,11 +2,17 @@
 """The kernels that call PyTorch's own operators (domain org.pytorch.aten), from a library beside this package."""
 
 import functools
+import importlib.util
 import pathlib
 
 from caesura import _core
 
 _PATH = pathlib.Path(__file__).parent / "libcaesura_torch.so"
+
+
+def built() -> bool:
+    """Whether the library lies beside this package, and a PyTorch is installed."""
+    return _PATH.exists() and importlib.util.find_spec("torch") is not None
 
 
 @functools.cache

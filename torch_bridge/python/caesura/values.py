@@ -28,6 +28,19 @@ def _numpy_dtype(number: int) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def dtype_number(element_type) -> int:
+    """ONNX's number of a dtype, given as that, or as NumPy has it (np.float32, ml_dtypes.bfloat16, "float32")."""
+    if isinstance(element_type, int):
+        return element_type
+    dtype = np.dtype(element_type)
+    if dtype.kind in "OUST":
+        return _STRING
+    number = _NUMBERS.get(dtype.name)
+    if number is None:
+        raise ValueError(f"dtype {dtype} has no ONNX counterpart")
+    return number
+
+
 def to_value(item):
     """An array, a string array, a list (a sequence) or None (an empty optional).
 
@@ -41,12 +54,10 @@ def to_value(item):
     if not isinstance(item, (np.ndarray, np.generic)) and hasattr(type(item), "__dlpack__"):
         return _core.Value.from_dlpack(item)
     array = np.asarray(item)
-    if array.dtype.kind in "OUST":
+    number = dtype_number(array.dtype)
+    if number == _STRING:
         texts = [t.decode() if isinstance(t, bytes) else str(t) for t in array.reshape(-1).tolist()]
         return _core.strings(list(array.shape), texts)
-    number = _NUMBERS.get(array.dtype.name)
-    if number is None:
-        raise ValueError(f"dtype {array.dtype} has no ONNX counterpart")
     flat = np.ascontiguousarray(array).reshape(-1)
     return _core.tensor(number, list(array.shape), flat.view(np.uint8))
 

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of sessions and runs, by the names that onnxruntime gives them.
+
+What can be honoured is. What would change results or leave a wanted file unwritten raises NotImplementedError when the
+session is made; what can only cost time or text warns, once a name; a misspelt name is an AttributeError.
+"""
+
+import enum
+import functools
+import warnings
+
+from caesura import _core
+
+
+class GraphOptimizationLevel(enum.IntEnum):
+    """ORT_DISABLE_ALL: the nodes as they are. ORT_ENABLE_BASIC: constants folded, what is redundant removed. From
+    ORT_ENABLE_EXTENDED on: fusion too."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(enum.IntEnum):
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(enum.IntEnum):
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+@functools.cache
+def warn_once(name: str, why: str):
+    warnings.warn(f"caesura: {name} has no effect: {why}", stacklevel=4)
+
+
+class _Named:
+    """Attributes with defaults, and no others."""
+
+    _DEFAULTS: dict = {}
+
+    def __init__(self):
+        self.__dict__.update(self._DEFAULTS)
+
+    def __setattr__(self, name, value):
+        if name not in self._DEFAULTS:
+            raise AttributeError(f"{type(self).__name__} has no option '{name}'; there are {', '.join(self._DEFAULTS)}")
+        self.__dict__[name] = value
+
+    def _changed(self, name) -> bool:
+        return self.__dict__[name] != self._DEFAULTS[name]
+
+
+class SessionOptions(_Named):
+    """Honoured: intra_op_num_threads (0: CAESURA_NUM_THREADS or what OpenMP would take), graph_optimization_level,
+    enable_mem_reuse. Runs are deterministic for one number of threads with or without use_deterministic_compute."""
+
+    _DEFAULTS = {
+        "intra_op_num_threads": 0, "inter_op_num_threads": 0, "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "execution_order": ExecutionOrder.DEFAULT, "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "enable_mem_reuse": True, "enable_mem_pattern": True, "enable_cpu_mem_arena": True,
+        "use_deterministic_compute": False, "use_per_session_threads": True, "logid": "", "log_severity_level": -1,
+        "log_verbosity_level": 0, "enable_profiling": False, "profile_file_prefix": "onnxruntime_profile_",
+        "optimized_model_filepath": "",
+    }
+    _NO_EFFECT = {
+        "inter_op_num_threads": "nodes run one after another",
+        "execution_mode": "nodes run one after another",
+        "execution_order": "nodes keep the order of the model where its edges allow",
+        "enable_mem_pattern": "memory is planned for each set of shapes",
+        "enable_cpu_mem_arena": "memory is planned for each set of shapes",
+        "use_per_session_threads": "kernels share OpenMP's threads",
+        "logid": "the log has one line a message, on stderr",
+        "log_severity_level": "CAESURA_VERBOSE sets what is logged",
+        "log_verbosity_level": "CAESURA_VERBOSE sets what is logged",
+    }
+    _REFUSED = {
+        "enable_profiling": "sessions for inference write no profile; see `caesura inspect --profile`",
+        "optimized_model_filepath": "the model is not written after its passes",
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["_entries"] = {}
+
+    def add_session_config_entry(self, key: str, value: str):
+        """Kept and given back; none of onnxruntime's keys changes anything here, and each says so once."""
+        self._entries[str(key)] = str(value)
+
+    def get_session_config_entry(self, key: str) -> str:
+        return self._entries[key]
+
+    def add_free_dimension_override_by_name(self, name: str, value: int):
+        warn_once("add_free_dimension_override_by_name", "each run is planned for the shapes that it is given")
+
+    def add_free_dimension_override_by_denotation(self, name: str, value: int):
+        warn_once("add_free_dimension_override_by_denotation", "each run is planned for the shapes that it is given")
+
+    def settings(self) -> dict:
+        """What the native session takes; warns and raises for the rest."""
+        for name, why in self._REFUSED.items():
+            if self._changed(name):
+                raise NotImplementedError(f"SessionOptions.{name}: {why}")
+        for name, why in self._NO_EFFECT.items():
+            if self._changed(name) and not (name == "inter_op_num_threads" and self.inter_op_num_threads == 1):
+                warn_once(f"SessionOptions.{name}", why)
+        for key in self._entries:
+            warn_once(f"session config entry '{key}'", "it is not known here")
+        return {"threads": int(self.intra_op_num_threads), "optimization": min(int(self.graph_optimization_level), 2),
+                "reuse_memory": bool(self.enable_mem_reuse)}
+
+
+class RunOptions(_core.RunSettings):
+    """terminate: set to True (from another thread, too) it ends the runs that were given these options, with RuntimeError,
+    between two nodes. logid: what observers call the run. All else of onnxruntime's warns, once, that it has no effect."""
+
+    _NO_EFFECT = {
+        "log_severity_level": "CAESURA_VERBOSE sets what is logged",
+        "log_verbosity_level": "CAESURA_VERBOSE sets what is logged",
+        "only_execute_path_to_fetches": "a plan computes all outputs of the model",
+    }
+
+    def __init__(self):
+        super().__init__()
+        self._entries = {}
+
+    def __setattr__(self, name, value):
+        if name in self._NO_EFFECT:
+            warn_once(f"RunOptions.{name}", self._NO_EFFECT[name])
+        elif name not in ("terminate", "logid", "_entries"):
+            raise AttributeError(f"RunOptions has no option '{name}'; there are logid, terminate, {', '.join(self._NO_EFFECT)}")
+        super().__setattr__(name, value)
+
+    def add_run_config_entry(self, key: str, value: str):
+        self._entries[str(key)] = str(value)
+        warn_once(f"run config entry '{key}'", "it is not known here")
+
+    def get_run_config_entry(self, key: str) -> str:
+        return self._entries[key]

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// OrtValue: a value as bound runs take and give it, with the names of onnxruntime's class.
+#include <cstring>
+
+#include "torch_bridge/python/bindings.h"
+
+namespace nb = nanobind;
+
+namespace caesura::python {
+namespace {
+
+std::string TypeText(DType dtype) {
+  if (dtype == DType::kFloat32) return "tensor(float)";
+  if (dtype == DType::kFloat64) return "tensor(double)";
+  return std::string("tensor(") + DTypeName(dtype) + ")";
+}
+
+std::string TypeText(const RuntimeValue& value) {
+  if (value.is_tensor()) return TypeText(value.tensor().dtype());
+  if (!value.is_sequence()) return "";
+  return "seq(" + (value.sequence().empty() ? std::string() : TypeText(value.sequence()[0])) + ")";
+}
+
+const Tensor& TensorOf(const OrtValue& value) {
+  if (!value.value.is_tensor()) Raise(InvalidArgument("the OrtValue holds no tensor"));
+  return value.value.tensor();
+}
+
+// A fresh tensor of zeros on the host.
+OrtValue FromShape(const std::vector<int64_t>& dims, int element_type) {
+  const DType dtype = static_cast<DType>(element_type);
+  if (element_type <= 0 || element_type >= kDTypeCount) {
+    Raise(InvalidArgument("element type " + std::to_string(element_type) + " is none of ONNX's"));
+  }
+  return {Tensor::Zeros(dtype, Unwrap(CheckedShape(dims, dtype)))};
+}
+
+// Bytes at an address that the caller keeps.
+OrtValue FromPointer(const std::string& device, int index, int element_type, const std::vector<int64_t>& dims,
+                     uintptr_t address) {
+  const DType dtype = static_cast<DType>(element_type);
+  if (element_type <= 0 || element_type >= kDTypeCount || dtype == DType::kString) {
+    Raise(InvalidArgument("element type " + std::to_string(element_type) + " has no bytes to point at"));
+  }
+  Shape shape = Unwrap(CheckedShape(dims, dtype));
+  const size_t alignment = std::min<size_t>(DTypeSize(dtype), 8);
+  if (shape.elements() > 0 && (address == 0 || address % alignment != 0)) {
+    Raise(InvalidArgument("buffer_ptr " + std::to_string(address) + " is no address of " + DTypeName(dtype) + " elements"));
+  }
+  return {Tensor::Borrow(dtype, std::move(shape), reinterpret_cast<void*>(address), DeviceNamed(device, index))};
+}
+
+nb::object Numpy(const OrtValue& value) {
+  const bool away = value.value.is_tensor() && !value.value.tensor().device().is_host();
+  if (away) {
+    Raise(Unsupported("the tensor is on " + value.value.tensor().device().ToString() +
+                      "; IOBinding.copy_outputs_to_cpu brings it to the host"));
+  }
+  return ObjectOf(value.value, /*torch=*/false);
+}
+
+// Other elements into the same bytes.
+void UpdateInPlace(OrtValue& value, nb::handle array) {
+  const Tensor& to = TensorOf(value);
+  const RuntimeValue from = ValueOf(array);
+  if (value.read_only || !to.device().is_host()) Raise(InvalidArgument("the OrtValue's bytes may not be written here"));
+  if (!from.is_tensor() || from.tensor().dtype() != to.dtype() || from.tensor().shape() != to.shape()) {
+    Raise(InvalidArgument(std::string("update_inplace takes ") + DTypeName(to.dtype()) + to.shape().ToString()));
+  }
+  CopyElements(to.dtype(), from.tensor().raw(), to.raw(), to.elements());
+}
+
+}  // namespace
+
+Device DeviceNamed(const std::string& type, int index) {
+  if (type == "cpu") return {};
+  if (type == "cuda") return {DeviceType::kCuda, static_cast<int16_t>(index)};
+  if (type == "device") return {DeviceType::kOther, static_cast<int16_t>(index)};
+  Raise(InvalidArgument("device '" + type + "' is none of cpu, cuda, device"));
+  return {};
+}
+
+std::string TypeText(const ValueType& type) {
+  switch (type.kind) {
+    case ValueType::Kind::kTensor: return TypeText(type.dtype);
+    case ValueType::Kind::kSequence: return "seq(" + TypeText(*type.element) + ")";
+    case ValueType::Kind::kOptional: return "optional(" + TypeText(*type.element) + ")";
+    case ValueType::Kind::kUnknown: break;
+  }
+  return "unknown";
+}
+
+void BindOrtValue(nb::module_& m) {
+  nb::class_<OrtValue> value(m, "OrtValue", R"(A tensor, a sequence of them, or nothing; on a device or the host.
+
+Made on a NumPy array or a DLPack tensor it shares their bytes: what is written to them later is seen by the next run.
+Given by a run it owns them; numpy(), torch and JAX (from_dlpack) share them, and may outlive it.)");
+  value
+      .def_static("ortvalue_from_numpy",
+                  [](nb::handle array, const std::string& device, int index) {
+                    if (!DeviceNamed(device, index).is_host()) {
+                      Raise(Unsupported("an array stays on the host; tensors of a device come by from_dlpack"));
+                    }
+                    return Borrowed(array);
+                  },
+                  nb::arg("numpy_obj"), nb::arg("device_type") = "cpu", nb::arg("device_id") = 0)
+      .def_static("_from_shape", &FromShape)
+      .def_static("_from_pointer", &FromPointer)
+      .def_static("from_dlpack", &Borrowed, nb::arg("tensor"))
+      .def("numpy", &Numpy)
+      .def("shape", [](const OrtValue& v) { return TensorOf(v).shape().dims(); })
+      .def("data_type", [](const OrtValue& v) { return TypeText(v.value); })
+      .def("element_type", [](const OrtValue& v) { return static_cast<int>(TensorOf(v).dtype()); })
+      .def("device_name",
+           [](const OrtValue& v) {
+             const std::string name = TensorOf(v).device().ToString();
+             return name.substr(0, name.find(':'));
+           })
+      .def("data_ptr", [](const OrtValue& v) { return reinterpret_cast<uintptr_t>(TensorOf(v).raw()); })
+      .def("tensor_size_in_bytes", [](const OrtValue& v) { return TensorOf(v).bytes(); })
+      .def("has_value", [](const OrtValue& v) { return v.value.has_value(); })
+      .def("is_tensor", [](const OrtValue& v) { return v.value.is_tensor(); })
+      .def("is_tensor_sequence", [](const OrtValue& v) { return v.value.is_sequence(); })
+      .def("is_sparse_tensor", [](const OrtValue&) { return false; })
+      .def("update_inplace", &UpdateInPlace, nb::arg("np_arr"))
+      .def("to_torch", [](const OrtValue& v) { return ToTorch(TensorOf(v)); })
+      .def("to_dlpack", [](const OrtValue& v) { return nb::cast(v.value).attr("__dlpack__")(); })
+      .def("__dlpack_device__", [](const OrtValue& v) { return nb::cast(v.value).attr("__dlpack_device__")(); })
+      .def("__dlpack__", [](const OrtValue& v, nb::kwargs arguments) {
+        return nb::cast(v.value).attr("__dlpack__")(**arguments);
+      });
+}
+
+}  // namespace caesura::python
