@@ -223,6 +223,29 @@ def test_dropout_repeats_under_a_seed():
     assert first == losses(1) and len(set(first)) == 3 and first != losses(2)
 
 
+def test_attention_with_a_mask_between_projections():
+    """The captured attention's own outputs have no type that ONNX would infer."""
+    class Attends(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = torch.nn.Linear(6, 24), torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            q, k, v = (t.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return self.out(y.transpose(1, 2).reshape(x.shape[0], x.shape[1], 8)).mean(1)
+
+    module = Attends()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, other))
+    data = [(torch.randn(3, 5, 6), torch.randint(0, 4, (3,))) for _ in range(3)]
+    expected = eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    torch.testing.assert_close([step(x, y).item() for x, y in data], expected, rtol=1e-4, atol=1e-6)
+    same(other, module)
+
+
 # --- optimizers that PyTorch steps ------------------------------------------------------------------------------
 
 

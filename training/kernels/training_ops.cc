@@ -134,17 +134,38 @@ std::vector<OpSchemaSpec> Movement() {
   };
 }
 
-// Outputs as ONNX's Attention has them, and lse.
+// As ONNX's Attention (opset 23): 4-D inputs are [batch, heads, length, head size], 3-D ones [batch, length, heads *
+// head size]. lse is [batch, heads, length] either way. What is cached (present_key, present_value) has its dtype alone.
+Status InferAttention(Graph& graph, Node* node) {
+  const Value *q = node->input(0), *v = node->input(2);
+  if (q == nullptr || v == nullptr || !q->type().is_tensor()) return {};
+  const DType sums = q->dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const auto set = [node](int output, DType dtype, std::optional<std::vector<Dim>> shape) {
+    Value* value = node->output(output);
+    if (value == nullptr || (value->type().is_tensor() && value->type().shape)) return;
+    ValueType type = ValueType::Tensor(dtype);
+    type.shape = std::move(shape);
+    value->set_type(std::move(type));
+  };
+  const auto &qs = q->type().shape, &vs = v->type().shape;
+  std::optional<std::vector<Dim>> y, lse;
+  if (qs && vs && qs->size() == 4 && vs->size() == 4) {
+    y = {{(*qs)[0], (*qs)[1], (*qs)[2], (*vs)[3]}};
+    lse = {{(*qs)[0], (*qs)[1], (*qs)[2]}};
+  } else if (qs && vs && qs->size() == 3 && vs->size() == 3) {
+    const int64_t heads = node->Attr<int64_t>("q_num_heads", 0), kv_heads = node->Attr<int64_t>("kv_num_heads", 0);
+    const bool known = (*vs)[2].known() && heads > 0 && kv_heads > 0;
+    y = {{(*qs)[0], (*qs)[1], known ? Dim{(*vs)[2].value / kv_heads * heads, ""} : Dim{}}};
+    lse = {{(*qs)[0], Dim{heads > 0 ? heads : -1, ""}, (*qs)[1]}};
+  }
+  set(0, q->dtype(), std::move(y));
+  set(4, sums, std::move(lse));
+  return SameDType(graph, node);
+}
+
 OpSchemaSpec AttentionTraining() {
   OpSchemaSpec spec = Spec("AttentionTraining", 3, 7, 5, {});
-  spec.infer = [](Graph& graph, Node* node) -> Status {
-    const Value* q = node->input(0);
-    if (q == nullptr || !q->type().is_tensor()) return {};
-    if (Value* lse = node->output(4); lse != nullptr && !lse->type().is_tensor()) {
-      lse->set_type(ValueType::Tensor(q->dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32));
-    }
-    return SameDType(graph, node);
-  };
+  spec.infer = InferAttention;
   return spec;
 }
 

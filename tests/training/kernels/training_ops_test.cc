@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Types of the outputs of training ops that follow from more than one input.
+#include "training/kernels/training_ops.h"
+
+#include <gtest/gtest.h>
+
+#include "core/graph/graph_text.h"
+#include "core/graph/type_inference.h"
+
+namespace caesura {
+namespace {
+
+// The types of the graph's outputs, after inference.
+std::vector<std::string> TypesIn(const std::string& graph) {
+  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
+  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]>\n" + graph).value();
+  const Status status = InferTypes(*model.graph);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  std::vector<std::string> out;
+  for (const Value* output : model.graph->outputs()) out.push_back(output->type().ToString());
+  return out;
+}
+
+TEST(TrainingOpTypes, AttentionOfHeads) {
+  EXPECT_EQ(TypesIn(R"(g (float[N, 8, T, 32] q, float[N, 2, S, 32] k, float[N, 2, S, 16] v) => (y, lse) {
+    y, , , , lse = ai.caesura.AttentionTraining (q, k, v)
+  })"),
+            (std::vector<std::string>{"float32[N, 8, T, 16]", "float32[N, 8, T]"}));
+}
+
+TEST(TrainingOpTypes, AttentionOfRows) {
+  EXPECT_EQ(TypesIn(R"(g (double[N, T, 256] q, double[N, S, 64] k, double[N, S, 32] v) => (y, lse) {
+    y, , , , lse = ai.caesura.AttentionTraining <q_num_heads = 8, kv_num_heads = 2> (q, k, v)
+  })"),
+            (std::vector<std::string>{"float64[N, T, 128]", "float64[N, 8, T]"}));
+}
+
+}  // namespace
+}  // namespace caesura
