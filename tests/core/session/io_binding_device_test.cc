@@ -86,9 +86,9 @@ TEST(IoBindingDevice, TheSameSessionHandsOutOnTheHostAndOnTheDevice) {
 TEST(IoBindingDevice, AGrowingCacheNeverLeavesTheDevice) {
   CountingDevice device({.close_pages = true});
   auto session = SessionOn(device, R"((float[1, P, 4] past, float[1, 1, 4] x) => (float[1, T, 4] present, float[1, 1, 4] y) {
+    axis = Constant <value = int64[1] {1}> ()
     present = Concat <axis = 1> (past, x)
     y = ReduceSum <keepdims = 1> (present, axis)
-    axis = Constant <value = int64[1] {1}> ()
   })");
   IoBinding binding(*session);
   ASSERT_TRUE(binding.BindOutput("present", device.device()).ok());

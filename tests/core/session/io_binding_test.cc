@@ -200,7 +200,7 @@ TEST(IoBinding, WhatIsWrongIsNamedAndLeavesTheBindingAsItWas) {
   auto other = SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
   EXPECT_THAT(other->Run(binding).status().message(), HasSubstr("another session"));
   EXPECT_THAT(session->Run(binding, {.fetch_buffers = {Tensor::Zeros(DType::kFloat32, Shape{1, 2})}}).status().message(),
-              HasSubstr("bind"));
+              HasSubstr("are bound, not given as options"));
 }
 
 TEST(IoBinding, OverlappingMemoryIsRefused) {

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InferenceSession and its options: the conventions of onnxruntime, and where ours is the safer one."""
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import caesura
+from caesura import session_options
+
+
+def info(name, dtype=TensorProto.FLOAT, shape=("n",)):
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def bytes_of(nodes, inputs, outputs, initializers=()):
+    graph = helper.make_graph(nodes, "net", inputs, outputs, list(initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10, producer_name="tests")
+    helper.set_model_props(model, {"task": "adding"})
+    return model.SerializeToString()
+
+
+@pytest.fixture(name="model")
+def fixture_model():
+    """s = x + w, where w has a default; n = -s."""
+    nodes = [helper.make_node("Add", ["x", "w"], ["s"]), helper.make_node("Neg", ["s"], ["n"])]
+    w = numpy_helper.from_array(np.array([1, 2], np.float32), "w")
+    return bytes_of(nodes, [info("x", shape=("batch", 2)), info("w", shape=(2,))],
+                    [info("s", shape=("batch", 2)), info("n", shape=("batch", 2))], [w])
+
+
+X = np.array([[10, 20]], np.float32)
+
+
+def test_what_a_model_says_of_itself(model):
+    session = caesura.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [("x", "tensor(float)", ["batch", 2])]
+    assert [i.name for i in session.get_overridable_initializers()] == ["w"]
+    assert [o.name for o in session.get_outputs()] == ["s", "n"]
+    meta = session.get_modelmeta()
+    assert (meta.producer_name, meta.graph_name, meta.custom_metadata_map) == ("tests", "net", {"task": "adding"})
+    assert caesura.get_device() == "CPU"
+
+
+def test_types_are_spelt_as_onnxruntime_does():
+    texts = helper.make_tensor_sequence_value_info("t", TensorProto.STRING, None)
+    optional = helper.make_value_info("o", helper.make_optional_type_proto(
+        helper.make_tensor_type_proto(TensorProto.DOUBLE, [2])))
+    nodes = [helper.make_node("Identity", ["t"], ["u"]), helper.make_node("Identity", ["o"], ["p"]),
+             helper.make_node("Identity", ["b"], ["c"])]
+    session = caesura.InferenceSession(bytes_of(
+        nodes, [texts, optional, info("b", TensorProto.BFLOAT16)],
+        [helper.make_tensor_sequence_value_info("u", TensorProto.STRING, None),
+         helper.make_value_info("p", helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.DOUBLE, [2]))),
+         info("c", TensorProto.BFLOAT16)]))
+    assert [i.type for i in session.get_inputs()] == ["seq(tensor(string))", "optional(tensor(double))", "tensor(bfloat16)"]
+
+
+def test_runs_by_name_from_bytes_and_paths(model, tmp_path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model)
+    for source in (model, bytearray(model), str(path), path):
+        session = caesura.InferenceSession(source)
+        s, n = session.run(None, {"x": X})
+        assert s.tolist() == [[11, 22]] and n.tolist() == [[-11, -22]]
+        (n,) = session.run(["n"], {"x": X, "w": np.zeros(2, np.float32)})
+        assert n.tolist() == [[-10, -20]]
+        assert [v.numpy().tolist() for v in session.run_with_ort_values(
+            ["s"], {"x": caesura.OrtValue.ortvalue_from_numpy(X)})] == [[[11, 22]]]
+
+
+def test_outputs_are_writable_and_the_callers_alone(model):
+    session = caesura.InferenceSession(model)
+    (first,) = session.run(["s"], {"x": X})
+    (second,) = session.run(["s"], {"x": X})
+    second[:] = 0
+    assert first.tolist() == [[11, 22]] and session.run(["s"], {"x": X})[0].tolist() == [[11, 22]]
+
+
+def test_provider_names(model):
+    assert caesura.get_available_providers()[0] == "CPUExecutionProvider"
+    assert caesura.InferenceSession(model, providers=caesura.get_available_providers()).run(["s"], {"x": X})
+    session = caesura.InferenceSession(model, providers=[("CPUExecutionProvider", {})])
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert session.get_provider_options() == {"CPUExecutionProvider": {}}
+    with pytest.raises(ValueError, match="'CUDAExecutionProvider' is not known; there are CPUExecutionProvider"):
+        caesura.InferenceSession(model, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(ValueError, match="CPUExecutionProvider has no option 'arena'"):
+        caesura.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{"arena": "1"}])
+    with pytest.raises(ValueError, match="a list of names"):
+        caesura.InferenceSession(model, providers="CPUExecutionProvider")
+    with pytest.raises(ValueError, match="2 provider_options for 1 providers"):
+        caesura.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{}, {}])
+
+
+def test_providers_can_be_set_again(model):
+    session = caesura.InferenceSession(model)
+    session.set_providers(["CountingExecutionProvider"])
+    assert session.get_providers() == ["CountingExecutionProvider", "CPUExecutionProvider"]
+    assert session.run(["s"], {"x": X})[0].tolist() == [[11, 22]]
+    assert session.device_counts()["kernels"] > 0
+
+
+def test_session_options(model):
+    options = caesura.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = caesura.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_reuse = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session = caesura.InferenceSession(model, options)
+    assert session.get_session_options() is options
+    assert session.plan({"x": X}).startswith("2 steps of 2 nodes")
+    caesura.SessionOptions().graph_optimization_level = caesura.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with pytest.raises(AttributeError, match="no option 'intra_op_threads'; there are intra_op_num_threads"):
+        options.intra_op_threads = 2
+    options.enable_profiling = True
+    with pytest.raises(NotImplementedError, match="SessionOptions.enable_profiling"):
+        caesura.InferenceSession(model, options)
+
+
+def test_levels_of_optimisation(model):
+    plans = []
+    for level in caesura.GraphOptimizationLevel:
+        options = caesura.SessionOptions()
+        options.graph_optimization_level = level
+        session = caesura.InferenceSession(model, options)
+        assert session.run(["n"], {"x": X})[0].tolist() == [[-11, -22]]
+        plans.append(len(session.plan({"x": X}).splitlines()))
+    assert plans[0] == plans[1] > plans[2] == plans[4]  # fused from ORT_ENABLE_EXTENDED on
+
+
+def test_what_has_no_effect_says_so_once(model):
+    session_options.warn_once.cache_clear()
+    options = caesura.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            caesura.InferenceSession(model, options)
+    assert [str(w.message).split(" has")[0] for w in seen] == [
+        "caesura: SessionOptions.log_severity_level", "caesura: session config entry 'session.intra_op.allow_spinning'"]
+
+
+def test_run_options(model):
+    session = caesura.InferenceSession(model)
+    options = caesura.RunOptions()
+    options.logid = "run 1"
+    assert session.run(["s"], {"x": X}, options)
+    options.terminate = True
+    with pytest.raises(RuntimeError, match="ended by its caller"):
+        session.run(["s"], {"x": X}, options)
+    options.terminate = False
+    assert session.run(["s"], {"x": X}, run_options=options)
+    with pytest.raises(AttributeError, match="no option 'terminated'"):
+        options.terminated = True
+
+
+def test_a_run_ends_when_another_thread_says_so():
+    count = 2000
+    nodes = [helper.make_node("Softmax", [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
+    session = caesura.InferenceSession(bytes_of(nodes, [info("v0")], [info(f"v{count}")]))
+    options, feed = caesura.RunOptions(), {"v0": np.ones(200_000, np.float32)}
+    timer = threading.Timer(0.1, lambda: setattr(options, "terminate", True))
+    timer.start()
+    with pytest.raises(RuntimeError, match="ended by its caller"):
+        session.run(None, feed, options)
+    timer.join()
+
+
+def test_asynchronous_runs(model):
+    session = caesura.InferenceSession(model)
+    done, seen = threading.Semaphore(0), []
+
+    def callback(results, user_data, error):
+        seen.append((user_data, results and results[0].tolist(), error, threading.current_thread() is threading.main_thread()))
+        done.release()
+
+    feed = {"x": X}
+    session.run_async(["s"], feed, callback, "a")
+    feed["x"] = X * 2  # the feed is the caller's again
+    session.run_async(["s"], feed, callback, "b")
+    session.run_async(["missing"], feed, callback, "c")
+    for _ in range(3):
+        assert done.acquire(timeout=60)
+    assert sorted(row[:2] + row[3:] for row in seen) == [
+        ("a", [[11, 22]], False), ("b", [[21, 42]], False), ("c", None, False)]
+    assert [bool(row[2]) for row in sorted(seen, key=lambda row: row[0])] == [False, False, True]
+
+
+def test_what_is_wrong_with_a_feed_is_named(model):
+    session = caesura.InferenceSession(model)
+    for feed, text in (({}, "no value given for input.s. 'x'"), ({"x": X, "y": X}, "no input.s. 'y'"),
+                       ({"x": X.astype(np.float64)}, "'x' is float32.batch, 2., got float64.1, 2."),
+                       ({"x": X[0]}, "got float32.2.")):
+        with pytest.raises(ValueError, match=text):
+            session.run(None, feed)
+    with pytest.raises(ValueError, match="no output 'z'"):
+        session.run(["z"], {"x": X})
+
+
+def test_sizes_before_the_run():
+    nodes = [helper.make_node("NonZero", ["x"], ["at"]), helper.make_node("Concat", ["x", "x"], ["y"], axis=0)]
+    session = caesura.InferenceSession(bytes_of(nodes, [info("x")], [info("at", TensorProto.INT64, (1, "k")), info("y", shape=("m",))]))
+    assert session.output_shapes({"x": np.ones(5, np.float32)}) == {"at": None, "y": [10]}
