@@ -6,7 +6,6 @@
 #include <new>
 
 #include "core/base/status_macros.h"
-#include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
@@ -42,7 +41,7 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   RETURN_IF_ERROR(options_.schedule.Check());
   if (options_.step.accumulation_steps < 1) return InvalidArgument("accumulation_steps must be at least 1");
-  if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  fallback_ = TrainingFallback(std::move(options_.providers), options_.fallback);
   const DTypeSet precisions = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   if (!precisions.Contains(options_.step.precision)) {
     return InvalidArgument("precision: expected one of " + precisions.ToString() + ", got " +
@@ -87,17 +86,18 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
   } else {
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
-  PlanOptions options;
-  options.threads = options_.threads;
-  options.cache_values = false;  // every update changes every parameter
-  return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options, StepPasses(),
-                                options_.disabled_passes, options_.memory_budget);
+  ParameterGraphOptions options{.parameters = program.parameters,
+                                .passes = StepPasses(),
+                                .disabled_passes = options_.disabled_passes,
+                                .memory_budget = options_.memory_budget};
+  options.plan.threads = options_.threads;
+  options.plan.cache_values = false;  // every update changes every parameter
+  return ParameterGraph::Create(program.graph, fallback_, std::move(options));
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
-  const std::vector<std::string> own(names_.begin(), names_.begin() + trained_ + statistics_);
-  PlanOptions options;
-  options.threads = options_.threads;
+  ParameterGraphOptions options{.parameters = ParameterNames(), .disabled_passes = options_.disabled_passes};
+  options.plan.threads = options_.threads;
   for (const bool with_loss : {true, false}) {
     Model copy = model.Clone();
     RETURN_IF_ERROR(SwitchToEvaluation(*copy.graph));
@@ -105,9 +105,8 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       ASSIGN_OR_RETURN(Value * loss, AddLoss(*copy.graph, options_.step.loss));
       copy.graph->AddOutput(loss);
     }
-    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
-                     ParameterGraph::Create(copy.graph, own, options_.providers, options, FusionPasses(),
-                                            options_.disabled_passes));
+    options.passes = FusionPasses();
+    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_), ParameterGraph::Create(copy.graph, fallback_, options));
   }
   return {};
 }

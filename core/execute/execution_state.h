@@ -103,6 +103,8 @@ class ExecutionState : public KernelHost {
   Status VerifyContiguous() const;
   Status BindArenas();
   Allocator& AllocatorOf(int device) const { return *plan_->devices()[device].allocator; }
+  // `allocator` is of the device; errors say whose memory ran out.
+  Result<std::shared_ptr<Buffer>> Allocate(int device, size_t bytes, Allocator& allocator) const;
   // The caller's allocator for graph output `fetch`, where it serves the device.
   Allocator& FetchAllocator(int fetch, int device) const;
   int DeviceIndex(const Tensor& tensor) const;
