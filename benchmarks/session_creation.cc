@@ -65,8 +65,11 @@ void MakeSessions(benchmark::State& timer, const ProviderList& providers, bool p
     SessionOptions options;
     options.providers = providers;
     if (passes) {
-      options.passes = ForwardPasses();
-      for (const auto& pass : PlacementPasses(providers)) options.passes.push_back(pass);
+      options.passes = [](const ProviderList& now) {
+        PassList list = ForwardPasses();
+        for (const auto& pass : PlacementPasses(now)) list.push_back(pass);
+        return list;
+      };
     }
     Model copy = model.Clone();
     timer.ResumeTiming();

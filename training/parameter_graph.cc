@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/parameter_graph.h"
 
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
-#include "core/execute/subgraph.h"
-#include "core/plan/function_expansion.h"
+#include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
-#include "graph_transforms/recompute.h"
 #include "training/gradient/training_mode.h"
+#include "training/kernels/training_ops.h"
+#include "training/write_journal.h"
 
 namespace caesura {
 namespace {
@@ -30,34 +34,20 @@ bool HasWritten(const ExecutionState& state) {
 }  // namespace
 
 Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<Graph> graph,
-                                                               const std::vector<std::string>& parameters,
-                                                               const ProviderList& providers, PlanOptions options,
-                                                               const PassList& passes,
-                                                               const std::vector<std::string>& disabled_passes,
-                                                               size_t memory_budget) {
-  RETURN_IF_ERROR(ExpandMissingKernels(*graph, providers).status());
+                                                               std::shared_ptr<ProviderFallback> fallback,
+                                                               ParameterGraphOptions options) {
   Model model;
-  model.graph = graph;
-  RETURN_IF_ERROR(RunPasses(passes, model, disabled_passes).status());
-  auto report = std::make_shared<CpuFallbackReport>();
-  RETURN_IF_ERROR(RunPasses(PlacementPasses(providers, {.report = report}), model, disabled_passes).status());
-  for (const std::string& name : parameters) options.parameters.push_back(graph->FindValue(name));
-  std::unique_ptr<ParameterGraph> out(
-      new ParameterGraph(std::move(graph), providers, WithSubgraphs(std::move(options), providers), memory_budget));
-  out->cpu_fallback_ = *std::move(report);
+  model.graph = std::move(graph);
+  std::unique_ptr<ParameterGraph> out(new ParameterGraph(fallback));
+  const auto make = [options = std::move(options)](Model source, const ProviderList& providers) {
+    return ParameterProgram::Create(std::move(source), providers, options);
+  };
+  ASSIGN_OR_RETURN(out->programs_,
+                   ProviderBound<ParameterProgram>::Create(std::move(fallback), std::move(model), make));
+  ASSIGN_OR_RETURN(const auto now, out->programs_->Now());
+  out->graph_ = now.program->shared_graph();
+  out->cpu_fallback_ = now.program->cpu_fallback();
   return out;
-}
-
-Result<std::shared_ptr<const ExecutionPlan>> ParameterGraph::Plan(const std::vector<RuntimeValue>& feeds,
-                                                                   const std::vector<FeedSpec>& known) {
-  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds, known));
-  if (memory_budget_ == 0 || plan->arena_bytes() <= memory_budget_) return plan;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (auto it = fitted_.find(plan.get()); it != fitted_.end()) return it->second.within;
-  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> within, PlanWithin(plan, memory_budget_));
-  if (fitted_.size() > PlanCache::kMaxPlans) fitted_.clear();
-  fitted_[plan.get()] = {plan, within};
-  return within;
 }
 
 Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds, const NamedValues& extra) const {
@@ -92,34 +82,92 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds
   return ordered;
 }
 
-std::shared_ptr<ValueCache> ParameterGraph::CacheOf(const std::shared_ptr<const ExecutionPlan>& plan) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  // Plans that fell out of the plan cache leave theirs behind; runs in flight hold what they use.
-  if (caches_.size() > PlanCache::kMaxPlans) caches_.clear();
-  Cached& cached = caches_[plan.get()];
-  if (cached.plan == nullptr) cached = {plan, std::make_shared<ValueCache>(plan->cache_entries())};
-  return cached.cache;
-}
-
-Result<StartedRun> ParameterGraph::Start(std::vector<RuntimeValue> feeds, RunOptions options,
-                                         const std::vector<FeedSpec>& known) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, Plan(feeds, known));
-  StartedRun run{CacheOf(plan), states_.Borrow(plan)};
-  options.cache = run.cache.get();
-  RETURN_IF_ERROR(run.state->Start(std::move(feeds), std::move(options)));
-  return run;
+Result<std::shared_ptr<const ExecutionPlan>> ParameterGraph::Plan(const std::vector<RuntimeValue>& feeds,
+                                                                   const std::vector<FeedSpec>& known) {
+  return programs_->Run([&](ParameterProgram& program) { return program.Plan(feeds, known); },
+                        [](const Held&, const SharedPlan& plan) { return Result<SharedPlan>(plan); });
 }
 
 Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> feeds, RunOptions options,
                                                       bool* wrote, const std::vector<FeedSpec>& known) {
-  ASSIGN_OR_RETURN(StartedRun run, Start(std::move(feeds), std::move(options), known));
+  const bool again = fallback_->pending();  // feeds and options may be needed a second time
+  return programs_->Run([&](ParameterProgram& program) { return program.Plan(feeds, known); },
+                        [&](const Held& now, const SharedPlan& plan) {
+                          return RunOnce(*now.program, plan, again ? feeds : std::move(feeds),
+                                         again ? options : std::move(options), wrote);
+                        });
+}
+
+Result<std::vector<RuntimeValue>> ParameterGraph::RunOnce(ParameterProgram& program, const SharedPlan& plan,
+                                                          std::vector<RuntimeValue> feeds, RunOptions options,
+                                                          bool* wrote) {
+  WriteJournal journal;
+  const bool undoable = wrote != nullptr && fallback_->pending();
+  if (undoable) options.observers.push_back(&journal);
+  ASSIGN_OR_RETURN(StartedRun run, program.Start(plan, std::move(feeds), std::move(options)));
   const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
-  if (wrote != nullptr) *wrote = outcome.ok() || HasWritten(*run.state);
+  if (wrote != nullptr) {
+    const bool undone = undoable && !outcome.ok() && journal.Undo(*run.state);
+    *wrote = outcome.ok() || (!undone && HasWritten(*run.state));
+  }
   std::vector<RuntimeValue> results = run.state->TakeFetches();
-  Return(std::move(run));
+  program.Return(std::move(run));
   if (!outcome.ok()) return outcome.status();
   if (*outcome != RunOutcome::kFinished) return Internal("a program without yields has yielded");
   return results;
+}
+
+Result<YieldedRun> ParameterGraph::RunToYield(std::vector<RuntimeValue> feeds, RunOptions options) {
+  YieldedRun out;
+  const bool again = fallback_->pending();
+  if (again) {
+    out.feeds = feeds;
+    out.options = options;
+  }
+  const auto run = [&](const Held& now, const SharedPlan& plan) -> Result<YieldedRun> {
+    out.on = now;
+    ASSIGN_OR_RETURN(out.started, now.program->Start(plan, again ? feeds : std::move(feeds),
+                                                     again ? options : std::move(options)));
+    ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*out.started.state));
+    if (outcome != RunOutcome::kYielded) return Internal("a module has not stopped at its yield");
+    return std::move(out);
+  };
+  return programs_->Run([&](ParameterProgram& program) { return program.Plan(feeds, {}); }, run);
+}
+
+Result<std::vector<RuntimeValue>> ParameterGraph::FinishOnce(YieldedRun& run, std::vector<RuntimeValue> values,
+                                                             bool keep) {
+  StartedRun second{run.started.cache, nullptr};
+  if (keep) {
+    ASSIGN_OR_RETURN(second.state, run.started.state->Clone());
+  }
+  ExecutionState& state = keep ? *second.state : *run.started.state;
+  RETURN_IF_ERROR(state.Resume(std::move(values)));
+  const Result<RunOutcome> outcome = PartialExecutor::Run(state);
+  std::vector<RuntimeValue> results = state.TakeFetches();
+  if (keep) run.on.program->Return(std::move(second));
+  if (!outcome.ok()) return outcome.status();
+  if (*outcome != RunOutcome::kFinished) return Internal("a module with one yield has yielded twice");
+  return results;
+}
+
+Result<std::vector<RuntimeValue>> ParameterGraph::Finish(YieldedRun& run, const std::vector<RuntimeValue>& values,
+                                                         bool keep) {
+  auto results = FinishOnce(run, values, keep);
+  if (results.ok()) return results;
+  const auto prepare = [&](ParameterProgram& program) { return program.Plan(run.feeds, {}); };
+  RETURN_IF_ERROR(programs_->GoOver(run.on.generation, results.status(), FallbackPhase::kRun, prepare));
+  // The new program comes to the yield by itself; what it hands out there has been handed out before.
+  ASSIGN_OR_RETURN(YieldedRun again, RunToYield(run.feeds, run.options));
+  Return(std::exchange(run, std::move(again)));
+  results = FinishOnce(run, values, keep);
+  return results.ok() ? std::move(results) : fallback_->AfterRetry(results.status());
+}
+
+std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled) {
+  const auto cpu = [] { return MakeCpuProvider(RegisterTrainingKernels); };
+  if (providers.empty()) providers.push_back(cpu());
+  return std::make_shared<ProviderFallback>(std::move(providers), cpu, enabled);
 }
 
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// A graph some of whose initializers are the entries of a ParameterSet: plans by feed signature, idle states and value
-// caches kept from run to run. What training sessions and split modules run their programs with.
+// A graph some of whose initializers are the entries of a ParameterSet, on a session's providers. What training sessions
+// and split modules run their programs with.
 #ifndef CAESURA_TRAINING_PARAMETER_GRAPH_H_
 #define CAESURA_TRAINING_PARAMETER_GRAPH_H_
 
 #include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "core/execute/state_pool.h"
-#include "core/plan/plan_cache.h"
+#include "core/session/provider_bound.h"
 #include "core/session/session.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "training/parameter_program.h"
 
 namespace caesura {
 
-// A run that was started, with the cache that it uses. Give it back with ParameterGraph::Return.
-struct StartedRun {
-  std::shared_ptr<ValueCache> cache;
-  std::unique_ptr<ExecutionState> state;
+// A run that waits at the graph's yield.
+struct YieldedRun {
+  ProviderBound<ParameterProgram>::Held on;
+  StartedRun started;
+  // To do it again where the providers fail; empty where none can.
+  std::vector<RuntimeValue> feeds;
+  RunOptions options;
 };
 
+// Runs whose provider fails are done again on the session's default providers (core/session/provider_fallback.h), with
+// the parameters as they were before.
+//
 // Thread safety: all methods from any thread.
 class ParameterGraph {
  public:
-  // Ops without a kernel are expanded, the passes run, then PlacementPasses. `parameters`: names of initializers of
-  // `graph`, in the order of the ParameterSets that runs bring. `memory_budget`: bytes that an arena may take, by
-  // recomputing parts of the forward in the backward (graph_transforms/recompute.h); 0: no limit.
+  // The graphs of a session share their `fallback`. Ops without a kernel are expanded, the passes run, then
+  // PlacementPasses; where providers fail at that, on the default providers.
   static Result<std::unique_ptr<ParameterGraph>> Create(std::shared_ptr<Graph> graph,
-                                                        const std::vector<std::string>& parameters,
-                                                        const ProviderList& providers, PlanOptions options,
-                                                        const PassList& passes = {},
-                                                        const std::vector<std::string>& disabled_passes = {},
-                                                        size_t memory_budget = 0);
+                                                        std::shared_ptr<ProviderFallback> fallback,
+                                                        ParameterGraphOptions options);
 
-  const Graph& graph() const { return *plans_.graph(); }
+  // As it was prepared when it was created.
+  const Graph& graph() const { return *graph_; }
   // What went to the host for the sake of shapes, where there is a device.
   const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
   // Feeds by name to plan order; all missing or unknown names at once are an error. `extra` are feeds that the caller
@@ -45,35 +45,34 @@ class ParameterGraph {
   // `known` (here and below) as PlanCache::Get has it. kOutOfMemory where no plan takes as little as the budget.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const std::vector<RuntimeValue>& feeds,
                                                     const std::vector<FeedSpec>& known = {});
-  // A run started on these feeds. `options.parameters` outlives it, and only the run itself changes them meanwhile.
-  Result<StartedRun> Start(std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<FeedSpec>& known = {});
-  // Drops what the run holds and keeps its memory for the next one.
-  void Return(StartedRun run) { states_.Return(std::move(run.state)); }
-  // The graph's outputs. `wrote` tells of a failed run whether a step of it has
-  // written to a parameter; one that came to its end counts as such.
+  // The graph's outputs. `options.parameters` outlive the run, and only the run itself changes them meanwhile. Where
+  // `wrote` is given the run may write to them; it tells of a failed run whether its writes could not be undone.
   Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> feeds, RunOptions options, bool* wrote = nullptr,
                                         const std::vector<FeedSpec>& known = {});
 
- private:
-  struct Cached {
-    std::shared_ptr<const ExecutionPlan> plan;  // held, so that its address stays its own
-    std::shared_ptr<ValueCache> cache;
-  };
-  ParameterGraph(std::shared_ptr<const Graph> graph, const ProviderList& providers, PlanOptions options, size_t budget)
-      : plans_(std::move(graph), providers, std::move(options)), memory_budget_(budget) {}
-  std::shared_ptr<ValueCache> CacheOf(const std::shared_ptr<const ExecutionPlan>& plan);
+  // A run up to the graph's only yield, which has handed out its values: state->TakeYielded().
+  Result<YieldedRun> RunToYield(std::vector<RuntimeValue> feeds, RunOptions options);
+  // Goes on with what the yield takes in, to the graph's outputs. With `keep` the run still waits at its yield behind
+  // that, and also where `values` are refused.
+  Result<std::vector<RuntimeValue>> Finish(YieldedRun& run, const std::vector<RuntimeValue>& values, bool keep);
+  void Return(YieldedRun run) { run.on.program->Return(std::move(run.started)); }
 
-  PlanCache plans_;
+ private:
+  using SharedPlan = std::shared_ptr<const ExecutionPlan>;
+  using Held = ProviderBound<ParameterProgram>::Held;
+  explicit ParameterGraph(std::shared_ptr<ProviderFallback> fallback) : fallback_(std::move(fallback)) {}
+  Result<std::vector<RuntimeValue>> RunOnce(ParameterProgram& program, const SharedPlan& plan,
+                                            std::vector<RuntimeValue> feeds, RunOptions options, bool* wrote);
+  static Result<std::vector<RuntimeValue>> FinishOnce(YieldedRun& run, std::vector<RuntimeValue> values, bool keep);
+
+  const std::shared_ptr<ProviderFallback> fallback_;
+  std::unique_ptr<ProviderBound<ParameterProgram>> programs_;
+  std::shared_ptr<const Graph> graph_;
   CpuFallbackReport cpu_fallback_;
-  const size_t memory_budget_;
-  StatePool states_{/*capacity=*/16};
-  std::mutex mutex_;
-  std::unordered_map<const ExecutionPlan*, Cached> caches_;
-  struct Fitted {
-    std::shared_ptr<const ExecutionPlan> plan, within;
-  };
-  std::unordered_map<const ExecutionPlan*, Fitted> fitted_;  // by the plan that takes more than the budget
 };
+
+// Of a session or module on these providers (none: the CPU provider), with training's kernels on the CPU.
+std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled);
 
 // The forward passes, on a model whose initializers named in `trainable` and running statistics change between runs.
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,

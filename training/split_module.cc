@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/execute/partial_executor.h"
-#include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/gradient/yield_insertion.h"
@@ -34,12 +32,12 @@ ForwardRun& ForwardRun::operator=(ForwardRun&& other) noexcept {
   outputs = std::move(other.outputs);
   program_ = std::move(other.program_);
   parameters_ = std::move(other.parameters_);
-  started_ = std::move(other.started_);
+  run_ = std::move(other.run_);
   return *this;
 }
 
 void ForwardRun::Drop() {
-  if (started_.state != nullptr) program_->graph->Return(std::exchange(started_, {}));
+  if (pending()) program_->graph->Return(std::exchange(run_, {}));
   parameters_.reset();
 }
 
@@ -67,19 +65,9 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
   if (!pending()) {
     return InvalidArgument("the run is over: its backward was done already, and without `keep` there is only one");
   }
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
-  StartedRun second{started_.cache, nullptr};
-  if (keep) {
-    ASSIGN_OR_RETURN(second.state, started_.state->Clone());
-  }
-  ExecutionState& state = keep ? *second.state : *started_.state;
-  RETURN_IF_ERROR(state.Resume(std::move(values)));
-  const Result<RunOutcome> outcome = PartialExecutor::Run(state);
-  std::vector<RuntimeValue> gradients = state.TakeFetches();
-  if (keep) program_->graph->Return(std::move(second));
-  else Drop();
-  if (!outcome.ok()) return outcome.status();
-  if (*outcome != RunOutcome::kFinished) return Internal("a module with one yield has yielded twice");
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
+  auto gradients = program_->graph->Finish(run_, values, keep);
+  if (!keep && run_.started.state->phase() != ExecutionState::Phase::kYielded) Drop();
   return gradients;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a backward run");
@@ -89,7 +77,7 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
 
 Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model, SplitModuleOptions options) try {
   std::unique_ptr<SplitModule> module(new SplitModule);
-  if (options.providers.empty()) options.providers.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  module->fallback_ = TrainingFallback(std::move(options.providers), options.fallback);
   RETURN_IF_ERROR(module->Prepare(std::move(model), options));
   return module;
 } catch (const std::bad_alloc&) {
@@ -124,16 +112,14 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
     cut.extra.push_back(update.value);
   }
   ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
-  PlanOptions plan;
-  plan.threads = options.threads;
-  plan.cache_values = !shares_parameters_;
+  ParameterGraphOptions made{.parameters = program->parameters, .disabled_passes = options.disabled_passes};
+  made.plan.threads = options.threads;
+  made.plan.cache_values = !shares_parameters_;
   const std::unordered_set<std::string> changing(program->parameters.begin(), program->parameters.end());
-  ASSIGN_OR_RETURN(program->graph,
-                   ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
-                                          StepPasses(options.providers, changing), options.disabled_passes));
-  ASSIGN_OR_RETURN(predict_,
-                   ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan,
-                                          FusionPasses(options.providers, changing), options.disabled_passes));
+  made.passes = [changing](const ProviderList& providers) { return StepPasses(providers, changing); };
+  ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(std::move(model.graph), fallback_, made));
+  made.passes = [changing](const ProviderList& providers) { return FusionPasses(providers, changing); };
+  ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(std::move(evaluation.graph), fallback_, std::move(made)));
   program_ = std::move(program);
   return {};
 }
@@ -148,10 +134,8 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds, std::vector<Ex
   options.seed = seed_;
   options.step = forwards_++;
   options.observers = std::move(observers);
-  ASSIGN_OR_RETURN(run.started_, program_->graph->Start(std::move(ordered), std::move(options)));
-  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*run.started_.state));
-  if (outcome != RunOutcome::kYielded) return Internal("a module has not stopped at its yield");
-  run.outputs = run.started_.state->TakeYielded();
+  ASSIGN_OR_RETURN(run.run_, program_->graph->RunToYield(std::move(ordered), std::move(options)));
+  run.outputs = run.run_.started.state->TakeYielded();
   std::vector<std::pair<int, Tensor>> statistics;
   for (size_t i = 0; i < program_->statistics.size(); ++i) {
     statistics.emplace_back(program_->statistics[i], run.outputs[program_->outputs.size() + i].tensor());

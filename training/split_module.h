@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct SplitModuleOptions {
   // Batch statistics and dropout in Forward; false: the model as it is, with running statistics and without dropout.
   bool training = true;
   ProviderList providers;           // empty: the CPU provider
+  bool fallback = true;             // whether a failing provider is replaced; see SplitModule::DisableFallback
   int threads = 0;                  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;                // of dropout and other random ops; each Forward draws other numbers
   std::vector<std::string> disabled_passes;
@@ -54,10 +56,11 @@ class ForwardRun {
   // integer, or what depends on nothing that is differentiated). They are borrowed during the call.
   //
   // With `keep` the run stays as it was and another Backward gives the same bits; without, it is over. Fails when it
-  // was over before; and, with the run as it was, on gradients of a wrong count, dtype or shape.
+  // was over before; and, with the run as it was, on gradients of a wrong count, dtype or shape. Where a provider fails
+  // the forward is done again as well, on the default providers (core/session/provider_fallback.h).
   Result<std::vector<RuntimeValue>> Backward(std::vector<RuntimeValue> output_gradients, bool keep = false);
   // Whether Backward can be called.
-  bool pending() const { return started_.state != nullptr; }
+  bool pending() const { return run_.started.state != nullptr; }
 
  private:
   friend class SplitModule;
@@ -68,7 +71,7 @@ class ForwardRun {
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<ParameterSet> parameters_;  // as they were when the run began
-  StartedRun started_;
+  YieldedRun run_;
 };
 
 // Thread safety: all methods from any thread. Forwards that run at the same time read the same running statistics, and
@@ -103,6 +106,12 @@ class SplitModule {
   // the parameters that they began with. All or nothing.
   Status SetParameters(const std::map<std::string, Tensor>& values);
 
+  // --- provider fallback (core/session/provider_fallback.h), as in Session ---
+  void DisableFallback() { fallback_->set_enabled(false); }
+  void EnableFallback() { fallback_->set_enabled(true); }
+  std::vector<std::string> providers() const { return fallback_->provider_names(); }
+  std::optional<FallbackRecord> fallback_record() const { return fallback_->record(); }
+
  private:
   SplitModule() = default;
   Status Prepare(Model model, const SplitModuleOptions& options);
@@ -110,6 +119,7 @@ class SplitModule {
   void Replace(std::vector<std::pair<int, Tensor>> values);
   void Overwrite(const std::vector<std::pair<int, Tensor>>& values);
 
+  std::shared_ptr<ProviderFallback> fallback_;
   std::shared_ptr<ForwardRun::Program> program_;
   std::unique_ptr<ParameterGraph> predict_;
   uint64_t seed_ = 0;

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <unordered_set>
 
 #include "core/base/status_macros.h"
-#include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
@@ -18,6 +18,8 @@ namespace {
 constexpr double kSmallestLossScale = 1.0 / (1 << 24);
 
 constexpr char kLostStep[] = "the step is lost, parameters may be half updated: ";
+
+std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
 
 double ScalarOf(const Tensor& tensor) {
   double value = 0;
@@ -42,7 +44,7 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   RETURN_IF_ERROR(options_.schedule.Check());
   if (options_.step.accumulation_steps < 1) return InvalidArgument("accumulation_steps must be at least 1");
-  if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  fallback_ = TrainingFallback(std::move(options_.providers), options_.fallback);
   const DTypeSet precisions = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   if (!precisions.Contains(options_.step.precision)) {
     return InvalidArgument("precision: expected one of " + precisions.ToString() + ", got " +
@@ -87,18 +89,24 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
   } else {
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
-  PlanOptions options;
-  options.threads = options_.threads;
-  options.cache_values = false;  // every update changes every parameter
-  return ParameterGraph::Create(program.graph, program.parameters, options_.providers, options,
-                                StepPasses(options_.providers, {program.parameters.begin(), program.parameters.end()}),
-                                options_.disabled_passes, options_.memory_budget);
+  const auto passes = [changing = NameSet(program.parameters)](const ProviderList& providers) {
+    return StepPasses(providers, changing);
+  };
+  ParameterGraphOptions options{.parameters = program.parameters,
+                                .passes = passes,
+                                .disabled_passes = options_.disabled_passes,
+                                .memory_budget = options_.memory_budget};
+  options.plan.threads = options_.threads;
+  options.plan.cache_values = false;  // every update changes every parameter
+  return ParameterGraph::Create(program.graph, fallback_, std::move(options));
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
-  const std::vector<std::string> own(names_.begin(), names_.begin() + trained_ + statistics_);
-  PlanOptions options;
-  options.threads = options_.threads;
+  ParameterGraphOptions options{.parameters = ParameterNames(), .disabled_passes = options_.disabled_passes};
+  options.passes = [changing = NameSet(options.parameters)](const ProviderList& providers) {
+    return FusionPasses(providers, changing);
+  };
+  options.plan.threads = options_.threads;
   for (const bool with_loss : {true, false}) {
     Model copy = model.Clone();
     RETURN_IF_ERROR(SwitchToEvaluation(*copy.graph));
@@ -106,10 +114,7 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       ASSIGN_OR_RETURN(Value * loss, AddLoss(*copy.graph, options_.step.loss));
       copy.graph->AddOutput(loss);
     }
-    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
-                     ParameterGraph::Create(copy.graph, own, options_.providers, options,
-                                            FusionPasses(options_.providers, {own.begin(), own.end()}),
-                                            options_.disabled_passes));
+    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_), ParameterGraph::Create(copy.graph, fallback_, options));
   }
   return {};
 }

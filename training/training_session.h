@@ -14,6 +14,7 @@
 #define CAESURA_TRAINING_TRAINING_SESSION_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct TrainingOptions {
   StepOptions step;
   LrSchedule schedule;       // times the optimizer's learning rate
   ProviderList providers;    // empty: the CPU provider
+  bool fallback = true;      // whether a failing provider is replaced; see TrainingSession::DisableFallback
   int threads = 0;           // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;         // of dropout and other random ops
   // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not fit is computed again
@@ -55,7 +57,9 @@ class TrainingSession {
   // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps of them, one
   // update. Returns the loss before the update. A step that fails before its first write to a parameter has changed
   // nothing: with CommitMode::kLate all that computes stands before the writes. Otherwise the error says that the step
-  // is lost, parameters being half updated, and further steps fail until a Restore. With a scaled loss an update whose
+  // is lost, parameters being half updated, and further steps fail until a Restore; not so where providers other than the
+  // CPU's may fail: what a step writes before their last part is undone when it fails (write_journal.h), and the step is
+  // done again on the default providers, with the same random numbers. With a scaled loss an update whose
   // gradients are not finite does not happen (updates() stays); it fails when no scale is small enough.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
 
@@ -111,6 +115,12 @@ class TrainingSession {
   // What of it went to the host for the sake of shapes, where there is a device (CAESURA_AGGRESSIVE_CPU_FALLBACK).
   const CpuFallbackReport& cpu_fallback() const { return update_->cpu_fallback(); }
 
+  // --- provider fallback (core/session/provider_fallback.h), as in Session ---
+  void DisableFallback() { fallback_->set_enabled(false); }
+  void EnableFallback() { fallback_->set_enabled(true); }
+  std::vector<std::string> providers() const { return fallback_->provider_names(); }
+  std::optional<FallbackRecord> fallback_record() const { return fallback_->record(); }
+
  private:
   TrainingSession() = default;
   Status Prepare(Model model);
@@ -123,6 +133,7 @@ class TrainingSession {
   RunOptions MakeRun(uint64_t step);
 
   TrainingOptions options_;
+  std::shared_ptr<ProviderFallback> fallback_;
   Model original_;  // as it came, for export
   ParameterSet parameters_;
   std::vector<std::string> names_;  // of the ParameterSet, in order

@@ -41,11 +41,18 @@ ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan
 
 // --- where the bytes are ---
 
+Result<std::shared_ptr<Buffer>> ExecutionState::Allocate(int device, size_t bytes, Allocator& allocator) const {
+  auto buffer = allocator.Allocate(bytes);
+  if (buffer.ok() || device == 0) return buffer;
+  return AtMemory(buffer.status(), plan_->devices()[device].provider->name());
+}
+
 Status ExecutionState::BindArenas() {
   arenas_.resize(plan_->devices().size());
   for (size_t d = 0; d < arenas_.size(); ++d) {
     if (arenas_[d] == nullptr) {
-      ASSIGN_OR_RETURN(arenas_[d], AllocatorOf(static_cast<int>(d)).Allocate(plan_->arenas()[d]));
+      const int device = static_cast<int>(d);
+      ASSIGN_OR_RETURN(arenas_[d], Allocate(device, plan_->arenas()[d], AllocatorOf(device)));
     }
     arena_bases_[d] = static_cast<char*>(arenas_[d]->data());
   }
@@ -136,7 +143,7 @@ Status ExecutionState::BindFetch(const Yield::Item& item, int fetch) {
     addresses_[value.buffer] = given->raw();
     return {};
   }
-  ASSIGN_OR_RETURN(owner, FetchAllocator(fetch, buffer.device).Allocate(buffer.bytes));
+  ASSIGN_OR_RETURN(owner, Allocate(buffer.device, buffer.bytes, FetchAllocator(fetch, buffer.device)));
   addresses_[value.buffer] = owner->data();
   return {};
 }

@@ -111,6 +111,8 @@ class ExecutionState : public KernelHost {
   Allocator& AllocatorOf(int device) const { return *plan_->devices()[device].allocator; }
   // The caller's buffer for graph output `fetch`, where it is on the device and may be written in the middle of the run.
   const Tensor* FetchBuffer(int fetch, int device) const;
+  // `allocator` is of the device; errors say whose memory ran out.
+  Result<std::shared_ptr<Buffer>> Allocate(int device, size_t bytes, Allocator& allocator) const;
   // The caller's allocator for graph output `fetch`, where it serves the device.
   Allocator& FetchAllocator(int fetch, int device) const;
   int DeviceIndex(const Tensor& tensor) const;

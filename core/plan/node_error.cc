@@ -16,4 +16,26 @@ Status AtNode(const Status& status, const Node& node, const std::string& provide
   return Status(status.code(), label + " " + what + source);
 }
 
+Status AtMemory(const Status& status, const std::string& provider) {
+  return status.WithPrefix("[memory on " + provider + "] ");
+}
+
+FailurePlace PlaceOf(const Status& status, const ProviderList& providers) {
+  const std::string& message = status.message();
+  FailurePlace place;
+  for (size_t at = 0; at < message.size() && message[at] == '[';) {
+    size_t first = message.npos, next = message.npos;
+    for (const auto& provider : providers) {
+      const std::string mark = " on " + provider->name() + "] ";
+      const size_t found = message.find(mark, at);
+      if (found >= first) continue;
+      first = found;
+      next = found + mark.size();
+      place = {message.substr(at + 1, found - at - 1), provider->name()};
+    }
+    at = next;
+  }
+  return place;
+}
+
 }  // namespace caesura

@@ -233,8 +233,9 @@ Status PlanBuilder::AddNode(const Node& node, int position) {
   std::string why;
   for (const ExecutionProvider* provider : draft.candidates) {
     draft.provider = provider;
-    ASSIGN_OR_RETURN(const bool done, TryProvider(draft, &why));
-    if (done) return {};
+    const Result<bool> done = TryProvider(draft, &why);
+    if (!done.ok()) return AtNode(done.status(), node, provider->name());
+    if (*done) return {};
   }
   if (draft.candidates.empty()) {
     draft.provider->kernels().Find(node, &why);
@@ -262,7 +263,7 @@ Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
     *why += (why->empty() ? "" : "; ") + created.status().message();
     return false;
   }
-  if (!created.ok()) return AtNode(created.status(), *draft.node, draft.provider->name());
+  if (!created.ok()) return created.status();
   ASSIGN_OR_RETURN(const bool folded, TryFold(draft, info, **created));
   if (!folded) RETURN_IF_ERROR(AddPlanned(draft, info, **created));
   return true;

@@ -4,7 +4,6 @@
 
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_context.h"
-#include "core/plan/node_error.h"
 #include "core/plan/plan_builder.h"
 
 namespace caesura {
@@ -97,13 +96,13 @@ Result<bool> PlanBuilder::TryFold(Draft& draft, KernelInfo& info, const KernelDe
                              [](const ExecutionProvider* p) { return p->device().is_host(); });
     if (host == draft.candidates.end() || !(*host)->kernels().Create(on_host, (*host)->name()).ok()) return false;
   }
-  auto results = ComputeNow(draft.infos, draft.provider->device().is_host() ? info : on_host);
-  if (!results.ok()) return AtNode(results.status(), *draft.node, draft.provider->name());
+  ASSIGN_OR_RETURN(const std::vector<Tensor> results,
+                   ComputeNow(draft.infos, draft.provider->device().is_host() ? info : on_host));
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
-    if (draft.outputs[i] != 0 && !(*results)[i].defined()) return false;
+    if (draft.outputs[i] != 0 && !results[i].defined()) return false;
   }
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
-    if (draft.outputs[i] != 0) BecomeConstant(draft.outputs[i], (*results)[i]);
+    if (draft.outputs[i] != 0) BecomeConstant(draft.outputs[i], results[i]);
   }
   return true;
 }

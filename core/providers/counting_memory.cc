@@ -15,15 +15,16 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 }  // namespace
 
-CountingDevice::Memory::Memory(Device device, bool close_pages) : device_(device), close_pages_(close_pages) {
-  void* base = mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+CountingDevice::Memory::Memory(Device device, size_t bytes, bool close_pages)
+    : device_(device), reserved_(RoundUp(bytes, kPage)), close_pages_(close_pages) {
+  void* base = mmap(nullptr, reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return;  // nothing can be allocated
   base_ = static_cast<char*>(base);
-  free_[0] = kReserved;
+  free_[0] = bytes;
 }
 
 CountingDevice::Memory::~Memory() {
-  if (base_ != nullptr) munmap(base_, kReserved);
+  if (base_ != nullptr) munmap(base_, reserved_);
 }
 
 Result<std::shared_ptr<Buffer>> CountingDevice::Memory::Allocate(size_t size) {

@@ -16,12 +16,12 @@ namespace caesura {
 // Thread safety: all methods from any thread.
 class CountingDevice::Memory : public Allocator, public std::enable_shared_from_this<Memory> {
  public:
-  Memory(Device device, bool close_pages);
+  Memory(Device device, size_t bytes, bool close_pages);
   ~Memory() override;
 
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override;
   Device device() const override { return device_; }
-  bool Owns(const void* address) const { return address >= base_ && address < base_ + kReserved; }
+  bool Owns(const void* address) const { return address >= base_ && address < base_ + reserved_; }
 
   // Pages are open while at least one of these lives.
   class Access {
@@ -44,12 +44,11 @@ class CountingDevice::Memory : public Allocator, public std::enable_shared_from_
   }
 
  private:
-  static constexpr size_t kReserved = size_t{1} << 36;  // addresses, not bytes
-
   void Open(int change);
   void Free(size_t offset, size_t bytes);
 
   const Device device_;
+  const size_t reserved_;  // addresses, not bytes
   const bool close_pages_;
   char* base_ = nullptr;
   std::mutex mutex_;

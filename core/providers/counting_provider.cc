@@ -128,7 +128,7 @@ class CheckedHost : public ExecutionProvider {
 
 CountingDevice::CountingDevice(const CountingOptions& options) {
   const Device device{DeviceType::kOther, static_cast<int16_t>(options.index)};
-  memory_ = std::make_shared<Memory>(device, options.close_pages);
+  memory_ = std::make_shared<Memory>(device, options.memory_bytes, options.close_pages);
   const auto cpu = MakeCpuProvider(options.more);
   providers_.push_back(std::make_shared<CountingProvider>(options, memory_, cpu));
   providers_.push_back(std::make_shared<CheckedHost>(cpu, memory_));

@@ -102,7 +102,7 @@ Status IoBinding::Adopt(Bound changed) {
   changed.buffers.clear();
   changed.devices.clear();
   changed.buffers_on_feeds = false;
-  const ProviderList& providers = session_->options_.providers;
+  const ProviderList providers = session_->fallback_->providers();
   const bool devices = std::any_of(providers.begin(), providers.end(), [](const auto& p) { return !p->device().is_host(); });
   for (size_t i = 0; i < changed.outputs.size(); ++i) {
     const Output& output = changed.outputs[i];
@@ -164,7 +164,7 @@ Result<std::vector<OutputSpec>> Session::OutputSpecs(const IoBinding& binding) t
 }
 
 Result<std::vector<OutputSpec>> Session::SpecsOf(const std::vector<RuntimeValue>& feeds) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, plans_->Get(feeds));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, PlanOrdered(feeds));
   std::vector<OutputSpec> specs;
   for (size_t i = 0; i < outputs().size(); ++i) {
     const PlannedValue& value = plan->values()[plan->fetches()[i].value];

@@ -2,6 +2,7 @@
 #include "core/session/session.h"
 
 #include <algorithm>
+#include <climits>
 #include <new>
 
 #include "core/base/status_macros.h"
@@ -10,27 +11,56 @@
 #include "core/plan/function_expansion.h"
 #include "core/plan/subgraph_partition.h"
 #include "core/providers/cpu_provider.h"
+#include "core/session/provider_bound.h"
 
 namespace caesura {
+namespace {
+
+std::shared_ptr<const ExecutionProvider> PlainCpu() { return MakeCpuProvider(); }
+
+}  // namespace
+
+Session::Session(SessionOptions options, std::shared_ptr<ProviderFallback> fallback)
+    : options_(std::move(options)), fallback_(std::move(fallback)) {}
+
+Session::~Session() = default;
 
 Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions options) try {
-  std::unique_ptr<Session> session(new Session(std::move(model), std::move(options)));
-  RETURN_IF_ERROR(session->Prepare());
+  std::shared_ptr<ProviderFallback> fallback;
+  if (!options.requested_providers.empty()) {
+    ASSIGN_OR_RETURN(fallback, ProviderFallback::Create(options.requested_providers, PlainCpu, options.fallback));
+  } else {
+    ProviderList providers = std::move(options.providers);
+    if (providers.empty()) providers.push_back(PlainCpu());
+    fallback = std::make_shared<ProviderFallback>(std::move(providers), PlainCpu, options.fallback);
+  }
+  std::unique_ptr<Session> session(new Session(std::move(options), std::move(fallback)));
+  RETURN_IF_ERROR(session->Prepare(std::move(model)));
   return session;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a session was made");
 }
 
-Status Session::Prepare() {
-  if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider());
-  RETURN_IF_ERROR(ExpandMissingKernels(*model_.graph, options_.providers).status());
-  PassList passes = options_.passes;
-  // What the list has not offered them, or made anew.
-  if (AnyCompiles(options_.providers)) passes.push_back(MakeSubgraphPartitionPass(options_.providers));
-  RETURN_IF_ERROR(RunPasses(passes, model_, options_.disabled_passes).status());
-  plans_ = std::make_unique<PlanCache>(model_.graph, options_.providers,
-                                       WithSubgraphs(options_.plan, options_.providers));
+Status Session::Prepare(Model model) {
+  const auto make = [this](Model source, const ProviderList& providers) {
+    return MakeProgram(std::move(source), providers);
+  };
+  ASSIGN_OR_RETURN(program_, ProviderBound<Program>::Create(fallback_, std::move(model), make));
+  ASSIGN_OR_RETURN(const auto now, program_->Now());
+  model_ = now.program->model;
   return {};
+}
+
+Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, const ProviderList& providers) const {
+  RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
+  PassList passes = options_.passes ? options_.passes(providers) : PassList();
+  // What the list has not offered them, or made anew.
+  if (AnyCompiles(providers)) passes.push_back(MakeSubgraphPartitionPass(providers));
+  RETURN_IF_ERROR(RunPasses(passes, model, options_.disabled_passes).status());
+  auto program = std::make_shared<Program>();
+  program->model = std::move(model);
+  program->plans = std::make_unique<PlanCache>(program->model.graph, providers, WithSubgraphs(options_.plan, providers));
+  return program;
 }
 
 Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
@@ -74,9 +104,15 @@ Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) 
   return InvalidArgument("the model has no input(s) " + unknown);
 }
 
+Result<std::shared_ptr<const ExecutionPlan>> Session::PlanOrdered(const std::vector<RuntimeValue>& feeds) {
+  using PlanResult = Result<std::shared_ptr<const ExecutionPlan>>;
+  return program_->Run([&](Program& program) { return program.plans->Get(feeds); },
+                       [](const auto&, const std::shared_ptr<const ExecutionPlan>& plan) { return PlanResult(plan); });
+}
+
 Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) try {
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
-  return plans_->Get(ordered);
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
+  return PlanOrdered(ordered);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was planned");
 }
@@ -101,11 +137,20 @@ Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const s
 
 Result<std::vector<RuntimeValue>> Session::RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
                                                       const std::vector<std::optional<Device>>& fetch_devices) {
-  constexpr int kStepsBetweenLooks = 16;  // at `cancel`
-  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_->Get(feeds, {}, &fetch_devices));
-  std::unique_ptr<ExecutionState> state = states_.Borrow(plan);
   if (options.seed == 0) options.seed = options_.seed;
   if (options.step == 0) options.step = runs_++;
+  const bool again = fallback_->pending();  // both may be needed a second time
+  return program_->Run(
+      [&](Program& program) { return program.plans->Get(feeds, {}, &fetch_devices); },
+      [&](const auto& now, const std::shared_ptr<const ExecutionPlan>& plan) {
+        return RunPlan(*now.program, plan, again ? feeds : std::move(feeds), again ? options : std::move(options));
+      });
+}
+
+Result<std::vector<RuntimeValue>> Session::RunPlan(Program& program, const std::shared_ptr<const ExecutionPlan>& plan,
+                                                   std::vector<RuntimeValue> feeds, RunOptions options) {
+  constexpr int kStepsBetweenLooks = 16;  // at `cancel`
+  std::unique_ptr<ExecutionState> state = program.states.Borrow(plan);
   const std::shared_ptr<const std::atomic<bool>> cancel = options.cancel;
   RETURN_IF_ERROR(state->Start(std::move(feeds), std::move(options)));
   RunOutcome outcome = RunOutcome::kStopped;
@@ -116,14 +161,22 @@ Result<std::vector<RuntimeValue>> Session::RunOrdered(std::vector<RuntimeValue> 
   }
   if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
   std::vector<RuntimeValue> results = state->TakeFetches();
-  states_.Return(std::move(state));
+  program.states.Return(std::move(state));
   return results;
+}
+
+Status Session::RunAsync(NamedValues feeds, std::vector<std::string> output_names,
+                         std::function<void(Result<std::vector<RuntimeValue>>)> done, RunOptions options) try {
+  return queue_.Add([this, feeds = std::move(feeds), names = std::move(output_names), done = std::move(done),
+                     options = std::move(options)] { done(Run(feeds, names, options)); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while an asynchronous run was begun");
 }
 
 Result<RuntimeValue> Session::ToHost(const RuntimeValue& value) const {
   if (!value.is_tensor() || value.tensor().device().is_host()) return value;
   const Tensor& there = value.tensor();
-  for (const auto& provider : options_.providers) {
+  for (const auto& provider : fallback_->providers()) {
     if (provider->device() != there.device()) continue;
     ASSIGN_OR_RETURN(Tensor here, Tensor::Allocate(there.dtype(), there.shape()));
     RETURN_IF_ERROR(provider->Copy(CopyKind::kToHost, here.raw(), there.raw(), there.bytes()));
@@ -134,7 +187,7 @@ Result<RuntimeValue> Session::ToHost(const RuntimeValue& value) const {
 }
 
 Status Session::Synchronise() const {
-  for (const auto& provider : options_.providers) RETURN_IF_ERROR(provider->Synchronise());
+  for (const auto& provider : fallback_->providers()) RETURN_IF_ERROR(provider->Synchronise());
   return {};
 }
 

@@ -4,10 +4,13 @@
 //   auto session = caesura::Session::Create(caesura::ReadModel("net.onnx").value()).value();
 //   auto outputs = session->Run({{"x", x}}).value();
 //
-// Thread safety: Run from any number of threads at the same time.
+// A session whose provider fails goes on with the default providers (provider_fallback.h), unless that is disabled.
+//
+// Thread safety: all methods from any number of threads at the same time.
 #ifndef CAESURA_CORE_SESSION_SESSION_H_
 #define CAESURA_CORE_SESSION_SESSION_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,21 +21,29 @@
 #include "core/graph/graph.h"
 #include "core/graph/pass.h"
 #include "core/plan/plan_cache.h"
+#include "core/session/provider_fallback.h"
+#include "core/session/run_queue.h"
 
 namespace caesura {
 
 class IoBinding;
 struct OutputSpec;
+template <typename Program>
+class ProviderBound;
 
 using NamedValues = std::map<std::string, RuntimeValue>;
 
 struct SessionOptions {
   // Empty: the CPU provider.
   ProviderList providers;
+  // Instead of `providers`: made when the session is.
+  std::vector<ProviderRequest> requested_providers;
+  // Whether a failing provider is replaced; see Session::DisableFallback.
+  bool fallback = true;
   PlanOptions plan;
   // Run on the model before planning, in order, once ops without a kernel are expanded into their function bodies.
-  // graph_transforms/pipeline.h makes the usual list, InferencePasses(providers).
-  PassList passes;
+  // graph_transforms/pipeline.h makes the usual list: InferencePasses.
+  PassMaker passes;
   std::vector<std::string> disabled_passes;  // by name
   uint64_t seed = 0;  // of random ops without a seed of their own
 };
@@ -41,7 +52,10 @@ class Session {
  public:
   // The model is the session's own from here on. Fails, listing all of them, on nodes that nothing can run.
   static Result<std::unique_ptr<Session>> Create(Model model, SessionOptions options = {});
+  // Waits for asynchronous runs.
+  ~Session();
 
+  // As it was prepared when the session was made, whichever providers run it now.
   const Model& model() const { return model_; }
   const std::vector<Value*>& inputs() const { return model_.graph->inputs(); }
   const std::vector<Value*>& outputs() const { return model_.graph->outputs(); }
@@ -64,28 +78,56 @@ class Session {
   // A tensor that a run has left on a device, copied to the host and waited for; what is there already comes as it is.
   Result<RuntimeValue> ToHost(const RuntimeValue& value) const;
 
+  // The same, on a thread of the session's, which then calls `done` once with what Run returns. The feeds' bytes must
+  // stay until then, and so must what `options` points at; `done` must not destroy the session. Where this returns an
+  // error `done` is not called.
+  Status RunAsync(NamedValues feeds, std::vector<std::string> output_names,
+                  std::function<void(Result<std::vector<RuntimeValue>>)> done, RunOptions options = {});
+
   // The plan that these feeds get.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
 
+  // --- provider fallback ---
+  // From here on a provider's failure is the run's error. What has fallen back stays where it is.
+  void DisableFallback() { fallback_->set_enabled(false); }
+  void EnableFallback() { fallback_->set_enabled(true); }
+  // Names of the providers that run nodes now, in order of preference.
+  std::vector<std::string> providers() const { return fallback_->provider_names(); }
+  // Nothing where there was none.
+  std::optional<FallbackRecord> fallback_record() const { return fallback_->record(); }
+
  private:
   friend class IoBinding;
-  Session(Model model, SessionOptions options) : model_(std::move(model)), options_(std::move(options)) {}
-  Status Prepare();
+  // What is made for a list of providers.
+  struct Program {
+    Model model;
+    std::unique_ptr<PlanCache> plans;
+    StatePool states{/*capacity=*/16};
+    const Graph& graph() const { return *model.graph; }
+  };
+
+  Session(SessionOptions options, std::shared_ptr<ProviderFallback> fallback);
+  Status Prepare(Model model);
+  Result<std::shared_ptr<Program>> MakeProgram(Model model, const ProviderList& providers) const;
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
   // What of a value shows before a run that the input cannot take.
   static Status CheckFeed(const Value& input, const RuntimeValue& value);
   // Names the inputs, by position, that have neither a value nor a default.
   Status CheckComplete(const std::vector<RuntimeValue>& feeds) const;
+  Result<std::shared_ptr<const ExecutionPlan>> PlanOrdered(const std::vector<RuntimeValue>& feeds);
   // Feeds by graph input; all outputs in graph order, each on its device of `fetch_devices` (as in PlanOptions).
   Result<std::vector<RuntimeValue>> RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
                                                const std::vector<std::optional<Device>>& fetch_devices = {});
+  static Result<std::vector<RuntimeValue>> RunPlan(Program& program, const std::shared_ptr<const ExecutionPlan>& plan,
+                                                   std::vector<RuntimeValue> feeds, RunOptions options);
   Result<std::vector<OutputSpec>> SpecsOf(const std::vector<RuntimeValue>& feeds);
 
+  const SessionOptions options_;  // but for the providers
+  const std::shared_ptr<ProviderFallback> fallback_;
   Model model_;
-  SessionOptions options_;
-  std::unique_ptr<PlanCache> plans_;
-  StatePool states_{/*capacity=*/16};
+  std::unique_ptr<ProviderBound<Program>> program_;
   std::atomic<uint64_t> runs_{0};
+  RunQueue queue_;  // last: its threads use the rest
 };
 
 }  // namespace caesura

@@ -76,7 +76,7 @@ Model Parse(const AttentionCase& c) {
 std::unique_ptr<Session> SessionOf(const AttentionCase& c, std::vector<std::string> disabled) {
   SessionOptions options;
   options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
-  options.passes = InferencePasses();
+  options.passes = InferencePasses;
   options.disabled_passes = std::move(disabled);
   return Session::Create(Parse(c), std::move(options)).value();
 }

@@ -42,7 +42,7 @@ std::unique_ptr<Session> SessionOf(const NormCase& c, const std::string& mean, s
                                "int64[3] column = {1, 1, 16}> {" + mean + c.body + "}").value();
   EXPECT_TRUE(InferShapes(model).ok());
   SessionOptions options;
-  options.passes = InferencePasses();
+  options.passes = InferencePasses;
   options.disabled_passes = std::move(disabled);
   return Session::Create(std::move(model), std::move(options)).value();
 }

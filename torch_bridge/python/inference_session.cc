@@ -44,8 +44,8 @@ class PythonSession {
         options.providers.push_back(NamedProvider(name));
       }
     }
-    if (settings.optimization == 1) options.passes = ForwardPasses();
-    if (settings.optimization == 2 && ours) options.passes = InferencePasses(options.providers);
+    if (settings.optimization == 1) options.passes = [](const ProviderList&) { return ForwardPasses(); };
+    if (settings.optimization == 2 && ours) options.passes = InferencePasses;
     Model model = ReadSource(source);
     session_ = Unwrap([&] {
       nb::gil_scoped_release release;

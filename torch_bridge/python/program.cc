@@ -15,11 +15,11 @@ namespace {
 class Program {
  public:
   Program(nb::bytes model, int threads) {
-    const ProviderList providers = {CpuProvider()};
-    PlanOptions options;
-    options.threads = threads;
+    ParameterGraphOptions options{.passes = [](const ProviderList& providers) { return StepPasses(providers); }};
+    options.plan.threads = threads;
     auto parsed = Unwrap(ReadModelBytes(std::string_view(model.c_str(), model.size())));
-    graph_ = Unwrap(ParameterGraph::Create(parsed.graph, {}, providers, options, StepPasses()));
+    auto fallback = std::make_shared<ProviderFallback>(ProviderList{CpuProvider()}, CpuProvider);
+    graph_ = Unwrap(ParameterGraph::Create(parsed.graph, std::move(fallback), std::move(options)));
   }
 
   // Plain ints are host scalars that the plan is made for: shapes follow from them.

@@ -86,7 +86,7 @@ Result<std::string> RunDataSet(Session& session, const std::string& folder, cons
 Result<std::string> RunCase(const std::string& folder, const ProviderList& providers) {
   SessionOptions options;
   options.providers = providers;
-  options.passes = InferencePasses();
+  options.passes = InferencePasses;
   ASSIGN_OR_RETURN(Model model, ReadModel(folder + "/model.onnx"));
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(std::move(model), std::move(options)));
   const Tolerance tolerance = ReadTolerance(folder + "/tolerance.json");

@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <climits>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/kernels/kernel_context.h"
 #include "core/providers/execution_provider.h"
@@ -37,37 +39,64 @@ class FailingAllocator : public Allocator {
 // Another provider's kernels, counted: kernel call number `fail_at` of the process of counting fails.
 class FailingProvider : public ExecutionProvider {
  public:
-  explicit FailingProvider(std::shared_ptr<const ExecutionProvider> inner) : inner_(std::move(inner)) {
+  // `name`: empty for that of `inner`. With `scribbles` the call that fails has first filled its outputs with garbage.
+  explicit FailingProvider(std::shared_ptr<const ExecutionProvider> inner, std::string name = {}, bool scribbles = false)
+      : inner_(std::move(inner)), name_(name.empty() ? inner_->name() : std::move(name)), scribbles_(scribbles) {
     for (KernelDef def : inner_->kernels().defs()) {
       def.create = [this, create = def.create](KernelInfo& info) -> Status {
+        if (created_++ == fail_at_creation_) return ProviderFailure("planted failure of a factory");
         Status status = create(info);
         if (!status.ok()) return status;
-        info.SetCompute([this, compute = info.TakeCompute()](KernelContext& context) -> Status {
-          if (calls_++ == fail_at_) return ProviderFailure("planted failure");
-          return compute(context);
+        std::vector<size_t> bytes;
+        for (const OutputInfo& output : info.outputs()) {
+          const bool planned = output.kind == OutputInfo::Kind::kPlanned && output.dtype != DType::kString;
+          bytes.push_back(planned ? static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) : 0);
+        }
+        info.SetCompute([this, bytes, compute = info.TakeCompute()](KernelContext& context) -> Status {
+          const int call = calls_++;
+          if (fail_at_ < 0 || call < fail_at_ || (call > fail_at_ && !fails_on_)) return compute(context);
+          for (size_t i = 0; scribbles_ && i < bytes.size(); ++i) {
+            if (void* output = bytes[i] > 0 ? context.Output<void>(static_cast<int>(i)) : nullptr) {
+              std::memset(output, 0xa5, bytes[i]);
+            }
+          }
+          return ProviderFailure("planted failure");
         });
         return {};
       };
       kernels_.Add(std::move(def));
     }
   }
-  const std::string& name() const override { return inner_->name(); }
+  const std::string& name() const override { return name_; }
   Device device() const override { return inner_->device(); }
   const KernelRegistry& kernels() const override { return kernels_; }
   Allocator& allocator() const override { return inner_->allocator(); }
+  Status Copy(CopyKind kind, void* to, const void* from, size_t bytes) const override {
+    return inner_->Copy(kind, to, from, bytes);
+  }
+  Status Synchronise() const override { return inner_->Synchronise(); }
 
-  // Begins to count anew; -1: no call fails.
-  void FailAt(int call) {
+  // Begins to count anew; -1: no call fails. With `and_later` those behind it fail too.
+  void FailAt(int call, bool and_later = false) {
     calls_ = 0;
     fail_at_ = call;
+    fails_on_ = and_later;
   }
   int calls() const { return calls_; }
+  // The same for kernels that are created.
+  void FailAtCreation(int kernel) {
+    created_ = 0;
+    fail_at_creation_ = kernel;
+  }
+  int created() const { return created_; }
 
  private:
   std::shared_ptr<const ExecutionProvider> inner_;
+  std::string name_;
+  const bool scribbles_;
   KernelRegistry kernels_;
-  std::atomic<int> calls_{0};
-  int fail_at_ = -1;
+  std::atomic<int> calls_{0}, created_{0}, fail_at_{-1}, fail_at_creation_{-1};
+  std::atomic<bool> fails_on_{false};
 };
 
 }  // namespace caesura::testing

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 Result<std::unique_ptr<Session>> TrySession(const std::string& body, ProviderList providers) {
   SessionOptions options;
   options.providers = std::move(providers);
-  options.passes = InferencePasses(options.providers);
+  options.passes = InferencePasses;
   options.plan.threads = 1;
   Model model;
   model.graph = GraphOf(body);

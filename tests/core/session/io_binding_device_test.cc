@@ -19,7 +19,7 @@ std::unique_ptr<Session> SessionOn(const CountingDevice& device, const std::stri
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   SessionOptions options;
   options.providers = device.providers();
-  options.passes = InferencePasses(options.providers);
+  options.passes = InferencePasses;
   return Session::Create(*std::move(model), options).value();
 }
 Tensor OnDevice(const CountingDevice& device, const RuntimeValue& value) {
