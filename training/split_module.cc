@@ -103,6 +103,9 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options.trainable, options.frozen));
   auto program = std::make_shared<ForwardRun::Program>();
   for (const Value* output : model.graph->outputs()) program->outputs.push_back(output->name());
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpBinding> ops, OpBinding::Create(options.custom_ops));
+  RETURN_IF_ERROR(ops->Attach(model, trainable));
+  ASSIGN_OR_RETURN(const ProviderList providers, ops->WithKernels(options.providers));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options.disabled_passes));
   program->parameters = trainable;
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
@@ -124,16 +127,17 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
     cut.extra.push_back(update.value);
   }
   ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
+  RETURN_IF_ERROR(ops->MakeInstances(*model.graph));
   PlanOptions plan;
   plan.threads = options.threads;
   plan.cache_values = !shares_parameters_;
   const std::unordered_set<std::string> changing(program->parameters.begin(), program->parameters.end());
   ASSIGN_OR_RETURN(program->graph,
-                   ParameterGraph::Create(model.graph, program->parameters, options.providers, plan,
-                                          StepPasses(options.providers, changing), options.disabled_passes));
+                   ParameterGraph::Create(model.graph, program->parameters, providers, plan,
+                                          StepPasses(providers, changing), options.disabled_passes));
   ASSIGN_OR_RETURN(predict_,
-                   ParameterGraph::Create(evaluation.graph, program->parameters, options.providers, plan,
-                                          FusionPasses(options.providers, changing), options.disabled_passes));
+                   ParameterGraph::Create(evaluation.graph, program->parameters, providers, plan,
+                                          FusionPasses(providers, changing), options.disabled_passes));
   program_ = std::move(program);
   return {};
 }

@@ -60,6 +60,9 @@ Status TrainingSession::Prepare(Model model) {
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable,
                    TrainableNames(model, options_.step.trainable, options_.step.frozen));
   if (trainable.empty()) return InvalidArgument("no initializer of the model is selected for training");
+  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
+  RETURN_IF_ERROR(ops_->Attach(model, trainable));
+  ASSIGN_OR_RETURN(options_.providers, ops_->WithKernels(options_.providers));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
   RETURN_IF_ERROR(RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes).status());
 
@@ -77,6 +80,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
                                                                   const std::vector<std::string>& trainable,
                                                                   bool with_update) {
   ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable, options_.step, with_update));
+  RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   if (with_update) {
     names_ = program.parameters;
     trained_ = program.trained;

@@ -37,6 +37,7 @@ struct TrainingOptions {
   // calls. Without it the session trains copies.
   bool share_parameters = false;
   std::vector<std::string> disabled_passes;
+  CustomOps custom_ops;
 };
 
 // What Evaluate returns.
@@ -124,6 +125,7 @@ class TrainingSession {
 
   TrainingOptions options_;
   Model original_;  // as it came, for export
+  std::unique_ptr<OpBinding> ops_;
   ParameterSet parameters_;
   std::vector<std::string> names_;  // of the ParameterSet, in order
   int trained_ = 0, statistics_ = 0;

@@ -23,6 +23,9 @@ Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions opt
 
 Status Session::Prepare() {
   if (options_.providers.empty()) options_.providers.push_back(MakeCpuProvider());
+  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
+  RETURN_IF_ERROR(ops_->Attach(model_));
+  ASSIGN_OR_RETURN(options_.providers, ops_->WithKernels(options_.providers));
   RETURN_IF_ERROR(ExpandMissingKernels(*model_.graph, options_.providers).status());
   PassList passes = options_.passes;
   // What the list has not offered them, or made anew.

@@ -18,6 +18,7 @@
 #include "core/graph/graph.h"
 #include "core/graph/pass.h"
 #include "core/plan/plan_cache.h"
+#include "core/session/custom_op.h"
 
 namespace caesura {
 
@@ -35,6 +36,7 @@ struct SessionOptions {
   PassList passes;
   std::vector<std::string> disabled_passes;  // by name
   uint64_t seed = 0;  // of random ops without a seed of their own
+  CustomOps custom_ops;
 };
 
 class Session {
@@ -83,6 +85,7 @@ class Session {
 
   Model model_;
   SessionOptions options_;
+  std::unique_ptr<OpBinding> ops_;
   std::unique_ptr<PlanCache> plans_;
   StatePool states_{/*capacity=*/16};
   std::atomic<uint64_t> runs_{0};
