@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "core/graph/op_schema.h"
 #include "graph_transforms/replacements.h"
 
 namespace caesura {
@@ -43,7 +44,8 @@ bool IsRandom(const Node& node) {
   static const std::unordered_set<std::string> kRandom = {"RandomNormal",      "RandomUniform", "RandomNormalLike",
                                                           "RandomUniformLike", "Bernoulli",     "Multinomial",
                                                           "Dropout"};
-  return kRandom.count(node.op_type()) > 0;
+  const OpSchemaSpec* spec = FindOpSchemaSpec(node);
+  return kRandom.count(node.op_type()) > 0 || (spec != nullptr && !spec->is_deterministic);
 }
 
 class CommonSubexpression : public Pass {

@@ -9,8 +9,12 @@
 
 namespace caesura {
 
-Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, const ProviderList& providers,
+Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, const ProviderList& given,
                                                                    const ParameterGraphOptions& options) {
+  ProviderList providers = given;
+  if (options.ops != nullptr) {
+    ASSIGN_OR_RETURN(providers, options.ops->WithKernels(given));
+  }
   RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
   RETURN_IF_ERROR(RunPasses(options.passes ? options.passes(providers) : PassList(), model, options.disabled_passes).status());
   auto report = std::make_shared<CpuFallbackReport>();

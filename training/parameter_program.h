@@ -12,6 +12,7 @@
 
 #include "core/execute/state_pool.h"
 #include "core/plan/plan_cache.h"
+#include "core/session/custom_op.h"
 #include "core/session/provider_fallback.h"
 #include "graph_transforms/cpu_fallback.h"
 
@@ -27,6 +28,7 @@ struct StartedRun {
 struct ParameterGraphOptions {
   std::vector<std::string> parameters = {};  // names of initializers, in the order of the ParameterSets that runs bring
   PlanOptions plan = {};
+  std::shared_ptr<const OpBinding> ops = nullptr;  // with kernels for the graph's custom ops; null: it has none
   PassMaker passes = {};                     // run once ops without a kernel are expanded, before PlacementPasses
   std::vector<std::string> disabled_passes = {};
   // Bytes that an arena may take, by recomputing parts of the forward in the backward (graph_transforms/recompute.h); 0:
@@ -37,7 +39,7 @@ struct ParameterGraphOptions {
 // Thread safety: all methods from any thread.
 class ParameterProgram {
  public:
-  static Result<std::shared_ptr<ParameterProgram>> Create(Model model, const ProviderList& providers,
+  static Result<std::shared_ptr<ParameterProgram>> Create(Model model, const ProviderList& given,
                                                           const ParameterGraphOptions& options);
 
   const Graph& graph() const { return *plans_.graph(); }

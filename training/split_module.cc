@@ -91,6 +91,8 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options.trainable, options.frozen));
   auto program = std::make_shared<ForwardRun::Program>();
   for (const Value* output : model.graph->outputs()) program->outputs.push_back(output->name());
+  ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options.custom_ops));
+  RETURN_IF_ERROR(ops->Attach(model, trainable));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options.disabled_passes));
   program->parameters = trainable;
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
@@ -112,7 +114,8 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
     cut.extra.push_back(update.value);
   }
   ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
-  ParameterGraphOptions made{.parameters = program->parameters, .disabled_passes = options.disabled_passes};
+  RETURN_IF_ERROR(ops->MakeInstances(*model.graph));
+  ParameterGraphOptions made{.parameters = program->parameters, .ops = ops, .disabled_passes = options.disabled_passes};
   made.plan.threads = options.threads;
   made.plan.cache_values = !shares_parameters_;
   const std::unordered_set<std::string> changing(program->parameters.begin(), program->parameters.end());

@@ -36,6 +36,7 @@ struct SplitModuleOptions {
   // waits for its backward. Nothing that is derived from parameters outlives a run, and running statistics are written
   // to where they stand, also under the eyes of runs in flight.
   bool share_parameters = false;
+  CustomOps custom_ops;
 };
 
 // A forward run that waits for the gradients of its outputs. Dropped without a Backward, it gives its memory back to

@@ -62,6 +62,8 @@ Status TrainingSession::Prepare(Model model) {
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable,
                    TrainableNames(model, options_.step.trainable, options_.step.frozen));
   if (trainable.empty()) return InvalidArgument("no initializer of the model is selected for training");
+  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
+  RETURN_IF_ERROR(ops_->Attach(model, trainable));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
   RETURN_IF_ERROR(RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes).status());
 
@@ -79,6 +81,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
                                                                   const std::vector<std::string>& trainable,
                                                                   bool with_update) {
   ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable, options_.step, with_update));
+  RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   if (with_update) {
     names_ = program.parameters;
     trained_ = program.trained;
@@ -93,6 +96,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
     return StepPasses(providers, changing);
   };
   ParameterGraphOptions options{.parameters = program.parameters,
+                                .ops = ops_,
                                 .passes = passes,
                                 .disabled_passes = options_.disabled_passes,
                                 .memory_budget = options_.memory_budget};
@@ -102,7 +106,8 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
-  ParameterGraphOptions options{.parameters = ParameterNames(), .disabled_passes = options_.disabled_passes};
+  ParameterGraphOptions options{
+      .parameters = ParameterNames(), .ops = ops_, .disabled_passes = options_.disabled_passes};
   options.passes = [changing = NameSet(options.parameters)](const ProviderList& providers) {
     return FusionPasses(providers, changing);
   };

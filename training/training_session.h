@@ -39,6 +39,7 @@ struct TrainingOptions {
   // calls. Without it the session trains copies.
   bool share_parameters = false;
   std::vector<std::string> disabled_passes;
+  CustomOps custom_ops;
 };
 
 // What Evaluate returns.
@@ -135,6 +136,7 @@ class TrainingSession {
   TrainingOptions options_;
   std::shared_ptr<ProviderFallback> fallback_;
   Model original_;  // as it came, for export
+  std::shared_ptr<OpBinding> ops_;
   ParameterSet parameters_;
   std::vector<std::string> names_;  // of the ParameterSet, in order
   int trained_ = 0, statistics_ = 0;

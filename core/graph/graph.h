@@ -17,6 +17,8 @@
 
 namespace caesura {
 
+class OpSchemaSet;  // op_schema.h
+
 class Graph {
  public:
   explicit Graph(std::string name = "graph", Graph* parent = nullptr) : name_(std::move(name)), parent_(parent) {}
@@ -27,6 +29,13 @@ class Graph {
   // The graph that holds this one as a body of If, Loop or Scan; null at the top. Names of the parents' values
   // are visible here.
   Graph* parent() const { return parent_; }
+  // Schemas of the ops that one session alone knows, for the nodes here and in bodies; null when there are none. Clones
+  // share them.
+  const std::shared_ptr<const OpSchemaSet>& op_schemas() const {
+    return parent_ != nullptr ? parent_->op_schemas() : op_schemas_;
+  }
+  // REQUIRES: the graph has no parent.
+  void set_op_schemas(std::shared_ptr<const OpSchemaSet> schemas) { op_schemas_ = std::move(schemas); }
 
   // --- values ---
   // A new value. An empty `name`, or one that is taken here or above, is made unique.
@@ -105,6 +114,7 @@ class Graph {
 
   std::string name_;
   Graph* parent_;
+  std::shared_ptr<const OpSchemaSet> op_schemas_;
   std::unordered_map<std::string, std::unique_ptr<Value>> values_;
   std::vector<Value*> value_order_;
   std::unordered_map<std::string, int> name_counters_;
@@ -122,6 +132,8 @@ struct Model {
   int ir_version = 0;
   std::string producer;
   std::map<std::string, std::string> metadata;
+  // That its files are looked for in, by names that nodes carry; empty: none are allowed.
+  std::string folder;
 
   Model Clone() const;
 };

@@ -10,6 +10,7 @@
 #include <shared_mutex>
 #include <tuple>
 
+#include "core/graph/graph.h"
 #include "core/load/onnx_proto.h"
 #include "onnx/defs/schema.h"
 
@@ -219,6 +220,34 @@ Status RegisterOpSchemas(const std::vector<OpSchemaSpec>& specs) {
 
 const OpSchemaSpec* FindOpSchemaSpec(const std::string& op_type, const std::string& domain) {
   return SchemaTable::Instance().FindSpec(op_type, domain);
+}
+
+const OpSchemaSpec* FindOpSchemaSpec(const Node& node) {
+  const OpSchemaSet* own = node.graph() == nullptr ? nullptr : node.graph()->op_schemas().get();
+  const OpSchemaSpec* found = own == nullptr ? nullptr : own->Find(node.op_type(), node.domain(), node.since_version());
+  return found != nullptr ? found : FindOpSchemaSpec(node.op_type(), node.domain());
+}
+
+Status OpSchemaSet::Add(OpSchemaSpec spec) {
+  const std::string name = "op " + spec.domain + "::" + spec.op_type;
+  if (IsOnnxDomain(spec.domain)) return InvalidArgument(name + " cannot be added to ONNX's domain '" + spec.domain + "'");
+  if (FindOpSchemaSpec(spec.op_type, spec.domain) != nullptr) return InvalidArgument(name + " is one of caesura's own");
+  const int version = spec.since_version;
+  if (version < 1) return InvalidArgument(name + ": versions count from 1, got " + std::to_string(version));
+  const bool fresh = specs_[{spec.domain, spec.op_type}].emplace(version, std::move(spec)).second;
+  return fresh ? Status() : InvalidArgument(name + " of version " + std::to_string(version) + " is added twice");
+}
+
+const OpSchemaSpec* OpSchemaSet::Find(const std::string& op_type, const std::string& domain, int version) const {
+  auto op = specs_.find({domain, op_type});
+  if (op == specs_.end()) return nullptr;
+  auto behind = version == 0 ? op->second.end() : op->second.upper_bound(version);
+  return behind == op->second.begin() ? nullptr : &std::prev(behind)->second;
+}
+
+bool OpSchemaSet::HasDomain(const std::string& domain) const {
+  auto it = specs_.lower_bound({domain, ""});
+  return it != specs_.end() && it->first.first == domain;
 }
 
 }  // namespace caesura

@@ -348,12 +348,23 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
 }
 
 void TypeInference::InferRegistered(Node& node) {
-  const OpSchemaSpec* spec = FindOpSchemaSpec(node.op_type(), node.domain());
+  const OpSchemaSpec* spec = FindOpSchemaSpec(node);
   if (spec == nullptr) return;
   if (spec->infer) {
+    std::vector<ValueType> declared;
+    for (const Value* output : node.outputs()) declared.push_back(output == nullptr ? ValueType() : output->type());
     Status status = spec->infer(*node.graph(), &node);
     if (!status.ok()) Fault(node, status.message());
     for (const Value* output : node.outputs()) types_.erase(output);
+    // Ours know all that there is to know; a user's op may say less than the model does, or contradict it.
+    if (FindOpSchemaSpec(node.op_type(), node.domain()) == spec) return;
+    for (size_t i = 0; i < node.outputs().size(); ++i) {
+      Value* output = node.outputs()[i];
+      if (output == nullptr) continue;
+      const ValueType found = output->type();
+      output->set_type(declared[i]);
+      Merge(node, output, found);
+    }
     return;
   }
   for (size_t i = 0; i < node.outputs().size() && !spec->type_of_output.empty(); ++i) {

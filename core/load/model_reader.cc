@@ -49,7 +49,9 @@ Result<Model> ReadPath(const std::string& path, const ReadOptions& options) {
   const std::string folder_path =
       options.external_data_folder.empty() ? FolderOf(path) : options.external_data_folder;
   ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(folder_path));
-  return ReadFrom(bytes, options, folder.get());
+  ASSIGN_OR_RETURN(Model model, ReadFrom(bytes, options, folder.get()));
+  model.folder = folder_path;
+  return model;
 }
 
 }  // namespace
@@ -64,7 +66,9 @@ Result<Model> ReadModel(const std::string& path, const ReadOptions& options) try
 Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options) try {
   if (options.external_data_folder.empty()) return ReadFrom(bytes, options, nullptr);
   ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(options.external_data_folder));
-  return ReadFrom(bytes, options, folder.get());
+  ASSIGN_OR_RETURN(Model model, ReadFrom(bytes, options, folder.get()));
+  model.folder = options.external_data_folder;
+  return model;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while the model was read");
 }

@@ -238,8 +238,8 @@ Status PlanBuilder::AddNode(const Node& node, int position) {
     if (*done) return {};
   }
   if (draft.candidates.empty()) {
-    draft.provider->kernels().Find(node, &why);
-    why = node.Label() + " has no kernel on " + draft.provider->name() + ": " + why;
+    ProvidersFor(node, plan_->providers_, &why);
+    why = node.Label() + " has no kernel on " + why;
   }
   missing_.push_back(why);
   return AddLate(draft);  // so that the walk goes on and finds the others

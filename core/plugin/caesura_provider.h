@@ -42,7 +42,7 @@ typedef struct CaesuraValue {
   CaesuraTensor tensor; /* dtype 0: not known, or no tensor. data: the elements of a constant, otherwise NULL */
 } CaesuraValue;
 
-typedef struct CaesuraNode {
+typedef struct CaesuraGraphNode {
   const char* op_type;
   const char* domain; /* "": ONNX's own */
   const char* name;
@@ -52,7 +52,7 @@ typedef struct CaesuraNode {
   int32_t input_count;
   int32_t output_count;
   const int32_t* outputs;
-} CaesuraNode;
+} CaesuraGraphNode;
 
 typedef enum CaesuraCopyKind { CAESURA_TO_DEVICE = 0, CAESURA_TO_HOST = 1, CAESURA_WITHIN = 2 } CaesuraCopyKind;
 
@@ -92,7 +92,7 @@ typedef struct CaesuraProviderApi {
 
   /* Nodes are in an order in which they can run. */
   size_t (*node_count)(const CaesuraGraph* graph);
-  const CaesuraNode* (*node)(const CaesuraGraph* graph, size_t node);
+  const CaesuraGraphNode* (*node)(const CaesuraGraph* graph, size_t node);
   size_t (*value_count)(const CaesuraGraph* graph);
   const CaesuraValue* (*value)(const CaesuraGraph* graph, size_t value);
   /* The graph's own inputs and outputs, as indices of values. Constants are no inputs. */

@@ -24,7 +24,7 @@ struct CaesuraGraph {
 
   const caesura::Graph& graph;
   const std::unordered_set<std::string>& changing;
-  std::vector<CaesuraNode> nodes;
+  std::vector<CaesuraGraphNode> nodes;
   std::vector<CaesuraValue> values;
   std::vector<int32_t> inputs, outputs;
   std::string all_bytes, node_bytes;  // ONNX models

@@ -10,6 +10,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/plugin/op_node.h"
 #include "core/plugin/plugin_provider.h"
 
 struct CaesuraStatus {
@@ -67,7 +68,13 @@ Status TakeStatus(CaesuraStatus* status) {
 }
 
 const CaesuraApi& PluginApi() {
-  static const CaesuraOpApi op = {.size = sizeof(CaesuraOpApi)};
+  static const CaesuraOpApi op = [] {
+    CaesuraOpApi out = {.size = sizeof(CaesuraOpApi)};
+    AddNodeFunctions(&out);
+    AddContextFunctions(&out);
+    AddGradientFunctions(&out);
+    return out;
+  }();
   static const CaesuraApi api = {
       .size = sizeof(CaesuraApi),
       .version = CAESURA_PLUGIN_VERSION,

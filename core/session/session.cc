@@ -42,6 +42,8 @@ Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions opt
 }
 
 Status Session::Prepare(Model model) {
+  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
+  RETURN_IF_ERROR(ops_->Attach(model));
   const auto make = [this](Model source, const ProviderList& providers) {
     return MakeProgram(std::move(source), providers);
   };
@@ -51,7 +53,8 @@ Status Session::Prepare(Model model) {
   return {};
 }
 
-Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, const ProviderList& providers) const {
+Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, const ProviderList& given) const {
+  ASSIGN_OR_RETURN(const ProviderList providers, ops_->WithKernels(given));
   RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
   PassList passes = options_.passes ? options_.passes(providers) : PassList();
   // What the list has not offered them, or made anew.

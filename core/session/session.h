@@ -21,6 +21,7 @@
 #include "core/graph/graph.h"
 #include "core/graph/pass.h"
 #include "core/plan/plan_cache.h"
+#include "core/session/custom_op.h"
 #include "core/session/provider_fallback.h"
 #include "core/session/run_queue.h"
 
@@ -46,6 +47,7 @@ struct SessionOptions {
   PassMaker passes;
   std::vector<std::string> disabled_passes;  // by name
   uint64_t seed = 0;  // of random ops without a seed of their own
+  CustomOps custom_ops;
 };
 
 class Session {
@@ -108,7 +110,7 @@ class Session {
 
   Session(SessionOptions options, std::shared_ptr<ProviderFallback> fallback);
   Status Prepare(Model model);
-  Result<std::shared_ptr<Program>> MakeProgram(Model model, const ProviderList& providers) const;
+  Result<std::shared_ptr<Program>> MakeProgram(Model model, const ProviderList& given) const;
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
   // What of a value shows before a run that the input cannot take.
   static Status CheckFeed(const Value& input, const RuntimeValue& value);
@@ -124,6 +126,7 @@ class Session {
 
   const SessionOptions options_;  // but for the providers
   const std::shared_ptr<ProviderFallback> fallback_;
+  std::unique_ptr<OpBinding> ops_;
   Model model_;
   std::unique_ptr<ProviderBound<Program>> program_;
   std::atomic<uint64_t> runs_{0};

@@ -97,7 +97,7 @@ const char* KernelWord(const Node& node, const KernelRegistry& kernels) {
 }
 
 const char* GradientWord(const Node& node) {
-  const gradient::GradientRule* rule = gradient::FindGradientRule(node.op_type(), node.domain());
+  const gradient::GradientRule* rule = gradient::FindGradientRule(node);
   if (rule != nullptr) return rule->function == nullptr ? "stops here" : "rule";
   const OpSchema* schema = FindOpSchema(node);
   return schema != nullptr && schema->has_function ? "by its body" : "none";

@@ -7,6 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/function_body.h"
+#include "core/graph/op_schema.h"
 #include "core/graph/shape_inference.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/gradient/gradient_table.h"
@@ -66,7 +67,7 @@ Status Driver::CheckEnds() const {
 }
 
 Driver::Choice Driver::Choose(Node& node) const {
-  const GradientRule* rule = FindGradientRule(node.op_type(), node.domain());
+  const GradientRule* rule = FindGradientRule(node);
   const GradientContext question(node, rule, *path_);
   if (rule != nullptr && (rule->applies == nullptr || rule->applies(question))) return Choice::kRule;
   return HasFunctionBody(node) && !bodiless_.count(&node) ? Choice::kBody : Choice::kMissing;
@@ -107,7 +108,8 @@ std::string WhyMissing(const Node& node, const GradientRule* rule) {
     const bool refused = entry.kind == GradientEntry::Kind::kRefusal && node.Is(entry.op_type);
     if (refused) return std::string("has no gradient: ") + entry.note;
   }
-  return "has no gradient rule and no function body";
+  const bool is_own = node.graph()->op_schemas() != nullptr && node.graph()->op_schemas()->Find(node.op_type(), node.domain());
+  return is_own ? "has no gradient: its custom op has no gradient hook" : "has no gradient rule and no function body";
 }
 
 void Driver::Report(const Node& node, const std::string& why) {
@@ -122,7 +124,7 @@ void Driver::PretendGradients(const Node& node, const GradientContext& g) {
 }
 
 void Driver::Visit(Node& node) {
-  const GradientRule* rule = FindGradientRule(node.op_type(), node.domain());
+  const GradientRule* rule = FindGradientRule(node);
   GradientContext g(node, rule, *path_, &writer_, &store_);
   bool any = false;
   for (int i = 0; i < g.output_count(); ++i) any |= static_cast<bool>(g.dY(i));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/graph/op_schema.h"
 #include "core/kernels/kernel.h"
 #include "training/gradient/gradient_rules.h"
 
@@ -22,6 +23,7 @@ bool InputCarries(const GradientRule* rule, const Node& node, int i) {
   const Value* input = i < static_cast<int>(node.inputs().size()) ? node.input(i) : nullptr;
   if (input != nullptr && !MayCarryGradient(input->type())) return false;
   if (rule == nullptr) return true;
+  if (rule == &HookRule()) return !KernelDef::Lists(FindOpSchemaSpec(node)->no_gradient_inputs, i);
   return rule->function != nullptr && !KernelDef::Lists(rule->stops, i);
 }
 
@@ -40,7 +42,7 @@ GradientPath::GradientPath(const Graph& graph, const std::vector<Value*>& xs, co
 }
 
 bool GradientPath::Passes(const Node& node) const {
-  const GradientRule* rule = FindGradientRule(node.op_type(), node.domain());
+  const GradientRule* rule = FindGradientRule(node);
   const std::vector<Value*> inputs = AllInputs(node);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i] == nullptr || !reached_.count(inputs[i])) continue;
@@ -71,7 +73,7 @@ void GradientPath::SweepBackward(const Graph& graph, const std::vector<Value*>& 
     for (const Value* output : node.outputs()) on_path |= output != nullptr && leads.count(output) > 0;
     if (!on_path || !Passes(node)) continue;
     nodes_.push_back(&node);
-    const GradientRule* rule = FindGradientRule(node.op_type(), node.domain());
+    const GradientRule* rule = FindGradientRule(node);
     const std::vector<Value*> inputs = AllInputs(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i] == nullptr || !reached_.count(inputs[i]) || !MayCarryGradient(inputs[i]->type())) continue;

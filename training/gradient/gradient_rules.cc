@@ -3,6 +3,8 @@
 
 #include <unordered_map>
 
+#include "core/graph/op_schema.h"
+
 namespace caesura::gradient {
 namespace {
 
@@ -33,6 +35,11 @@ const GradientRule* FindGradientRule(const std::string& op_type, const std::stri
   }();
   auto it = by_op->find(Key(op_type, domain));
   return it == by_op->end() ? nullptr : it->second;
+}
+
+const GradientRule* FindGradientRule(const Node& node) {
+  const OpSchemaSpec* spec = FindOpSchemaSpec(node);
+  return spec != nullptr && spec->gradient ? &HookRule() : FindGradientRule(node.op_type(), node.domain());
 }
 
 }  // namespace caesura::gradient

@@ -37,6 +37,8 @@ struct GradientRule {
 
 // Null when there is no rule.
 const GradientRule* FindGradientRule(const std::string& op_type, const std::string& domain = "");
+// The same; for an op of a session's own (OpSchemaSet) the rule that calls its gradient hook.
+const GradientRule* FindGradientRule(const Node& node);
 // All rules, by family and in the order of their tables.
 const std::vector<GradientRule>& AllGradientRules();
 
@@ -58,6 +60,7 @@ std::vector<GradientRule> SequenceRules();      // rules_sequence.cc: sequences 
 std::vector<GradientRule> ControlFlowRules();   // rules_control_flow.cc: If, Loop, Scan
 std::vector<GradientRule> TrainingOpRules();    // rules_training_ops.cc: gradients of gradients
 std::vector<GradientRule> AtenRules();          // rules_aten.cc: operators of PyTorch
+const GradientRule& HookRule();                 // rules_hook.cc: the one for ops with a gradient hook
 std::vector<GradientRule> StopRules();          // rules_stop.cc: what no gradient flows through
 
 }  // namespace caesura::gradient

@@ -140,7 +140,7 @@ static int32_t is_float(const CaesuraGraph* graph, int32_t value) {
          api->provider->value(graph, (size_t)value)->tensor.rank <= MAX_RANK;
 }
 
-static int can_run(const CaesuraGraph* graph, const CaesuraNode* node) {
+static int can_run(const CaesuraGraph* graph, const CaesuraGraphNode* node) {
   const int relu = strcmp(node->op_type, "Relu") == 0, add = strcmp(node->op_type, "Add") == 0;
   return node->domain[0] == '\0' && (relu || add) && is_float(graph, node->inputs[0]) &&
          (relu || is_float(graph, node->inputs[1]));
@@ -149,7 +149,7 @@ static int can_run(const CaesuraGraph* graph, const CaesuraNode* node) {
 static CaesuraStatus* capability(void* made, const CaesuraGraph* graph, int32_t* groups) {
   const Instance* instance = made;
   for (size_t i = 0; i < api->provider->node_count(graph); ++i) {
-    const CaesuraNode* node = api->provider->node(graph, i);
+    const CaesuraGraphNode* node = api->provider->node(graph, i);
     if (node->offered == 0) continue;
     if (instance->everything || can_run(graph, node)) groups[i] = instance->each ? (int32_t)i + 1 : 1;
   }
@@ -192,7 +192,7 @@ static CaesuraStatus* compile(void* made, const CaesuraGraph* graph, int32_t thr
   test_provider_count[kThreads] = threads;
   if (instance->fail_compile) return api->make_status(CAESURA_UNSUPPORTED, "planted: cannot compile");
   for (size_t i = 0; i < get->node_count(graph); ++i) {
-    const CaesuraNode* node = get->node(graph, i);
+    const CaesuraGraphNode* node = get->node(graph, i);
     if (!can_run(graph, node)) return api->make_status(CAESURA_UNSUPPORTED, node->op_type);
   }
   Compiled* compiled = calloc(1, sizeof(*compiled));
@@ -204,7 +204,7 @@ static CaesuraStatus* compile(void* made, const CaesuraGraph* graph, int32_t thr
   compiled->shapes = calloc(compiled->values, sizeof(CaesuraTensor));
   for (size_t i = 0; i < compiled->values; ++i) keep_constant(compiled, i, &get->value(graph, i)->tensor);
   for (size_t i = 0; i < compiled->ops; ++i) {
-    const CaesuraNode* node = get->node(graph, i);
+    const CaesuraGraphNode* node = get->node(graph, i);
     Op* op = &compiled->op[i];
     op->add = node->input_count == 2;
     op->inputs[0] = node->inputs[0];

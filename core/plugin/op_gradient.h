@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Behind the C table for ops (caesura_op.h): what a CaesuraGradient is.
+#ifndef CAESURA_CORE_PLUGIN_OP_GRADIENT_H_
+#define CAESURA_CORE_PLUGIN_OP_GRADIENT_H_
+
+#include "core/graph/gradient_hook.h"
+#include "core/plugin/op_node.h"
+
+struct CaesuraGradient {
+  caesura::GradientHook& hook;
+  const CaesuraNode& node;  // the forward node
+};
+
+#endif  // CAESURA_CORE_PLUGIN_OP_GRADIENT_H_

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A plug-in in C11, as its author would write it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/plugin/caesura_op.h"
+
+static const CaesuraApi* api;
+
+/* --- Scale (x) -> factor * x + offset: an attribute, an option, a gradient --- */
+
+typedef struct Scale {
+  float factor, offset;
+} Scale;
+
+static CaesuraStatus* CreateScale(const CaesuraNode* node, void** instance) {
+  Scale* scale = malloc(sizeof(Scale));
+  if (scale == NULL) return api->make_status(CAESURA_OUT_OF_MEMORY, "no memory");
+  CaesuraAttribute factor = {.size = sizeof(factor)};
+  CaesuraStatus* missing = api->op->node_attribute(node, "factor", &factor);
+  scale->factor = missing == NULL ? factor.floats[0] : 1;
+  api->release_status(missing);
+  scale->offset = (float)atof(api->op->node_option(node, "offset"));
+  *instance = scale;
+  return NULL;
+}
+
+static void ScaleRange(int64_t first, int64_t last, void* argument) {
+  void** a = argument;
+  const Scale* scale = a[0];
+  for (int64_t i = first; i < last; ++i) ((float*)a[2])[i] = scale->factor * ((const float*)a[1])[i] + scale->offset;
+}
+
+static int64_t Count(const CaesuraTensor* tensor) {
+  int64_t count = 1;
+  for (int32_t i = 0; i < tensor->rank; ++i) count *= tensor->dims[i];
+  return count;
+}
+
+static CaesuraStatus* ComputeScale(void* instance, void* run, CaesuraContext* context) {
+  (void)run;
+  CaesuraTensor x, y;
+  CaesuraStatus* failed = api->op->input(context, 0, &x);
+  if (failed == NULL) failed = api->op->output(context, 0, &y);
+  if (failed != NULL) return failed;
+  void* arguments[] = {instance, x.data, y.data};
+  api->op->parallel_for(context, Count(&x), 1024, ScaleRange, arguments);
+  return NULL;
+}
+
+static CaesuraStatus* ScaleGradient(CaesuraGradient* gradient) {
+  CaesuraAttribute factor = {.size = sizeof(factor)};
+  CaesuraStatus* failed = api->op->node_attribute(api->op->gradient_node(gradient), "factor", &factor);
+  if (failed != NULL) return failed;
+  const CaesuraTensor constant = {.data = (void*)factor.floats, .rank = 0, .dtype = 1};
+  CaesuraValue *inputs[2] = {api->op->output_gradient(gradient, 0), NULL}, *dx;
+  failed = api->op->add_constant(gradient, &constant, &inputs[1]);
+  if (failed == NULL) failed = api->op->add_node(gradient, "Mul", NULL, inputs, 2, NULL, 0, &dx, 1);
+  if (failed == NULL) api->op->set_input_gradient(gradient, 0, dx);
+  return failed;
+}
+
+/* --- Repeat (x, count) -> x, count times: a size that follows from a value --- */
+
+static CaesuraStatus* InferRepeat(CaesuraNode* node) {
+  CaesuraArgument x = {.size = sizeof(x)}, count = {.size = sizeof(count)};
+  CaesuraStatus* failed = api->op->node_input(node, 0, &x);
+  if (failed == NULL) failed = api->op->node_input(node, 1, &count);
+  if (failed != NULL) return failed;
+  const int64_t known = x.tensor.rank == 1 && x.tensor.dims[0] >= 0 && count.tensor.data != NULL;
+  const int64_t size = known ? x.tensor.dims[0] * *(const int64_t*)count.tensor.data : -1;
+  return api->op->set_output(node, 0, x.tensor.dtype, 1, &size);
+}
+
+static CaesuraStatus* ComputeRepeat(void* instance, void* run, CaesuraContext* context) {
+  (void)instance, (void)run;
+  CaesuraTensor x, count, y;
+  CaesuraStatus* failed = api->op->input(context, 0, &x);
+  if (failed == NULL) failed = api->op->input(context, 1, &count);
+  if (failed == NULL) failed = api->op->output(context, 0, &y);
+  if (failed != NULL) return failed;
+  const size_t bytes = (size_t)x.dims[0] * sizeof(float);
+  for (int64_t i = 0; i < *(const int64_t*)count.data; ++i) memcpy((char*)y.data + (size_t)i * bytes, x.data, bytes);
+  return NULL;
+}
+
+/* --- Positive (x) -> the positive ones: a size that shows only in the run; scratch; a run state --- */
+
+static CaesuraStatus* InferPositive(CaesuraNode* node) {
+  const int64_t unknown = -1;
+  return api->op->set_output(node, 0, 1, 1, &unknown);
+}
+
+static CaesuraStatus* CreateRun(void* instance, void** run) {
+  (void)instance;
+  *run = calloc(1, sizeof(int64_t));
+  return NULL;
+}
+
+static CaesuraStatus* ComputePositive(void* instance, void* run, CaesuraContext* context) {
+  (void)instance;
+  CaesuraTensor x, y;
+  void* kept;
+  CaesuraStatus* failed = api->op->input(context, 0, &x);
+  if (failed == NULL) failed = api->op->scratch(context, (size_t)Count(&x) * sizeof(float), &kept);
+  if (failed != NULL) return failed;
+  int64_t* n = run; /* shared with another compute, or left from the last one, it would count wrong */
+  *n = 0;
+  for (int64_t i = 0; i < Count(&x); ++i) {
+    const float v = ((const float*)x.data)[i];
+    if (v > 0) ((float*)kept)[(*n)++] = v;
+  }
+  failed = api->op->allocate_output(context, 0, 1, 1, n, &y);
+  if (failed == NULL && *n > 0) memcpy(y.data, kept, (size_t)*n * sizeof(float));
+  return failed;
+}
+
+/* --- Spell: fails to be made, telling all that it was shown --- */
+
+static void Append(char* out, size_t size, const char* text) { strncat(out, text, size - strlen(out) - 1); }
+
+static void AppendArgument(char* out, size_t size, const CaesuraArgument* argument) {
+  char text[128];
+  snprintf(text, sizeof(text), " %s:%d", argument->present ? argument->name : "-", (int)argument->tensor.dtype);
+  Append(out, size, text);
+  for (int32_t i = 0; i < argument->tensor.rank; ++i) {
+    snprintf(text, sizeof(text), "%c%d", i == 0 ? '[' : ',', (int)argument->tensor.dims[i]);
+    Append(out, size, text);
+  }
+  Append(out, size, argument->tensor.rank > 0 ? "]" : "");
+  if (argument->tensor.data != NULL) Append(out, size, "=constant");
+}
+
+static CaesuraStatus* CreateSpell(const CaesuraNode* node, void** instance) {
+  (void)instance;
+  char out[2000] = "", text[256];
+  snprintf(text, sizeof(text), "%s %s v%d |", api->op->node_name(node), api->op->node_op_type(node), (int)api->op->node_version(node));
+  Append(out, sizeof(out), text);
+  CaesuraArgument argument = {.size = sizeof(argument)};
+  for (size_t i = 0; i < api->op->node_input_count(node); ++i) {
+    CaesuraStatus* failed = api->op->node_input(node, i, &argument);
+    if (failed != NULL) return failed;
+    AppendArgument(out, sizeof(out), &argument);
+  }
+  Append(out, sizeof(out), " ->");
+  for (size_t i = 0; i < api->op->node_output_count(node); ++i) {
+    CaesuraStatus* failed = api->op->node_output(node, i, &argument);
+    if (failed != NULL) return failed;
+    AppendArgument(out, sizeof(out), &argument);
+  }
+  Append(out, sizeof(out), " |");
+  for (size_t i = 0; i < api->op->node_attribute_count(node); ++i) {
+    CaesuraAttribute a = {.size = sizeof(a)};
+    CaesuraStatus* failed = api->op->node_attribute_at(node, i, &a);
+    if (failed != NULL) return failed;
+    snprintf(text, sizeof(text), " %s=", a.name);
+    Append(out, sizeof(out), text);
+    for (size_t k = 0; k < a.count; ++k) {
+      if (a.ints != NULL) snprintf(text, sizeof(text), "i%d ", (int)a.ints[k]);
+      else if (a.floats != NULL) snprintf(text, sizeof(text), "f%g ", (double)a.floats[k]);
+      else if (a.strings != NULL) snprintf(text, sizeof(text), "s%.20s ", a.strings[k]);
+      else snprintf(text, sizeof(text), "t%d/%d ", (int)a.tensors[k].dtype, (int)Count(&a.tensors[k]));
+      Append(out, sizeof(out), text);
+    }
+  }
+  Append(out, sizeof(out), "|");
+  const CaesuraOptions* options = api->op->node_options(node);
+  for (size_t i = 0; i < options->count; ++i) {
+    snprintf(text, sizeof(text), " %s=%s", options->keys[i], options->values[i]);
+    Append(out, sizeof(out), text);
+  }
+  return api->make_status(CAESURA_INVALID_ARGUMENT, out);
+}
+
+/* --- Careless: promises an output that it does not allocate --- */
+
+static CaesuraStatus* ComputeNothing(void* instance, void* run, CaesuraContext* context) {
+  (void)instance, (void)run, (void)context;
+  return NULL;
+}
+
+static CaesuraStatus* ComputeFailure(void* instance, void* run, CaesuraContext* context) {
+  (void)instance, (void)run, (void)context;
+  return api->make_status(CAESURA_PROVIDER_FAILURE, "the device is gone");
+}
+
+static const int32_t kFloats[] = {1};
+static const int32_t kSecondInput[] = {1};
+static const char* const kOffset[] = {"offset"};
+static const char* const kZero[] = {"0"};
+
+CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin) {
+  api = table;
+  const CaesuraOp ops[] = {
+      {.size = sizeof(CaesuraOp), .op_type = "Scale", .domain = "test.c", .dtypes = kFloats, .dtype_count = 1,
+       .options = {kOffset, kZero, 1}, .create = CreateScale, .destroy = free, .compute = ComputeScale,
+       .gradient = ScaleGradient},
+      {.size = sizeof(CaesuraOp), .op_type = "Repeat", .domain = "test.c", .min_inputs = 2, .max_inputs = 2,
+       .dtypes = kFloats, .dtype_count = 1, .host_inputs = kSecondInput, .host_input_count = 1, .infer = InferRepeat,
+       .compute = ComputeRepeat},
+      {.size = sizeof(CaesuraOp), .op_type = "Positive", .domain = "test.c", .infer = InferPositive,
+       .create_run = CreateRun, .destroy_run = free, .compute = ComputePositive},
+      {.size = sizeof(CaesuraOp), .op_type = "Spell", .domain = "test.c", .since_version = 3, .min_inputs = 1,
+       .max_inputs = CAESURA_ANY_NUMBER, .min_outputs = 1, .max_outputs = 2, .flags = CAESURA_OP_CHECKS_OPTIONS,
+       .create = CreateSpell, .compute = ComputeNothing},
+      {.size = sizeof(CaesuraOp), .op_type = "Careless", .domain = "test.c", .infer = InferPositive,
+       .compute = ComputeNothing},
+      {.size = sizeof(CaesuraOp), .op_type = "Broken", .domain = "test.c", .compute = ComputeFailure},
+  };
+  CaesuraStatus* failed = NULL;
+  for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]) && failed == NULL; ++i) failed = api->add_op(plugin, &ops[i]);
+  return failed;
+}
