@@ -13,7 +13,7 @@ namespace {
 
 Result<std::unique_ptr<Session>> MakeSession(Model model, PassList passes = {}) {
   SessionOptions options;
-  options.passes = std::move(passes);
+  options.passes = [passes = std::move(passes)](const ProviderList&) { return passes; };
   options.plan.threads = 1;
   options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
   return Session::Create(std::move(model), options);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/split_module.h"
 
-#include "torch_bridge/python/bindings.h"
+#include "torch_bridge/python/provider_fallback.h"
 
 namespace nb = nanobind;
 
@@ -41,8 +41,9 @@ void BindSplit(nb::module_& m) {
       .def("backward", [](ForwardRun& run, std::vector<RuntimeValue> gradients, bool keep) {
         return Released([&] { return run.Backward(std::move(gradients), keep); });
       });
-  nb::class_<SplitModule>(m, "Split")
-      .def_static("open", &Open)
+  nb::class_<SplitModule> modules(m, "Split");
+  BindFallback(modules);
+  modules.def_static("open", &Open)
       .def("forward",
            [](SplitModule& module, nb::dict arrays) {
              return Released([&, feeds = FeedsOf(arrays)] { return module.Forward(feeds); });

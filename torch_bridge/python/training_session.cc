@@ -4,7 +4,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "core/profile/chrome_trace.h"
-#include "torch_bridge/python/bindings.h"
+#include "torch_bridge/python/provider_fallback.h"
 #include "training/exported_step.h"
 
 namespace nb = nanobind;
@@ -80,8 +80,9 @@ void Check(const Status& status) {
 }  // namespace
 
 void BindTraining(nb::module_& m) {
-  nb::class_<TrainingSession>(m, "Training")
-      .def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
+  nb::class_<TrainingSession> sessions(m, "Training");
+  BindFallback(sessions);
+  sessions.def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
                   nb::arg("parameters") = std::map<std::string, nb::object>())
       .def_static("open_step",
                   [](const std::string& folder, int threads, uint64_t seed) {

@@ -5,7 +5,7 @@
 
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
-#include "core/session/session.h"
+#include "core/session/io_binding.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
@@ -84,6 +84,31 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
       EXPECT_EQ(faulty->calls(), k + 1);
     }
     EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+  }
+}
+
+// A binding's own run: an input whose bytes an output replaces, an output in fresh memory of the device.
+TEST(DeviceFallback, BindingsThatReplaceAnInput) {
+  const Values expected = OnTheCpu(Feeds());
+  for (int k : {0, 1, 2}) {
+    CountingDevice device({});
+    auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
+    auto session = Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]})).value();
+    for (int round = 0; round < 3; ++round) {
+      if (round == 1) faulty->FailAt(k);
+      const Tensor x = CopyToDevice(Ramp(Shape{2, 4}).tensor(), *faulty).value();
+      IoBinding binding(*session);
+      ASSERT_TRUE(binding.BindInput("x", x).ok());
+      ASSERT_TRUE(binding.BindOutput("r", x, IoBinding::Overlap::kExact).ok());
+      ASSERT_TRUE(binding.BindOutput("y", device.device()).ok());
+      const Values results = session->Run(binding).value();
+      EXPECT_EQ(results[0].tensor().raw(), x.raw());
+      EXPECT_EQ(results[1].tensor().device(), device.device());
+      EXPECT_TRUE(SameBits(session->ToHost(results[0]).value(), expected[1])) << k;
+      EXPECT_TRUE(SameBits(session->ToHost(results[1]).value(), expected[0])) << k;
+      EXPECT_EQ(session->fallback_record().has_value(), round > 0);
+    }
+    EXPECT_EQ(faulty->calls(), k + 1);
   }
 }
 

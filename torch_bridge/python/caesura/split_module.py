@@ -5,6 +5,7 @@ import os
 from typing import Sequence
 
 from caesura import _core
+from caesura.provider_fallback import FallsBack
 from caesura.values import from_value, holds_torch, to_value
 
 
@@ -47,7 +48,7 @@ class ForwardRun:
         return {name: from_value(value, self._torch) for name, value in zip(self._gradient_names, results)}
 
 
-class SplitModule:
+class SplitModule(FallsBack):
     """A model whose forward hands its outputs out and whose backward takes their gradients in.
 
         module = caesura.SplitModule("net.onnx", inputs=["x"])
@@ -68,36 +69,36 @@ class SplitModule:
     def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), inputs: Sequence[str] = (),
                  training: bool = True, threads: int = 0, seed: int = 0):
         source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
-        self._module = _core.Split.open(source, {
+        self._session = _core.Split.open(source, {
             "trainable": list(trainable), "frozen": list(frozen), "inputs": list(inputs), "training": training,
             "threads": threads, "seed": seed,
         })
-        self._output_names, self._gradient_names = self._module.output_names(), self._module.gradient_names()
+        self._output_names, self._gradient_names = self._session.output_names(), self._session.gradient_names()
 
     def forward(self, feeds: dict) -> ForwardRun:
         """Runs up to the outputs. Feeds must stay unchanged until the run is over: its backward reads them again.
 
         Running statistics are written when this returns; a forward that fails has changed nothing.
         """
-        return ForwardRun(self._module.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()))
+        return ForwardRun(self._session.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()))
 
     def predict(self, feeds: dict) -> dict:
         """The outputs in evaluation mode, by name."""
         torch = holds_torch(feeds.values())
-        return {name: from_value(value, torch) for name, value in zip(self._output_names, self._module.predict(feeds))}
+        return {name: from_value(value, torch) for name, value in zip(self._output_names, self._session.predict(feeds))}
 
     def parameters(self) -> dict:
         """Copies of trained parameters and running statistics, by the model's names."""
-        return {name: from_value(self._module.parameter(name)) for name in self._module.parameter_names()}
+        return {name: from_value(self._session.parameter(name)) for name in self._session.parameter_names()}
 
     def set_parameters(self, values: dict) -> None:
         """Copies arrays (same dtypes and shapes) into the parameters of these names, all or none.
 
         Runs that wait for their backward go on with the parameters that they began with.
         """
-        self._module.set_parameters(values)
+        self._session.set_parameters(values)
 
     @property
     def unreachable(self) -> list:
         """Names of inputs and parameters that no output depends on: their gradients are zeros."""
-        return self._module.unreachable()
+        return self._session.unreachable()

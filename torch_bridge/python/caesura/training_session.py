@@ -5,10 +5,11 @@ import os
 from typing import Sequence
 
 from caesura import _core
+from caesura.provider_fallback import FallsBack
 from caesura.values import from_value, holds_torch, to_value
 
 
-class TrainingSession:
+class TrainingSession(FallsBack):
     """A model in, a trained model out: forward, loss, backward and optimizer as one planned step.
 
         session = caesura.TrainingSession("net.onnx", loss="cross_entropy", target="labels",

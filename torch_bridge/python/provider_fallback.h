@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What caesura.provider_fallback.FallsBack calls, for each class of sessions.
+#ifndef CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
+#define CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
+
+#include "core/session/provider_fallback.h"
+#include "torch_bridge/python/bindings.h"
+
+namespace caesura::python {
+
+// The record as a dict; None for none.
+inline nanobind::object ToPython(const std::optional<FallbackRecord>& record) {
+  if (!record) return nanobind::none();
+  nanobind::dict out;
+  out["provider"] = record->provider;
+  out["phase"] = FallbackPhaseName(record->phase);
+  out["node"] = record->node;
+  out["cause"] = record->cause;
+  out["when"] = std::chrono::duration<double>(record->when.time_since_epoch()).count();
+  out["runs_before"] = record->runs_before;
+  out["milliseconds"] = record->milliseconds;
+  out["bytes"] = record->bytes;
+  out["shared_bytes"] = record->shared_bytes;
+  out["providers"] = record->providers;
+  return out;
+}
+
+template <typename Session>
+void BindFallback(nanobind::class_<Session>& sessions) {
+  sessions.def("disable_fallback", &Session::DisableFallback)
+      .def("enable_fallback", &Session::EnableFallback)
+      .def("providers", [](const Session& session) { return session.providers(); })
+      .def("fallback_record", [](const Session& session) { return ToPython(session.fallback_record()); });
+}
+
+}  // namespace caesura::python
+
+#endif  // CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
