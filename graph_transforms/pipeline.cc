@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/plan/subgraph_partition.h"
+#include "core/providers/cpu_provider.h"
 #include "graph_transforms/attention_fusion.h"
 #include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
@@ -19,6 +20,7 @@
 #include "graph_transforms/shape_inference_pass.h"
 #include "graph_transforms/shape_simplification.h"
 #include "graph_transforms/split_sequences.h"
+#include "graph_transforms/weight_packing.h"
 
 namespace caesura {
 
@@ -71,6 +73,10 @@ PassList InferencePasses(const ProviderList& providers) {
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses(providers)) passes.push_back(std::move(pass));
   for (auto& pass : PlacementPasses(providers)) passes.push_back(std::move(pass));
+  // Weights lie as our own kernel of products reads them. Behind all that looks into them.
+  const bool only_ours = std::all_of(providers.begin(), providers.end(),
+                                     [](const auto& provider) { return provider->name() == kCpuProviderName; });
+  if (only_ours) passes.push_back(MakeWeightPackingPass());
   return passes;
 }
 

@@ -35,6 +35,9 @@ dnnl_engine_t DnnlCpuEngine();
 // Ok, or what oneDNN answered to `what`: kUnsupported where it has no implementation.
 Status DnnlStatus(dnnl_status_t status, const char* what);
 
+// The order of packed weights of these dims; null where there is none.
+DnnlMemoryDesc MakePackedDesc(const DnnlTensor& weights);
+
 // Null where the dtype has no counterpart or the strides are refused.
 DnnlMemoryDesc MakeDnnlMemoryDesc(const DnnlTensor& tensor);
 // Dims and dtype of `tensor` in a layout that oneDNN chooses.

@@ -54,6 +54,59 @@ Result<DnnlPrimitiveDesc> ConvForward(const ConvDescs& descs, dnnl_primitive_att
 
 }  // namespace
 
+DnnlMemoryDesc MakePackedDesc(const DnnlTensor& weights) {
+  constexpr int64_t kRows = 64;  // for all: the order does not depend on it, and neither may it on the threads
+  DnnlTeam team(1);
+  const size_t rank = weights.dims.size();
+  const int64_t k = weights.dims[rank - 2], n = weights.dims[rank - 1];
+  std::vector<int64_t> rows(rank, 1), sums(rank, 1);
+  rows[rank - 2] = sums[rank - 2] = kRows;
+  rows[rank - 1] = k;
+  sums[rank - 1] = n;
+  const DnnlMemoryDesc src = MakeDnnlMemoryDesc({weights.dtype, rows, {}}), any = MakeDnnlAnyDesc(weights),
+                       dst = MakeDnnlMemoryDesc({weights.dtype, sums, {}});
+  dnnl_primitive_desc_t made = nullptr;
+  if (dnnl_matmul_primitive_desc_create(&made, DnnlCpuEngine(), src.get(), any.get(), nullptr, dst.get(), nullptr) !=
+      dnnl_success) {
+    return nullptr;
+  }
+  const DnnlPrimitiveDesc desc(made);
+  const_dnnl_memory_desc_t own = dnnl_primitive_desc_query_md(made, dnnl_query_exec_arg_md, DNNL_ARG_WEIGHTS);
+  dnnl_memory_desc_t out = nullptr;
+  if (own == nullptr || dnnl_memory_desc_clone(&out, own) != dnnl_success) return nullptr;
+  return DnnlMemoryDesc(out);
+}
+
+Result<Tensor> PackDnnlWeights(const Tensor& weights, int64_t k, int64_t n, std::vector<int64_t> strides) {
+  const DnnlTensor from{weights.dtype(), {k, n}, std::move(strides)};
+  const DnnlMemoryDesc ours = MakeDnnlMemoryDesc(from), plain = MakeDnnlMemoryDesc({weights.dtype(), {k, n}, {}}),
+                       packed = MakePackedDesc(from);
+  const bool wanted = ours && packed && !dnnl_memory_desc_equal(plain.get(), packed.get()) &&
+                      dnnl_memory_desc_get_size(packed.get()) == weights.bytes();
+  if (!wanted) return Tensor();
+  ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(weights.dtype(), Shape{k, n}));
+  dnnl_primitive_desc_t made = nullptr;
+  RETURN_IF_ERROR(DnnlStatus(
+      dnnl_reorder_primitive_desc_create(&made, ours.get(), DnnlCpuEngine(), packed.get(), DnnlCpuEngine(), nullptr),
+      "packing weights"));
+  const DnnlPrimitiveDesc desc(made);
+  dnnl_primitive_t primitive = nullptr;
+  dnnl_stream_t stream = nullptr;
+  dnnl_memory_t src = nullptr, dst = nullptr;
+  RETURN_IF_ERROR(DnnlStatus(dnnl_primitive_create(&primitive, made), "packing weights"));
+  const DnnlPrimitiveHandle primitive_owner(primitive);
+  RETURN_IF_ERROR(DnnlStatus(dnnl_stream_create(&stream, DnnlCpuEngine(), dnnl_stream_default_flags), "packing weights"));
+  const DnnlStream stream_owner(stream);
+  RETURN_IF_ERROR(DnnlStatus(dnnl_memory_create(&src, ours.get(), DnnlCpuEngine(), weights.raw()), "packing weights"));
+  const DnnlMemory src_owner(src);
+  RETURN_IF_ERROR(DnnlStatus(dnnl_memory_create(&dst, packed.get(), DnnlCpuEngine(), out.raw()), "packing weights"));
+  const DnnlMemory dst_owner(dst);
+  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_FROM, src}, {DNNL_ARG_TO, dst}};
+  RETURN_IF_ERROR(DnnlStatus(dnnl_primitive_execute(primitive, stream, 2, arguments), "packing weights"));
+  RETURN_IF_ERROR(DnnlStatus(dnnl_stream_wait(stream), "packing weights"));
+  return out;
+}
+
 Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulSpec& spec) {
   DnnlTeam team(threads);
   const DnnlMemoryDesc src = MakeDnnlMemoryDesc(spec.src), weights = MakeDnnlMemoryDesc(spec.weights),
@@ -69,8 +122,13 @@ Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulS
   if (spec.addend) dnnl_post_ops_append_binary(ops, dnnl_binary_add, dst.get());
   dnnl_primitive_attr_set_post_ops(attributes.get(), ops);
   dnnl_primitive_desc_t desc = nullptr;
-  const dnnl_status_t status = dnnl_matmul_primitive_desc_create(&desc, DnnlCpuEngine(), src.get(), weights.get(),
-                                                                 bias.get(), dst.get(), attributes.get());
+  auto create = [&](const DnnlMemoryDesc& order) {
+    return dnnl_matmul_primitive_desc_create(&desc, DnnlCpuEngine(), src.get(), order.get(), bias.get(), dst.get(),
+                                             attributes.get());
+  };
+  dnnl_status_t status = create(weights);
+  // Packed weights that this product does not take as they are come by a copy in each run.
+  if (status == dnnl_unimplemented && spec.weights.packed) status = create(MakeDnnlAnyDesc(spec.weights));
   ASSIGN_OR_RETURN(DnnlPrimitiveDesc made, Take(status, desc, "matmul"));
   std::vector<DnnlArgument> arguments = {
       {DNNL_ARG_SRC, spec.src}, {DNNL_ARG_WEIGHTS, spec.weights}, {DNNL_ARG_DST, spec.dst, true}};

@@ -20,8 +20,13 @@ struct DnnlMatMulSpec {
   bool accumulate = false;
   bool addend = false;
 };
-// Run({src, weights, dst[, bias][, addend]}).
+// Run({src, weights, dst[, bias][, addend]}). Packed weights are a plain matrix: no batch dims but ones.
 Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulSpec& spec);
+
+// float32 weights [k, n], with these strides, in the order in which oneDNN reads them for products of any number of rows: as
+// many bytes as before, which are packed weights' (DnnlTensor::packed) and nobody else's. Undefined where it would rather
+// have them as they are, or padded.
+Result<Tensor> PackDnnlWeights(const Tensor& weights, int64_t k, int64_t n, std::vector<int64_t> strides);
 
 // src [N, C, spatial...], weights [O, C, kernel...] or [group, O / group, C / group, kernel...], bias [O],
 // dst [N, O, spatial...]. Dilation 1 is a dense kernel, as in ONNX.

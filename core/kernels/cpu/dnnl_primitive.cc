@@ -201,6 +201,7 @@ Status DnnlStatus(dnnl_status_t status, const char* what) {
 }
 
 DnnlMemoryDesc MakeDnnlMemoryDesc(const DnnlTensor& tensor) {
+  if (tensor.packed) return MakePackedDesc(tensor);
   dnnl_data_type_t type;
   if (!ToDnnlType(tensor.dtype, &type) || tensor.dims.size() > DNNL_MAX_NDIMS) return nullptr;
   dnnl_dims_t dims, strides;

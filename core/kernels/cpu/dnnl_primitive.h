@@ -20,6 +20,7 @@ struct DnnlTensor {
   DType dtype = DType::kUndefined;
   std::vector<int64_t> dims;
   std::vector<int64_t> strides;
+  bool packed = false;  // weights as PackDnnlWeights has put them (dnnl_ops.h)
 };
 
 // A primitive with fixed sizes and a fixed number of threads, and the copies between the layout that it prefers and

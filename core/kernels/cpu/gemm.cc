@@ -211,6 +211,7 @@ Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
   DnnlMatMulSpec spec;
   spec.src = Operand(s, s.dtype, s.a_batch, s.m, s.k, s.a);
   spec.weights = Operand(s, s.dtype, s.b_batch, s.k, s.n, s.b);
+  spec.weights.packed = s.packed_b;
   spec.dst = Operand(s, s.c_dtype, s.c_batch, s.m, s.n, s.c);
   if (s.bias) {
     spec.bias = {s.dtype, std::vector<int64_t>(s.batch.size() + 1, 1), {}};
@@ -230,14 +231,15 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   Gemm out;
   const int64_t work = BatchCount(spec) * spec.m * spec.n * spec.k;
   const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
-  if (work > kSmallProduct && (dnnl_type || spec.dtype == DType::kFloat16)) {
+  if ((work > kSmallProduct && (dnnl_type || spec.dtype == DType::kFloat16)) || (spec.packed_b && work > 0)) {
     Result<DnnlCall> call = MakeCall(info, DnnlThreads(info.threads(), work), spec);
     if (call.ok()) {
       out.dnnl_ = *std::move(call);
       out.spec_ = std::move(spec);
       return out;
     }
-    if (call.status().code() != StatusCode::kUnsupported || spec.dtype != DType::kFloat32) return call.status();
+    const bool plain = spec.dtype == DType::kFloat32 && !spec.packed_b;
+    if (call.status().code() != StatusCode::kUnsupported || !plain) return call.status();
   }
   out.threads_ = info.threads();
   DispatchNumeric(spec.dtype, [&](auto tag) {

@@ -32,6 +32,7 @@ struct GemmSpec {
   bool accumulate = false;          // adds to C
   bool bias = false;                // adds a row of n; REQUIRES: alpha == 1
   bool addend = false;              // adds matrices that lie as C does, in other memory
+  bool packed_b = false;            // B is packed (PackDnnlWeights); REQUIRES: float32, and one B for all
 };
 
 // A product that is set up once. Thread safety: Run may be called from many threads.

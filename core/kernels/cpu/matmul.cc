@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B) + bias + addend, batched with broadcasting, where
 // transA and transB swap the last two dims without a copy. The bias is a row, the addend has Y's shape and dtype, which
-// the attribute `dtype` widens to float32.
+// the attribute `dtype` widens to float32. PackedMatMul (ai.caesura) is the same with weights B in oneDNN's order
+// (graph_transforms/weight_packing.h), without transB.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -15,7 +16,7 @@
 namespace caesura {
 namespace {
 
-Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f) {
+Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f, bool packed_b = false) {
   const DType dtype = info.InputDType(0);
   const auto y_dtype = static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
   const bool widens = (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && y_dtype == DType::kFloat32;
@@ -27,6 +28,8 @@ Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha =
   spec.c_dtype = y_dtype;
   spec.bias = info.HasInput(2);
   spec.addend = info.HasInput(3);
+  spec.packed_b = packed_b;
+  if (packed_b && product.swapped) return info.Refuse("with packed weights the output's rows are contiguous");
   if ((spec.bias || spec.addend) && !info.OutputLayout(0).dense()) {
     return info.Refuse("with a bias or an addend the output is written dense");
   }
@@ -50,6 +53,12 @@ Status CreateMatMul(KernelInfo& info) { return CreateProduct(info, false, false)
 Status CreateFusedMatMul(KernelInfo& info) {
   return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0,
                        info.Attr<float>("alpha", 1.0f));
+}
+
+Status CreatePackedMatMul(KernelInfo& info) {
+  if (info.InputShape(1).rank() != 2) return info.Invalid("packed weights are a matrix");
+  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, false, info.Attr<float>("alpha", 1.0f),
+                       /*packed_b=*/true);
 }
 
 // Y[m, n] = beta * C, where C's strides are 0 along broadcast axes.
@@ -128,6 +137,8 @@ void RegisterMatMulKernels(KernelRegistry& registry) {
                 .strided_outputs = {0}, .create = CreateFusedMatMul});
   registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes, .strided_inputs = {0, 1},
                 .create = ThroughDenseFloat<CreateFusedMatMul>});
+  registry.Add({.op_type = "PackedMatMul", .domain = "ai.caesura", .types = {DType::kFloat32}, .strided_inputs = {0},
+                .strided_outputs = {0}, .create = CreatePackedMatMul});
   registry.Add({.op_type = "Gemm", .types = kNumericTypes, .strided_inputs = {0, 1}, .create = CreateGemm});
   registry.Add({.op_type = "Gemm", .types = kHalfTypes, .strided_inputs = {0, 1},
                 .create = ThroughDenseFloat<CreateGemm>});
