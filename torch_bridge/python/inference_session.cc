@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/plugin/plugin_provider.h"
 #include "core/providers/counting_provider.h"
 #include "core/session/io_binding.h"
 #include "graph_transforms/pipeline.h"
@@ -16,7 +17,8 @@ namespace {
 // What an InferenceSession of the package is made with.
 struct SessionSettings {
   int threads = 0;
-  std::vector<std::string> providers;  // as NamedProvider takes them, or "counting"
+  // With options: "cpu", "torch", "torch-only", "counting", or what ProviderByName takes.
+  std::vector<std::pair<std::string, ProviderOptions>> providers;
   int optimization = 2;                // 0: none; 1: what keeps the graph's ops; 2: fusion too
   bool reuse_memory = true;
 };
@@ -33,15 +35,18 @@ class PythonSession {
     options.plan.threads = settings.threads;
     options.plan.reuse_memory = settings.reuse_memory;
     bool ours = true;  // fusion is for our own kernels
-    for (const std::string& name : settings.providers) {
-      ours &= name == "cpu" || name == "counting";
+    for (const auto& [name, given] : settings.providers) {
+      const bool torch = name == "torch" || name == "torch-only";
+      ours &= !torch;
       if (name == "counting") {
         device_.emplace(CountingOptions{});
         options.providers.push_back(device_->providers().front());
       } else if (device_ && name == "cpu") {
         options.providers.push_back(device_->providers().back());
-      } else {
+      } else if (name == "cpu" || torch) {
         options.providers.push_back(NamedProvider(name));
+      } else {
+        options.providers.push_back(Unwrap(ProviderByName(name, given)));
       }
     }
     if (settings.optimization == 1) options.passes = [](const ProviderList&) { return ForwardPasses(); };
@@ -213,6 +218,7 @@ nb::dict CountsOf(PythonSession& session) {
 }  // namespace
 
 void BindSession(nb::module_& m) {
+  m.def("has_plugin", [](const std::string& stem) { return FindPluginLibrary(stem).find('/') != std::string::npos; });
   nb::class_<RunSettings>(m, "RunSettings")
       .def(nb::init<>())
       .def_prop_rw("terminate", [](const RunSettings& s) { return s.terminate->load(); },
@@ -220,8 +226,8 @@ void BindSession(nb::module_& m) {
       .def_rw("logid", &RunSettings::tag);
   nb::class_<PythonSession>(m, "Session")
       .def("__init__",
-           [](PythonSession* self, nb::object source, std::vector<std::string> providers, int threads, int optimization,
-              bool reuse_memory) {
+           [](PythonSession* self, nb::object source, std::vector<std::pair<std::string, ProviderOptions>> providers,
+              int threads, int optimization, bool reuse_memory) {
              new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory});
            },
            nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"), nb::arg("reuse_memory"))

@@ -16,13 +16,12 @@
 #include "core/load/file_system.h"
 #include "core/load/model_reader.h"
 #include "core/load/value_reader.h"
-#include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/isolated.h"
+#include "training/command/provider_choice.h"
 #include "training/command/value_compare.h"
-#include "training/kernels/training_ops.h"
 #include "training/progress_bar.h"
 
 namespace caesura::command {
@@ -36,6 +35,8 @@ struct ConformanceOptions {
   std::string folder = CAESURA_NODE_TESTS_FOLDER;
   std::string filter;
   std::string json;
+  ProviderChoice provider;
+  bool fallback = true;
   bool quiet = false;
 };
 
@@ -83,9 +84,11 @@ Result<std::string> RunDataSet(Session& session, const std::string& folder, cons
   return std::string();
 }
 
-Result<std::string> RunCase(const std::string& folder, const ProviderList& providers) {
+Result<std::string> RunCase(const std::string& folder, const ConformanceOptions& choice) {
   SessionOptions options;
-  options.providers = providers;
+  // In the process that uses them: those from outside may start threads.
+  ASSIGN_OR_RETURN(options.providers, MakeProviders(choice.provider));
+  options.fallback = choice.fallback;
   options.passes = InferencePasses;
   ASSIGN_OR_RETURN(Model model, ReadModel(folder + "/model.onnx"));
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(std::move(model), std::move(options)));
@@ -102,8 +105,7 @@ Result<std::string> RunCase(const std::string& folder, const ProviderList& provi
 Result<Results> RunAll(const ConformanceOptions& options) {
   ASSIGN_OR_RETURN(std::vector<std::string> names, PosixFileSystem().List(options.folder));
   std::erase_if(names, [&](const std::string& name) { return name.find(options.filter) == std::string::npos; });
-  // Made once, before the processes that use them; neither starts a thread.
-  const ProviderList providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  // Made once, before the processes that use it.
   static_cast<void>(FindOpSchema("Add", ""));
   std::optional<ProgressBar> bar;
   if (!options.quiet) {
@@ -113,7 +115,7 @@ Result<Results> RunAll(const ConformanceOptions& options) {
   for (const std::string& name : names) {
     results[name] = RunIsolated(
         [&] {
-          Result<std::string> reason = RunCase(options.folder + "/" + name, providers);
+          Result<std::string> reason = RunCase(options.folder + "/" + name, options);
           return reason.ok() ? *reason : reason.status().ToString();
         },
         kSecondsPerCase);
@@ -168,6 +170,8 @@ void AddConformance(CLI::App& app, RunFunction* run) {
                   "Test folders, as 'python -m caesura.conformance --write FOLDER' makes them")
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Only tests whose name contains this");
+  AddProviderOptions(*sub, &options->provider);
+  sub->add_flag("!--no-fallback", options->fallback, "A provider that fails is not replaced by the CPU's");
   sub->add_option("--json", options->json, "Also write test -> reason (empty: passed) to this file");
   sub->add_flag("--quiet", options->quiet, "Only the summary");
   sub->footer(

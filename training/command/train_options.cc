@@ -127,6 +127,7 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
+  AddProviderOptions(app, &o->provider);
   app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
       ->check(CLI::NonNegativeNumber)->group(group);
 }
@@ -233,6 +234,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.step.commit = options.eager ? CommitMode::kEagerConsume : CommitMode::kLate;
   out.seed = options.seed;
   out.threads = options.threads;
+  ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
   return out;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "training/command/provider_choice.h"
 #include "training/training_session.h"
 
 namespace CLI {
@@ -42,6 +43,7 @@ struct TrainOptions {
   int64_t steps = 0, batch = 32, validate_every = 0;
   uint64_t seed = 0;
   int threads = 0;
+  ProviderChoice provider;
   // files
   std::string checkpoint, best, output, log;
   int64_t save_every = 0;

@@ -81,11 +81,15 @@ def run_case(case, make_session) -> str:
 def _make_caesura(model: bytes, provider: str = "cpu"):
     import caesura
 
-    if provider != "cpu":
+    if provider in ("torch", "torch-only"):
         from caesura import torch_library
 
         torch_library.load()
-    return caesura.InferenceSession(model, provider=provider)
+    if provider in ("cpu", "torch", "torch-only"):
+        return caesura.InferenceSession(model, provider=provider)
+    name = "OpenVINOExecutionProvider" if provider == "openvino" else provider
+    # Cases are of one node, mostly: none is too small.
+    return caesura.InferenceSession(model, providers=[(name, {"min_nodes": "1"}), "CPUExecutionProvider"])
 
 
 def _work(connection, name_filter: str, make_session):
@@ -103,7 +107,7 @@ def _work(connection, name_filter: str, make_session):
 def run_all(cases: list, name_filter: str, make_session=_make_caesura, provider: str = "cpu") -> dict:
     """Case name to reason; empty reason: passed. A crash is the reason "crashed". make_session as in run_case.
 
-    provider: of our own sessions, as in InferenceSession.
+    provider: of our own sessions, as --provider has it.
     """
     if provider != "cpu":
         make_session = functools.partial(_make_caesura, provider=provider)
@@ -169,7 +173,7 @@ def main(argv=None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filter", default="", help="only cases whose name contains this")
     parser.add_argument("--write", metavar="FOLDER", help="write the cases out instead of running them")
-    parser.add_argument("--provider", default="cpu", help="cpu, torch or torch-only, as in InferenceSession")
+    parser.add_argument("--provider", default="cpu", help="cpu, torch, torch-only, openvino, or the path of a plug-in")
     parser.add_argument("--json", metavar="FILE", help="also write case -> reason (empty: passed) here")
     parser.add_argument("--quiet", action="store_true", help="only the summary")
     arguments = parser.parse_args(argv)

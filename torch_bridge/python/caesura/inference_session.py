@@ -11,13 +11,19 @@ from caesura.io_binding import IOBinding
 from caesura.session_options import SessionOptions
 
 _CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
+_OPENVINO = "OpenVINOExecutionProvider"
 _SHORT = {"cpu": ("cpu",), "torch": ("torch",), "torch-only": ("torch-only",)}
 
 
 def get_available_providers() -> list:
-    """What `providers` may name here. TorchExecutionProvider (PyTorch's own operators, where one means the same as the
-    node) needs PyTorch at hand."""
-    return [_CPU] + [_TORCH] * torch_library.built()
+    """What `providers` may name here, beside plug-ins of yours. TorchExecutionProvider (PyTorch's own operators, where one
+    means the same as the node) needs PyTorch at hand, OpenVINOExecutionProvider (whole parts of the graph) OpenVINO."""
+    return [_CPU] + [_TORCH] * torch_library.built() + [_OPENVINO] * _core.has_plugin("caesura_openvino")
+
+
+def _is_plugin(name: str) -> bool:
+    """A path, or the name of a provider whose plug-in libcaesura_<name>.so is where they are looked for."""
+    return "/" in name or _core.has_plugin("caesura_" + name.removesuffix("ExecutionProvider").lower())
 
 
 def get_device() -> str:
@@ -40,32 +46,34 @@ class ModelMetadata(NamedTuple):
     custom_metadata_map: dict
 
 
-def _named(providers, provider_options) -> list:
-    """The providers in order, the CPU's behind them; raises for names, options and forms that are not known."""
+def _named(providers, provider_options) -> dict:
+    """The providers in order, the CPU's behind them, with their options; raises for names and forms that are not known, and
+    for options that none of ours has."""
     known = get_available_providers() + [_COUNTING]
-    names = []
+    named = {}
     if isinstance(providers, str):
         raise ValueError(f"providers is a list of names, got the string '{providers}'")
     if provider_options is not None and len(provider_options) != len(providers):
         raise ValueError(f"{len(provider_options)} provider_options for {len(providers)} providers")
     for i, item in enumerate(providers):
         name, options = item if isinstance(item, tuple) else (item, provider_options[i] if provider_options else {})
-        if name not in known:
+        if name not in known and not _is_plugin(name):
             raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
-        if options:
+        if options and name in (_CPU, _TORCH, _COUNTING):
             raise ValueError(f"provider {name} has no option '{next(iter(options))}'")
-        if name not in names:
-            names.append(name)
-    return names if _CPU in names else [*names, _CPU]
+        named.setdefault(name, {key: str(value) for key, value in options.items()})
+    named.setdefault(_CPU, {})
+    return named
 
 
-def _native(names) -> list:
+def _native(named) -> list:
     """As _core.Session takes them: PyTorch's operators in front of our own kernels are one provider, in its memory."""
-    if _TORCH in names:
+    if _TORCH in named:
         torch_library.load()
-    if names[:2] == [_TORCH, _CPU]:
-        return ["torch"]
-    return [{_CPU: "cpu", _TORCH: "torch-only", _COUNTING: "counting"}[name] for name in names]
+    if list(named)[:2] == [_TORCH, _CPU]:
+        return [("torch", {})]
+    own = {_CPU: "cpu", _TORCH: "torch-only", _COUNTING: "counting"}
+    return [(own.get(name, name), options) for name, options in named.items()]
 
 
 class InferenceSession:
@@ -74,7 +82,8 @@ class InferenceSession:
     path_or_bytes: a path, or the bytes of an ONNX file (external data needs a path).
     sess_options: SessionOptions. threads: short for its intra_op_num_threads.
     providers: names, or (name, options) pairs, in order of preference; the CPU's own kernels always come last. Names that
-        are not known are a ValueError, where onnxruntime warns and goes on with another provider. For tests there is
+        are not known are a ValueError, where onnxruntime warns and goes on with another provider. A path names the first
+        provider of that plug-in. For tests there is
         CountingExecutionProvider beside those of get_available_providers(): a stand-in for a device, in host memory of its
         own, that counts copies and waits (device_counts()).
     provider: instead of providers "cpu", "torch" (the same as TorchExecutionProvider) or "torch-only", which leaves nothing
@@ -100,12 +109,12 @@ class InferenceSession:
         elif provider not in _SHORT:
             raise ValueError(f"provider '{provider}' is none of {', '.join(_SHORT)}")
         else:
-            self._open([_CPU] if provider == "cpu" else [_TORCH] if provider == "torch-only" else [_TORCH, _CPU],
-                       list(_SHORT[provider]))
+            names = [_CPU] if provider == "cpu" else [_TORCH] if provider == "torch-only" else [_TORCH, _CPU]
+            self._open(dict.fromkeys(names, {}), [(name, {}) for name in _SHORT[provider]])
 
-    def _open(self, names, native):
+    def _open(self, named, native):
         self._session = _core.Session(self._source, native, **self._settings)
-        self._providers = names
+        self._providers = named
         self._inputs = [NodeArg(*row) for row in self._session.inputs(with_default=False)]
         self._overridable = [NodeArg(*row) for row in self._session.inputs(with_default=True)]
         self._outputs = [NodeArg(*row) for row in self._session.outputs()]
@@ -136,12 +145,12 @@ class InferenceSession:
         return list(self._providers)
 
     def get_provider_options(self) -> dict:
-        return {name: {} for name in self._providers}
+        return {name: dict(options) for name, options in self._providers.items()}
 
     def set_providers(self, providers: Optional[Sequence] = None, provider_options: Optional[Sequence[dict]] = None):
         """Reads the model again and makes it ready for these. Bindings that were made before stay with the old ones."""
-        names = _named(providers if providers is not None else [_CPU], provider_options)
-        self._open(names, _native(names))
+        named = _named(providers if providers is not None else [_CPU], provider_options)
+        self._open(named, _native(named))
 
     # --- runs ---
 
