@@ -17,7 +17,7 @@ static void release(void* made) { (void)made; }
 static CaesuraStatus* capability(void* made, const CaesuraGraph* graph, int32_t* groups) {
   (void)made;
   for (size_t i = 0; i < api->provider->node_count(graph); ++i) {
-    const CaesuraNode* node = api->provider->node(graph, i);
+    const CaesuraGraphNode* node = api->provider->node(graph, i);
     if (!node->offered || node->op_type[0] != 'R' || node->op_type[1] != 'e' || node->op_type[2] != 'l') continue;
     const CaesuraTensor* x = &api->provider->value(graph, (size_t)node->inputs[0])->tensor;
     if (x->dtype == 1) groups[i] = (int32_t)i + 1;

@@ -22,7 +22,7 @@ constexpr RefusedOp kRefused[] = {
 };
 
 // The CPU device computes in float32 and int32: wider numbers would lose bits, and halves gain them.
-const char* RefusedType(const CaesuraGraph* graph, const CaesuraNode& node) {
+const char* RefusedType(const CaesuraGraph* graph, const CaesuraGraphNode& node) {
   for (int32_t i = 0; i < node.input_count; ++i) {
     if (node.inputs[i] < 0) continue;
     const CaesuraTensor& tensor = api->provider->value(graph, static_cast<size_t>(node.inputs[i]))->tensor;
@@ -40,7 +40,7 @@ const char* RefusedType(const CaesuraGraph* graph, const CaesuraNode& node) {
 }  // namespace
 
 const char* Refusal(const CaesuraGraph* graph, size_t i) {
-  const CaesuraNode& node = *api->provider->node(graph, i);
+  const CaesuraGraphNode& node = *api->provider->node(graph, i);
   if (std::strcmp(node.domain, "") != 0) return "no op of ONNX";
   for (const RefusedOp& refused : kRefused) {
     if (std::strcmp(node.op_type, refused.op_type) == 0) return refused.why;
