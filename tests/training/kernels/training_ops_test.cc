@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/graph/graph_text.h"
-#include "core/graph/type_inference.h"
+#include "core/graph/shape_inference.h"
 
 namespace caesura {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 std::vector<std::string> TypesIn(const std::string& graph) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]>\n" + graph).value();
-  const Status status = InferTypes(*model.graph);
+  const Status status = InferShapes(*model.graph);
   EXPECT_TRUE(status.ok()) << status.ToString();
   std::vector<std::string> out;
   for (const Value* output : model.graph->outputs()) out.push_back(output->type().ToString());
