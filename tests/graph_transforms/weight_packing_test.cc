@@ -39,7 +39,7 @@ int CountOf(const Model& model, const char* op_type) {
   return count;
 }
 
-Values RunWith(const Model& model, PassList passes, const NamedValues& feeds, int* packed = nullptr) {
+Values RunWith(const Model& model, PassMaker passes, const NamedValues& feeds, int* packed = nullptr) {
   SessionOptions options;
   options.providers = {MakeCpuProvider()};
   options.passes = std::move(passes);
@@ -52,7 +52,7 @@ Values RunWith(const Model& model, PassList passes, const NamedValues& feeds, in
 
 void ExpectSame(const Model& model, const NamedValues& feeds, int products = 1) {
   int packed = 0;
-  const Values with = RunWith(model, InferencePasses(), feeds, &packed), without = RunWith(model, {}, feeds);
+  const Values with = RunWith(model, InferencePasses, feeds, &packed), without = RunWith(model, nullptr, feeds);
   ASSERT_EQ(with.size(), without.size());
   for (size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(SameBits(with[i], without[i])) << "output " << i;
   EXPECT_TRUE(packed == products || packed == 0) << packed;  // 0: this chip reads plain weights
@@ -62,7 +62,7 @@ TEST(WeightPacking, ProductsOfAnyNumberOfRowsAreTheSame) {
   const Model model = ModelOf("(float[M, K] x, float[512, 320] w) => (float[M, 320] y) { y = MatMul (x, w) }",
                               {{"w", Eighths(Shape{kRows, kColumns})}});
   for (int64_t rows : {1, 2, 3, 16, 65, 200}) ExpectSame(model, {{"x", Eighths(Shape{rows, kRows})}});
-  EXPECT_EQ(RunWith(model, InferencePasses(), {{"x", Eighths(Shape{0, kRows})}})[0].tensor().shape(), (Shape{0, kColumns}));
+  EXPECT_EQ(RunWith(model, InferencePasses, {{"x", Eighths(Shape{0, kRows})}})[0].tensor().shape(), (Shape{0, kColumns}));
 }
 
 TEST(WeightPacking, BatchesAndVectors) {

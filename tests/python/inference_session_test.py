@@ -104,6 +104,28 @@ def test_providers_can_be_set_again(model):
     assert session.device_counts()["kernels"] > 0
 
 
+def test_a_device_that_fails_is_left_for_the_cpu(model):
+    small = [("CountingExecutionProvider", {"memory_bytes": 4096})]
+    session = caesura.InferenceSession(model, providers=small)
+    assert session.get_provider_options()["CountingExecutionProvider"] == {"memory_bytes": "4096"}
+    assert session.run(["s"], {"x": X})[0].tolist() == [[11, 22]] and session.fallback_record() is None
+    large = np.ones((1000, 2), np.float32)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", large)
+    binding.bind_output("n")
+    session.disable_fallback()
+    with pytest.raises(RuntimeError, match="bytes left"):
+        session.run_with_iobinding(binding)
+    session.enable_fallback()
+    for _ in range(2):
+        (n,) = session.run_with_iobinding(binding)
+        assert n.numpy().tolist() == [[-2, -3]] * 1000
+    record = session.fallback_record()
+    assert (record["provider"], record["phase"]) == ("counting:0", "run") and "bytes left" in record["cause"]
+    assert session.get_providers() == record["providers"] == ["CPUExecutionProvider"]
+    assert session.run(["s"], {"x": large})[0].shape == (1000, 2)
+
+
 def test_session_options(model):
     options = caesura.SessionOptions()
     options.intra_op_num_threads = 1

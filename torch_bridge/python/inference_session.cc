@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sessions and bindings for Python. Runs let go of the interpreter's lock; what they read of Python's is taken before.
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -7,7 +8,7 @@
 #include "core/providers/counting_provider.h"
 #include "core/session/io_binding.h"
 #include "graph_transforms/pipeline.h"
-#include "torch_bridge/python/bindings.h"
+#include "torch_bridge/python/provider_fallback.h"
 
 namespace nb = nanobind;
 
@@ -39,7 +40,10 @@ class PythonSession {
       const bool torch = name == "torch" || name == "torch-only";
       ours &= !torch;
       if (name == "counting") {
-        device_.emplace(CountingOptions{});
+        CountingOptions counting;
+        const auto bytes = given.find("memory_bytes");
+        if (bytes != given.end()) counting.memory_bytes = std::strtoull(bytes->second.c_str(), nullptr, 10);
+        device_.emplace(counting);
         options.providers.push_back(device_->providers().front());
       } else if (device_ && name == "cpu") {
         options.providers.push_back(device_->providers().back());
@@ -71,6 +75,10 @@ class PythonSession {
     }
     return values;
   }
+  void DisableFallback() { session_->DisableFallback(); }
+  void EnableFallback() { session_->EnableFallback(); }
+  std::vector<std::string> providers() const { return session_->providers(); }
+  std::optional<FallbackRecord> fallback_record() const { return session_->fallback_record(); }
   nb::tuple exchanged() const { return nb::make_tuple(inputs_, inputs_copied_); }
 
   std::vector<RuntimeValue> Run(const NamedValues& feeds, const std::vector<std::string>& names, RunSettings* settings) {
@@ -224,7 +232,9 @@ void BindSession(nb::module_& m) {
       .def_prop_rw("terminate", [](const RunSettings& s) { return s.terminate->load(); },
                    [](RunSettings& s, bool value) { *s.terminate = value; })
       .def_rw("logid", &RunSettings::tag);
-  nb::class_<PythonSession>(m, "Session")
+  nb::class_<PythonSession> sessions(m, "Session");
+  BindFallback(sessions);
+  sessions
       .def("__init__",
            [](PythonSession* self, nb::object source, std::vector<std::pair<std::string, ProviderOptions>> providers,
               int threads, int optimization, bool reuse_memory) {

@@ -55,16 +55,15 @@ Result<DnnlPrimitiveDesc> ConvForward(const ConvDescs& descs, dnnl_primitive_att
 }  // namespace
 
 DnnlMemoryDesc MakePackedDesc(const DnnlTensor& weights) {
-  constexpr int64_t kRows = 64;  // for all: the order does not depend on it, and neither may it on the threads
+  // One order for all products: asked for with so many rows, on one thread, without batches.
+  constexpr int64_t kRows = 64;
   DnnlTeam team(1);
   const size_t rank = weights.dims.size();
   const int64_t k = weights.dims[rank - 2], n = weights.dims[rank - 1];
-  std::vector<int64_t> rows(rank, 1), sums(rank, 1);
-  rows[rank - 2] = sums[rank - 2] = kRows;
-  rows[rank - 1] = k;
-  sums[rank - 1] = n;
-  const DnnlMemoryDesc src = MakeDnnlMemoryDesc({weights.dtype, rows, {}}), any = MakeDnnlAnyDesc(weights),
-                       dst = MakeDnnlMemoryDesc({weights.dtype, sums, {}});
+  const DnnlMemoryDesc src = MakeDnnlMemoryDesc({weights.dtype, {kRows, k}, {}}),
+                       any = MakeDnnlAnyDesc({weights.dtype, {k, n}, {}}),
+                       dst = MakeDnnlMemoryDesc({weights.dtype, {kRows, n}, {}});
+  if (!src || !any || !dst || rank > DNNL_MAX_NDIMS) return nullptr;
   dnnl_primitive_desc_t made = nullptr;
   if (dnnl_matmul_primitive_desc_create(&made, DnnlCpuEngine(), src.get(), any.get(), nullptr, dst.get(), nullptr) !=
       dnnl_success) {
@@ -72,8 +71,10 @@ DnnlMemoryDesc MakePackedDesc(const DnnlTensor& weights) {
   }
   const DnnlPrimitiveDesc desc(made);
   const_dnnl_memory_desc_t own = dnnl_primitive_desc_query_md(made, dnnl_query_exec_arg_md, DNNL_ARG_WEIGHTS);
+  dnnl_dims_t dims;
+  std::copy(weights.dims.begin(), weights.dims.end(), dims);
   dnnl_memory_desc_t out = nullptr;
-  if (own == nullptr || dnnl_memory_desc_clone(&out, own) != dnnl_success) return nullptr;
+  if (own == nullptr || dnnl_memory_desc_reshape(&out, own, static_cast<int>(rank), dims) != dnnl_success) return nullptr;
   return DnnlMemoryDesc(out);
 }
 

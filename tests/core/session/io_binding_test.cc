@@ -230,6 +230,7 @@ TEST(IoBinding, AnOutputDeclaredToReplaceAnInputDoesSoWhenTheRunHasSucceeded) {
   ASSERT_TRUE(binding.BindOutput("y", FloatsIn(x), Overlap::kExact).ok());
   ASSERT_TRUE(binding.BindOutput("z").ok());
   ASSERT_TRUE(binding.BindOutput("x").ok());
+  session->DisableFallback();
   provider->FailAt(1);
   EXPECT_EQ(session->Run(binding).status().code(), StatusCode::kProviderFailure);
   EXPECT_THAT(x, ElementsAre(1, 2));
@@ -239,6 +240,24 @@ TEST(IoBinding, AnOutputDeclaredToReplaceAnInputDoesSoWhenTheRunHasSucceeded) {
   EXPECT_EQ(results[0].tensor().raw(), x.data());
   EXPECT_THAT(ToFloats(results[1]), ElementsAre(-1, -4));  // from the old x
   EXPECT_THAT(ToFloats(results[2]), ElementsAre(1, 2));
+}
+
+TEST(IoBinding, ABoundRunFallsBackFromAProviderThatFails) {
+  for (int kernel : {0, 1}) {
+    auto provider = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
+    auto session = SessionOf(kTwoOutputs, {provider});
+    IoBinding binding(*session);
+    std::vector<float> x = {1, 2}, b = {10, 20};
+    ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok() && binding.BindInput("b", FloatsIn(b)).ok());
+    ASSERT_TRUE(binding.BindOutput("n", FloatsIn(x), Overlap::kExact).ok());
+    ASSERT_TRUE(binding.BindOutput("s").ok());
+    provider->FailAt(kernel);
+    const Values results = session->Run(binding).value();
+    EXPECT_TRUE(session->fallback_record().has_value());
+    EXPECT_THAT(x, ElementsAre(-11, -22));  // once, from what was bound
+    EXPECT_THAT(ToFloats(results[1]), ElementsAre(11, 22));
+    EXPECT_THAT(ToFloats(session->Run(binding).value()[1]), ElementsAre(-1, -2));  // on what it has gone over to
+  }
 }
 
 TEST(IoBinding, ARunEndsSoonAfterItsCallerSaysSo) {

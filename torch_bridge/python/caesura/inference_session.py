@@ -8,11 +8,12 @@ from typing import NamedTuple, Optional, Sequence
 
 from caesura import _core, torch_library
 from caesura.io_binding import IOBinding
+from caesura.provider_fallback import FallsBack
 from caesura.session_options import SessionOptions
 
 _CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
 _OPENVINO = "OpenVINOExecutionProvider"
-_SHORT = {"cpu": ("cpu",), "torch": ("torch",), "torch-only": ("torch-only",)}
+_SHORT = {"cpu": (_CPU,), "torch": (_TORCH, _CPU), "torch-only": (_TORCH,)}
 
 
 def get_available_providers() -> list:
@@ -47,8 +48,8 @@ class ModelMetadata(NamedTuple):
 
 
 def _named(providers, provider_options) -> dict:
-    """The providers in order, the CPU's behind them, with their options; raises for names and forms that are not known, and
-    for options that none of ours has."""
+    """The providers' options by name, in order, the CPU's behind them; raises for names, options and forms that are not
+    known."""
     known = get_available_providers() + [_COUNTING]
     named = {}
     if isinstance(providers, str):
@@ -59,8 +60,9 @@ def _named(providers, provider_options) -> dict:
         name, options = item if isinstance(item, tuple) else (item, provider_options[i] if provider_options else {})
         if name not in known and not _is_plugin(name):
             raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
-        if options and name in (_CPU, _TORCH, _COUNTING):
-            raise ValueError(f"provider {name} has no option '{next(iter(options))}'")
+        for option in options:
+            if name in (_CPU, _TORCH, _COUNTING) and (name, option) != (_COUNTING, "memory_bytes"):
+                raise ValueError(f"provider {name} has no option '{option}'")
         named.setdefault(name, {key: str(value) for key, value in options.items()})
     named.setdefault(_CPU, {})
     return named
@@ -76,7 +78,7 @@ def _native(named) -> list:
     return [(own.get(name, name), options) for name, options in named.items()]
 
 
-class InferenceSession:
+class InferenceSession(FallsBack):
     """A model made ready to run.
 
     path_or_bytes: a path, or the bytes of an ONNX file (external data needs a path).
@@ -85,7 +87,7 @@ class InferenceSession:
         are not known are a ValueError, where onnxruntime warns and goes on with another provider. A path names the first
         provider of that plug-in. For tests there is
         CountingExecutionProvider beside those of get_available_providers(): a stand-in for a device, in host memory of its
-        own, that counts copies and waits (device_counts()).
+        own (option memory_bytes: so much of it), that counts copies and waits (device_counts()).
     provider: instead of providers "cpu", "torch" (the same as TorchExecutionProvider) or "torch-only", which leaves nothing
         to our own kernels.
 
@@ -109,8 +111,7 @@ class InferenceSession:
         elif provider not in _SHORT:
             raise ValueError(f"provider '{provider}' is none of {', '.join(_SHORT)}")
         else:
-            names = [_CPU] if provider == "cpu" else [_TORCH] if provider == "torch-only" else [_TORCH, _CPU]
-            self._open(dict.fromkeys(names, {}), [(name, {}) for name in _SHORT[provider]])
+            self._open({name: {} for name in _SHORT[provider]}, [(provider, {})])
 
     def _open(self, named, native):
         self._session = _core.Session(self._source, native, **self._settings)
@@ -141,11 +142,12 @@ class InferenceSession:
     # --- where it runs ---
 
     def get_providers(self) -> list:
-        """The names in order of preference."""
-        return list(self._providers)
+        """The names in order of preference; behind a fallback, of what the session has gone over to."""
+        return list(self._providers) if self.fallback_record() is None else self._session.providers()
 
     def get_provider_options(self) -> dict:
-        return {name: dict(options) for name, options in self._providers.items()}
+        """What each of them was given."""
+        return {name: dict(self._providers.get(name, {})) for name in self.get_providers()}
 
     def set_providers(self, providers: Optional[Sequence] = None, provider_options: Optional[Sequence[dict]] = None):
         """Reads the model again and makes it ready for these. Bindings that were made before stay with the old ones."""
