@@ -119,7 +119,12 @@ class SubgraphPartition : public Pass {
     RETURN_IF_ERROR(graph.SortTopologically());
     CapabilityRequest request{graph, {}, changing_};
     for (const auto& node : graph.nodes()) request.offered.push_back(IsOffered(*node, provider.name()));
-    ASSIGN_OR_RETURN(std::vector<int> groups, provider.compiler()->Capability(request));
+    auto answer = provider.compiler()->Capability(request);
+    if (!answer.ok() && answer.status().code() == StatusCode::kOutOfMemory) return answer.status();
+    if (!answer.ok()) {
+      return ProviderFailure(provider.name() + " failed to say what it takes: " + answer.status().message());
+    }
+    std::vector<int> groups = *std::move(answer);
     groups.resize(graph.nodes().size(), 0);
     for (size_t i = 0; i < groups.size(); ++i) {
       if (!request.offered[i]) groups[i] = 0;

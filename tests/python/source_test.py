@@ -13,11 +13,12 @@ ROOMS = {
     "core/graph": ["core/base", "core/tensor", "core/load"],  # core/load/onnx_proto.h: onnx's own inference and schemas
     "core/load": ["core/base", "core/tensor", "core/graph"],
     "core/kernels": ["core/base", "core/tensor", "core/graph"],
-    "core/providers": ["core/base", "core/tensor", "core/kernels"],
+    "core/providers": ["core/base", "core/tensor", "core/graph", "core/kernels"],
+    "core/providers/openvino": ["core/plugin"],  # a plug-in: C headers alone
     "core/plan": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers"],
     "core/execute": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers", "core/plan"],
     "core/profile": ["core/base", "core/tensor", "core/graph", "core/load", "core/plan", "core/execute"],
-    "core/plugin": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers"],
+    "core/plugin": ["core/base", "core/tensor", "core/graph", "core/load", "core/kernels", "core/providers"],
     "core/session": ["core/base", "core/tensor", "core/graph", "core/load", "core/kernels", "core/providers", "core/plan",
                      "core/execute", "core/plugin"],
     "graph_transforms": ["core"],

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sessions and bindings for Python. Runs let go of the interpreter's lock; what they read of Python's is taken before.
+#include <nanobind/stl/pair.h>
+
 #include <cstdlib>
 #include <optional>
 #include <utility>

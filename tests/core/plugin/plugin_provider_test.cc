@@ -24,6 +24,7 @@ Result<std::unique_ptr<Session>> TrySession(const std::string& body, ProviderLis
   SessionOptions options;
   options.providers = std::move(providers);
   options.passes = InferencePasses;
+  options.fallback = false;
   options.plan.threads = 1;
   Model model;
   model.graph = GraphOf(body);

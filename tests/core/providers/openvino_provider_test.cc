@@ -25,7 +25,8 @@ constexpr float kTolerance = 2e-5f;
 std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList providers) {
   SessionOptions options;
   options.providers = std::move(providers);
-  options.passes = InferencePasses(options.providers);
+  options.passes = InferencePasses;
+  options.fallback = false;
   options.plan.threads = 1;
   Model model;
   model.graph = GraphOf(body);
