@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/plugin/op_context.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/plugin/op_node.h"
@@ -62,6 +65,25 @@ CaesuraStatus* AllocateOutput(CaesuraContext* context, size_t i, int32_t dtype, 
   return nullptr;
 }
 
+std::string ShapeText(const int64_t* dims, int32_t rank) {
+  return rank <= 0 ? "[]" : Shape(std::vector<int64_t>(dims, dims + rank)).ToString();
+}
+
+Status CopyOutput(CaesuraContext* context, size_t i, const CaesuraTensor& value) {
+  CaesuraTensor out = {};
+  RETURN_IF_ERROR(TakeStatus(GetOutput(context, i, &out)));
+  if (out.dtype == 0) RETURN_IF_ERROR(TakeStatus(AllocateOutput(context, i, value.dtype, value.rank, value.dims, &out)));
+  if (out.dtype != value.dtype || out.rank != value.rank || !std::equal(out.dims, out.dims + out.rank, value.dims)) {
+    return InvalidArgument("output " + std::to_string(i) + ": expected " + DTypeName(static_cast<DType>(out.dtype)) +
+                           ShapeText(out.dims, out.rank) + ", got dtype " + std::to_string(value.dtype) + " of shape " +
+                           ShapeText(value.dims, value.rank));
+  }
+  size_t bytes = DTypeSize(static_cast<DType>(out.dtype));
+  for (int32_t axis = 0; axis < out.rank; ++axis) bytes *= static_cast<size_t>(out.dims[axis]);
+  if (bytes > 0) std::memcpy(out.data, value.data, bytes);
+  return {};
+}
+
 CaesuraStatus* Scratch(CaesuraContext* context, size_t bytes, void** out) {
   auto buffer = context->facts.allocator->Allocate(bytes);
   if (!buffer.ok()) return GiveStatus(buffer.status());
@@ -109,6 +131,9 @@ void AddContextFunctions(CaesuraOpApi* api) {
     return i < context->facts.outputs.size() && context->facts.outputs[i].present;
   };
   api->allocate_output = AllocateOutput;
+  api->copy_output = [](CaesuraContext* context, size_t i, const CaesuraTensor* value) {
+    return GiveStatus(CopyOutput(context, i, *value));
+  };
   api->scratch = Scratch;
   api->stream = [](const CaesuraContext*) -> void* { return nullptr; };  // no provider has streams yet
   api->threads = [](const CaesuraContext* context) { return static_cast<int32_t>(context->facts.threads); };
