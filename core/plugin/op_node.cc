@@ -49,7 +49,8 @@ CaesuraStatus* SetOutput(CaesuraOpNode* node, size_t i, int32_t dtype, int32_t r
   return nullptr;
 }
 
-CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::Argument>* list, const char* name, int32_t dtype, int32_t rank,
+CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::Argument>* list, const char* name,
+                                int32_t dtype,
                                 const int64_t* dims) {
   if (Status status = CheckType(dtype, rank, dims); !status.ok()) return GiveStatus(std::move(status));
   CaesuraOpNode::Argument argument = {true, name == nullptr ? "" : name, dtype, rank >= 0, {}, nullptr};

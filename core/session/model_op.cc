@@ -49,7 +49,7 @@ Status CheckTypes(const ModelTypes& stated, const ModelTypes& told) {
     std::string list;
     bool same = names.size() == told_names.size();
     for (size_t i = 0; i < told_names.size(); ++i) {
-      same = same && names[i] == told_names[i] && AreCompatible(types[i], told_types[i]);
+      same = same && (names[i].empty() || names[i] == told_names[i]) && AreCompatible(types[i], told_types[i]);
       list += (i == 0 ? "" : ", ") + told_names[i] + " " + told_types[i].ToString();
     }
     std::string own;

@@ -12,9 +12,9 @@
 //   model          the model's bytes, a tensor of uint8; or
 //   model_file     a file beneath the folder of the ONNX model that holds the node
 //   weights, weights_file    likewise, for formats of two files
-//   input_names, input_types, output_names, output_types     the model's, in its own order, which is the node's. Types
-//                  read "float32[N, 64]": equal symbols are equal sizes, "?" is any size, "[...]" any shape. An output
-//                  whose sizes follow from these is planned, any other one sized in the run
+//   input_names, input_types, output_names, output_types     the model's, in its own order, which is the node's; an empty
+//                  name stands for any. Types read "float32[N, 64]": equal symbols are equal sizes, "?" is any size,
+//                  "[...]" any shape. An output whose sizes follow from these is planned, any other sized in the run
 //   option_names, option_values    options for the runtime (core/session/op_options.h)
 //   gradient_model or gradient_model_file, gradient_runtime    a model of (x..., dy...) -> (dx of the floating x...), which
 //                  computes the gradient; left out, the runtime's own gradient is taken, where it has one. The gradient's

@@ -22,7 +22,7 @@ Result<Dim> ParseDim(const std::string& text, const std::string& type) {
     is_word &= std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '+' || c == '*' || c == '-';
   }
   if (is_number) return Dim{std::stoll(text), ""};
-  if (is_word && !std::isdigit(static_cast<unsigned char>(text[0]))) return Dim{-1, text};
+  if (is_word && (std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '_')) return Dim{-1, text};
   return InvalidArgument("type '" + type + "': '" + text + "' is no size, name or '?'");
 }
 

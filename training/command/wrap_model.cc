@@ -84,8 +84,11 @@ Status Wrap(Options& options) {
   }
   ASSIGN_OR_RETURN(const Model model, WrapModel(wrap));
   RETURN_IF_ERROR(WriteModel(model, options.out));
-  for (const Value* value : model.graph->inputs()) std::printf("input   %s  %s\n", value->name().c_str(), value->type().ToString().c_str());
-  for (const Value* value : model.graph->outputs()) std::printf("output  %s  %s\n", value->name().c_str(), value->type().ToString().c_str());
+  auto print = [](const char* what, const std::vector<Value*>& values) {
+    for (const Value* value : values) std::printf("%-7s %s  %s\n", what, value->name().c_str(), value->type().ToString().c_str());
+  };
+  print("input", model.graph->inputs());
+  print("output", model.graph->outputs());
   return {};
 }
 

@@ -180,7 +180,8 @@ void Run(RunState& run, CaesuraContext* context) {
   for (size_t i = 0; i < outputs; ++i) {
     if (run.bound[i] || OpApi().output_is_present(context, i) == 0) continue;
     ov::Tensor made = run.request.get_output_tensor(i);
-    const std::vector<int64_t> dims(made.get_shape().begin(), made.get_shape().end());
+    const ov::Shape shape = made.get_shape();
+    const std::vector<int64_t> dims(shape.begin(), shape.end());
     const CaesuraTensor shown = {made.data(), dims.data(), static_cast<int32_t>(dims.size()), DTypeOf(made.get_element_type()),
                                  CAESURA_CPU, 0};
     Check(OpApi().copy_output(context, i, &shown));

@@ -58,7 +58,7 @@ Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops = TestOps()) {
   return Session::Create(std::move(model), std::move(options));
 }
 
-Result<std::vector<float>> Run(const Result<std::unique_ptr<Session>>& session, const std::vector<float>& x) {
+Result<std::vector<float>> Compute(const Result<std::unique_ptr<Session>>& session, const std::vector<float>& x) {
   if (!session.ok()) return session.status();
   auto results = (*session)->Run({{"x", Of(x)}});
   if (!results.ok()) return results.status();
@@ -73,16 +73,16 @@ Model Chain() {
 TEST(ModelOps, RunAModelAsANode) {
   auto session = Make(Chain());
   ASSERT_TRUE(session.ok()) << session.status().ToString();
-  EXPECT_THAT(Run(session, {1, 2}).value(), ElementsAre(15, 30));
-  EXPECT_THAT(Run(session, {1, 2, 3}).value(), ElementsAre(15, 30, 45));
+  EXPECT_THAT(Compute(session, {1, 2}).value(), ElementsAre(15, 30));
+  EXPECT_THAT(Compute(session, {1, 2, 3}).value(), ElementsAre(15, 30, 45));
   EXPECT_EQ((*session)->outputs()[0]->type().ToString(), "float32[N]");
 }
 
 TEST(ModelOps, NodesHaveOptionsOfTheirOwn) {
   CustomOps ops = TestOps();
   ops.options.ForNode("b").Update("factor", "7");
-  EXPECT_THAT(Run(Make(Chain(), ops), {1}).value(), ElementsAre(21));
-  EXPECT_THAT(Run(Make(Chain()), {1}).value(), ElementsAre(15)) << "another session";
+  EXPECT_THAT(Compute(Make(Chain(), ops), {1}).value(), ElementsAre(21));
+  EXPECT_THAT(Compute(Make(Chain()), {1}).value(), ElementsAre(15)) << "another session";
   ops.options.ForNode("b").Update("tempo", "7");
   EXPECT_THAT(Make(Chain(), ops).status().message(),
               HasSubstr("[ai.caesura::ModelOp 'b'] runtime 'test': there is no such option; known are: factor, sizeless"));
@@ -92,10 +92,11 @@ TEST(ModelOps, SizesThatShowOnlyInTheRun) {
   CustomOps ops = TestOps();
   ops.options.ForOp(kModelOp, kCaesuraDomain).Update("sizeless", "1");
   Model model = ModelOf("(float[N] x) => (float[M] y) { [a] y = ai.caesura.ModelOp <runtime = \"test\", model = " + Bytes("2") +
-                        ", input_names = [\"x\"], input_types = [\"float32[?]\"], output_names = [\"y\"], output_types = [\"float32[?]\"]> (x) }");
+                        ", input_names = [\"x\"], input_types = [\"float32[?]\"], output_names = [\"y\"],"
+                        " output_types = [\"float32[?]\"]> (x) }");
   auto session = Make(std::move(model), ops);
-  EXPECT_THAT(Run(session, {1, 2}).value(), ElementsAre(2, 4));
-  EXPECT_THAT(Run(session, {3}).value(), ElementsAre(6));
+  EXPECT_THAT(Compute(session, {1, 2}).value(), ElementsAre(2, 4));
+  EXPECT_THAT(Compute(session, {3}).value(), ElementsAre(6));
 }
 
 TEST(ModelOps, RunsShareNoState) {
@@ -105,7 +106,7 @@ TEST(ModelOps, RunsShareNoState) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
         const float x = static_cast<float>(t * 1000 + i);
-        auto y = Run(session, std::vector<float>(1 + i % 3, x));
+        auto y = Compute(session, std::vector<float>(1 + i % 3, x));
         ASSERT_TRUE(y.ok()) << y.status().ToString();
         ASSERT_EQ((*y)[0], 15 * x);
       }
@@ -143,7 +144,7 @@ TEST(ModelOps, FilesAreLookedForBeneathTheModelAlone) {
   auto at = [&](const std::string& place, const std::string& file) {
     Model model = ModelOf("(float[N] x) => (float[N] y) { " + NodeText("a", "x", "y", "model_file = \"" + file + "\"") + "}");
     EXPECT_TRUE(WriteModel(model, folder.path() + place).ok());
-    return Run(Make(ReadModel(folder.path() + place).value()), {1});
+    return Compute(Make(ReadModel(folder.path() + place).value()), {1});
   };
   EXPECT_THAT(at("/m.onnx", "factor.txt").value(), ElementsAre(4));
   EXPECT_FALSE(at("/inner/m.onnx", "../factor.txt").ok());
@@ -164,10 +165,10 @@ TEST(ModelOps, WrapWritesAModelOfOneNode) {
   auto again = ReadModelBytes(SerializeModel(*model).value());
   ASSERT_TRUE(again.ok()) << again.status().ToString();
   EXPECT_EQ(again->graph->inputs()[0]->type().ToString(), "float32[d0]");
-  EXPECT_THAT(Run(Make(*again), {1}).value(), ElementsAre(8)) << "by the option that the node brings along";
+  EXPECT_THAT(Compute(Make(*again), {1}).value(), ElementsAre(8)) << "by the option that the node brings along";
   CustomOps ops = TestOps();
   ops.options.ForNode("model").Update("factor", "9");
-  EXPECT_THAT(Run(Make(*std::move(again), ops), {1}).value(), ElementsAre(9)) << "the session's word counts more";
+  EXPECT_THAT(Compute(Make(*std::move(again), ops), {1}).value(), ElementsAre(9)) << "the session's word counts more";
   wrap.inputs = {{"q", "float32[N]"}};
   EXPECT_THAT(WrapModel(wrap, TestRuntimes()).status().message(), HasSubstr("the model has no input 'q'; it has: x"));
   wrap.inputs = {{"x", "int64[N]"}};
@@ -178,8 +179,8 @@ TEST(ModelOps, WrapWritesAModelOfOneNode) {
 TEST(ModelOps, RunNestedModels) {
   WrapOptions wrap;
   wrap.runtime = "caesura";
-  wrap.model_bytes =
-      SerializeModel(ModelOf("(float[N,2] x, int64[K] i) => (float[K,2] rows, float s) { rows = Gather (x, i) s = ReduceSum <keepdims = 0> (x) }")).value();
+  wrap.model_bytes = SerializeModel(ModelOf("(float[N,2] x, int64[K] i) => (float[K,2] rows, float s)"
+                                            "{ rows = Gather (x, i) s = ReduceSum <keepdims = 0> (x) }")).value();
   auto model = WrapModel(wrap);
   ASSERT_TRUE(model.ok()) << model.status().ToString();
   EXPECT_EQ(model->graph->outputs()[0]->type().ToString(), "float32[d1, 2]");
