@@ -154,7 +154,13 @@ ValueType WithNamedDims(ValueType type, const std::string& stem) {
 Status GradientByModel(GradientHook& g) {
   const Node& node = g.node();
   AttributeMap attributes;
-  attributes["runtime"] = node.Attr<std::string>("gradient_runtime", node.Attr<std::string>("runtime", ""));
+  const std::string runtime = node.Attr<std::string>("runtime", "");
+  const std::string own = node.Attr<std::string>("gradient_runtime", runtime);
+  attributes["runtime"] = own;
+  if (own != runtime) attributes[kForwardNodeAttribute] = std::string();  // another runtime knows other options
+  for (const char* name : {kOptionNamesAttribute, kOptionValuesAttribute}) {
+    if (own == runtime && node.HasAttribute(name)) attributes[name] = node.attributes().at(name);
+  }
   if (const Tensor* bytes = node.FindAttr<Tensor>("gradient_model")) attributes["model"] = *bytes;
   if (const std::string* file = node.FindAttr<std::string>("gradient_model_file")) attributes["model_file"] = *file;
   ModelTypes types;

@@ -18,7 +18,7 @@
 //   option_names, option_values    options for the runtime (core/session/op_options.h)
 //   gradient_model or gradient_model_file, gradient_runtime    a model of (x..., dy...) -> (dx of the floating x...), which
 //                  computes the gradient; left out, the runtime's own gradient is taken, where it has one. The gradient's
-//                  runtime is `runtime` unless said
+//                  runtime is `runtime` unless said; it has the node's options where it is the same
 // The model is loaded when the session is made, once for equal bytes, runtime and options of a session; its names and
 // types are checked against those above. Each run that is in flight has a run state of its own.
 //

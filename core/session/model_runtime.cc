@@ -126,6 +126,7 @@ Result<std::shared_ptr<LoadedModel>> ModelRuntimes::Load(const OpNodeInfo& node)
   if (model.data == nullptr) return InvalidModel("has neither model nor model_file");
   ASSIGN_OR_RETURN(const ModelBytes weights, BytesOf(node, "weights"));
   ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> loaded, LoadedModel::Load(runtime, node, model, weights));
+  loaded->Keep({node.Attr<Tensor>("model", {}), node.Attr<Tensor>("weights", {})});
   slot = loaded;
   return loaded;
 }

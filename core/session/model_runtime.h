@@ -31,6 +31,8 @@ class LoadedModel {
   const CaesuraModelRuntime& runtime() const { return runtime_; }
   // What the runtime tells: dtypes may be undefined and shapes open.
   const ModelTypes& types() const { return types_; }
+  // Bytes whose addresses stand for the model stay as long as it.
+  void Keep(std::vector<Tensor> sources) { sources_ = std::move(sources); }
   // `function` (the runtime's run or run_gradient) with a run state that no other call has.
   Status Run(CaesuraStatus* (*function)(void*, CaesuraContext*), CaesuraContext& context) const;
 
@@ -44,6 +46,7 @@ class LoadedModel {
   const CaesuraModelRuntime runtime_;
   Handle model_;
   ModelTypes types_;
+  std::vector<Tensor> sources_;
   mutable RunStatePool<RunState> runs_;  // behind the model: gone before it
 };
 

@@ -30,7 +30,7 @@ class Hook : public GradientHook {
     Node* added = writer.AddWithOutputs(op_type, inputs, outputs, std::move(attributes), domain);
     if (const OpSchemaSpec* spec = FindOpSchemaSpec(*added)) {
       added->set_since_version(spec->since_version);
-      added->SetAttribute(kForwardNodeAttribute, node().Attr<std::string>(kForwardNodeAttribute, node().name()));
+      if (!added->HasAttribute(kForwardNodeAttribute)) added->SetAttribute(kForwardNodeAttribute, node().name());
     }
     RETURN_IF_ERROR(InferNodeTypes(writer.graph(), added));
     return outputs;
