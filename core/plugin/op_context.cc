@@ -17,6 +17,13 @@ CaesuraTensor Show(const KernelFacts::Argument& argument, const void* data, Devi
           argument.dtype,          static_cast<int32_t>(device.type), device.index};
 }
 
+CaesuraTensor ShowOn(const Tensor& tensor, Device device) {
+  CaesuraTensor out = ShowTensor(tensor);
+  out.device_type = static_cast<int32_t>(device.type);
+  out.device_index = device.index;
+  return out;
+}
+
 CaesuraStatus* GetInput(CaesuraContext* context, size_t i, CaesuraTensor* out) {
   if (i >= context->facts.inputs.size()) return GiveStatus(InvalidArgument("there is no input " + std::to_string(i)));
   const KernelFacts::Argument& argument = context->facts.inputs[i];
@@ -30,7 +37,7 @@ CaesuraStatus* GetOutput(CaesuraContext* context, size_t i, CaesuraTensor* out) 
   const KernelFacts::Argument& argument = context->facts.outputs[i];
   const Tensor& allocated = context->allocated[i];
   if (allocated.defined()) {
-    *out = ShowTensor(allocated);
+    *out = ShowOn(allocated, context->facts.device);
   } else {
     const bool planned = argument.present && argument.dtype != 0;
     *out = Show(argument, planned ? context->context.Output<void>(static_cast<int>(i)) : nullptr, context->facts.device);
@@ -50,10 +57,7 @@ Result<CaesuraTensor> Allocate(CaesuraContext* context, size_t i, int32_t dtype,
   ASSIGN_OR_RETURN(Shape shape, CheckedShape(std::move(dims), static_cast<DType>(dtype)));
   ASSIGN_OR_RETURN(context->allocated[i], context->context.AllocateOutput(static_cast<int>(i), static_cast<DType>(dtype),
                                                                           std::move(shape)));
-  CaesuraTensor out = ShowTensor(context->allocated[i]);
-  out.device_type = static_cast<int32_t>(context->facts.device.type);
-  out.device_index = context->facts.device.index;
-  return out;
+  return ShowOn(context->allocated[i], context->facts.device);
 }
 
 CaesuraStatus* AllocateOutput(CaesuraContext* context, size_t i, int32_t dtype, int32_t rank, const int64_t* dims,

@@ -50,8 +50,7 @@ CaesuraStatus* SetOutput(CaesuraOpNode* node, size_t i, int32_t dtype, int32_t r
 }
 
 CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::Argument>* list, const char* name,
-                                int32_t dtype,
-                                const int64_t* dims) {
+                                int32_t dtype, int32_t rank, const int64_t* dims) {
   if (Status status = CheckType(dtype, rank, dims); !status.ok()) return GiveStatus(std::move(status));
   CaesuraOpNode::Argument argument = {true, name == nullptr ? "" : name, dtype, rank >= 0, {}, nullptr};
   if (rank > 0) argument.dims.assign(dims, dims + rank);
