@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` puts where.
 if(SKBUILD)  # a wheel: everything beside the package's own files, libraries that no system must have included
-  foreach(target caesura caesura_python caesura_torch caesura_openvino)
+  set(caesura_plugins caesura_openvino caesura_runtime_caesura caesura_runtime_openvino caesura_runtime_torch)
+  foreach(target caesura caesura_python caesura_torch ${caesura_plugins})
     if(TARGET ${target})
       # OpenVINO is a wheel of its own (the extra "openvino").
       set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH OFF)
-      if(target STREQUAL caesura_openvino)
+      if(target MATCHES "openvino$")
         set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../openvino/libs")
       endif()
       install(TARGETS ${target} LIBRARY DESTINATION caesura COMPONENT wheel)
@@ -31,12 +32,15 @@ set_target_properties(caesura PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS caesura EXPORT caesura-targets)
 foreach(folder core graph_transforms training)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura
-          FILES_MATCHING PATTERN "*.h" PATTERN "onnx_proto.h" EXCLUDE PATTERN "dnnl_*.h" EXCLUDE
+          FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "onnx_proto.h" EXCLUDE PATTERN "dnnl_*.h" EXCLUDE
           PATTERN "command" EXCLUDE PATTERN "openvino" EXCLUDE)
 endforeach()
-if(CAESURA_OPENVINO)  # OpenVINO stays where it was found
-  install(TARGETS caesura_openvino LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
+# OpenVINO stays where it was found.
+foreach(target caesura_openvino caesura_runtime_caesura caesura_runtime_openvino caesura_runtime_torch)
+  if(TARGET ${target})
+    install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
+endforeach()
 if(CAESURA_TORCH)
   install(TARGETS caesura_torch EXPORT caesura-torch-targets)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/torch_bridge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura

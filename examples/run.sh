@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The main job: sets up, builds, trains a convolutional net on handwritten digits and a character GPT on Python's own
-# sources, both in C++, and draws their loss curves; and the first net once more in a loop of LibTorch's, where LibTorch
-# is. Results are in build/examples.
+# sources, both in C++, and draws their loss curves; the first net once more in a loop of LibTorch's, where LibTorch is;
+# and layers around a frozen model that OpenVINO, and another that LibTorch, runs as one node. Results are in
+# build/examples.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,7 +11,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . build/activate
 cmake -S . -B build -G Ninja -C build/deps.cmake >build/configure.log || { cat build/configure.log; exit 1; }
 targets=(train_digits train_chargpt)
-if grep -q 'CAESURA_TORCH:BOOL=ON' build/CMakeCache.txt; then targets+=(train_libtorch_loop); fi
+has() { grep -q "CAESURA_$1:BOOL=ON" build/CMakeCache.txt; }
+around=()
+if has TORCH; then targets+=(train_libtorch_loop); around+=(torch); fi
+if has OPENVINO; then around+=(openvino); fi
+for runtime in "${around[@]}"; do targets+=("caesura_runtime_$runtime" caesura_command train_around); done
 cmake --build build --target "${targets[@]}"
 folder=build/examples
 mkdir -p "$folder"
@@ -19,5 +24,7 @@ echo "exporting the models from PyTorch"
 [[ -f $folder/corpus.txt ]] || python examples/chargpt/export_chargpt.py "$folder" >"$folder/export.log" 2>&1
 build/bin/train_digits "$folder"
 build/bin/train_chargpt "$folder"
-if [[ ${#targets[@]} = 3 ]]; then build/bin/train_libtorch_loop "$folder"; fi
+if has TORCH; then build/bin/train_libtorch_loop "$folder"; fi
+if [[ ${#around[@]} -gt 0 ]]; then python examples/model_op/export_around.py "$folder/around" >"$folder/export.log" 2>&1; fi
+for runtime in "${around[@]}"; do build/bin/train_around "$folder/around" "$runtime"; done
 python examples/plot_losses.py "$folder"

@@ -31,11 +31,12 @@ class GradientHook {
   virtual Value* OutputGradient(int i) const = 0;
   // Whether the gradient of input i is asked for. A hook that gives none where it is asked for is an error.
   virtual bool NeedsInputGradient(int i) const = 0;
-  // A node with `output_count` fresh outputs, whose types are inferred; null inputs are absent ones. Nodes of ops of the
-  // user's have the options of the forward node. Fails where the op's rules for types are broken.
+  // A node with fresh outputs, whose types are inferred; null inputs are absent ones, and so are outputs (null in the
+  // result) where `outputs` says false. Nodes of ops of the user's have the options of the forward node. Fails where the
+  // op's rules for types are broken.
   virtual Result<std::vector<Value*>> AddNode(const std::string& op_type, const std::vector<Value*>& inputs,
                                               AttributeMap attributes = {}, const std::string& domain = "",
-                                              int output_count = 1) = 0;
+                                              const std::vector<bool>& outputs = {true}) = 0;
   virtual Value* AddConstant(Tensor tensor) = 0;
   // The gradient has the input's shape. Several for one input add up.
   virtual void SetInputGradient(int i, Value* gradient) = 0;

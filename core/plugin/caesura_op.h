@@ -25,10 +25,10 @@
 extern "C" {
 #endif
 
-typedef struct CaesuraNode CaesuraNode;         /* what is known of a node; lives during the call that shows it */
+typedef struct CaesuraOpNode CaesuraOpNode;         /* what is known of a node; lives during the call that shows it */
 typedef struct CaesuraContext CaesuraContext;   /* of one compute; used on the thread that it was called on */
 typedef struct CaesuraGradient CaesuraGradient; /* of one call of a gradient hook */
-typedef struct CaesuraValue CaesuraValue;       /* an edge of the graph that a gradient hook adds to */
+typedef struct CaesuraOpValue CaesuraOpValue;       /* an edge of the graph that a gradient hook adds to */
 
 #define CAESURA_ANY_NUMBER (-1) /* of inputs or outputs */
 
@@ -95,9 +95,9 @@ struct CaesuraOp {
   /* Says what is known of the outputs, by CaesuraOpApi.set_output: while the graph is read, when dims may be unknown,
    * and with all of them known before it is computed. An output with an unknown dim even then is allocated in compute.
    * NULL: each output has the dtype and shape of input 0. */
-  CaesuraStatus* (*infer)(CaesuraNode* node);
+  CaesuraStatus* (*infer)(CaesuraOpNode* node);
   /* Makes the instance of a node; may be NULL, and the instance too. */
-  CaesuraStatus* (*create)(const CaesuraNode* node, void** instance);
+  CaesuraStatus* (*create)(const CaesuraOpNode* node, void** instance);
   void (*destroy)(void* instance);
   /* Makes a run state; may be NULL. States are kept and used again; one whose compute has failed is destroyed. */
   CaesuraStatus* (*create_run)(void* instance, void** run);
@@ -116,11 +116,11 @@ struct CaesuraModelRuntime {
   /* The model from its bytes; `weights` are those of a second file, where the format has one. `node` gives the options,
    * and the names and types that the model must have: a runtime reports its own through `describe`. The bytes live
    * during the call only. Options that the runtime does not know are CAESURA_INVALID_ARGUMENT, listing the known ones. */
-  CaesuraStatus* (*load)(const CaesuraNode* node, const void* bytes, size_t size_in_bytes, const void* weights,
+  CaesuraStatus* (*load)(const CaesuraOpNode* node, const void* bytes, size_t size_in_bytes, const void* weights,
                          size_t weight_bytes, void** model);
   void (*unload)(void* model);
   /* By CaesuraOpApi.describe_input and describe_output, in the model's order. */
-  CaesuraStatus* (*describe)(void* model, CaesuraNode* description);
+  CaesuraStatus* (*describe)(void* model, CaesuraOpNode* description);
   /* As in CaesuraOp: `run` from any number of threads, each with a run state of its own. Its inputs and outputs are the
    * node's. Outputs that output() gives no memory for are allocated by allocate_output. */
   CaesuraStatus* (*create_run)(void* model, void** run);
@@ -136,25 +136,25 @@ typedef struct CaesuraOpApi {
   size_t size;
 
   /* --- a node --- */
-  const char* (*node_name)(const CaesuraNode* node);
-  const char* (*node_op_type)(const CaesuraNode* node);
-  int32_t (*node_version)(const CaesuraNode* node);
-  size_t (*node_input_count)(const CaesuraNode* node);
-  size_t (*node_output_count)(const CaesuraNode* node);
+  const char* (*node_name)(const CaesuraOpNode* node);
+  const char* (*node_op_type)(const CaesuraOpNode* node);
+  int32_t (*node_version)(const CaesuraOpNode* node);
+  size_t (*node_input_count)(const CaesuraOpNode* node);
+  size_t (*node_output_count)(const CaesuraOpNode* node);
   /* Fill `out`, whose size the caller has set. CAESURA_NOT_FOUND where there is no such input, output or attribute. */
-  CaesuraStatus* (*node_input)(const CaesuraNode* node, size_t i, CaesuraArgument* out);
-  CaesuraStatus* (*node_output)(const CaesuraNode* node, size_t i, CaesuraArgument* out);
-  size_t (*node_attribute_count)(const CaesuraNode* node);
-  CaesuraStatus* (*node_attribute_at)(const CaesuraNode* node, size_t i, CaesuraAttribute* out);
-  CaesuraStatus* (*node_attribute)(const CaesuraNode* node, const char* name, CaesuraAttribute* out);
-  const CaesuraOptions* (*node_options)(const CaesuraNode* node);
-  const char* (*node_option)(const CaesuraNode* node, const char* name); /* NULL: not given */
+  CaesuraStatus* (*node_input)(const CaesuraOpNode* node, size_t i, CaesuraArgument* out);
+  CaesuraStatus* (*node_output)(const CaesuraOpNode* node, size_t i, CaesuraArgument* out);
+  size_t (*node_attribute_count)(const CaesuraOpNode* node);
+  CaesuraStatus* (*node_attribute_at)(const CaesuraOpNode* node, size_t i, CaesuraAttribute* out);
+  CaesuraStatus* (*node_attribute)(const CaesuraOpNode* node, const char* name, CaesuraAttribute* out);
+  const CaesuraOptions* (*node_options)(const CaesuraOpNode* node);
+  const char* (*node_option)(const CaesuraOpNode* node, const char* name); /* NULL: not given */
   /* In `infer`: rank -1 and dims below 0 as in CaesuraArgument. Absent outputs are ignored. */
-  CaesuraStatus* (*set_output)(CaesuraNode* node, size_t i, int32_t dtype, int32_t rank, const int64_t* dims);
-  /* In `describe` of a model runtime; `dims` as above, each -1 a dim of its own. */
-  CaesuraStatus* (*describe_input)(CaesuraNode* description, const char* name, int32_t dtype, int32_t rank,
+  CaesuraStatus* (*set_output)(CaesuraOpNode* node, size_t i, int32_t dtype, int32_t rank, const int64_t* dims);
+  /* In `describe` of a model runtime; `dims` as above: an equal number below -1 is an equal size. */
+  CaesuraStatus* (*describe_input)(CaesuraOpNode* description, const char* name, int32_t dtype, int32_t rank,
                                    const int64_t* dims);
-  CaesuraStatus* (*describe_output)(CaesuraNode* description, const char* name, int32_t dtype, int32_t rank,
+  CaesuraStatus* (*describe_output)(CaesuraOpNode* description, const char* name, int32_t dtype, int32_t rank,
                                     const int64_t* dims);
 
   /* --- a compute --- */
@@ -168,6 +168,9 @@ typedef struct CaesuraOpApi {
   int32_t (*output_is_present)(const CaesuraContext* context, size_t i);
   CaesuraStatus* (*allocate_output)(CaesuraContext* context, size_t i, int32_t dtype, int32_t rank, const int64_t* dims,
                                     CaesuraTensor* out);
+  /* The same with the bytes of `value`, which is host memory; an output whose size was known before must have its dtype
+   * and shape. For ops of host memory. */
+  CaesuraStatus* (*copy_output)(CaesuraContext* context, size_t i, const CaesuraTensor* value);
   /* Memory of the op's device until compute returns. */
   CaesuraStatus* (*scratch)(CaesuraContext* context, size_t bytes, void** out);
   /* The device's stream, which inputs are ready on; NULL on the CPU. */
@@ -178,18 +181,18 @@ typedef struct CaesuraOpApi {
                        void (*body)(int64_t first, int64_t last, void* argument), void* argument);
 
   /* --- a gradient --- */
-  const CaesuraNode* (*gradient_node)(const CaesuraGradient* gradient); /* the forward node */
-  CaesuraValue* (*gradient_input)(CaesuraGradient* gradient, size_t i); /* of the forward node; NULL: absent */
-  CaesuraValue* (*gradient_output)(CaesuraGradient* gradient, size_t i);
-  CaesuraValue* (*output_gradient)(CaesuraGradient* gradient, size_t i); /* NULL: none comes in */
+  const CaesuraOpNode* (*gradient_node)(const CaesuraGradient* gradient); /* the forward node */
+  CaesuraOpValue* (*gradient_input)(CaesuraGradient* gradient, size_t i); /* of the forward node; NULL: absent */
+  CaesuraOpValue* (*gradient_output)(CaesuraGradient* gradient, size_t i);
+  CaesuraOpValue* (*output_gradient)(CaesuraGradient* gradient, size_t i); /* NULL: none comes in */
   int32_t (*needs_gradient)(const CaesuraGradient* gradient, size_t input);
   /* A node; NULL inputs are absent ones. It has the options of the forward node where the op is a plug-in's. */
   CaesuraStatus* (*add_node)(CaesuraGradient* gradient, const char* op_type, const char* domain,
-                             CaesuraValue* const* inputs, size_t input_count, const CaesuraAttribute* attributes,
-                             size_t attribute_count, CaesuraValue** outputs, size_t output_count);
-  CaesuraStatus* (*add_constant)(CaesuraGradient* gradient, const CaesuraTensor* tensor, CaesuraValue** out);
+                             CaesuraOpValue* const* inputs, size_t input_count, const CaesuraAttribute* attributes,
+                             size_t attribute_count, CaesuraOpValue** outputs, size_t output_count);
+  CaesuraStatus* (*add_constant)(CaesuraGradient* gradient, const CaesuraTensor* tensor, CaesuraOpValue** out);
   /* Each input for which needs_gradient says so must get one; several for one input add up. */
-  void (*set_input_gradient)(CaesuraGradient* gradient, size_t input, CaesuraValue* value);
+  void (*set_input_gradient)(CaesuraGradient* gradient, size_t input, CaesuraOpValue* value);
 } CaesuraOpApi;
 
 #ifdef __cplusplus

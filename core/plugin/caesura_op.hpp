@@ -139,7 +139,7 @@ struct Argument {
 // All that is known of a node; what it returns are copies.
 class Node {
  public:
-  explicit Node(const CaesuraNode* node) : node_(node) {}
+  explicit Node(const CaesuraOpNode* node) : node_(node) {}
   std::string name() const { return OpApi().node_name(node_); }
   std::string op_type() const { return OpApi().node_op_type(node_); }
   int32_t version() const { return OpApi().node_version(node_); }
@@ -197,7 +197,7 @@ class Node {
     const char* found = OpApi().node_option(node_, name);
     return found == nullptr ? "" : found;
   }
-  const CaesuraNode* get() const { return node_; }
+  const CaesuraOpNode* get() const { return node_; }
 
  private:
   template <typename Getter>
@@ -210,20 +210,20 @@ class Node {
     return out;
   }
 
-  const CaesuraNode* node_;
+  const CaesuraOpNode* node_;
 };
 
 // Where Infer says what the outputs are.
 class OutputTypes : public Node {
  public:
-  explicit OutputTypes(CaesuraNode* node) : Node(node), node_(node) {}
+  explicit OutputTypes(CaesuraOpNode* node) : Node(node), node_(node) {}
   void Set(size_t output, int32_t dtype, const std::optional<std::vector<int64_t>>& dims) {
     const int32_t rank = dims ? static_cast<int32_t>(dims->size()) : -1;
     Check(OpApi().set_output(node_, output, dtype, rank, dims ? dims->data() : nullptr));
   }
 
  private:
-  CaesuraNode* node_;
+  CaesuraOpNode* node_;
 };
 
 // One compute.
@@ -286,18 +286,18 @@ class GradientScope {
  public:
   explicit GradientScope(CaesuraGradient* gradient) : gradient_(gradient) {}
   Node node() const { return Node(OpApi().gradient_node(gradient_)); }  // the forward one
-  CaesuraValue* Input(size_t i) const { return OpApi().gradient_input(gradient_, i); }
-  CaesuraValue* Output(size_t i) const { return OpApi().gradient_output(gradient_, i); }
-  CaesuraValue* OutputGradient(size_t i) const { return OpApi().output_gradient(gradient_, i); }  // null: none
+  CaesuraOpValue* Input(size_t i) const { return OpApi().gradient_input(gradient_, i); }
+  CaesuraOpValue* Output(size_t i) const { return OpApi().gradient_output(gradient_, i); }
+  CaesuraOpValue* OutputGradient(size_t i) const { return OpApi().output_gradient(gradient_, i); }  // null: none
   bool Needs(size_t input) const { return OpApi().needs_gradient(gradient_, input) != 0; }
-  std::vector<CaesuraValue*> AddNode(const char* op_type, const char* domain, const std::vector<CaesuraValue*>& inputs,
+  std::vector<CaesuraOpValue*> AddNode(const char* op_type, const char* domain, const std::vector<CaesuraOpValue*>& inputs,
                                      const std::vector<CaesuraAttribute>& attributes = {}, size_t output_count = 1) {
-    std::vector<CaesuraValue*> outputs(output_count);
+    std::vector<CaesuraOpValue*> outputs(output_count);
     Check(OpApi().add_node(gradient_, op_type, domain, inputs.data(), inputs.size(), attributes.data(), attributes.size(),
                            outputs.data(), output_count));
     return outputs;
   }
-  void SetInputGradient(size_t i, CaesuraValue* value) { OpApi().set_input_gradient(gradient_, i, value); }
+  void SetInputGradient(size_t i, CaesuraOpValue* value) { OpApi().set_input_gradient(gradient_, i, value); }
   // They borrow the number.
   static CaesuraAttribute IntAttribute(const char* name, const int64_t& value) {
     CaesuraAttribute out = {};
@@ -349,7 +349,7 @@ CaesuraStatus* Add(CaesuraPlugin* plugin) {
   op.size = sizeof(op);
   op.op_type = Op::kOpType;
   op.domain = Op::kDomain;
-  op.create = [](const CaesuraNode* node, void** instance) {
+  op.create = [](const CaesuraOpNode* node, void** instance) {
     return Guard([&] { *instance = new Op(Node(node)); });
   };
   op.destroy = [](void* instance) { delete static_cast<Op*>(instance); };
@@ -373,7 +373,7 @@ CaesuraStatus* Add(CaesuraPlugin* plugin) {
     };
   }
   if constexpr (internal::HasInfer<Op>::value) {
-    op.infer = [](CaesuraNode* node) {
+    op.infer = [](CaesuraOpNode* node) {
       return Guard([&] {
         OutputTypes outputs(node);
         Op::Infer(outputs);

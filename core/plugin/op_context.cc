@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/plugin/op_context.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/plugin/op_node.h"
@@ -12,6 +15,13 @@ namespace {
 CaesuraTensor Show(const KernelFacts::Argument& argument, const void* data, Device device) {
   return {const_cast<void*>(data), argument.dims.data(),           static_cast<int32_t>(argument.dims.size()),
           argument.dtype,          static_cast<int32_t>(device.type), device.index};
+}
+
+CaesuraTensor ShowOn(const Tensor& tensor, Device device) {
+  CaesuraTensor out = ShowTensor(tensor);
+  out.device_type = static_cast<int32_t>(device.type);
+  out.device_index = device.index;
+  return out;
 }
 
 CaesuraStatus* GetInput(CaesuraContext* context, size_t i, CaesuraTensor* out) {
@@ -27,7 +37,7 @@ CaesuraStatus* GetOutput(CaesuraContext* context, size_t i, CaesuraTensor* out) 
   const KernelFacts::Argument& argument = context->facts.outputs[i];
   const Tensor& allocated = context->allocated[i];
   if (allocated.defined()) {
-    *out = ShowTensor(allocated);
+    *out = ShowOn(allocated, context->facts.device);
   } else {
     const bool planned = argument.present && argument.dtype != 0;
     *out = Show(argument, planned ? context->context.Output<void>(static_cast<int>(i)) : nullptr, context->facts.device);
@@ -47,10 +57,7 @@ Result<CaesuraTensor> Allocate(CaesuraContext* context, size_t i, int32_t dtype,
   ASSIGN_OR_RETURN(Shape shape, CheckedShape(std::move(dims), static_cast<DType>(dtype)));
   ASSIGN_OR_RETURN(context->allocated[i], context->context.AllocateOutput(static_cast<int>(i), static_cast<DType>(dtype),
                                                                           std::move(shape)));
-  CaesuraTensor out = ShowTensor(context->allocated[i]);
-  out.device_type = static_cast<int32_t>(context->facts.device.type);
-  out.device_index = context->facts.device.index;
-  return out;
+  return ShowOn(context->allocated[i], context->facts.device);
 }
 
 CaesuraStatus* AllocateOutput(CaesuraContext* context, size_t i, int32_t dtype, int32_t rank, const int64_t* dims,
@@ -60,6 +67,25 @@ CaesuraStatus* AllocateOutput(CaesuraContext* context, size_t i, int32_t dtype, 
   if (!made.ok()) return GiveStatus(made.status());
   *out = *made;
   return nullptr;
+}
+
+std::string ShapeText(const int64_t* dims, int32_t rank) {
+  return rank <= 0 ? "[]" : Shape(std::vector<int64_t>(dims, dims + rank)).ToString();
+}
+
+Status CopyOutput(CaesuraContext* context, size_t i, const CaesuraTensor& value) {
+  CaesuraTensor out = {};
+  RETURN_IF_ERROR(TakeStatus(GetOutput(context, i, &out)));
+  if (out.dtype == 0) RETURN_IF_ERROR(TakeStatus(AllocateOutput(context, i, value.dtype, value.rank, value.dims, &out)));
+  if (out.dtype != value.dtype || out.rank != value.rank || !std::equal(out.dims, out.dims + out.rank, value.dims)) {
+    return InvalidArgument("output " + std::to_string(i) + ": expected " + DTypeName(static_cast<DType>(out.dtype)) +
+                           ShapeText(out.dims, out.rank) + ", got dtype " + std::to_string(value.dtype) + " of shape " +
+                           ShapeText(value.dims, value.rank));
+  }
+  size_t bytes = DTypeSize(static_cast<DType>(out.dtype));
+  for (int32_t axis = 0; axis < out.rank; ++axis) bytes *= static_cast<size_t>(out.dims[axis]);
+  if (bytes > 0) std::memcpy(out.data, value.data, bytes);
+  return {};
 }
 
 CaesuraStatus* Scratch(CaesuraContext* context, size_t bytes, void** out) {
@@ -109,6 +135,9 @@ void AddContextFunctions(CaesuraOpApi* api) {
     return i < context->facts.outputs.size() && context->facts.outputs[i].present;
   };
   api->allocate_output = AllocateOutput;
+  api->copy_output = [](CaesuraContext* context, size_t i, const CaesuraTensor* value) {
+    return GiveStatus(CopyOutput(context, i, *value));
+  };
   api->scratch = Scratch;
   api->stream = [](const CaesuraContext*) -> void* { return nullptr; };  // no provider has streams yet
   api->threads = [](const CaesuraContext* context) { return static_cast<int32_t>(context->facts.threads); };

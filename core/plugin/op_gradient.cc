@@ -7,12 +7,12 @@
 namespace caesura {
 namespace {
 
-CaesuraValue* Show(Value* value) { return reinterpret_cast<CaesuraValue*>(value); }
-Value* Read(CaesuraValue* value) { return reinterpret_cast<Value*>(value); }
+CaesuraOpValue* Show(Value* value) { return reinterpret_cast<CaesuraOpValue*>(value); }
+Value* Read(CaesuraOpValue* value) { return reinterpret_cast<Value*>(value); }
 
 Status AddNode(CaesuraGradient* gradient, const char* op_type, const char* domain,
-               const std::vector<CaesuraValue*>& inputs, const CaesuraAttribute* attributes, size_t attribute_count,
-               CaesuraValue** outputs, size_t output_count) {
+               const std::vector<CaesuraOpValue*>& inputs, const CaesuraAttribute* attributes, size_t attribute_count,
+               CaesuraOpValue** outputs, size_t output_count) {
   AttributeMap map;
   for (size_t i = 0; i < attribute_count; ++i) {
     if (attributes[i].size != sizeof(CaesuraAttribute) || attributes[i].name == nullptr) {
@@ -21,9 +21,9 @@ Status AddNode(CaesuraGradient* gradient, const char* op_type, const char* domai
     ASSIGN_OR_RETURN(map[attributes[i].name], ReadAttribute(attributes[i]));
   }
   std::vector<Value*> values;
-  for (CaesuraValue* input : inputs) values.push_back(Read(input));
+  for (CaesuraOpValue* input : inputs) values.push_back(Read(input));
   ASSIGN_OR_RETURN(const std::vector<Value*> made, gradient->hook.AddNode(op_type, values, std::move(map), domain,
-                                                                         static_cast<int>(output_count)));
+                                                                         std::vector<bool>(output_count, true)));
   for (size_t i = 0; i < output_count; ++i) outputs[i] = Show(made[i]);
   return {};
 }
@@ -38,19 +38,19 @@ void AddGradientFunctions(CaesuraOpApi* api) {
   api->needs_gradient = [](const CaesuraGradient* g, size_t i) -> int32_t {
     return g->hook.NeedsInputGradient(static_cast<int>(i));
   };
-  api->add_node = [](CaesuraGradient* g, const char* op_type, const char* domain, CaesuraValue* const* inputs,
-                     size_t input_count, const CaesuraAttribute* attributes, size_t attribute_count, CaesuraValue** outputs,
+  api->add_node = [](CaesuraGradient* g, const char* op_type, const char* domain, CaesuraOpValue* const* inputs,
+                     size_t input_count, const CaesuraAttribute* attributes, size_t attribute_count, CaesuraOpValue** outputs,
                      size_t output_count) {
     return GiveStatus(AddNode(g, op_type, domain == nullptr ? "" : domain, {inputs, inputs + input_count}, attributes,
                               attribute_count, outputs, output_count));
   };
-  api->add_constant = [](CaesuraGradient* g, const CaesuraTensor* tensor, CaesuraValue** out) {
+  api->add_constant = [](CaesuraGradient* g, const CaesuraTensor* tensor, CaesuraOpValue** out) {
     auto read = ReadTensor(*tensor);
     if (!read.ok()) return GiveStatus(read.status());
     *out = Show(g->hook.AddConstant(*std::move(read)));
     return GiveStatus({});
   };
-  api->set_input_gradient = [](CaesuraGradient* g, size_t i, CaesuraValue* value) {
+  api->set_input_gradient = [](CaesuraGradient* g, size_t i, CaesuraOpValue* value) {
     g->hook.SetInputGradient(static_cast<int>(i), Read(value));
   };
 }

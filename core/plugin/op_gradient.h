@@ -8,7 +8,7 @@
 
 struct CaesuraGradient {
   caesura::GradientHook& hook;
-  const CaesuraNode& node;  // the forward node
+  const CaesuraOpNode& node;  // the forward node
 };
 
 #endif  // CAESURA_CORE_PLUGIN_OP_GRADIENT_H_

@@ -25,9 +25,9 @@ CaesuraStatus* Fill(const T& value, T* out) {
   return nullptr;
 }
 
-CaesuraStatus* FillArgument(const std::vector<CaesuraNode::Argument>& list, size_t i, CaesuraArgument* out) {
+CaesuraStatus* FillArgument(const std::vector<CaesuraOpNode::Argument>& list, size_t i, CaesuraArgument* out) {
   if (i >= list.size()) return GiveStatus(NotFound("the node has no argument " + std::to_string(i)));
-  const CaesuraNode::Argument& argument = list[i];
+  const CaesuraOpNode::Argument& argument = list[i];
   CaesuraArgument shown = {};
   shown.present = argument.present;
   shown.name = argument.name.c_str();
@@ -41,7 +41,7 @@ Status CheckType(int32_t dtype, int32_t rank, const int64_t* dims) {
   return rank > 0 && dims == nullptr ? InvalidArgument("a shape of rank " + std::to_string(rank) + " without dims") : Status();
 }
 
-CaesuraStatus* SetOutput(CaesuraNode* node, size_t i, int32_t dtype, int32_t rank, const int64_t* dims) {
+CaesuraStatus* SetOutput(CaesuraOpNode* node, size_t i, int32_t dtype, int32_t rank, const int64_t* dims) {
   if (i >= node->outputs.size() || !node->outputs[i].present) return nullptr;
   if (Status status = CheckType(dtype, rank, dims); !status.ok()) return GiveStatus(std::move(status));
   const std::vector<int64_t> known = rank > 0 ? std::vector<int64_t>(dims, dims + rank) : std::vector<int64_t>();
@@ -49,11 +49,12 @@ CaesuraStatus* SetOutput(CaesuraNode* node, size_t i, int32_t dtype, int32_t ran
   return nullptr;
 }
 
-CaesuraStatus* DescribeArgument(std::vector<CaesuraNode::Argument>* list, const char* name, int32_t dtype, int32_t rank,
-                                const int64_t* dims) {
+CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::Argument>* list, const char* name,
+                                int32_t dtype, int32_t rank, const int64_t* dims) {
   if (Status status = CheckType(dtype, rank, dims); !status.ok()) return GiveStatus(std::move(status));
-  CaesuraNode::Argument argument = {true, name == nullptr ? "" : name, dtype, rank >= 0, {}, nullptr};
+  CaesuraOpNode::Argument argument = {true, name == nullptr ? "" : name, dtype, rank >= 0, {}, nullptr};
   if (rank > 0) argument.dims.assign(dims, dims + rank);
+  for (const int64_t dim : argument.dims) node->NameDim(dim);
   list->push_back(std::move(argument));
   return nullptr;
 }
@@ -138,39 +139,39 @@ Result<Attribute> ReadAttribute(const CaesuraAttribute& attribute) {
 }
 
 void AddNodeFunctions(CaesuraOpApi* api) {
-  api->node_name = [](const CaesuraNode* node) { return node->name.c_str(); };
-  api->node_op_type = [](const CaesuraNode* node) { return node->op_type.c_str(); };
-  api->node_version = [](const CaesuraNode* node) { return static_cast<int32_t>(node->version); };
-  api->node_input_count = [](const CaesuraNode* node) { return node->inputs.size(); };
-  api->node_output_count = [](const CaesuraNode* node) { return node->outputs.size(); };
-  api->node_input = [](const CaesuraNode* node, size_t i, CaesuraArgument* out) { return FillArgument(node->inputs, i, out); };
-  api->node_output = [](const CaesuraNode* node, size_t i, CaesuraArgument* out) {
+  api->node_name = [](const CaesuraOpNode* node) { return node->name.c_str(); };
+  api->node_op_type = [](const CaesuraOpNode* node) { return node->op_type.c_str(); };
+  api->node_version = [](const CaesuraOpNode* node) { return static_cast<int32_t>(node->version); };
+  api->node_input_count = [](const CaesuraOpNode* node) { return node->inputs.size(); };
+  api->node_output_count = [](const CaesuraOpNode* node) { return node->outputs.size(); };
+  api->node_input = [](const CaesuraOpNode* node, size_t i, CaesuraArgument* out) { return FillArgument(node->inputs, i, out); };
+  api->node_output = [](const CaesuraOpNode* node, size_t i, CaesuraArgument* out) {
     return FillArgument(node->outputs, i, out);
   };
-  api->node_attribute_count = [](const CaesuraNode* node) { return node->attributes().size(); };
-  api->node_attribute_at = [](const CaesuraNode* node, size_t i, CaesuraAttribute* out) {
+  api->node_attribute_count = [](const CaesuraOpNode* node) { return node->attributes().size(); };
+  api->node_attribute_at = [](const CaesuraOpNode* node, size_t i, CaesuraAttribute* out) {
     if (i >= node->attributes().size()) return GiveStatus(NotFound("the node has no attribute " + std::to_string(i)));
     return Fill(node->attributes()[i], out);
   };
-  api->node_attribute = [](const CaesuraNode* node, const char* name, CaesuraAttribute* out) {
+  api->node_attribute = [](const CaesuraOpNode* node, const char* name, CaesuraAttribute* out) {
     for (const CaesuraAttribute& attribute : node->attributes()) {
       if (std::strcmp(attribute.name, name) == 0) return Fill(attribute, out);
     }
     return GiveStatus(NotFound("node '" + node->name + "' has no attribute '" + name + "'"));
   };
-  api->node_options = [](const CaesuraNode* node) { return &node->options; };
-  api->node_option = [](const CaesuraNode* node, const char* name) -> const char* {
+  api->node_options = [](const CaesuraOpNode* node) { return &node->options; };
+  api->node_option = [](const CaesuraOpNode* node, const char* name) -> const char* {
     for (size_t i = 0; i < node->options.count; ++i) {
       if (std::strcmp(node->options.keys[i], name) == 0) return node->options.values[i];
     }
     return nullptr;
   };
   api->set_output = SetOutput;
-  api->describe_input = [](CaesuraNode* node, const char* name, int32_t dtype, int32_t rank, const int64_t* dims) {
-    return DescribeArgument(&node->inputs, name, dtype, rank, dims);
+  api->describe_input = [](CaesuraOpNode* node, const char* name, int32_t dtype, int32_t rank, const int64_t* dims) {
+    return DescribeArgument(node, &node->inputs, name, dtype, rank, dims);
   };
-  api->describe_output = [](CaesuraNode* node, const char* name, int32_t dtype, int32_t rank, const int64_t* dims) {
-    return DescribeArgument(&node->outputs, name, dtype, rank, dims);
+  api->describe_output = [](CaesuraOpNode* node, const char* name, int32_t dtype, int32_t rank, const int64_t* dims) {
+    return DescribeArgument(node, &node->outputs, name, dtype, rank, dims);
   };
 }
 
@@ -179,7 +180,7 @@ void AddNodeFunctions(CaesuraOpApi* api) {
 using caesura::Attribute;
 using caesura::Tensor;
 
-CaesuraNode::Argument CaesuraNode::Describe(const std::string& name, const caesura::ValueType& type) {
+CaesuraOpNode::Argument CaesuraOpNode::Describe(const std::string& name, const caesura::ValueType& type) {
   Argument out;
   out.present = true;
   out.name = name;
@@ -199,17 +200,17 @@ CaesuraNode::Argument CaesuraNode::Describe(const std::string& name, const caesu
   return out;
 }
 
-void CaesuraNode::AddInput(const std::string& name, const caesura::ValueType& type, const Tensor* value) {
+void CaesuraOpNode::AddInput(const std::string& name, const caesura::ValueType& type, const Tensor* value) {
   inputs.push_back(Describe(name, type));
   const bool has_bytes = value != nullptr && value->device().is_host() && value->dtype() != caesura::DType::kString;
   if (has_bytes) inputs.back().data = value->raw();
 }
 
-void CaesuraNode::AddOutput(const std::string& name, const caesura::ValueType& type) {
+void CaesuraOpNode::AddOutput(const std::string& name, const caesura::ValueType& type) {
   outputs.push_back(Describe(name, type));
 }
 
-caesura::ValueType CaesuraNode::TypeOf(int32_t dtype, const std::vector<int64_t>* dims) const {
+caesura::ValueType CaesuraOpNode::TypeOf(int32_t dtype, const std::vector<int64_t>* dims) const {
   caesura::ValueType type = caesura::ValueType::Tensor(static_cast<caesura::DType>(dtype));
   if (dims == nullptr) return type;
   type.shape.emplace();
@@ -220,7 +221,13 @@ caesura::ValueType CaesuraNode::TypeOf(int32_t dtype, const std::vector<int64_t>
   return type;
 }
 
-void CaesuraNode::SetOptions(const std::map<std::string, std::string>& values) {
+void CaesuraOpNode::NameDim(int64_t dim) {
+  constexpr int64_t kMaxSymbols = 1000;
+  if (dim < -2 - kMaxSymbols) return;
+  while (dim < -1 - static_cast<int64_t>(symbols_.size())) symbols_.push_back("d" + std::to_string(symbols_.size()));
+}
+
+void CaesuraOpNode::SetOptions(const std::map<std::string, std::string>& values) {
   for (const auto& [key, value] : values) {
     keys_.push_back(key.c_str());
     values_.push_back(value.c_str());
@@ -228,7 +235,7 @@ void CaesuraNode::SetOptions(const std::map<std::string, std::string>& values) {
   options = {keys_.data(), values_.data(), keys_.size()};
 }
 
-void CaesuraNode::Arrays::Show(const std::vector<std::string>& values, int32_t kind, CaesuraAttribute* out) {
+void CaesuraOpNode::Arrays::Show(const std::vector<std::string>& values, int32_t kind, CaesuraAttribute* out) {
   for (const std::string& value : values) {
     strings.push_back(value.c_str());
     lengths.push_back(value.size());
@@ -239,14 +246,14 @@ void CaesuraNode::Arrays::Show(const std::vector<std::string>& values, int32_t k
   out->string_lengths = lengths.data();
 }
 
-void CaesuraNode::Arrays::Show(const Tensor* values, size_t count, int32_t kind, CaesuraAttribute* out) {
+void CaesuraOpNode::Arrays::Show(const Tensor* values, size_t count, int32_t kind, CaesuraAttribute* out) {
   for (size_t i = 0; i < count; ++i) tensors.push_back(caesura::ShowTensor(values[i]));
   out->kind = kind;
   out->count = count;
   out->tensors = tensors.data();
 }
 
-void CaesuraNode::Arrays::Show(const Attribute& attribute, CaesuraAttribute* out) {
+void CaesuraOpNode::Arrays::Show(const Attribute& attribute, CaesuraAttribute* out) {
   auto numbers = [out](int32_t kind, size_t count, const int64_t* ints, const float* floats) {
     out->kind = kind;
     out->count = count;
@@ -282,7 +289,7 @@ void CaesuraNode::Arrays::Show(const Attribute& attribute, CaesuraAttribute* out
   }
 }
 
-void CaesuraNode::SetAttributes(const caesura::AttributeMap& attributes) {
+void CaesuraOpNode::SetAttributes(const caesura::AttributeMap& attributes) {
   for (const auto& [name, attribute] : attributes) {
     CaesuraAttribute shown = {};
     shown.size = sizeof(shown);

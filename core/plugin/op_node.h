@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Behind the C table for ops (caesura_op.h): what a CaesuraNode is, and what set_output and describe_* leave in it.
+// Behind the C table for ops (caesura_op.h): what a CaesuraOpNode is, and what set_output and describe_* leave in it.
 #ifndef CAESURA_CORE_PLUGIN_OP_NODE_H_
 #define CAESURA_CORE_PLUGIN_OP_NODE_H_
 
@@ -14,7 +14,7 @@
 #include "core/plugin/caesura_op.h"
 
 // Built for one call. What its pointers lead to outlives it: attributes, options, and the bytes of constants.
-struct CaesuraNode {
+struct CaesuraOpNode {
   struct Argument {
     bool present = false;
     std::string name;
@@ -37,6 +37,8 @@ struct CaesuraNode {
   void SetOptions(const std::map<std::string, std::string>& values);
   // `dims` null: the rank is unknown.
   caesura::ValueType TypeOf(int32_t dtype, const std::vector<int64_t>* dims) const;
+  // Gives the dim that this number below -1 stands for a name, where it has none.
+  void NameDim(int64_t dim);
   const std::vector<CaesuraAttribute>& attributes() const { return attributes_; }
 
  private:

@@ -69,7 +69,8 @@ Status TakeStatus(CaesuraStatus* status) {
 
 const CaesuraApi& PluginApi() {
   static const CaesuraOpApi op = [] {
-    CaesuraOpApi out = {.size = sizeof(CaesuraOpApi)};
+    CaesuraOpApi out = {};
+    out.size = sizeof(out);
     AddNodeFunctions(&out);
     AddContextFunctions(&out);
     AddGradientFunctions(&out);

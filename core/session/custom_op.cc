@@ -7,6 +7,7 @@
 #include "core/graph/op_attributes.h"
 #include "core/graph/shape_inference.h"
 #include "core/plugin/plugin_library.h"
+#include "core/session/model_op.h"
 #include "core/session/plugin_op.h"
 
 namespace caesura {
@@ -65,12 +66,14 @@ Status CustomOps::AddLibrary(const std::string& path) {
     ASSIGN_OR_RETURN(CustomOp made, MakePluginOp(op));
     ops.push_back(std::move(made));
   }
+  model_runtimes.insert(model_runtimes.end(), library.model_runtimes.begin(), library.model_runtimes.end());
   return {};
 }
 
 Result<std::unique_ptr<OpBinding>> OpBinding::Create(const CustomOps& custom_ops) {
   std::unique_ptr<OpBinding> out(new OpBinding);
   for (const CustomOp& op : custom_ops.ops) RETURN_IF_ERROR(out->AddOp(op));
+  for (CustomOp& op : MakeModelOps(custom_ops.model_runtimes)) RETURN_IF_ERROR(out->AddOp(std::move(op)));
   out->options_ = custom_ops.options;
   for (const auto& [key, options] : out->options_.ops()) {
     if (options.empty() || out->schemas_->Find(key.second, key.first) != nullptr) continue;

@@ -27,6 +27,7 @@
 #include "core/graph/graph.h"
 #include "core/graph/op_schema.h"
 #include "core/kernels/kernel.h"
+#include "core/plugin/caesura_op.h"
 #include "core/providers/execution_provider.h"
 #include "core/session/op_options.h"
 
@@ -87,7 +88,9 @@ struct CustomOp {
 struct CustomOps {
   std::vector<CustomOp> ops;
   OpOptions options;
-  // Adds the ops of a shared library (core/plugin/caesura_plugin.h), which stays loaded.
+  // For model ops (core/session/model_op.h), before those that are found by name.
+  std::vector<CaesuraModelRuntime> model_runtimes = {};
+  // Adds the ops and model runtimes of a shared library (core/plugin/caesura_plugin.h), which stays loaded.
   Status AddLibrary(const std::string& path);
 };
 

@@ -28,24 +28,24 @@ Result<std::unique_ptr<RunState>> MakeRunState(const CaesuraOp& op, void* instan
 }
 
 // Calls `infer`, or gives the outputs the type of input 0.
-Status Infer(const CaesuraOp& op, CaesuraNode& node) {
+Status Infer(const CaesuraOp& op, CaesuraOpNode& node) {
   node.found.resize(node.outputs.size());
   if (op.infer != nullptr) return TakeStatus(op.infer(&node));
   if (node.inputs.empty() || !node.inputs[0].present) return {};
-  const CaesuraNode::Argument& from = node.inputs[0];
+  const CaesuraOpNode::Argument& from = node.inputs[0];
   for (auto& found : node.found) found = node.TypeOf(from.dtype, from.has_rank ? &from.dims : nullptr);
   return {};
 }
 
-void ShowSelf(const Node& from, CaesuraNode* out) {
+void ShowSelf(const Node& from, CaesuraOpNode* out) {
   out->name = from.name();
   out->op_type = from.op_type();
   out->version = from.since_version();
   out->SetAttributes(from.attributes());
 }
 
-CaesuraNode ShowNode(const Node& from) {
-  CaesuraNode out;
+CaesuraOpNode ShowNode(const Node& from) {
+  CaesuraOpNode out;
   ShowSelf(from, &out);
   for (const Value* input : from.inputs()) {
     if (input == nullptr) out.inputs.emplace_back();
@@ -60,7 +60,7 @@ CaesuraNode ShowNode(const Node& from) {
 
 // In the graph, where dims may be symbols.
 Status InferInGraph(const CaesuraOp& op, Node* node) {
-  CaesuraNode shown = ShowNode(*node);
+  CaesuraOpNode shown = ShowNode(*node);
   RETURN_IF_ERROR(Infer(op, shown));
   for (size_t i = 0; i < shown.found.size(); ++i) {
     if (shown.found[i] && node->outputs()[i] != nullptr) node->outputs()[i]->set_type(*shown.found[i]);
@@ -70,7 +70,7 @@ Status InferInGraph(const CaesuraOp& op, Node* node) {
 
 // While a kernel is made, where dims are numbers.
 Status InferKernel(const CaesuraOp& op, KernelInfo& info) {
-  CaesuraNode node;
+  CaesuraOpNode node;
   ShowSelf(info.node(), &node);
   for (int i = 0; i < info.input_count(); ++i) {
     if (!info.HasInput(i)) {
@@ -141,8 +141,8 @@ void SetCounts(int32_t low, int32_t high, int* min, int* max) {
 
 }  // namespace
 
-std::unique_ptr<CaesuraNode> ShowNode(const OpNodeInfo& info) {
-  auto out = std::make_unique<CaesuraNode>();
+std::unique_ptr<CaesuraOpNode> ShowNode(const OpNodeInfo& info) {
+  auto out = std::make_unique<CaesuraOpNode>();
   out->name = info.name;
   out->op_type = info.op_type;
   out->version = info.version;
@@ -174,7 +174,7 @@ Result<CustomOp> MakePluginOp(const CaesuraOp& op) {
   schema.no_gradient_inputs.assign(op.no_gradient_inputs, op.no_gradient_inputs + op.no_gradient_input_count);
   if (op.gradient != nullptr) {
     schema.gradient = [op](GradientHook& hook) {
-      const CaesuraNode node = ShowNode(hook.node());
+      const CaesuraOpNode node = ShowNode(hook.node());
       CaesuraGradient gradient{hook, node};
       return TakeStatus(op.gradient(&gradient));
     };

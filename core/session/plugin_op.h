@@ -13,7 +13,7 @@ namespace caesura {
 Result<CustomOp> MakePluginOp(const CaesuraOp& op);
 
 // What a plug-in sees of a node for which an instance is made. It borrows from `info`.
-std::unique_ptr<CaesuraNode> ShowNode(const OpNodeInfo& info);
+std::unique_ptr<CaesuraOpNode> ShowNode(const OpNodeInfo& info);
 
 }  // namespace caesura
 

@@ -23,6 +23,7 @@ void AddTrain(CLI::App& app, RunFunction* run);
 void AddInspect(CLI::App& app, RunFunction* run);
 void AddConformance(CLI::App& app, RunFunction* run);
 void AddConvert(CLI::App& app, RunFunction* run);
+void AddWrapModel(CLI::App& app, RunFunction* run);
 
 // What `caesura --version` prints.
 std::string VersionText();

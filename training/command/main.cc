@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   caesura::command::AddInspect(app, &run);
   caesura::command::AddConformance(app, &run);
   caesura::command::AddConvert(app, &run);
+  caesura::command::AddWrapModel(app, &run);
   try {  // the parser's way of saying "help was asked for" and "wrong usage"
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -22,15 +22,15 @@ class Hook : public GradientHook {
   Value* OutputGradient(int i) const override { return g_.dY(i).value(); }
   bool NeedsInputGradient(int i) const override { return g_.Needs(i); }
   Result<std::vector<Value*>> AddNode(const std::string& op_type, const std::vector<Value*>& inputs, AttributeMap attributes,
-                                      const std::string& domain, int output_count) override {
+                                      const std::string& domain, const std::vector<bool>& present) override {
     NodeWriter& writer = g_.writer();
     attributes.erase(kInstanceAttribute);
     std::vector<Value*> outputs;
-    for (int i = 0; i < output_count; ++i) outputs.push_back(writer.FreshValue(op_type));
+    for (const bool is_present : present) outputs.push_back(is_present ? writer.FreshValue(op_type) : nullptr);
     Node* added = writer.AddWithOutputs(op_type, inputs, outputs, std::move(attributes), domain);
     if (const OpSchemaSpec* spec = FindOpSchemaSpec(*added)) {
       added->set_since_version(spec->since_version);
-      added->SetAttribute(kForwardNodeAttribute, node().Attr<std::string>(kForwardNodeAttribute, node().name()));
+      if (!added->HasAttribute(kForwardNodeAttribute)) added->SetAttribute(kForwardNodeAttribute, node().name());
     }
     RETURN_IF_ERROR(InferNodeTypes(writer.graph(), added));
     return outputs;

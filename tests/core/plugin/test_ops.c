@@ -15,7 +15,7 @@ typedef struct Scale {
   float factor, offset;
 } Scale;
 
-static CaesuraStatus* CreateScale(const CaesuraNode* node, void** instance) {
+static CaesuraStatus* CreateScale(const CaesuraOpNode* node, void** instance) {
   Scale* scale = malloc(sizeof(Scale));
   if (scale == NULL) return api->make_status(CAESURA_OUT_OF_MEMORY, "no memory");
   CaesuraAttribute factor = {.size = sizeof(factor)};
@@ -55,7 +55,7 @@ static CaesuraStatus* ScaleGradient(CaesuraGradient* gradient) {
   CaesuraStatus* failed = api->op->node_attribute(api->op->gradient_node(gradient), "factor", &factor);
   if (failed != NULL) return failed;
   const CaesuraTensor constant = {.data = (void*)factor.floats, .rank = 0, .dtype = 1};
-  CaesuraValue *inputs[2] = {api->op->output_gradient(gradient, 0), NULL}, *dx;
+  CaesuraOpValue *inputs[2] = {api->op->output_gradient(gradient, 0), NULL}, *dx;
   failed = api->op->add_constant(gradient, &constant, &inputs[1]);
   if (failed == NULL) failed = api->op->add_node(gradient, "Mul", NULL, inputs, 2, NULL, 0, &dx, 1);
   if (failed == NULL) api->op->set_input_gradient(gradient, 0, dx);
@@ -64,7 +64,7 @@ static CaesuraStatus* ScaleGradient(CaesuraGradient* gradient) {
 
 /* --- Repeat (x, count) -> x, count times: a size that follows from a value --- */
 
-static CaesuraStatus* InferRepeat(CaesuraNode* node) {
+static CaesuraStatus* InferRepeat(CaesuraOpNode* node) {
   CaesuraArgument x = {.size = sizeof(x)}, count = {.size = sizeof(count)};
   CaesuraStatus* failed = api->op->node_input(node, 0, &x);
   if (failed == NULL) failed = api->op->node_input(node, 1, &count);
@@ -88,7 +88,7 @@ static CaesuraStatus* ComputeRepeat(void* instance, void* run, CaesuraContext* c
 
 /* --- Positive (x) -> the positive ones: a size that shows only in the run; scratch; a run state --- */
 
-static CaesuraStatus* InferPositive(CaesuraNode* node) {
+static CaesuraStatus* InferPositive(CaesuraOpNode* node) {
   const int64_t unknown = -1;
   return api->op->set_output(node, 0, 1, 1, &unknown);
 }
@@ -133,7 +133,7 @@ static void AppendArgument(char* out, size_t size, const CaesuraArgument* argume
   if (argument->tensor.data != NULL) Append(out, size, "=constant");
 }
 
-static CaesuraStatus* CreateSpell(const CaesuraNode* node, void** instance) {
+static CaesuraStatus* CreateSpell(const CaesuraOpNode* node, void** instance) {
   (void)instance;
   char out[2000] = "", text[256];
   snprintf(text, sizeof(text), "%s %s v%d |", api->op->node_name(node), api->op->node_op_type(node), (int)api->op->node_version(node));
@@ -186,6 +186,70 @@ static CaesuraStatus* ComputeFailure(void* instance, void* run, CaesuraContext* 
   return api->make_status(CAESURA_PROVIDER_FAILURE, "the device is gone");
 }
 
+/* --- the runtime "test": a model's bytes are a number, and it multiplies with that --- */
+
+typedef struct Product {
+  float factor;
+  int32_t sizeless; /* option: tells no output sizes */
+} Product;
+
+typedef struct ProductRun {
+  const Product* model;
+  int32_t busy;
+} ProductRun;
+
+static CaesuraStatus* LoadProduct(const CaesuraOpNode* node, const void* bytes, size_t size, const void* weights,
+                                  size_t weight_bytes, void** model) {
+  (void)weights, (void)weight_bytes;
+  char text[32] = "";
+  memcpy(text, bytes, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
+  if (text[0] == '!') return api->make_status(CAESURA_INVALID_MODEL, "this is no number");
+  const CaesuraOptions* options = api->op->node_options(node);
+  Product* product = calloc(1, sizeof(Product));
+  product->factor = (float)atof(text);
+  for (size_t i = 0; i < options->count; ++i) {
+    if (strcmp(options->keys[i], "factor") == 0) product->factor = (float)atof(options->values[i]);
+    else if (strcmp(options->keys[i], "sizeless") == 0) product->sizeless = 1;
+    else {
+      free(product);
+      return api->make_status(CAESURA_INVALID_ARGUMENT, "there is no such option; known are: factor, sizeless");
+    }
+  }
+  *model = product;
+  return NULL;
+}
+
+static CaesuraStatus* DescribeProduct(void* model, CaesuraOpNode* description) {
+  const int64_t same = -2, any = -1;
+  CaesuraStatus* failed = api->op->describe_input(description, "x", 1, 1, &same);
+  if (failed != NULL) return failed;
+  return api->op->describe_output(description, "y", 1, 1, ((Product*)model)->sizeless ? &any : &same);
+}
+
+static CaesuraStatus* CreateProductRun(void* model, void** run) {
+  ProductRun* made = calloc(1, sizeof(ProductRun));
+  made->model = model;
+  *run = made;
+  return NULL;
+}
+
+static CaesuraStatus* Multiply(ProductRun* run, CaesuraContext* context, size_t input) {
+  if (run->busy++ != 0) return api->make_status(CAESURA_INTERNAL, "two runs share a state");
+  CaesuraTensor x, y;
+  CaesuraStatus* failed = api->op->input(context, input, &x);
+  if (failed == NULL) failed = api->op->output(context, 0, &y);
+  if (failed == NULL && y.dtype == 0) failed = api->op->allocate_output(context, 0, 1, x.rank, x.dims, &y);
+  if (failed != NULL) return failed;
+  for (int64_t i = 0; i < Count(&x); ++i) ((float*)y.data)[i] = run->model->factor * ((const float*)x.data)[i];
+  run->busy = 0;
+  return NULL;
+}
+
+static CaesuraStatus* RunProduct(void* run, CaesuraContext* context) { return Multiply(run, context, 0); }
+
+/* (dy, x) -> dx */
+static CaesuraStatus* RunProductGradient(void* run, CaesuraContext* context) { return Multiply(run, context, 0); }
+
 static const int32_t kFloats[] = {1};
 static const int32_t kSecondInput[] = {1};
 static const char* const kOffset[] = {"offset"};
@@ -211,5 +275,12 @@ CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin)
   };
   CaesuraStatus* failed = NULL;
   for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]) && failed == NULL; ++i) failed = api->add_op(plugin, &ops[i]);
+  CaesuraModelRuntime runtime = {.size = sizeof(runtime), .name = "test", .load = LoadProduct, .unload = free,
+                                 .describe = DescribeProduct, .create_run = CreateProductRun, .destroy_run = free,
+                                 .run = RunProduct, .run_gradient = RunProductGradient};
+  if (failed == NULL) failed = api->add_model_runtime(plugin, &runtime);
+  runtime.name = "test_without_gradient";
+  runtime.run_gradient = NULL;
+  if (failed == NULL) failed = api->add_model_runtime(plugin, &runtime);
   return failed;
 }

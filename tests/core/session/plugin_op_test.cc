@@ -95,7 +95,8 @@ TEST(PluginOps, AreShownAllOfANode) {
 
 TEST(PluginOps, FailuresNameTheNode) {
   auto careless = Made("(float[N] x) => (float[M] y) { [n] y = test.c.Careless (x) }");
-  EXPECT_THAT(careless->Run({{"x", Of({1})}}).status().message(), HasSubstr("[test.c::Careless 'n' on CPUExecutionProvider] its compute has not allocated output 0"));
+  EXPECT_THAT(careless->Run({{"x", Of({1})}}).status().message(),
+              HasSubstr("[test.c::Careless 'n' on CPUExecutionProvider] its compute has not allocated output 0"));
   auto broken = Made("(float[N] x) => (float[N] y) { [n] y = test.c.Broken (x) }");
   const Status status = broken->Run({{"x", Of({1})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kProviderFailure) << "which a session may fall back on";

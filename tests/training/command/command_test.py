@@ -288,3 +288,28 @@ def test_train_on_text(tmp_path):
         "--log", tmp_path / "log.csv")
     losses = [float(row.split(",")[2]) for row in (tmp_path / "log.csv").read_text().splitlines()[1:]]
     assert losses[0] > 3 and losses[-1] < 1.2
+
+
+def test_wrap_model_makes_one_node(tmp_path):
+    inner = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[N,2] x) => (float[N,2] y) { y = Tanh (x) }')
+    (tmp_path / "inner.onnx").write_bytes(inner.SerializeToString())
+    arguments = ["wrap-model", tmp_path / "inner.onnx", "--runtime", "caesura", "--out"]
+    printed = run(*arguments, tmp_path / "one.onnx", "--option", "threads=1").stdout
+    assert "float32[d0, 2]" in printed
+    (node,) = onnx.load(tmp_path / "one.onnx").graph.node
+    assert (node.domain, node.op_type, node.name) == ("ai.caesura", "ModelOp", "model")
+    assert helper.get_node_attr_value(node, "input_names") == [b"x"]
+    assert helper.get_node_attr_value(node, "output_types") == [b"float32[d0, 2]"]
+    assert helper.get_node_attr_value(node, "option_values") == [b"1"]
+    held = onnx.numpy_helper.to_array(helper.get_node_attr_value(node, "model")).tobytes()
+    assert held == inner.SerializeToString()
+
+    run(*arguments, tmp_path / "named.onnx", "--by-name")
+    (node,) = onnx.load(tmp_path / "named.onnx").graph.node
+    assert helper.get_node_attr_value(node, "model_file") == b"inner.onnx"
+    assert "not beneath" in run(*arguments, tmp_path / "sub" / "named.onnx", "--by-name", expect=1).stderr
+    assert "known are: threads" in run(*arguments, tmp_path / "x.onnx", "--option", "thread=1", expect=1).stderr
+    assert "there is no runtime 'none'" in run("wrap-model", tmp_path / "inner.onnx", "--runtime", "none", "--out",
+                                               tmp_path / "x.onnx", expect=1).stderr
+    assert "--gradient" in run("wrap-model", "--help").stdout

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model-op example in short: gradients through OpenVINO's and LibTorch's models as through the plain net."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "model_op"
+PROGRAM, COMMAND = shutil.which("train_around"), shutil.which("caesura")
+pytestmark = pytest.mark.skipif(PROGRAM is None or COMMAND is None, reason="the example is not built")
+
+
+@pytest.fixture(scope="module", name="folder")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("around")
+    subprocess.run([sys.executable, EXAMPLE / "export_around.py", folder], check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "torch"])
+def test_layers_around_a_model_train(folder, runtime):
+    if not (folder / f"around_{runtime}.onnx").exists():
+        pytest.skip(f"the {runtime} runtime is not built")
+    done = subprocess.run([PROGRAM, folder, runtime, "2"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr  # it checks the gradient and the loss itself
+    assert "gradients differ" in done.stdout and "held-out digits" in done.stdout
