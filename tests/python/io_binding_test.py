@@ -70,7 +70,8 @@ def test_an_ortvalue_tells_what_it_is():
         [2, 3], "tensor(double)", TensorProto.DOUBLE, "cpu")
     assert value.has_value() and value.is_tensor() and not value.is_tensor_sequence() and not value.is_sparse_tensor()
     assert value.data_ptr() == array.ctypes.data and value.tensor_size_in_bytes() == 48
-    assert np.from_dlpack(value).ctypes.data == array.ctypes.data
+    assert np.from_dlpack(value).ctypes.data == np.asarray(value).ctypes.data == array.ctypes.data
+    assert np.array(value, np.float32).dtype == np.float32
     value.update_inplace(array * 2)
     assert array[1, 2] == 10
     with pytest.raises(ValueError, match="update_inplace takes float64.2, 3."):

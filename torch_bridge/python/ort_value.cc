@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // OrtValue: a value as bound runs take and give it, with the names of onnxruntime's class.
-#include <cstring>
+#include <algorithm>
 
 #include "torch_bridge/python/bindings.h"
 
@@ -108,6 +108,13 @@ Given by a run it owns them; numpy(), torch and JAX (from_dlpack) share them, an
       .def_static("_from_pointer", &FromPointer)
       .def_static("from_dlpack", &Borrowed, nb::arg("tensor"))
       .def("numpy", &Numpy)
+      .def("__array__",
+           [](const OrtValue& v, nb::object dtype, nb::object copy) {
+             const nb::object array = Numpy(v);
+             const bool same = dtype.is_none() && !copy.is(nb::bool_(true));
+             return same ? array : array.attr("astype")(dtype.is_none() ? array.attr("dtype") : nb::object(dtype));
+           },
+           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none())
       .def("shape", [](const OrtValue& v) { return TensorOf(v).shape().dims(); })
       .def("data_type", [](const OrtValue& v) { return TypeText(v.value); })
       .def("element_type", [](const OrtValue& v) { return static_cast<int>(TensorOf(v).dtype()); })

@@ -24,7 +24,7 @@ class IOBinding:
 
     A binding says where things are; it never holds a result that a later run could write to. Unlike onnxruntime's:
       - inputs are never copied when they are bound: a run reads the caller's own bytes, so what was written to them since
-        is seen. What is not dense is refused, where onnxruntime reads it wrongly or copies it.
+        is seen. What is not dense is refused, where onnxruntime binds a copy.
       - an output that is bound to a device alone is fresh memory in each run, of whatever shape comes out; what was
         handed out before stays its receiver's, unchanged. A second run with other shapes just works.
       - a buffer is checked: dtype, rank and known dims when it is bound, the size in the run; memory that is shared with
