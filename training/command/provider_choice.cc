@@ -10,10 +10,11 @@
 
 namespace caesura::command {
 
-void AddProviderOptions(CLI::App& app, ProviderChoice* choice) {
+void AddProviderOptions(CLI::App& app, ProviderChoice* choice, const std::string& group) {
   app.add_option("--provider", choice->name,
-                 "A provider to ask before the CPU's: OpenVINOExecutionProvider, or the path of a plug-in");
-  app.add_option("--provider-option", choice->options, "KEY=VALUE for it; may be given again");
+                 "A provider to ask before the CPU's: OpenVINOExecutionProvider, or the path of a plug-in")
+      ->group(group);
+  app.add_option("--provider-option", choice->options, "KEY=VALUE for it; may be given again")->group(group);
 }
 
 Result<ProviderList> MakeProviders(const ProviderChoice& choice) {

@@ -19,7 +19,8 @@ struct ProviderChoice {
   std::vector<std::string> options;  // "KEY=VALUE"
 };
 
-void AddProviderOptions(CLI::App& app, ProviderChoice* choice);
+// `group`: the heading in the help text.
+void AddProviderOptions(CLI::App& app, ProviderChoice* choice, const std::string& group = "Options");
 
 // The chosen one, then the CPU's with training's kernels.
 Result<ProviderList> MakeProviders(const ProviderChoice& choice);

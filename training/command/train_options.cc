@@ -127,7 +127,7 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
-  AddProviderOptions(app, &o->provider);
+  AddProviderOptions(app, &o->provider, group);
   app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
       ->check(CLI::NonNegativeNumber)->group(group);
 }

@@ -77,17 +77,22 @@ CaesuraStatus* Capability(void* made, const CaesuraGraph* graph, int32_t* groups
 
 struct Compiled {
   CompiledModel model;
-  // By the part's inputs and outputs.
-  std::vector<ov::Output<const ov::Node>> inputs, outputs;
+  std::vector<size_t> inputs, outputs;  // OpenVINO's numbers of the part's ends
 };
 
-std::vector<ov::Output<const ov::Node>> Ports(const CaesuraGraph* graph, bool inputs, const ov::CompiledModel& model) {
+// By the part's ends: which of `ports` they are. An end without a port of its own would never be read or written.
+std::vector<size_t> PortsOf(const CaesuraGraph* graph, bool inputs, const std::vector<ov::Output<const ov::Node>>& ports) {
   size_t count = 0;
   const int32_t* ends = inputs ? api->provider->inputs(graph, &count) : api->provider->outputs(graph, &count);
-  std::vector<ov::Output<const ov::Node>> out;
+  std::vector<size_t> out;
   for (size_t i = 0; i < count; ++i) {
     const std::string name = api->provider->value(graph, static_cast<size_t>(ends[i]))->name;
-    out.push_back(inputs ? model.input(name) : model.output(name));
+    const auto port = std::find_if(ports.begin(), ports.end(), [&](const auto& p) { return p.get_names().count(name) > 0; });
+    const auto number = static_cast<size_t>(port - ports.begin());
+    if (port == ports.end() || std::find(out.begin(), out.end(), number) != out.end()) {
+      throw Failure(CAESURA_UNSUPPORTED, "'" + name + "' is no end of the model that OpenVINO has made");
+    }
+    out.push_back(number);
   }
   return out;
 }
@@ -101,8 +106,8 @@ CaesuraStatus* Compile(void* made, const CaesuraGraph* graph, int32_t threads, v
     const std::shared_ptr<ov::Model> model = ReadOnnx(instance.core, bytes, size);
     std::unique_ptr<Compiled> compiled(
         new Compiled{{instance.core, model, instance.threads > 0 ? instance.threads : threads}, {}, {}});
-    compiled->inputs = Ports(graph, true, compiled->model.model());
-    compiled->outputs = Ports(graph, false, compiled->model.model());
+    compiled->inputs = PortsOf(graph, true, compiled->model.model().inputs());
+    compiled->outputs = PortsOf(graph, false, compiled->model.model().outputs());
     *result = compiled.release();
   });
 }
@@ -124,15 +129,15 @@ CaesuraStatus* Run(void* made, CaesuraRun* run, const CaesuraTensor* inputs, siz
     // A request that has written to a caller's memory goes on writing there, so one that shall not is a fresh one.
     compiled.model.WithRequest(!all_sized, [&](ov::InferRequest& request) {
       for (size_t i = 0; i < input_count; ++i) {
-        request.set_tensor(compiled.inputs[i], {ElementType(inputs[i].dtype), ShapeOf(inputs[i]), inputs[i].data});
+        request.set_input_tensor(compiled.inputs[i], {ElementType(inputs[i].dtype), ShapeOf(inputs[i]), inputs[i].data});
       }
       for (size_t i = 0; i < output_count; ++i) {
         if (outputs[i].rank < 0) continue;
-        request.set_tensor(compiled.outputs[i], {ElementType(outputs[i].dtype), ShapeOf(outputs[i]), outputs[i].data});
+        request.set_output_tensor(compiled.outputs[i], {ElementType(outputs[i].dtype), ShapeOf(outputs[i]), outputs[i].data});
       }
       request.infer();
       for (size_t i = 0; i < output_count; ++i) {
-        if (outputs[i].rank < 0) HandOut(request.get_tensor(compiled.outputs[i]), run, i, outputs[i].dtype);
+        if (outputs[i].rank < 0) HandOut(request.get_output_tensor(compiled.outputs[i]), run, i, outputs[i].dtype);
       }
     });
   });
@@ -151,6 +156,8 @@ const CaesuraProvider& Provider() {
     out.size = sizeof(out);
     out.name = "OpenVINOExecutionProvider";
     out.version = Version().c_str();
+    // A call costs 9 us more than steps of our own (Relu on one row: 1.9 us a run with our kernel, 10.5 us with OpenVINO,
+    // a thread, AVX-512), so lone nodes are left.
     out.min_nodes = 3;
     out.create = Create;
     out.release = [](void* instance) { delete static_cast<Instance*>(instance); };
