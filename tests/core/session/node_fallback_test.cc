@@ -3,6 +3,7 @@
 // of them; all of them with CAESURA_LONG=1.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "core/load/file_system.h"
@@ -16,6 +17,14 @@
 
 namespace caesura::testing {
 namespace {
+
+// Strings by what they say; all else bit for bit.
+bool Same(const RuntimeValue& a, const RuntimeValue& b) {
+  const bool strings = a.is_tensor() && b.is_tensor() && a.tensor().dtype() == DType::kString;
+  if (!strings || b.tensor().dtype() != DType::kString) return SameBits(a, b);
+  const std::string *of_a = a.tensor().data<std::string>(), *of_b = b.tensor().data<std::string>();
+  return a.tensor().shape() == b.tensor().shape() && std::equal(of_a, of_a + a.tensor().elements(), of_b);
+}
 
 struct Outcome {
   Result<Values> results;
@@ -59,11 +68,12 @@ TEST(NodeFallback, NodeTestsEndWithTheCpusResults) {
     SCOPED_TRACE((*there)[i]);
     const std::string path = folder + "/" + (*there)[i];
     const Outcome expected = RunNodeTest(path, cpu);
-    faulty->FailAt(static_cast<int>(i % 3), /*and_later=*/true);
+    faulty->FailAt(i % 3 == 0 ? 1 : 0, /*and_later=*/true);
     const Outcome got = RunNodeTest(path, {faulty, cpu[0]});
     ASSERT_EQ(got.results.status().code(), expected.results.status().code()) << got.results.status().ToString();
     if (!expected.results.ok()) continue;
-    EXPECT_TRUE(SameBits(*got.results, *expected.results));
+    ASSERT_EQ(got.results->size(), expected.results->size());
+    for (size_t r = 0; r < got.results->size(); ++r) EXPECT_TRUE(Same((*got.results)[r], (*expected.results)[r])) << r;
     ++run;
     fell_back += got.fell_back;
   }
