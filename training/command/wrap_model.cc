@@ -101,9 +101,9 @@ void AddWrapModel(CLI::App& app, RunFunction* run) {
   sub->add_option("--runtime", options->wrap.runtime, "Who runs it: caesura, openvino, torch, ...")->required();
   sub->add_option("--out", options->out, "The ONNX model to write")->required();
   sub->add_option("--weights", options->weights, "The second file of formats that have two");
-  sub->add_option("--option", options->options, "NAME=VALUE for the runtime; sessions may change it (repeatable)");
-  sub->add_option("--input", options->inputs, "NAME=TYPE, such as 'x=float32[N, 64]' (repeatable)");
-  sub->add_option("--output", options->outputs, "The same of an output (repeatable)");
+  sub->add_option("--option", options->options, "NAME=VALUE for the runtime; sessions may change it (repeatable)")->allow_extra_args(false);
+  sub->add_option("--input", options->inputs, "NAME=TYPE, such as 'x=float32[N, 64]' (repeatable)")->allow_extra_args(false);
+  sub->add_option("--output", options->outputs, "The same of an output (repeatable)")->allow_extra_args(false);
   sub->add_option("--gradient", options->gradient, "A model of the gradient (ONNX, or what --gradient-runtime reads)");
   sub->add_option("--gradient-runtime", options->wrap.gradient_runtime, "Who runs that one; the same as --runtime unless said");
   sub->add_flag("--by-name", options->by_name, "Name the files, which must be beneath --out's folder, instead of holding their bytes");
