@@ -43,6 +43,10 @@ bool SamplesOtherwise(const CaesuraGraph* graph, size_t node) {
 
 bool IsColumnsFirst(const CaesuraGraph* graph, size_t node) { return Says(graph, node, "mode", "CRD"); }
 
+bool RoundsUp(const CaesuraGraph* graph, size_t node) { return IntOf(graph, node, "ceil_mode") != 0; }
+
+bool IsBatchFirst(const CaesuraGraph* graph, size_t node) { return IntOf(graph, node, "layout") != 0; }
+
 bool IsToBool(const CaesuraGraph* graph, size_t node) { return IntOf(graph, node, "to") == kBool; }
 
 struct RefusedOp {
@@ -58,11 +62,15 @@ constexpr RefusedOp kRefused[] = {
     {"Attention", HasWindowOrCausalPast, "windows are ignored, and causal masks begin where the past does"},
     {"Cast", IsToBool, "NaN becomes false"},
     {"DFT", Always, "the axis is another one; sums are less exact than the node tests ask"},
+    {"GRU", IsBatchFirst, "the final state has another shape"},
     {"GreaterOrEqual", Always, "true where one of the two is NaN"},
+    {"LSTM", IsBatchFirst, "the final states have another shape"},
     {"LessOrEqual", Always, "true where one of the two is NaN"},
     {"Max", HasOneInput, "the output is not written"},
+    {"MaxPool", RoundsUp, "a last window that begins in the padding is kept"},
     {"Mean", HasOneInput, "the output is not written"},
     {"Min", HasOneInput, "the output is not written"},
+    {"RNN", IsBatchFirst, "the final state has another shape"},
     {"ReduceMax", Always, "rows of -inf give the lowest number, so masks of attention go wrong"},
     {"ReduceMin", Always, "rows of inf give the greatest number"},
     {"Resize", SamplesOtherwise, "cubic, antialias and align_corners sample elsewhere"},
