@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/graph/graph_text.h"
 #include "tests/graph_transforms/device_run.h"
 #include "torch_bridge/aten_op.h"
 #include "training/kernels/training_ops.h"
@@ -22,10 +23,10 @@ CountingDevice DeviceWithAten() {
                          .close_pages = true});
 }
 
-// x as [s + 1, s], times w, by operators of PyTorch's alone.
+// x as [s + 1, s], times w: sizes as a capture has them, the rest by operators of PyTorch.
 constexpr char kViewOfSizes[] = R"((float[6] x, int64[1] s) => (float[A, 2] y)
     <int64[1] one = {1}, float[2, 2] w = {1, 2, 3, 4}> {
-  [more] more = org.pytorch.aten.ATen <operator = "aten::add", overload_name = "Tensor"> (s, one)
+  [more] more = Add (s, one)
   [same] same = Sub (more, one)
   [join] shape = Concat <axis = 0> (more, same)
   [view] seen = org.pytorch.aten.ATen <operator = "aten::view", arguments = ["self", "size"]> (x, shape)
@@ -40,8 +41,8 @@ struct Outcome {
 
 Outcome RunWith(CpuFallbackMode mode) {
   CountingDevice device = DeviceWithAten();
-  Model model;
-  model.graph = GraphOf(kViewOfSizes);
+  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"org.pytorch.aten\" : 1]> g " +
+                               std::string(kViewOfSizes)).value();
   for (const char* name : {"more", "same"}) {
     model.graph->FindValue(name)->set_type(ValueType::Tensor(DType::kInt64, Shape{1}));
   }
