@@ -56,15 +56,21 @@ Status ExecutionState::HandOutFetches() {
     handed_out_.push_back(std::move(value));
   }
   RETURN_IF_ERROR(CheckBuffers());
+  if (waits) RETURN_IF_ERROR(WaitForDevices());
   // Caller's buffers that the plan could not write directly (a view, an input passed through, a buffer that is also a
   // feed) are filled now, when nothing reads the feeds any more.
   for (size_t i = 0; i < handed_out_.size() && i < options_.fetch_buffers.size(); ++i) {
     const Tensor& given = options_.fetch_buffers[i];
     if (!given.defined() || handed_out_[i].tensor().raw() == given.raw()) continue;
-    RETURN_IF_ERROR(Fill(given, handed_out_[i].tensor()));
+    Status filled = Fill(given, handed_out_[i].tensor());
+    // Not a provider's failure: another try would read what this one may have overwritten.
+    if (!filled.ok() && options_.buffers_on_feeds) {
+      return Unsupported("inputs may be half replaced by outputs: " + filled.message());
+    }
+    RETURN_IF_ERROR(filled);
     handed_out_[i] = given;
   }
-  return waits ? WaitForDevices() : Status();
+  return {};
 }
 
 // What shows only now: that a caller's buffer is not of an output's dtype and shape.

@@ -73,9 +73,11 @@ TEST(SubgraphTraining, PartsOnADevice) {
   ExpectClose(parts, Train(real, {}));
 }
 
-// OpenVINO takes what it can of the forward of both examples.
+// OpenVINO takes what it can of the forward of both examples. Updated by SGD: AdamW's updates are as large where a
+// gradient is but rounding, and the sign of that is another one on each chip.
 TEST(SubgraphTraining, OpenVinoInTheExamples) {
-  for (const RealModel& real : {Digits(), CharGpt()}) {
+  for (RealModel real : {Digits(), CharGpt()}) {
+    real.options.step.optimizer = Sgd{.learning_rate = 0.05};
     auto provider = ProviderByName("OpenVINOExecutionProvider");
     if (provider.status().code() == StatusCode::kNotFound) GTEST_SKIP() << "built without OpenVINO";
     ASSERT_TRUE(provider.ok()) << provider.status().ToString();
