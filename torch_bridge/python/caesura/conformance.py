@@ -93,13 +93,13 @@ def _make_caesura(model: bytes, provider: str = "cpu"):
 
 
 def _work(connection, name_filter: str, make_session):
-    cases = collect(name_filter)
+    cases = {case.name: case for case in collect(name_filter)}
     while True:
-        index = connection.recv()
-        if index is None:
+        name = connection.recv()
+        if name is None:
             return
         try:
-            connection.send(run_case(cases[index], make_session))
+            connection.send(run_case(cases[name], make_session))
         except Exception as error:  # every failure of a case is a result to report
             connection.send(f"{type(error).__name__}: {error}")
 
@@ -107,7 +107,7 @@ def _work(connection, name_filter: str, make_session):
 def run_all(cases: list, name_filter: str, make_session=_make_caesura, provider: str = "cpu") -> dict:
     """Case name to reason; empty reason: passed. A crash is the reason "crashed". make_session as in run_case.
 
-    provider: of our own sessions, as --provider has it.
+    cases: all of collect(name_filter), or some. provider: of our own sessions, as --provider has it.
     """
     if provider != "cpu":
         make_session = functools.partial(_make_caesura, provider=provider)
@@ -115,14 +115,14 @@ def run_all(cases: list, name_filter: str, make_session=_make_caesura, provider:
     context = multiprocessing.get_context("spawn")
     results = {}
     worker = connection = None
-    for index, case in enumerate(cases):
+    for case in cases:
         if worker is None or not worker.is_alive():
             connection, theirs = context.Pipe()
             worker = context.Process(target=_work, args=(theirs, name_filter, make_session), daemon=True)
             worker.start()
             theirs.close()
         try:
-            connection.send(index)
+            connection.send(case.name)
             if connection.poll(120):  # a fresh worker makes all cases first
                 results[case.name] = connection.recv()
                 continue
