@@ -10,13 +10,14 @@ namespace caesura {
 
 void WriteJournal::OnEnter(const ExecutionPlan& plan, const ExecutionState&) {
   const auto count = static_cast<int>(plan.steps().size());
-  for (int i = 0; i < count; ++i) {
-    const Step& step = plan.steps()[i];
-    if (step.provider->name() != kCpuProviderName || !step.bodies.empty()) last_ = i;
-  }
   // Results that are on a device come to the caller behind the last step.
   for (const Yield::Item& item : plan.fetches()) {
     if (plan.buffers()[plan.values()[item.value].buffer].device != 0) last_ = count;
+  }
+  if (last_ == count) return;
+  for (last_ = count - 1; last_ >= 0; --last_) {
+    const Step& step = plan.steps()[last_];
+    if (step.provider->name() != kCpuProviderName || !step.bodies.empty()) return;
   }
 }
 

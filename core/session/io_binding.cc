@@ -23,21 +23,6 @@ bool Overlaps(const Tensor& a, const Tensor& b) {
   return first_a < first_b + b.bytes() && first_b < first_a + a.bytes();
 }
 
-std::string Describe(const Tensor& tensor) { return DTypeName(tensor.dtype()) + tensor.shape().ToString(); }
-
-Status CheckBuffer(const Value& output, const Tensor& buffer) {
-  const ValueType& type = output.type();
-  const bool tensor = type.is_tensor() || type.kind == ValueType::Kind::kUnknown;
-  bool fits = tensor && buffer.defined() && (type.dtype == DType::kUndefined || type.dtype == buffer.dtype()) &&
-              (!type.shape || static_cast<int>(type.shape->size()) == buffer.shape().rank());
-  for (int i = 0; fits && type.shape && i < buffer.shape().rank(); ++i) {
-    fits = !(*type.shape)[i].known() || (*type.shape)[i].value == buffer.shape()[i];
-  }
-  if (fits) return {};
-  return InvalidArgument("output '" + output.name() + "' is " + type.ToString() + ", the buffer bound to it is " +
-                         (buffer.defined() ? Describe(buffer) : "undefined"));
-}
-
 }  // namespace
 
 IoBinding::IoBinding(const Session& session) : session_(&session) {
@@ -58,7 +43,12 @@ Status IoBinding::BindInput(const std::string& name, RuntimeValue value) {
 Status IoBinding::BindOutput(const std::string& name, Tensor buffer, Overlap overlap) {
   const int index = Find(session_->outputs(), name);
   if (index < 0) return InvalidArgument("the model has no output '" + name + "' to bind");
-  RETURN_IF_ERROR(CheckBuffer(*session_->outputs()[index], buffer));
+  const ValueType& type = session_->outputs()[index]->type();
+  const bool tensor = type.is_tensor() || type.kind == ValueType::Kind::kUnknown;
+  if (!tensor || !buffer.defined() || !Session::Fits(type, buffer)) {
+    return InvalidArgument("output '" + name + "' is " + type.ToString() + ", the buffer bound to it is " +
+                           (buffer.defined() ? DTypeName(buffer.dtype()) + buffer.shape().ToString() : "undefined"));
+  }
   const Device device = buffer.device();
   return Put({static_cast<size_t>(index), std::move(buffer), device, overlap});
 }

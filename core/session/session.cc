@@ -66,15 +66,19 @@ Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, cons
   return program;
 }
 
-Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
-  if (!value.is_tensor() || !input.type().is_tensor()) return {};
-  const auto& shape = input.type().shape;
-  const Shape& given = value.tensor().shape();
-  bool fits = value.tensor().dtype() == input.dtype() && (!shape || static_cast<int>(shape->size()) == given.rank());
+bool Session::Fits(const ValueType& type, const Tensor& tensor) {
+  const auto& shape = type.shape;
+  const Shape& given = tensor.shape();
+  bool fits = (type.dtype == DType::kUndefined || tensor.dtype() == type.dtype) &&
+              (!shape || static_cast<int>(shape->size()) == given.rank());
   for (int i = 0; fits && shape && i < given.rank(); ++i) fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
-  if (fits) return {};
+  return fits;
+}
+
+Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
+  if (!value.is_tensor() || !input.type().is_tensor() || Fits(input.type(), value.tensor())) return {};
   return InvalidArgument("input '" + input.name() + "' is " + input.type().ToString() + ", got " +
-                         DTypeName(value.tensor().dtype()) + given.ToString());
+                         DTypeName(value.tensor().dtype()) + value.tensor().shape().ToString());
 }
 
 Status Session::CheckComplete(const std::vector<RuntimeValue>& feeds) const {

@@ -112,6 +112,8 @@ class Session {
   Status Prepare(Model model);
   Result<std::shared_ptr<Program>> MakeProgram(Model model, const ProviderList& given) const;
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
+  // Whether nothing that a tensor type says is otherwise.
+  static bool Fits(const ValueType& type, const Tensor& tensor);
   // What of a value shows before a run that the input cannot take.
   static Status CheckFeed(const Value& input, const RuntimeValue& value);
   // Names the inputs, by position, that have neither a value nor a default.

@@ -5,45 +5,14 @@
 
 #include <memory>
 #include <mutex>
-#include <new>
-#include <openvino/openvino.hpp>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "core/plugin/caesura_plugin.h"
+#include "core/plugin/caesura_provider.h"
+#include "core/providers/openvino/openvino_tensor.h"
 
 namespace caesura_openvino {
 
-// Set before anything else is called.
-extern const CaesuraApi* api;
-
-// A failure on its way to the border.
-struct Failure : std::runtime_error {
-  Failure(CaesuraCode failed, const std::string& what) : std::runtime_error(what), code(failed) {}
-  CaesuraCode code;
-};
-
-// Throws what the status says.
-void Check(CaesuraStatus* status);
-
-// Runs `fn` and turns what it throws into a status; what OpenVINO throws is a provider failure.
-template <typename Fn>
-CaesuraStatus* Guard(const Fn& fn) {
-  try {
-    fn();
-    return nullptr;
-  } catch (const std::bad_alloc&) {
-    return api->make_status(CAESURA_OUT_OF_MEMORY, "memory ran out");
-  } catch (const Failure& failure) {
-    return api->make_status(failure.code, failure.what());
-  } catch (const std::exception& error) {
-    return api->make_status(CAESURA_PROVIDER_FAILURE, error.what());
-  }
-}
-
-// By ONNX's number; throws where OpenVINO has no such type.
-ov::element::Type ElementType(int32_t dtype);
+inline const CaesuraProviderApi& ProviderApi() { return *caesura::plugin::Api().provider; }
 
 // A model from an ONNX file's bytes. Reads nothing from disk.
 std::shared_ptr<ov::Model> ReadOnnx(ov::Core& core, const void* bytes, size_t size);

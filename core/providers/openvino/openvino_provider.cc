@@ -11,6 +11,8 @@
 namespace caesura_openvino {
 namespace {
 
+using caesura::plugin::Check;
+
 struct Instance {
   ov::Core core;
   int threads = 0;  // 0: as many as the session gives
@@ -22,8 +24,8 @@ int Number(const char* text) {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, value);
   if (error != std::errc() || stop != end || value < 1) {
-    throw Failure(CAESURA_INVALID_ARGUMENT,
-                  "option threads: expected a number above 0, got '" + std::string(text) + "'");
+    throw Error(CAESURA_INVALID_ARGUMENT,
+                "option threads: expected a number above 0, got '" + std::string(text) + "'");
   }
   return value;
 }
@@ -38,9 +40,9 @@ CaesuraStatus* Create(const CaesuraOptions* options, void** made) {
       } else if (key == "shapes" && (value == "static" || value == "dynamic")) {
         instance->dynamic = value == "dynamic";
       } else if (key == "shapes") {
-        throw Failure(CAESURA_INVALID_ARGUMENT, "option shapes: expected static or dynamic, got '" + value + "'");
+        throw Error(CAESURA_INVALID_ARGUMENT, "option shapes: expected static or dynamic, got '" + value + "'");
       } else {
-        throw Failure(CAESURA_INVALID_ARGUMENT, "no option '" + key + "'; there are threads, shapes and min_nodes");
+        throw Error(CAESURA_INVALID_ARGUMENT, "no option '" + key + "'; there are threads, shapes and min_nodes");
       }
     }
     *made = instance.release();
@@ -52,7 +54,7 @@ bool Takes(ov::Core& core, const CaesuraGraph* graph, size_t node) {
   try {
     const void* bytes = nullptr;
     size_t size = 0;
-    Check(api->provider->node_onnx(graph, node, &bytes, &size));
+    Check(ProviderApi().node_onnx(graph, node, &bytes, &size));
     const std::shared_ptr<ov::Model> model = ReadOnnx(core, bytes, size);
     const ov::SupportedOpsMap taken = core.query_model(model, "CPU");
     const auto ops = model->get_ops();
@@ -68,8 +70,8 @@ bool Takes(ov::Core& core, const CaesuraGraph* graph, size_t node) {
 CaesuraStatus* Capability(void* made, const CaesuraGraph* graph, int32_t* groups) {
   return Guard([&] {
     ov::Core& core = static_cast<Instance*>(made)->core;
-    for (size_t i = 0; i < api->provider->node_count(graph); ++i) {
-      if (api->provider->node(graph, i)->offered == 0 || Refusal(graph, i) != nullptr) continue;
+    for (size_t i = 0; i < ProviderApi().node_count(graph); ++i) {
+      if (ProviderApi().node(graph, i)->offered == 0 || Refusal(graph, i) != nullptr) continue;
       if (Takes(core, graph, i)) groups[i] = 1;
     }
   });
@@ -86,15 +88,15 @@ struct Compiled {
 std::vector<size_t> PortsOf(const CaesuraGraph* graph, bool inputs,
                             const std::vector<ov::Output<const ov::Node>>& ports) {
   size_t count = 0;
-  const int32_t* ends = inputs ? api->provider->inputs(graph, &count) : api->provider->outputs(graph, &count);
+  const int32_t* ends = inputs ? ProviderApi().inputs(graph, &count) : ProviderApi().outputs(graph, &count);
   std::vector<size_t> out;
   for (size_t i = 0; i < count; ++i) {
-    const std::string name = api->provider->value(graph, static_cast<size_t>(ends[i]))->name;
+    const std::string name = ProviderApi().value(graph, static_cast<size_t>(ends[i]))->name;
     const auto port =
         std::find_if(ports.begin(), ports.end(), [&](const auto& p) { return p.get_names().count(name) > 0; });
     const auto number = static_cast<size_t>(port - ports.begin());
     if (port == ports.end() || std::find(out.begin(), out.end(), number) != out.end()) {
-      throw Failure(CAESURA_UNSUPPORTED, "'" + name + "' is no end of the model that OpenVINO has made");
+      throw Error(CAESURA_UNSUPPORTED, "'" + name + "' is no end of the model that OpenVINO has made");
     }
     out.push_back(number);
   }
@@ -106,7 +108,7 @@ CaesuraStatus* Compile(void* made, const CaesuraGraph* graph, int32_t threads, v
     auto& instance = *static_cast<Instance*>(made);
     const void* bytes = nullptr;
     size_t size = 0;
-    Check(api->provider->onnx(graph, &bytes, &size));
+    Check(ProviderApi().onnx(graph, &bytes, &size));
     const std::shared_ptr<ov::Model> model = ReadOnnx(instance.core, bytes, size);
     std::unique_ptr<Compiled> compiled(
         new Compiled{{instance.core, model, instance.threads > 0 ? instance.threads : threads}, {}, {}});
@@ -116,12 +118,10 @@ CaesuraStatus* Compile(void* made, const CaesuraGraph* graph, int32_t threads, v
   });
 }
 
-ov::Shape ShapeOf(const CaesuraTensor& tensor) { return ov::Shape(tensor.dims, tensor.dims + tensor.rank); }
-
 void HandOut(const ov::Tensor& tensor, CaesuraRun* run, size_t output, int32_t dtype) {
   const std::vector<int64_t> dims(tensor.get_shape().begin(), tensor.get_shape().end());
   void* data = nullptr;
-  Check(api->provider->make_output(run, output, dtype, dims.data(), static_cast<int32_t>(dims.size()), &data));
+  Check(ProviderApi().make_output(run, output, dtype, dims.data(), static_cast<int32_t>(dims.size()), &data));
   if (tensor.get_byte_size() > 0) std::memcpy(data, tensor.data(), tensor.get_byte_size());
 }
 
@@ -133,13 +133,11 @@ CaesuraStatus* Run(void* made, CaesuraRun* run, const CaesuraTensor* inputs, siz
     // A request that has written to a caller's memory goes on writing there, so one that shall not is a fresh one.
     compiled.model.WithRequest(!all_sized, [&](ov::InferRequest& request) {
       for (size_t i = 0; i < input_count; ++i) {
-        request.set_input_tensor(compiled.inputs[i],
-                                 {ElementType(inputs[i].dtype), ShapeOf(inputs[i]), inputs[i].data});
+        request.set_input_tensor(compiled.inputs[i], Borrow(inputs[i]));
       }
       for (size_t i = 0; i < output_count; ++i) {
         if (outputs[i].rank < 0) continue;
-        request.set_output_tensor(compiled.outputs[i],
-                                  {ElementType(outputs[i].dtype), ShapeOf(outputs[i]), outputs[i].data});
+        request.set_output_tensor(compiled.outputs[i], Borrow(outputs[i]));
       }
       request.infer();
       for (size_t i = 0; i < output_count; ++i) {

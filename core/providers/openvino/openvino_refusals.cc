@@ -15,25 +15,25 @@ using Condition = bool (*)(const CaesuraGraph* graph, size_t node);
 
 int64_t IntOf(const CaesuraGraph* graph, size_t node, const char* name) {
   size_t count = 0;
-  const int64_t* found = api->provider->ints(graph, node, name, &count);
+  const int64_t* found = ProviderApi().ints(graph, node, name, &count);
   return count == 0 ? 0 : *found;
 }
 
 bool Says(const CaesuraGraph* graph, size_t node, const char* name, const char* value) {
-  const char* found = api->provider->string(graph, node, name);
+  const char* found = ProviderApi().string(graph, node, name);
   return found != nullptr && std::strcmp(found, value) == 0;
 }
 
 bool Always(const CaesuraGraph*, size_t) { return true; }
 
-bool HasOneInput(const CaesuraGraph* graph, size_t node) { return api->provider->node(graph, node)->input_count == 1; }
+bool HasOneInput(const CaesuraGraph* graph, size_t node) { return ProviderApi().node(graph, node)->input_count == 1; }
 
 bool HasWindowOrCausalPast(const CaesuraGraph* graph, size_t node) {
   size_t count = 0;
   for (const char* window : {"left_window_size", "right_window_size"}) {
-    if (api->provider->ints(graph, node, window, &count) != nullptr) return true;
+    if (ProviderApi().ints(graph, node, window, &count) != nullptr) return true;
   }
-  return IntOf(graph, node, "is_causal") != 0 && api->provider->node(graph, node)->input_count > 4;
+  return IntOf(graph, node, "is_causal") != 0 && ProviderApi().node(graph, node)->input_count > 4;
 }
 
 bool SamplesOtherwise(const CaesuraGraph* graph, size_t node) {
@@ -82,13 +82,13 @@ constexpr RefusedOp kRefused[] = {
 const char* RefusedType(const CaesuraGraph* graph, const CaesuraGraphNode& node) {
   for (int32_t i = 0; i < node.input_count; ++i) {
     if (node.inputs[i] < 0) continue;
-    const CaesuraTensor& tensor = api->provider->value(graph, static_cast<size_t>(node.inputs[i]))->tensor;
+    const CaesuraTensor& tensor = ProviderApi().value(graph, static_cast<size_t>(node.inputs[i]))->tensor;
     if (tensor.data != nullptr || tensor.dtype == kFloat32 || tensor.dtype == kBool) continue;
     return "an input that is no constant is neither float32 nor bool";
   }
   for (int32_t i = 0; i < node.output_count; ++i) {
     if (node.outputs[i] < 0) continue;
-    const CaesuraTensor& tensor = api->provider->value(graph, static_cast<size_t>(node.outputs[i]))->tensor;
+    const CaesuraTensor& tensor = ProviderApi().value(graph, static_cast<size_t>(node.outputs[i]))->tensor;
     if (tensor.dtype != kFloat32 && tensor.dtype != kBool) return "an output is neither float32 nor bool";
   }
   return nullptr;
@@ -97,7 +97,7 @@ const char* RefusedType(const CaesuraGraph* graph, const CaesuraGraphNode& node)
 }  // namespace
 
 const char* Refusal(const CaesuraGraph* graph, size_t i) {
-  const CaesuraGraphNode& node = *api->provider->node(graph, i);
+  const CaesuraGraphNode& node = *ProviderApi().node(graph, i);
   if (std::strcmp(node.domain, "") != 0) return "no op of ONNX";
   for (const RefusedOp& refused : kRefused) {
     if (std::strcmp(node.op_type, refused.op_type) == 0 && refused.when(graph, i)) return refused.why;

@@ -4,49 +4,26 @@
 //
 // Options: device (CPU), threads (0: OpenVINO's choice), precision (f32; bf16, f16, or "" for the device's own choice),
 // hint (latency, or throughput).
+#include <cstring>
 #include <map>
-#include <openvino/openvino.hpp>
 #include <string_view>
 
-#include "core/plugin/caesura_op.hpp"
+#include "core/providers/openvino/openvino_tensor.h"
 
 namespace {
 
 using caesura::plugin::Check;
-using caesura::plugin::Error;
-using caesura::plugin::Guard;
 using caesura::plugin::Node;
 using caesura::plugin::OpApi;
+using caesura_openvino::Borrow;
+using caesura_openvino::DTypeOf;
+using caesura_openvino::Error;
+using caesura_openvino::Guard;
 
 // OpenVINO finds its devices once a process.
 ov::Core& Core() {
   static auto* core = new ov::Core;
   return *core;
-}
-
-struct Type {
-  int32_t dtype;  // as ONNX counts
-  ov::element::Type_t type;
-};
-constexpr Type kTypes[] = {
-    {1, ov::element::f32},  {2, ov::element::u8},   {3, ov::element::i8},       {4, ov::element::u16},
-    {5, ov::element::i16},  {6, ov::element::i32},  {7, ov::element::i64},      {9, ov::element::boolean},
-    {10, ov::element::f16}, {11, ov::element::f64}, {12, ov::element::u32},     {13, ov::element::u64},
-    {16, ov::element::bf16},
-};
-
-int32_t DTypeOf(const ov::element::Type& type) {
-  for (const Type& entry : kTypes) {
-    if (type == entry.type) return entry.dtype;
-  }
-  throw Error(CAESURA_UNSUPPORTED, "element type " + type.get_type_name() + " has no counterpart");
-}
-
-ov::element::Type TypeOf(int32_t dtype) {
-  for (const Type& entry : kTypes) {
-    if (dtype == entry.dtype) return entry.type;
-  }
-  throw Error(CAESURA_UNSUPPORTED, "dtype " + std::to_string(dtype) + " is none of OpenVINO's");
 }
 
 struct LoadedModel {
@@ -115,11 +92,7 @@ CaesuraStatus* Load(const CaesuraOpNode* given, const void* bytes, size_t size, 
     } catch (const std::exception& error) {
       throw Error(CAESURA_INVALID_MODEL, error.what());
     }
-    try {
-      loaded->compiled = Core().compile_model(read, device, config);
-    } catch (const std::exception& error) {
-      throw Error(CAESURA_PROVIDER_FAILURE, error.what());
-    }
+    loaded->compiled = Core().compile_model(read, device, config);
     *model = loaded.release();
   });
 }
@@ -146,12 +119,6 @@ CaesuraStatus* Describe(void* model, CaesuraOpNode* description) {
       DescribePort(compiled.outputs()[i], "output_" + std::to_string(i), description, OpApi().describe_output);
     }
   });
-}
-
-ov::Tensor Borrow(const CaesuraTensor& tensor) {
-  const ov::Shape shape(tensor.dims, tensor.dims + tensor.rank);
-  static char nothing[8];  // OpenVINO takes no null, not even for no elements
-  return {TypeOf(tensor.dtype), shape, tensor.data == nullptr ? nothing : tensor.data};
 }
 
 void Run(RunState& run, CaesuraContext* context) {
@@ -203,13 +170,7 @@ extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMa
   };
   runtime.destroy_run = [](void* run) { delete static_cast<RunState*>(run); };
   runtime.run = [](void* run, CaesuraContext* context) {
-    return Guard([&] {
-      try {
-        Run(*static_cast<RunState*>(run), context);
-      } catch (const ov::Exception& error) {
-        throw Error(CAESURA_PROVIDER_FAILURE, error.what());
-      }
-    });
+    return Guard([&] { Run(*static_cast<RunState*>(run), context); });
   };
   return api->add_model_runtime(plugin, &runtime);
 }
