@@ -173,21 +173,29 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes) {
   std::unordered_set<std::string> changing(trainable.begin(), trainable.end());
-  for (const Value* value : RunningStatistics(*model.graph)) changing.insert(value->name());
+  for (const std::string& name : StatisticNames(*model.graph)) changing.insert(name);
   return RunPasses(ForwardPasses(std::move(changing)), model, disabled_passes).status();
 }
 
-Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters, bool share) {
+std::vector<std::string> StatisticNames(const Graph& graph) {
+  const std::unordered_set<const Value*> statistics = RunningStatistics(graph);
+  std::vector<std::string> names;
+  for (const Value* value : graph.Values()) {
+    if (statistics.count(value)) names.push_back(value->name());
+  }
+  return names;
+}
+
+Status CopyInitializers(const std::vector<std::string>& names, const std::vector<Graph*>& graphs) {
   for (const std::string& name : names) {
-    Value* value = graph.FindValue(name);
-    Tensor own = *graph.Initializer(value);
-    if (!share) {
-      ASSIGN_OR_RETURN(own, own.Clone());
-    }
-    graph.SetInitializer(value, own);
-    parameters->Add(name, std::move(own));
+    ASSIGN_OR_RETURN(const Tensor copy, graphs.front()->Initializer(graphs.front()->FindValue(name))->Clone());
+    for (Graph* graph : graphs) graph->SetInitializer(graph->FindValue(name), copy);
   }
   return {};
+}
+
+void AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters) {
+  for (const std::string& name : names) parameters->Add(name, *graph.Initializer(graph.FindValue(name)));
 }
 
 void ShareParameters(const ParameterSet& parameters, int count, Graph* graph) {

@@ -78,9 +78,14 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes);
 
-// Adds copies of the graph's initializers of these names, and makes them the graph's own too; with `share` it adds the
-// initializers themselves.
-Status AddParameters(Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters, bool share = false);
+// Names of the running statistics that a model in training updates, in the order of its values.
+std::vector<std::string> StatisticNames(const Graph& graph);
+
+// Gives graphs that share initializers of these names copies of them, shared as before. One after the other: no two
+// copies of all are held at any time, unless others hold them.
+Status CopyInitializers(const std::vector<std::string>& names, const std::vector<Graph*>& graphs);
+// Adds the graph's initializers of these names, not copied.
+void AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters);
 // Makes the first `count` parameters the initializers of their names: one copy of them in memory.
 void ShareParameters(const ParameterSet& parameters, int count, Graph* graph);
 

@@ -95,9 +95,9 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   RETURN_IF_ERROR(ops->Attach(model, trainable));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options.disabled_passes));
   program->parameters = trainable;
-  const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
-  for (const Value* value : model.graph->Values()) {
-    if (statistics.count(value)) program->parameters.push_back(value->name());
+  for (std::string& name : StatisticNames(*model.graph)) program->parameters.push_back(std::move(name));
+  if (!shares_parameters_) {
+    RETURN_IF_ERROR(CopyInitializers(program->parameters, {model.graph.get()}));
   }
 
   Model evaluation = model.Clone();
@@ -107,7 +107,7 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
     ASSIGN_OR_RETURN(updates, SwitchToTraining(*model.graph));
   }
   parameters_ = std::make_shared<ParameterSet>();
-  RETURN_IF_ERROR(AddParameters(*model.graph, program->parameters, parameters_.get(), shares_parameters_));
+  AddParameters(*model.graph, program->parameters, parameters_.get());
   ModuleGraphOptions cut{trainable, options.inputs};
   for (const StatisticUpdate& update : updates) {
     program->statistics.push_back(parameters_->Find(update.target->name()));

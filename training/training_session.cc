@@ -66,11 +66,13 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(ops_->Attach(model, trainable));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
   RETURN_IF_ERROR(RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes).status());
+  if (!options_.share_parameters) {
+    for (const auto& names : {trainable, StatisticNames(*model.graph)}) {
+      RETURN_IF_ERROR(CopyInitializers(names, {model.graph.get(), original_.graph.get()}));
+    }
+  }
 
   ASSIGN_OR_RETURN(update_, MakeStep(model, trainable, true));
-  for (Graph* graph : {model.graph.get(), original_.graph.get()}) {
-    ShareParameters(parameters_, trained_ + statistics_, graph);
-  }
   if (options_.step.accumulation_steps > 1) {
     ASSIGN_OR_RETURN(accumulate_, MakeStep(model, trainable, false));
   }
@@ -86,7 +88,7 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
     names_ = program.parameters;
     trained_ = program.trained;
     statistics_ = program.statistics;
-    RETURN_IF_ERROR(AddParameters(*program.graph, names_, &parameters_, options_.share_parameters));
+    AddParameters(*program.graph, names_, &parameters_);
   } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
     return Internal("the accumulating program's parameters are no prefix of the updating one's");
   } else {
