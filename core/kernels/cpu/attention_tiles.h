@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tiled attention and its gradient are made of: float tiles of whole vectors, their products, and moves between
-// them and tensors of any layout. All of it inlines into a loop under OnBestIsa.
+// What tiled attention and its gradient are made of, on top of float_tiles.h: rows of scores, heads as tiles, and which
+// keys a strip of queries sees. All of it inlines into a loop under OnBestTiles.
 //
 // A tile is row-major with rows of a multiple of 16 floats, aligned to 64 bytes; its columns beyond the matrix are
 // zero. The right matrix of S = Q K^T is kept as panels: for each 32 keys, [size][32].
@@ -12,7 +12,7 @@
 #include <limits>
 
 #include "core/kernels/cpu/attention_rows.h"
-#include "core/kernels/cpu/best_isa.h"
+#include "core/kernels/cpu/float_tiles.h"
 
 namespace caesura::tiles {
 
@@ -27,77 +27,18 @@ inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t RoundDown(int64_t n, int64_t to) { return n / to * to; }
 
-// Vectors of an instruction set, and how many rows and vectors of a product fit into its registers.
-struct Vectors64 {
-  using Floats = float __attribute__((vector_size(64), may_alias));
-  using Ints = int32_t __attribute__((vector_size(64), may_alias));
-  static constexpr int kRows = 8;
-};
-struct Vectors32 {
-  using Floats = float __attribute__((vector_size(32), may_alias));
-  using Ints = int32_t __attribute__((vector_size(32), may_alias));
-  static constexpr int kRows = 4;
-};
-struct Vectors16 {
-  using Floats = float __attribute__((vector_size(16), may_alias));
-  using Ints = int32_t __attribute__((vector_size(16), may_alias));
-  static constexpr int kRows = 4;
-};
-template <typename Vectors>
-struct Registers : Vectors {
-  using typename Vectors::Floats;
-  static constexpr int64_t kWidth = sizeof(Floats) / sizeof(float);
-  static constexpr int kVectors = 2;
-
-  static Floats& At(float* p) { return *reinterpret_cast<Floats*>(p); }
-  static const Floats& At(const float* p) { return *reinterpret_cast<const Floats*>(p); }
+// Where a block of a product goes: to a tile, or on top of what is there.
+template <typename R, bool kAdd>
+struct AddTo {
+  float* c;
+  int64_t c_step;
+  void operator()(int row, int vector, const typename R::Floats& sum) const {
+    typename R::Floats& to = R::At(c + row * c_step + vector * R::kWidth);
+    to = kAdd ? to + sum : sum;
+  }
 };
 
-// fn(registers) on the machine's widest instruction set; `fn` is compiled once for each, with its own registers.
-template <typename Fn>
-void OnBestTiles(Fn fn) {
-  auto wide = [&] { fn(Registers<Vectors64>()); };
-  auto middle = [&] { fn(Registers<Vectors32>()); };
-  switch (BestIsa()) {
-    case Isa::kX86V4: return isa_internal::RunV4(wide);
-    case Isa::kX86V3: return isa_internal::RunV3(middle);
-    case Isa::kBaseline: return fn(Registers<Vectors16>());
-  }
-}
-
-// C = A B, or C += A B where kAdd, for a block that stays in registers. A(r, k) is a[r * a_step + k], or
-// a[k * a_step + r] where kAcross.
-template <typename R, int kVectors, bool kAcross, bool kAdd>
-inline void MultiplyBlock(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t depth, float* c,
-                          int64_t c_step) {
-  typename R::Floats sum[R::kRows][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < R::kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = typename R::Floats{};
-  }
-  for (int64_t k = 0; k < depth; ++k) {
-    typename R::Floats right[kVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) right[v] = R::At(b + k * b_step + v * R::kWidth);
-#pragma GCC unroll 8
-    for (int r = 0; r < R::kRows; ++r) {
-      const float left = kAcross ? a[k * a_step + r] : a[r * a_step + k];
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[r][v] += left * right[v];
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R::kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      typename R::Floats& to = R::At(c + r * c_step + v * R::kWidth);
-      to = kAdd ? to + sum[r][v] : sum[r][v];
-    }
-  }
-}
-
-// The same for a strip of rows and `columns` columns, a multiple of 16.
+// C = A B, or C += A B where kAdd, for a strip of rows and `columns` columns, a multiple of 16.
 template <typename R, bool kAcross, bool kAdd>
 inline void MultiplyStrip(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t depth, float* c,
                           int64_t c_step, int64_t columns) {
@@ -105,10 +46,10 @@ inline void MultiplyStrip(const float* a, int64_t a_step, const float* b, int64_
   for (int64_t r = 0; r < kStrip; r += R::kRows, c += R::kRows * c_step, a += R::kRows * (kAcross ? 1 : a_step)) {
     int64_t j = 0;
     for (; j + kColumns <= columns; j += kColumns) {
-      MultiplyBlock<R, R::kVectors, kAcross, kAdd>(a, a_step, b + j, b_step, depth, c + j, c_step);
+      MultiplyBlock<R, R::kRows, R::kVectors, kAcross>(a, a_step, b + j, b_step, depth, AddTo<R, kAdd>{c + j, c_step});
     }
     if (kColumns > kLanes && j < columns) {
-      MultiplyBlock<R, 1, kAcross, kAdd>(a, a_step, b + j, b_step, depth, c + j, c_step);
+      MultiplyBlock<R, R::kRows, 1, kAcross>(a, a_step, b + j, b_step, depth, AddTo<R, kAdd>{c + j, c_step});
     }
   }
 }
@@ -161,25 +102,10 @@ inline float Max(const Floats& x) {
   return Reduce(x, [](auto& a, const auto& b) { a = b < a ? a : b; });
 }
 
-// [kPanel, padded] to [padded, kPanel], by blocks of 4 x 4.
+// [kPanel, padded] to [padded, kPanel].
 inline void TransposePanel(const float* rows, int64_t padded, float* panel) {
-  using Four = float __attribute__((vector_size(16), may_alias));
-  auto load = [](const float* p) { return *reinterpret_cast<const Four*>(p); };
-  auto store = [](float* p, const Four& x) { *reinterpret_cast<Four*>(p) = x; };
   for (int64_t j = 0; j < kPanel; j += 4) {
-    for (int64_t c = 0; c < padded; c += 4) {
-      const float* from = rows + j * padded + c;
-      const Four r0 = load(from), r1 = load(from + padded);
-      const Four r2 = load(from + 2 * padded), r3 = load(from + 3 * padded);
-      const Four low0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), low1 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-      const Four high0 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-      const Four high1 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-      float* to = panel + c * kPanel + j;
-      store(to, __builtin_shufflevector(low0, low1, 0, 1, 4, 5));
-      store(to + kPanel, __builtin_shufflevector(low0, low1, 2, 3, 6, 7));
-      store(to + 2 * kPanel, __builtin_shufflevector(high0, high1, 0, 1, 4, 5));
-      store(to + 3 * kPanel, __builtin_shufflevector(high0, high1, 2, 3, 6, 7));
-    }
+    for (int64_t c = 0; c < padded; c += 4) TransposeFour(rows + j * padded + c, padded, panel + c * kPanel + j, kPanel);
   }
 }
 

@@ -6,13 +6,17 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/gemm_tiles.h"
 #include "core/kernels/cpu/parallel.h"
 
 namespace caesura {
 namespace {
 
-// Multiply-adds up to which the plain loop beats a oneDNN call.
-constexpr int64_t kSmallProduct = 20000;
+// Whether the plain loop (float32: gemm_tiles.h) beats a oneDNN call. A B that must be turned first pays over some rows.
+bool IsSmall(const GemmSpec& s, int64_t multiply_adds) {
+  const bool tiles = s.dtype == DType::kFloat32 && (s.b.col == 1 || s.m >= 8);
+  return multiply_adds <= (tiles ? 140000 : 20000);
+}
 
 constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the plain loop
 constexpr int64_t kWideStrip = 32, kStrip = 16, kNarrowStrip = 8;  // columns whose sums stay in registers
@@ -147,6 +151,8 @@ int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>
 template <typename T, typename C>
 void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias,
                const void* addend) {
+  constexpr bool kFloats = std::is_same_v<T, float> && std::is_same_v<C, float>;
+  const bool tiles = kFloats && (s.a.col == 1 || s.a.row == 1);
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, s.n * s.k));
   ParallelFor(threads, BatchCount(s) * s.m, grain, [&](int64_t first, int64_t last) {
     while (first < last) {
@@ -159,7 +165,12 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
                            static_cast<C*>(c) + c_offset, static_cast<const T*>(bias),
                            addend == nullptr ? nullptr : static_cast<const C*>(addend) + c_offset);
       };
-      if constexpr (std::is_floating_point_v<T>) {
+      if (tiles) {
+        MultiplyFloatRows(s, row, row + rows, static_cast<const float*>(a) + BatchOffset(s.batch, s.a_batch, index),
+                          static_cast<const float*>(b) + BatchOffset(s.batch, s.b_batch, index),
+                          static_cast<float*>(c) + c_offset, static_cast<const float*>(bias),
+                          addend == nullptr ? nullptr : static_cast<const float*>(addend) + c_offset);
+      } else if constexpr (std::is_floating_point_v<T>) {
         OnBestIsa(multiply);
       } else {
         multiply();
@@ -231,7 +242,7 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   Gemm out;
   const int64_t work = BatchCount(spec) * spec.m * spec.n * spec.k;
   const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
-  if ((work > kSmallProduct && (dnnl_type || spec.dtype == DType::kFloat16)) || (spec.packed_b && work > 0)) {
+  if ((!IsSmall(spec, work) && (dnnl_type || spec.dtype == DType::kFloat16)) || (spec.packed_b && work > 0)) {
     Result<DnnlCall> call = MakeCall(info, DnnlThreads(info.threads(), work), spec);
     if (call.ok()) {
       out.dnnl_ = *std::move(call);
@@ -241,7 +252,7 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
     const bool plain = spec.dtype == DType::kFloat32 && !spec.packed_b;
     if (call.status().code() != StatusCode::kUnsupported || !plain) return call.status();
   }
-  out.threads_ = info.threads();
+  out.threads_ = spec.dtype == DType::kFloat32 ? DnnlThreads(info.threads(), work) : info.threads();
   DispatchNumeric(spec.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (spec.c_dtype == spec.dtype) out.plain_ = PlainGemm<T, T>;

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: loss = -weight[label] * log_prob[label], reduced.
 #include <cmath>
+#include <type_traits>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/float_math.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/loss_spec.h"
 #include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/row_math.h"
 #include "core/kernels/kernel_context.h"
 
 namespace caesura {
@@ -32,25 +36,33 @@ Status ReduceLoss(const LossSpec& spec, KernelContext& context, const T* log_pro
   return {};
 }
 
+// Elements up to which a oneDNN call costs more than the loop.
+constexpr int64_t kSmallLogSoftmax = 4096;
+
 // y = log softmax of x along the classes.
 template <typename T>
 void LogSoftmax(int threads, const LossSpec& s, const T* x, T* y) {
   using Acc = Accumulator<T>;
   ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1), [=](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t at = s.ScoreAt(i, 0), step = s.positions;
-      Acc max = x[at], sum = 0;
-      for (int64_t c = 1; c < s.classes; ++c) max = std::max<Acc>(max, x[at + c * step]);
-      for (int64_t c = 0; c < s.classes; ++c) sum += std::exp(Acc(x[at + c * step]) - max);
-      const Acc shift = max + std::log(sum);
-      for (int64_t c = 0; c < s.classes; ++c) y[at + c * step] = T(Acc(x[at + c * step]) - shift);
-    }
+    auto rows = [=](auto step) {
+      for (int64_t i = first; i < last; ++i) {
+        const T* from = x + s.ScoreAt(i, 0);
+        T* to = y + s.ScoreAt(i, 0);
+        Acc max = from[0];
+        for (int64_t c = 1; c < s.classes; ++c) max = std::max<Acc>(max, from[c * step]);
+        const Acc sum = LaneSum<Acc>(s.classes, [=](int64_t c) { return math::Exp(Acc(from[c * step]) - max); });
+        const Acc shift = max + std::log(sum);
+        for (int64_t c = 0; c < s.classes; ++c) to[c * step] = T(Acc(from[c * step]) - shift);
+      }
+    };
+    if (s.positions == 1) OnBestIsa([&] { rows(std::integral_constant<int64_t, 1>()); });
+    else rows(s.positions);
   });
 }
 
 Result<DnnlCall> MakeLogSoftmax(KernelInfo& info, DType dtype, const LossSpec& s) {
   const int64_t count = s.samples() * s.classes;
-  if (count < 64 || (dtype != DType::kFloat32 && dtype != DType::kBFloat16)) return info.Refuse("small or wide");
+  if (count <= kSmallLogSoftmax || (dtype != DType::kFloat32 && dtype != DType::kBFloat16)) return info.Refuse("small or wide");
   DnnlTensor tensor{dtype, {s.batch, s.classes}, {}};
   if (s.positions > 1) tensor.dims.push_back(s.positions);
   return MakeDnnlSoftmax(info, DnnlThreads(info.threads(), 8 * count), tensor, 1, true);

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/cpu/gemm_tiles.h"
+
+#include <algorithm>
+
+#include "core/kernels/cpu/float_tiles.h"
+
+namespace caesura {
+namespace {
+
+using tiles::MultiplyBlock;
+
+constexpr int64_t kPanel = 32;   // columns that are worked on together
+constexpr int64_t kDepth = 256;  // of a panel: it stays in the L1 cache
+
+// to[p][j] = b(p, j) for `depth` x `columns`, zeros behind them.
+inline void PackPanel(const float* b, MatrixStrides bs, int64_t depth, int64_t columns, float* to) {
+  int64_t j = 0, whole = 0;
+  if (bs.row == 1) {
+    whole = depth / 4 * 4;
+    for (; j + 4 <= columns; j += 4) {
+      for (int64_t p = 0; p < whole; p += 4) {
+        tiles::TransposeFour(b + j * bs.col + p, bs.col, to + p * kPanel + j, kPanel);
+      }
+    }
+  }
+  for (int64_t p = 0; p < depth; ++p) {
+    float* row = to + p * kPanel;
+    for (int64_t i = p < whole ? j : 0; i < columns; ++i) row[i] = b[p * bs.row + i * bs.col];
+    std::fill(row + columns, row + kPanel, 0.0f);
+  }
+}
+
+// C, and what is added to it while a product is written.
+struct Target {
+  const GemmSpec& s;
+  bool add;  // to what C holds
+  float* c;
+  const float *bias, *addend;
+};
+
+// Writes [rows][columns] sums, rows of kPanel, to C from `row` and `column` on.
+template <typename R>
+inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r, sums += kPanel) {
+    const int64_t first = (row + r) * to.s.c.row + column;
+    auto finish = [&](auto& sum, int64_t j, auto load) {
+      if (to.s.alpha != 1.0f) sum = to.s.alpha * sum;
+      if (to.add) sum += load(to.c + first + j);
+      if (to.bias != nullptr) sum += load(to.bias + column + j);
+      if (to.addend != nullptr) sum += load(to.addend + first + j);
+    };
+    int64_t j = 0;
+    for (; j + R::kWidth <= columns; j += R::kWidth) {
+      auto load = [](const float* p) -> const auto& { return R::Load(p); };
+      typename R::Floats sum = R::Load(sums + j);
+      finish(sum, j, load);
+      R::Store(to.c + first + j, sum);
+    }
+    for (; j < columns; ++j) {
+      float sum = sums[j];
+      finish(sum, j, [](const float* p) { return *p; });
+      to.c[first + j] = sum;
+    }
+  }
+}
+
+// One panel of B under rows [first, last) of A, by as many rows at a time as are left. A(i, p) as MultiplyBlock reads it.
+template <typename R, int kRows, bool kAcross>
+inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t column, int64_t columns, const float* a,
+                          int64_t a_step, const float* b, int64_t b_step, int64_t depth) {
+  alignas(64) float sums[kRows * kPanel];
+  for (; first + kRows <= last; first += kRows) {
+    const float* rows = a + first * (kAcross ? 1 : a_step);
+    int64_t j = 0;
+    auto store = [&](int r, int v, const typename R::Floats& sum) { R::Store(sums + r * kPanel + j + v * R::kWidth, sum); };
+    for (; j + R::kWidth < columns; j += R::kVectors * R::kWidth) {
+      MultiplyBlock<R, kRows, R::kVectors, kAcross>(rows, a_step, b + j, b_step, depth, store);
+    }
+    if (j < columns) MultiplyBlock<R, kRows, 1, kAcross>(rows, a_step, b + j, b_step, depth, store);
+    WriteBlock<R>(to, sums, first, kRows, column, columns);
+  }
+  if constexpr (kRows > 1) {
+    if (first < last) {
+      MultiplyPanel<R, kRows / 2, kAcross>(to, first, last, column, columns, a, a_step, b, b_step, depth);
+    }
+  }
+}
+
+template <typename R>
+inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
+                         const float* bias, const float* addend) {
+  alignas(64) float panel[kDepth * kPanel];
+  for (int64_t j = 0; j < s.n; j += kPanel) {
+    const int64_t columns = std::min(kPanel, s.n - j);
+    int64_t p = 0;
+    do {
+      const int64_t depth = std::min(kDepth, s.k - p);
+      const float* right = b + p * s.b.row + j * s.b.col;
+      int64_t right_step = s.b.row;
+      if (s.b.col != 1 || columns % R::kWidth != 0) {
+        PackPanel(right, s.b, depth, columns, panel);
+        right = panel;
+        right_step = kPanel;
+      }
+      const bool start = p == 0;
+      const Target to{s, s.accumulate || !start, c, start ? bias : nullptr, start ? addend : nullptr};
+      const float* left = a + p * s.a.col;
+      if (s.a.col == 1) {
+        MultiplyPanel<R, R::kRows, false>(to, first, last, j, columns, left, s.a.row, right, right_step, depth);
+      } else {
+        MultiplyPanel<R, R::kRows, true>(to, first, last, j, columns, left, s.a.col, right, right_step, depth);
+      }
+      p += kDepth;
+    } while (p < s.k);
+  }
+}
+
+}  // namespace
+
+void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
+                       const float* bias, const float* addend) {
+  tiles::OnBestTiles([&](auto registers) {
+    MultiplyRows<decltype(registers)>(s, first, last, a, b, c, bias, addend);
+  });
+}
+
+}  // namespace caesura
