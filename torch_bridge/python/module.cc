@@ -83,6 +83,7 @@ NB_MODULE(_core, m) {
   caesura::python::BindOrtValue(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);
+  caesura::python::BindStepCall(m);
   caesura::python::BindSplit(m);
   caesura::python::BindProgram(m);
 }
