@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/library.h>
 
 #include <mutex>
 #include <optional>
@@ -41,7 +40,7 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   explicit Backward(c10::intrusive_ptr<CapturedCall> call) : call_(std::move(call)) {}
 
   // What the backward reads, and for derivatives of derivatives the inputs. `outputs` have this node as their origin.
-  void Save(const std::vector<at::Tensor>& tensors, c10::IntArrayRef sizes, const CapturedGraph::Values& values,
+  void Save(at::TensorList tensors, c10::IntArrayRef sizes, const CapturedGraph::Values& values,
             const std::vector<at::Tensor>& outputs, std::optional<at::Tensor> random) {
     const CallLayout& layout = call_->layout_;
     std::vector<bool> written(tensors.size());
@@ -138,9 +137,12 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intru
                                          &l.backward_gradients, &l.backward_results};
   TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists), " lists");
   for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
+  operator_ = std::make_unique<::torch::Library>(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
+  const std::string schema = "call_" + std::to_string(key) + "(Tensor[] tensors, int[] sizes) -> Tensor[]";
+  operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) { return Run(tensors, sizes); });
 }
 
-std::vector<at::Tensor> CapturedCall::Run(const std::vector<at::Tensor>& tensors, c10::IntArrayRef sizes) {
+std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayRef sizes) {
   TORCH_CHECK(tensors.size() == layout_.tensors.size() && sizes.size() == layout_.sizes.size(),
               "the graph was captured for other arguments");
   c10::intrusive_ptr<Backward> node;
@@ -160,7 +162,7 @@ std::vector<at::Tensor> CapturedCall::Run(const std::vector<at::Tensor>& tensors
     PlainScope scope;
     forward_->Run(values);
     for (size_t i = 0; i < layout_.mutated.size(); ++i) {
-      const_cast<at::Tensor&>(tensors[layout_.mutated[i]]).copy_(values[layout_.new_values[i]].toTensor());
+      tensors[layout_.mutated[i]].copy_(values[layout_.new_values[i]].toTensor());
     }
     for (int64_t i : layout_.outputs) {
       at::Tensor out = values[i].toTensor();
@@ -198,9 +200,6 @@ void RegisterCapturedCalls() {
           return c10::make_intrusive<CapturedCall>(forward, backward.value_or(nullptr), std::move(layout), random, key,
                                                    *keep);
         }));
-    library.def("call(__torch__.torch.classes.caesura.Call call, Tensor[] tensors, int[] sizes) -> Tensor[]",
-                [](const c10::intrusive_ptr<CapturedCall>& call, std::vector<at::Tensor> tensors,
-                   std::vector<int64_t> sizes) { return call->Run(tensors, sizes); });
     library.def("differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? random) -> Tensor[]");
     return true;
   }();

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured forward and backward as one operator of PyTorch's, caesura::call: its steps and its autograd node are in C++."""
+"""A captured forward and backward as one operator of PyTorch's: its steps and its autograd node are in C++."""
 
 import functools
 import itertools
@@ -32,12 +32,17 @@ def make_call(module, forward: GraphProgram, backward, metadata, decompositions)
         return None
     again = Again(module, forward, metadata, decompositions)
     call = torch.classes.caesura.Call(*graphs, layout, again.random, again.key, _core.keep_alive(again))
-    run = torch.ops.caesura.call.default._op
+    operation, _ = torch._C._jit_get_operation(f"caesura::call_{again.key}")
     tensors = [i for i, n in enumerate(forward.placeholders) if _is_tensor(n)]
     sizes = [i for i, n in enumerate(forward.placeholders) if not _is_tensor(n)]
-    if not sizes:
-        return lambda *arguments: run(call, arguments, ())
-    return lambda *arguments: run(call, [arguments[i] for i in tensors], [arguments[i] for i in sizes])
+
+    def run(*arguments, held=call):
+        return operation(arguments, ())
+
+    def run_with_sizes(*arguments, held=call):
+        return operation([arguments[i] for i in tensors], [arguments[i] for i in sizes])
+
+    return run_with_sizes if sizes else run
 
 
 @functools.cache
