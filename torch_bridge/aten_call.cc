@@ -135,7 +135,39 @@ IValue AttributeAs(const TypePtr& type, const Attribute& attribute, const std::s
   TORCH_CHECK_VALUE(false, "argument '", argument, "' cannot be given as an attribute of this kind");
 }
 
+template <typename T, typename Read>
+IValue ListOfItems(const std::vector<IValue>& items, Read read) {
+  c10::List<T> out;
+  out.reserve(items.size());
+  for (const IValue& item : items) out.push_back(read(item));
+  return out;
+}
+
 }  // namespace
+
+// --- what Python hands over ---
+
+IValue ItemArgument(const TypePtr& type, const IValue& item) {
+  const TypeKind kind = Inner(type)->kind();
+  const bool converted = kind == TypeKind::FloatType || kind == TypeKind::BoolType || kind == TypeKind::TensorType;
+  return converted && item.isScalar() ? ScalarOf(kind, item.toScalar(), "") : item;
+}
+
+IValue ListArgument(const TypePtr& type, const std::vector<IValue>& items) {
+  const TypePtr element = ElementOf(type);
+  TORCH_CHECK_VALUE(element, "an argument of type ", type->str(), " takes no list");
+  switch (element->kind()) {
+    case TypeKind::TensorType: return ListOfItems<at::Tensor>(items, [](const IValue& i) { return i.toTensor(); });
+    case TypeKind::OptionalType:
+      return ListOfItems<std::optional<at::Tensor>>(items, [](const IValue& i) { return i.toOptional<at::Tensor>(); });
+    case TypeKind::IntType:
+    case TypeKind::SymIntType: return ListOfItems<int64_t>(items, [](const IValue& i) { return i.toInt(); });
+    case TypeKind::FloatType: return ListOfItems<double>(items, [](const IValue& i) { return i.toScalar().toDouble(); });
+    case TypeKind::BoolType: return ListOfItems<bool>(items, [](const IValue& i) { return i.toBool(); });
+    case TypeKind::NumberType: return ListOfItems<at::Scalar>(items, [](const IValue& i) { return i.toScalar(); });
+    default: TORCH_CHECK_VALUE(false, "lists of ", element->str(), " are not taken");
+  }
+}
 
 // --- thread-local state ---
 

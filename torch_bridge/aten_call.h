@@ -26,6 +26,11 @@ class DispatchScope {
   std::unique_ptr<Guards> guards_;
 };
 
+// `item`, a value or a number as Python has them, as an argument of this type; throws where it is none.
+c10::IValue ItemArgument(const c10::TypePtr& type, const c10::IValue& item);
+// The same of a list's items.
+c10::IValue ListArgument(const c10::TypePtr& type, const std::vector<c10::IValue>& items);
+
 class AtenCall {
  public:
   // The operator and its arguments, from the node's attributes and inputs. `first_input`: the node's input that is

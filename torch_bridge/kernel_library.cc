@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "torch_bridge/aten_op.h"
+#include "torch_bridge/captured_call.h"
 #include "torch_bridge/torch_provider.h"
 
 extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::KernelRegistry* registry) {
@@ -14,6 +15,7 @@ extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::K
     return "libcaesura_torch was built with PyTorch " TORCH_VERSION " and works with that release only";
   }
   caesura::torch::RegisterAtenKernels(*registry);
+  caesura::torch::RegisterCapturedCalls();
   return nullptr;
 }
 

@@ -170,6 +170,14 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
   return std::make_shared<ProviderFallback>(std::move(providers), cpu, enabled);
 }
 
+Result<std::unique_ptr<ParameterGraph>> OpenCaptured(Model model, const ProviderFallback::MakeProvider& make_provider,
+                                                     int threads) {
+  ParameterGraphOptions options{.passes = [](const ProviderList& providers) { return StepPasses(providers); }};
+  options.plan.threads = threads;
+  auto fallback = std::make_shared<ProviderFallback>(ProviderList{make_provider()}, make_provider);
+  return ParameterGraph::Create(std::move(model.graph), std::move(fallback), std::move(options));
+}
+
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes) {
   std::unordered_set<std::string> changing(trainable.begin(), trainable.end());

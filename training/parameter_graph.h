@@ -74,6 +74,11 @@ class ParameterGraph {
 // Of a session or module on these providers (none: the CPU provider), with training's kernels on the CPU.
 std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled);
 
+// A captured graph of calls, forward or backward, on the provider that `make_provider` gives: it has no parameters, and the
+// passes are those of a step. threads: per kernel, as PlanOptions has it.
+Result<std::unique_ptr<ParameterGraph>> OpenCaptured(Model model, const ProviderFallback::MakeProvider& make_provider,
+                                                     int threads);
+
 // The forward passes, on a model whose initializers named in `trainable` and running statistics change between runs.
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes);

@@ -66,6 +66,8 @@ Model ReadSource(nanobind::object source);
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 // Whether the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
+// Where the elements of a dense torch.Tensor are; borrowed for the moment.
+const void* TorchBytes(nanobind::handle tensor);
 // A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.
 nanobind::object ToTorch(const Tensor& tensor);
 
@@ -74,6 +76,7 @@ void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from
 void BindOrtValue(nanobind::module_& m);  // ort_value.cc
 void BindSession(nanobind::module_& m);   // inference_session.cc
 void BindTraining(nanobind::module_& m);  // training_session.cc
+void BindStepCall(nanobind::module_& m);  // step_call.cc
 void BindSplit(nanobind::module_& m);     // split_module.cc
 void BindProgram(nanobind::module_& m);   // program.cc
 

@@ -29,6 +29,16 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   torch_version = version;
 }
 
+// The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's to take over.
+int64_t KeepAlive(nanobind::object object) {
+  auto release = [](void* held) {
+    if (!Py_IsInitialized()) return;
+    nanobind::gil_scoped_acquire lock;
+    Py_DECREF(static_cast<PyObject*>(held));
+  };
+  return reinterpret_cast<int64_t>(new std::shared_ptr<void>(object.release().ptr(), release));
+}
+
 }  // namespace
 
 std::shared_ptr<const ExecutionProvider> CpuProvider() {
@@ -79,10 +89,12 @@ NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
+  m.def("keep_alive", &caesura::python::KeepAlive);
   caesura::python::BindValues(m);
   caesura::python::BindOrtValue(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);
+  caesura::python::BindStepCall(m);
   caesura::python::BindSplit(m);
   caesura::python::BindProgram(m);
 }

@@ -3,7 +3,6 @@
 #include <nanobind/stl/pair.h>
 
 #include "core/load/model_reader.h"
-#include "graph_transforms/pipeline.h"
 #include "torch_bridge/python/bindings.h"
 #include "training/parameter_graph.h"
 
@@ -15,11 +14,8 @@ namespace {
 class Program {
  public:
   Program(nb::bytes model, int threads) {
-    ParameterGraphOptions options{.passes = [](const ProviderList& providers) { return StepPasses(providers); }};
-    options.plan.threads = threads;
     auto parsed = Unwrap(ReadModelBytes(std::string_view(model.c_str(), model.size())));
-    auto fallback = std::make_shared<ProviderFallback>(ProviderList{CpuProvider()}, CpuProvider);
-    graph_ = Unwrap(ParameterGraph::Create(parsed.graph, std::move(fallback), std::move(options)));
+    graph_ = Unwrap(OpenCaptured(std::move(parsed), CpuProvider, threads));
   }
 
   // Plain ints are host scalars that the plan is made for: shapes follow from them.

@@ -139,6 +139,12 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
 
 bool HasDlpackFunctions(nb::handle object) { return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr; }
 
+const void* TorchBytes(nb::handle tensor) {
+  DLTensor view;
+  if (TorchApi().dltensor_from_py_object_no_sync(tensor.ptr(), &view) != 0) throw nb::python_error();
+  return static_cast<const char*>(view.data) + view.byte_offset;
+}
+
 nb::object ToTorch(const Tensor& tensor) {
   const DLPackExchangeAPI& api = TorchApi();
   if (tensor.defined() && DTypeFileBits(tensor.dtype()) < 8) {  // PyTorch knows no padded ones

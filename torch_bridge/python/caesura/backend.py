@@ -4,11 +4,15 @@
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from caesura.aten import TABLE
+from caesura.captured_call import make_call
 from caesura.graph_program import GraphProgram
+from caesura.reports import StrictError
 
 
 def decompositions(kept=TABLE):
@@ -16,12 +20,32 @@ def decompositions(kept=TABLE):
     return {target: function for target, function in core_aten_decompositions().items() if target not in kept}
 
 
-def _compile(module: torch.fx.GraphModule, example_inputs):
-    with unset_fake_temporarily():  # the graph's constants are real
-        program = GraphProgram(module)
+class _Captured:
+    """What AOT autograd hands over while it compiles a graph."""
 
+    forward = backward = metadata = None
+    refused = False  # the backward is, by caesura.strict(); an error where it is called
+
+    def compile_forward(self, module, example_inputs):
+        self.forward, self.metadata = _program(module), TracingContext.get().fw_metadata
+        return _boxed(lambda: self.forward)
+
+    def compile_backward(self, module, example_inputs):
+        try:
+            self.backward = _program(module)
+        except StrictError:
+            self.refused = True
+        return _boxed(lambda: self.backward or _program(module))
+
+
+def _program(module):
+    with unset_fake_temporarily():  # the graph's constants are real
+        return GraphProgram(module)
+
+
+def _boxed(get_program):
     def run(arguments):
-        return program.run(arguments)
+        return get_program().run(arguments)
 
     run._boxed_call = True  # the arguments come as a list that is ours to empty
     return run
@@ -31,6 +55,14 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
         raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
-    compile_graph = aot_autograd(fw_compiler=_compile, bw_compiler=_compile, inference_compiler=_compile,
-                                 decompositions=decompositions(), partition_fn=min_cut_rematerialization_partition)
-    return compile_graph(module, example_inputs)
+    captured, table = _Captured(), decompositions()
+    compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
+                                 inference_compiler=captured.compile_forward, decompositions=table,
+                                 partition_fn=min_cut_rematerialization_partition)
+    with config.patch(force_non_lazy_backward_lowering=True):
+        compiled = compile_graph(module, example_inputs)
+    if captured.refused:
+        return compiled
+    with unset_fake_temporarily():
+        call = make_call(module, captured.forward, captured.backward, captured.metadata, table)
+    return compiled if call is None else call

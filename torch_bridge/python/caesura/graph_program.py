@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured graph of ATen calls as a callable: what our kernels can do in programs, the rest call by call in PyTorch."""
 
+import functools
 import operator
 import time
 
@@ -32,8 +33,12 @@ class Program:
 
     def __init__(self, nodes, inputs, outputs, constants):
         self.inputs, self.outputs = inputs, outputs
+        self.nodes = nodes
         self.model = import_graph(nodes, inputs, outputs, constants)
-        self._program = _core.Program(self.model.SerializeToString(), 0)
+
+    @functools.cached_property
+    def _program(self):
+        return _core.Program(self.model.SerializeToString(), 0)
 
     def __call__(self, values):
         return self._program.run(values)
@@ -76,7 +81,7 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif torch.Tag.nondeterministic_seeded not in node.target.tags:  # PyTorch's generator is PyTorch's to advance
+            elif not draws(node):  # PyTorch's generator is PyTorch's to advance
                 problems.append((str(node.target), reason, describe(node)))
         return supported
 
@@ -97,7 +102,7 @@ class GraphProgram:
     # --- the order of things ---
 
     def _schedule(self):
-        level, kind = {}, {}
+        level, kind, drawn = {}, {}, 0
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
@@ -107,14 +112,16 @@ class GraphProgram:
                 if source in kind:
                     same = kind[source] == kind[node] or kind[source] == "size"
                     level[node] = max(level[node], level[source] + (not same))
+            if draws(node):  # PyTorch's generator is asked in the graph's order
+                drawn = level[node] = max(level[node], drawn)
         needed = self._needed_outside(level, kind)
         steps = []
         for number in range(max(level.values(), default=-1) + 1):
             here = [n for n in self.graph.nodes if level.get(n) == number]
-            steps += [_Call(n) for n in here if kind[n] == "size" and n.target is not operator.getitem]
+            steps += [CallStep(n) for n in here if kind[n] == "size" and n.target is not operator.getitem]
             program = [n for n in here if kind[n] == "program"]
             steps += self._program_steps(program, needed)
-            steps += [_Call(n) for n in here if kind[n] == "eager"]
+            steps += [CallStep(n) for n in here if kind[n] == "eager"]
         return self._with_releases(steps)
 
     def _needed_outside(self, level, kind):
@@ -144,10 +151,10 @@ class GraphProgram:
             if node in needed:
                 provide(node)
         if not outputs:  # nothing but views
-            return [_Call(n) for n in views]
+            return [CallStep(n) for n in views]
         used = self._reaching(nodes, outputs)
         inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in inside and s.op != "get_attr"))
-        return [_Run(Program(used, inputs, outputs, self.constants))] + [_Call(n) for n in views]
+        return [RunStep(Program(used, inputs, outputs, self.constants))] + [CallStep(n) for n in views]
 
     @staticmethod
     def _reaching(nodes, outputs):
@@ -189,7 +196,12 @@ class GraphProgram:
     @property
     def programs(self):
         """The programs in it."""
-        return [step.program for step, _ in self.steps if isinstance(step, _Run)]
+        return [step.program for step, _ in self.steps if isinstance(step, RunStep)]
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether the call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _draw_early(graph: torch.fx.Graph) -> None:
@@ -205,7 +217,7 @@ def _draw_early(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class _Run:
+class RunStep:
     """A step that runs a program."""
 
     def __init__(self, program: Program):
@@ -220,7 +232,7 @@ class _Run:
         RECORD.kernel_calls += 1
 
 
-class _Call:
+class CallStep:
     """A step that makes one call in PyTorch: a size, a view, or what we have no kernel for."""
 
     def __init__(self, node: torch.fx.Node):

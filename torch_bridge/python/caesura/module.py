@@ -2,20 +2,61 @@
 """caesura.wrap: a PyTorch module that trains through caesura."""
 
 import copy
+import types
 
 import torch
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo import eval_frame
 
 from caesura.backend import backend as torch_backend
+
+_CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
+
+
+class _Calls:
+    """A compiled function's captures: dynamo's guards and code, without the callback that would capture more.
+
+    Where none of them fits, or the code goes on in frames that dynamo must see (behind a graph break), dynamo is asked.
+    """
+
+    def __init__(self, compiled, module):
+        self.compiled, self.module = compiled, module
+        self.captures = []  # (guards, function), the latest first
+        self.seen = 0
+
+    def __call__(self, args, kwargs):
+        if torch.compiler.is_dynamo_compiling() or eval_frame._stance.stance != "default":
+            return self.compiled(*args, **kwargs)
+        frame = {"args": args, "kwargs": kwargs, "module": self.module}
+        for guards, function in self.captures:
+            if guards(frame):
+                return function(*args, **kwargs)
+        results = self.compiled(*args, **kwargs)
+        self._find(frame)
+        return results
+
+    def _find(self, frame):
+        code = self.compiled._torchdynamo_orig_callable
+        entries = _debug_get_cache_entry_list(code.__code__)
+        if len(entries) == self.seen:
+            return
+        self.seen = len(entries)
+        for entry in entries:
+            if entry.guard_manager.check(frame):
+                if not any(name.startswith("__resume_at") for name in entry.code.co_names):
+                    function = types.FunctionType(entry.code, code.__globals__, code.__name__, None, code.__closure__)
+                    self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
+                return
 
 
 class _Wrapped:
     """What wrap() adds to a module's class; the class itself holds what belongs to one wrapped module."""
 
     _original = None
-    _compiled = None
+    _calls = None
 
     def __call__(self, *args, **kwargs):
-        return type(self)._compiled(*args, **kwargs)
+        return type(self)._calls(args, kwargs)
 
     def __deepcopy__(self, memo):
         return wrap(copy.deepcopy(type(self)._original, memo))
@@ -50,7 +91,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     # Graphs of its own: PyTorch counts them by code, and all modules share this one.
     compiled = torch.compile(call, backend=torch_backend, dynamic=dynamic, recompile_limit=64, isolate_recompiles=True)
     cls = type(type(module).__name__, (_Wrapped, type(module)), {
-        "_original": module, "_compiled": staticmethod(compiled),
+        "_original": module, "_calls": _Calls(compiled, module),
         "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped = object.__new__(cls)

@@ -36,6 +36,7 @@ class Recipe:
     groups: list       # (parameter names, learning rate as a factor of the first group's, weight decay)
     trained: dict      # id of a parameter to its group
     steps: torch.Tensor  # the parameters' update counts, one storage
+    options: list        # the groups' own
 
     def learning_rate(self) -> float:
         """Of the next update; raises ValueError when the groups' rates are no longer in proportion."""
@@ -44,6 +45,10 @@ class Recipe:
             if abs(group["lr"] - base * scale) > 1e-9 * abs(group["lr"]):
                 raise ValueError("the learning rates of the parameter groups have changed their proportions")
         return float(base)
+
+    def has_options(self) -> bool:
+        """Whether the optimizer's options are those that were written into the update; rates may change."""
+        return self.options == _options(self.optimizer)
 
     def updates(self) -> int:
         return int(self.steps[0]) if len(self.steps) else 0
@@ -66,6 +71,10 @@ class Recipe:
         """Behind it; `micro_steps` counts it."""
         if session.updates != self.updates():  # with "fp16" an update may not happen
             self.steps.add_(1)
+
+
+def _options(optimizer) -> list:
+    return [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in optimizer.param_groups]
 
 
 class Stepping:
@@ -101,13 +110,13 @@ class Stepping:
         self.optimizer.step()
 
 
-def describe_optimizer(optimizer, names, *, clip_norm, accumulation_steps):
+def describe_optimizer(optimizer, names, *, clip_norm, accumulation_steps, changing=False):
     """What a training session needs to know of the optimizer: a Recipe, with the optimizer's state made where it has none
     yet; or, where there is no such update op, with a FallbackWarning, a Stepping. Raises ValueError where neither fits.
 
-    names: id of a parameter to its name.
+    names: id of a parameter to its name. changing: whether options that a program would hold change between steps.
     """
-    problem = _no_recipe(optimizer)
+    problem = "options that change between steps" if changing else _no_recipe(optimizer)
     if problem is None:
         return _make_recipe(optimizer, names)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -154,4 +163,5 @@ def _make_recipe(optimizer, names) -> Recipe:
             if state.get(key) is None:
                 state[key] = torch.zeros_like(p, memory_format=torch.contiguous_format)
     first = coefficients(optimizer.param_groups[0])
-    return Recipe(optimizer, name, {k: float(v) for k, v in first.items()}, groups, trained, steps)
+    return Recipe(optimizer, name, {k: float(v) for k, v in first.items()}, groups, trained, steps,
+                  _options(optimizer))

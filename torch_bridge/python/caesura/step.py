@@ -16,13 +16,17 @@ from caesura.aten import Refused
 from caesura.aten.forward import KEPT, import_forward
 from caesura.aten.writer import onnx_type
 from caesura.backend import decompositions
-from caesura.optimizers import Stepping, describe_optimizer
+from caesura.optimizers import Recipe, Stepping, describe_optimizer
+from caesura.step_call import make_call
 
 
 def _logging_calls():
     """Methods of loggers that only write, those that libraries have added to the class (warning_once) included."""
     stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
     return {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
+
+
+_CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 
 
 class StepRefused(RuntimeError):
@@ -73,24 +77,36 @@ class CompiledStep:
         self.names.update((id(b), name) for name, b in module.named_buffers())
         self.micro_steps = 0
         self.programs = []
-        self._inputs = self._capturing = None
+        self._inputs = self._capturing = self._ran = None
+        self._calls = []  # of the programs, the latest first
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one.
         optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=64, isolate_recompiles=True)
 
-    def _describe(self):
+    def _describe(self, changing=False, restart=False):
+        self._calls = []
         try:
             self.recipe = describe_optimizer(self.optimizer, self.names, clip_norm=self.clip_norm,
-                                             accumulation_steps=self.accumulation_steps)
+                                             accumulation_steps=self.accumulation_steps, changing=changing)
         except ValueError as error:
             raise StepRefused(str(error)) from None
         if isinstance(self.recipe, Stepping) and self.precision == "fp16":
             raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
                               "cannot be written into; 'bf16' needs no scaled loss")
         for program in self.programs:
-            program.bind_states()
+            if restart:
+                program.session = None  # made for another update
+            elif program.session is not None:
+                program.bind_states()
+
+    def check_optimizer(self):
+        """Describes it anew where it would no longer do what was written into the programs."""
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
+        changing = isinstance(self.recipe, Recipe) and not self.recipe.has_options()
+        if changing or trained != self.recipe.trained.keys():
+            self._describe(changing, restart=True)
 
     def capture(self, *args, **kwargs) -> "_StepProgram":
         """The program for such inputs, captured if need be; nothing is run and nothing changes."""
@@ -137,11 +153,29 @@ class CompiledStep:
         return program
 
     def __call__(self, *args, **kwargs) -> torch.Tensor:
+        if self._capturing is None:
+            for _, call, draw_seed in self._calls:
+                loss = call(self, args, kwargs, self.micro_steps, draw_seed)
+                if loss is not None:
+                    self.micro_steps += 1
+                    return loss
         self._inputs = (args, kwargs)
         try:
-            return self._run(*args, **kwargs)
+            loss = self._run(*args, **kwargs)
+            self._quicken(loss, args, kwargs)
+            return loss
         finally:
-            self._inputs = None
+            self._inputs = self._ran = None
+
+    def _quicken(self, loss, args, kwargs):
+        """Makes the next call like this one go past dynamo, where it would come to the same."""
+        program, feeds, returned = self._ran or (None, None, None)
+        if returned is not loss or not isinstance(self.recipe, Recipe) or program.counters or loss.dtype != torch.float32:
+            return
+        call = make_call(self, program, feeds, args, kwargs)
+        if call is not None:
+            draw_seed = program.draw_seed if program.random else None
+            self._calls = [(program, call, draw_seed), *(c for c in self._calls if c[0] is not program)][:_CALLS]
 
     def _run(self, *args, **kwargs):
         if self.programs:
@@ -166,24 +200,38 @@ class _StepProgram:
 
     @torch.no_grad()
     def __call__(self, *values):
+        owner = self.owner
+        owner.check_optimizer()
         if self.session is None:
             self._open(values)
-        owner, session = self.owner, self.session
+        session = self.session
         if owner._capturing is not None:
             owner._capturing.append(self)
             return (torch.zeros((), dtype=self.dtype),)
         for name, position, bound in self.bound:
             if values[position] is not bound:
                 raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
+            if bound.data_ptr() != self.addresses[name]:  # p.data = ...
+                self._bind(name, bound)
         owner.recipe.begin(session, owner.micro_steps)
         if self.random:
-            session.seed = int(torch.randint(2**62, ()))
-        loss = session.step({name: values[i] for name, i in self.feeds})
+            session.seed = self.draw_seed()
+        feeds = {name: values[i] for name, i in self.feeds}
+        loss = session.step(feeds)
         owner.micro_steps += 1
         owner.recipe.end(session, owner.micro_steps)
         for position, count in self.counters:
             values[position].add_(count)
-        return (torch.tensor(loss, dtype=self.dtype),)
+        owner._ran = self, feeds, torch.tensor(loss, dtype=self.dtype)
+        return owner._ran[2:]
+
+    @staticmethod
+    def draw_seed():
+        return int(torch.randint(2**62, ()))
+
+    def _bind(self, name, value):
+        self.session.bind_parameter(name, value)
+        self.addresses[name] = value.data_ptr()
 
     def _open(self, values):
         with unset_fake_temporarily():
@@ -221,6 +269,7 @@ class _StepProgram:
             "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
         }, {name: value for name, _, value in bound})
+        self.addresses = {name: value.data_ptr() for name, _, value in bound}
         self.bind_states()
         self.dtype = self.loss.meta["val"].dtype
         self.random = any(node.op_type == "Dropout" for node in model.graph.node)

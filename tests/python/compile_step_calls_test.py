@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls of a compiled step notice, those that go past dynamo's bytecode: each beside eager PyTorch."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+from compile_step_test import Net, batches, eager, same  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+def pair(module, make=lambda p: torch.optim.AdamW(p, lr=1e-2)):
+    """(module, optimizer) for eager, and (module, optimizer, step) with the same weights."""
+    other = copy.deepcopy(module)
+    optimizer = make(other.parameters())
+    return (module, make(module.parameters())), (other, optimizer, caesura.compile_step(other, F.cross_entropy, optimizer))
+
+
+def both(first, second, change=None, steps=3):
+    """Steps on each side with the same batches, a change, and more steps; losses and weights must agree throughout."""
+    for turn in range(2):
+        data = batches(steps)
+        expected = eager(*first, data)
+        torch.testing.assert_close([second[2](*batch).item() for batch in data], expected, rtol=1e-4, atol=1e-6)
+        same(second[0], first[0])
+        if change is not None and turn == 0:
+            for side in (first, second):
+                change(*side[:2])
+
+
+def test_the_second_call_goes_past_dynamo(monkeypatch):
+    first, second = pair(Net())
+    both(first, second)
+    assert len(second[2]._calls) == 1
+    monkeypatch.setattr(second[2], "_run", lambda *args, **kwargs: pytest.fail("dynamo was asked"))
+    both(first, second)
+
+
+@pytest.mark.parametrize("change", [
+    lambda module, optimizer: setattr(module.first.weight, "data", module.first.weight.data * 0.5),
+    lambda module, optimizer: module.load_state_dict({k: v * 0.9 for k, v in module.state_dict().items()}),
+    lambda module, optimizer: optimizer.param_groups[0].update(lr=3e-3),
+    lambda module, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+    lambda module, optimizer: module.norm.__setattr__("eps", 0.1),
+], ids=["data", "load", "rate", "optimizer", "attribute"])
+def test_a_change_between_calls_is_noticed(change):
+    first, second = pair(Net())
+    both(first, second, change)
+
+
+def test_parameters_that_are_frozen_and_thawed():
+    first, second = pair(Net())
+    both(first, second, lambda module, optimizer: module.norm.weight.requires_grad_(False))
+    with pytest.warns(caesura.FallbackWarning, match="unequally often"):
+        both(first, second, lambda module, optimizer: module.norm.weight.requires_grad_(True))
+
+
+@pytest.mark.parametrize("options", [{"betas": (0.5, 0.9)}, {"weight_decay": 0.5}, {"eps": 1e-3}], ids=str)
+def test_options_of_the_optimizer_that_change_leave_the_update_to_pytorch(options):
+    first, second = pair(Net())
+    with pytest.warns(caesura.FallbackWarning, match="options that change between steps"):
+        both(first, second, lambda module, optimizer: optimizer.param_groups[0].update(options))
+
+
+def test_a_cycle_of_rates_and_momenta():
+    first, second = pair(Net(), lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9))
+    cycles = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20) for o in (first[1], second[1])]
+    with pytest.warns(caesura.FallbackWarning):
+        for batch in batches(5):
+            eager(*first, [batch])
+            second[2](*batch)
+            for cycle in cycles:
+                cycle.step()
+    same(second[0], first[0])
+
+
+def test_the_mode_is_noticed():
+    net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4))
+    step = caesura.compile_step(net, F.cross_entropy, torch.optim.SGD(net.parameters(), lr=0.0))
+    batch = batches(1)[0]
+    assert len({step(*batch).item() for _ in range(4)}) == 4
+    net.eval()
+    losses = [step(*batch).item() for _ in range(3)]
+    assert losses == pytest.approx([F.cross_entropy(net(batch[0]), batch[1]).item()] * 3, rel=1e-5)
+    net.train()
+    assert len({step(*batch).item() for _ in range(4)}) == 4
+
+
+def test_what_the_forward_writes_is_written_in_every_call():
+    class Counts(Net):
+        calls = 0
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return super().forward(x)
+
+    module = Counts()
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
+    for batch in batches(4):
+        step(*batch)
+    assert module.calls == 4 and not step._calls
+
+
+def test_buffers_and_shapes_that_change():
+    class Scaled(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    def change(module, optimizer):
+        module.scale = torch.full((4,), 3.0)
+
+    first, second = pair(Scaled())
+    both(first, second, change)
+    data = [batches(1, rows)[0] for rows in (5, 3, 8, 5, 3, 8)]
+    expected = eager(*first, data)
+    torch.testing.assert_close([second[2](*batch).item() for batch in data], expected, rtol=1e-4, atol=1e-6)
+    same(second[0], first[0])
+
+
+def test_inputs_that_are_not_dense():
+    first, second = pair(Net())
+    x, y = torch.randn(6, 5).t(), torch.randint(0, 4, (5,))
+    for _ in range(3):
+        (expected,) = eager(*first, [(x, y)])
+        assert second[2](x, y).item() == pytest.approx(expected, rel=1e-4)
+    same(second[0], first[0])
+
+
+def test_another_layer_in_the_place_of_one_is_refused():
+    first, second = pair(Net())
+    both(first, second)
+    second[0].last = torch.nn.Linear(16, 4)
+    with pytest.raises(caesura.StepRefused, match="another tensor"):
+        second[2](*batches(1)[0])
+
+
+def test_a_step_goes_when_nobody_holds_it():
+    module = Net()
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
+    for batch in batches(3):
+        step(*batch)
+    assert step._calls
+    gone = weakref.ref(step)
+    del step, module
+    torch._dynamo.reset()
+    gc.collect()
+    assert gone() is None

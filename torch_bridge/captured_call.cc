@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/captured_call.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <mutex>
+#include <optional>
+
+namespace caesura::torch {
+namespace {
+
+using ::torch::autograd::SavedVariable;
+using ::torch::autograd::variable_list;
+
+// No derivatives are recorded in it, and nothing is cast: the graphs hold the casts.
+struct PlainScope {
+  at::AutoGradMode gradients{false};
+  c10::impl::ExcludeDispatchKeyGuard casts{c10::autocast_dispatch_keyset};
+};
+
+std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& sizes,
+                                      const variable_list& gradients, const std::optional<at::Tensor>& random) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("caesura::differentiate", "");
+  c10::List<std::optional<at::Tensor>> given;
+  for (const at::Tensor& g : gradients) given.push_back(g.defined() ? std::optional(g) : std::nullopt);
+  std::vector<c10::IValue> stack = {key, tensors, sizes, std::move(given), random};
+  op.callBoxed(&stack);
+  return stack.at(0).toTensorVector();
+}
+
+}  // namespace
+
+class CapturedCall::Backward : public ::torch::autograd::Node {
+ public:
+  explicit Backward(c10::intrusive_ptr<CapturedCall> call) : call_(std::move(call)) {}
+
+  // What the backward reads, and for derivatives of derivatives the inputs. `outputs` have this node as their origin.
+  void Save(at::TensorList tensors, c10::IntArrayRef sizes, const CapturedGraph::Values& values,
+            const std::vector<at::Tensor>& outputs, std::optional<at::Tensor> random) {
+    const CallLayout& layout = call_->layout_;
+    std::vector<bool> written(tensors.size());
+    for (int64_t i : layout.mutated) written[i] = true;
+    inputs_.reserve(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      inputs_.emplace_back(written[i] ? tensors[i].detach() : tensors[i], /*is_output=*/false);
+    }
+    sizes_ = sizes.vec();
+    random_ = std::move(random);
+    saved_.reserve(layout.saved.size());
+    for (int64_t i : layout.saved) {
+      size_t k = 0;
+      while (k < layout.outputs.size() && layout.outputs[k] != i) ++k;
+      const bool is_output = k < outputs.size();
+      const at::Tensor tensor = is_output ? outputs[k] : values[i].toTensor();
+      saved_.emplace_back(tensor, is_output && tensor.grad_fn().get() == this);
+    }
+    for (int64_t i : layout.saved_sizes) saved_sizes_.push_back(values[i].toInt());
+    for (int64_t i : layout.differentiable) like_.push_back({outputs[i].sizes().vec(), outputs[i].options()});
+  }
+
+  variable_list apply(variable_list&& dys) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(saved_.size() == call_->layout_.saved.size() && !released_, ::torch::autograd::ERR_BACKWARD_TWICE);
+    if (at::GradMode::is_enabled()) return Again(dys);
+    const CallLayout& layout = call_->layout_;
+    CapturedGraph::Values values = call_->backward_->Begin();
+    for (size_t i = 0; i < saved_.size(); ++i) values[layout.backward_saved[i]] = saved_[i].unpack(getptr());
+    for (size_t i = 0; i < saved_sizes_.size(); ++i) values[layout.backward_saved_sizes[i]] = saved_sizes_[i];
+    for (size_t i = 0; i < dys.size(); ++i) {
+      values[layout.backward_gradients[i]] = dys[i].defined() ? std::move(dys[i]) : at::zeros(like_[i].shape, like_[i].options);
+    }
+    if (!::torch::autograd::get_current_graph_task_keep_graph()) Release();  // the graph frees what it has read
+    PlainScope scope;
+    call_->backward_->Run(values);
+    variable_list dxs(layout.backward_results.size());
+    for (size_t i = 0; i < dxs.size(); ++i) {
+      const int64_t from = layout.backward_results[i];
+      if (from >= 0 && task_should_compute_output(i) && !values[from].isNone()) dxs[i] = values[from].toTensor();
+    }
+    return dxs;
+  }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Release();
+  }
+
+  std::string name() const override { return "CaesuraBackward"; }
+
+ private:
+  struct Meta {
+    std::vector<int64_t> shape;
+    at::TensorOptions options;
+  };
+
+  void Release() {
+    released_ = true;
+    saved_.clear();
+    inputs_.clear();
+  }
+
+  // The gradients with derivatives of their own: the forward is run again by PyTorch.
+  variable_list Again(const variable_list& dys) {
+    std::vector<at::Tensor> tensors;
+    for (const SavedVariable& input : inputs_) tensors.push_back(input.unpack());
+    const std::vector<at::Tensor> gradients = Differentiate(call_->key_, tensors, sizes_, dys, random_);
+    variable_list dxs(tensors.size());
+    size_t next = 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].requires_grad()) dxs[i] = gradients.at(next++);
+    }
+    return dxs;
+  }
+
+  const c10::intrusive_ptr<CapturedCall> call_;
+  std::mutex mutex_;
+  bool released_ = false;
+  std::vector<SavedVariable> inputs_, saved_;
+  std::vector<int64_t> sizes_, saved_sizes_;
+  std::vector<Meta> like_;
+  std::optional<at::Tensor> random_;
+};
+
+CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intrusive_ptr<CapturedGraph> backward,
+                           std::vector<std::vector<int64_t>> layout, bool random, int64_t key,
+                           std::shared_ptr<void> keep_alive)
+    : forward_(std::move(forward)), backward_(std::move(backward)), random_(random), key_(key),
+      keep_alive_(std::move(keep_alive)) {
+  CallLayout& l = layout_;
+  std::vector<int64_t>* const lists[] = {&l.tensors, &l.sizes, &l.outputs, &l.differentiable, &l.mutated, &l.new_values,
+                                         &l.saved, &l.saved_sizes, &l.backward_saved, &l.backward_saved_sizes,
+                                         &l.backward_gradients, &l.backward_results};
+  TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists), " lists");
+  for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
+  operator_ = std::make_unique<::torch::Library>(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
+  const std::string schema = "call_" + std::to_string(key) + "(Tensor[] tensors, int[] sizes) -> Tensor[]";
+  operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) { return Run(tensors, sizes); });
+}
+
+std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayRef sizes) {
+  TORCH_CHECK(tensors.size() == layout_.tensors.size() && sizes.size() == layout_.sizes.size(),
+              "the graph was captured for other arguments");
+  c10::intrusive_ptr<Backward> node;
+  if (backward_ && at::GradMode::is_enabled()) node = c10::make_intrusive<Backward>(
+      c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
+  std::optional<at::Tensor> random;
+  if (node && random_) {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    random = generator.get_state();
+  }
+  CapturedGraph::Values values = forward_->Begin();
+  for (size_t i = 0; i < tensors.size(); ++i) values[layout_.tensors[i]] = tensors[i];
+  for (size_t i = 0; i < sizes.size(); ++i) values[layout_.sizes[i]] = sizes[i];
+  std::vector<at::Tensor> outputs;
+  {
+    PlainScope scope;
+    forward_->Run(values);
+    for (size_t i = 0; i < layout_.mutated.size(); ++i) {
+      tensors[layout_.mutated[i]].copy_(values[layout_.new_values[i]].toTensor());
+    }
+    for (int64_t i : layout_.outputs) {
+      at::Tensor out = values[i].toTensor();
+      if (out.is_view()) {  // of what nobody else sees: a tensor of its own, whose changes the saved view still notices
+        out = at::Tensor(out.unsafeGetTensorImpl()->shallow_copy_and_detach(out.unsafeGetTensorImpl()->version_counter(),
+                                                                            /*allow_tensor_metadata_change=*/true));
+      }
+      outputs.push_back(std::move(out));
+    }
+  }
+  if (node) {
+    node->set_next_edges(::torch::autograd::collect_next_edges(tensors));
+    for (int64_t i : layout_.differentiable) ::torch::autograd::set_history(outputs[i], node);
+    node->Save(tensors, sizes, values, outputs, std::move(random));
+  }
+  return outputs;
+}
+
+void RegisterCapturedCalls() {
+  static const bool done = [] {
+    static ::torch::Library library(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
+    library.class_<CallCounters>("Counters").def(::torch::init<>()).def("take", &CallCounters::Take);
+    library.class_<CapturedGraph>("Graph")
+        .def(::torch::init<int64_t, c10::intrusive_ptr<CallCounters>>())
+        .def("add_constant", &CapturedGraph::AddConstant)
+        .def("add_program", &CapturedGraph::AddProgram)
+        .def("add_operator", &CapturedGraph::AddOperator)
+        .def("add_size", &CapturedGraph::AddSize)
+        .def("add_element", &CapturedGraph::AddElement);
+    library.class_<CapturedCall>("Call").def(::torch::init(
+        [](const c10::intrusive_ptr<CapturedGraph>& forward, std::optional<c10::intrusive_ptr<CapturedGraph>> backward,
+           std::vector<std::vector<int64_t>> layout, bool random, int64_t key, int64_t keep_alive) {
+          // The address of a shared_ptr that is handed over (_core.keep_alive).
+          const std::unique_ptr<std::shared_ptr<void>> keep(reinterpret_cast<std::shared_ptr<void>*>(keep_alive));
+          return c10::make_intrusive<CapturedCall>(forward, backward.value_or(nullptr), std::move(layout), random, key,
+                                                   *keep);
+        }));
+    library.def("differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? random) -> Tensor[]");
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+}  // namespace caesura::torch

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// CapturedCall: a captured module's forward, with its backward as a node of PyTorch's autograd, without Python.
+//
+// Python makes one of two CapturedGraphs (torch.classes.caesura.Call), which while it lives is an operator of its own (an
+// object as an argument would cost more than the rest of a small call):
+//   caesura::call_KEY(Tensor[] tensors, int[] sizes) -> Tensor[]
+// With derivatives of derivatives asked for (create_graph), the node calls the operator
+//   caesura::differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? random) -> Tensor[]
+// which the Python package implements: the gradients of those of `tensors` that require one, in eager.
+#ifndef CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
+#define CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
+
+#include <torch/library.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch_bridge/captured_graph.h"
+
+namespace caesura::torch {
+
+// Where values of the two graphs come from and go to. Numbers are those of values in the graph; `backward_...` in that of
+// the backward.
+struct CallLayout {
+  std::vector<int64_t> tensors, sizes;          // the inputs: the tensors, and the ints beside them
+  std::vector<int64_t> outputs;                 // the caller's
+  std::vector<int64_t> differentiable;          // positions among `outputs` that gradients come in for
+  std::vector<int64_t> mutated, new_values;     // positions among `tensors` that are written to, and what is written
+  std::vector<int64_t> saved, saved_sizes;      // what the backward reads
+  std::vector<int64_t> backward_saved, backward_saved_sizes, backward_gradients;
+  std::vector<int64_t> backward_results;        // gradients of `tensors`; -1: there is none
+};
+
+// Thread safety: as CapturedGraph; a forward's backward locks.
+class CapturedCall : public ::torch::CustomClassHolder {
+ public:
+  // layout: CallLayout's lists in their order. backward: null where nothing is differentiated. random: whether the forward
+  // draws from PyTorch's generator. key: names the operator, and the call to caesura::differentiate; no two live calls have
+  // the same. `keep_alive` is given up with this.
+  CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intrusive_ptr<CapturedGraph> backward,
+               std::vector<std::vector<int64_t>> layout, bool random, int64_t key, std::shared_ptr<void> keep_alive);
+
+  // Throws what the graph's steps throw. Outputs are the caller's. A backward fails where what it reads was changed in
+  // place behind the forward, as far as PyTorch's version counters tell.
+  std::vector<at::Tensor> Run(at::TensorList tensors, c10::IntArrayRef sizes);
+
+ private:
+  class Backward;
+  c10::intrusive_ptr<CapturedGraph> forward_, backward_;
+  CallLayout layout_;
+  bool random_;
+  int64_t key_;
+  std::shared_ptr<void> keep_alive_;
+  std::unique_ptr<::torch::Library> operator_;
+};
+
+// Makes the operators and classes known to PyTorch; again does nothing.
+void RegisterCapturedCalls();
+
+}  // namespace caesura::torch
+
+#endif  // CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_

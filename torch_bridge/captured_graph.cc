@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/captured_graph.h"
+
+#include <chrono>
+#include <optional>
+
+#include "core/load/model_reader.h"
+#include "core/providers/cpu_provider.h"
+#include "torch_bridge/aten_call.h"
+#include "torch_bridge/aten_op.h"
+#include "torch_bridge/torch_tensor.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura::torch {
+namespace {
+
+using c10::IValue;
+
+template <typename T>
+T Checked(Result<T> result) {
+  TORCH_CHECK(result.ok(), result.status().message());
+  return *std::move(result);
+}
+
+int64_t Now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// "value" or "list", where `encoded` is a tuple.
+std::string Tag(const IValue& encoded) {
+  return encoded.isTuple() ? encoded.toTupleRef().elements().at(0).toStringRef() : std::string();
+}
+
+}  // namespace
+
+std::tuple<double, int64_t, double, int64_t> CallCounters::Take() {
+  return {1e-9 * static_cast<double>(program_.nanoseconds.exchange(0)), program_.calls.exchange(0),
+          1e-9 * static_cast<double>(operator_.nanoseconds.exchange(0)), operator_.calls.exchange(0)};
+}
+
+void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
+                               std::vector<int64_t> dead) {
+  const std::string_view bytes(static_cast<const char*>(model.const_data_ptr()), model.numel());
+  const auto provider = [] {
+    return MakeCpuProvider([](KernelRegistry& registry) {
+      RegisterTrainingKernels(registry);
+      RegisterAtenKernels(registry);
+    });
+  };
+  steps_.push_back({Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), provider, /*threads=*/0)), std::nullopt});
+  steps_.back().reads = std::move(reads);
+  steps_.back().writes = std::move(writes);
+  steps_.back().dead = std::move(dead);
+}
+
+CapturedGraph::Item CapturedGraph::MakeItem(const IValue& encoded) {
+  if (Tag(encoded) != "value") return {-1, encoded};
+  return {encoded.toTupleRef().elements().at(1).toInt(), {}};
+}
+
+void CapturedGraph::AddOperator(const std::string& name, const std::string& overload, const IValue& arguments,
+                                int64_t writes, bool counts, std::vector<int64_t> dead) {
+  Step step{nullptr, c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
+  const auto& formals = step.op->schema().arguments();
+  const auto& given = arguments.toTupleRef().elements();
+  TORCH_CHECK(given.size() == formals.size(), name, " takes ", formals.size(), " arguments, got ", given.size());
+  for (size_t i = 0; i < formals.size(); ++i) {
+    Argument argument{formals[i].real_type()};
+    argument.is_list = Tag(given[i]) == "list";
+    if (argument.is_list) {
+      const auto& items = given[i].toTupleRef().elements();
+      for (size_t k = 1; k < items.size(); ++k) argument.items.push_back(MakeItem(items[k]));
+    } else {
+      argument.items.push_back(MakeItem(given[i]));
+    }
+    step.arguments.push_back(std::move(argument));
+  }
+  step.counts = counts;
+  step.writes = {writes};
+  step.dead = std::move(dead);
+  steps_.push_back(std::move(step));
+}
+
+void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, int64_t writes,
+                            std::vector<int64_t> dead) {
+  using Function = int64_t (*)(int64_t, int64_t);
+  static const std::pair<const char*, Function> kFunctions[] = {
+      {"add", [](int64_t a, int64_t b) { return a + b; }},
+      {"sub", [](int64_t a, int64_t b) { return a - b; }},
+      {"mul", [](int64_t a, int64_t b) { return a * b; }},
+      {"neg", [](int64_t a, int64_t) { return -a; }},
+      {"floordiv", [](int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }},
+      {"mod", [](int64_t a, int64_t b) { return (a % b + b) % b; }}};
+  Step step{nullptr, std::nullopt};
+  for (const auto& [known, function] : kFunctions) {
+    if (name == known) step.size = function;
+  }
+  step.divides = name == "floordiv" || name == "mod";
+  TORCH_CHECK(step.size, "there is no function '", name, "' of sizes");
+  step.arguments.emplace_back();
+  for (const IValue& argument : arguments.toTupleRef().elements()) step.arguments[0].items.push_back(MakeItem(argument));
+  step.writes = {writes};
+  step.dead = std::move(dead);
+  steps_.push_back(std::move(step));
+}
+
+int64_t CapturedGraph::IntOf(const Item& item, const Values& values) {
+  return (item.from < 0 ? item.constant : values[item.from]).toInt();
+}
+
+void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead) {
+  Step step{nullptr, std::nullopt};
+  step.index = index;
+  step.reads = {reads};
+  step.writes = {writes};
+  step.dead = std::move(dead);
+  steps_.push_back(std::move(step));
+}
+
+void CapturedGraph::RunProgram(const Step& step, Values& values) {
+  std::vector<RuntimeValue> feeds;
+  feeds.reserve(step.reads.size());
+  std::vector<FeedSpec> known;
+  for (int64_t i : step.reads) {
+    if (values[i].isInt()) {  // shapes follow from it: the plan is made for its value
+      known.resize(feeds.size() + 1);
+      known.back().value = Tensor::Scalar(values[i].toInt());
+      feeds.emplace_back(known.back().value);
+    } else {
+      feeds.emplace_back(Checked(FromTorch(values[i].toTensor())));
+    }
+  }
+  const std::vector<RuntimeValue> results = Checked(step.program->Run(std::move(feeds), {}, nullptr, known));
+  for (size_t k = 0; k < results.size(); ++k) values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
+}
+
+void CapturedGraph::RunOperator(const Step& step, Values& values) {
+  std::vector<IValue> stack;
+  stack.reserve(step.arguments.size());
+  for (const Argument& argument : step.arguments) {
+    std::vector<IValue> items;
+    for (const Item& item : argument.items) items.push_back(item.from < 0 ? item.constant : values[item.from]);
+    stack.push_back(argument.is_list ? ListArgument(argument.type, items) : ItemArgument(argument.type, items[0]));
+  }
+  step.op->callBoxed(&stack);
+  values[step.writes[0]] = stack.size() == 1 ? std::move(stack[0]) : IValue(c10::ivalue::Tuple::create(std::move(stack)));
+  if (values[step.writes[0]].isSymInt()) values[step.writes[0]] = values[step.writes[0]].toSymInt().expect_int();
+}
+
+void CapturedGraph::Run(Values& values) const {
+  for (const Step& step : steps_) {
+    if (step.program) {
+      const int64_t began = Now();
+      RunProgram(step, values);
+      counters_->AddProgram(Now() - began);
+    } else if (step.op) {
+      const int64_t began = step.counts ? Now() : 0;
+      RunOperator(step, values);
+      if (step.counts) counters_->AddOperator(Now() - began);
+    } else if (step.size) {
+      const std::vector<Item>& items = step.arguments[0].items;
+      TORCH_CHECK(!step.divides || IntOf(items.back(), values) != 0, "a size is divided by zero");
+      values[step.writes[0]] = step.size(IntOf(items.front(), values), IntOf(items.back(), values));
+    } else {
+      const IValue& from = values[step.reads[0]];
+      values[step.writes[0]] = from.isTuple() ? from.toTupleRef().elements()[step.index]
+                                                         : from.toListRef()[step.index];
+    }
+    for (int64_t i : step.dead) values[i] = IValue();
+  }
+}
+
+}  // namespace caesura::torch

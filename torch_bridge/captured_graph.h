@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// CapturedGraph: a graph of ATen calls as steps over numbered values, some of them programs of the library's, the others
+// calls of PyTorch's operators. What the Python package makes of a captured module (graph_program.py), run without Python.
+#ifndef CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
+#define CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/custom_class.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "training/parameter_graph.h"
+
+namespace caesura::torch {
+
+// What graphs have spent, and how often: in programs, and in operators of PyTorch's.
+class CallCounters : public ::torch::CustomClassHolder {
+ public:
+  void AddProgram(int64_t nanoseconds) { Add(&program_, nanoseconds); }
+  void AddOperator(int64_t nanoseconds) { Add(&operator_, nanoseconds); }
+  // (seconds in programs, calls, seconds in operators, calls) since the last Take.
+  std::tuple<double, int64_t, double, int64_t> Take();
+
+ private:
+  struct Count {
+    std::atomic<int64_t> nanoseconds = 0, calls = 0;
+  };
+  static void Add(Count* count, int64_t nanoseconds) {
+    count->nanoseconds.fetch_add(nanoseconds, std::memory_order_relaxed);
+    count->calls.fetch_add(1, std::memory_order_relaxed);
+  }
+  Count program_, operator_;
+};
+
+// All functions throw c10::Error. Thread safety: Run from any thread, once the graph is complete.
+class CapturedGraph : public ::torch::CustomClassHolder {
+ public:
+  // Tensors, ints, and tuples of them, by number.
+  using Values = std::vector<c10::IValue>;
+
+  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters)
+      : constants_(value_count), counters_(std::move(counters)) {}
+
+  void AddConstant(int64_t value, at::Tensor tensor) { constants_.at(value) = std::move(tensor); }
+  // Steps, in the order that they run in. `dead`: values that nothing reads behind it.
+  // An ONNX model (its bytes, uint8) of the values' tensors and ints, by position.
+  void AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
+                  std::vector<int64_t> dead);
+  // An operator and all of its schema's arguments: ("value", i) is value i, ("list", ...) a list of such and others, the
+  // rest is itself. `counts`: whether the call counts as one that is left to PyTorch.
+  void AddOperator(const std::string& name, const std::string& overload, const c10::IValue& arguments, int64_t writes,
+                   bool counts, std::vector<int64_t> dead);
+  // add, sub, mul, floordiv, mod (as Python rounds) or neg of ints; arguments as above.
+  void AddSize(const std::string& name, const c10::IValue& arguments, int64_t writes, std::vector<int64_t> dead);
+  // Element `index` of a tuple or list.
+  void AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead);
+
+  // The values before the first step: constants alone.
+  Values Begin() const { return constants_; }
+  void Run(Values& values) const;
+
+ private:
+  struct Item {
+    int64_t from = -1;  // the value's number
+    c10::IValue constant;
+  };
+  struct Argument {
+    c10::TypePtr type;
+    bool is_list = false;
+    std::vector<Item> items;
+  };
+  struct Step {
+    std::shared_ptr<ParameterGraph> program;  // or
+    std::optional<c10::OperatorHandle> op;    // or
+    int64_t (*size)(int64_t, int64_t) = nullptr;  // or the element of one value
+    std::vector<Argument> arguments = {};
+    bool counts = false, divides = false;
+    int64_t index = 0;
+    std::vector<int64_t> reads = {}, writes = {}, dead = {};
+  };
+  static void RunProgram(const Step& step, Values& values);
+  static void RunOperator(const Step& step, Values& values);
+  static int64_t IntOf(const Item& item, const Values& values);
+  static Item MakeItem(const c10::IValue& encoded);
+
+  Values constants_;
+  c10::intrusive_ptr<CallCounters> counters_;
+  std::vector<Step> steps_;
+};
+
+}  // namespace caesura::torch
+
+#endif  // CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
