@@ -242,7 +242,7 @@ class _StepProgram:
         tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
         recipe = owner.recipe
         statistics = self._statistics()
-        bound, names, self.feeds = [], {}, []
+        bound, names, self.feeds, self.constants = [], {}, [], []
         inputs = owner.input_names(*owner._inputs)
         for i, node, value in tensors:
             trained = id(value) in recipe.trained
@@ -252,12 +252,15 @@ class _StepProgram:
                 bound.append((name, i, value))
             else:
                 self.feeds.append((name, i))
+                if id(value) in owner.names:
+                    self.constants.append((name, value))
         try:
             model = import_forward(self.module, names, {n for i, n, v in tensors if id(v) in recipe.trained}, self.loss)
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
+        self.constants = [(name, value) for name, value in self.constants if name in read]
         self.bound = bound = [(name, i, value) for name, i, value in bound if name in read]
         keep_inputs(model, read)
         self._forward = model
@@ -275,10 +278,10 @@ class _StepProgram:
         self.random = any(node.op_type == "Dropout" for node in model.graph.node)
 
     def model(self):
-        """The forward as an ONNX model with its parameters as they are now."""
+        """The forward as an ONNX model with the module's parameters and buffers as they are now."""
         model = onnx.ModelProto()
         model.CopyFrom(self._forward)
-        parameters = {name: value for name, _, value in self.bound}
+        parameters = {name: value for name, _, value in self.bound} | dict(self.constants)
         keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
         for name, value in parameters.items():
             raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

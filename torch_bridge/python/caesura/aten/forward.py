@@ -88,9 +88,13 @@ class ForwardImporter(Importer):
 def import_forward(module: torch.fx.GraphModule, names: dict, trained: set, loss: torch.fx.Node):
     """The ONNX model of a captured forward whose only output is `loss`.
 
-    names: placeholder to the name of its input. trained: the placeholders that are trained parameters.
+    names: placeholder to the name of its input. trained: the placeholders that are trained parameters. Everything else that
+    the graph computes is taken out of it.
     Raises Refused, listing every call that has no equivalent.
     """
+    # What is read only for outputs that are left out is not to be made.
+    next(n for n in module.graph.nodes if n.op == "output").args = ((loss,),)
+    module.graph.eliminate_dead_code()
     constants = {n: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
     importer = ForwardImporter(constants)
     importer.trained = set(trained)

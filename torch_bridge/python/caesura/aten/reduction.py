@@ -131,6 +131,11 @@ def logsumexp(w, node, x, axes, keepdim):
     return reduce(w, "ReduceLogSumExp", w.cast(x, result(node)[0]), _axes(axes, x.rank), keepdim, *result(node))
 
 
+def _ordered(w, x):
+    """Truth values as numbers that ArgMax and ArgMin take."""
+    return w.cast(x, torch.uint8) if x.dtype == torch.bool else x
+
+
 @raises(aten.argmax.default, aten.argmin.default)
 def argmax(w, node, x, axis, keepdim):
     op_type = "ArgMax" if node.target == aten.argmax.default else "ArgMin"
@@ -140,7 +145,7 @@ def argmax(w, node, x, axis, keepdim):
         x, axis = w.make("Reshape", [x, w.constant([-1])], x.dtype, (-1,)), 0
         if keepdim:
             raise Refused("keepdim without an axis")
-    return w.make(op_type, [x], *result(node), axis=axis, keepdims=int(keepdim))
+    return w.make(op_type, [_ordered(w, x)], *result(node), axis=axis, keepdims=int(keepdim))
 
 
 @raises(aten.max.dim, aten.min.dim)
@@ -150,7 +155,7 @@ def max_dim(w, node, x, axis, keepdim):
         raise Refused("an extreme of a scalar along an axis")
     dtype, shape = result(node, 0)
     values = reduce(w, "ReduceMax" if largest else "ReduceMin", x, [positive(axis, x.rank)], keepdim, dtype, shape)
-    indices = w.make("ArgMax" if largest else "ArgMin", [x], torch.int64, shape, axis=axis,
+    indices = w.make("ArgMax" if largest else "ArgMin", [_ordered(w, x)], torch.int64, shape, axis=axis,
                      keepdims=int(keepdim)) if is_read(node, 1) else None
     return values, indices
 
