@@ -130,7 +130,11 @@ struct Model {
   // Domain -> version that the nodes' semantics follow after normalisation.
   std::map<std::string, int> opsets;
   int ir_version = 0;
-  std::string producer;
+  // What the file says of itself, which changes nothing here; kept when it is written again.
+  std::string producer, producer_version;  // the program that has made it
+  std::string domain;                      // whose model it is, as a reversed name of a host
+  int64_t version = 0;
+  std::string description, graph_description;
   std::map<std::string, std::string> metadata;
   // That its files are looked for in, by names that nodes carry; empty: none are allowed.
   std::string folder;

@@ -182,6 +182,11 @@ Status ModelToProto(const Model& model, const ExportOptions& options, onnx::Mode
   }
   proto->set_ir_version(ChooseIrVersion(model, opsets.at("")));
   if (!model.producer.empty()) proto->set_producer_name(model.producer);
+  if (!model.producer_version.empty()) proto->set_producer_version(model.producer_version);
+  if (!model.domain.empty()) proto->set_domain(model.domain);
+  if (model.version != 0) proto->set_model_version(model.version);
+  if (!model.description.empty()) proto->set_doc_string(model.description);
+  if (!model.graph_description.empty()) proto->mutable_graph()->set_doc_string(model.graph_description);
   for (const auto& [key, value] : model.metadata) {
     auto* entry = proto->add_metadata_props();
     entry->set_key(key);

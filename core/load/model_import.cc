@@ -17,16 +17,16 @@ void FillOpsets(onnx::ModelProto* proto) {
   proto->add_opset_import()->set_version(1);
 }
 
-std::string Producer(const onnx::ModelProto& proto) {
-  if (proto.producer_version().empty()) return proto.producer_name();
-  return proto.producer_name() + " " + proto.producer_version();
-}
-
 Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options, const TensorBank& bank) {
   Model model;
   model.opsets = OpsetsFromProto(proto.opset_import());
   model.ir_version = static_cast<int>(proto.ir_version());
-  model.producer = Producer(proto);
+  model.producer = proto.producer_name();
+  model.producer_version = proto.producer_version();
+  model.domain = proto.domain();
+  model.version = proto.model_version();
+  model.description = proto.doc_string();
+  model.graph_description = proto.graph().doc_string();
   for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = entry.value();
   GraphImporter importer({options.max_nodes, options.max_depth}, &bank.tensors());
   for (const auto& function : proto.functions()) importer.AddFunction(function);

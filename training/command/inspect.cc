@@ -73,8 +73,9 @@ void PrintHead(const InspectOptions& options, const Model& model) {
   for (const auto& [domain, version] : model.opsets) {
     opsets += (opsets.empty() ? "" : ", ") + (domain.empty() ? "ai.onnx" : domain) + " " + std::to_string(version);
   }
-  std::printf("%s: ONNX IR version %d, by %s\n", options.path.c_str(), model.ir_version,
-              model.producer.empty() ? "an unnamed producer" : model.producer.c_str());
+  const std::string version = model.producer_version.empty() ? "" : " " + model.producer_version;
+  std::printf("%s: ONNX IR version %d, by %s%s\n", options.path.c_str(), model.ir_version,
+              model.producer.empty() ? "an unnamed producer" : model.producer.c_str(), version.c_str());
   std::printf("operators as of %s\n", opsets.c_str());
   PrintEnds("inputs", model.graph->inputs());
   PrintEnds("outputs", model.graph->outputs());
