@@ -8,21 +8,22 @@ namespace {
 
 std::string Key(const std::string& domain, const std::string& op_type) { return domain + "::" + op_type; }
 
-// Empty when `def` fits, otherwise the reason why not.
-std::string Mismatch(const KernelDef& def, const Node& node, const std::vector<DType>& dtypes) {
+// `why`, if given, grows by the reason where it does not fit.
+bool Fits(const KernelDef& def, const Node& node, const std::vector<DType>& dtypes, std::string* why) {
   const int version = node.since_version();
   if (version != 0 && (version < def.since || version > def.until)) {
-    return "version " + std::to_string(version) + " is outside of [" + std::to_string(def.since) + ", " +
-           (def.until == INT_MAX ? "newest" : std::to_string(def.until)) + "]";
+    if (why == nullptr) return false;
+    *why += (why->empty() ? "" : "; ") + ("version " + std::to_string(version)) + " is outside of [" +
+            std::to_string(def.since) + ", " + (def.until == INT_MAX ? "newest" : std::to_string(def.until)) + "]";
+    return false;
   }
-  if (def.typed_input < static_cast<int>(dtypes.size())) {
-    const DType dtype = dtypes[def.typed_input];
-    if (dtype != DType::kUndefined && !def.types.Contains(dtype)) {
-      return std::string("input ") + std::to_string(def.typed_input) + " is " + DTypeName(dtype) +
-             ", the kernel takes " + def.types.ToString();
-    }
-  }
-  return {};
+  if (def.typed_input >= static_cast<int>(dtypes.size())) return true;
+  const DType dtype = dtypes[def.typed_input];
+  if (dtype == DType::kUndefined || def.types.Contains(dtype)) return true;
+  if (why == nullptr) return false;
+  *why += (why->empty() ? "" : "; ") + ("input " + std::to_string(def.typed_input)) + " is " + DTypeName(dtype) +
+          ", the kernel takes " + def.types.ToString();
+  return false;
 }
 
 }  // namespace
@@ -41,12 +42,7 @@ std::vector<const KernelDef*> KernelRegistry::Find(const Node& node, const std::
     return out;
   }
   for (const KernelDef* def : it->second) {
-    const std::string mismatch = Mismatch(*def, node, input_dtypes);
-    if (mismatch.empty()) {
-      out.push_back(def);
-    } else if (why != nullptr) {
-      *why += (why->empty() ? "" : "; ") + mismatch;
-    }
+    if (Fits(*def, node, input_dtypes, why)) out.push_back(def);
   }
   return out;
 }
@@ -64,14 +60,17 @@ Result<const KernelDef*> KernelRegistry::Create(KernelInfo& info, const std::str
   for (int i = 0; i < info.input_count(); ++i) {
     dtypes.push_back(info.HasInput(i) && info.input(i).is_tensor ? info.InputDType(i) : DType::kUndefined);
   }
-  std::string why;
-  for (const KernelDef* def : Find(info.node(), dtypes, &why)) {
+  std::string refusals;
+  for (const KernelDef* def : Find(info.node(), dtypes)) {
     info.Reset();
     Status status = def->create(info);
     if (status.ok()) return def;
     if (status.code() != StatusCode::kUnsupported) return status;
-    why += (why.empty() ? "" : "; ") + status.message();
+    refusals += "; " + status.message();
   }
+  std::string why;
+  Find(info.node(), dtypes, &why);
+  why = why.empty() && !refusals.empty() ? refusals.substr(2) : why + refusals;
   const std::string at = info.node().source().empty() ? "" : " (from " + info.node().source() + ")";
   return Unsupported(info.node().Label() + " has no kernel on " + provider + at + ": " + why);
 }

@@ -63,6 +63,9 @@ struct PlanOptions {
   SubgraphFactory make_subgraph = nullptr;
   // Where graph outputs are handed out, by output: nullopt leaves one where it is made. Those not listed: on the host.
   std::vector<std::optional<Device>> fetch_devices = {};
+  // Which graph outputs are handed out, by output; the others are absent, and no step computes what only they need.
+  // Empty: all.
+  std::vector<bool> wanted_fetches = {};
   // Shared by the plans of one graph; null: each plan copies initializers to devices for itself.
   std::shared_ptr<DeviceConstants> device_constants = nullptr;
 };
@@ -208,8 +211,8 @@ class ExecutionPlan {
   std::vector<size_t> LiveBytes() const;
   // Ranges {offset, bytes} of a device's arena that hold something a later step (>= pc) reads.
   std::vector<std::pair<size_t, size_t>> LiveRanges(int pc, int device = 0) const;
-  // Changes with everything that may change rounding: kernels, shapes, order, thread count.
-  uint64_t fingerprint() const { return fingerprint_; }
+  // Changes with everything that may change rounding: kernels, shapes, order, thread count. Computed in each call.
+  uint64_t fingerprint() const;
   // A line of totals, then one line a step: index, kind, node, provider, arguments with shapes and where they are,
   // what a yield hands out; then the graph's outputs.
   std::string ToString() const;
@@ -237,7 +240,6 @@ class ExecutionPlan {
   std::vector<size_t> arenas_;
   int cache_entries_ = 0;
   int threads_ = 1;
-  uint64_t fingerprint_ = 0;
 };
 
 }  // namespace caesura

@@ -27,6 +27,12 @@ PlanBuilder::PlanBuilder(std::shared_ptr<const Graph> graph, const std::vector<F
   plan_->options_ = options;
   plan_->threads_ = options.threads > 0 ? options.threads : env::NumThreads();
   if (plan_->threads_ <= 0) plan_->threads_ = omp_get_max_threads();
+  const size_t values = graph_.Values().size() + 1;
+  plan_->values_.reserve(values);
+  plan_->buffers_.reserve(values);
+  plan_->steps_.reserve(graph_.nodes().size());
+  value_ids_.reserve(values);
+  readers_.reserve(values);
   plan_->buffers_.push_back({});  // 0: absent
   plan_->values_.push_back({});
   known_values_.push_back(nullptr);
@@ -43,8 +49,8 @@ uint32_t PlanBuilder::ValueId(const Value* value) {
     known_values_.push_back(nullptr);
     parameters_of_.emplace_back();
     from_parameters_.push_back(false);
-    auto last = last_use_of_.find(value);
-    last_use_.push_back(last == last_use_of_.end() ? -1 : last->second);
+    auto readers = readers_.find(value);
+    last_use_.push_back(readers == readers_.end() ? -1 : readers->second.back().position);
   }
   return it->second;
 }
@@ -271,6 +277,10 @@ Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
 
 Status PlanBuilder::AddFetches() {
   for (const Value* output : graph_.outputs()) {
+    if (!IsWanted(plan_->fetches_.size())) {
+      plan_->fetches_.push_back({0, false, output->name(), 0});
+      continue;
+    }
     const uint32_t id = ValueId(output);
     if (plan_->values_[id].buffer == 0) {
       return InvalidModel("graph output '" + output->name() + "' is made by no node, input or initializer");
@@ -287,10 +297,13 @@ Status PlanBuilder::AddFetches() {
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(const std::vector<const Value*>& captured) {
-  FindLastUses();
+  FindNeeded();
+  FindReaders();
   RETURN_IF_ERROR(AddEnds(captured));
-  int position = 0;
-  for (const auto& node : graph_.nodes()) RETURN_IF_ERROR(AddNode(*node, position++));
+  int position = -1;
+  for (const auto& node : graph_.nodes()) {
+    if (needed_[++position]) RETURN_IF_ERROR(AddNode(*node, position));
+  }
   if (!missing_.empty()) {
     std::string text = std::to_string(missing_.size()) + " node(s) have no kernel:";
     for (const std::string& line : missing_) text += "\n  " + line;
@@ -302,7 +315,6 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(const std::vecto
   AddHandedOutCopies();
   AddReleases();
   RETURN_IF_ERROR(PlaceBuffers());
-  Fingerprint();
   return std::shared_ptr<const ExecutionPlan>(plan_);
 }
 

@@ -101,7 +101,9 @@ class PlanBuilder {
   void RememberWriter(const Draft& draft, const KernelDef& def, int step);
 
   // plan_lifetimes.cc
-  void FindLastUses();
+  bool IsWanted(size_t output) const;
+  void FindNeeded();
+  void FindReaders();
   void AddHandedOutCopies();
   void ComputeLifetimes();
   void MoveFetches();
@@ -109,7 +111,6 @@ class PlanBuilder {
   Status PlaceBuffers();
   Status PlaceBuffers(int device);
   Result<bool> IsPlannedGroup(const ContiguousGroup& group) const;
-  void Fingerprint();
 
   uint32_t ValueId(const Value* value);
   // `id`: the first value in the buffer.
@@ -124,7 +125,7 @@ class PlanBuilder {
   std::unordered_map<uint64_t, uint32_t> copies_;  // value id and device: the copy's value id
   std::unordered_map<const Value*, uint32_t> value_ids_;
   // Nodes (with their positions) and input numbers that read a value; a null node for a graph output, -1 for a body's
-  // captured value.
+  // captured value. In the order of their positions.
   struct Reader {
     const Node* node;
     int position;
@@ -145,8 +146,8 @@ class PlanBuilder {
   };
   std::unordered_map<int, Writer> writers_;                          // by step
   std::unordered_map<uint32_t, std::pair<int, int>> written_by_;     // value id: step and output of a Writer
+  std::vector<bool> needed_;                               // by position of the node: some wanted output depends on it
   std::vector<int> last_use_;                              // by value id: position of the last node that reads it
-  std::unordered_map<const Value*, int> last_use_of_;
   std::vector<const Tensor*> known_values_;                // by value id
   std::vector<std::vector<int>> parameters_of_;            // by value id: the parameters that it is computed from
   std::vector<bool> from_parameters_;                      // by value id: depends on parameters and constants alone

@@ -20,11 +20,12 @@ bool Matches(const ExecutionPlan& plan, const std::vector<RuntimeValue>& feeds) 
 
 Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<RuntimeValue>& feeds,
                                                             const std::vector<FeedSpec>& known,
-                                                            const std::vector<std::optional<Device>>* fetch_devices) {
+                                                            const std::vector<std::optional<Device>>* fetch_devices,
+                                                            const std::vector<bool>& wanted) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto& devices = fetch_devices != nullptr ? *fetch_devices : options_.fetch_devices;
   auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
-    return plan->options().fetch_devices == devices && Matches(*plan, feeds);
+    return plan->options().fetch_devices == devices && plan->options().wanted_fetches == wanted && Matches(*plan, feeds);
   });
   if (found != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, found);
@@ -39,6 +40,7 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<Ru
   }
   PlanOptions options = options_;
   options.fetch_devices = devices;
+  options.wanted_fetches = wanted;
   ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan,
                    ExecutionPlan::Create(graph_, specs, providers_, options, captured_));
   plans_.push_front(plan);

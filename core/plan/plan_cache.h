@@ -32,10 +32,12 @@ class PlanCache {
   const ProviderList& providers() const { return providers_; }
 
   // The plan for feeds like these, made if need be. `known[i]`, where given and defined, is a value that feed i will
-  // have in every run. `fetch_devices` replaces that of the options.
+  // have in every run. `fetch_devices` and `wanted` replace those of the options
+  // (PlanOptions::fetch_devices, wanted_fetches).
   Result<std::shared_ptr<const ExecutionPlan>> Get(const std::vector<RuntimeValue>& feeds,
                                                    const std::vector<FeedSpec>& known = {},
-                                                   const std::vector<std::optional<Device>>* fetch_devices = nullptr);
+                                                   const std::vector<std::optional<Device>>* fetch_devices = nullptr,
+                                                   const std::vector<bool>& wanted = {});
   // Plans made so far (for tests and reports).
   int plans_made() const { return plans_made_; }
 

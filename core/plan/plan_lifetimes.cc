@@ -11,22 +11,41 @@
 
 namespace caesura {
 
-void PlanBuilder::FindLastUses() {
-  int position = 0;
+bool PlanBuilder::IsWanted(size_t output) const {
+  const std::vector<bool>& wanted = plan_->options_.wanted_fetches;
+  return wanted.empty() || (output < wanted.size() && wanted[output]);
+}
+
+void PlanBuilder::FindNeeded() {
+  needed_.assign(graph_.nodes().size(), plan_->options_.wanted_fetches.empty());
+  if (plan_->options_.wanted_fetches.empty()) return;
+  std::unordered_set<const Value*> read;
+  for (size_t i = 0; i < graph_.outputs().size(); ++i) {
+    if (IsWanted(i)) read.insert(graph_.outputs()[i]);
+  }
+  for (size_t i = needed_.size(); i-- > 0;) {
+    const Node& node = *graph_.nodes()[i];
+    const auto is_read = [&](const Value* output) { return output != nullptr && read.count(output) > 0; };
+    needed_[i] = node.Is("YieldOp", kCaesuraDomain) || std::any_of(node.outputs().begin(), node.outputs().end(), is_read);
+    if (!needed_[i]) continue;
+    read.insert(node.inputs().begin(), node.inputs().end());
+    for (const Value* input : Graph::ImplicitInputs(node)) read.insert(input);
+  }
+}
+
+void PlanBuilder::FindReaders() {
+  int position = -1;
   for (const auto& node : graph_.nodes()) {
+    if (!needed_[++position]) continue;
     for (size_t i = 0; i < node->inputs().size(); ++i) {
-      last_use_of_[node->inputs()[i]] = position;
       readers_[node->inputs()[i]].push_back({node.get(), position, static_cast<int>(i)});
     }
-    for (const Value* input : Graph::ImplicitInputs(*node)) {
-      last_use_of_[input] = position;
-      readers_[input].push_back({node.get(), position, -1});
-    }
-    ++position;
+    for (const Value* input : Graph::ImplicitInputs(*node)) readers_[input].push_back({node.get(), position, -1});
   }
-  for (const Value* output : graph_.outputs()) {
-    last_use_of_[output] = position;
-    readers_[output].push_back({nullptr, position, -1});
+  ++position;
+  for (size_t i = 0; i < graph_.outputs().size(); ++i) {
+    if (!IsWanted(i)) continue;
+    readers_[graph_.outputs()[i]].push_back({nullptr, position, -1});
   }
 }
 
@@ -140,62 +159,6 @@ Status PlanBuilder::PlaceBuffers(int device) {
     if (plan_->steps_[s].device == device) plan_->steps_[s].scratch_offset = blocks[first_scratch + s].offset;
   }
   return {};
-}
-
-namespace {
-
-// FNV-1a
-class Hash {
- public:
-  void Mix(const std::string& text) {
-    for (unsigned char c : text) value_ = (value_ ^ c) * 1099511628211ull;
-    value_ = (value_ ^ 0x1f) * 1099511628211ull;  // so that "ab" "c" is not "a" "bc"
-  }
-  void Mix(uint64_t number) { Mix(std::to_string(number)); }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 14695981039346656037ull;
-};
-
-// Bodies and tensors are told apart by their presence alone.
-void MixAttribute(Hash& hash, const std::string& name, const Attribute& attribute) {
-  hash.Mix(name);
-  hash.Mix(attribute.index());
-  if (const auto* v = std::get_if<int64_t>(&attribute)) hash.Mix(std::to_string(*v));
-  if (const auto* v = std::get_if<float>(&attribute)) hash.Mix(std::to_string(*v));
-  if (const auto* v = std::get_if<std::string>(&attribute)) hash.Mix(*v);
-  if (const auto* v = std::get_if<std::vector<int64_t>>(&attribute)) {
-    for (int64_t i : *v) hash.Mix(std::to_string(i));
-  }
-  if (const auto* v = std::get_if<std::vector<float>>(&attribute)) {
-    for (float f : *v) hash.Mix(std::to_string(f));
-  }
-}
-
-}  // namespace
-
-void PlanBuilder::Fingerprint() {
-  Hash hash;
-  hash.Mix(static_cast<uint64_t>(plan_->threads_));
-  std::unordered_map<const KernelDef*, uint64_t> places;  // which of an op's kernels was chosen
-  for (const auto& provider : plan_->providers_) {
-    hash.Mix(provider->rounding());
-    for (const KernelDef& def : provider->kernels().defs()) places[&def] = places.size() + 1;
-  }
-  for (const Step& step : plan_->steps_) {
-    hash.Mix(step.node->op_type() + "/" + step.provider->name());
-    hash.Mix(static_cast<uint64_t>(step.kind));
-    hash.Mix(step.def == nullptr ? 0 : places[step.def]);
-    for (const auto& [name, attribute] : step.node->attributes()) MixAttribute(hash, name, attribute);
-    for (uint32_t a = step.first_argument; a < step.first_argument + step.input_count + step.output_count; ++a) {
-      const PlannedValue& value = plan_->values_[plan_->argument_values_[a]];
-      hash.Mix(plan_->arguments_[a]);
-      hash.Mix(DTypeName(value.dtype) + value.shape.ToString());
-      if (!value.layout.dense()) hash.Mix(Shape(value.layout.strides).ToString() + std::to_string(value.layout.offset));
-    }
-  }
-  plan_->fingerprint_ = hash.value();
 }
 
 }  // namespace caesura
