@@ -92,6 +92,7 @@ class ExecutionState : public KernelHost {
   Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override;
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override;
   RandomKey random_key(uint32_t stream) const override { return {options_.seed, options_.step, stream}; }
+  void* device_stream() const override { return plan_->steps()[pc_].provider->stream(); }
   Result<Tensor> CopyOf(const Tensor& tensor) const override;
 
   // The current value behind value id `id` as a RuntimeValue; a view where the bytes are planned.

@@ -28,6 +28,8 @@ class KernelHost {
   virtual Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) = 0;
   virtual void SetArgumentValue(const uint32_t* argument, RuntimeValue value) = 0;
   virtual RandomKey random_key(uint32_t stream) const = 0;
+  // ExecutionProvider::stream() of who runs the step.
+  virtual void* device_stream() const { return nullptr; }
   // A copy of a tensor in memory of its own, on the device that it is on.
   virtual Result<Tensor> CopyOf(const Tensor& tensor) const = 0;
 };
@@ -66,6 +68,8 @@ class KernelContext {
   Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
   RandomKey random_key() const { return host_->random_key(stream_); }
+  // What inputs are ready on and outputs must be: the provider's stream (ExecutionProvider::stream); null on the host.
+  void* device_stream() const { return host_->device_stream(); }
 
  private:
   void* const* addresses_;

@@ -85,6 +85,10 @@ struct CaesuraProvider {
   void (*free)(void* instance, void* data);
   CaesuraStatus* (*copy)(void* instance, int32_t kind, void* to, const void* from, size_t bytes);
   CaesuraStatus* (*synchronise)(void* instance);
+
+  /* Optional, for providers with memory of their own: the queue of the calling thread as the device's library has it (a
+   * cudaStream_t), for ops that work in this memory (CaesuraOpApi.stream). */
+  void* (*stream)(void* instance);
 };
 
 typedef struct CaesuraProviderApi {

@@ -139,7 +139,7 @@ void AddContextFunctions(CaesuraOpApi* api) {
     return GiveStatus(CopyOutput(context, i, *value));
   };
   api->scratch = Scratch;
-  api->stream = [](const CaesuraContext*) -> void* { return nullptr; };  // no provider has streams yet
+  api->stream = [](const CaesuraContext* context) { return context->context.device_stream(); };
   api->threads = [](const CaesuraContext* context) { return static_cast<int32_t>(context->facts.threads); };
   api->parallel_for = [](CaesuraContext* context, int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*),
                          void* argument) {

@@ -140,6 +140,9 @@ class PluginProvider : public ExecutionProvider {
     if (device_.is_host()) return {};
     return Failed("synchronise", instance_->plugin.synchronise(instance_->handle));
   }
+  void* stream() const override {
+    return instance_->plugin.stream == nullptr ? nullptr : instance_->plugin.stream(instance_->handle);
+  }
   const SubgraphCompiler* compiler() const override { return &compiler_; }
 
  private:

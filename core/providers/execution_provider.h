@@ -33,6 +33,9 @@ class ExecutionProvider {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return {};
   }
+  // The stream on which the device's work of this thread is put and Copy is in order with it, as the device's library
+  // has it (a cudaStream_t); null where kernels are done when they return.
+  virtual void* stream() const { return nullptr; }
   // Waits for all work of the device that was begun before.
   virtual Status Synchronise() const { return {}; }
   // Of providers that take parts of a graph and run each of them as a whole (core/providers/subgraph_compiler.h); null:

@@ -26,6 +26,7 @@ class CustomKernels : public ExecutionProvider {
     return base_->Copy(kind, to, from, bytes);
   }
   Status Synchronise() const override { return base_->Synchronise(); }
+  void* stream() const override { return base_->stream(); }
   void Add(KernelDef def) { kernels_.Add(std::move(def)); }
 
  private:

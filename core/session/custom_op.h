@@ -12,7 +12,7 @@
 //
 // State: what belongs to a node of one session is an OpInstance, made once, with the session. What belongs to one run
 // lives in scratch memory of the kernel (KernelInfo::BookScratch) or in a RunStatePool. Kernels keep nothing else: they
-// run in many threads at the same time.
+// run in many threads at the same time. On a device they put their work on KernelContext::device_stream().
 #ifndef CAESURA_CORE_SESSION_CUSTOM_OP_H_
 #define CAESURA_CORE_SESSION_CUSTOM_OP_H_
 

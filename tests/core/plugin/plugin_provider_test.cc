@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <thread>
 
 #include "core/plan/subgraph_partition.h"
+#include "core/session/plugin_op.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/graph_fixture.h"
@@ -211,6 +213,49 @@ TEST(PluginProvider, SizesThatShowInTheRunOfADevice) {
       "(float[N] x) => (float[1, M] y) { i = NonZero (x) f = Cast <to: int = 1> (i) a = Add (f, f) y = Relu (a) }",
       WithTestProvider({}, "FarExecutionProvider"));
   EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 1, 0, 1})}}).value()[0]), ElementsAre(2, 6));
+}
+
+// Ops on a device's memory are handed its stream, whichever way they are written; ops on the host's get none.
+void* seen_by_c = nullptr;
+
+TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
+  auto seen = std::make_shared<std::map<std::string, void*>>();
+  auto probe = [&](const std::string& op_type, const std::string& provider) {
+    CustomOp op;
+    op.schema = {.op_type = op_type, .type_of_output = {0}, .domain = "mine"};
+    op.provider = provider;
+    KernelDef kernel;
+    kernel.create = [seen, op_type](KernelInfo& info) -> Status {
+      info.SetOutput(0, info.InputDType(0), info.InputShape(0));
+      info.SetCompute([seen, op_type](KernelContext& context) { (*seen)[op_type] = context.device_stream(); });
+      return {};
+    };
+    op.kernels = {kernel};
+    return op;
+  };
+  CaesuraOp in_c = {};
+  in_c.size = sizeof(in_c);
+  in_c.op_type = "InC";
+  in_c.domain = "mine";
+  in_c.provider = "FarExecutionProvider";
+  in_c.compute = [](void*, void*, CaesuraContext* context) -> CaesuraStatus* {
+    seen_by_c = PluginApi().op->stream(context);
+    return nullptr;
+  };
+  SessionOptions options;
+  options.providers = WithTestProvider({}, "FarExecutionProvider");
+  options.custom_ops.ops = {probe("There", "FarExecutionProvider"), probe("Here", ""), MakePluginOp(in_c).value()};
+  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 21, \"mine\" : 1]> g "
+                              "(float[N] x) => (float[N] a, float[N] b, float[M] c) {"
+                              " a = mine.There (x) b = mine.Here (x) c = mine.InC (x) }");
+  auto session = Session::Create(std::move(model).value(), options);
+  ASSERT_TRUE(session.ok()) << session.status().ToString();
+  ASSERT_TRUE((*session)->Run({{"x", Ramp(Shape{2})}}).ok());
+  void* stream = options.providers[0]->stream();
+  EXPECT_NE(stream, nullptr);
+  EXPECT_EQ(seen->at("There"), stream);
+  EXPECT_EQ(seen_by_c, stream);
+  EXPECT_EQ(seen->at("Here"), nullptr);
 }
 
 TEST(PluginProvider, IsFoundByPathAndByName) {

@@ -5,7 +5,7 @@
  *   garbage  1: what fails writes to its outputs first
  *   any_shape  1: one compiled part for all shapes
  * TestExecutionProvider works in host memory, FarExecutionProvider in memory of its own, at addresses that the host cannot
- * read.
+ * read; its stream is its instance.
  */
 #include "tests/core/plugin/test_provider.h"
 
@@ -118,6 +118,8 @@ static CaesuraStatus* synchronise(void* instance) {
   (void)instance;
   return NULL;
 }
+
+static void* stream(void* instance) { return instance; }
 
 /* --- compiling --- */
 
@@ -349,6 +351,7 @@ CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin)
   far.free = release_memory;
   far.copy = copy;
   far.synchronise = synchronise;
+  far.stream = stream;
   CaesuraStatus* failed = api->add_provider(plugin, &host);
   return failed != NULL ? failed : api->add_provider(plugin, &far);
 }
