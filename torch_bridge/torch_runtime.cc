@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plug-in libcaesura_runtime_torch.so: model ops (core/session/model_op.h) that are TorchScript archives
-// (torch.jit.save), run by LibTorch, with LibTorch's own gradients. Parameters of the archive are frozen. It takes no
-// options. The archive tells no types of inputs and outputs: the node states them; outputs are called "output", or
-// "output_0" and so on where there are several.
+// The plug-in libcaesura_runtime_torch.so: model ops (core/session/model_op.h) that LibTorch runs.
+//   TorchScript archives (torch.jit.save), with LibTorch's own gradients. Parameters of the archive are frozen. No options.
+//   AOTInductor packages (torch._inductor.aoti_compile_and_package), without gradients: compiled code, that is loaded into
+//   the process and does what it likes there. Option runners: runs at the same time (1); others wait. Outputs come fresh.
+// Neither tells types of inputs and outputs: the node states them. A package does not even check them: they must be those
+// that it was compiled for. Outputs are called "output", or "output_0" and so on where there are several; so are a package's
+// inputs, "input" or "input_0" and so on.
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/script.h>
-
-#include <sstream>
 
 #include "core/plugin/caesura_op.hpp"
+#include "torch_bridge/torch_runtime_model.h"
 #include "torch_bridge/torch_tensor.h"
 
 namespace {
@@ -18,12 +19,7 @@ using caesura::plugin::Error;
 using caesura::plugin::Guard;
 using caesura::plugin::Node;
 using caesura::plugin::OpApi;
-
-struct LoadedModel {
-  torch::jit::Module module;
-  std::vector<std::string> inputs;
-  size_t outputs = 1;
-};
+using caesura::torch::RuntimeModel;
 
 // What LibTorch throws without its stack.
 template <typename Fn>
@@ -37,37 +33,23 @@ CaesuraStatus* GuardTorch(Fn&& fn) noexcept {
   });
 }
 
-size_t CountOutputs(const c10::FunctionSchema& schema) {
-  if (schema.returns().size() != 1) return schema.returns().size();
-  const auto tuple = schema.returns()[0].type()->cast<c10::TupleType>();
-  return tuple == nullptr ? 1 : tuple->elements().size();
-}
-
 CaesuraStatus* Load(const CaesuraOpNode* node, const void* bytes, size_t size, const void*, size_t, void** model) {
-  return GuardTorch([&] {
-    for (const auto& [key, value] : Node(node).options()) {
-      throw Error(CAESURA_INVALID_ARGUMENT, "there is no option '" + key + "'; known are: none");
-    }
-    auto loaded = std::make_unique<LoadedModel>();
-    std::istringstream stream(std::string(static_cast<const char*>(bytes), size));
-    loaded->module = torch::jit::load(stream, torch::kCPU);
-    loaded->module.eval();
-    for (const auto& parameter : loaded->module.parameters()) parameter.set_requires_grad(false);
-    const c10::FunctionSchema& schema = loaded->module.get_method("forward").function().getSchema();
-    for (size_t i = 1; i < schema.arguments().size(); ++i) loaded->inputs.push_back(schema.arguments()[i].name());
-    loaded->outputs = CountOutputs(schema);
-    *model = loaded.release();
-  });
+  return GuardTorch([&] { *model = caesura::torch::LoadRuntimeModel(bytes, size, Node(node).options()).release(); });
 }
 
 CaesuraStatus* Describe(void* model, CaesuraOpNode* description) {
   return Guard([&] {
-    const LoadedModel& loaded = *static_cast<LoadedModel*>(model);
-    for (const std::string& name : loaded.inputs) Check(OpApi().describe_input(description, name.c_str(), 0, -1, nullptr));
-    for (size_t i = 0; i < loaded.outputs; ++i) {
-      const std::string name = loaded.outputs == 1 ? "output" : "output_" + std::to_string(i);
-      Check(OpApi().describe_output(description, name.c_str(), 0, -1, nullptr));
-    }
+    const RuntimeModel& loaded = *static_cast<RuntimeModel*>(model);
+    for (const std::string& name : loaded.inputs()) Check(OpApi().describe_input(description, name.c_str(), 0, -1, nullptr));
+    for (const std::string& name : loaded.outputs()) Check(OpApi().describe_output(description, name.c_str(), 0, -1, nullptr));
+  });
+}
+
+CaesuraStatus* CheckGradient(void* model) {
+  return Guard([&] {
+    if (static_cast<RuntimeModel*>(model)->has_gradient()) return;
+    throw Error(CAESURA_UNSUPPORTED, "an AOTInductor package computes no gradient; give the node a gradient_model of "
+                                     "(x..., dy...) -> (dx...), or the model as a TorchScript archive");
   });
 }
 
@@ -82,24 +64,6 @@ at::Tensor Input(CaesuraContext* context, size_t i) {
   return caesura::torch::BorrowBytes(given.data, *type, shape);
 }
 
-std::vector<at::Tensor> Forward(LoadedModel& model, const std::vector<at::Tensor>& inputs) {
-  const c10::IValue result = model.module.get_method("forward")({inputs.begin(), inputs.end()});
-  std::vector<at::Tensor> out;
-  if (result.isTensor()) {
-    out.push_back(result.toTensor());
-  } else if (result.isTensorList()) {
-    out = result.toTensorVector();
-  } else if (result.isTuple()) {
-    for (const c10::IValue& element : result.toTupleRef().elements()) {
-      if (!element.isTensor()) throw Error(CAESURA_UNSUPPORTED, "the module returns a tuple of other things than tensors");
-      out.push_back(element.toTensor());
-    }
-  } else {
-    throw Error(CAESURA_UNSUPPORTED, "the module returns no tensors but " + result.tagKind());
-  }
-  return out;
-}
-
 void CopyOutput(CaesuraContext* context, size_t i, const at::Tensor& result) {
   const at::Tensor dense = result.detach().contiguous();
   const CaesuraTensor shown = {dense.data_ptr(), dense.sizes().data(), static_cast<int32_t>(dense.dim()),
@@ -112,9 +76,9 @@ CaesuraStatus* Run(void* run, CaesuraContext* context) {
     const at::AutoGradMode no_gradients(false);
     std::vector<at::Tensor> inputs;
     for (size_t i = 0; i < OpApi().input_count(context); ++i) inputs.push_back(Input(context, i));
-    const std::vector<at::Tensor> results = Forward(*static_cast<LoadedModel*>(run), inputs);
+    const std::vector<at::Tensor> results = static_cast<RuntimeModel*>(run)->Forward(inputs);
     if (results.size() != OpApi().output_count(context)) {
-      throw Error(CAESURA_INVALID_MODEL, "the module returns " + std::to_string(results.size()) + " tensors");
+      throw Error(CAESURA_INVALID_MODEL, "the model returns " + std::to_string(results.size()) + " tensors");
     }
     for (size_t i = 0; i < results.size(); ++i) {
       if (OpApi().output_is_present(context, i)) CopyOutput(context, i, results[i]);
@@ -125,17 +89,17 @@ CaesuraStatus* Run(void* run, CaesuraContext* context) {
 // (dy..., x...) -> dx...
 CaesuraStatus* RunGradient(void* run, CaesuraContext* context) {
   return GuardTorch([&] {
-    LoadedModel& model = *static_cast<LoadedModel*>(run);
+    const RuntimeModel& model = *static_cast<RuntimeModel*>(run);
     const at::AutoGradMode gradients(true);
     std::vector<at::Tensor> inputs, wanted, ys, dys;
     std::vector<size_t> indices;
-    for (size_t i = 0; i < model.inputs.size(); ++i) {
-      inputs.push_back(Input(context, model.outputs + i));
+    for (size_t i = 0; i < model.inputs().size(); ++i) {
+      inputs.push_back(Input(context, model.outputs().size() + i));
       if (i >= OpApi().output_count(context) || OpApi().output_is_present(context, i) == 0) continue;
       wanted.push_back(inputs.back().set_requires_grad(true));
       indices.push_back(i);
     }
-    const std::vector<at::Tensor> results = Forward(model, inputs);
+    const std::vector<at::Tensor> results = model.Forward(inputs);
     for (size_t i = 0; i < results.size(); ++i) {
       const at::Tensor dy = Input(context, i);
       if (!dy.defined() || !results[i].requires_grad()) continue;
@@ -158,14 +122,15 @@ extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMa
   runtime.size = sizeof(runtime);
   runtime.name = "torch";
   runtime.load = Load;
-  runtime.unload = [](void* model) { delete static_cast<LoadedModel*>(model); };
+  runtime.unload = [](void* model) { delete static_cast<RuntimeModel*>(model); };
   runtime.describe = Describe;
-  // A module's forward keeps nothing: many threads share it.
+  // Models are for any number of threads.
   runtime.create_run = [](void* model, void** run) -> CaesuraStatus* {
     *run = model;
     return nullptr;
   };
   runtime.run = Run;
   runtime.run_gradient = RunGradient;
+  runtime.check_gradient = CheckGradient;
   return api->add_model_runtime(plugin, &runtime);
 }

@@ -130,6 +130,9 @@ struct CaesuraModelRuntime {
    * are absent stand for zeros), then the model's inputs; the outputs the gradients of the inputs, as far as they are
    * present. The forward is computed anew. */
   CaesuraStatus* (*run_gradient)(void* run, CaesuraContext* context);
+  /* Whether run_gradient is for this model: CAESURA_UNSUPPORTED says why not, when a session that needs it is made. May be
+   * NULL: it is for all. */
+  CaesuraStatus* (*check_gradient)(void* model);
 };
 
 typedef struct CaesuraOpApi {

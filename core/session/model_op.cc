@@ -112,6 +112,7 @@ Result<std::shared_ptr<const OpInstance>> MakeInstance(ModelRuntimes& runtimes, 
   ASSIGN_OR_RETURN(ModelTypes types, ModelTypes::Of(info.attributes));
   ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, runtimes.Load(info));
   RETURN_IF_ERROR(CheckTypes(types, model->types()));
+  if (is_gradient) RETURN_IF_ERROR(model->CheckGradient());
   return std::shared_ptr<const OpInstance>(std::make_shared<ModelInstance>(std::move(model), std::move(types), is_gradient));
 }
 

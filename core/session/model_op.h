@@ -6,9 +6,9 @@
 //                           output_names = ["y"], output_types = ["float32[N, 10]"]> (x)
 //
 // Attributes
-//   runtime        "caesura", "openvino", "torch", or one that a library of the session's brings (CustomOps::AddLibrary).
-//                  Otherwise it is the plug-in libcaesura_runtime_NAME.so, in a folder of CAESURA_PLUGIN_PATH or beside
-//                  libcaesura, loaded when the first session asks for it
+//   runtime        "caesura", "openvino", "torch" (TorchScript, AOTInductor), or one that a library of the session's brings
+//                  (CustomOps::AddLibrary). Otherwise it is the plug-in libcaesura_runtime_NAME.so, in a folder of
+//                  CAESURA_PLUGIN_PATH or beside libcaesura, loaded when the first session asks for it
 //   model          the model's bytes, a tensor of uint8; or
 //   model_file     a file beneath the folder of the ONNX model that holds the node
 //   weights, weights_file    likewise, for formats of two files

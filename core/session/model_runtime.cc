@@ -81,6 +81,11 @@ Result<std::shared_ptr<LoadedModel>> LoadedModel::Load(const CaesuraModelRuntime
   return out;
 }
 
+Status LoadedModel::CheckGradient() const {
+  if (runtime_.check_gradient == nullptr) return {};
+  return TakeStatus(runtime_.check_gradient(model_.get())).WithPrefix(std::string("runtime '") + runtime_.name + "': ");
+}
+
 Status LoadedModel::Run(CaesuraStatus* (*function)(void*, CaesuraContext*), CaesuraContext& context) const {
   auto open = [this]() -> Result<std::unique_ptr<RunState>> {
     void* run = nullptr;

@@ -31,6 +31,8 @@ class LoadedModel {
   const CaesuraModelRuntime& runtime() const { return runtime_; }
   // What the runtime tells: dtypes may be undefined and shapes open.
   const ModelTypes& types() const { return types_; }
+  // Ok where the runtime has a gradient of this very model.
+  Status CheckGradient() const;
   // Bytes whose addresses stand for the model stay as long as it.
   void Keep(std::vector<Tensor> sources) { sources_ = std::move(sources); }
   // `function` (the runtime's run or run_gradient) with a run state that no other call has.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model ops that LibTorch runs: TorchScript archives, with LibTorch's gradients.
+// Model ops that LibTorch runs: TorchScript archives, with LibTorch's gradients. AOTInductor packages need a compiler to be
+// made: tests/python/aoti_package_test.py.
+#include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/script.h>
@@ -83,6 +85,28 @@ TEST(TorchRuntime, SaysWhatItNeeds) {
   wrap.outputs[0].second = "float32[N, 3]";
   EXPECT_THAT(Session::Create(WrapModel(wrap).value()).value()->Run(kFeeds).status().message(),
               HasSubstr("output 0: expected float32[2, 3], got dtype 1 of shape [2, 2]"));
+}
+
+TEST(TorchRuntime, SaysWhatIsWrongWithPackages) {
+  auto error = [](const std::vector<std::string>& models, const OptionSet& options = {}) {
+    std::ostringstream out;
+    {
+      caffe2::serialize::PyTorchStreamWriter writer([&](const void* bytes, size_t size) {
+        out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
+        return size;
+      });
+      for (const std::string& model : models) writer.writeRecord("data/aotinductor/" + model + "/x.wrapper.so", "code", 4);
+      writer.writeEndOfFile();
+    }
+    WrapOptions wrap = Square();
+    wrap.model_bytes = out.str();
+    wrap.options = options;
+    return WrapModel(wrap).status();
+  };
+  EXPECT_THAT(error({"a", "b"}).message(), HasSubstr("holds several models (a, b), and a node is one"));
+  EXPECT_THAT(error({"a"}, {{"threads", "2"}}).message(), HasSubstr("no option 'threads'; known are: runners"));
+  EXPECT_THAT(error({"a"}, {{"runners", "0"}}).message(), HasSubstr("option runners: expected a number above 0, got '0'"));
+  EXPECT_FALSE(error({"a"}).ok()) << "it is no code";
 }
 
 }  // namespace
