@@ -92,6 +92,9 @@ Status IoBinding::Adopt(Bound changed) {
   changed.buffers.clear();
   changed.devices.clear();
   changed.buffers_on_feeds = false;
+  std::vector<size_t> indices;
+  for (const Output& output : changed.outputs) indices.push_back(output.index);
+  changed.wanted = session_->WantedOutputs(indices);
   const ProviderList providers = session_->fallback_->providers();
   const bool devices = std::any_of(providers.begin(), providers.end(), [](const auto& p) { return !p->device().is_host(); });
   for (size_t i = 0; i < changed.outputs.size(); ++i) {
@@ -129,7 +132,8 @@ Result<std::vector<RuntimeValue>> Session::Run(const IoBinding& binding, RunOpti
   RETURN_IF_ERROR(CheckComplete(bound->feeds));
   options.fetch_buffers = bound->buffers;
   options.buffers_on_feeds = bound->buffers_on_feeds;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> all, RunOrdered(bound->feeds, std::move(options), bound->devices));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> all, RunOrdered(bound->feeds, std::move(options), bound->wanted,
+                                                               bound->devices));
   std::vector<RuntimeValue> results;
   results.reserve(bound->outputs.size());
   for (const IoBinding::Output& output : bound->outputs) results.push_back(std::move(all[output.index]));

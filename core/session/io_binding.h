@@ -83,6 +83,7 @@ class IoBinding {
     // What Run passes on, made of `outputs`: by output of the graph; empty where nothing needs to be said.
     std::vector<Tensor> buffers;
     std::vector<std::optional<Device>> devices;
+    std::vector<bool> wanted;
     bool buffers_on_feeds = false;
   };
   // Outputs replaced by, or grown by, `output`.

@@ -3,10 +3,8 @@
 #ifndef CAESURA_CORE_SESSION_RUN_QUEUE_H_
 #define CAESURA_CORE_SESSION_RUN_QUEUE_H_
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -14,28 +12,28 @@
 
 namespace caesura {
 
-// Thread safety: Add from any thread, also from work.
+// Thread safety: Add and Wait from any thread, also from work.
 class RunQueue {
  public:
-  RunQueue() = default;
+  RunQueue();
   RunQueue(const RunQueue&) = delete;
   RunQueue& operator=(const RunQueue&) = delete;
-  // Waits until all work is done.
+  // Waits until all work is done. In work, which may destroy the queue, for all other work.
   ~RunQueue();
 
   // Calls `work` soon, on another thread; at most as many at a time as the machine has cores. kOutOfMemory when there is
   // no memory for it, or no thread.
   Status Add(std::function<void()> work);
 
- private:
-  void Work();
+  // Until all work is done; in work, until no other is left. Two that wait so for each other wait forever.
+  void Wait();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;
-  std::vector<std::thread> threads_;
-  size_t idle_ = 0;
-  bool ending_ = false;
+ private:
+  struct Shared;  // the threads hold it too: the one that destroys the queue outlives it
+  bool IsWorker() const;
+
+  const std::shared_ptr<Shared> shared_;
+  std::vector<std::thread> threads_;  // changed under the mutex of `shared_`
 };
 
 }  // namespace caesura

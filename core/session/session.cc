@@ -127,28 +127,37 @@ Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& fe
 Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const std::vector<std::string>& output_names,
                                                RunOptions options) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
-  std::vector<size_t> wanted;
+  std::vector<size_t> indices;
   for (const std::string& name : output_names) {
     auto it = std::find_if(outputs().begin(), outputs().end(), [&](const Value* v) { return v->name() == name; });
     if (it == outputs().end()) return InvalidArgument("the model has no output '" + name + "'");
-    wanted.push_back(it - outputs().begin());
+    indices.push_back(it - outputs().begin());
   }
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> results, RunOrdered(std::move(ordered), std::move(options)));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> results,
+                   RunOrdered(std::move(ordered), std::move(options), WantedOutputs(indices)));
   if (output_names.empty()) return results;
   std::vector<RuntimeValue> selected;
-  for (size_t i : wanted) selected.push_back(results[i]);
+  for (size_t i : indices) selected.push_back(results[i]);
   return selected;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a run");
 }
 
+std::vector<bool> Session::WantedOutputs(const std::vector<size_t>& indices) const {
+  if (indices.empty()) return {};
+  std::vector<bool> wanted(outputs().size(), false);
+  for (size_t i : indices) wanted[i] = true;
+  return std::find(wanted.begin(), wanted.end(), false) == wanted.end() ? std::vector<bool>() : wanted;
+}
+
 Result<std::vector<RuntimeValue>> Session::RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
+                                                      const std::vector<bool>& wanted,
                                                       const std::vector<std::optional<Device>>& fetch_devices) {
   if (options.seed == 0) options.seed = options_.seed;
   if (options.step == 0) options.step = runs_++;
   const bool again = fallback_->pending();  // both may be needed a second time
   return program_->Run(
-      [&](Program& program) { return program.plans->Get(feeds, {}, &fetch_devices); },
+      [&](Program& program) { return program.plans->Get(feeds, {}, &fetch_devices, wanted); },
       [&](const auto& now, const std::shared_ptr<const ExecutionPlan>& plan) {
         return RunPlan(*now.program, plan, again ? feeds : std::move(feeds), again ? options : std::move(options));
       });

@@ -62,8 +62,8 @@ class Session {
   const std::vector<Value*>& inputs() const { return model_.graph->inputs(); }
   const std::vector<Value*>& outputs() const { return model_.graph->outputs(); }
 
-  // Outputs in the order of `output_names`, or all in graph order when that is empty. Inputs that have an
-  // initializer may be left out. Feeds are borrowed during the call; results are the caller's.
+  // Outputs in the order of `output_names`, or all when that is empty; what only others need is not computed (a plan for
+  // each such set). Inputs with an initializer may be left out. Feeds are borrowed in the call; results are the caller's.
   Result<std::vector<RuntimeValue>> Run(const NamedValues& feeds, const std::vector<std::string>& output_names = {},
                                         RunOptions options = {});
 
@@ -80,11 +80,13 @@ class Session {
   // A tensor that a run has left on a device, copied to the host and waited for; what is there already comes as it is.
   Result<RuntimeValue> ToHost(const RuntimeValue& value) const;
 
-  // The same, on a thread of the session's, which then calls `done` once with what Run returns. The feeds' bytes must
-  // stay until then, and so must what `options` points at; `done` must not destroy the session. Where this returns an
-  // error `done` is not called.
+  // As the first Run, on a thread of the session's, which then calls `done` once with what Run returns. The feeds' bytes
+  // must stay until then, and so must what `options` points at. `done` may destroy the session, which then waits for all
+  // other runs. Where this returns an error `done` is not called.
   Status RunAsync(NamedValues feeds, std::vector<std::string> output_names,
                   std::function<void(Result<std::vector<RuntimeValue>>)> done, RunOptions options = {});
+  // Until all asynchronous runs have ended and their `done` have returned; called in one of these, all others.
+  void WaitForAsyncRuns() { queue_.Wait(); }
 
   // The plan that these feeds get.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
@@ -111,6 +113,8 @@ class Session {
   Session(SessionOptions options, std::shared_ptr<ProviderFallback> fallback);
   Status Prepare(Model model);
   Result<std::shared_ptr<Program>> MakeProgram(Model model, const ProviderList& given) const;
+  // As PlanOptions::wanted_fetches has it; `indices`: of outputs, none for all of them.
+  std::vector<bool> WantedOutputs(const std::vector<size_t>& indices) const;
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
   // Whether nothing that a tensor type says is otherwise.
   static bool Fits(const ValueType& type, const Tensor& tensor);
@@ -119,8 +123,10 @@ class Session {
   // Names the inputs, by position, that have neither a value nor a default.
   Status CheckComplete(const std::vector<RuntimeValue>& feeds) const;
   Result<std::shared_ptr<const ExecutionPlan>> PlanOrdered(const std::vector<RuntimeValue>& feeds);
-  // Feeds by graph input; all outputs in graph order, each on its device of `fetch_devices` (as in PlanOptions).
+  // Feeds by graph input; outputs in graph order, each on its device, those that are not wanted absent (`fetch_devices`
+  // and `wanted` as in PlanOptions).
   Result<std::vector<RuntimeValue>> RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
+                                               const std::vector<bool>& wanted,
                                                const std::vector<std::optional<Device>>& fetch_devices = {});
   static Result<std::vector<RuntimeValue>> RunPlan(Program& program, const std::shared_ptr<const ExecutionPlan>& plan,
                                                    std::vector<RuntimeValue> feeds, RunOptions options);

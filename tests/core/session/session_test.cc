@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
+#include "core/session/io_binding.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 
@@ -42,6 +44,40 @@ TEST(Sessions, RunByNameAndSelectOutputs) {
   ASSERT_EQ(some.size(), 3u);
   EXPECT_THAT(ToFloats(some[0]), ElementsAre(-11, -22));
   EXPECT_THAT(ToFloats(some[2]), ElementsAre(11, 22));
+}
+
+// What only the outputs that nobody asks for need is not computed, and need not succeed.
+TEST(Sessions, ComputeWhatIsAskedFor) {
+  auto counted = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
+  auto session = SessionOf(
+      "(float[N] x, bool c) => (float[N] a, float[N] b, float[N] same, float[N] d) {"
+      " a = Neg (x) h = Add (x, x) b = Mul (h, x) same = Identity (x)"
+      " d = If (c) <then_branch = t () => (float[N] p) { p = Neg (h) }, else_branch = e () => (float[N] q) { q = Neg (x) }> }",
+      {counted});
+  const NamedValues feeds = {{"x", Floats(Shape{2}, {1, 2})}, {"c", Tensor::Scalar<bool>(true)}};
+  const Values all = session->Run(feeds).value();
+  auto calls = [&](const std::vector<std::string>& names, const std::vector<size_t>& indices) {
+    counted->FailAt(-1);
+    const Values some = session->Run(feeds, names).value();
+    for (size_t i = 0; i < names.size(); ++i) EXPECT_TRUE(SameBits({some[i]}, {all[indices[i]]})) << names[i];
+    return counted->calls();
+  };
+  const int of_all = calls({}, {});
+  EXPECT_EQ(calls({"a"}, {0}), 1);
+  EXPECT_EQ(calls({"b"}, {1}), 2);
+  EXPECT_EQ(calls({"same"}, {2}), 0);
+  EXPECT_EQ(calls({"b", "a", "b"}, {1, 0, 1}), 3);
+  EXPECT_EQ(calls({"d"}, {3}), 3) << "the body reads h";
+  EXPECT_EQ(calls({"d", "same", "b", "a"}, {3, 2, 1, 0}), of_all);
+
+  IoBinding binding(*session);
+  for (const auto& [name, value] : feeds) ASSERT_TRUE(binding.BindInput(name, value).ok());
+  const Tensor buffer = Tensor::Zeros(DType::kFloat32, Shape{2});
+  ASSERT_TRUE(binding.BindOutput("b", buffer).ok());
+  counted->FailAt(-1);
+  EXPECT_TRUE(SameBits(session->Run(binding).value(), {all[1]}));
+  EXPECT_EQ(counted->calls(), 2);
+  EXPECT_THAT(ToFloats(buffer), ElementsAre(2, 8));
 }
 
 TEST(Sessions, PlanEachSignatureOnce) {
@@ -111,6 +147,37 @@ TEST(Sessions, AYieldIsForTraining) {
   const Status status = session->Run({{"x", Ramp(Shape{2})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("YieldOp"));
+}
+
+TEST(SessionThreads, AnAsynchronousRunMayEndItsSession) {
+  const NamedValues feeds = {{"x", Floats(Shape{2}, {1, 2})}, {"b", Floats(Shape{2}, {10, 20})}};
+  for (int round = 0; round < 20; ++round) {
+    std::shared_ptr<Session> session = SessionOf(kTwoOutputs);
+    std::atomic<int> ended{0};
+    std::promise<void> last;
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(session->RunAsync(feeds, {"n"}, [&](auto) { ++ended; }).ok());
+    auto done = [&, held = session](Result<Values> results) mutable {
+      EXPECT_THAT(ToFloats(results.value()[0]), ElementsAre(-11, -22));
+      held.reset();
+      EXPECT_EQ(ended, 4) << "it waits for the others";
+      last.set_value();
+    };
+    ASSERT_TRUE(session->RunAsync(feeds, {"n"}, std::move(done)).ok());
+    std::future<void> destroyed = last.get_future();
+    session.reset();
+    destroyed.wait();
+  }
+}
+
+TEST(SessionThreads, AsynchronousRunsCanBeWaitedFor) {
+  auto session = SessionOf(kTwoOutputs);
+  std::atomic<int> ended{0};
+  for (int i = 1; i <= 20; ++i) {
+    const NamedValues feeds = {{"x", Ramp(Shape{i})}, {"b", Ramp(Shape{i})}};
+    ASSERT_TRUE(session->RunAsync(feeds, {}, [&](Result<Values> results) { ended += results.ok(); }).ok());
+  }
+  session->WaitForAsyncRuns();
+  EXPECT_EQ(ended, 20);
 }
 
 TEST(SessionThreads, RunsFromManyThreadsWithManySignatures) {
