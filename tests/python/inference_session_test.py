@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """InferenceSession and its options: the conventions of onnxruntime, and where ours is the safer one."""
 
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -17,8 +19,9 @@ def info(name, dtype=TensorProto.FLOAT, shape=("n",)):
 
 
 def bytes_of(nodes, inputs, outputs, initializers=()):
-    graph = helper.make_graph(nodes, "net", inputs, outputs, list(initializers))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10, producer_name="tests")
+    graph = helper.make_graph(nodes, "net", inputs, outputs, list(initializers), doc_string="one sum")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10, producer_name="tests",
+                              producer_version="2", domain="org.tests", model_version=7, doc_string="adds")
     helper.set_model_props(model, {"task": "adding"})
     return model.SerializeToString()
 
@@ -42,6 +45,7 @@ def test_what_a_model_says_of_itself(model):
     assert [o.name for o in session.get_outputs()] == ["s", "n"]
     meta = session.get_modelmeta()
     assert (meta.producer_name, meta.graph_name, meta.custom_metadata_map) == ("tests", "net", {"task": "adding"})
+    assert (meta.domain, meta.version, meta.description, meta.graph_description) == ("org.tests", 7, "adds", "one sum")
     assert caesura.get_device() == "CPU"
 
 
@@ -212,8 +216,66 @@ def test_asynchronous_runs(model):
     for _ in range(3):
         assert done.acquire(timeout=60)
     assert sorted(row[:2] + row[3:] for row in seen) == [
-        ("a", [[11, 22]], False), ("b", [[21, 42]], False), ("c", None, False)]
+        ("a", [[11, 22]], False), ("b", [[21, 42]], False), ("c", [], False)]
     assert [bool(row[2]) for row in sorted(seen, key=lambda row: row[0])] == [False, False, True]
+
+
+def test_what_a_callback_raises_is_said(model, monkeypatch):
+    raised = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: raised.append((kind, str(error))))
+    session = caesura.InferenceSession(model)
+    session.run_async(None, {"x": X}, lambda *_: 1 / 0)
+    del session  # waits
+    assert raised == [(ZeroDivisionError, "division by zero")]
+
+
+def test_a_callback_may_hold_the_last_reference_to_its_session(model):
+    done = threading.Event()
+
+    class Last:
+        def __init__(self):
+            self.session = caesura.InferenceSession(model)
+
+        def __call__(self, results, user_data, error):
+            del self.session  # on the session's own thread, in its own run
+            done.set()
+
+    for _ in range(20):
+        last = Last()
+        session = last.session
+        done.clear()
+        session.run_async(None, {"x": X}, last)
+        del session, last
+        assert done.wait(60)
+
+
+def test_the_interpreter_waits_for_asynchronous_runs(tmp_path, model):
+    (tmp_path / "model.onnx").write_bytes(model)
+    script = ("import caesura, numpy as np\n"
+              f"session = caesura.InferenceSession({str(tmp_path / 'model.onnx')!r})\n"
+              "for i in range(50):\n"
+              f"    session.run_async(None, {{'x': np.ones((1, 2), np.float32)}}, lambda r, u, e: print('ended', u, e), i)\n")
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.split("\n")) == sorted([""] + [f"ended {i} " for i in range(50)])
+
+
+def test_only_what_is_asked_for_is_computed():
+    """An index that is out of range fails the run that needs it, and no other one."""
+    nodes = [helper.make_node("Gather", ["x", "i"], ["g"]), helper.make_node("Neg", ["x"], ["n"])]
+    session = caesura.InferenceSession(bytes_of(nodes, [info("x"), info("i", TensorProto.INT64, (1,))], [info("g"), info("n")]))
+    feed = {"x": np.ones(3, np.float32), "i": np.array([5])}
+    options = caesura.RunOptions()
+    assert options.only_execute_path_to_fetches
+    options.only_execute_path_to_fetches = True
+    np.testing.assert_equal(session.run(["n"], feed, options)[0], -feed["x"])
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("n")
+    np.testing.assert_equal(session.run_with_iobinding(binding)[0].numpy(), -feed["x"])
+    with pytest.raises(ValueError, match="Gather"):
+        session.run(None, feed)
 
 
 def test_what_is_wrong_with_a_feed_is_named(model):

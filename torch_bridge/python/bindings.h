@@ -74,6 +74,7 @@ nanobind::object ToTorch(const Tensor& tensor);
 void BindExchange(nanobind::class_<RuntimeValue>& value);  // tensor_exchange.cc: the DLPack methods
 void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from NumPy
 void BindOrtValue(nanobind::module_& m);  // ort_value.cc
+void BindCustomOps(nanobind::module_& m);  // custom_ops.cc
 void BindSession(nanobind::module_& m);   // inference_session.cc
 void BindTraining(nanobind::module_& m);  // training_session.cc
 void BindStepCall(nanobind::module_& m);  // step_call.cc

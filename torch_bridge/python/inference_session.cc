@@ -24,6 +24,7 @@ struct SessionSettings {
   std::vector<std::pair<std::string, ProviderOptions>> providers;
   int optimization = 2;                // 0: none; 1: what keeps the graph's ops; 2: fusion too
   bool reuse_memory = true;
+  CustomOps custom_ops;
 };
 
 struct RunSettings {
@@ -31,12 +32,20 @@ struct RunSettings {
   std::string tag;
 };
 
+// Whether a torch.Tensor is among the values, so that the outputs should be such too.
+bool HoldTorch(nb::dict feeds) {
+  bool arrays = true;
+  for (auto [name, item] : feeds) arrays &= IsArray(item);
+  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.values").attr("holds_torch")(feeds.attr("values")()));
+}
+
 class PythonSession {
  public:
   PythonSession(nb::object source, const SessionSettings& settings) {
     SessionOptions options;
     options.plan.threads = settings.threads;
     options.plan.reuse_memory = settings.reuse_memory;
+    options.custom_ops = settings.custom_ops;
     bool ours = true;  // fusion is for our own kernels
     for (const auto& [name, given] : settings.providers) {
       const bool torch = name == "torch" || name == "torch-only";
@@ -62,6 +71,12 @@ class PythonSession {
       nb::gil_scoped_release release;
       return Session::Create(std::move(model), std::move(options));
     }());
+  }
+
+  // Asynchronous runs hand their results to Python before the session can go.
+  ~PythonSession() {
+    nb::gil_scoped_release release;
+    session_.reset();
   }
 
   Session& session() { return *session_; }
@@ -98,6 +113,24 @@ class PythonSession {
       return session_->Run(binding, std::move(options));
     }();
     return Unwrap(std::move(results));
+  }
+  // Then calls done(results as run() gives them, ""), or done([], what went wrong), on a thread of the session's.
+  void RunAsync(std::vector<std::string> names, nb::dict feeds, RunSettings* settings, nb::object done) {
+    const auto forget = [](nb::object* held) {
+      nb::gil_scoped_acquire gil;
+      delete held;
+    };
+    const std::shared_ptr<nb::object> held(new nb::object(std::move(done)), forget);
+    const auto call = [held, torch = HoldTorch(feeds)](Result<std::vector<RuntimeValue>> results) {
+      nb::gil_scoped_acquire gil;
+      nb::list outputs;
+      for (const RuntimeValue& value : results.ok() ? *results : std::vector<RuntimeValue>()) {
+        outputs.append(ObjectOf(value, torch));
+      }
+      (*held)(outputs, results.status().message());
+    };
+    const Status begun = session_->RunAsync(Take(feeds), std::move(names), call, OptionsOf(settings));
+    if (!begun.ok()) Raise(begun);
   }
 
  private:
@@ -163,13 +196,6 @@ class PythonBinding {
   IoBinding binding_;
   std::vector<RuntimeValue> results_;
 };
-
-// Whether a torch.Tensor is among the values, so that the outputs should be such too.
-bool HoldTorch(nb::dict feeds) {
-  bool arrays = true;
-  for (auto [name, item] : feeds) arrays &= IsArray(item);
-  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.values").attr("holds_torch")(feeds.attr("values")()));
-}
 
 // (name, type text, dims: int, symbol or None; None when the rank is unknown)
 nb::tuple Describe(const Value* value) {
@@ -239,16 +265,18 @@ void BindSession(nb::module_& m) {
   sessions
       .def("__init__",
            [](PythonSession* self, nb::object source, std::vector<std::pair<std::string, ProviderOptions>> providers,
-              int threads, int optimization, bool reuse_memory) {
-             new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory});
+              int threads, int optimization, bool reuse_memory, const CustomOps& custom_ops) {
+             new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory, custom_ops});
            },
-           nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"), nb::arg("reuse_memory"))
+           nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"), nb::arg("reuse_memory"),
+           nb::arg("custom_ops"))
       .def("inputs", &DescribeInputs, nb::arg("with_default"))
       .def("outputs", &DescribeOutputs)
       .def("metadata",
            [](PythonSession& s) {
              const Model& model = s.session().model();
-             return nb::make_tuple(model.producer, model.graph->name(), model.metadata);
+             return nb::make_tuple(model.producer, model.graph->name(), model.domain, model.description,
+                                   model.graph_description, model.version, model.metadata);
            })
       .def("run",
            [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds, RunSettings* settings, bool torch) {
@@ -265,6 +293,10 @@ void BindSession(nb::module_& m) {
              return out;
            },
            nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none())
+      .def("run_async", &PythonSession::RunAsync, nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none(),
+           nb::arg("done"))
+      .def("wait_for_async_runs", [](PythonSession& s) { s.session().WaitForAsyncRuns(); },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("output_shapes", [](PythonSession& s, nb::dict feeds) {
         return ShapesOf(Unwrap(s.session().OutputSpecs(FeedsOf(feeds))));
       })

@@ -92,6 +92,7 @@ NB_MODULE(_core, m) {
   m.def("keep_alive", &caesura::python::KeepAlive);
   caesura::python::BindValues(m);
   caesura::python::BindOrtValue(m);
+  caesura::python::BindCustomOps(m);
   caesura::python::BindSession(m);
   caesura::python::BindTraining(m);
   caesura::python::BindStepCall(m);

@@ -19,6 +19,7 @@ std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
   options.threads = nb::cast<int>(arguments["threads"]);
   options.providers = {CpuProvider()};
   options.seed = nb::cast<uint64_t>(arguments["seed"]);
+  options.custom_ops = nb::cast<const CustomOps&>(arguments["custom_ops"]);
   return Unwrap(SplitModule::Create(ReadSource(source), std::move(options)));
 }
 

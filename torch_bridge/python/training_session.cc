@@ -62,6 +62,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.providers = {CpuProvider()};
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
+  if (arguments.contains("custom_ops")) options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
   Model model = ReadSource(source);
   for (const auto& [name, array] : parameters) {
     Value* value = model.graph->FindValue(name);

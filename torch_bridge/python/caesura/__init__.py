@@ -15,7 +15,8 @@ import importlib
 from caesura.inference_session import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
                                        get_device)
 from caesura.io_binding import IOBinding, OrtValue
-from caesura.session_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, RunOptions, SessionOptions
+from caesura.session_options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
+                                     RunOptions, SessionOptions)
 from caesura.split_module import SplitModule
 from caesura.training_session import TrainingSession, open_step
 
@@ -26,8 +27,8 @@ _WITH_TORCH = {
     "report": "caesura.reports", "reset_report": "caesura.reports", "strict": "caesura.reports",
     "FallbackWarning": "caesura.reports", "StrictError": "caesura.reports",
 }
-__all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata",
-           "NodeArg", "OrtValue", "RunOptions", "SessionOptions", "SplitModule", "TrainingSession",
+__all__ = ["CustomOps", "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession",
+           "ModelMetadata", "NodeArg", "OptionSet", "OrtValue", "RunOptions", "SessionOptions", "SplitModule", "TrainingSession",
            "get_available_providers", "get_device", "open_step", *_WITH_TORCH]
 __version__ = "0.1.0"
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running an ONNX model, with the conventions of onnxruntime.InferenceSession: moving is an import line."""
 
-import concurrent.futures
+import importlib.util
 import os
 import sys
+import weakref
 from typing import NamedTuple, Optional, Sequence
 
 from caesura import _core, torch_library
@@ -19,7 +20,8 @@ _SHORT = {"cpu": (_CPU,), "torch": (_TORCH, _CPU), "torch-only": (_TORCH,)}
 def get_available_providers() -> list:
     """What `providers` may name here, beside plug-ins of yours. TorchExecutionProvider (PyTorch's own operators, where one
     means the same as the node) needs PyTorch at hand, OpenVINOExecutionProvider (whole parts of the graph) OpenVINO."""
-    return [_CPU] + [_TORCH] * torch_library.built() + [_OPENVINO] * _core.has_plugin("caesura_openvino")
+    openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
+    return [_CPU] + [_TORCH] * torch_library.built() + [_OPENVINO] * openvino
 
 
 def _is_plugin(name: str) -> bool:
@@ -44,6 +46,10 @@ class ModelMetadata(NamedTuple):
 
     producer_name: str
     graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
     custom_metadata_map: dict
 
 
@@ -103,7 +109,7 @@ class InferenceSession(FallsBack):
         self._settings = self._options.settings()
         if threads:
             self._settings["threads"] = threads
-        self._async_runs = None
+        self._finish_runs = None
         if provider is None:
             self.set_providers(providers if providers is not None else [_CPU], provider_options)
         elif providers is not None:
@@ -114,7 +120,15 @@ class InferenceSession(FallsBack):
             self._open({name: {} for name in _SHORT[provider]}, [(provider, {})])
 
     def _open(self, named, native):
-        self._session = _core.Session(self._source, native, **self._settings)
+        try:
+            session = _core.Session(self._source, native, **self._settings)
+        except KeyError as error:
+            if _OPENVINO in named and importlib.util.find_spec("openvino") is None:
+                raise ImportError(f"{_OPENVINO} needs OpenVINO: pip install 'caesura[openvino]'") from error
+            raise
+        if self._finish_runs is not None:
+            self._finish_runs()
+        self._session, self._finish_runs = session, None
         self._providers = named
         self._inputs = [NodeArg(*row) for row in self._session.inputs(with_default=False)]
         self._overridable = [NodeArg(*row) for row in self._session.inputs(with_default=True)]
@@ -159,9 +173,9 @@ class InferenceSession(FallsBack):
     def run(self, output_names: Optional[Sequence[str]], input_feed: dict, run_options=None) -> list:
         """Outputs as NumPy arrays (lists for sequences, None for empty optionals).
 
-        output_names: which, in which order; None for all. input_feed: input name to array or OrtValue; inputs that have a
-        default may be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy; where one is a
-        torch.Tensor the outputs are so too.
+        output_names: which, in which order; None for all. What only the others need is not computed. input_feed: input name
+        to array or OrtValue; inputs that have a default may be left out. Arrays of any library with DLPack (PyTorch, JAX)
+        are taken without a copy; where one is a torch.Tensor the outputs are so too.
         """
         return self._session.run(output_names or (), input_feed, run_options)
 
@@ -171,22 +185,14 @@ class InferenceSession(FallsBack):
 
     def run_async(self, output_names: Optional[Sequence[str]], input_feed: dict, callback, user_data=None, run_options=None):
         """Returns at once; later callback(results, user_data, error) is called in another thread: results as run() gives
-        them and "", or None and what went wrong.
+        them and "", or [] and what went wrong.
 
-        The arrays must stay as they are until then. What the callback itself raises goes to sys.excepthook.
+        The arrays must stay as they are until then. What the callback itself raises goes to sys.excepthook. The session
+        waits for its runs when it goes, and at the interpreter's exit.
         """
-        feed = dict(input_feed)
-        if self._async_runs is None:
-            self._async_runs = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="caesura-run")
-
-        def work():
-            try:
-                results, error = self.run(output_names, feed, run_options), ""
-            except Exception as failure:  # handed to the callback, whatever it is
-                results, error = None, str(failure) or type(failure).__name__
-            callback(results, user_data, error)
-
-        self._async_runs.submit(work).add_done_callback(_report)
+        if self._finish_runs is None:
+            self._finish_runs = weakref.finalize(self, _core.Session.wait_for_async_runs, self._session)
+        self._session.run_async(output_names or (), input_feed, run_options, _Reported(callback, user_data))
 
     def io_binding(self) -> IOBinding:
         return IOBinding(self)
@@ -217,8 +223,14 @@ class InferenceSession(FallsBack):
         return self._session.device_counts()
 
 
-def _report(done: concurrent.futures.Future):
-    """Says aloud what a callback has raised."""
-    error = done.exception()
-    if error is not None:
-        sys.excepthook(type(error), error, error.__traceback__)
+class _Reported:
+    """A run's callback, with what it raises said aloud."""
+
+    def __init__(self, callback, user_data):
+        self._callback, self._user_data = callback, user_data
+
+    def __call__(self, results: list, error: str):
+        try:
+            self._callback(results, self._user_data, error)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())

@@ -7,9 +7,12 @@ session is made; what can only cost time or text warns, once a name; a misspelt 
 
 import enum
 import functools
+import os
 import warnings
 
 from caesura import _core
+
+CustomOps, OptionSet = _core.CustomOps, _core.OptionSet
 
 
 class GraphOptimizationLevel(enum.IntEnum):
@@ -58,7 +61,14 @@ class _Named:
 
 class SessionOptions(_Named):
     """Honoured: intra_op_num_threads (0: CAESURA_NUM_THREADS or what OpenMP would take), graph_optimization_level,
-    enable_mem_reuse. Runs are deterministic for one number of threads with or without use_deterministic_compute."""
+    enable_mem_reuse. Runs are deterministic for one number of threads with or without use_deterministic_compute.
+
+    custom_ops: ops from shared libraries, and options for single nodes, whole op types and model ops:
+
+        options.register_custom_ops_library("libmine.so")
+        options.custom_ops.for_node("detector").update({"device": "CPU"})
+        options.custom_ops.for_op("ModelOp", "ai.caesura").update({"threads": "1"})
+    """
 
     _DEFAULTS = {
         "intra_op_num_threads": 0, "inter_op_num_threads": 0, "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
@@ -86,7 +96,12 @@ class SessionOptions(_Named):
 
     def __init__(self):
         super().__init__()
-        self.__dict__["_entries"] = {}
+        self.__dict__.update(_entries={}, custom_ops=_core.CustomOps())
+
+    def register_custom_ops_library(self, path):
+        """Adds the ops and model runtimes of a plug-in (core/plugin/caesura_op.h). onnxruntime's custom-op libraries speak
+        another C interface: NotImplementedError."""
+        self.custom_ops.add_library(os.fspath(path))
 
     def add_session_config_entry(self, key: str, value: str):
         """Kept and given back; none of onnxruntime's keys changes anything here, and each says so once."""
@@ -112,28 +127,30 @@ class SessionOptions(_Named):
         for key in self._entries:
             warn_once(f"session config entry '{key}'", "it is not known here")
         return {"threads": int(self.intra_op_num_threads), "optimization": min(int(self.graph_optimization_level), 2),
-                "reuse_memory": bool(self.enable_mem_reuse)}
+                "reuse_memory": bool(self.enable_mem_reuse), "custom_ops": self.custom_ops}
 
 
 class RunOptions(_core.RunSettings):
     """terminate: set to True (from another thread, too) it ends the runs that were given these options, with RuntimeError,
-    between two nodes. logid: what observers call the run. All else of onnxruntime's warns, once, that it has no effect."""
+    between two nodes. logid: what observers call the run. only_execute_path_to_fetches is always so. All else of
+    onnxruntime's warns, once, that it has no effect."""
 
+    _HONOURED = ("terminate", "logid", "only_execute_path_to_fetches")
     _NO_EFFECT = {
         "log_severity_level": "CAESURA_VERBOSE sets what is logged",
         "log_verbosity_level": "CAESURA_VERBOSE sets what is logged",
-        "only_execute_path_to_fetches": "a plan computes all outputs of the model",
     }
 
     def __init__(self):
         super().__init__()
         self._entries = {}
+        self.only_execute_path_to_fetches = True
 
     def __setattr__(self, name, value):
         if name in self._NO_EFFECT:
             warn_once(f"RunOptions.{name}", self._NO_EFFECT[name])
-        elif name not in ("terminate", "logid", "_entries"):
-            raise AttributeError(f"RunOptions has no option '{name}'; there are logid, terminate, {', '.join(self._NO_EFFECT)}")
+        elif name not in (*self._HONOURED, "_entries"):
+            raise AttributeError(f"RunOptions has no option '{name}'; there are {', '.join((*self._HONOURED, *self._NO_EFFECT))}")
         super().__setattr__(name, value)
 
     def add_run_config_entry(self, key: str, value: str):

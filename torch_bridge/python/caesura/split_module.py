@@ -2,10 +2,11 @@
 """A model cut behind its outputs: forward now, backward when their gradients are there."""
 
 import os
-from typing import Sequence
+from typing import Optional, Sequence
 
 from caesura import _core
 from caesura.provider_fallback import FallsBack
+from caesura.session_options import CustomOps
 from caesura.values import from_value, holds_torch, to_value
 
 
@@ -61,17 +62,18 @@ class SplitModule(FallsBack):
     training: batch statistics and dropout in forward(); False leaves the model as it is.
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
     seed: of dropout and other random ops; each forward draws other numbers.
+    custom_ops: CustomOps: ops from shared libraries (with their gradients), options of nodes and model ops.
 
     Any number of forwards may wait for their backward, in any order. All methods may be called from several threads at
     the same time; they release the interpreter lock.
     """
 
     def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), inputs: Sequence[str] = (),
-                 training: bool = True, threads: int = 0, seed: int = 0):
+                 training: bool = True, threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None):
         source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
         self._session = _core.Split.open(source, {
             "trainable": list(trainable), "frozen": list(frozen), "inputs": list(inputs), "training": training,
-            "threads": threads, "seed": seed,
+            "threads": threads, "seed": seed, "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
         self._output_names, self._gradient_names = self._session.output_names(), self._session.gradient_names()
 

@@ -2,10 +2,11 @@
 """Training an ONNX model."""
 
 import os
-from typing import Sequence
+from typing import Optional, Sequence
 
 from caesura import _core
 from caesura.provider_fallback import FallsBack
+from caesura.session_options import CustomOps
 from caesura.values import from_value, holds_torch, to_value
 
 
@@ -33,6 +34,7 @@ class TrainingSession(FallsBack):
         again in the backward. MemoryError when the least possible is above it. 0: no limit.
     keep_gradients: hold the last step's gradients for gradients().
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
+    custom_ops: CustomOps: ops from shared libraries (with their gradients), options of nodes and model ops.
 
     Feeds are arrays of NumPy or of any library with DLPack (PyTorch, JAX); where one is a torch.Tensor, what evaluate()
     and predict() give are so too.
@@ -44,7 +46,7 @@ class TrainingSession(FallsBack):
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), clip_norm: float = 0.0, accumulation_steps: int = 1,
                  commit: str = "late", precision: str = "fp32", memory_budget: int = 0, keep_gradients: bool = False,
-                 threads: int = 0, seed: int = 0, **coefficients):
+                 threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
         source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
         self._session = _core.Training.open(source, {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
@@ -53,6 +55,7 @@ class TrainingSession(FallsBack):
             "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
             "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "threads": threads, "seed": seed,
+            "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
 
     def step(self, feeds: dict) -> float:
