@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training steps and split modules whose provider fails at its k-th kernel, for every k: losses, parameters, optimizer
 // state and statistics are those of the CPU, bit for bit, also where updates were under way; one fallback, one retry.
+// CAESURA_LONG=1: every k, where otherwise some are left out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cstdlib>
 
 #include "core/providers/counting_provider.h"
 #include "tests/core/execute/faulty_provider.h"
@@ -19,6 +22,9 @@ using ::testing::HasSubstr;
 std::shared_ptr<FailingProvider> Faulty() {
   return std::make_shared<FailingProvider>(TrainingCpu(), "faulty", /*scribbles=*/true);
 }
+
+// From one k to the next.
+int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
 
 // Two steps on the CPU, and the state behind them.
 class StepsOfTheCpu {
@@ -46,7 +52,7 @@ class StepsOfTheCpu {
   Values after_;
 };
 
-// Fails at each kernel of the second step. `every`: not at all of them.
+// Fails at each kernel of the second step.
 void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
   const StepsOfTheCpu expected(real);
   auto faulty = Faulty();
@@ -92,12 +98,12 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
 
 TEST(TrainingFallback, StepsOfTheDigits) { ExpectTheStepsOfTheCpu(Digits()); }
 
-TEST(TrainingFallback, RetriedStepsDrawTheSameRandomNumbers) { ExpectTheStepsOfTheCpu(DigitsWithDropout(), 3); }
+TEST(TrainingFallback, RetriedStepsDrawTheSameRandomNumbers) { ExpectTheStepsOfTheCpu(DigitsWithDropout(), Every(3)); }
 
 TEST(TrainingFallback, StepsOfTheGptClippedAndInGroups) {
   RealModel real = CharGpt();
   real.options.step.groups = {{.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
-  ExpectTheStepsOfTheCpu(std::move(real), 3);
+  ExpectTheStepsOfTheCpu(std::move(real), Every(3));
 }
 
 // Updates begin in the middle of the backward part: what they wrote is undone.
@@ -110,7 +116,7 @@ TEST(TrainingFallback, EagerStepsAreNotLost) {
 TEST(TrainingFallback, StepsThatAccumulate) {
   RealModel real = Digits();
   real.options.step.accumulation_steps = 2;
-  ExpectTheStepsOfTheCpu(std::move(real), 2);
+  ExpectTheStepsOfTheCpu(std::move(real), Every(2));
 }
 
 // Where fallback is disabled the failed step has changed nothing either.
@@ -144,7 +150,7 @@ TEST(TrainingFallback, FailuresWhileStepsArePlanned) {
   faulty->FailAtCreation(-1);
   ASSERT_TRUE(SessionOf(real)->Step(real.batches[0]).ok());
   const int created = faulty->created();
-  for (int k = 0; k < created; k += 5) {
+  for (int k = 0; k < created; k += Every(5)) {
     faulty->FailAtCreation(k);
     auto session = SessionOf(real);
     EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses()[0]);
@@ -175,7 +181,7 @@ TEST(TrainingFallback, CopiesThatFail) {
   RealModel real = Digits();
   const StepsOfTheCpu expected(real);
   int copies = 1;
-  for (int k = 0; k < copies; k += 3) {
+  for (int k = 0; k < copies; k += Every(3)) {
     CountingDevice device({.more = RegisterTrainingKernels});
     auto failing = std::make_shared<FailingCopies>(device.providers()[0], "failing");
     real.options.providers = {failing, device.providers()[1]};
@@ -253,7 +259,7 @@ TEST(ModuleFallback, ForwardsAndBackwardsThatFail) {
   auto faulty = Faulty();
   options.providers = {faulty, TrainingCpu()};
   for (int half : {0, 1}) {
-    for (int k = 0;; k += 2) {
+    for (int k = 0;; k += Every(2)) {
       SCOPED_TRACE("half " + std::to_string(half) + ", call " + std::to_string(k));
       faulty->FailAt(-1);
       auto module = SplitModule::Create(real.model.Clone(), options).value();
