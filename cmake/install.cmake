@@ -4,10 +4,12 @@ if(SKBUILD)  # a wheel: everything beside the package's own files, libraries tha
   set(caesura_plugins caesura_openvino caesura_runtime_caesura caesura_runtime_openvino caesura_runtime_torch)
   foreach(target caesura caesura_python caesura_torch ${caesura_plugins})
     if(TARGET ${target})
-      # OpenVINO is a wheel of its own (the extra "openvino").
+      # OpenVINO and PyTorch are wheels of their own (the extras "openvino" and "torch"), which lie beside this one.
       set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH OFF)
       if(target MATCHES "openvino$")
         set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../openvino/libs")
+      elseif(target MATCHES "torch$")
+        set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
       endif()
       install(TARGETS ${target} LIBRARY DESTINATION caesura COMPONENT wheel)
     endif()
