@@ -151,6 +151,15 @@ def test_a_graph_break_in_the_middle():
     assert caesura.report().kernel_calls == 12  # two parts, forward and backward, three times
 
 
+def test_forward_mode_derivatives_are_refused():
+    wrapped, x = caesura.wrap(Net()), torch.randn(3, 6)
+    wrapped(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(3, 6))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            wrapped(dual)
+
+
 def test_backwards_in_another_thread():
     wrapped, x = caesura.wrap(Net()), torch.randn(3, 6)
     _, expected = gradients(wrapped, x)
