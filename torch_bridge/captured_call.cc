@@ -23,8 +23,9 @@ struct PlainScope {
   c10::impl::ExcludeDispatchKeyGuard casts{c10::autocast_dispatch_keyset};
 };
 
-std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& sizes,
-                                      const variable_list& gradients, const std::optional<at::Tensor>& random) {
+std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>& tensors,
+                                      const std::vector<int64_t>& sizes, const variable_list& gradients,
+                                      const std::optional<at::Tensor>& random) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("caesura::differentiate", "");
   c10::List<std::optional<at::Tensor>> given;
   for (const at::Tensor& g : gradients) given.push_back(g.defined() ? std::optional(g) : std::nullopt);
@@ -145,9 +146,14 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intru
 std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayRef sizes) {
   TORCH_CHECK(tensors.size() == layout_.tensors.size() && sizes.size() == layout_.sizes.size(),
               "the graph was captured for other arguments");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!::torch::autograd::isFwGradDefined(tensor),
+                                "caesura: a captured graph has no forward-mode derivatives");
+  }
   c10::intrusive_ptr<Backward> node;
-  if (backward_ && at::GradMode::is_enabled()) node = c10::make_intrusive<Backward>(
-      c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
+  if (backward_ && at::GradMode::is_enabled()) {
+    node = c10::make_intrusive<Backward>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
+  }
   std::optional<at::Tensor> random;
   if (node && random_) {
     at::Generator generator = at::detail::getDefaultCPUGenerator();

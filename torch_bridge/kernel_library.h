@@ -11,9 +11,9 @@
 
 namespace caesura {
 
-// Adds the library's kernels (aten_op.h), and makes caesura::call known to PyTorch (captured_call.h). Null when done; otherwise, with nothing added, why not, in a static string.
-// `torch_version`: of the PyTorch that is in the process ("2.13.0+cpu"), which must be the release that the library was
-// built with, since C++ classes of both meet.
+// Adds the library's kernels (aten_op.h), and makes its operators known to PyTorch (captured_call.h). Null when done;
+// otherwise, with nothing added, why not, in a static string. `torch_version`: of the PyTorch that is in the process
+// ("2.13.0+cpu"), which must be the release that the library was built with, since C++ classes of both meet.
 using TorchKernelsFunction = const char*(const char* torch_version, KernelRegistry* registry);
 inline constexpr char kTorchKernelsName[] = "CaesuraTorchKernels";
 

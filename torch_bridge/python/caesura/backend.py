@@ -59,8 +59,9 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table,
                                  partition_fn=min_cut_rematerialization_partition)
-    with config.patch(force_non_lazy_backward_lowering=True):
+    with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
         compiled = compile_graph(module, example_inputs)
+    captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:
         return compiled
     with unset_fake_temporarily():

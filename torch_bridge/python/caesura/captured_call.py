@@ -178,7 +178,7 @@ class Again:
         self.taking = [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward]
         self.random = any(draws(n) for n in forward.graph.nodes)
         self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self.rewritten = self._reads_what_it_writes(forward)
+        self.rewritten = self._reads_what_it_writes(forward, forward.results[len(self.mutated):metadata.num_forward])
         self.key = next(self._keys)
         self._known[self.key] = self
 
@@ -186,12 +186,11 @@ class Again:
     def of(cls, key):
         return cls._known[key]
 
-    def _reads_what_it_writes(self, forward) -> bool:
+    def _reads_what_it_writes(self, forward, outputs) -> bool:
         """Whether the outputs depend on the old values of inputs that the graph writes to: those are gone."""
-        reached = [n for n in forward.results[len(self.mutated):] if isinstance(n, torch.fx.Node)]
-        seen = set(reached)
+        reached, seen = list(outputs), set(outputs)
         while reached:
-            new = [n for n in reached.pop().all_input_nodes if n not in seen]
+            new = [n for n in _sources(reached.pop()) if isinstance(n, torch.fx.Node) and n not in seen]
             seen.update(new)
             reached += new
         return any(forward.placeholders[i] in seen for i in self.mutated)
@@ -213,6 +212,14 @@ class Again:
                 with torch._dispatch.python.enable_python_dispatcher(), _Drawing(self.decompositions):
                     results = self.module(*arguments)
         return [results[i] for i in self.taking]
+
+
+def _sources(node):
+    """What the value of a node depends on; of a batch norm's results only the new statistics depend on the old ones."""
+    norm = torch.ops.aten._native_batch_norm_legit_functional.default
+    if node.target is operator.getitem and getattr(node.args[0], "target", None) == norm:
+        return node.args[0].all_input_nodes if node.args[1] > 2 or not node.args[0].args[5] else node.args[0].args[:3]
+    return node.all_input_nodes
 
 
 class _Drawing(TorchDispatchMode):

@@ -2,7 +2,9 @@
 """caesura.wrap: a PyTorch module that trains through caesura."""
 
 import copy
+import dis
 import types
+import weakref
 
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -10,6 +12,7 @@ from torch._dynamo import eval_frame
 
 from caesura.backend import backend as torch_backend
 
+_CALL = "_call_impl"  # of nn.Module: what is captured
 _CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
 
 
@@ -22,7 +25,7 @@ class _Calls:
     def __init__(self, compiled, module):
         self.compiled, self.module = compiled, module
         self.captures = []  # (guards, function), the latest first
-        self.seen = 0
+        self.known = weakref.WeakSet()  # the code of all that were seen
 
     def __call__(self, args, kwargs):
         if torch.compiler.is_dynamo_compiling() or eval_frame._stance.stance != "default":
@@ -32,21 +35,18 @@ class _Calls:
             if guards(frame):
                 return function(*args, **kwargs)
         results = self.compiled(*args, **kwargs)
-        self._find(frame)
+        self._find()
         return results
 
-    def _find(self, frame):
-        code = self.compiled._torchdynamo_orig_callable
-        entries = _debug_get_cache_entry_list(code.__code__)
-        if len(entries) == self.seen:
-            return
-        self.seen = len(entries)
-        for entry in entries:
-            if entry.guard_manager.check(frame):
-                if not any(name.startswith("__resume_at") for name in entry.code.co_names):
-                    function = types.FunctionType(entry.code, code.__globals__, code.__name__, None, code.__closure__)
-                    self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
-                return
+    def _find(self):
+        call = self.compiled._torchdynamo_orig_callable
+        for entry in _debug_get_cache_entry_list(call.__code__):
+            if entry.code in self.known:
+                continue
+            self.known.add(entry.code)
+            if not any(i.argval == _CALL for i in dis.get_instructions(entry.code)):  # else a graph break is in it
+                function = types.FunctionType(entry.code, call.__globals__, call.__name__, None, call.__closure__)
+                self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
 
 
 class _Wrapped:
@@ -86,7 +86,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
         return module
 
     def call(*args, **kwargs):
-        return module._call_impl(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)  # _CALL
 
     # Graphs of its own: PyTorch counts them by code, and all modules share this one.
     compiled = torch.compile(call, backend=torch_backend, dynamic=dynamic, recompile_limit=64, isolate_recompiles=True)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of derivatives through wrapped modules: eager PyTorch's own, loudly."""
+
+import copy
+import gc
+import warnings
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+from wrap_test import Net  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", caesura.FallbackWarning)
+        yield
+
+
+def penalty(module, x):
+    """A gradient penalty, as critics are trained with: (its value, gradients of the parameters and of the input)."""
+    x = x.detach().requires_grad_()
+    (dx,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+    value = (dx.flatten(1).norm(dim=1) - 1).square().mean()
+    return value.detach(), torch.autograd.grad(value, [x, *module.parameters()], allow_unused=True)
+
+
+def same(actual, expected):
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-6)
+    for a, b in zip(actual[1], expected[1]):
+        if b is None:
+            assert a is None or not a.any()
+        else:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_a_gradient_penalty():
+    module = Net(torch.nn.Tanh())
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 6)
+    for _ in range(3):
+        same(penalty(wrapped, x), penalty(module, x))
+
+
+def test_the_graph_is_kept_and_first_derivatives_go_on():
+    module = Net()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 6)
+    for net in (wrapped, module):
+        net.zero_grad()
+        loss = net(x).square().sum()
+        torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        loss.backward()
+    for a, b in zip(wrapped.parameters(), module.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_hessian_of_the_input():
+    module = Net(torch.nn.Tanh())
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(1, 6)
+    hessians = [torch.autograd.functional.hessian(lambda v, net=net: net(v).square().sum(), x) for net in (wrapped, module)]
+    torch.testing.assert_close(hessians[0], hessians[1], rtol=1e-3, atol=1e-5)
+
+
+def test_third_derivatives():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(4, 3)
+
+    def third(net):
+        v = x.detach().requires_grad_()
+        y = net(v).sum()
+        for _ in range(3):
+            (g,) = torch.autograd.grad(y, v, create_graph=True)
+            y = g.square().sum()
+        return y.detach()
+
+    torch.testing.assert_close(third(wrapped), third(module), rtol=1e-3, atol=1e-6)
+
+
+def test_statistics_are_written_once():
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(7, 6)
+    for _ in range(2):
+        same(penalty(wrapped, x), penalty(module, x))
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(dict(wrapped.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6)
+
+
+def test_the_forwards_own_dropout_mask():
+    """The first derivatives are those of the forward that was: with the same mask, whether they have derivatives or not."""
+    wrapped = caesura.wrap(torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Dropout(0.5), torch.nn.Tanh(),
+                                               torch.nn.Dropout(0.3), torch.nn.Linear(64, 2)))
+    x = torch.randn(5, 6, requires_grad=True)
+    y = wrapped(x).square().sum()
+    before = torch.get_rng_state()
+    (plain,) = torch.autograd.grad(y, x, retain_graph=True)
+    (differentiable,) = torch.autograd.grad(y, x, create_graph=True)
+    torch.testing.assert_close(differentiable.detach(), plain, rtol=1e-4, atol=1e-6)
+    assert differentiable.requires_grad and torch.equal(torch.get_rng_state(), before)
+
+
+def test_detached_parts_stay_constant():
+    class Detached(Net):
+        def forward(self, x):
+            y = super().forward(x)
+            return y * y.detach() + y.sigmoid()
+
+    module = Detached(torch.nn.Tanh())
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 6)
+    same(penalty(wrapped, x), penalty(module, x))
+
+
+def test_changing_shapes_and_frozen_parameters():
+    module = Net(torch.nn.Tanh())
+    module.first.weight.requires_grad_(False)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+
+    def both(rows):
+        x = torch.randn(rows, 6)
+        results = []
+        for net in (wrapped, module):
+            v = x.detach().requires_grad_()
+            (dx,) = torch.autograd.grad(net(v).square().sum(), v, create_graph=True)
+            trained = [p for p in net.parameters() if p.requires_grad]
+            results.append(torch.autograd.grad(dx.square().sum(), trained, allow_unused=True))
+        same((torch.zeros(()), results[0]), (torch.zeros(()), results[1]))
+
+    for rows in (5, 3, 8, 2):
+        both(rows)
+
+
+def test_autocast_is_the_forwards():
+    module = Net(torch.nn.Tanh())
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 6, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = wrapped(x)
+    (plain,) = torch.autograd.grad(y.float().sum(), x, retain_graph=True)
+    (again,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
+    torch.testing.assert_close(again.detach(), plain, rtol=5e-2, atol=1e-2)  # bfloat16 has 8 bits
+    assert again.requires_grad
+
+
+def test_it_is_told_once_and_forbidden_by_strict():
+    wrapped, x = caesura.wrap(Net(torch.nn.Tanh())), torch.randn(5, 6)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        penalty(wrapped, x)
+        penalty(wrapped, x)
+    assert sum("create_graph" in str(w.message) for w in told) == 1
+    ((op, reason), places), = caesura.report().fallbacks.items()
+    assert "create_graph" in op and "eager" in reason and any("create_graph_test.py" in place for place in places)
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="create_graph"):
+        penalty(wrapped, x)
+
+
+def test_an_input_that_was_changed_is_an_error():
+    wrapped, x = caesura.wrap(Net(torch.nn.Tanh())), torch.randn(5, 6)
+    y = wrapped(x).sum()
+    with torch.no_grad():
+        wrapped.first.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, list(wrapped.parameters()), create_graph=True)
+
+
+def test_buffers_that_outputs_depend_on_are_refused():
+    class Counts(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return super().forward(x) * self.count
+
+    module = Counts()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 6, requires_grad=True)
+    y, z = (net(x).sum() for net in (wrapped, module))
+    torch.testing.assert_close(torch.autograd.grad(y, x, retain_graph=True), torch.autograd.grad(z, x))
+    with pytest.raises(RuntimeError, match="depend on a buffer|double backward"):
+        torch.autograd.grad(torch.autograd.grad(y, x, create_graph=True)[0].sum(), x)
+
+
+def test_the_module_may_be_gone():
+    wrapped, x = caesura.wrap(Net(torch.nn.Tanh())), torch.randn(5, 6, requires_grad=True)
+    y = wrapped(x).sum()
+    gone = weakref.ref(wrapped)
+    del wrapped
+    torch._dynamo.reset()
+    gc.collect()
+    assert gone() is None
+    (dx,) = torch.autograd.grad(y, x, create_graph=True)
+    assert dx.requires_grad

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of wrapped modules: what the operator's node saves and frees, and the way past dynamo's callback."""
+
+import copy
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from wrap_test import Net, gradients  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+    with caesura.strict():
+        yield
+
+
+def test_the_backward_is_the_operators():
+    wrapped = caesura.wrap(Net())
+    y = wrapped(torch.randn(3, 6))
+    y.sum().backward()
+    assert caesura.report().kernel_calls == 2 and not caesura.report().eager_calls
+    assert "Caesura" in y.grad_fn.name()
+
+
+def test_a_second_backward_needs_the_graph_kept():
+    y = caesura.wrap(Net())(torch.randn(3, 6)).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+@pytest.mark.parametrize("act", [torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.ReLU()], ids=str)
+def test_an_output_that_the_backward_reads_must_not_be_changed(act):
+    wrapped = caesura.wrap(torch.nn.Sequential(torch.nn.Linear(6, 4), act))
+    y = wrapped(torch.randn(3, 6))
+    loss = (y * 2).sum()
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_output_changed_under_autograd():
+    module = Net()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
+    change = lambda y: y.mul_(3).square().sum()  # noqa: E731
+    _, expected = gradients(module, x, loss=change)
+    _, actual = gradients(wrapped, x, loss=change)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_changed_before_the_backward_is_an_error():
+    wrapped = caesura.wrap(Net())
+    y = wrapped(torch.randn(3, 6)).sum()
+    with torch.no_grad():
+        wrapped.last.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_several_outputs_some_of_them_unused_or_without_gradients():
+    class Many(Net):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, y.argmax(-1), y.transpose(0, 1) * 2, x.detach() + 1
+
+    module = Many()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
+    for pick in (lambda out: out[0].square().sum(), lambda out: out[2].square().sum(), lambda out: out[0].sum() + out[2].sum()):
+        expected, actual = gradients(module, x, loss=pick), gradients(wrapped, x, loss=pick)
+        for name, gradient in expected[1].items():
+            torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5)
+    out = wrapped(x)
+    assert [o.requires_grad for o in out] == [True, False, True, False]
+    assert torch.equal(out[1], module(x)[1])
+
+
+def test_saved_tensors_go_through_the_users_hooks():
+    module = Net()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
+    _, expected = gradients(module, x)
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor.numel())
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        _, actual = gradients(wrapped, x)
+    assert packed
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_the_way_past_dynamos_callback_is_taken_and_left():
+    class Scaled(Net):
+        factor = 1.0
+
+        def forward(self, x, twice=False):
+            self.seen = getattr(self, "seen", 0) + 1
+            y = super().forward(x) * self.factor
+            return y * 2 if twice else y
+
+    module = Scaled()
+    wrapped = caesura.wrap(module)
+    calls = type(wrapped)._calls
+    x = torch.randn(3, 6)
+    for turn in range(6):
+        module.factor = 1.0 + (turn > 2)
+        for twice in (False, True):
+            torch.testing.assert_close(wrapped(x, twice=twice), Net.forward(module, x) * module.factor * (1 + twice))
+    assert module.seen == 12 and len(calls.captures) >= 2
+    torch._dynamo.reset()
+    torch.testing.assert_close(wrapped(x), Net.forward(module, x) * 2)
+    with torch.no_grad():
+        assert not wrapped(x).requires_grad
+    with torch.compiler.set_stance("force_eager"):
+        before = caesura.report().kernel_calls
+        wrapped(x)
+        assert caesura.report().kernel_calls == before
+
+
+def test_inside_of_another_compiled_function():
+    module = Net()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
+    outer = torch.compile(lambda v: wrapped(v) + 1, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outer(x), module(x) + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_break_in_the_middle():
+    class Breaks(Net):
+        def forward(self, x):
+            y = self.act(self.first(x))
+            torch._dynamo.graph_break()
+            return self.last(self.norm(y))
+
+    module = Breaks()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
+    for _ in range(3):
+        expected, actual = gradients(module, x), gradients(wrapped, x)
+        for name, gradient in expected[1].items():
+            torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5)
+    assert caesura.report().kernel_calls == 12  # two parts, forward and backward, three times
+
+
+def test_forward_mode_derivatives_are_refused():
+    wrapped, x = caesura.wrap(Net()), torch.randn(3, 6)
+    wrapped(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(3, 6))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            wrapped(dual)
+
+
+def test_backwards_in_another_thread():
+    wrapped, x = caesura.wrap(Net()), torch.randn(3, 6)
+    _, expected = gradients(wrapped, x)
+    wrapped.zero_grad()
+    loss = wrapped(x).float().square().sum()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    for name, p in wrapped.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name])

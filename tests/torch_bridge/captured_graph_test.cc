@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/captured_graph.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include "torch_bridge/captured_call.h"
+
+namespace caesura::torch {
+namespace {
+
+using c10::IValue;
+
+template <typename... T>
+IValue TupleOf(T... items) {
+  return c10::ivalue::Tuple::create({IValue(items)...});
+}
+IValue ValueAt(int64_t i) { return TupleOf(std::string("value"), i); }
+
+c10::intrusive_ptr<CapturedGraph> Graph(int64_t values) {
+  return c10::make_intrusive<CapturedGraph>(values, c10::make_intrusive<CallCounters>());
+}
+
+int64_t SizeOf(const std::string& name, int64_t a, int64_t b) {
+  const auto graph = Graph(2);
+  graph->AddSize(name, TupleOf(ValueAt(0), b), 1, {});
+  CapturedGraph::Values values = graph->Begin();
+  values[0] = a;
+  graph->Run(values);
+  return values[1].toInt();
+}
+
+TEST(CapturedGraphTest, SizesAreRoundedAsPythonDoes) {
+  EXPECT_EQ(SizeOf("add", 7, 2), 9);
+  EXPECT_EQ(SizeOf("sub", 7, 2), 5);
+  EXPECT_EQ(SizeOf("mul", 7, 2), 14);
+  EXPECT_EQ(SizeOf("floordiv", 7, 2), 3);
+  EXPECT_EQ(SizeOf("floordiv", -7, 2), -4);
+  EXPECT_EQ(SizeOf("floordiv", -8, 2), -4);
+  EXPECT_EQ(SizeOf("mod", 7, 3), 1);
+  EXPECT_EQ(SizeOf("mod", -7, 3), 2);
+  EXPECT_EQ(SizeOf("mod", 7, -3), -2);
+  EXPECT_THROW(SizeOf("floordiv", 7, 0), c10::Error);
+  EXPECT_THROW(SizeOf("pow", 7, 2), c10::Error);
+}
+
+TEST(CapturedGraphTest, OperatorsTakeValuesListsAndNumbers) {
+  const auto graph = Graph(5);
+  // view(x, [n, -1]), its halves, 2 * the second one
+  graph->AddOperator("aten::view", "", TupleOf(ValueAt(0), TupleOf(std::string("list"), ValueAt(1), int64_t{-1})), 2, false,
+                     {0, 1});
+  graph->AddOperator("aten::split", "Tensor", TupleOf(ValueAt(2), int64_t{1}, int64_t{0}), 3, false, {});
+  graph->AddElement(3, 1, 4, {3});
+  graph->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(4), int64_t{2}), 4, true, {});
+  CapturedGraph::Values values = graph->Begin();
+  values[0] = at::arange(6, at::kFloat);
+  values[1] = int64_t{2};
+  graph->Run(values);
+  EXPECT_TRUE(at::equal(values[4].toTensor(), at::tensor({6.0f, 8.0f, 10.0f}).view({1, 3})));
+  EXPECT_TRUE(values[0].isNone() && values[1].isNone() && values[3].isNone());
+}
+
+TEST(CapturedGraphTest, WhatIsNoArgumentIsRefused) {
+  const auto graph = Graph(2);
+  EXPECT_THROW(graph->AddOperator("aten::no_such_operator", "", TupleOf(ValueAt(0)), 1, false, {}), c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0), int64_t{1}), 1, false, {}), c10::Error);
+  EXPECT_THROW(graph->AddProgram(at::zeros({3}, at::kByte), {0}, {1}, {}), c10::Error);
+}
+
+// y = x * x, its gradient 2 * x * dy.
+std::vector<std::vector<int64_t>> SquareLayout() {
+  return {{0}, {}, {1}, {0}, {}, {}, {0}, {}, {0}, {}, {1}, {3}};
+}
+
+c10::intrusive_ptr<CapturedCall> Square(int64_t key) {
+  const auto forward = Graph(2), backward = Graph(4);
+  forward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(0), ValueAt(0)), 1, false, {});
+  backward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(0), ValueAt(1)), 2, false, {0, 1});
+  backward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(2), int64_t{2}), 3, false, {2});
+  return c10::make_intrusive<CapturedCall>(forward, backward, SquareLayout(), false, key, nullptr);
+}
+
+TEST(CapturedCallTest, TheNodeOutlivesTheCall) {
+  at::Tensor x = at::tensor({1.0f, -3.0f}).requires_grad_();
+  at::Tensor y = Square(1)->Run({x}, {})[0];
+  y.backward(at::tensor({1.0f, 10.0f}), /*retain_graph=*/true);
+  y.backward(at::tensor({1.0f, 10.0f}));
+  EXPECT_TRUE(at::equal(x.grad(), at::tensor({4.0f, -120.0f})));
+  EXPECT_THROW(y.backward(at::tensor({1.0f, 10.0f})), c10::Error);
+}
+
+TEST(CapturedCallTest, AnInputThatWasChangedIsAnError) {
+  at::Tensor x = at::tensor({1.0f, -3.0f}).requires_grad_();
+  const auto call = Square(2);
+  at::Tensor y = call->Run({x}, {})[0];
+  at::NoGradGuard no_grad;
+  x.add_(1);
+  EXPECT_THROW(y.backward(at::ones({2})), c10::Error);
+  EXPECT_FALSE(call->Run({x}, {})[0].requires_grad());
+  EXPECT_THROW(call->Run({x, x}, {}), c10::Error);
+}
+
+}  // namespace
+}  // namespace caesura::torch
