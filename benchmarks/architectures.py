@@ -18,6 +18,8 @@ import json
 import multiprocessing
 import os
 import pathlib
+import resource
+import signal
 import time
 
 TASKS = {
@@ -229,20 +231,28 @@ def cases(tasks, only):
 
 
 def in_process(case, seconds):
-    """The verdict on one case, from a process of its own: a fork, so that PyTorch is imported once."""
+    """The verdict on one case, from a process of its own: a fork, so that PyTorch is imported once.
+
+    seconds: of computing, however busy the machine is.
+    """
+    def child():
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        sender.send(run_one(*case))
+
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(run_one(*case)))
-    child.start()
+    process = context.Process(target=child)
+    process.start()
     sender.close()
     try:
-        return receiver.recv() if receiver.poll(seconds) else ("error", f"no end after {seconds} s")
+        return receiver.recv() if receiver.poll(100 * seconds) else ("error", "waits for something")
     except EOFError:  # its traceback is on stderr
-        child.join()
-        return "error", f"the process ended with {child.exitcode}"
+        process.join()
+        ended = -process.exitcode in (signal.SIGXCPU, signal.SIGKILL)
+        return "error", f"no end after {seconds} s" if ended else f"the process ended with {process.exitcode}"
     finally:
-        child.kill()
-        child.join()
+        process.kill()
+        process.join()
 
 
 def read_results(path):
@@ -258,7 +268,7 @@ def main():
     parser.add_argument("--task", nargs="*", default=list(TASKS), choices=list(TASKS), help="tasks to run (default: all)")
     parser.add_argument("--only", default="", help="parts of model types, separated by commas")
     parser.add_argument("--results", type=pathlib.Path, help="a file of JSON lines: cases in it are not run again, others appended")
-    parser.add_argument("--timeout", type=int, default=300, help="seconds for one architecture (default: 300)")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds of computing for one architecture (default: 300)")
     parser.add_argument("--every", type=int, default=1, help="run only every n-th architecture")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"

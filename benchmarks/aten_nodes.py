@@ -11,6 +11,7 @@ Prints a line a call that is wrong, with the reason, and the counts; exits with 
 
 import argparse
 import collections
+import itertools
 import re
 import warnings
 
@@ -33,15 +34,18 @@ TYPES = {getattr(torch, name): number for name, number in (
 
 
 class Record(TorchDispatchMode):
-    """Keeps the calls that are made under it."""
+    """Keeps the calls that are made under it; `random`: whether one of them took random numbers."""
 
     def __init__(self):
         super().__init__()
         self.calls = []
+        self.random = False
 
     def __torch_dispatch__(self, target, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags:
+        random = torch.Tag.nondeterministic_seeded in target.tags
+        self.random |= random
+        if not target._schema.is_mutable and not random:
             arguments = [args[i] if i < len(args) else
                          kwargs.get(a.name, a.default_value if a.has_default_value() else None)
                          for i, a in enumerate(target._schema.arguments)]
@@ -162,55 +166,63 @@ def check(target, arguments):
     return ("agrees", "forward") if wrong == "" else ("differs", wrong) if wrong else ("agrees", "with gradients")
 
 
-def samples_of(op, dtype, limit):
-    try:
-        for i, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=False)):
-            if i >= limit:
-                return
-            yield sample
-    except Exception as error:  # a sampler that this machine cannot run
-        print(f"  {op.name}: no samples: {error}")
+def selection(description):
+    """The parser of what is to run."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default="", help="a regular expression: operators whose name has a match")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th of them")
+    parser.add_argument("--samples", type=int, default=3, help="samples of each operator and dtype (default: 3)")
+    parser.add_argument("--dtypes", default="float32,float64")
+    return parser
+
+
+def selected(options):
+    """The operators that are to run."""
+    return [op for op in op_db if re.search(options.ops, op.name)][::options.every]
+
+
+def samples_of(op, options):
+    """(dtype, sample) of an operator."""
+    for dtype in (getattr(torch, name) for name in options.dtypes.split(",")):
+        if dtype not in op.dtypes:
+            continue
+        try:
+            samples = itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), options.samples)
+            yield from ((dtype, sample) for sample in samples)
+        except Exception as error:  # a sampler that this machine cannot run
+            print(f"  {op.name}: no samples: {error}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="")
-    parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--dtypes", default="float32,float64")
+    parser = selection(__doc__)
     parser.add_argument("--list", action="store_true", help="also the calls that are left out")
     options = parser.parse_args()
     if not torch_library.load():
         raise SystemExit("built without LibTorch (CAESURA_TORCH=OFF)")
     warnings.filterwarnings("ignore")
-    seen, counts, targets, operators = set(), collections.Counter(), {}, 0
-    for op in op_db:
-        if not re.search(options.ops, op.name):
-            continue
-        operators += 1
-        for dtype in (getattr(torch, name) for name in options.dtypes.split(",")):
-            if dtype not in op.dtypes:
-                continue
-            for sample in samples_of(op, dtype, options.samples):
-                torch.manual_seed(0)
-                with Record() as record:
-                    try:
-                        op(sample.input, *sample.args, **sample.kwargs)
-                    except Exception:
-                        continue
-                for target, arguments in record.calls:
-                    key = signature(target, arguments)
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                    try:
-                        outcome, reason = check(target, arguments)
-                    except Exception as error:
-                        outcome, reason = "fails", f"{type(error).__name__}: {str(error)[:200]}"
-                    counts[outcome] += 1
-                    targets.setdefault(str(target), collections.Counter())[outcome] += 1
-                    if outcome in ("differs", "fails") or (options.list and outcome == "left out"):
-                        print(f"{op.name}: {target} {outcome}: {reason}", flush=True)
-    print(f"{operators} operators of OpInfo; {len(targets)} operators of the dispatcher in {sum(counts.values())} calls: " +
+    seen, counts, targets = set(), collections.Counter(), {}
+    for op in selected(options):
+        for _, sample in samples_of(op, options):
+            torch.manual_seed(0)
+            with Record() as record:
+                try:
+                    op(sample.input, *sample.args, **sample.kwargs)
+                except Exception:
+                    continue
+            for target, arguments in record.calls:
+                key = signature(target, arguments)
+                if key in seen:
+                    continue
+                seen.add(key)
+                try:
+                    outcome, reason = check(target, arguments)
+                except Exception as error:
+                    outcome, reason = "fails", f"{type(error).__name__}: {str(error)[:200]}"
+                counts[outcome] += 1
+                targets.setdefault(str(target), collections.Counter())[outcome] += 1
+                if outcome in ("differs", "fails") or (options.list and outcome == "left out"):
+                    print(f"{op.name}: {target} {outcome}: {reason}", flush=True)
+    print(f"{len(selected(options))} operators of OpInfo; {len(targets)} operators of the dispatcher in {sum(counts.values())} calls: " +
           ", ".join(f"{n} {outcome}" for outcome, n in counts.most_common()))
     clean = sum(not (c["differs"] or c["fails"]) and c["agrees"] + c["close"] > 0 for c in targets.values())
     print(f"{clean} of the dispatcher's operators right in every call that was compared")

@@ -37,7 +37,9 @@ class Fuser {
     }
     const size_t before = graph_.nodes().size();
     const bool fused = std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
-    return fused || graph_.nodes().size() != before;  // what was begun for a match that failed is left unread
+    bool grouped = false;
+    for (const auto& node : graph_.nodes()) grouped |= node->Is("Attention") && TakeUnrepeated(*node);
+    return fused || grouped || graph_.nodes().size() != before;  // what was begun for a match that failed is left unread
   }
 
  private:
@@ -101,17 +103,20 @@ class Fuser {
   static Value* Unrepeated(Value* value) {
     const Node* joined = MadeBy(value, "Reshape");
     const Node* repeated = joined == nullptr ? nullptr : MadeBy(joined->input(0), "Expand");
-    const Node* opened = repeated == nullptr ? nullptr : MadeBy(repeated->input(0), "Unsqueeze");
-    if (opened == nullptr) return value;
+    const Node* opened = repeated == nullptr ? nullptr : repeated->input(0)->producer();
+    if (opened == nullptr || !(opened->Is("Unsqueeze") || opened->Is("Reshape"))) return value;
     Value* x = opened->input(0);
     const Dims *from = DimsOf(x), *one = DimsOf(opened->output(0)), *all = DimsOf(repeated->output(0));
     if (from == nullptr || one == nullptr || all == nullptr || from->size() != 4 || one->size() != 5) return value;
-    Dims rest = *all;
+    Dims rest = *all, before = *one;
     if (all->size() != 5 || (*one)[2].value != 1 || !(*all)[2].known() || !(*from)[1].known()) return value;
     rest.erase(rest.begin() + 2);
+    before.erase(before.begin() + 2);
     Dims grouped = *from;
     grouped[1].value *= (*all)[2].value;
-    return SameDims(rest, *from) && SameDims(grouped, *DimsOf(value)) ? x : value;
+    const Dims* whole = DimsOf(value);
+    const bool same = whole != nullptr && SameDims(before, *from) && SameDims(rest, *from) && SameDims(grouped, *whole);
+    return same ? x : value;
   }
 
   // By numbers that could have a gradient: not by shapes or conditions.
@@ -195,6 +200,21 @@ class Fuser {
     const bool heads = (*a)[1].known() && (*b)[1].known() && (*b)[1].value > 0 && (*a)[1].value % (*b)[1].value == 0;
     return heads && SameDim((*a)[0], (*b)[0]) && SameDim((*a)[3], (*b)[3]) &&
            SameDims(Dims(b->begin(), b->end() - 1), Dims(c->begin(), c->end() - 1));
+  }
+
+  // An Attention node whose keys and values are both repeated for groups of heads takes them as they were before.
+  bool TakeUnrepeated(Node& attention) {
+    Value *k = Unrepeated(attention.input(1)), *v = Unrepeated(attention.input(2));
+    if (k == attention.input(1) || v == attention.input(2) || !Fit(attention.input(0), k, v)) return false;
+    const auto& inputs = attention.inputs();
+    const auto& outputs = attention.outputs();
+    const auto is_there = [](const Value* value) { return value != nullptr; };
+    // A cache holds keys and values as they were repeated.
+    if (inputs.size() > 4 && std::any_of(inputs.begin() + 4, inputs.end(), is_there)) return false;
+    if (outputs.size() > 1 && std::any_of(outputs.begin() + 1, outputs.end(), is_there)) return false;
+    attention.SetInput(1, k);
+    attention.SetInput(2, v);
+    return true;
   }
 
   bool Fuse(Node* product) {

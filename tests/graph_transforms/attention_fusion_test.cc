@@ -105,6 +105,24 @@ TEST_P(AttentionFusion, LeavesTheNumbersAsTheyAre) {
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionFusion, testing::ValuesIn(Cases()),
                          [](const auto& info) { return info.param.name; });
 
+// As captured PyTorch writes them: the op is there, its keys and values are repeated in front of it.
+TEST(AttentionFusionPass, AttentionTakesKeysOfGroupsUnrepeated) {
+  const auto fused_inputs = [](const std::string& outputs) {
+    Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23]>
+      g (float[2,6,6,8] q, float[2,2,6,8] k, float[2,2,6,5] v) => (float[2,6,6,5] y)
+        <int64[5] k1 = {2, 2, 1, 6, 8}, int64[5] v1 = {2, 2, 1, 6, 5}, int64[5] k3 = {2, 2, 3, 6, 8},
+         int64[5] v3 = {2, 2, 3, 6, 5}, int64[4] kh = {2, 6, 6, 8}, int64[4] vh = {2, 6, 6, 5}> {
+        k5 = Reshape (k, k1) ke = Expand (k5, k3) kr = Reshape (ke, kh)
+        v5 = Reshape (v, v1) ve = Expand (v5, v3) vr = Reshape (ve, vh) )" + outputs + " = Attention (q, kr, vr) }").value();
+    EXPECT_TRUE(InferShapes(model).ok());
+    EXPECT_TRUE(RunPasses({MakeAttentionFusionPass({})}, model).ok());
+    const Node& attention = *model.graph->nodes().back();
+    return std::vector<std::string>{attention.input(1)->name(), attention.input(2)->name()};
+  };
+  EXPECT_THAT(fused_inputs("y"), testing::ElementsAre("k", "v"));
+  EXPECT_THAT(fused_inputs("y, keys, values"), testing::ElementsAre("kr", "vr"));  // which are handed out
+}
+
 TEST(AttentionFusionPass, MasksThatAreTrainedStay) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23]>
     g (float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,5] v) => (float[2,4,6,5] y) <float[1] slope = {0.5}> {

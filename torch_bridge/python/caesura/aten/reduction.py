@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums, means, extremes and what is computed along an axis."""
 
+import math
+
 import torch
 
 from caesura.aten.results import is_read, result
@@ -29,7 +31,7 @@ def sum_(w, node, x, axes, keepdim, *options):
     if rows is not None and axes == [0]:  # the matrix is a tensor of rows: sum over all that is not the row
         x, axes = rows, list(range(rows.rank - 1))
     # Sums over leading axes are what broadcasting leaves behind: as gradient rules write them.
-    if axes == list(range(len(axes))) and axes and len(axes) < x.rank:
+    if dtype.is_floating_point and axes == list(range(len(axes))) and axes and len(axes) < x.rank:
         row = Tensor(w.op("SumTo", [x, w.ints(x.shape[len(axes):])], domain=DOMAIN), dtype, tuple(x.shape[len(axes):]))
         return w.reshape(row, shape) if keepdim else row
     return reduce(w, "ReduceSum", x, axes, keepdim, dtype, shape)
@@ -121,9 +123,15 @@ def _moments(w, node, x, axes, correction, keepdim, dtype, shape):
 
 @raises(aten.linalg_vector_norm.default)
 def vector_norm(w, node, x, order, axes, keepdim, *options):
+    dtype, shape = result(node)
+    x, axes = w.cast(x, dtype), _axes(axes, x.rank)
+    if x.rank == 0 and order != 0:
+        return w.make("Abs", [x], dtype, shape)
+    if order in (math.inf, -math.inf):
+        return reduce(w, "ReduceMax" if order > 0 else "ReduceMin", w.make("Abs", [x], dtype, x.shape), axes, keepdim, dtype, shape)
     if order not in (1, 2):
         raise Refused(f"a norm of order {order}")
-    return reduce(w, "ReduceL2" if order == 2 else "ReduceL1", x, _axes(axes, x.rank), keepdim, *result(node))
+    return reduce(w, "ReduceL2" if order == 2 else "ReduceL1", x, axes, keepdim, dtype, shape)
 
 
 @raises(aten.logsumexp.default)

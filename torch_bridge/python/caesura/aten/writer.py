@@ -49,7 +49,8 @@ class Tensor:
 
 @dataclass
 class Writer:
-    """Collects the nodes of one graph. `origin` holds, for results of Reshape and Transpose, what they were made from."""
+    """Collects the nodes of one graph. `origin` holds what results were made from: of Reshape the first tensor of a chain
+    and the last one, of Transpose the tensor and the permutation."""
     nodes: list = field(default_factory=list)
     initializers: list = field(default_factory=list)
     origin: dict = field(default_factory=dict)
@@ -155,14 +156,14 @@ class Writer:
     # --- what most families need ---
     def reshape(self, tensor: Tensor, shape) -> Tensor:
         """`tensor` in another shape; reshapes of reshapes go back to the first."""
-        shape = tuple(shape)
+        shape, given = tuple(shape), tensor
         kind, source, _ = self.origin.get(tensor.name, (None, None, None))
         if kind == "Reshape":
             tensor = source
         if same_shape(tensor.shape, shape):
             return tensor
         made = self.make("Reshape", [tensor, self.ints(shape)], tensor.dtype, shape, allowzero=1)
-        self.origin[made.name] = ("Reshape", tensor, None)
+        self.origin[made.name] = ("Reshape", tensor, given)
         return made
 
     def transpose(self, tensor: Tensor, permutation) -> Tensor:
@@ -179,9 +180,10 @@ class Writer:
 
     def rows_of(self, tensor: Tensor):
         """The tensor that `tensor`, a matrix, is with all axes but the last made one; None where it is none."""
-        kind, source, _ = self.origin.get(tensor.name, (None, None, None))
-        flattened = kind == "Reshape" and tensor.rank == 2 and source.rank > 2 and same_dim(source.shape[-1], tensor.shape[-1])
-        return source if flattened else None
+        kind, *earlier = self.origin.get(tensor.name, (None, None, None))
+        if kind != "Reshape" or tensor.rank != 2:
+            return None
+        return next((e for e in earlier if e.rank > 2 and same_dim(e.shape[-1], tensor.shape[-1])), None)
 
 
 def same_dim(a, b) -> bool:
