@@ -41,8 +41,8 @@ class CapturedCall : public ::torch::CustomClassHolder {
   CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intrusive_ptr<CapturedGraph> backward,
                std::vector<std::vector<int64_t>> layout, bool random, int64_t key, std::shared_ptr<void> keep_alive);
 
-  // Throws what the graph's steps throw, and where forward-mode derivatives are asked for. Outputs are the caller's. A backward fails where what it reads was changed in
-  // place behind the forward, as far as PyTorch's version counters tell.
+  // Throws what the graph's steps throw, and where forward-mode derivatives are asked for. Outputs are the caller's. A
+  // backward fails where what it reads was changed in place behind the forward, as far as PyTorch's version counters tell.
   std::vector<at::Tensor> Run(at::TensorList tensors, c10::IntArrayRef sizes);
 
  private:
