@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Softmax, LogSoftmax and Hardmax along one axis. Large float32 and bfloat16 tensors go to oneDNN.
 #include <cmath>
+#include <type_traits>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/dnnl_ops.h"
 #include "core/kernels/cpu/factory_checks.h"
+#include "core/kernels/cpu/float_math.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/row_math.h"
@@ -14,7 +17,7 @@ namespace caesura {
 namespace {
 
 // Elements below which a oneDNN call costs more than the loop.
-constexpr int64_t kSmallSoftmax = 64;
+constexpr int64_t kSmallSoftmax = 256;
 
 // The tensor as [outer, count, inner], the axis in the middle.
 struct AxisView {
@@ -23,31 +26,34 @@ struct AxisView {
 
 enum class Kind { kSoftmax, kLogSoftmax, kHardmax };
 
-// One line along the axis; neighbours are `step` apart.
-template <Kind kind, typename T>
-void NormalizeLine(const T* x, T* y, int64_t n, int64_t step) {
-  using Acc = Accumulator<T>;
+template <typename T>
+void HardmaxLine(const T* x, T* y, int64_t n, int64_t step) {
   int64_t best = 0;
-  Acc max = x[0];
+  Accumulator<T> max = x[0];
   for (int64_t i = 1; i < n; ++i) {
-    const Acc v = x[i * step];
+    const Accumulator<T> v = x[i * step];
     if (v > max || (v != v && max == max)) {
       max = v;
       best = i;
     }
   }
-  if constexpr (kind == Kind::kHardmax) {
-    for (int64_t i = 0; i < n; ++i) y[i * step] = T(i == best ? 1.0f : 0.0f);
-    return;
-  }
-  Acc sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<Acc>(x[i * step]) - max);
+  for (int64_t i = 0; i < n; ++i) y[i * step] = T(i == best ? 1.0f : 0.0f);
+}
+
+// One line along the axis; neighbours are `step` apart: a constant 1 where the compiler shall make vectors.
+template <Kind kind, typename T, typename Step>
+inline void NormalizeLine(const T* x, T* y, int64_t n, Step step) {
+  using Acc = Accumulator<T>;
+  auto at = [=](int64_t i) { return static_cast<Acc>(x[i * step]); };
+  Acc max = at(0);
+  for (int64_t i = 1; i < n; ++i) max = at(i) > max || at(i) != at(i) ? at(i) : max;
+  const Acc sum = LaneSum<Acc>(n, [=](int64_t i) { return math::Exp(at(i) - max); });
   if constexpr (kind == Kind::kLogSoftmax) {
     const Acc log_sum = std::log(sum);
-    for (int64_t i = 0; i < n; ++i) y[i * step] = T(static_cast<Acc>(x[i * step]) - max - log_sum);
+    for (int64_t i = 0; i < n; ++i) y[i * step] = T(at(i) - max - log_sum);
   } else {
     const Acc scale = 1 / sum;
-    for (int64_t i = 0; i < n; ++i) y[i * step] = T(std::exp(static_cast<Acc>(x[i * step]) - max) * scale);
+    for (int64_t i = 0; i < n; ++i) y[i * step] = T(math::Exp(at(i) - max) * scale);
   }
 }
 
@@ -59,9 +65,19 @@ void SetPlain(KernelInfo& info, AxisView view) {
     T* y = context.Output<T>(0);
     const int64_t cost = 16 * view.count;
     ParallelFor(threads, view.outer * view.inner, 1 + kParallelGrain / cost, [=](int64_t first, int64_t last) {
-      for (int64_t line = first; line < last; ++line) {
-        const int64_t offset = line / view.inner * view.count * view.inner + line % view.inner;
-        NormalizeLine<kind>(x + offset, y + offset, view.count, view.inner);
+      auto lines = [=](auto normalize) {
+        for (int64_t line = first; line < last; ++line) {
+          const int64_t offset = line / view.inner * view.count * view.inner + line % view.inner;
+          normalize(x + offset, y + offset);
+        }
+      };
+      if constexpr (kind == Kind::kHardmax) {
+        lines([=](const T* from, T* to) { HardmaxLine(from, to, view.count, view.inner); });
+      } else if (view.inner == 1) {
+        constexpr std::integral_constant<int64_t, 1> kStep;
+        OnBestIsa([&] { lines([=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count, kStep); }); });
+      } else {
+        lines([=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count, view.inner); });
       }
     });
   });
