@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.compile: `torch.compile(module, backend="caesura")`."""
 
+import types
+
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
@@ -18,6 +20,12 @@ from caesura.reports import StrictError
 def decompositions(kept=TABLE):
     """PyTorch's own decompositions of the calls that are not `kept` as they are."""
     return {target: function for target, function in core_aten_decompositions().items() if target not in kept}
+
+
+def apart(function):
+    """The function with code of its own: PyTorch keeps and counts captured graphs by code, which all modules would share."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+                              function.__closure__)
 
 
 class _Captured:

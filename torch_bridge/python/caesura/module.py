@@ -10,6 +10,7 @@ import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import eval_frame
 
+from caesura.backend import apart
 from caesura.backend import backend as torch_backend
 
 _CALL = "_call_impl"  # of nn.Module: what is captured
@@ -88,8 +89,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     def call(*args, **kwargs):
         return module._call_impl(*args, **kwargs)  # _CALL
 
-    # Graphs of its own: PyTorch counts them by code, and all modules share this one.
-    compiled = torch.compile(call, backend=torch_backend, dynamic=dynamic, recompile_limit=64, isolate_recompiles=True)
+    compiled = torch.compile(apart(call), backend=torch_backend, dynamic=dynamic, recompile_limit=64)
     cls = type(type(module).__name__, (_Wrapped, type(module)), {
         "_original": module, "_calls": _Calls(compiled, module),
         "__module__": type(module).__module__, "__doc__": type(module).__doc__,

@@ -26,6 +26,8 @@ def _logging_calls():
     return {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
 
 
+# Older releases than 2.13 count the graphs of all steps together.
+_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 
 
@@ -83,7 +85,7 @@ class CompiledStep:
         # PyTorch puts other tensors in the place of the state when it loads one.
         optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
-                                   recompile_limit=64, isolate_recompiles=True)
+                                   recompile_limit=64, **_ISOLATED)
 
     def _describe(self, changing=False, restart=False):
         self._calls = []

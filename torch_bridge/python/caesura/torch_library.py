@@ -20,11 +20,15 @@ def load() -> bool:
     """Opens the library for all sessions that are made from here on; False where it was not built.
 
     Raises ImportError where there is no PyTorch, NotImplementedError where it is not the release that the library was
-    built with, OSError where it does not open.
+    built with.
     """
     if not _PATH.exists():
         return False
     import torch  # its libraries must be in the process first
 
-    _core.load_torch_library(str(_PATH), torch.__version__)
+    try:
+        _core.load_torch_library(str(_PATH), torch.__version__)
+    except OSError as error:  # of another release, whose symbols are others
+        raise NotImplementedError(f"PyTorch's operators as nodes are not there with PyTorch {torch.__version__}: "
+                                  f"{_PATH.name} was built with another release ({error}); build caesura with this one") from None
     return True

@@ -49,10 +49,18 @@ def max_pool_backward(w, node, dy, x, kernel, stride, padding, dilation, ceil_mo
     return w.reshape(dx, shape)
 
 
-@raises(aten.avg_pool2d.default)
-def average_pool(w, node, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):
+def _check_average(x, kernel, padding, divisor):
     if divisor is not None:
         raise Refused("a divisor of its own")
+    window = _window(kernel, None, padding, False)
+    sizes = zip(x.shape[-2:], window["kernel_shape"], window["pads"])
+    if any(isinstance(size, int) and size + 2 * pad < extent for size, extent, pad in sizes):
+        raise Refused("a window larger than the padded input")
+
+
+@raises(aten.avg_pool2d.default)
+def average_pool(w, node, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):
+    _check_average(x, kernel, padding, divisor)
     dtype, shape = result(node)
     batch = _batched(w, x)
     y = w.make("AveragePool", [batch], dtype, (*batch.shape[:2], *shape[-2:]), **_window(kernel, stride, padding, ceil_mode),
@@ -62,8 +70,7 @@ def average_pool(w, node, x, kernel, stride, padding, ceil_mode, count_include_p
 
 @raises(aten.avg_pool2d_backward.default)
 def average_pool_backward(w, node, dy, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):
-    if divisor is not None:
-        raise Refused("a divisor of its own")
+    _check_average(x, kernel, padding, divisor)
     dtype, shape = result(node)
     batch = _batched(w, x)
     dx = w.make("AveragePoolGrad", [_batched(w, dy), batch], dtype, batch.shape, domain=DOMAIN,
