@@ -4,6 +4,7 @@
 import functools
 import itertools
 import operator
+import os
 import traceback
 import weakref
 
@@ -250,6 +251,6 @@ def _differentiate(key, tensors, sizes, gradients, random):
 
 def _caller() -> str:
     """The user's line that called for a backward."""
-    places = [f for f in traceback.extract_stack()
-              if "/torch/" not in f.filename and "/caesura/" not in f.filename and not f.filename.startswith("<")]
+    libraries = ("<", os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+    places = [f for f in traceback.extract_stack() if not f.filename.startswith(libraries)]
     return f"{places[-1].filename}:{places[-1].lineno}" if places else "a thread of PyTorch's"
