@@ -14,6 +14,7 @@
 namespace caesura {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -96,11 +97,11 @@ TEST(PluginOps, AreShownAllOfANode) {
 TEST(PluginOps, FailuresNameTheNode) {
   auto careless = Made("(float[N] x) => (float[M] y) { [n] y = test.c.Careless (x) }");
   EXPECT_THAT(careless->Run({{"x", Of({1})}}).status().message(),
-              HasSubstr("[test.c::Careless 'n' on CPUExecutionProvider] its compute has not allocated output 0"));
+              AllOf(HasSubstr("[test.c::Careless 'n' on "), HasSubstr("] its compute has not allocated output 0")));
   auto broken = Made("(float[N] x) => (float[N] y) { [n] y = test.c.Broken (x) }");
   const Status status = broken->Run({{"x", Of({1})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kProviderFailure) << "which a session may fall back on";
-  EXPECT_THAT(status.message(), HasSubstr("[test.c::Broken 'n' on CPUExecutionProvider] the device is gone"));
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("[test.c::Broken 'n' on "), HasSubstr("] the device is gone")));
   EXPECT_THAT(Make("(double[N] x) => (double[N] y) { y = test.c.Scale (x) }").value()->Run(
                   {{"x", Tensor::Of<double>(Shape{1}, {1})}}).status().message(),
               HasSubstr("the kernel takes float32"));
