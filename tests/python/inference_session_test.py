@@ -251,10 +251,12 @@ def test_a_callback_may_hold_the_last_reference_to_its_session(model):
 
 def test_the_interpreter_waits_for_asynchronous_runs(tmp_path, model):
     (tmp_path / "model.onnx").write_bytes(model)
-    script = ("import caesura, numpy as np\n"
+    script = ("import caesura, sys, numpy as np\n"
               f"session = caesura.InferenceSession({str(tmp_path / 'model.onnx')!r})\n"
+              "def done(r, u, e):\n"
+              "    sys.stdout.write(f'ended {u} {e}\\n')\n"  # at once: print() writes its parts one by one
               "for i in range(50):\n"
-              f"    session.run_async(None, {{'x': np.ones((1, 2), np.float32)}}, lambda r, u, e: print('ended', u, e), i)\n")
+              "    session.run_async(None, {'x': np.ones((1, 2), np.float32)}, done, i)\n")
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert (result.returncode, result.stderr) == (0, "")
     assert sorted(result.stdout.split("\n")) == sorted([""] + [f"ended {i} " for i in range(50)])
