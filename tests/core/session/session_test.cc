@@ -154,17 +154,19 @@ TEST(SessionThreads, AnAsynchronousRunMayEndItsSession) {
   for (int round = 0; round < 20; ++round) {
     std::shared_ptr<Session> session = SessionOf(kTwoOutputs);
     std::atomic<int> ended{0};
-    std::promise<void> last;
+    std::promise<void> released, last;
     for (int i = 0; i < 4; ++i) ASSERT_TRUE(session->RunAsync(feeds, {"n"}, [&](auto) { ++ended; }).ok());
     auto done = [&, held = session](Result<Values> results) mutable {
       EXPECT_THAT(ToFloats(results.value()[0]), ElementsAre(-11, -22));
-      held.reset();
+      released.get_future().wait();
+      held.reset();  // the last one
       EXPECT_EQ(ended, 4) << "it waits for the others";
       last.set_value();
     };
     ASSERT_TRUE(session->RunAsync(feeds, {"n"}, std::move(done)).ok());
     std::future<void> destroyed = last.get_future();
     session.reset();
+    released.set_value();
     destroyed.wait();
   }
 }
