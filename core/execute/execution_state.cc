@@ -39,6 +39,17 @@ ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan
   fetch_buffers_.resize(fetches);
 }
 
+ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan, ExecutionState&& old)
+    : ExecutionState(std::move(plan)) {
+  if (old.arenas_.size() != plan_->devices().size()) return;
+  arenas_ = std::move(old.arenas_);
+  for (size_t d = 0; d < arenas_.size(); ++d) {
+    const size_t size = arenas_[d] == nullptr ? 0 : arenas_[d]->size(), wanted = plan_->arenas()[d];
+    const bool same_device = arenas_[d] != nullptr && arenas_[d]->device() == plan_->devices()[d].device;
+    if (!same_device || size < wanted || size / 2 > wanted) arenas_[d] = nullptr;
+  }
+}
+
 // --- where the bytes are ---
 
 Result<std::shared_ptr<Buffer>> ExecutionState::Allocate(int device, size_t bytes, Allocator& allocator) const {

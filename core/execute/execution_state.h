@@ -49,6 +49,8 @@ class ExecutionState : public KernelHost {
   enum class Phase : uint8_t { kIdle, kReady, kYielded, kFinished, kFailed };
 
   explicit ExecutionState(std::shared_ptr<const ExecutionPlan> plan);
+  // Takes over the arenas of a state that is not needed any more, where they are large enough and not far too large.
+  ExecutionState(std::shared_ptr<const ExecutionPlan> plan, ExecutionState&& old);
   ExecutionState(const ExecutionState&) = delete;
   ExecutionState& operator=(const ExecutionState&) = delete;
 

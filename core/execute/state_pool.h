@@ -3,6 +3,7 @@
 #ifndef CAESURA_CORE_EXECUTE_STATE_POOL_H_
 #define CAESURA_CORE_EXECUTE_STATE_POOL_H_
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -17,16 +18,15 @@ class StatePool {
  public:
   explicit StatePool(size_t capacity) : capacity_(capacity) { idle_.reserve(capacity); }
 
-  // A state of `plan`: one that was returned, or a new one.
+  // A state of `plan`: one that was returned, or a new one; where the pool is full, with the memory of another plan's.
   std::unique_ptr<ExecutionState> Borrow(const std::shared_ptr<const ExecutionPlan>& plan) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-      if (&(*it)->plan() != plan.get()) continue;
-      std::unique_ptr<ExecutionState> state = std::move(*it);
-      idle_.erase(it);
-      return state;
-    }
-    return std::make_unique<ExecutionState>(plan);
+    const auto of_plan = [&](const auto& state) { return &state->plan() == plan.get(); };
+    auto it = std::find_if(idle_.begin(), idle_.end(), of_plan);
+    if (it == idle_.end() && idle_.size() < capacity_) return std::make_unique<ExecutionState>(plan);
+    std::unique_ptr<ExecutionState> state = std::move(it == idle_.end() ? idle_.front() : *it);
+    idle_.erase(it == idle_.end() ? idle_.begin() : it);
+    return of_plan(state) ? std::move(state) : std::make_unique<ExecutionState>(plan, std::move(*state));
   }
   // Cancels what the state holds and keeps it. Needs no memory.
   void Return(std::unique_ptr<ExecutionState> state) {

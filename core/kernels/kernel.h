@@ -24,6 +24,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -37,7 +39,34 @@ class KernelContext;
 class KernelInfo;
 
 using KernelFactory = Status (*)(KernelInfo&);
-using ComputeFunction = std::function<Status(KernelContext&)>;
+
+// What a step calls. Copies share what was captured, so that plans which differ in sizes alone share what they do not
+// change. Thread safety: may be called from several threads at once.
+class ComputeFunction {
+ public:
+  ComputeFunction() = default;
+  // `fn` takes KernelContext& and returns Status, or nothing.
+  template <typename Fn>
+    requires(!std::is_same_v<Fn, ComputeFunction>)
+  ComputeFunction(Fn fn)  // NOLINT: implicit, as std::function has it
+      : target_(std::make_shared<Fn>(std::move(fn))), call_(&Call<Fn>) {}
+
+  Status operator()(KernelContext& context) const { return call_(target_.get(), context); }
+  explicit operator bool() const { return call_ != nullptr; }
+
+ private:
+  template <typename Fn>
+  static Status Call(void* target, KernelContext& context) {
+    if constexpr (std::is_void_v<std::invoke_result_t<Fn&, KernelContext&>>) {
+      (*static_cast<Fn*>(target))(context);
+      return Status();
+    } else {
+      return (*static_cast<Fn*>(target))(context);
+    }
+  }
+  std::shared_ptr<void> target_;
+  Status (*call_)(void*, KernelContext&) = nullptr;
+};
 
 // How an output may or must share its bytes with an input.
 struct Alias {
@@ -216,18 +245,7 @@ class KernelInfo {
   }
   // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
   void SetInPlace(int input, int output) { in_place_.push_back({input, output, Alias::Kind::kInPlace}); }
-  // `fn` takes KernelContext& and returns Status, or nothing.
-  template <typename Fn>
-  void SetCompute(Fn fn) {
-    if constexpr (std::is_same_v<std::invoke_result_t<Fn, KernelContext&>, Status>) {
-      compute_ = std::move(fn);
-    } else {
-      compute_ = [fn = std::move(fn)](KernelContext& context) {
-        fn(context);
-        return Status();
-      };
-    }
-  }
+  void SetCompute(ComputeFunction compute) { compute_ = std::move(compute); }
 
   // The runner of the body in attribute `name`; null when the node has none of that name.
   std::shared_ptr<SubgraphRunner> Subgraph(const std::string& name) const {
@@ -251,7 +269,7 @@ class KernelInfo {
     in_place_.clear();
     scratch_bytes_ = 0;
     view_ = {};
-    compute_ = nullptr;
+    compute_ = {};
   }
   ComputeFunction TakeCompute() { return std::move(compute_); }
   void set_subgraph_runner(std::function<std::shared_ptr<SubgraphRunner>(const std::string&)> fn) {

@@ -28,6 +28,8 @@
 
 namespace caesura {
 
+struct PlanRecipe;  // core/plan/plan_resize.h
+
 // What is known about one feed when the plan is made.
 struct FeedSpec {
   bool is_tensor = true;
@@ -178,6 +180,11 @@ class ExecutionPlan {
                                                              const ProviderList& providers, const PlanOptions& options,
                                                              const std::vector<const Value*>& captured = {});
 
+  // This plan for feeds that differ from its own in sizes alone: what Create would give but for offsets in the arena, made
+  // by settling anew the nodes that other sizes reach, and sharing the kernels of all others. Null where a decision
+  // might fall otherwise (and for sizes that are wrong): Create then says.
+  std::shared_ptr<const ExecutionPlan> Resized(const std::vector<FeedSpec>& feeds) const;
+
   const Graph& graph() const { return *graph_; }
   const std::vector<FeedSpec>& feeds() const { return feeds_; }
   const std::vector<Step>& steps() const { return steps_; }
@@ -221,6 +228,7 @@ class ExecutionPlan {
 
  private:
   friend class PlanBuilder;
+  friend class PlanResizer;
   std::string CopiesLine() const;
   std::shared_ptr<const Graph> graph_;
   std::vector<FeedSpec> feeds_;
@@ -238,6 +246,8 @@ class ExecutionPlan {
   std::vector<DeviceMemory> devices_;
   std::vector<PlannedCopy> copies_;
   std::vector<size_t> arenas_;
+  std::vector<size_t> scratch_bytes_;  // by step
+  std::shared_ptr<const PlanRecipe> recipe_;
   int cache_entries_ = 0;
   int threads_ = 1;
 };

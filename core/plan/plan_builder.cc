@@ -39,6 +39,7 @@ PlanBuilder::PlanBuilder(std::shared_ptr<const Graph> graph, const std::vector<F
   parameters_of_.emplace_back();
   from_parameters_.push_back(false);
   last_use_.push_back(-1);
+  record_of_.push_back(-1);
 }
 
 uint32_t PlanBuilder::ValueId(const Value* value) {
@@ -51,6 +52,7 @@ uint32_t PlanBuilder::ValueId(const Value* value) {
     from_parameters_.push_back(false);
     auto readers = readers_.find(value);
     last_use_.push_back(readers == readers_.end() ? -1 : readers->second.back().position);
+    record_of_.push_back(-1);
   }
   return it->second;
 }
@@ -76,15 +78,20 @@ void PlanBuilder::Place(uint32_t id, Kind kind, DType dtype, const Shape& shape,
                            device);
 }
 
-InputInfo PlanBuilder::Describe(uint32_t value_id) const {
+InputInfo PlanBuilder::Describe(const ExecutionPlan& plan, uint32_t value_id) {
   if (value_id == 0) return {};
-  const PlannedValue& value = plan_->values_[value_id];
+  const PlannedValue& value = plan.values_[value_id];
   InputInfo info;
   info.present = true;
   info.is_tensor = value.known || value.value->type().is_tensor();
   info.dtype = value.dtype;
   info.shape = value.shape;
   info.layout = value.layout;
+  return info;
+}
+
+InputInfo PlanBuilder::Describe(uint32_t value_id) const {
+  InputInfo info = Describe(*plan_, value_id);
   info.value = known_values_[value_id];
   return info;
 }
@@ -219,13 +226,15 @@ void PlanBuilder::FindMissing(const Graph& body) {
   }
 }
 
-bool PlanBuilder::MustBeLate(const Draft& draft) const {
+bool PlanBuilder::MustBeLate(Draft& draft) const {
   for (int i = 0; i < draft.explicit_inputs; ++i) {  // bodies take their captured values in the run anyway
     if (draft.inputs[i] != 0 && !plan_->values_[draft.inputs[i]].known) return true;
   }
   std::vector<DType> dtypes;
   for (const InputInfo& info : draft.infos) dtypes.push_back(info.dtype);
-  for (const KernelDef* def : draft.provider->kernels().Find(*draft.node, dtypes)) {
+  const std::vector<const KernelDef*> defs = draft.provider->kernels().Find(*draft.node, dtypes);
+  draft.first = defs.empty() ? nullptr : defs.front();
+  for (const KernelDef* def : defs) {
     for (int i = 0; i < draft.explicit_inputs; ++i) {
       if (draft.infos[i].present && draft.infos[i].value == nullptr && def->IsHostInput(*draft.node, i)) return true;
     }
@@ -271,8 +280,38 @@ Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
   }
   if (!created.ok()) return created.status();
   ASSIGN_OR_RETURN(const bool folded, TryFold(draft, info, **created));
-  if (!folded) RETURN_IF_ERROR(AddPlanned(draft, info, **created));
+  if (folded) Record(draft, NodeRecord::Kind::kFolded, *created);
+  else RETURN_IF_ERROR(AddPlanned(draft, info, **created));
   return true;
+}
+
+// --- for plans of other sizes ---
+
+void PlanBuilder::Record(const Draft& draft, NodeRecord::Kind kind, const KernelDef* def, int step) {
+  NodeRecord record;
+  // The provider that placement wants has refused: with other sizes it might not.
+  const bool refused = draft.candidates.empty() || draft.provider != draft.candidates.front();
+  record.kind = refused || !draft.bodies.empty() ? NodeRecord::Kind::kFixed : kind;
+  record.first = def == draft.first;
+  record.node = draft.node;
+  record.provider = draft.provider;
+  record.def = def;
+  record.step = step;
+  record.ids = static_cast<uint32_t>(recipe_.ids.size());
+  record.input_count = static_cast<uint32_t>(draft.inputs.size());
+  record.output_count = static_cast<uint32_t>(draft.outputs.size());
+  for (uint32_t id : draft.outputs) record_of_[id] = static_cast<int>(recipe_.nodes.size());
+  for (const auto* ids : {&draft.inputs, &draft.outputs}) recipe_.ids.insert(recipe_.ids.end(), ids->begin(), ids->end());
+  recipe_.nodes.push_back(record);
+}
+
+void PlanBuilder::Fix(uint32_t id) { recipe_.nodes[record_of_[id]].kind = NodeRecord::Kind::kFixed; }
+
+void PlanBuilder::FinishRecipe() {
+  if (plan_->devices_.size() > 1 || !plan_->yields_.empty() || !plan_->contiguous_.empty()) return;
+  recipe_.known_values.reserve(known_values_.size());
+  for (const Tensor* value : known_values_) recipe_.known_values.push_back(value != nullptr);
+  plan_->recipe_ = std::make_shared<const PlanRecipe>(std::move(recipe_));
 }
 
 Status PlanBuilder::AddFetches() {
@@ -314,7 +353,8 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(const std::vecto
   MoveFetches();
   AddHandedOutCopies();
   AddReleases();
-  RETURN_IF_ERROR(PlaceBuffers());
+  RETURN_IF_ERROR(PlaceBuffers(*plan_));
+  FinishRecipe();
   return std::shared_ptr<const ExecutionPlan>(plan_);
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/plan/execution_plan.h"
 #include "core/plan/placement.h"
+#include "core/plan/plan_resize.h"
 
 namespace caesura {
 
@@ -19,6 +20,16 @@ class PlanBuilder {
   PlanBuilder(std::shared_ptr<const Graph> graph, const std::vector<FeedSpec>& feeds, const ProviderList& providers,
               const PlanOptions& options);
   Result<std::shared_ptr<const ExecutionPlan>> Build(const std::vector<const Value*>& captured);
+
+  // --- also for PlanResizer ---
+  // What `plan` says of a value, but for the value itself.
+  static InputInfo Describe(const ExecutionPlan& plan, uint32_t value_id);
+  // plan_folding.cc: whether a node with these inputs may run while planning, and what it gives. Outputs that turn out
+  // to be no tensor stay undefined.
+  static bool IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info, const KernelDef& def);
+  static Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info);
+  // plan_lifetimes.cc: offsets in the arenas.
+  static Status PlaceBuffers(ExecutionPlan& plan);
 
  private:
   using Kind = PlannedBuffer::Kind;
@@ -33,6 +44,7 @@ class PlanBuilder {
     std::vector<uint32_t> outputs = {};
     std::vector<InputInfo> infos = {};
     std::vector<std::pair<std::string, std::shared_ptr<SubgraphRunner>>> bodies = {};
+    const KernelDef* first = nullptr;  // the kernel that the provider asks first
   };
 
   // plan_builder.cc: the walk
@@ -42,17 +54,20 @@ class PlanBuilder {
   void AddParameter(const Value* value, const Tensor& initial, int index);
   void AddConstant(const Value* value, const Tensor& tensor);
   Status AddNode(const Node& node, int position);
+  void Record(const Draft& draft, NodeRecord::Kind kind, const KernelDef* def = nullptr, int step = -1);
+  // What makes the value was planned in a way that other sizes may not allow.
+  void Fix(uint32_t id);
+  void FinishRecipe();
   Result<bool> TryProvider(Draft& draft, std::string* why);
   Draft MakeDraft(const Node& node, int position);
   void AddBodies(Draft& draft);
   void FindMissing(const Graph& body);
-  bool MustBeLate(const Draft& draft) const;
+  bool MustBeLate(Draft& draft) const;
   Status AddFetches();
 
   // plan_folding.cc
   // True when the node's outputs became constants.
   Result<bool> TryFold(Draft& draft, KernelInfo& info, const KernelDef& def);
-  bool IsFoldable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const;
   void BecomeConstant(uint32_t id, const Tensor& tensor);
 
   // plan_copies.cc
@@ -81,7 +96,7 @@ class PlanBuilder {
 
   // plan_views.cc
   // True when the outputs became views of the node's input, or their producers write them in place: no step then.
-  bool TryViews(const Draft& draft, const KernelInfo& info);
+  bool TryViews(const Draft& draft, const KernelInfo& info, const KernelDef& def);
   bool IsWherePlaced(const Draft& draft) const;
   bool PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info);
   bool WriteInOrder(const Draft& draft, const ViewInfo& view, const OutputInfo& info);
@@ -108,9 +123,8 @@ class PlanBuilder {
   void ComputeLifetimes();
   void MoveFetches();
   void AddReleases();
-  Status PlaceBuffers();
-  Status PlaceBuffers(int device);
-  Result<bool> IsPlannedGroup(const ContiguousGroup& group) const;
+  static Status PlaceBuffers(ExecutionPlan& plan, int device);
+  static Result<bool> IsPlannedGroup(const ExecutionPlan& plan, const ContiguousGroup& group);
 
   uint32_t ValueId(const Value* value);
   // `id`: the first value in the buffer.
@@ -152,7 +166,8 @@ class PlanBuilder {
   std::vector<std::vector<int>> parameters_of_;            // by value id: the parameters that it is computed from
   std::vector<bool> from_parameters_;                      // by value id: depends on parameters and constants alone
   std::vector<std::shared_ptr<Tensor>> kept_;              // owners of known_values_
-  std::vector<size_t> scratch_bytes_;                      // by step
+  PlanRecipe recipe_;
+  std::vector<int> record_of_;                             // by value id: in recipe_; -1: made by no node
   std::vector<std::string> missing_;                       // nodes without a kernel
 };
 

@@ -24,9 +24,11 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<Ru
                                                             const std::vector<bool>& wanted) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto& devices = fetch_devices != nullptr ? *fetch_devices : options_.fetch_devices;
-  auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
-    return plan->options().fetch_devices == devices && plan->options().wanted_fetches == wanted && Matches(*plan, feeds);
-  });
+  const auto is_for = [&](const auto& plan) {
+    return plan->options().fetch_devices == devices && plan->options().wanted_fetches == wanted;
+  };
+  auto found = std::find_if(plans_.begin(), plans_.end(),
+                            [&](const auto& plan) { return is_for(plan) && Matches(*plan, feeds); });
   if (found != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, found);
     return plans_.front();
@@ -38,11 +40,14 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<Ru
     if (!feeds[i].has_value()) specs.back().is_tensor = true;
     if (i < known.size() && known[i].value.defined()) specs.back().value = known[i].value;
   }
-  PlanOptions options = options_;
-  options.fetch_devices = devices;
-  options.wanted_fetches = wanted;
-  ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan,
-                   ExecutionPlan::Create(graph_, specs, providers_, options, captured_));
+  auto like = std::find_if(plans_.begin(), plans_.end(), is_for);
+  std::shared_ptr<const ExecutionPlan> plan = like == plans_.end() ? nullptr : (*like)->Resized(specs);
+  if (plan == nullptr) {
+    PlanOptions options = options_;
+    options.fetch_devices = devices;
+    options.wanted_fetches = wanted;
+    ASSIGN_OR_RETURN(plan, ExecutionPlan::Create(graph_, specs, providers_, options, captured_));
+  }
   plans_.push_front(plan);
   if (plans_.size() > kMaxPlans) plans_.pop_back();
   ++plans_made_;

@@ -31,6 +31,7 @@ uint32_t PlanBuilder::NewCopy(uint32_t id, int device) {
   parameters_of_.push_back(std::vector<int>(parameters_of_[id]));
   from_parameters_.push_back(from_parameters_[id]);
   last_use_.push_back(last_use_[id]);
+  record_of_.push_back(-1);
   const size_t bytes = value.known ? static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype) : 0;
   plan_->values_[copy].buffer = NewBuffer(value.known ? Kind::kArena : Kind::kDynamic, bytes, -1, copy, device);
   copies_[uint64_t{id} << 8 | static_cast<uint64_t>(device)] = copy;

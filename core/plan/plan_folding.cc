@@ -37,8 +37,9 @@ class FoldHost : public KernelHost {
   std::vector<Tensor>& outputs_;
 };
 
-// Runs the kernel on values that are known. Outputs that turn out to be no tensor stay undefined.
-Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info) {
+}  // namespace
+
+Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info) {
   const size_t outputs = info.outputs().size();
   std::vector<Tensor> results(outputs);
   std::vector<uint32_t> ids(inputs.size() + outputs);
@@ -64,13 +65,11 @@ Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs, Ker
   return results;
 }
 
-}  // namespace
-
-bool PlanBuilder::IsFoldable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const {
-  if (!plan_->options_.fold_constants || !def.deterministic || !draft.bodies.empty()) return false;
+bool PlanBuilder::IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info, const KernelDef& def) {
+  if (!def.deterministic) return false;
   size_t read = 0, written = 0;
-  for (size_t i = 0; i < draft.infos.size(); ++i) {
-    const InputInfo& input = draft.infos[i];
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const InputInfo& input = inputs[i];
     if (!input.present || KernelDef::Lists(def.unread_inputs, static_cast<int>(i))) continue;
     if (input.value == nullptr) return false;
     read += input.value->bytes();
@@ -89,7 +88,7 @@ void PlanBuilder::BecomeConstant(uint32_t id, const Tensor& tensor) {
 }
 
 Result<bool> PlanBuilder::TryFold(Draft& draft, KernelInfo& info, const KernelDef& def) {
-  if (!IsFoldable(draft, info, def)) return false;
+  if (!plan_->options_.fold_constants || !draft.bodies.empty() || !IsFoldable(draft.infos, info, def)) return false;
   KernelInfo on_host(*draft.node, draft.infos, plan_->threads_);
   if (!draft.provider->device().is_host()) {  // what is known is on the host, and so are its results
     auto host = std::find_if(draft.candidates.begin(), draft.candidates.end(),

@@ -95,42 +95,43 @@ void PlanBuilder::AddReleases() {
 }
 
 // Inputs that all lie in the arena are laid out as one block. Otherwise none may: what callers own must lie right.
-Result<bool> PlanBuilder::IsPlannedGroup(const ContiguousGroup& group) const {
+Result<bool> PlanBuilder::IsPlannedGroup(const ExecutionPlan& plan, const ContiguousGroup& group) {
   size_t planned = 0;
   std::string why;
   std::unordered_set<uint32_t> seen;
   for (uint32_t id : group.buffers) {
-    const Kind kind = plan_->buffers_[id].kind;
+    const Kind kind = plan.buffers_[id].kind;
     if (kind == Kind::kArena) ++planned;
     if (kind == Kind::kDynamic || kind == Kind::kResume || kind == Kind::kCached) why = "is known only in the run";
     if (!seen.insert(id).second) why = "is another one, or a view of it";
   }
   if (planned > 0 && planned < group.buffers.size()) why = "comes from outside while others are computed";
   if (why.empty()) return planned > 0;
-  const Step& step = plan_->steps_[group.step];
+  const Step& step = plan.steps_[group.step];
   return AtNode(Unsupported("wants its inputs in one block, but one of them " + why), *step.node,
                 step.provider->name());
 }
 
-Status PlanBuilder::PlaceBuffers() {
-  for (int device = 0; device < static_cast<int>(plan_->devices_.size()); ++device) {
-    RETURN_IF_ERROR(PlaceBuffers(device));
+Status PlanBuilder::PlaceBuffers(ExecutionPlan& plan) {
+  plan.arenas_.clear();
+  for (int device = 0; device < static_cast<int>(plan.devices_.size()); ++device) {
+    RETURN_IF_ERROR(PlaceBuffers(plan, device));
   }
   return {};
 }
 
-Status PlanBuilder::PlaceBuffers(int device) {
+Status PlanBuilder::PlaceBuffers(ExecutionPlan& plan, int device) {
   std::vector<MemoryBlock> blocks;
-  std::vector<int> block_of(plan_->buffers_.size(), -1);
-  std::vector<size_t> inside(plan_->buffers_.size(), 0);
-  for (const ContiguousGroup& group : plan_->contiguous_) {
-    ASSIGN_OR_RETURN(const bool planned, IsPlannedGroup(group));
-    if (!planned || plan_->buffers_[group.buffers.front()].device != device) continue;
+  std::vector<int> block_of(plan.buffers_.size(), -1);
+  std::vector<size_t> inside(plan.buffers_.size(), 0);
+  for (const ContiguousGroup& group : plan.contiguous_) {
+    ASSIGN_OR_RETURN(const bool planned, IsPlannedGroup(plan, group));
+    if (!planned || plan.buffers_[group.buffers.front()].device != device) continue;
     MemoryBlock block{0, INT_MAX, -1};
     for (uint32_t id : group.buffers) {
-      const PlannedBuffer& buffer = plan_->buffers_[id];
+      const PlannedBuffer& buffer = plan.buffers_[id];
       if (block_of[id] >= 0) {
-        return Unsupported(plan_->steps_[group.step].node->Label() +
+        return Unsupported(plan.steps_[group.step].node->Label() +
                            " wants its inputs in one block, but another node wants one of them in another block");
       }
       inside[id] = block.bytes;
@@ -141,22 +142,22 @@ Status PlanBuilder::PlaceBuffers(int device) {
     }
     blocks.push_back(block);
   }
-  for (size_t id = 1; id < plan_->buffers_.size(); ++id) {
-    const PlannedBuffer& buffer = plan_->buffers_[id];
+  for (size_t id = 1; id < plan.buffers_.size(); ++id) {
+    const PlannedBuffer& buffer = plan.buffers_[id];
     if (buffer.kind != Kind::kArena || buffer.device != device || block_of[id] >= 0 || buffer.last_step < 0) continue;
     block_of[id] = static_cast<int>(blocks.size());
     blocks.push_back({buffer.bytes, buffer.first_step, buffer.last_step});
   }
   const size_t first_scratch = blocks.size();
-  for (int s = 0; s < static_cast<int>(plan_->steps_.size()); ++s) {
-    blocks.push_back({plan_->steps_[s].device == device ? scratch_bytes_[s] : 0, s, s});
+  for (int s = 0; s < static_cast<int>(plan.steps_.size()); ++s) {
+    blocks.push_back({plan.steps_[s].device == device ? plan.scratch_bytes_[s] : 0, s, s});
   }
-  plan_->arenas_.push_back(PlanMemory(blocks, plan_->options_.reuse_memory));
-  for (size_t id = 1; id < plan_->buffers_.size(); ++id) {
-    if (block_of[id] >= 0) plan_->buffers_[id].offset = blocks[block_of[id]].offset + inside[id];
+  plan.arenas_.push_back(PlanMemory(blocks, plan.options_.reuse_memory));
+  for (size_t id = 1; id < plan.buffers_.size(); ++id) {
+    if (block_of[id] >= 0) plan.buffers_[id].offset = blocks[block_of[id]].offset + inside[id];
   }
-  for (size_t s = 0; s < plan_->steps_.size(); ++s) {
-    if (plan_->steps_[s].device == device) plan_->steps_[s].scratch_offset = blocks[first_scratch + s].offset;
+  for (size_t s = 0; s < plan.steps_.size(); ++s) {
+    if (plan.steps_[s].device == device) plan.steps_[s].scratch_offset = blocks[first_scratch + s].offset;
   }
   return {};
 }

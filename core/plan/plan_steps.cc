@@ -19,6 +19,7 @@ Status PlanBuilder::AddLate(Draft& draft) {
   }
   Step step;
   step.kind = Step::Kind::kLate;
+  Record(draft, NodeRecord::Kind::kLate);
   FinishStep(draft, std::move(step), 0);
   return {};
 }
@@ -43,7 +44,7 @@ void PlanBuilder::FinishStep(Draft& draft, Step step, size_t scratch_bytes) {
     }
   }
   plan_->steps_.push_back(std::move(step));
-  scratch_bytes_.push_back(scratch_bytes);
+  plan_->scratch_bytes_.push_back(scratch_bytes);
 }
 
 // --- what an output shares its bytes with ---
@@ -185,10 +186,14 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
     if (decided.kind == OutputInfo::Kind::kPlanned && decided.dtype == DType::kString) return AddLate(draft);
   }
   RETURN_IF_ERROR(PlaceInputs(draft));
-  if (TryViews(draft, info)) return {};
+  if (TryViews(draft, info, def)) return {};
   Step step;
   ASSIGN_OR_RETURN(const bool computes, PlaceOutputs(draft, info, def, step));
-  if (!computes) return {};
+  if (!computes) {
+    Record(draft, NodeRecord::Kind::kAlias, &def);
+    return {};
+  }
+  Record(draft, NodeRecord::Kind::kStep, &def, static_cast<int>(plan_->steps_.size()));
   if (step.kind == Step::Kind::kCompute && !def.strided_outputs.empty()) {
     RememberWriter(draft, def, static_cast<int>(plan_->steps_.size()));
   }

@@ -23,15 +23,19 @@ bool PlanBuilder::ReadersTakeStrides(const Value* value, int position) const {
   });
 }
 
-bool PlanBuilder::TryViews(const Draft& draft, const KernelInfo& info) {
+bool PlanBuilder::TryViews(const Draft& draft, const KernelInfo& info, const KernelDef& def) {
   const ViewInfo& view = info.view();
   if (view.kind == ViewInfo::Kind::kNone || !IsWherePlaced(draft)) return false;
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     if (draft.outputs[i] != 0 && info.outputs()[i].shape.elements() == 0) return false;
   }
-  if (view.kind == ViewInfo::Kind::kSideBySide) return WriteSideBySide(draft, info);
-  if (view.kind == ViewInfo::Kind::kPermutation && WriteInOrder(draft, view, info.outputs()[0])) return true;
-  return PlaceViews(draft, view, info);
+  const bool side_by_side = view.kind == ViewInfo::Kind::kSideBySide;
+  const bool written = side_by_side ? WriteSideBySide(draft, info)
+                                    : view.kind == ViewInfo::Kind::kPermutation &&
+                                          WriteInOrder(draft, view, info.outputs()[0]);
+  const bool placed = !written && !side_by_side && PlaceViews(draft, view, info);
+  if (written || placed) Record(draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kFixed, &def);
+  return written || placed;
 }
 
 void PlanBuilder::PlaceIn(uint32_t buffer, uint32_t id, const OutputInfo& output, Layout layout) {
@@ -137,13 +141,14 @@ bool PlanBuilder::Apply(const std::vector<Rewrite>& rewrites) {
   }
   for (auto& [step, kernel] : made) {
     plan_->steps_[step].compute = std::move(kernel.first);
-    scratch_bytes_[step] = kernel.second;
+    plan_->scratch_bytes_[step] = kernel.second;
     writers_.at(step).layouts = layouts.at(step);
   }
   for (const Rewrite& rewrite : rewrites) {
     for (size_t i = 0; i < rewrite.chain.size(); ++i) {
       plan_->values_[rewrite.chain[i]].layout = rewrite.layouts[i];
       plan_->values_[rewrite.chain[i]].buffer = rewrite.buffer;
+      Fix(rewrite.chain[i]);
     }
     const auto [step, output] = written_by_.at(rewrite.chain.back());
     const Step& producer = plan_->steps_[step];

@@ -91,7 +91,7 @@ std::string TextOf(const Graph& body) {
 }  // namespace
 
 CaesuraTensor ShowTensor(const Tensor& tensor) {
-  return {tensor.raw(), tensor.shape().dims().data(), tensor.shape().rank(), CodeOf(tensor.dtype()), CAESURA_CPU, 0};
+  return {tensor.raw(), tensor.shape().begin(), tensor.shape().rank(), CodeOf(tensor.dtype()), CAESURA_CPU, 0};
 }
 
 Result<Tensor> ReadTensor(const CaesuraTensor& tensor) {

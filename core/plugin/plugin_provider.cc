@@ -57,7 +57,7 @@ CaesuraTensor TensorOf(const SubgraphArgument& argument, Device device) {
   out.data = argument.data;
   out.rank = -1;
   if (argument.shape != nullptr) {
-    out.dims = argument.shape->dims().data();
+    out.dims = argument.shape->begin();
     out.rank = argument.shape->rank();
   }
   out.dtype = static_cast<int32_t>(argument.dtype);

@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -41,15 +42,23 @@ class PlainHostAllocator : public Allocator {
   Device device() const override { return {}; }
 };
 
-// Keeps what is returned, by size; never more idle bytes than were in use at the peak.
+// Sizes are rounded up by at most an eighth, so that one that grows a little from step to step finds what it left.
+size_t SizeClass(size_t size) {
+  const size_t step = std::max(kBufferAlignment, std::bit_floor(size) / 8);
+  return (size + step - 1) / step * step;
+}
+
+// Keeps what is returned, by size class; never more idle bytes than were in use at the peak.
 class PooledAllocator : public Allocator, public std::enable_shared_from_this<PooledAllocator> {
  public:
   explicit PooledAllocator(Allocator& source) : source_(source) {}
 
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
-    std::shared_ptr<Buffer> kept = TakeIdle(size);
+    const size_t rounded = SizeClass(size);
+    if (rounded < size) return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes");
+    std::shared_ptr<Buffer> kept = TakeIdle(rounded);
     if (kept == nullptr) {
-      auto fresh = source_.Allocate(size);
+      auto fresh = source_.Allocate(rounded);
       if (!fresh.ok()) return fresh.status();
       kept = *std::move(fresh);
     }
@@ -58,7 +67,7 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
       if (auto pool = self.lock()) pool->Return(kept);
     });
     std::lock_guard<std::mutex> lock(mutex_);
-    in_use_ += size;
+    in_use_ += rounded;
     peak_ = std::max(peak_, in_use_);
     return buffer;
   }

@@ -65,8 +65,9 @@ class Allocator {
 // Plain host memory. Never destroyed.
 Allocator& HostAllocator();
 
-// Host memory that is kept on return and handed out again by size, so that steps that allocate the same sizes
-// touch no fresh pages; never more of it idle than was in use at the peak. Buffers may outlive the allocator.
+// Host memory that is kept on return and handed out again by size, so that steps that allocate about the same sizes
+// touch no fresh pages (a buffer takes up to an eighth more than it says); never more of it idle than was in use at the
+// peak. Buffers may outlive the allocator.
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source);
 
 // A host array of `count` default-constructed strings.

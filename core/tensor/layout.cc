@@ -21,6 +21,7 @@ Layout Simplified(const Shape& shape, Layout layout) {
 Layout Permuted(const Shape& shape, const Layout& layout, const std::vector<int64_t>& permutation) {
   const std::vector<int64_t> strides = StridesOf(shape, layout);
   Layout out{{}, layout.offset};
+  out.strides.reserve(permutation.size());
   for (int64_t d : permutation) out.strides.push_back(strides[d]);
   return out;
 }

@@ -7,19 +7,19 @@ namespace caesura {
 
 int64_t Shape::Elements(int first, int last) const {
   int64_t product = 1;
-  for (int i = first; i < last; ++i) product *= dims_[i];
+  for (int i = first; i < last; ++i) product *= (*this)[i];
   return product;
 }
 
 std::vector<int64_t> Shape::Strides() const {
-  std::vector<int64_t> strides(dims_.size(), 1);
-  for (int i = rank() - 2; i >= 0; --i) strides[i] = strides[i + 1] * dims_[i + 1];
+  std::vector<int64_t> strides(rank(), 1);
+  for (int i = rank() - 2; i >= 0; --i) strides[i] = strides[i + 1] * (*this)[i + 1];
   return strides;
 }
 
 std::string Shape::ToString() const {
   std::string out = "[";
-  for (size_t i = 0; i < dims_.size(); ++i) out += (i ? ", " : "") + std::to_string(dims_[i]);
+  for (int i = 0; i < rank(); ++i) out += (i ? ", " : "") + std::to_string((*this)[i]);
   return out + "]";
 }
 
@@ -32,7 +32,7 @@ Result<Shape> CheckedShape(std::vector<int64_t> dims, DType dtype) {
       return InvalidArgument("shape " + Shape(dims).ToString() + " of " + DTypeName(dtype) + " is too large");
     }
   }
-  return Shape(std::move(dims));
+  return Shape(dims);
 }
 
 Result<Shape> BroadcastShape(const Shape& a, const Shape& b) {
@@ -46,7 +46,7 @@ Result<Shape> BroadcastShape(const Shape& a, const Shape& b) {
     }
     dims[i] = da == 1 ? db : da;
   }
-  return Shape(std::move(dims));
+  return Shape(dims);
 }
 
 Result<int> NormalizeAxis(int64_t axis, int rank) {

@@ -106,7 +106,7 @@ Result<NamedValues> Feeds(const LoadedModel& model, CaesuraContext* context, siz
 Status CopyOutput(CaesuraContext* context, size_t i, const RuntimeValue& value) {
   if (!value.is_tensor()) return caesura::Unsupported("output " + std::to_string(i) + " is no tensor");
   const Tensor& tensor = value.tensor();
-  const CaesuraTensor shown = {tensor.raw(), tensor.shape().dims().data(), tensor.shape().rank(),
+  const CaesuraTensor shown = {tensor.raw(), tensor.shape().begin(), tensor.shape().rank(),
                                static_cast<int32_t>(tensor.dtype()), CAESURA_CPU, 0};
   return TakeStatus(api->copy_output(context, i, &shown));
 }

@@ -12,9 +12,9 @@
 namespace caesura {
 namespace {
 
-// Whether the plain loop (float32: gemm_tiles.h) beats a oneDNN call. A B that must be turned first pays over some rows.
+// Whether the plain loop (float32: gemm_tiles.h) beats a oneDNN call.
 bool IsSmall(const GemmSpec& s, int64_t multiply_adds) {
-  const bool tiles = s.dtype == DType::kFloat32 && (s.b.col == 1 || s.m >= 8);
+  const bool tiles = s.dtype == DType::kFloat32 && (s.b.col == 1 || s.a.col == 1 || s.m >= 8);
   return multiply_adds <= (tiles ? 140000 : 20000);
 }
 

@@ -12,6 +12,7 @@ using tiles::MultiplyBlock;
 
 constexpr int64_t kPanel = 32;   // columns that are worked on together
 constexpr int64_t kDepth = 256;  // of a panel: it stays in the L1 cache
+constexpr int64_t kFewRows = 8;
 
 // to[p][j] = b(p, j) for `depth` x `columns`, zeros behind them.
 inline void PackPanel(const float* b, MatrixStrides bs, int64_t depth, int64_t columns, float* to) {
@@ -87,6 +88,45 @@ inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t
   }
 }
 
+// c(i, j) as a dot product: for a few rows, over which turning B's contiguous columns would not pay.
+template <typename R>
+inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
+                            const float* bias, const float* addend) {
+  using Four = tiles::Registers<tiles::Vectors16>;
+  alignas(64) float sums[kFewRows * kPanel];
+  const Target to{s, s.accumulate, c, bias, addend};
+  const int64_t whole = s.k / R::kWidth * R::kWidth;
+  for (int64_t j0 = 0; j0 < s.n; j0 += kPanel) {
+    const int64_t columns = std::min(kPanel, s.n - j0);
+    for (int64_t j = 0; j < columns; j += 4) {
+      const float* right[4];  // behind the last column: that one again
+      for (int64_t v = 0; v < 4; ++v) right[v] = b + (j0 + std::min(j + v, columns - 1)) * s.b.col;
+      for (int64_t i = first; i < last; ++i) {
+        const float* left = a + i * s.a.row;
+        typename R::Floats dot[4] = {};
+        for (int64_t p = 0; p < whole; p += R::kWidth) {
+          const typename R::Floats x = R::Load(left + p);
+          for (int v = 0; v < 4; ++v) dot[v] += x * R::Load(right[v] + p);
+        }
+        alignas(64) float lanes[4][R::kWidth], folded[4][4], turned[4][4];
+        for (int v = 0; v < 4; ++v) {
+          R::At(lanes[v]) = dot[v];
+          Four::Floats fold = Four::At(lanes[v]);
+          for (int64_t l = 4; l < R::kWidth; l += 4) fold += Four::At(lanes[v] + l);
+          Four::At(folded[v]) = fold;
+        }
+        tiles::TransposeFour(folded[0], 4, turned[0], 4);
+        float* sum = sums + (i - first) * kPanel + j;
+        Four::At(sum) = (Four::At(turned[0]) + Four::At(turned[1])) + (Four::At(turned[2]) + Four::At(turned[3]));
+        for (int64_t p = whole; p < s.k; ++p) {
+          for (int v = 0; v < 4; ++v) sum[v] += left[p] * right[v][p];
+        }
+      }
+    }
+    WriteBlock<R>(to, sums, first, last - first, j0, columns);
+  }
+}
+
 template <typename R>
 inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
                          const float* bias, const float* addend) {
@@ -120,8 +160,11 @@ inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const f
 
 void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
                        const float* bias, const float* addend) {
+  const bool by_columns = s.m <= kFewRows && s.b.row == 1 && s.a.col == 1;
   tiles::OnBestTiles([&](auto registers) {
-    MultiplyRows<decltype(registers)>(s, first, last, a, b, c, bias, addend);
+    using R = decltype(registers);
+    if (by_columns) MultiplyColumns<R>(s, first, last, a, b, c, bias, addend);
+    else MultiplyRows<R>(s, first, last, a, b, c, bias, addend);
   });
 }
 

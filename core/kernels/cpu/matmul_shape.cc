@@ -20,7 +20,8 @@ Operand MakeOperand(const Shape& shape, const Layout& layout, bool transpose) {
   const int rank = shape.rank();
   std::vector<int64_t> strides = StridesOf(shape, layout);
   Operand out{Shape(std::vector<int64_t>(shape.begin(), shape.end() - 2)), shape[rank - 2], shape[rank - 1],
-              {strides[rank - 2], strides[rank - 1]}, {strides.begin(), strides.end() - 2}};
+              {strides[rank - 2], strides[rank - 1]}, std::move(strides)};
+  out.batch_strides.resize(rank - 2);
   if (transpose) {
     std::swap(out.rows, out.columns);
     std::swap(out.strides.row, out.strides.col);
@@ -49,10 +50,11 @@ void SwapOperands(GemmSpec& spec) {
   spec.c = transposed(spec.c);
 }
 
-Result<MatMulShape> Make(const KernelInfo& info, DType dtype, Shape a, Shape b, MatMulTransposes swap, Layout a_layout,
-                         Layout b_layout, const Layout& c_layout) {
+Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given_a, const Shape& given_b,
+                         MatMulTransposes swap, Layout a_layout, Layout b_layout, const Layout& c_layout) {
+  Shape a = given_a, b = given_b;
   if (a.rank() == 0 || b.rank() == 0) return info.Invalid("operands of rank 1 or more expected, got a scalar");
-  const std::string shapes = a.ToString() + " and " + b.ToString();
+  const auto shapes = [&] { return given_a.ToString() + " and " + given_b.ToString(); };
   // A vector is a row on the left and a column on the right.
   const bool vector_a = a.rank() == 1, vector_b = b.rank() == 1;
   if (vector_a) a = Shape{1, a[0]};
@@ -61,9 +63,9 @@ Result<MatMulShape> Make(const KernelInfo& info, DType dtype, Shape a, Shape b, 
   if (vector_b && !b_layout.strides.empty()) b_layout.strides.push_back(0);
   const Operand left = MakeOperand(a, a_layout, swap.a && !vector_a);
   const Operand right = MakeOperand(b, b_layout, swap.b && !vector_b);
-  if (left.columns != right.rows) return info.Invalid("inner dims must agree, got " + shapes);
+  if (left.columns != right.rows) return info.Invalid("inner dims must agree, got " + shapes());
   Result<Shape> batch = BroadcastShape(left.batch, right.batch);
-  if (!batch.ok()) return info.Invalid("batch dims must broadcast, got " + shapes);
+  if (!batch.ok()) return info.Invalid("batch dims must broadcast, got " + shapes());
   std::vector<int64_t> dims = batch->dims(), full = dims;
   full.insert(full.end(), {left.rows, right.columns});
   if (!vector_a) dims.push_back(left.rows);
@@ -87,7 +89,7 @@ Result<MatMulShape> Make(const KernelInfo& info, DType dtype, Shape a, Shape b, 
 }  // namespace
 
 Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b, MatMulTransposes swap) {
-  return Make(info, dtype, std::move(a), std::move(b), swap, {}, {}, {});
+  return Make(info, dtype, a, b, swap, {}, {}, {});
 }
 
 Result<MatMulShape> MakeStridedMatMulShape(const KernelInfo& info, MatMulTransposes swap) {

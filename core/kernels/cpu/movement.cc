@@ -156,6 +156,7 @@ Status CreateConcat(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Shape out, ConcatShape(info, axis));
   Layout part{out.Strides(), 0};
   std::vector<StridedCopy> copies;
+  copies.reserve(info.input_count());
   for (int i = 0; i < info.input_count(); ++i) {
     const Shape& shape = info.InputShape(i);
     ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, WholeBox(shape, info.input(i).layout, part)));

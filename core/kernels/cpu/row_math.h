@@ -29,6 +29,22 @@ inline Acc LaneSum(int64_t n, Term term) {
   return lanes[0];
 }
 
+// The largest term(i) over [0, n), n > 0; any of them where one is NaN.
+template <typename Acc, typename Term>
+inline Acc LaneMax(int64_t n, Term term) {
+  Acc lanes[kLanes];
+  for (Acc& lane : lanes) lane = term(0);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = term(i + l) > lanes[l] ? term(i + l) : lanes[l];
+  }
+  for (int64_t l = 0; i < n; ++i, ++l) lanes[l] = term(i) > lanes[l] ? term(i) : lanes[l];
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+  }
+  return lanes[0];
+}
+
 template <typename T>
 inline Accumulator<T> RowSum(const T* x, int64_t n) {
   using Acc = Accumulator<T>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax, LogSoftmax and Hardmax along one axis. Large float32 and bfloat16 tensors go to oneDNN.
+// Softmax, LogSoftmax and Hardmax along one axis. oneDNN does what is strided or bfloat16, unless it is small.
 #include <cmath>
 #include <type_traits>
 
@@ -45,15 +45,22 @@ template <Kind kind, typename T, typename Step>
 inline void NormalizeLine(const T* x, T* y, int64_t n, Step step) {
   using Acc = Accumulator<T>;
   auto at = [=](int64_t i) { return static_cast<Acc>(x[i * step]); };
-  Acc max = at(0);
-  for (int64_t i = 1; i < n; ++i) max = at(i) > max || at(i) != at(i) ? at(i) : max;
-  const Acc sum = LaneSum<Acc>(n, [=](int64_t i) { return math::Exp(at(i) - max); });
+  const Acc max = LaneMax<Acc>(n, at);  // a NaN anywhere makes the sum NaN
+  const auto power = [=](int64_t i) { return math::Exp(at(i) - max); };
   if constexpr (kind == Kind::kLogSoftmax) {
-    const Acc log_sum = std::log(sum);
+    const Acc log_sum = std::log(LaneSum<Acc>(n, power));
+#pragma GCC ivdep  // y is x, or shares nothing with it
     for (int64_t i = 0; i < n; ++i) y[i * step] = T(at(i) - max - log_sum);
+  } else if constexpr (std::is_same_v<T, Acc>) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i * step] = power(i);
+    const Acc scale = 1 / LaneSum<Acc>(n, [=](int64_t i) { return y[i * step]; });
+    for (int64_t i = 0; i < n; ++i) y[i * step] *= scale;
   } else {
+    const Acc sum = LaneSum<Acc>(n, power);
     const Acc scale = 1 / sum;
-    for (int64_t i = 0; i < n; ++i) y[i * step] = T(math::Exp(at(i) - max) * scale);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i * step] = T(power(i) * scale);
   }
 }
 
@@ -95,8 +102,8 @@ Status Create(KernelInfo& info) {
     info.SetCompute([](KernelContext&) {});
     return {};
   }
-  const bool dnnl_type = dtype == DType::kFloat32 || dtype == DType::kBFloat16;
-  if (kind != Kind::kHardmax && dnnl_type && shape.elements() >= kSmallSoftmax) {
+  const bool dnnl_is_faster = (dtype == DType::kFloat32 && view.inner > 1) || dtype == DType::kBFloat16;
+  if (kind != Kind::kHardmax && dnnl_is_faster && shape.elements() >= kSmallSoftmax) {
     DnnlTensor tensor{dtype, {view.outer, view.count}, {}};
     if (view.inner > 1) tensor.dims.push_back(view.inner);
     const int threads = DnnlThreads(info.threads(), 8 * shape.elements());

@@ -13,26 +13,18 @@ constexpr int64_t kTile = 16;
 
 // Drops axes of extent 1 and merges neighbours that both sides walk as one. False when the box has no element.
 bool Simplify(StridedBox& box) {
-  StridedBox out;
-  out.src_offset = box.src_offset;
-  out.dst_offset = box.dst_offset;
+  size_t kept = 0;
   for (size_t a = 0; a < box.extents.size(); ++a) {
-    const int64_t extent = box.extents[a];
+    const int64_t extent = box.extents[a], src = box.src_strides[a], dst = box.dst_strides[a];
     if (extent == 0) return false;
     if (extent == 1) continue;
-    const bool merges = !out.extents.empty() && out.src_strides.back() == box.src_strides[a] * extent &&
-                        out.dst_strides.back() == box.dst_strides[a] * extent;
-    if (merges) {
-      out.extents.back() *= extent;
-      out.src_strides.back() = box.src_strides[a];
-      out.dst_strides.back() = box.dst_strides[a];
-    } else {
-      out.extents.push_back(extent);
-      out.src_strides.push_back(box.src_strides[a]);
-      out.dst_strides.push_back(box.dst_strides[a]);
-    }
+    const bool merges = kept > 0 && box.src_strides[kept - 1] == src * extent && box.dst_strides[kept - 1] == dst * extent;
+    if (!merges) box.extents[kept++] = 1;
+    box.extents[kept - 1] *= extent;
+    box.src_strides[kept - 1] = src;
+    box.dst_strides[kept - 1] = dst;
   }
-  box = std::move(out);
+  for (auto* axes : {&box.extents, &box.src_strides, &box.dst_strides}) axes->resize(kept);
   return true;
 }
 
@@ -69,6 +61,8 @@ void TransposeFullTile(const T* src, int64_t src_step, T* dst, int64_t dst_step)
 StridedBox PermutingBox(const Shape& shape, const std::vector<int64_t>& perm) {
   const std::vector<int64_t> strides = shape.Strides();
   StridedBox box;
+  box.extents.reserve(perm.size());
+  box.src_strides.reserve(perm.size());
   for (int64_t axis : perm) {
     box.extents.push_back(shape[static_cast<int>(axis)]);
     box.src_strides.push_back(strides[axis]);

@@ -36,7 +36,7 @@ Status Compute(const Plan& plan, KernelContext& context) {
 }  // namespace
 
 Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
-  Plan plan{nullptr, 0, info.input_count(), info.output_count(), {}};
+  Plan plan{{}, 0, info.input_count(), info.output_count(), {}};
   if (plan.inputs + plan.outputs > InnerArguments::kMax) return info.Refuse("too many inputs to copy");
   for (int i = 0; i < plan.outputs; ++i) {
     if (!info.OutputLayout(i).dense()) return info.Refuse("outputs are written dense");

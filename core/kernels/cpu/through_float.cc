@@ -53,7 +53,7 @@ Status Compute(const Plan& plan, KernelContext& context) {
 
 Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   DType half = DType::kUndefined;
-  Plan plan{nullptr, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
+  Plan plan{{}, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
   if (plan.inputs + plan.outputs > InnerArguments::kMax) return info.Refuse("too many inputs to run through float32");
   std::vector<InputInfo> inputs;
   for (int i = 0; i < plan.inputs; ++i) {

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/plan/plan_resize.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/plan/plan_builder.h"
+
+namespace caesura {
+
+using Kind = NodeRecord::Kind;
+
+// Walks over the records in order and settles anew what a change of sizes reaches. Whatever does not fit how the node
+// was planned ends the walk: the plan is then made from the start.
+class PlanResizer {
+ public:
+  explicit PlanResizer(const ExecutionPlan& from)
+      : plan_(std::make_shared<ExecutionPlan>(from)), recipe_(*from.recipe_), changed_(from.values_.size(), 0) {}
+
+  std::shared_ptr<const ExecutionPlan> Resize(const std::vector<FeedSpec>& feeds) {
+    if (!SetFeeds(feeds)) return nullptr;
+    for (const NodeRecord& record : recipe_.nodes) {
+      if (!Settle(record)) return nullptr;
+    }
+    return !moves_ || PlanBuilder::PlaceBuffers(*plan_).ok() ? plan_ : nullptr;
+  }
+
+ private:
+  PlannedBuffer& BufferOf(uint32_t id) { return plan_->buffers_[plan_->values_[id].buffer]; }
+  static size_t BytesOf(const PlannedValue& value) {
+    return static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype);
+  }
+  const uint32_t* Inputs(const NodeRecord& record) const { return recipe_.ids.data() + record.ids; }
+  const uint32_t* Outputs(const NodeRecord& record) const { return Inputs(record) + record.input_count; }
+
+  bool SetFeeds(const std::vector<FeedSpec>& feeds) {
+    if (feeds.size() != plan_->feeds_.size()) return false;
+    for (size_t i = 0; i < feeds.size(); ++i) {
+      FeedSpec& own = plan_->feeds_[i];
+      const FeedSpec& given = feeds[i];
+      if (own.is_tensor != given.is_tensor || own.dtype != given.dtype || own.device != given.device) return false;
+      if (own.value.defined() || given.value.defined()) return false;
+      const uint32_t id = plan_->feed_values_[i];
+      if (id == 0 || own.shape == given.shape) continue;
+      own.shape = given.shape;
+      if (!SetShape(id, given.shape, {})) return false;
+      BufferOf(id).bytes = BytesOf(plan_->values_[id]);
+    }
+    return true;
+  }
+
+  // Blocks of the arena stay where they are while all of them need as many bytes as before.
+  void SetBytes(size_t& held, size_t bytes) {
+    const auto blocks = [](size_t n) { return (n + kBufferAlignment - 1) / kBufferAlignment; };
+    moves_ |= blocks(bytes) != blocks(held);
+    held = bytes;
+  }
+
+  // What is planned for no elements is planned in another way.
+  bool SetShape(uint32_t id, const Shape& shape, Layout layout) {
+    PlannedValue& value = plan_->values_[id];
+    if (value.shape == shape && value.layout == layout) return true;
+    if (value.shape.elements() == 0 || shape.elements() == 0) return false;
+    value.shape = shape;
+    value.layout = std::move(layout);
+    changed_[id] = 1;
+    return true;
+  }
+
+  InputInfo Describe(uint32_t id) {
+    InputInfo info = PlanBuilder::Describe(*plan_, id);
+    if (recipe_.known_values[id]) info.value = &plan_->constants_[BufferOf(id).index];
+    return info;
+  }
+
+  bool Settle(const NodeRecord& record) {
+    const uint32_t* inputs = Inputs(record);
+    const auto changed = [this](uint32_t id) { return changed_[id] != 0; };
+    if (record.kind == Kind::kLate || std::none_of(inputs, inputs + record.input_count, changed)) return true;
+    if (record.kind == Kind::kFixed) return false;
+    std::vector<InputInfo> infos;
+    infos.reserve(record.input_count);
+    for (uint32_t i = 0; i < record.input_count; ++i) infos.push_back(Describe(inputs[i]));
+    if (record.kind == Kind::kFolded) return Fold(record, infos);
+    KernelInfo info(*record.node, std::move(infos), plan_->threads_);
+    if (!Create(record, info)) return false;
+    switch (record.kind) {
+      case Kind::kStep: return SettleStep(record, info);
+      case Kind::kViews: return SettleViews(record, info);
+      default: return SettleAlias(record, info);
+    }
+  }
+
+  // By the same kernel as before.
+  bool Create(const NodeRecord& record, KernelInfo& info) {
+    if (record.first) return record.def->create(info).ok();
+    const Result<const KernelDef*> chosen = record.provider->kernels().Create(info, record.provider->name());
+    return chosen.ok() && *chosen == record.def;
+  }
+
+  // The input that shares its bytes with the output; 0: none.
+  uint32_t Shared(const NodeRecord& record, uint32_t output) const {
+    const uint32_t* inputs = Inputs(record);
+    const auto* found = std::find_if(inputs, inputs + record.input_count, [&](uint32_t id) {
+      return id != 0 && plan_->values_[id].buffer == plan_->values_[output].buffer;
+    });
+    return found == inputs + record.input_count ? 0 : *found;
+  }
+  // Sharing needs as many bytes as before, one behind the other.
+  bool MayShare(uint32_t input, uint32_t output) {
+    return plan_->values_[input].layout.dense() && BytesOf(plan_->values_[output]) == BufferOf(output).bytes;
+  }
+
+  bool SettleStep(const NodeRecord& record, KernelInfo& info) {
+    if (!info.in_place().empty()) return false;
+    for (uint32_t i = 0; i < record.output_count; ++i) {
+      const uint32_t id = Outputs(record)[i];
+      if (id == 0) continue;
+      const OutputInfo& decided = info.outputs()[i];
+      const bool planned = BufferOf(id).kind != PlannedBuffer::Kind::kDynamic;
+      if (decided.kind != (planned ? OutputInfo::Kind::kPlanned : OutputInfo::Kind::kSizedInCompute)) return false;
+      if (!planned) continue;
+      if (decided.dtype != plan_->values_[id].dtype || !SetShape(id, decided.shape, {})) return false;
+      const uint32_t shared = Shared(record, id);
+      if (shared != 0 && !MayShare(shared, id)) return false;
+      SetBytes(BufferOf(id).bytes, BytesOf(plan_->values_[id]));
+    }
+    plan_->steps_[record.step].compute = info.TakeCompute();
+    SetBytes(plan_->scratch_bytes_[record.step], info.scratch_bytes());
+    return static_cast<bool>(plan_->steps_[record.step].compute);
+  }
+
+  bool SettleAlias(const NodeRecord& record, const KernelInfo& info) {
+    for (uint32_t i = 0; i < record.output_count; ++i) {
+      const uint32_t id = Outputs(record)[i];
+      if (id == 0) continue;
+      const OutputInfo& decided = info.outputs()[i];
+      if (decided.kind != OutputInfo::Kind::kPlanned || !SetShape(id, decided.shape, {})) return false;
+      const uint32_t shared = Shared(record, id);
+      if (shared == 0 || !MayShare(shared, id)) return false;
+    }
+    return true;
+  }
+
+  bool SettleViews(const NodeRecord& record, const KernelInfo& info) {
+    const std::vector<Layout>& layouts = info.view().layouts;
+    if (layouts.size() != record.output_count) return false;
+    for (uint32_t i = 0; i < record.output_count; ++i) {
+      const uint32_t id = Outputs(record)[i];
+      if (id == 0) continue;
+      const Shape& shape = info.outputs()[i].shape;
+      Layout layout = layouts[i];
+      const bool was_dense = plan_->values_[id].layout.dense();
+      if (!SetShape(id, shape, {})) return false;
+      if (!layout.dense() || BytesOf(plan_->values_[id]) != BufferOf(id).bytes) {
+        if (was_dense || shape.rank() == 0) return false;  // its readers may take dense inputs alone
+        if (layout.strides.empty()) layout.strides = shape.Strides();
+        changed_[id] = 1;
+        plan_->values_[id].layout = std::move(layout);
+      }
+    }
+    return true;
+  }
+
+  bool Fold(const NodeRecord& record, const std::vector<InputInfo>& infos) {
+    KernelInfo info(*record.node, infos, plan_->threads_);
+    if (!Create(record, info) || !PlanBuilder::IsFoldable(infos, info, *record.def)) return false;
+    const Result<std::vector<Tensor>> results = PlanBuilder::ComputeNow(infos, info);
+    if (!results.ok()) return false;
+    for (uint32_t i = 0; i < record.output_count; ++i) {
+      const uint32_t id = Outputs(record)[i];
+      if (id == 0) continue;
+      const Tensor& now = (*results)[i];
+      Tensor& before = plan_->constants_[BufferOf(id).index];
+      if (!now.defined() || now.dtype() != before.dtype()) return false;
+      const bool same = now.shape() == before.shape() && now.dtype() != DType::kString &&
+                        (now.bytes() == 0 || std::memcmp(now.raw(), before.raw(), now.bytes()) == 0);
+      if (same) continue;
+      before = now;
+      plan_->values_[id].shape = now.shape();
+      BufferOf(id).bytes = BytesOf(plan_->values_[id]);
+      changed_[id] = 1;
+    }
+    return true;
+  }
+
+  const std::shared_ptr<ExecutionPlan> plan_;
+  const PlanRecipe& recipe_;
+  std::vector<char> changed_;  // by value id: its sizes, its layout or what is known of its value
+  bool moves_ = false;         // offsets in the arena are to be planned anew
+};
+
+std::shared_ptr<const ExecutionPlan> ExecutionPlan::Resized(const std::vector<FeedSpec>& feeds) const {
+  return recipe_ == nullptr ? nullptr : PlanResizer(*this).Resize(feeds);
+}
+
+}  // namespace caesura

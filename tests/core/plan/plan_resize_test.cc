@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan made from one for other sizes: the same steps, the same bits, and a new plan wherever a decision may differ.
+#include "core/plan/plan_resize.h"
+
+#include <gtest/gtest.h>
+
+#include "core/execute/partial_executor.h"
+#include "core/plan/plan_cache.h"
+#include "core/providers/cpu_provider.h"
+#include "tests/core/execute/graph_fixture.h"
+
+namespace caesura::testing {
+namespace {
+
+const ProviderList& Cpu() {
+  static const ProviderList providers = {MakeCpuProvider()};
+  return providers;
+}
+
+// What a plan says of itself, but for where in the arena values lie.
+std::string WithoutOffsets(const ExecutionPlan& plan) {
+  const std::string text = plan.ToString();
+  std::string out;
+  bool skip = false;
+  for (size_t i = text.find('\n'); i < text.size(); ++i) {
+    const bool offset = text.compare(i, 6, "arena+") == 0;
+    skip = offset || (skip && !std::isspace(static_cast<unsigned char>(text[i])));
+    if (!skip) out += text[i];
+  }
+  return out;
+}
+
+// From the plan for `from` one for `to`; checked against one that is made anew. False where it has to be.
+bool Resizes(const std::shared_ptr<Graph>& graph, const Values& from, const Values& to) {
+  const auto base = PlanOf(graph, from, {}, Cpu());
+  const auto fresh = PlanOf(graph, to, {}, Cpu());
+  const Values before = RunPlan(base, from);
+  const auto resized = base->Resized(SpecsOf(to));
+  if (resized == nullptr) return false;
+  EXPECT_EQ(WithoutOffsets(*resized), WithoutOffsets(*fresh));
+  EXPECT_EQ(resized->fingerprint(), fresh->fingerprint());
+  EXPECT_EQ(resized->arena_bytes(), fresh->arena_bytes());
+  EXPECT_TRUE(SameBits(RunPlan(resized, to), RunPlan(fresh, to)));
+  EXPECT_TRUE(SameBits(RunPlan(base, from), before));  // the first plan is as it was
+  return true;
+}
+
+// One token of attention over caches that come in and go out one longer.
+constexpr char kDecoder[] = R"((float[1,2,1,4] x, float[1,2,N,4] k, float[1,2,N,4] v)
+    => (float[1,2,1,4] y, float[1,2,M,4] nk, float[1,2,M,4] nv) <float[4,4] w = {0.5, 0.25, -1, 2, 1, -0.5, 0.75, 0.125,
+    -0.25, 1.5, 0.5, 1, 0.5, -1, -2, 0.25}> {
+  q = MatMul (x, w)
+  nk = Concat <axis = 2> (k, q)
+  nv = Concat <axis = 2> (v, x)
+  t = Transpose <perm = [0, 1, 3, 2]> (nk)
+  s = MatMul (q, t)
+  p = Softmax (s)
+  o = MatMul (p, nv)
+  y = Add (o, x)
+})";
+Values DecoderFeeds(int64_t length) {
+  return {Ramp(Shape{1, 2, 1, 4}, 0.5f), Ramp(Shape{1, 2, length, 4}), Ramp(Shape{1, 2, length, 4}, 0.125f)};
+}
+
+TEST(PlanResize, ACacheThatGrows) {
+  auto graph = GraphOf(kDecoder);
+  for (const auto& [from, to] : {std::pair<int64_t, int64_t>{3, 4}, {4, 3}, {1, 70}, {300, 2}, {5, 5}}) {
+    EXPECT_TRUE(Resizes(graph, DecoderFeeds(from), DecoderFeeds(to))) << from << " to " << to;
+  }
+}
+
+TEST(PlanResize, SharesTheKernelsThatOtherSizesDoNotReach) {
+  auto graph = GraphOf(R"((float[2,N] x, float[3] z) => (float[2,N] y, float[3] w) { y = Exp (x)  w = Exp (z) })");
+  EXPECT_TRUE(Resizes(graph, {Ramp(Shape{2, 5}), Ramp(Shape{3})}, {Ramp(Shape{2, 9}), Ramp(Shape{3})}));
+}
+
+TEST(PlanResize, FromPlanToPlan) {
+  auto graph = GraphOf(kDecoder);
+  auto plan = PlanOf(graph, DecoderFeeds(1), {}, Cpu());
+  for (int64_t length = 2; length < 40; ++length) {
+    plan = plan->Resized(SpecsOf(DecoderFeeds(length)));
+    ASSERT_NE(plan, nullptr);
+    const Values feeds = DecoderFeeds(length);
+    EXPECT_TRUE(SameBits(RunPlan(plan, feeds), RunPlan(PlanOf(graph, feeds, {}, Cpu()), feeds))) << length;
+  }
+}
+
+// Constants that follow from sizes are folded anew, and what they decide is decided anew.
+TEST(PlanResize, AShapeChain) {
+  auto graph = GraphOf(R"((float[N,6] x) => (float[K,2] y, int64 n, float[N,6] z) <int64[1] zero = {0},
+      int64[1] three = {3}, int64[1] two = {2}> {
+    shape = Shape (x)
+    rows = Gather (shape, zero)
+    more = Mul (rows, three)
+    to = Concat <axis = 0> (more, two)
+    flat = Reshape (x, to)
+    y = Neg (flat)
+    n = Size (x)
+    real = Cast <to = 1> (rows)
+    z = Mul (x, real)
+  })");
+  EXPECT_TRUE(Resizes(graph, {Ramp(Shape{2, 6})}, {Ramp(Shape{7, 6})}));
+  EXPECT_TRUE(Resizes(graph, {Ramp(Shape{7, 6})}, {Ramp(Shape{1, 6})}));
+}
+
+TEST(PlanResize, StepsWhoseSizesShowInTheRun) {
+  auto graph = GraphOf(R"((float[N] x) => (float[M] y, float[N] z) {
+    at = NonZero (x)
+    flat = Squeeze (at)
+    part = Gather (x, flat)
+    y = Neg (part)
+    z = Exp (x)
+  })");
+  EXPECT_TRUE(Resizes(graph, {Floats(Shape{4}, {0, 1, 0, 2})}, {Floats(Shape{6}, {3, 0, 0, 1, 2, 0})}));
+}
+
+// Sharing of bytes that other sizes forbid, or other ranks, or nothing at all to compute.
+TEST(PlanResize, MakesAnewWhatMayBeDecidedOtherwise) {
+  auto broadcast = GraphOf(R"((float[N,3] x, float[1,3] z) => (float[M,3] y) { a = Exp (x)  y = Add (a, z) })");
+  EXPECT_TRUE(Resizes(broadcast, {Ramp(Shape{4, 3}), Ramp(Shape{1, 3})}, {Ramp(Shape{5, 3}), Ramp(Shape{1, 3})}));
+  auto may_reuse = GraphOf(R"((float[A,3] x, float[B,3] z) => (float[M,3] y) { a = Exp (x)  b = Add (a, z)  y = Neg (b) })");
+  // b takes a's bytes where it is as large
+  EXPECT_FALSE(Resizes(may_reuse, {Ramp(Shape{4, 3}), Ramp(Shape{4, 3})}, {Ramp(Shape{1, 3}), Ramp(Shape{4, 3})}));
+  auto unary = GraphOf(R"((float[N] x) => (float[N] y) { y = Exp (x) })");
+  EXPECT_FALSE(Resizes(unary, {Ramp(Shape{4})}, {Ramp(Shape{0})}));
+  EXPECT_FALSE(Resizes(unary, {Ramp(Shape{0})}, {Ramp(Shape{4})}));
+  const auto plan = PlanOf(unary, {Ramp(Shape{4})}, {}, Cpu());
+  EXPECT_EQ(plan->Resized(SpecsOf({Tensor::Of<double>(Shape{5}, {1, 2, 3, 4, 5})})), nullptr);
+  EXPECT_EQ(plan->Resized(SpecsOf({})), nullptr);
+}
+
+TEST(PlanResize, WrongSizesGetTheErrorOfANewPlan) {
+  PlanCache cache(GraphOf("(float[A] x, float[B] z) => (float[C] y) { y = Add (x, z) }"), Cpu(), {});
+  ASSERT_TRUE(cache.Get({Ramp(Shape{3}), Ramp(Shape{3})}).ok());
+  const Status status = cache.Get({Ramp(Shape{3}), Ramp(Shape{4})}).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+  ASSERT_TRUE(cache.Get({Ramp(Shape{4}), Ramp(Shape{4})}).ok());
+}
+
+}  // namespace
+}  // namespace caesura::testing
