@@ -68,6 +68,19 @@ TEST_F(GradientBuilder, ContributionsAddUpAsTheyComeIn) {
   EXPECT_THAT(OpTypes(gradient.nodes), ElementsAre("Expand", "Mul", "Sin", "Mul", "Neg", "Add", "Cos", "Mul", "Add"));
 }
 
+TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
+  Load("(float[4,3] w, int64[2] i, int64[2] j) => (float[2,4] y)",
+       "a = Gather(w, i) b = Gather(w, j) c = Add(a, b) t = Transpose<perm = [1, 0]>(w) y = MatMul(c, t)");
+  const GradientGraph gradient = Differentiate({"w"}).value();
+  EXPECT_THAT(OpTypes(gradient.nodes), Not(testing::Contains("Add")));
+  const Node* last = gradient.dxs[0]->producer();
+  ASSERT_EQ(last->op_type(), "GatherGrad");
+  const Node* between = last->input(3)->producer();
+  ASSERT_EQ(between->op_type(), "GatherGrad");
+  EXPECT_EQ(between->input(3)->producer()->op_type(), "Transpose");
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+}
+
 TEST_F(GradientBuilder, EqualShapesNeedNoSum) {
   Load("(float[N,3] a, float[N,3] b, float[3] c) => (float[N,3] y)", "s = Add(a, b) y = Add(s, c)");
   const GradientGraph gradient = Differentiate({"a", "b", "c"}).value();
