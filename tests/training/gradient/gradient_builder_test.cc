@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/graph/graph_check.h"
 #include "core/graph/graph_text.h"
 #include "training/kernels/training_ops.h"
@@ -49,6 +51,20 @@ TEST_F(GradientBuilder, OnlyNodesOnThePathGetBackwardNodes) {
   const GradientGraph gradient = Differentiate({"w"}).value();
   EXPECT_THAT(OpTypes(gradient.nodes), ElementsAre("Expand", "FusedMatMul"));
   EXPECT_EQ(gradient.dxs[0]->type().ToString(), "float32[3, 4]");
+}
+
+// What the product has kept is read for the last time before the gradient that takes as many bytes is made.
+TEST_F(GradientBuilder, WeightsComeBeforeWhatTheyMultiply) {
+  for (const std::string op : {"MatMul", "Gemm"}) {
+    Load("(float[5,3] x, float[3,4] w) => (float[5,4] y)", "a = Exp(x) y = " + op + "(a, w)");
+    const GradientGraph gradient = Differentiate({"x", "w"}).value();
+    const auto& nodes = gradient.nodes;
+    const auto product = [](const Node* node) { return node->Is("FusedMatMul", kTrainingDomain); };
+    const auto first = std::find_if(nodes.begin(), nodes.end(), product);
+    ASSERT_NE(first, nodes.end());
+    EXPECT_EQ((*first)->output(0), gradient.dxs[1]) << op;
+    EXPECT_EQ(std::count_if(first, nodes.end(), product), 2) << op;
+  }
 }
 
 TEST_F(GradientBuilder, BackwardNodesAreMarked) {
