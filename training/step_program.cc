@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
@@ -168,35 +167,6 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
   for (const Group& group : Groups()) UpdateGroup(group, gradients, learning_rate, step, scale);
 }
 
-// Puts each optimizer node right behind the last node that it needs or that reads a parameter which it writes.
-void ScheduleEarly(Graph& graph) {
-  std::unordered_map<const Node*, int> position;
-  int count = 0;
-  for (const auto& node : graph.nodes()) position[node.get()] = count++;
-  std::vector<std::pair<int, const Node*>> keyed;
-  for (const auto& node : graph.nodes()) {
-    int key = position[node.get()];
-    if (node->phase() == Phase::kOptimizer) {
-      key = 0;
-      for (const Value* input : node->inputs()) {
-        if (input == nullptr) continue;
-        if (input->producer() != nullptr) key = std::max(key, position[input->producer()]);
-        for (const Value::Use& use : input->uses()) {
-          // Readers in bodies count as the node that owns the body; they are few, so wait for the very end.
-          if (use.node->graph() != &graph) key = count;
-          else if (use.node->phase() != Phase::kOptimizer) key = std::max(key, position[use.node]);
-        }
-      }
-    }
-    position[node.get()] = key;
-    keyed.emplace_back(key, node.get());
-  }
-  std::stable_sort(keyed.begin(), keyed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<const Node*> order;
-  for (const auto& [key, node] : keyed) order.push_back(node);
-  graph.Reorder(order);
-}
-
 }  // namespace
 
 Result<DType> PrecisionByName(const std::string& name) {
@@ -268,7 +238,6 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   }
   if (with_update) writer.Update(gradients);
   for (const StatisticUpdate& statistic : statistics) writer.Assign(statistic.target, statistic.value);
-  if (options.commit == CommitMode::kEagerConsume) ScheduleEarly(graph);
   return program;
 }
 

@@ -10,6 +10,7 @@
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
+#include "training/update_order.h"
 
 namespace caesura {
 namespace {
@@ -94,8 +95,11 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
   } else {
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
-  const auto passes = [changing = NameSet(program.parameters)](const ProviderList& providers) {
-    return StepPasses(providers, changing);
+  const bool early = options_.step.commit == CommitMode::kEagerConsume;
+  const auto passes = [early, names = program.parameters](const ProviderList& providers) {
+    PassList list = StepPasses(providers, NameSet(names));
+    if (early) list.push_back(MakeUpdateOrderPass(names));
+    return list;
   };
   ParameterGraphOptions options{.parameters = program.parameters,
                                 .ops = ops_,

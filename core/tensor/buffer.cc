@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 
 void* AllocateHost(size_t bytes) {
-  if (bytes < 2 * kHugePage) return std::aligned_alloc(kBufferAlignment, bytes);
+  if (bytes < kHugePage) return std::aligned_alloc(kBufferAlignment, bytes);
   void* data = std::aligned_alloc(kHugePage, bytes);
 #ifdef __linux__
   if (data != nullptr) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: it may say no

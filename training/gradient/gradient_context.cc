@@ -18,6 +18,15 @@ void GradientStore::Add(const Value* value, Value* gradient) {
     slot = gradient;
     return;
   }
+  // Slices are added to the sum so far where it lies: no tensor of zeros, and no second one of the value's size.
+  // The newest node, so that the sum is there and nobody reads the slices alone.
+  Node* scatter = writer_->nodes().empty() ? nullptr : writer_->nodes().back();
+  if (scatter != nullptr && scatter == gradient->producer() && scatter->Is("GatherGrad", kTrainingDomain) &&
+      scatter->inputs().size() == 3) {
+    scatter->SetInput(3, slot);
+    slot = gradient;
+    return;
+  }
   slot = SumOf({slot, writer_}, {gradient, writer_}).value();
   slot->set_type(value->type());
 }

@@ -40,15 +40,15 @@ bool SameBatch(Expr a, Expr b) {
   return SameShape(batch_a, batch_b);
 }
 
+// The right side comes first: mostly it is the weights', and the last to read A, whose bytes are free for dA then.
 void SetProductGradients(GradientContext& g, const Factors& f, Expr dy) {
   const bool same = SameBatch(f.a, f.b);
-  if (g.Needs(0)) g.SetInputGradient(0, same ? LeftGradient(f, dy) : SumTo(LeftGradient(f, dy), f.a));
-  if (!g.Needs(1)) return;
-  if (SharesRight(f)) {
+  if (g.Needs(1) && SharesRight(f)) {
     g.SetInputGradient(1, RightGradient({Rows(f.a), f.b, false, f.transpose_b}, Rows(dy)));
-  } else {
+  } else if (g.Needs(1)) {
     g.SetInputGradient(1, same ? RightGradient(f, dy) : SumTo(RightGradient(f, dy), f.b));
   }
+  if (g.Needs(0)) g.SetInputGradient(0, same ? LeftGradient(f, dy) : SumTo(LeftGradient(f, dy), f.a));
 }
 
 // Y = a B for a vector a;  da = dY B^T, dB = a^T dY, with dY as a row
@@ -96,8 +96,8 @@ void GemmRule(GradientContext& g) {
   const double alpha = g.FloatAttr("alpha", 1), beta = g.FloatAttr("beta", 1);
   const Factors f = {g.input(0), g.input(1), g.IntAttr("transA", 0) != 0, g.IntAttr("transB", 0) != 0};
   const Expr scaled = alpha == 1 ? g.dY() : g.dY() * alpha;
-  if (g.Needs(0)) g.SetInputGradient(0, LeftGradient(f, scaled));
   if (g.Needs(1)) g.SetInputGradient(1, RightGradient(f, scaled));
+  if (g.Needs(0)) g.SetInputGradient(0, LeftGradient(f, scaled));
   if (!g.Needs(2)) return;
   const Expr dC = SameShape(g.input(2).value()->type(), g.output().value()->type()) ? g.dY() : SumTo(g.dY(), g.input(2));
   g.SetInputGradient(2, beta == 1 ? dC : dC * beta);

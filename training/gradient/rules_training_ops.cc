@@ -56,8 +56,11 @@ void DropoutGradRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("DropoutGrad", {g.dY(), g.input(1), g.input(2)}));
 }
 
-// D = zeros with dY added at indices;  ddY = G at the indices
-void GatherGradRule(GradientContext& g) { g.SetInputGradient(0, Gather(g.dY(), g.input(1), g.IntAttr("axis", 0))); }
+// D = base (or zeros) with dY added at indices;  ddY = G at the indices, dbase = G
+void GatherGradRule(GradientContext& g) {
+  g.SetInputGradient(0, Gather(g.dY(), g.input(1), g.IntAttr("axis", 0)));
+  g.SetInputGradient(3, g.dY());
+}
 
 // D = zeros with dY in a slice;  ddY = the slice of G
 void SliceGradRule(GradientContext& g) {

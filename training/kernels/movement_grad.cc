@@ -31,13 +31,17 @@ struct GatherGradSpec {
   int threads;
 };
 
-// sums[o, indices[i], :] += dy[o, i, :] from zero. Split over outer and blocks of columns, so that slices that
-// meet are added in order, whatever the number of threads.
+// sums[o, indices[i], :] += dy[o, i, :] from `base`, which may be `sums`, or from zero where it is null. Split over outer
+// and blocks of columns, so that slices that meet are added in order, whatever the number of threads.
 template <typename T, typename I>
-void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, Accumulator<T>* sums) {
+void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, const T* base, Accumulator<T>* sums) {
   using A = Accumulator<T>;
-  ParallelFor(at.threads, at.outer * at.dim * at.inner, 8 * kParallelGrain,
-              [&](int64_t first, int64_t last) { std::fill(sums + first, sums + last, A(0)); });
+  if (static_cast<const void*>(base) != sums) {
+    ParallelFor(at.threads, at.outer * at.dim * at.inner, 8 * kParallelGrain, [&](int64_t first, int64_t last) {
+      if (base == nullptr) std::fill(sums + first, sums + last, A(0));
+      else std::copy(base + first, base + last, sums + first);
+    });
+  }
   const int64_t blocks = (at.inner + kColumnBlock - 1) / kColumnBlock;
   const int64_t grain =
       std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.count * std::min(at.inner, kColumnBlock)));
@@ -45,10 +49,10 @@ void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, Accumula
     for (int64_t item = first; item < last; ++item) {
       const int64_t o = item / blocks, column = item % blocks * kColumnBlock;
       const int64_t columns = std::min(kColumnBlock, at.inner - column);
-      A* base = sums + o * at.dim * at.inner + column;
+      A* block = sums + o * at.dim * at.inner + column;
       const T* from = dy + o * at.count * at.inner + column;
       for (int64_t i = 0; i < at.count; ++i, from += at.inner) {
-        A* to = base + Wrap(indices[i], at.dim) * at.inner;
+        A* to = block + Wrap(indices[i], at.dim) * at.inner;
         for (int64_t j = 0; j < columns; ++j) to[j] += static_cast<A>(from[j]);
       }
     }
@@ -61,15 +65,17 @@ void SetGatherGrad(KernelInfo& info, const GatherGradSpec& spec) {
   constexpr bool kDirect = std::is_same_v<T, A>;
   const int64_t total = spec.outer * spec.dim * spec.inner;
   const size_t scratch = kDirect ? 0 : info.BookScratch(total * sizeof(A));
-  info.SetCompute([spec, total, scratch, label = info.node().Label()](KernelContext& context) -> Status {
+  const bool has_base = info.HasInput(3);
+  info.SetCompute([spec, total, scratch, has_base, label = info.node().Label()](KernelContext& context) -> Status {
     const I* indices = context.Input<I>(1);
     RETURN_IF_ERROR(CheckIndices(indices, spec.count, spec.dim, label));
+    const T* base = has_base ? context.Input<T>(3) : nullptr;
     T* y = context.Output<T>(0);
     if constexpr (kDirect) {
-      AddSlices(spec, context.Input<T>(0), indices, y);
+      AddSlices(spec, context.Input<T>(0), indices, base, y);
     } else {
       A* sums = context.Scratch<A>(scratch);
-      AddSlices(spec, context.Input<T>(0), indices, sums);
+      AddSlices(spec, context.Input<T>(0), indices, base, sums);
       for (int64_t i = 0; i < total; ++i) y[i] = static_cast<T>(sums[i]);
     }
     return {};
@@ -85,6 +91,10 @@ Status CreateGatherGrad(KernelInfo& info) {
   expected.insert(expected.end(), indices.begin(), indices.end());
   expected.insert(expected.end(), shape.begin() + axis + 1, shape.end());
   RETURN_IF_ERROR(CheckGradientShape(info, Shape(std::move(expected))));
+  if (info.HasInput(3) && (info.InputShape(3) != shape || info.InputDType(3) != info.InputDType(0))) {
+    return info.Invalid("base: expected " + std::string(DTypeName(info.InputDType(0))) + shape.ToString() + ", got " +
+                        DTypeName(info.InputDType(3)) + info.InputShape(3).ToString());
+  }
   const GatherGradSpec spec = {shape.Elements(0, axis), shape[axis], shape.Elements(axis + 1, shape.rank()),
                                indices.elements(), info.threads()};
   info.SetOutput(0, info.InputDType(0), shape);
@@ -183,6 +193,7 @@ void RegisterMovementGradKernels(KernelRegistry& registry) {
                 .domain = domain,
                 .types = kFloatTypes,
                 .host_inputs = {2},
+                .aliases = {MayReuse(3, 0)},
                 .create = CreateGatherGrad});
   registry.Add({.op_type = "SliceGrad",
                 .domain = domain,

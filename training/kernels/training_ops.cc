@@ -128,7 +128,7 @@ std::vector<OpSchemaSpec> Elementwise() {
 
 std::vector<OpSchemaSpec> Movement() {
   return {
-      SumTo(),                     Shaped("GatherGrad", 3, 3),  Shaped("SliceGrad", 4, 6),
+      SumTo(),                     Shaped("GatherGrad", 3, 4),  Shaped("SliceGrad", 4, 6),
       Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  FusedMatMul(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };

@@ -15,7 +15,8 @@
 // SoftmaxGrad (dY, Y) -> dX                attribute axis. dX = Y * (dY - sum(dY * Y, axis))
 // LogSoftmaxGrad (dY, Y) -> dX             attribute axis. dX = dY - exp(Y) * sum(dY, axis)
 // DropoutGrad (dY, mask[bool], ratio) -> dX           dX = dY * mask / (1 - ratio)
-// GatherGrad (dY, indices, shape[host int64]) -> dX   attribute axis: adds dY's slices into zeros of `shape`
+// GatherGrad (dY, indices, shape[host int64], base?) -> dX   attribute axis: adds dY's slices, in their order, to the base
+//     (in its place where nobody else reads it), or into zeros of `shape`
 // SliceGrad (dY, shape[host], starts[host], ends[host], axes[host]?, steps[host]?) -> dX: zeros of `shape` with dY in
 //     the slice
 // PadGrad (dY, shape[host] of X, pads[host], axes[host]?) -> dX  attribute mode: constant | reflect | edge | wrap

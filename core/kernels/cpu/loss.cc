@@ -114,7 +114,9 @@ Status CreateNegativeLogLikelihood(KernelInfo& info) {
 }  // namespace
 
 void RegisterLossKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "SoftmaxCrossEntropyLoss", .types = kFloatTypes, .create = CreateCrossEntropy});
+  // Log-probabilities may lie where the scores did: each row is read before it is written.
+  registry.Add({.op_type = "SoftmaxCrossEntropyLoss", .types = kFloatTypes, .aliases = {MayReuse(0, 1)},
+                .create = CreateCrossEntropy});
   registry.Add({.op_type = "NegativeLogLikelihoodLoss", .types = kFloatTypes, .create = CreateNegativeLogLikelihood});
 }
 

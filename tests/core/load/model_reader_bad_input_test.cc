@@ -2,6 +2,7 @@
 // Models that no exporter writes: each is refused with its fault named, and none does harm.
 #include "core/load/model_reader.h"
 
+#include <fstream>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include "core/graph/graph_text.h"
 #include "core/load/model_writer.h"
 #include "tests/core/load/onnx_wire.h"
+#include "tests/temporary_folder.h"
 
 namespace caesura {
 namespace {
@@ -213,6 +215,31 @@ TEST(BadModelTest, LimitsAreNamed) {
   options = {};
   options.max_tensor_bytes = 7;
   EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("more than 7 bytes"), std::string::npos);
+}
+
+// A file is read in pieces of a megabyte.
+TEST(BadModelTest, FilesAreAsTheirBytes) {
+  testing::TemporaryFolder folder;
+  std::string numbers(3 << 20, '\0');
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<char>(i * 7 >> 10 & 63);
+  const int64_t elements = static_cast<int64_t>(numbers.size() / 4);
+  const std::string bytes = WithInitializer(testing::RawTensor("w", testing::kFloat, {elements, 1}, numbers));
+  const auto read = [&](const std::string& text, const ReadOptions& options = {}) {
+    const std::string path = folder.path("net.onnx");
+    std::ofstream(path, std::ios::binary) << text;
+    return ReadModel(path, options);
+  };
+  const Result<Model> model = read(bytes);
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  const Tensor& w = *model->graph->Initializer(model->graph->FindValue("w"));
+  EXPECT_EQ(std::string(w.data<char>(), w.bytes()), numbers);
+  for (const size_t cut : {size_t{1}, size_t{1} << 20, bytes.size() - 1}) {
+    EXPECT_FALSE(read(bytes.substr(0, cut)).ok()) << cut;
+  }
+  EXPECT_NE(read("").status().message().find("net.onnx: the model is empty"), std::string::npos);
+  ReadOptions options;
+  options.max_model_bytes = 10;
+  EXPECT_NE(read(bytes, options).status().message().find("limit of 10"), std::string::npos);
 }
 
 TEST(BadModelTest, MissingPartsAreNamed) {

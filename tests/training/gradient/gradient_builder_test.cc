@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/graph/graph_check.h"
 #include "core/graph/graph_text.h"
 #include "training/kernels/training_ops.h"
@@ -51,6 +53,20 @@ TEST_F(GradientBuilder, OnlyNodesOnThePathGetBackwardNodes) {
   EXPECT_EQ(gradient.dxs[0]->type().ToString(), "float32[3, 4]");
 }
 
+// What the product has kept is read for the last time before the gradient that takes as many bytes is made.
+TEST_F(GradientBuilder, WeightsComeBeforeWhatTheyMultiply) {
+  for (const std::string op : {"MatMul", "Gemm"}) {
+    Load("(float[5,3] x, float[3,4] w) => (float[5,4] y)", "a = Exp(x) y = " + op + "(a, w)");
+    const GradientGraph gradient = Differentiate({"x", "w"}).value();
+    const auto& nodes = gradient.nodes;
+    const auto product = [](const Node* node) { return node->Is("FusedMatMul", kTrainingDomain); };
+    const auto first = std::find_if(nodes.begin(), nodes.end(), product);
+    ASSERT_NE(first, nodes.end());
+    EXPECT_EQ((*first)->output(0), gradient.dxs[1]) << op;
+    EXPECT_EQ(std::count_if(first, nodes.end(), product), 2) << op;
+  }
+}
+
 TEST_F(GradientBuilder, BackwardNodesAreMarked) {
   Load("(float[2] x) => (float[2] y)", "a = Sin(x) y = Exp(a)");
   graph_->nodes()[0]->set_source("net.py:7");
@@ -66,6 +82,19 @@ TEST_F(GradientBuilder, ContributionsAddUpAsTheyComeIn) {
   const GradientGraph gradient = Differentiate({"x"}).value();
   // Exp, Cos, Sin from the last to the first; the first sum stands before the third contribution.
   EXPECT_THAT(OpTypes(gradient.nodes), ElementsAre("Expand", "Mul", "Sin", "Mul", "Neg", "Add", "Cos", "Mul", "Add"));
+}
+
+TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
+  Load("(float[4,3] w, int64[2] i, int64[2] j) => (float[2,4] y)",
+       "a = Gather(w, i) b = Gather(w, j) c = Add(a, b) t = Transpose<perm = [1, 0]>(w) y = MatMul(c, t)");
+  const GradientGraph gradient = Differentiate({"w"}).value();
+  EXPECT_THAT(OpTypes(gradient.nodes), Not(testing::Contains("Add")));
+  const Node* last = gradient.dxs[0]->producer();
+  ASSERT_EQ(last->op_type(), "GatherGrad");
+  const Node* between = last->input(3)->producer();
+  ASSERT_EQ(between->op_type(), "GatherGrad");
+  EXPECT_EQ(between->input(3)->producer()->op_type(), "Transpose");
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
 }
 
 TEST_F(GradientBuilder, EqualShapesNeedNoSum) {

@@ -98,6 +98,34 @@ TEST(LinearGrad, GatherAddsWhatItRead) {
   }
 }
 
+// A base, in the gradient's place or not, is what slices are added to, in their order.
+TEST(LinearGrad, GatherAddsToABase) {
+  const Tensor at = Tensor::Of<int64_t>({5}, {2, 0, -1, 2, 2});
+  const auto check = [&](auto tag) {
+    using T = decltype(tag);
+    const Tensor base = Numbers<T>({4, 300}, 3), dy = Numbers<T>({5, 300}, 9);
+    std::vector<double> expected = base.ToVector<double>();
+    const std::vector<double> slices = dy.ToVector<double>();
+    const int64_t rows[] = {2, 0, 3, 2, 2};
+    for (int64_t i = 0; i < dy.elements(); ++i) expected[rows[i / 300] * 300 + i % 300] += slices[i];
+    for (int threads : {1, 4}) {
+      KernelCase node("GatherGrad", {dy, at, IntTensor({4, 300}), base}, {}, kTrainingDomain);
+      node.threads = threads;
+      const auto dx = node.Run(RegisterAll);
+      ASSERT_TRUE(dx.ok()) << dx.status().ToString();
+      EXPECT_EQ((*dx)[0].tensor().ToVector<double>(), expected);  // of a few bits: exact
+    }
+  };
+  check(double{});
+  check(float{});
+  check(Float16{});
+  check(BFloat16{});
+  KernelCase wrong("GatherGrad", {Numbers<float>({5, 3}, 1), at, IntTensor({4, 3}), Numbers<float>({3, 4}, 1)}, {},
+                   kTrainingDomain);
+  EXPECT_NE(wrong.Run(RegisterAll).status().message().find("base: expected float32[4, 3], got float32[3, 4]"),
+            std::string::npos);
+}
+
 TEST(LinearGrad, SlicePutsBack) {
   Check({.op = "Slice",
          .x = {9, 40, 30},

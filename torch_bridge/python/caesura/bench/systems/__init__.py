@@ -26,6 +26,8 @@ class System:
 SYSTEMS = {
     "caesura": System("caesura_session", "ONNX export of the module in caesura.TrainingSession",
                       captures=("caesura",), imports_caesura=True),
+    "caesura-early": System("caesura_session", 'the same with commit="eager-consume": each gradient used up at once',
+                            captures=("caesura",), imports_caesura=True),
     "caesura-step": System("caesura_torch", "caesura.compile_step of the module, AdamW's updates in it", imports_caesura=True),
     "caesura-wrap": System("caesura_torch", "caesura.wrap of the module, PyTorch's AdamW(fused=True)", imports_caesura=True),
     "eager": System("pytorch", "PyTorch, plain AdamW"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caesura: the module's ONNX export in a TrainingSession."""
+"""caesura, caesura-early: the module's ONNX export in a TrainingSession, by its mode of commit."""
 
 import caesura
 
@@ -13,6 +13,7 @@ def capture(system, folder, job):
 
 def load(system, folder, job):
     session = caesura.TrainingSession(str(folder / "model.onnx"), target="target", class_axis=-1, optimizer="adamw",
+                                      commit="eager-consume" if system == "caesura-early" else "late",
                                       threads=job["threads"], precision="bf16" if job["bfloat16"] else "fp32",
                                       **job["adamw"])
     return session.step, lambda x, y: ({"x": x, "target": y},)

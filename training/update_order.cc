@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/update_order.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace caesura {
+namespace {
+
+// -1 where the type does not tell.
+int64_t BytesOf(const ValueType& type) {
+  if (!type.is_tensor() || !type.shape) return -1;
+  int64_t bytes = static_cast<int64_t>(DTypeSize(type.dtype));
+  for (const Dim& dim : *type.shape) {
+    if (!dim.known()) return -1;
+    bytes *= dim.value;
+  }
+  return bytes;
+}
+
+// A node's key is the position of the node that it shall stand beside; nodes of one key keep their order.
+class UpdateOrder {
+ public:
+  UpdateOrder(Graph& graph, const std::vector<std::string>& parameters) : graph_(graph) {
+    int position = 0;
+    for (const auto& node : graph.nodes()) keys_[node.get()] = position++;
+    for (const std::string& name : parameters) written_.insert(graph.FindValue(name));
+    for (const auto& node : graph.nodes()) {
+      if (node->phase() == Phase::kOptimizer || !MayBeView(*node)) continue;
+      for (const Value* output : node->outputs()) {
+        if (output != nullptr && HoldsNumbers(*output)) written_.insert(output);
+      }
+    }
+  }
+
+  bool Apply() {
+    for (const auto& node : graph_.nodes()) {
+      if (node->phase() == Phase::kOptimizer) keys_[node.get()] = AfterReaders(*node);
+      else if (MayMove(*node) && ReadsAlone(*node) && Grows(*node) <= 0) keys_[node.get()] = AfterProducers(*node);
+    }
+    for (auto it = graph_.nodes().rbegin(); it != graph_.nodes().rend(); ++it) {
+      const Node& node = **it;
+      if (node.phase() != Phase::kBackward || !MayMove(node)) continue;
+      const int first = FirstReader(node);
+      const int64_t grows = Grows(node);
+      const bool smaller = grows != kUnknown && (grows > 0 || (grows == 0 && ReadsAlone(node)));
+      if (first > keys_.at(&node) && smaller) keys_[&node] = first;
+    }
+    std::vector<std::pair<int, const Node*>> keyed;
+    for (const auto& node : graph_.nodes()) keyed.emplace_back(keys_.at(node.get()), node.get());
+    const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
+    if (std::is_sorted(keyed.begin(), keyed.end(), before)) return false;
+    std::stable_sort(keyed.begin(), keyed.end(), before);
+    std::vector<const Node*> order;
+    for (const auto& [key, node] : keyed) order.push_back(node);
+    graph_.Reorder(order);
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kUnknown = INT64_MAX;
+
+  static bool HoldsNumbers(const Value& value) {
+    return kFloatTypes.Contains(value.dtype()) || value.dtype() == DType::kUndefined;
+  }
+
+  // Whether outputs may lie in bytes that an update writes: what is a view has its numbers from there alone.
+  bool MayBeView(const Node& node) const {
+    if (node.Is("CastLike")) return written_.count(node.input(0)) > 0;  // the other input is a type
+    const auto holds_numbers = [](const Value* input) { return input != nullptr && HoldsNumbers(*input); };
+    const auto& inputs = node.inputs();
+    const auto only = std::find_if(inputs.begin(), inputs.end(), holds_numbers);
+    return only != inputs.end() && written_.count(*only) > 0 && std::count_if(only, inputs.end(), holds_numbers) == 1;
+  }
+
+  int End() const { return static_cast<int>(graph_.nodes().size()); }
+
+  // The last node but for updates that reads the value or a view of it. Readers in bodies count as the very end.
+  int LastReader(const Value* value) const {
+    int last = 0;
+    for (const Value::Use& use : value->uses()) {
+      if (use.node->graph() != &graph_) return End();
+      if (use.node->phase() == Phase::kOptimizer) continue;
+      last = std::max(last, keys_.at(use.node));
+      for (const Value* output : use.node->outputs()) {
+        if (output != nullptr && written_.count(output) > 0) last = std::max(last, LastReader(output));
+      }
+    }
+    return last;
+  }
+
+  int AfterProducers(const Node& node) const {
+    int key = 0;
+    for (const Value* input : node.inputs()) {
+      if (input != nullptr && input->producer() != nullptr) key = std::max(key, keys_.at(input->producer()));
+    }
+    return key;
+  }
+
+  int AfterReaders(const Node& update) const {
+    int key = AfterProducers(update);
+    for (const Value* input : update.inputs()) {
+      if (input != nullptr && written_.count(input) > 0) key = std::max(key, LastReader(input));
+    }
+    return key;
+  }
+
+  // End() where nobody reads it, or somebody in a body.
+  int FirstReader(const Node& node) const {
+    int first = End();
+    for (const Value* output : node.outputs()) {
+      if (output == nullptr) continue;
+      for (const Value::Use& use : output->uses()) {
+        first = std::min(first, use.node->graph() == &graph_ ? keys_.at(use.node) : keys_.at(&node));
+      }
+    }
+    return first;
+  }
+
+  // Nothing of it is handed out or read in place of what an update writes, and all that it reads is listed.
+  bool MayMove(const Node& node) const {
+    const auto outside = [&](const Value* value) { return value != nullptr && graph_.IsGraphOutput(value); };
+    const auto written = [&](const Value* value) { return value != nullptr && written_.count(value) > 0; };
+    return node.phase() == Phase::kBackward && node.Subgraphs().empty() &&
+           std::none_of(node.outputs().begin(), node.outputs().end(), outside) &&
+           std::none_of(node.inputs().begin(), node.inputs().end(), written);
+  }
+
+  bool ReadsAlone(const Node& node) const {
+    bool any = false;
+    for (const Value* input : node.inputs()) {
+      if (input == nullptr || graph_.Initializer(input) != nullptr) continue;
+      if (input->producer() == nullptr || input->uses().size() != 1 || graph_.IsGraphOutput(input)) return false;
+      any = true;
+    }
+    return any;
+  }
+
+  // Bytes of the outputs less those of the inputs that are computed or fed; kUnknown where types do not tell.
+  int64_t Grows(const Node& node) const {
+    int64_t grows = 0;
+    for (const Value* output : node.outputs()) {
+      if (output == nullptr) continue;
+      const int64_t bytes = BytesOf(output->type());
+      if (bytes < 0) return kUnknown;
+      grows += bytes;
+    }
+    for (const Value* input : node.inputs()) {
+      if (input == nullptr || graph_.Initializer(input) != nullptr) continue;
+      const int64_t bytes = BytesOf(input->type());
+      if (bytes < 0) return kUnknown;
+      grows -= bytes;
+    }
+    return grows;
+  }
+
+  Graph& graph_;
+  std::unordered_map<const Node*, int> keys_;
+  std::unordered_set<const Value*> written_;  // what updates write, and what may be views of it
+};
+
+class UpdateOrderPass : public Pass {
+ public:
+  explicit UpdateOrderPass(std::vector<std::string> parameters) : parameters_(std::move(parameters)) {}
+  const char* name() const override { return "update_order"; }
+  Result<bool> Run(Model& model) override { return UpdateOrder(*model.graph, parameters_).Apply(); }
+
+ private:
+  const std::vector<std::string> parameters_;
+};
+
+}  // namespace
+
+std::shared_ptr<Pass> MakeUpdateOrderPass(std::vector<std::string> parameters) {
+  return std::make_shared<UpdateOrderPass>(std::move(parameters));
+}
+
+}  // namespace caesura
