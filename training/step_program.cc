@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/load/model_reader.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
@@ -184,6 +185,7 @@ bool IsProgramInput(const std::string& name) {
 Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
                                                 const std::vector<std::string>& frozen) {
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
+  const std::unordered_set<std::string> buffers = MarkedBuffers(model);
   auto matches = [](const std::vector<std::string>& patterns, const std::string& name) {
     return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return MatchesName(p, name); });
   };
@@ -191,7 +193,8 @@ Result<std::vector<std::string>> TrainableNames(const Model& model, const std::v
   for (const Value* value : model.graph->Values()) {
     const Tensor* tensor = model.graph->Initializer(value);
     if (tensor == nullptr || !IsDifferentiable(tensor->dtype()) || statistics.count(value)) continue;
-    const bool wanted = trainable.empty() ? tensor->shape().rank() >= 1 : matches(trainable, value->name());
+    const bool wanted = trainable.empty() ? tensor->shape().rank() >= 1 && !buffers.count(value->name())
+                                          : matches(trainable, value->name());
     if (wanted && !matches(frozen, value->name())) names.push_back(value->name());
   }
   for (const std::string& pattern : trainable) {

@@ -26,7 +26,7 @@ struct StepOptions {
   Optimizer optimizer = AdamW{};
   std::vector<ParameterGroup> groups;
   // Names of initializers to train ('*' matches anything). Empty: every floating initializer of rank >= 1 that is no
-  // running statistic.
+  // running statistic and that the model does not mark as a buffer (MarkedBuffers, core/load/model_reader.h).
   std::vector<std::string> trainable;
   std::vector<std::string> frozen;  // taken out of the above
   double clip_norm = 0;             // 0: gradients are not clipped

@@ -1,20 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/model_import.h"
 
+#include <nlohmann/json.hpp>
+#include <vector>
+
 #include "core/base/status_macros.h"
 #include "core/graph/graph_check.h"
 #include "core/graph/shape_inference.h"
 #include "core/load/graph_import.h"
+#include "core/load/model_reader.h"
 #include "core/load/opset_normalization.h"
 #include "core/load/tensor_bank.h"
 
 namespace caesura {
 namespace {
 
+using Json = nlohmann::json;
+
+// Key of the model's metadata: a JSON list of names.
+constexpr char kBuffersKey[] = "ai.caesura.buffers";
+
 // Before IR version 3 a model named no opsets: it meant the first.
 void FillOpsets(onnx::ModelProto* proto) {
   if (proto->ir_version() >= 3 || proto->opset_import_size() > 0) return;
   proto->add_opset_import()->set_version(1);
+}
+
+// What PyTorch's exporter says of its initializers, beside their types.
+void KeepBufferMarks(const onnx::GraphProto& proto, Model* model) {
+  std::vector<std::string> buffers;
+  for (const auto& info : proto.value_info()) {
+    for (const auto& entry : info.metadata_props()) {
+      const bool is_kind = entry.key() == "pkg.torch.export.graph_signature.InputSpec.kind";
+      if (is_kind && (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR")) buffers.push_back(info.name());
+    }
+  }
+  if (buffers.empty()) return;
+  model->metadata[kBuffersKey] = Json(buffers).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options, const TensorBank& bank) {
@@ -28,6 +50,7 @@ Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options,
   model.description = proto.doc_string();
   model.graph_description = proto.graph().doc_string();
   for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = entry.value();
+  KeepBufferMarks(proto.graph(), &model);
   GraphImporter importer({options.max_nodes, options.max_depth}, &bank.tensors());
   for (const auto& function : proto.functions()) importer.AddFunction(function);
   ASSIGN_OR_RETURN(model.graph, importer.Import(proto.graph(), model.opsets, proto.ir_version() < 4));
@@ -47,6 +70,16 @@ Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options, E
   RETURN_IF_ERROR(CheckGraph(*model.graph));
   RETURN_IF_ERROR(options.normalise_opsets ? NormalizeOpsets(model) : InferShapes(model));
   return model;
+}
+
+std::unordered_set<std::string> MarkedBuffers(const Model& model) {
+  auto found = model.metadata.find(kBuffersKey);
+  if (found == model.metadata.end()) return {};
+  std::unordered_set<std::string> names;
+  for (const Json& name : Json::parse(found->second, nullptr, /*allow_exceptions=*/false)) {
+    if (name.is_string()) names.insert(name.get<std::string>());
+  }
+  return names;
 }
 
 }  // namespace caesura

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 
 #include "core/base/status.h"
 #include "core/graph/graph.h"
@@ -34,6 +35,10 @@ struct ReadOptions {
 // On failure the message begins with the path.
 Result<Model> ReadModel(const std::string& path, const ReadOptions& options = {});
 Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options = {});
+
+// Names of initializers that are no parameters: PyTorch's exporter marks a module's buffers and constants so. A model that
+// is written again keeps the marks, in its metadata.
+std::unordered_set<std::string> MarkedBuffers(const Model& model);
 
 }  // namespace caesura
 

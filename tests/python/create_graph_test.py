@@ -186,6 +186,77 @@ def test_buffers_that_outputs_depend_on_are_refused():
         torch.autograd.grad(torch.autograd.grad(y, x, create_graph=True)[0].sum(), x)
 
 
+class Shares(torch.nn.Module):
+    """Results that share their elements: with each other, with what is no result, and with an input."""
+
+    def __init__(self, *last):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 8), torch.nn.Sequential(torch.nn.Tanh(), *last)
+
+    def forward(self, x):
+        h = self.last(self.first(x))
+        hidden = h * h.sigmoid()
+        return h, h.t(), hidden.view(-1, 2), hidden[:, 1:3], x.view(-1)
+
+
+@pytest.mark.parametrize("last", [(), (torch.nn.BatchNorm1d(8),), (torch.nn.Dropout(0.5),)], ids=["plain", "buffers", "drawn"])
+def test_results_that_share_their_elements(last):
+    module = Shares(*last)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+
+    def second(net, rows):
+        torch.manual_seed(1)
+        x = torch.randn(rows, 6, requires_grad=True)
+        results = net(x)
+        weights = [torch.linspace(-1, 1, y.numel()).view_as(y) for y in results]
+        value = sum((w * y).sum() for w, y in zip(weights, results))
+        (plain,) = torch.autograd.grad(value, x, retain_graph=True)
+        (dx,) = torch.autograd.grad(value, x, create_graph=True)
+        torch.testing.assert_close(plain, dx.detach(), rtol=1e-4, atol=1e-6)
+        return plain, torch.autograd.grad(dx.square().sum(), [x, *net.parameters()], allow_unused=True)
+
+    for rows in (4, 4, 6):
+        same(second(wrapped, rows), second(module, rows))
+    assert any("create_graph" in op for op, _ in caesura.report().fallbacks)
+    assert caesura.report().kernel_calls > 0
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="create_graph"):
+        second(wrapped, 6)
+
+
+def test_results_that_share_and_an_input_that_was_changed():
+    wrapped, x = caesura.wrap(Shares()), torch.randn(4, 6, requires_grad=True)
+    value = sum(y.sum() for y in wrapped(x))
+    with torch.no_grad():
+        wrapped.first.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(value, x, create_graph=True)
+
+
+@pytest.mark.parametrize("make", [Net, Shares])
+def test_an_input_that_depends_on_another(make):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = make(torch.nn.Tanh())
+
+        def forward(self, x, y):
+            results = self.net(x)
+            first = results if isinstance(results, torch.Tensor) else results[0]
+            return (first.sum(1) * y.sum(1),) if first is results else (first.sum(1) * y.sum(1), *results)
+
+    module = Two()
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    values = torch.randn(4, 6)
+
+    def second(net):
+        x = values.clone().requires_grad_()
+        value = sum(y.square().sum() for y in net(x, x.sin()))
+        (dx,) = torch.autograd.grad(value, x, create_graph=True)
+        return dx.detach(), torch.autograd.grad(dx.square().sum(), [x, *net.parameters()], allow_unused=True)
+
+    same(second(wrapped), second(module))
+
+
 def test_the_module_may_be_gone():
     wrapped, x = caesura.wrap(Net(torch.nn.Tanh())), torch.randn(5, 6, requires_grad=True)
     y = wrapped(x).sum()

@@ -170,3 +170,26 @@ def test_backwards_in_another_thread():
     thread.join()
     for name, p in wrapped.named_parameters():
         torch.testing.assert_close(p.grad, expected[name])
+
+
+@pytest.mark.parametrize("call, x", [
+    (lambda x: x @ x, torch.arange(9, dtype=torch.int8).view(3, 3)),            # ONNX's MatMul does not take it
+    (lambda x: x.amax(0), torch.arange(6, dtype=torch.int16).view(2, 3)),
+    (lambda x: x.scatter_add(0, torch.zeros(1, 3, dtype=torch.int64), x), torch.ones(2, 3, dtype=torch.bool)),  # no kernel
+    (lambda x: torch.cat([x, x]), torch.ones(2, 2).to(torch.float8_e4m3fn)),    # no tensor of ours
+], ids=["matmul", "amax", "scatter", "float8"])
+def test_calls_on_dtypes_without_a_kernel_stay_with_pytorch(call, x):
+    def function(x, y):
+        return call(x), y.sin() * 2
+
+    y = torch.randn(3)
+    caesura.reset_report()
+    with caesura.strict(False), pytest.warns(caesura.FallbackWarning):
+        ours = torch.compile(function, backend="caesura")(x, y)
+    theirs = function(x, y)
+    assert ours[0].dtype == theirs[0].dtype and torch.equal(ours[0].float(), theirs[0].float())
+    torch.testing.assert_close(ours[1], theirs[1])
+    assert caesura.report().kernel_calls == 1 and caesura.report().eager_calls == 1 and len(caesura.report().fallbacks) == 1
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="strict: these calls have no kernels"):
+        torch.compile(function, backend="caesura")(x, y)

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program: a captured graph, run on PyTorch's tensors by position.
+// Program: a captured graph, run on PyTorch's tensors by position. Kernels: what could not run so.
 #include <nanobind/stl/pair.h>
 
+#include "core/execute/subgraph.h"
 #include "core/load/model_reader.h"
+#include "core/plan/function_expansion.h"
 #include "torch_bridge/python/bindings.h"
 #include "training/parameter_graph.h"
 
@@ -56,6 +58,34 @@ class Program {
   std::unique_ptr<ParameterGraph> graph_;
 };
 
+// Where programs run: tells what could not.
+class Kernels {
+ public:
+  // Why the model, with inputs of these shapes (or of these values, where they are ints), has no plan; "" where it has one.
+  std::string Problem(nb::bytes bytes, const nb::list& inputs) const {
+    auto model = ReadModelBytes(std::string_view(bytes.c_str(), bytes.size()));
+    if (!model.ok()) return model.status().message();
+    auto expanded = ExpandMissingKernels(*model->graph, providers_);
+    if (!expanded.ok()) return expanded.status().message();
+    std::vector<FeedSpec> feeds;
+    for (nb::handle input : inputs) {
+      FeedSpec& feed = feeds.emplace_back();
+      if (nb::isinstance<nb::int_>(input)) {
+        feed = FeedSpec::Of(RuntimeValue(Tensor::Scalar(nb::cast<int64_t>(input))));
+        feed.value = Tensor::Scalar(nb::cast<int64_t>(input));
+      } else {
+        feed.dtype = model->graph->inputs()[feeds.size() - 1]->dtype();
+        feed.shape = Shape(nb::cast<std::vector<int64_t>>(input));
+      }
+    }
+    auto plan = ExecutionPlan::Create(model->graph, feeds, providers_, WithSubgraphs({}, providers_));
+    return plan.ok() ? "" : plan.status().message();
+  }
+
+ private:
+  ProviderList providers_ = {CpuProvider()};
+};
+
 }  // namespace
 
 void BindProgram(nb::module_& m) {
@@ -63,6 +93,7 @@ void BindProgram(nb::module_& m) {
       .def(nb::init<nb::bytes, int>())
       .def("run", &Program::Run)
       .def("plan", &Program::Plan);
+  nb::class_<Kernels>(m, "Kernels").def(nb::init<>()).def("problem", &Kernels::Problem);
 }
 
 }  // namespace caesura::python

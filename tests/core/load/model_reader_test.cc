@@ -158,6 +158,27 @@ TEST(ModelReaderTest, KeepsWhereNodesCameFrom) {
   EXPECT_EQ(model.graph->nodes()[0]->source(), "blocks.0.act (torch.nn.ReLU) at /home/me/net.py:12");
 }
 
+// What torch.onnx.export says of a module's tensors, and what becomes of it when the model is written again.
+TEST(ModelReaderTest, KnowsAModulesBuffers) {
+  const std::string kind = "pkg.torch.export.graph_signature.InputSpec.kind";
+  Wire parts;
+  parts.Message(1, testing::NodeWire("Sum", {"x", "weight", "cos", "constant"}, {"y"}, "sum"));
+  for (const auto& [name, is] : {std::pair("weight", "PARAMETER"), {"cos", "BUFFER"}, {"constant", "CONSTANT_TENSOR"}}) {
+    parts.Message(5, testing::RawTensor(name, testing::kFloat, {2}, testing::Raw<float>({1, 2})));
+    parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, testing::Entry(kind, is)));
+  }
+  const Model model = ReadModelBytes(testing::ModelWire(testing::GraphWire(parts)).bytes()).value();
+  const std::unordered_set<std::string> expected = {"cos", "constant"};
+  EXPECT_EQ(MarkedBuffers(model), expected);
+  const Model again = ReadModelBytes(SerializeModel(model).value()).value();
+  EXPECT_EQ(MarkedBuffers(again), expected);
+  Model other = model.Clone();
+  for (const char* text : {"", "[1, {}]", "[[", "{\"a\": 1}"}) {
+    other.metadata["ai.caesura.buffers"] = text;
+    EXPECT_TRUE(MarkedBuffers(other).empty()) << text;
+  }
+}
+
 TEST(ModelReaderTest, OldModelsListInitializersAsInputs) {
   Wire graph;
   graph.Bytes(2, "g").Message(11, testing::Info("x", 1, {2})).Message(11, testing::Info("w", 1, {2}));

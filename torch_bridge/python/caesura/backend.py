@@ -11,6 +11,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from caesura.again import differentiable_again
 from caesura.aten import TABLE
 from caesura.captured_call import make_call
 from caesura.graph_program import GraphProgram
@@ -74,4 +75,6 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         return compiled
     with unset_fake_temporarily():
         call = make_call(module, captured.forward, captured.backward, captured.metadata, table)
-    return compiled if call is None else call
+    if call is not None or captured.backward is None:
+        return call or compiled
+    return differentiable_again(compiled, module, captured.forward, captured.metadata, table)

@@ -4,16 +4,13 @@
 import functools
 import itertools
 import operator
-import os
-import traceback
-import weakref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from caesura import _core, torch_library
-from caesura.graph_program import CallStep, GraphProgram, RunStep, draws
-from caesura.reports import collect_from, fall_back
+from caesura.again import Again, differentiate
+from caesura.graph_program import CallStep, GraphProgram, RunStep, is_tensor
+from caesura.reports import collect_from
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
@@ -34,8 +31,8 @@ def make_call(module, forward: GraphProgram, backward, metadata, decompositions)
     again = Again(module, forward, metadata, decompositions)
     call = torch.classes.caesura.Call(*graphs, layout, again.random, again.key, _core.keep_alive(again))
     operation, _ = torch._C._jit_get_operation(f"caesura::call_{again.key}")
-    tensors = [i for i, n in enumerate(forward.placeholders) if _is_tensor(n)]
-    sizes = [i for i, n in enumerate(forward.placeholders) if not _is_tensor(n)]
+    tensors = [i for i, n in enumerate(forward.placeholders) if is_tensor(n)]
+    sizes = [i for i, n in enumerate(forward.placeholders) if not is_tensor(n)]
 
     def run(*arguments, held=call):
         return operation(arguments, ())
@@ -54,7 +51,7 @@ def _registered() -> bool:
             return False
     except NotImplementedError:  # built for another PyTorch
         return False
-    _library().impl("differentiate", _differentiate, "CompositeImplicitAutograd")
+    _library().impl("differentiate", differentiate, "CompositeImplicitAutograd")
     return True
 
 
@@ -68,10 +65,6 @@ def _counters():
     counters = torch.classes.caesura.Counters()
     collect_from(counters.take)
     return counters
-
-
-def _is_tensor(node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_plain(module, forward, backward, metadata) -> bool:
@@ -94,7 +87,7 @@ def _is_plain(module, forward, backward, metadata) -> bool:
     if len(inputs) != len(forward.placeholders) or len(inputs) != len(metadata.input_info):
         return False
     nodes = itertools.chain(forward.graph.nodes, backward.graph.nodes if backward else ())
-    return all(n.meta["val"].device.type == "cpu" for n in nodes if _is_tensor(n))
+    return all(n.meta["val"].device.type == "cpu" for n in nodes if is_tensor(n))
 
 
 def _layout(forward, backward, metadata):
@@ -102,19 +95,19 @@ def _layout(forward, backward, metadata):
     number = {n: i for i, n in enumerate(forward.graph.nodes)}
     written = metadata.num_mutated_inp_runtime_indices
     new_values, outputs = forward.results[:written], forward.results[written:metadata.num_forward]
-    if any(not isinstance(n, torch.fx.Node) or not _is_tensor(n) or n.op != "call_function" for n in outputs + new_values):
+    if any(not isinstance(n, torch.fx.Node) or not is_tensor(n) or n.op != "call_function" for n in outputs + new_values):
         return None
-    tensors = [n for n in forward.placeholders if _is_tensor(n)]
+    tensors = [n for n in forward.placeholders if is_tensor(n)]
     mutated = [forward.placeholders[i] for i in metadata.mutated_inp_runtime_indices]
     taking = [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward]
     saved = forward.results[metadata.num_forward:]
     if len(set(outputs)) != len(outputs) or any(not isinstance(n, torch.fx.Node) for n in saved):
         return None
-    held = [n for n in saved if _is_tensor(n)]
-    layout = [[number[n] for n in tensors], [number[n] for n in forward.placeholders if not _is_tensor(n)],
+    held = [n for n in saved if is_tensor(n)]
+    layout = [[number[n] for n in tensors], [number[n] for n in forward.placeholders if not is_tensor(n)],
               [number[n] for n in outputs], taking if backward else [], [tensors.index(n) for n in mutated],
               [number[n] for n in new_values], [number[n] for n in held],
-              [number[n] for n in saved if not _is_tensor(n)]]
+              [number[n] for n in saved if not is_tensor(n)]]
     if backward is None:
         return None if saved else layout + [[], [], [], []]
     number = {n: i for i, n in enumerate(backward.graph.nodes)}
@@ -125,7 +118,7 @@ def _layout(forward, backward, metadata):
     if len(backward.results) != len(forward.placeholders):
         return None
     results = [number[r] if isinstance(r, torch.fx.Node) else -1
-               for n, r in zip(forward.placeholders, backward.results) if _is_tensor(n)]
+               for n, r in zip(forward.placeholders, backward.results) if is_tensor(n)]
     return layout + [inputs[ints:count], inputs[:ints], inputs[count:], results]
 
 
@@ -162,95 +155,3 @@ def _lower(program: GraphProgram):
         else:
             return None
     return graph
-
-
-# --- derivatives of derivatives -------------------------------------------------------------------------------------
-
-class Again:
-    """Runs the captured graph in eager, for gradients that are to be differentiated themselves."""
-
-    _known = weakref.WeakValueDictionary()  # by key; a torch.classes.caesura.Call keeps its own alive
-    _keys = itertools.count()
-
-    def __init__(self, module, forward, metadata, decompositions):
-        self.module, self.decompositions = module, decompositions
-        self.is_tensor = [_is_tensor(n) for n in forward.placeholders]
-        self.mutated = metadata.mutated_inp_runtime_indices
-        self.taking = [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward]
-        self.random = any(draws(n) for n in forward.graph.nodes)
-        self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self.rewritten = self._reads_what_it_writes(forward, forward.results[len(self.mutated):metadata.num_forward])
-        self.key = next(self._keys)
-        self._known[self.key] = self
-
-    @classmethod
-    def of(cls, key):
-        return cls._known[key]
-
-    def _reads_what_it_writes(self, forward, outputs) -> bool:
-        """Whether the outputs depend on the old values of inputs that the graph writes to: those are gone."""
-        reached, seen = list(outputs), set(outputs)
-        while reached:
-            new = [n for n in _sources(reached.pop()) if isinstance(n, torch.fx.Node) and n not in seen]
-            seen.update(new)
-            reached += new
-        return any(forward.placeholders[i] in seen for i in self.mutated)
-
-    def outputs(self, tensors, sizes, random):
-        """Those that have gradients."""
-        if self.rewritten:
-            raise RuntimeError("caesura: create_graph=True through a module whose outputs depend on a buffer that it writes to")
-        tensors, sizes = iter(tensors), iter(sizes)
-        arguments = [next(tensors) if is_tensor else next(sizes) for is_tensor in self.is_tensor]
-        for i in self.mutated:
-            arguments[i] = arguments[i].clone()
-        enabled, dtype = self.autocast
-        with torch.enable_grad(), torch.autocast("cpu", dtype, enabled), torch.random.fork_rng([], enabled=self.random):
-            if not self.random:
-                results = self.module(*arguments)
-            else:
-                torch.set_rng_state(random)
-                with torch._dispatch.python.enable_python_dispatcher(), _Drawing(self.decompositions):
-                    results = self.module(*arguments)
-        return [results[i] for i in self.taking]
-
-
-def _sources(node):
-    """What the value of a node depends on; of a batch norm's results only the new statistics depend on the old ones."""
-    norm = torch.ops.aten._native_batch_norm_legit_functional.default
-    if node.target is operator.getitem and getattr(node.args[0], "target", None) == norm:
-        return node.args[0].all_input_nodes if node.args[1] > 2 or not node.args[0].args[5] else node.args[0].args[:3]
-    return node.all_input_nodes
-
-
-class _Drawing(TorchDispatchMode):
-    """Draws as the captured graph does: what is decomposed there is decomposed here, below autograd."""
-
-    def __init__(self, decompositions):
-        super().__init__()
-        self.decompositions = decompositions
-
-    def __torch_dispatch__(self, target, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in target.tags and target in self.decompositions:
-            with self:
-                return self.decompositions[target](*args, **kwargs)
-        return target(*args, **kwargs)
-
-
-def _differentiate(key, tensors, sizes, gradients, random):
-    again = Again.of(key)
-    fall_back([("backward(create_graph=True)", "derivatives of derivatives are PyTorch's: the forward is run again in eager",
-                _caller())])
-    outputs = again.outputs(tensors, sizes, random)
-    pairs = [(y, dy) for y, dy in zip(outputs, gradients) if dy is not None]
-    wanted = [t for t in tensors if t.requires_grad]
-    return list(torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs], create_graph=True,
-                                    allow_unused=True, materialize_grads=True))
-
-
-def _caller() -> str:
-    """The user's line that called for a backward."""
-    libraries = ("<", os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-    places = [f for f in traceback.extract_stack() if not f.filename.startswith(libraries)]
-    return f"{places[-1].filename}:{places[-1].lineno}" if places else "a thread of PyTorch's"

@@ -10,7 +10,7 @@ import torch
 from caesura import _core
 from caesura.aten import TABLE, Refused, import_graph
 from caesura.aten.graph_import import Importer, describe, is_symbolic
-from caesura.aten.writer import is_static
+from caesura.aten.writer import Tensor, is_static, make_model
 from caesura.reports import RECORD, fall_back
 
 aten = torch.ops.aten
@@ -62,6 +62,7 @@ class GraphProgram:
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
         problems = []
+        self._kernels, self._problems = _core.Kernels(), {}
         self.supported = self._find_supported(problems)
         fall_back(problems)
         self.steps = self._schedule()
@@ -95,9 +96,24 @@ class GraphProgram:
                     importer.bind(argument, f"i{i}")
             importer.know_shapes()
             importer.write(node)
-            return None
         except Refused as error:
             return str(error)
+        return self._problem(importer, node)
+
+    def _problem(self, importer, node):
+        """Why the ops that the importer has written for the call cannot be planned (a dtype without a kernel); or None."""
+        writer, made = importer.writer, importer.values[node]
+        outputs = [value for value in (made if isinstance(made, tuple) else (made,)) if isinstance(value, Tensor)]
+        inputs = [importer.values[n] for n in node.all_input_nodes if n.op != "get_attr"]
+        key = (tuple((n.op_type, n.domain, *(a.SerializeToString() for a in n.attribute)) for n in writer.nodes),
+               tuple((value.dtype, value.rank) if isinstance(value, Tensor) else None for value in inputs),
+               tuple(t.data_type for t in writer.initializers))
+        if key not in self._problems:
+            outputs = [Tensor(writer.op("Identity", [value]), value.dtype, value.shape) for value in outputs]
+            model = make_model(writer, inputs, outputs).SerializeToString()
+            sizes = [[_size(d) for d in value.shape] if isinstance(value, Tensor) else _size(value.symbol) for value in inputs]
+            self._problems[key] = " ".join(self._kernels.problem(model, sizes).split()) or None
+        return self._problems[key]
 
     # --- the order of things ---
 
@@ -204,6 +220,10 @@ def draws(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def _draw_early(graph: torch.fx.Graph) -> None:
     """Random numbers in the shape of a tensor do not wait for the tensor where the shape is known."""
     for node in list(graph.nodes):
@@ -248,6 +268,11 @@ class CallStep:
         if self.counts:
             RECORD.eager_seconds += time.perf_counter() - began
             RECORD.eager_calls += 1
+
+
+def _size(dim) -> int:
+    """A size as it was when the graph was captured; any where it shows only in the run."""
+    return dim if isinstance(dim, int) else dim.node.hint or 2
 
 
 def _attribute(module, path: str):

@@ -57,7 +57,8 @@ class SplitModule(FallsBack):
         gradients = run.backward({"y": dy})  # {"x": dx, "weight": ..., ...}
 
     model: a path, or the bytes of an ONNX file.
-    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics if empty.
+    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics and
+        what torch.onnx.export has marked as a buffer if empty.
     inputs: names of graph inputs whose gradients are wanted.
     training: batch statistics and dropout in forward(); False leaves the model as it is.
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.

@@ -24,7 +24,8 @@ class TrainingSession(FallsBack):
     class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
     optimizer: "sgd", "adam", "adamw", "lamb", "lion" or "rmsprop"; `coefficients` are its own, by PyTorch's meaning
         (learning_rate, beta1, beta2, epsilon, weight_decay, momentum, ...), with PyTorch's defaults.
-    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics if empty.
+    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics and
+        what torch.onnx.export has marked as a buffer if empty.
     clip_norm: global norm to clip gradients at; 0 does not clip.
     accumulation_steps: step() calls to one update.
     commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
