@@ -36,4 +36,16 @@ int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
 std::string AggressiveCpuFallback() { return Read("CAESURA_AGGRESSIVE_CPU_FALLBACK"); }
 std::string MaxIsa() { return Read("CAESURA_MAX_ISA"); }
 
+std::string ProgramCache() {
+  if (std::string folder = Read("CAESURA_PROGRAM_CACHE"); !folder.empty()) return folder == "off" ? std::string() : folder;
+  if (const std::string caches = Read("XDG_CACHE_HOME"); !caches.empty()) return caches + "/caesura/programs";
+  const std::string home = Read("HOME");
+  return home.empty() ? home : home + "/.cache/caesura/programs";
+}
+
+int ProgramCacheMegabytes() {
+  const int megabytes = ReadInt("CAESURA_PROGRAM_CACHE_MEGABYTES");
+  return megabytes > 0 ? megabytes : 256;
+}
+
 }  // namespace caesura::env

@@ -27,6 +27,12 @@ std::string AggressiveCpuFallback();
 // CAESURA_PLUGIN_PATH: folders in which plug-ins are looked for by name, separated by colons (core/plugin).
 std::vector<std::string> PluginPath();
 
+// CAESURA_PROGRAM_CACHE: the folder in which captured programs are kept, "off" for none. Unset: caesura/programs in
+// XDG_CACHE_HOME, or in ~/.cache; empty where there is no home either.
+std::string ProgramCache();
+// CAESURA_PROGRAM_CACHE_MEGABYTES: how large it may become; 256 where unset.
+int ProgramCacheMegabytes();
+
 }  // namespace caesura::env
 
 #endif  // CAESURA_CORE_BASE_ENV_H_

@@ -3,6 +3,7 @@
 #ifndef CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
 #define CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
 
+#include <dlpack/dlpack.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -66,8 +67,8 @@ Model ReadSource(nanobind::object source);
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 // Whether the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
-// Where the elements of a dense torch.Tensor are; borrowed for the moment.
-const void* TorchBytes(nanobind::handle tensor);
+// A torch.Tensor as DLPack sees it; borrowed for the moment.
+DLTensor TorchView(nanobind::handle tensor);
 // A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.
 nanobind::object ToTorch(const Tensor& tensor);
 
@@ -80,6 +81,7 @@ void BindTraining(nanobind::module_& m);  // training_session.cc
 void BindStepCall(nanobind::module_& m);  // step_call.cc
 void BindSplit(nanobind::module_& m);     // split_module.cc
 void BindProgram(nanobind::module_& m);   // program.cc
+void BindWatch(nanobind::module_& m);     // watch.cc
 
 }  // namespace caesura::python
 

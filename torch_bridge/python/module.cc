@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 
+#include "core/base/env.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/load/model_reader.h"
 #include "core/providers/cpu_provider.h"
@@ -90,6 +91,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);
+  m.def("program_cache", [] { return nanobind::make_tuple(caesura::env::ProgramCache(), caesura::env::ProgramCacheMegabytes()); });
   caesura::python::BindValues(m);
   caesura::python::BindOrtValue(m);
   caesura::python::BindCustomOps(m);
@@ -98,4 +100,5 @@ NB_MODULE(_core, m) {
   caesura::python::BindStepCall(m);
   caesura::python::BindSplit(m);
   caesura::python::BindProgram(m);
+  caesura::python::BindWatch(m);
 }

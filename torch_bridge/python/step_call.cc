@@ -3,7 +3,7 @@
 // captured for.
 #include <cmath>
 
-#include "torch_bridge/python/bindings.h"
+#include "torch_bridge/python/watch.h"
 #include "training/training_session.h"
 
 namespace nb = nanobind;
@@ -11,15 +11,10 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// `dict[key] is expected`, of something that the capture has read.
-struct Watched {
-  nb::dict dict;
-  nb::object key, expected;
-};
-
-// A tensor that the step reads: at a path of keys into the call's arguments, or one that stays.
+// A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that stays.
 struct Feed {
   std::string name;
+  bool in_kwargs = false;
   std::vector<nb::object> path;
   nb::object tensor;
 };
@@ -27,33 +22,33 @@ struct Feed {
 // Thread safety: one thread at a time, as the session.
 class StepCall {
  public:
-  // check: whether dynamo's guards hold for a frame's locals. watched: (dict, key, object). feeds: (name, path or tensor).
-  // parameters: tensors that the session holds the bytes of. groups: the optimizer's own, whose rates are `scales` times
-  // the first one's. updates: the optimizer's count of updates by parameter, float32, which steps move.
-  StepCall(nb::object session, nb::object check, nb::list watched, nb::list feeds, nb::list parameters, nb::list groups,
+  // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
+  // match `signature`. feeds: (name, path or tensor). groups: the optimizer's own, whose rates are `scales` times the
+  // first one's. updates: the optimizer's count of updates by parameter, float32, which steps move.
+  StepCall(nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds, nb::list groups,
            std::vector<double> scales, nb::object updates)
-      : session_object_(session), session_(nb::cast<TrainingSession&>(session)), check_(std::move(check)),
+      : session_object_(session), session_(nb::cast<TrainingSession&>(session)), guards_(std::move(guards)),
+        watch_object_(watch), watch_(nb::cast<const Watch&>(watch)), signature_object_(std::move(signature)),
+        signature_(signature_object_.is_none() ? nullptr : &nb::cast<const Signature&>(signature_object_)),
         updates_(FromPython(updates)), groups_(std::move(groups)), scales_(std::move(scales)) {
-    for (nb::handle row : watched) watched_.push_back({nb::cast<nb::dict>(row[0]), row[1], row[2]});
     for (nb::handle row : feeds) {
-      Feed feed{nb::cast<std::string>(row[0]), {}, {}};
-      if (nb::isinstance<nb::tuple>(row[1])) feed.path = nb::cast<std::vector<nb::object>>(row[1]);
-      else feed.tensor = row[1];
+      Feed feed{nb::cast<std::string>(row[0]), false, {}, {}};
+      if (nb::isinstance<nb::tuple>(row[1])) {
+        feed.path = nb::cast<std::vector<nb::object>>(row[1]);
+        feed.in_kwargs = nb::cast<std::string>(feed.path.at(0)) == "kwargs";
+        feed.path.erase(feed.path.begin());
+      } else {
+        feed.tensor = row[1];
+      }
       feeds_.push_back(std::move(feed));
     }
-    for (nb::handle tensor : parameters) parameters_.emplace_back(nb::borrow(tensor), TorchBytes(tensor));
   }
 
   // The loss as a float32 tensor, or None, with nothing done, where the call is for another capture or for none.
   nb::object Call(nb::handle owner, nb::tuple args, nb::dict kwargs, int64_t micro_steps, nb::handle draw_seed) {
-    if (!Unchanged() || !SetRate()) return nb::none();
-    nb::dict locals;
-    locals["self"] = owner;
-    locals["args"] = args;
-    locals["kwargs"] = kwargs;
-    if (!nb::cast<bool>(check_(locals))) return nb::none();
+    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate()) return nb::none();
     NamedValues feeds;
-    for (const Feed& feed : feeds_) feeds.emplace(feed.name, RuntimeValue(FromPython(Find(feed, locals))));
+    for (const Feed& feed : feeds_) feeds.emplace(feed.name, RuntimeValue(FromPython(Find(feed, args, kwargs))));
     float* counts = updates_.data<float>();
     const int64_t before = updates_.elements() > 0 ? static_cast<int64_t>(counts[0]) : 0;
     session_.SetPosition(before, micro_steps);
@@ -74,39 +69,29 @@ class StepCall {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
     const StepCall& call = *nb::inst_ptr<StepCall>(self);
-    for (const Watched& w : call.watched_) {
-      Py_VISIT(w.dict.ptr());
-      Py_VISIT(w.expected.ptr());
-    }
     for (const Feed& feed : call.feeds_) Py_VISIT(feed.tensor.ptr());
-    for (const auto& [tensor, bytes] : call.parameters_) Py_VISIT(tensor.ptr());
     Py_VISIT(call.session_object_.ptr());
-    Py_VISIT(call.check_.ptr());
+    Py_VISIT(call.guards_.ptr());
+    Py_VISIT(call.watch_object_.ptr());
     Py_VISIT(call.groups_.ptr());
     return 0;
   }
   static int Clear(PyObject* self) {
     StepCall& call = *nb::inst_ptr<StepCall>(self);
-    call.watched_.clear();
     call.feeds_.clear();
-    call.parameters_.clear();
-    call.check_.reset();
+    call.guards_.reset();
     call.groups_ = nb::list();
     return 0;
   }
 
  private:
-  bool Unchanged() const {
-    for (const Watched& w : watched_) {
-      if (PyDict_GetItemWithError(w.dict.ptr(), w.key.ptr()) != w.expected.ptr()) {
-        if (PyErr_Occurred()) throw nb::python_error();
-        return false;
-      }
-    }
-    for (const auto& [tensor, bytes] : parameters_) {
-      if (TorchBytes(tensor) != bytes) return false;
-    }
-    return true;
+  bool Fits(nb::handle owner, const nb::tuple& args, const nb::dict& kwargs) const {
+    if (signature_ != nullptr) return signature_->Matches(args, kwargs);
+    nb::dict locals;
+    locals["self"] = owner;
+    locals["args"] = args;
+    locals["kwargs"] = kwargs;
+    return nb::cast<bool>(guards_(locals));
   }
 
   bool SetRate() {
@@ -123,20 +108,24 @@ class StepCall {
     return true;
   }
 
-  static nb::object Find(const Feed& feed, const nb::dict& locals) {
+  static nb::object Find(const Feed& feed, const nb::tuple& args, const nb::dict& kwargs) {
     if (feed.tensor.is_valid()) return feed.tensor;
-    nb::object found = locals;
-    for (const nb::object& key : feed.path) found = nb::steal(PyObject_GetItem(found.ptr(), key.ptr()));
+    nb::object found = feed.in_kwargs ? nb::object(kwargs) : nb::object(args);
+    for (const nb::object& key : feed.path) {
+      found = nb::steal(PyObject_GetItem(found.ptr(), key.ptr()));
+      if (!found.is_valid()) throw nb::python_error();
+    }
     return found;
   }
 
   nb::object session_object_;
   TrainingSession& session_;
-  nb::object check_;
+  nb::object guards_, watch_object_;
+  const Watch& watch_;
+  nb::object signature_object_;
+  const Signature* signature_;
   Tensor updates_;
-  std::vector<Watched> watched_;
   std::vector<Feed> feeds_;
-  std::vector<std::pair<nb::object, const void*>> parameters_;
   nb::list groups_;
   std::vector<double> scales_;
 };
@@ -148,7 +137,9 @@ void BindStepCall(nb::module_& m) {
                                       {Py_tp_clear, reinterpret_cast<void*>(&StepCall::Clear)},
                                       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, nb::list, nb::list, std::vector<double>, nb::object>())
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, std::vector<double>, nb::object>(),
+           nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"),
+           nb::arg("groups"), nb::arg("scales"), nb::arg("updates"))
       .def("__call__", &StepCall::Call, nb::arg("owner"), nb::arg("args"), nb::arg("kwargs"), nb::arg("micro_steps"),
            nb::arg("draw_seed").none());
 }

@@ -139,10 +139,10 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
 
 bool HasDlpackFunctions(nb::handle object) { return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr; }
 
-const void* TorchBytes(nb::handle tensor) {
+DLTensor TorchView(nb::handle tensor) {
   DLTensor view;
   if (TorchApi().dltensor_from_py_object_no_sync(tensor.ptr(), &view) != 0) throw nb::python_error();
-  return static_cast<const char*>(view.data) + view.byte_offset;
+  return view;
 }
 
 nb::object ToTorch(const Tensor& tensor) {

@@ -21,6 +21,9 @@ _VIEWS = {
     aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
     aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default,
 }
+# Of these, what a program makes at no cost either, where nobody else sees what is looked at.
+_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
+             aten.squeeze.dim, aten.squeeze.dims}
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -58,6 +61,7 @@ class GraphProgram:
     def __init__(self, module: torch.fx.GraphModule):
         self.graph = module.graph
         _draw_early(self.graph)
+        _cancel_transposes(self.graph)
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
@@ -153,11 +157,16 @@ class GraphProgram:
         """The program of one level, and the views that PyTorch makes from its results."""
         inside, views, outputs = set(nodes), [], []
 
+        def is_reshaped(node):
+            source = node.args[0]
+            return node.target in _RESHAPES and source in inside and len(source.users) == 1 and (
+                source.target not in _VIEWS or is_reshaped(source))
+
         def provide(node):
             """Makes `node` a result of the program, or, where it is a view, what it looks at."""
             if node not in inside or node in views or node in outputs:
                 return
-            if node.target in _VIEWS:
+            if node.target in _VIEWS and not is_reshaped(node):
                 provide(node.args[0])
                 views.append(node)
             else:
@@ -235,6 +244,17 @@ def _draw_early(graph: torch.fx.Graph) -> None:
             drawn.meta = dict(node.meta)
             node.replace_all_uses_with(drawn)
             graph.erase_node(node)
+
+
+def _cancel_transposes(graph: torch.fx.Graph) -> None:
+    """A transposed transpose is what it was."""
+    for node in list(graph.nodes):
+        source = node.args[0] if node.target == aten.t.default else None
+        if source is not None and source.target == aten.t.default and source.args[0].op == "call_function":
+            node.replace_all_uses_with(source.args[0])
+            graph.erase_node(node)
+            if not source.users:
+                graph.erase_node(source)
 
 
 class RunStep:

@@ -4,20 +4,17 @@
 import inspect
 import logging
 
-import onnx
 import torch
-from onnx import helper
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from caesura import _core
-from caesura.aten import Refused
-from caesura.aten.forward import KEPT, import_forward
-from caesura.aten.writer import onnx_type
+from caesura import program_cache, step_cache
+from caesura.aten.forward import KEPT
 from caesura.backend import decompositions
+from caesura.fingerprint import Unkeyed
 from caesura.optimizers import Recipe, Stepping, describe_optimizer
-from caesura.step_call import make_call
+from caesura.step_call import make_call, open_call
+from caesura.step_program import CapturedStep, StepProgram, StepRefused
 
 
 def _logging_calls():
@@ -29,10 +26,7 @@ def _logging_calls():
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
-
-
-class StepRefused(RuntimeError):
-    """The step cannot be one program; the message lists why and where."""
+_KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 
 
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
@@ -59,6 +53,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     dynamic: as for wrap().
     threads: per kernel; 0 takes CAESURA_NUM_THREADS, or what OpenMP would take.
 
+    Programs that a key can hold are kept on disk for the next process, see step_cache.py: CAESURA_PROGRAM_CACHE=off keeps
+    none.
+
     Each call returns the loss before the update, a scalar tensor that needs no gradient. Programs are captured at the
     first call and for inputs that no program was captured for; logging calls are left out. StepRefused tells of what
     cannot be captured, with nothing changed. Not for use from several threads at the same time.
@@ -74,13 +71,15 @@ class CompiledStep:
                  threads):
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
-        self.precision, self.memory_budget = precision, memory_budget
+        self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
         self.names = {id(p): name for name, p in module.named_parameters()}
         self.names.update((id(b), name) for name, b in module.named_buffers())
         self.micro_steps = 0
         self.programs = []
         self._inputs = self._capturing = self._ran = None
         self._calls = []  # of the programs, the latest first
+        self._keys = _KEYS if program_cache.enabled() and dynamic is not True else 0
+        self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one.
         optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
@@ -97,6 +96,8 @@ class CompiledStep:
         if isinstance(self.recipe, Stepping) and self.precision == "fp16":
             raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
                               "cannot be written into; 'bf16' needs no scaled loss")
+        if restart:
+            self.programs = [p for p in self.programs if p.is_captured]
         for program in self.programs:
             if restart:
                 program.session = None  # made for another update
@@ -110,7 +111,7 @@ class CompiledStep:
         if changing or trained != self.recipe.trained.keys():
             self._describe(changing, restart=True)
 
-    def capture(self, *args, **kwargs) -> "_StepProgram":
+    def capture(self, *args, **kwargs) -> "CapturedStep":
         """The program for such inputs, captured if need be; nothing is run and nothing changes."""
         self._capturing = []
         try:
@@ -150,34 +151,107 @@ class CompiledStep:
         with torch.no_grad():
             compile_graph(graph, example_inputs)
         module, metadata = captured[0]
-        program = _StepProgram(self, module, metadata)
+        program = CapturedStep(self, module, metadata)
         self.programs.append(program)
         return program
 
     def __call__(self, *args, **kwargs) -> torch.Tensor:
+        key = None
         if self._capturing is None:
-            for _, call, draw_seed in self._calls:
-                loss = call(self, args, kwargs, self.micro_steps, draw_seed)
-                if loss is not None:
-                    self.micro_steps += 1
-                    return loss
+            loss = self._quick(args, kwargs)
+            if loss is None:
+                key = self._key(args, kwargs)
+                loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
+            if loss is not None:
+                return loss
         self._inputs = (args, kwargs)
         try:
             loss = self._run(*args, **kwargs)
-            self._quicken(loss, args, kwargs)
+            self._quicken(loss, args, kwargs, key)
             return loss
         finally:
             self._inputs = self._ran = None
 
-    def _quicken(self, loss, args, kwargs):
-        """Makes the next call like this one go past dynamo, where it would come to the same."""
-        program, feeds, returned = self._ran or (None, None, None)
-        if returned is not loss or not isinstance(self.recipe, Recipe) or program.counters or loss.dtype != torch.float32:
-            return
-        call = make_call(self, program, feeds, args, kwargs)
+    def _quick(self, args, kwargs):
+        """The loss, by a program whose call has been made quick; None where none fits."""
+        for _, call, draw_seed in self._calls:
+            loss = call(self, args, kwargs, self.micro_steps, draw_seed)
+            if loss is not None:
+                self.micro_steps += 1
+                return loss
+        return None
+
+    def _key(self, args, kwargs):
+        """The call's step_cache.Key, or None where its program is not to be found on disk."""
+        self.check_optimizer()
+        own = step_cache.tensors_of(self.module)
+        for program in self.programs:
+            if not program.is_captured:
+                program.refuse_others(own.get)
+        if self._keys == 0 or not isinstance(self.recipe, Recipe):
+            return None
+        self._keys -= 1
+        try:
+            return step_cache.Key(self, args, kwargs)
+        except Unkeyed:
+            return None
+
+    def _recall(self, key, args, kwargs) -> bool:
+        """Whether there is a program of that key, here or on disk; it is then the first of the quick calls."""
+        program = next((p for p in self.programs if key.fits(p)), None)
+        if program is None:
+            found = step_cache.load(key, self, args, kwargs)
+            if found is None:
+                self._mark_changing(args, kwargs)
+                return False
+            program, (model, bound, places) = StepProgram(self), found
+            try:
+                program.open(model, [(name, None, value) for name, value in bound])
+            except (ValueError, RuntimeError) as error:
+                program_cache.discard(key.text, error)
+                return False
+            program.key, program.places = key.text, places
+            self.programs.append(program)
+            self._recalled = {path: leaf.shape for path, leaf in step_cache.leaves(args, kwargs).items()}
+        program.rebind()
+        call = open_call(self, program, step_cache.found(program.places, self.module), None, key)
         if call is not None:
-            draw_seed = program.draw_seed if program.random else None
-            self._calls = [(program, call, draw_seed), *(c for c in self._calls if c[0] is not program)][:_CALLS]
+            self._keep(program, call)
+        return call is not None
+
+    def _mark_changing(self, args, kwargs):
+        """A size that is another one than in a program from disk changes, which dynamo has not seen."""
+        if self.dynamic is None and not any(p.is_captured for p in self.programs):
+            for path, leaf in step_cache.leaves(args, kwargs).items():
+                before = self._recalled.get(path, ())
+                for axis in range(leaf.dim() if leaf.dim() == len(before) else 0):
+                    if leaf.shape[axis] != before[axis]:
+                        torch._dynamo.maybe_mark_dynamic(leaf, axis)
+
+    def _quicken(self, loss, args, kwargs, key):
+        """Makes the next call like this one go past dynamo, where it would come to the same; and the next process's."""
+        program, feeds, returned = self._ran or (None, None, None)
+        made = None
+        if returned is loss and isinstance(self.recipe, Recipe) and not program.counters and loss.dtype == torch.float32:
+            made = make_call(self, program, feeds, args, kwargs)
+        if made is None:
+            self._keys = 0  # the next ones will be like it
+            return
+        guards, sources = made
+        places = step_cache.placed(sources, self.module)
+        if key is not None and (places is None or not key.covers(program)):
+            key = None
+        call = open_call(self, program, sources, guards if key is None else None, key)
+        if call is not None:
+            self._keep(program, call)
+            if key is not None:
+                program.key, program.places = key.text, places
+                if key.fits(program):
+                    step_cache.store(key, program)
+
+    def _keep(self, program, call):
+        draw_seed = program.draw_seed if program.random else None
+        self._calls = [(program, call, draw_seed), *(c for c in self._calls if c[0] is not program)][:_CALLS]
 
     def _run(self, *args, **kwargs):
         if self.programs:
@@ -187,138 +261,6 @@ class CompiledStep:
                 pass  # a new capture, which a logging call stands in the way of; nothing has run
         with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()):
             return self._call(*args, **kwargs)
-
-
-class _StepProgram:
-    """One captured step. Made with the first call's tensors, which tell inputs from parameters."""
-
-    def __init__(self, owner: CompiledStep, module: torch.fx.GraphModule, metadata):
-        self.owner, self.module, self.session = owner, module, None
-        results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
-        mutated = list(metadata.mutated_inp_runtime_indices)
-        self.written = list(zip(mutated, results))  # (which input, what it becomes)
-        self.loss = results[len(mutated)]
-        self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-
-    @torch.no_grad()
-    def __call__(self, *values):
-        owner = self.owner
-        owner.check_optimizer()
-        if self.session is None:
-            self._open(values)
-        session = self.session
-        if owner._capturing is not None:
-            owner._capturing.append(self)
-            return (torch.zeros((), dtype=self.dtype),)
-        for name, position, bound in self.bound:
-            if values[position] is not bound:
-                raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
-            if bound.data_ptr() != self.addresses[name]:  # p.data = ...
-                self._bind(name, bound)
-        owner.recipe.begin(session, owner.micro_steps)
-        if self.random:
-            session.seed = self.draw_seed()
-        feeds = {name: values[i] for name, i in self.feeds}
-        loss = session.step(feeds)
-        owner.micro_steps += 1
-        owner.recipe.end(session, owner.micro_steps)
-        for position, count in self.counters:
-            values[position].add_(count)
-        owner._ran = self, feeds, torch.tensor(loss, dtype=self.dtype)
-        return owner._ran[2:]
-
-    @staticmethod
-    def draw_seed():
-        return int(torch.randint(2**62, ()))
-
-    def _bind(self, name, value):
-        self.session.bind_parameter(name, value)
-        self.addresses[name] = value.data_ptr()
-
-    def _open(self, values):
-        with unset_fake_temporarily():
-            self._import(values)
-
-    def _import(self, values):
-        owner = self.owner
-        tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
-        recipe = owner.recipe
-        statistics = self._statistics()
-        bound, names, self.feeds, self.constants = [], {}, [], []
-        inputs = owner.input_names(*owner._inputs)
-        for i, node, value in tensors:
-            trained = id(value) in recipe.trained
-            name = owner.names.get(id(value)) or inputs.get(id(value)) or f"input_{i}"
-            names[node] = name
-            if trained or node in statistics:
-                bound.append((name, i, value))
-            else:
-                self.feeds.append((name, i))
-                if id(value) in owner.names:
-                    self.constants.append((name, value))
-        try:
-            model = import_forward(self.module, names, {n for i, n, v in tensors if id(v) in recipe.trained}, self.loss)
-        except Refused as error:
-            raise StepRefused(f"the step cannot be one program:\n{error}") from None
-        read = {name for node in model.graph.node for name in node.input}
-        self.feeds = [(name, i) for name, i in self.feeds if name in read]
-        self.constants = [(name, value) for name, value in self.constants if name in read]
-        self.bound = bound = [(name, i, value) for name, i, value in bound if name in read]
-        keep_inputs(model, read)
-        self._forward = model
-        self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
-        self.session = _core.Training.open(model.SerializeToString(), {
-            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
-            "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
-            "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
-            "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
-            "threads": owner.threads, "seed": 0,
-        }, {name: value for name, _, value in bound})
-        self.addresses = {name: value.data_ptr() for name, _, value in bound}
-        self.bind_states()
-        self.dtype = self.loss.meta["val"].dtype
-        self.random = any(node.op_type == "Dropout" for node in model.graph.node)
-
-    def model(self):
-        """The forward as an ONNX model with the module's parameters and buffers as they are now."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self._forward)
-        parameters = {name: value for name, _, value in self.bound} | dict(self.constants)
-        keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
-        for name, value in parameters.items():
-            raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            made = helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True)
-            model.graph.initializer.append(made)
-        return model
-
-    def bind_states(self):
-        """Makes the optimizer's state, or the gradients, the tensors that the session's steps write to."""
-        recipe = self.owner.recipe
-        for name, _, value in self.bound:
-            if id(value) in recipe.trained:
-                for what, tensor in recipe.bindings(value).items():
-                    self.session.bind_parameter(f"{what}.{name}", tensor)
-
-    def _statistics(self):
-        """Placeholders that are running statistics of batch norms; sets `counters`, the other buffers that are written."""
-        target = torch.ops.aten._native_batch_norm_legit_functional.default
-        found, self.counters = set(), []
-        for position, result in self.written:
-            node = self.placeholders[position]
-            if isinstance(result, torch.fx.Node) and result.args and getattr(result.args[0], "target", None) == target:
-                found.add(node)
-            elif result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
-                self.counters.append((position, result.args[1]))
-            else:
-                raise StepRefused(f"the module writes to {node.name}, which is no running statistic and no counter")
-        return found
-
-
-def keep_inputs(model, names):
-    """Drops all inputs of the model but those of these names."""
-    kept = [i for i in model.graph.input if i.name in names]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
 
 
 def _refuse_cuts(graph: torch.fx.GraphModule):

@@ -4,10 +4,10 @@
 import dis
 import sys
 
-import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from caesura import _core
+from caesura.step_cache import leaves, named
 
 # What dynamo's code may do beside the call of the graph: look things up and make lists. Anything else (an attribute that
 # the forward has set) must happen in every call.
@@ -18,30 +18,38 @@ _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the gr
 
 
 def make_call(owner, program, feeds, args, kwargs):
-    """A _core.StepCall for calls like this one, which `program` has just run for with these feeds by name; None where
-    dynamo must be asked."""
-    groups = owner.optimizer.param_groups
-    if any(type(group["lr"]) is not float for group in groups):
-        return None
+    """(what checks calls, where the feeds are) for calls like this one, which `program` has just run for with these feeds by
+    name, for open_call(); None where dynamo must be asked."""
     guards = _guards(type(owner)._loss.__code__, program, {"self": owner, "args": args, "kwargs": kwargs})
     if guards is None:
         return None
-    watched, tensors = _watch(owner.module)
-    sources = []
-    paths = {id(leaf): tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)
-             for path, leaf in torch.utils._pytree.tree_leaves_with_path({"args": args, "kwargs": kwargs})}
+    sources, paths, tensors = [], {id(leaf): path for path, leaf in leaves(args, kwargs).items()}, named(owner.module)
     for name, value in feeds.items():
         found = paths.get(id(value), value if id(value) in tensors else None)
         if found is None or (isinstance(found, tuple) and None in found):
             return None
         sources.append((name, found))
-    parameters = [value for _, _, value in program.bound]
-    if any(id(value) not in tensors for value in parameters):
+    return guards, sources
+
+
+def open_call(owner, program, sources, guards, key=None):
+    """A _core.StepCall, which checks calls by dynamo's guards or by a step_cache.Key; None where dynamo must be asked."""
+    groups = owner.optimizer.param_groups
+    if any(type(group["lr"]) is not float for group in groups):
         return None
-    watched.append((vars(owner.optimizer), "param_groups", groups))
-    watched += [(group, key, value) for group in groups for key, value in group.items() if key not in ("lr", "params")]
+    watch = _watch(owner.module) if key is None else key.watch
+    tensors = named(owner.module)
+    for _, _, value in program.bound:
+        if id(value) not in tensors:
+            return None
+        watch.tensor(value, True)
+    watch.item(vars(owner.optimizer), "param_groups", groups)
+    for group in groups:
+        for name, value in group.items():
+            if name not in ("lr", "params"):
+                watch.item(group, name, value)
     scales = [scale for _, scale, _ in owner.recipe.groups]
-    return _core.StepCall(program.session, guards, watched, sources, parameters, groups, scales, owner.recipe.steps)
+    return _core.StepCall(program.session, guards, key and key.signature, watch, sources, groups, scales, owner.recipe.steps)
 
 
 def _guards(code, program, frame):
@@ -65,12 +73,12 @@ def _calls_alone(code, program) -> bool:
 
 
 def _watch(module):
-    """((dict, key, value) by which the module and all in it hold their parts, id of each parameter and buffer)."""
-    watched, tensors = [], set()
+    """By what the module and all in it hold their parts."""
+    watch = _core.Watch()
     for owner in module.modules():
         for kind in ("_modules", "_parameters", "_buffers"):
             held = vars(owner)[kind]
-            watched.append((vars(owner), kind, held))
-            watched += [(held, name, value) for name, value in held.items()]
-            tensors.update(id(value) for value in held.values())
-    return watched, tensors
+            watch.item(vars(owner), kind, held)
+            for name, value in held.items():
+                watch.item(held, name, value)
+    return watch

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled steps from disk: who finds them, what makes another key, files that are damaged, and the numbers all the same."""
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+from caesura import fingerprint, program_cache  # noqa: E402
+from caesura.fingerprint import Fingerprint, Unkeyed  # noqa: E402
+from compile_step_calls_test import both  # noqa: E402
+from compile_step_test import Net, batches, eager, same  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The cache's folder."""
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "programs"))
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    return tmp_path / "programs"
+
+
+def adamw(parameters):
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-2)
+
+
+def hit(module, batch, make=adamw, loss_fn=F.cross_entropy) -> bool:
+    """Whether a new step for the module finds its program on disk; it agrees with eager either way."""
+    torch._dynamo.reset()
+    other = copy.deepcopy(module)
+    step = caesura.compile_step(other, loss_fn, make(other.parameters()))
+    plain = copy.deepcopy(module)
+    expected = eager(plain, make(plain.parameters()), [batch] * 3, loss_fn)
+    assert [step(*batch).item() for _ in range(3)] == pytest.approx(expected, rel=1e-4)
+    same(other, plain)
+    (program,) = step.programs
+    return not program.is_captured
+
+
+def test_the_second_step_finds_the_program(folder):
+    batch = batches(1)[0]
+    assert [hit(Net(), batch) for _ in range(3)] == [False, True, True]
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o077 == 0 and folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_switch(monkeypatch, folder):
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE", "off")
+    assert not hit(Net(), batches(1)[0]) and not hit(Net(), batches(1)[0]) and not folder.exists()
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, lr=1e-3, betas=(0.5, 0.9), weight_decay=0.3),
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.RMSprop(p, lr=1e-3),
+], ids=["adamw", "momentum", "rmsprop"])
+def test_a_program_is_for_any_optimizer(make):
+    batch = batches(1)[0]
+    assert not hit(Net(), batch)
+    assert hit(Net(), batch, make)
+
+
+@pytest.mark.parametrize("change", [
+    lambda module, optimizer: setattr(module.first.weight, "data", module.first.weight.data * 0.5),
+    lambda module, optimizer: module.load_state_dict({k: v * 0.9 for k, v in module.state_dict().items()}),
+    lambda module, optimizer: optimizer.param_groups[0].update(lr=3e-3),
+    lambda module, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+    lambda module, optimizer: setattr(module.norm, "eps", 0.1),
+    lambda module, optimizer: module.norm.weight.requires_grad_(False),
+    lambda module, optimizer: module.norm.register_forward_hook(lambda module, inputs, output: output * 2),
+    lambda module, optimizer: setattr(module, "last", torch.nn.Sequential(module.last, torch.nn.Tanh())),
+], ids=["data", "load", "rate", "optimizer", "attribute", "frozen", "hook", "layer"])
+def test_a_change_behind_a_hit_is_noticed(change):
+    module, batch = Net(), batches(1)[0]
+    assert not hit(module, batch)
+    torch._dynamo.reset()
+    other, make = copy.deepcopy(module), functools.partial(torch.optim.AdamW, lr=1e-2)
+    optimizer = make(other.parameters())
+    step = caesura.compile_step(other, F.cross_entropy, optimizer)
+
+    def change_both(side, its_optimizer):
+        assert [p.is_captured for p in step.programs] == [False] or side is module
+        change(side, its_optimizer)
+
+    both((module, make(module.parameters())), (other, optimizer, step), change_both)
+
+
+def test_the_mode_is_noticed_behind_a_hit():
+    module, batch = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4)), batches(1)[0]
+    seen = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        step = caesura.compile_step(module.train(), F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.0))
+        seen.append([step(*batch).item() for _ in range(3)])
+        module.eval()
+        assert step(*batch).item() == pytest.approx(F.cross_entropy(module(batch[0]), batch[1]).item(), rel=1e-5)
+        assert step(*batch).item() == step(*batch).item()
+    assert not any(p.is_captured for p in step.programs)
+    assert seen[0] == seen[1] and len(set(seen[0])) == 3
+
+
+def test_lengths_that_change_behind_a_hit_are_captured_once():
+    module, optimizer = Net(), None
+    hit(module, batches(1, 5)[0])
+    torch._dynamo.reset()
+    optimizer = adamw(module.parameters())
+    plain, step = copy.deepcopy(module), caesura.compile_step(module, F.cross_entropy, optimizer)
+    data = [batches(1, rows)[0] for rows in (5, 7, 9, 5, 11)]
+    expected = eager(plain, adamw(plain.parameters()), data)
+    assert [step(*batch).item() for batch in data] == pytest.approx(expected, rel=1e-4)
+    assert [p.is_captured for p in step.programs] == [False, True]
+
+
+# --- the key ---
+
+SOURCE = """
+import torch
+SCALE = 2.0
+def scaled(x):
+    return x * SCALE
+class Config:
+    kinds = ("gelu",)
+    def __init__(self):
+        self.depth = {"layers": [1, 2]}
+class Block(torch.nn.Module):
+    factor = 1.0
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.first, self.last = config, torch.nn.Linear(6, 16), torch.nn.Linear(16, 4)
+    def inner(self, x):
+        return scaled(x) * self.factor
+    def forward(self, x):
+        return self.last(torch.nn.functional.gelu(self.inner(self.first(x))) * self.config.depth["layers"][1])
+def make():
+    return Block(Config())
+"""
+_numbers = itertools.count()
+
+
+def load(tmp_path, source=SOURCE):
+    """A module of Python's with that source."""
+    path = tmp_path / f"made_{next(_numbers)}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("made", path)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["made"] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def batch_of(rows=5, dtype=torch.int64):
+    return torch.randn(rows, 6), torch.randint(0, 4, (rows,)).to(dtype)
+
+
+def test_the_same_source_from_another_file_is_the_same(tmp_path):
+    assert [hit(load(tmp_path).make(), batch_of()) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("before,after", [
+    ("SCALE = 2.0", "SCALE = 3.0"), ("x * SCALE", "x + SCALE"), ("factor = 1.0", "factor = 1.5"),
+    ('{"layers": [1, 2]}', '{"layers": [1, 3]}'), ("gelu(", "relu("), ("scaled(x) *", "scaled(scaled(x)) *"),
+    ("kinds = (\"gelu\",)", "kinds = (\"relu\",)"),
+])
+def test_another_source_is_another_program(tmp_path, before, after):
+    assert SOURCE.count(before) == 1
+    assert not hit(load(tmp_path).make(), batch_of())
+    assert not hit(load(tmp_path, SOURCE.replace(before, after)).make(), batch_of())
+    assert hit(load(tmp_path).make(), batch_of())
+
+
+def freeze(module):
+    module.first.bias.requires_grad_(False)
+
+
+def tie(module):
+    module.other = module.last
+
+
+@pytest.mark.parametrize("change", [
+    lambda module: module.config.depth["layers"].__setitem__(1, 4), lambda module: module.config.depth.update(more=1),
+    lambda module: setattr(module, "factor", 2.0), lambda module: module.eval(), freeze, tie,
+    lambda module: module.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,)),
+    lambda module: module.register_buffer("more", torch.ones(1)),
+    lambda module: setattr(module, "inner", torch.nn.functional.relu),
+], ids=["list", "dict", "attribute", "mode", "frozen", "tied", "hook", "buffer", "method"])
+def test_another_module_is_another_program(tmp_path, change):
+    made = load(tmp_path)
+    assert not hit(made.make(), batch_of())
+    module = made.make()
+    change(module)
+    assert not hit(module, batch_of())
+    assert hit(made.make(), batch_of())
+
+
+def test_other_arguments_are_another_program():
+    assert not hit(Net(), batch_of())
+    assert not hit(Net(), batch_of(6))
+    assert not hit(Net(), batch_of(), loss_fn=lambda x, y: 2 * F.cross_entropy(x, y))
+    assert not hit(Net(), batch_of(), loss_fn=functools.partial(F.cross_entropy, reduction="sum"))
+    assert hit(Net(), batch_of(6))
+
+
+def patched(owner, name, value):
+    def change(stack):
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(owner, name, value)
+    return change
+
+
+@pytest.mark.parametrize("change", [
+    patched(torch, "__version__", "2.13.1"), patched(sys, "version", "3.11.8"),
+    lambda stack: stack.enter_context(torch._dynamo.config.patch(specialize_int=True)),
+    lambda stack: stack.enter_context(torch._functorch.config.patch(functionalize_rng_ops=True)),
+    patched(F, "gelu", lambda x: torch.relu(x)), patched(torch.nn.LayerNorm, "forward", lambda self, x: x * self.weight),
+    lambda stack: stack.enter_context(torch.backends.mkldnn.flags(False)),
+    lambda stack: stack.enter_context(torch.autocast("cpu", torch.bfloat16)),
+    lambda stack: stack.enter_context(torch.no_grad()),
+], ids=["torch", "python", "dynamo", "functorch", "function", "layer", "flag", "autocast", "no_grad"])
+def test_other_surroundings_are_another_program(change):
+    before = fingerprint_of(Net())
+    with contextlib.ExitStack() as stack:
+        stack.callback(fingerprint._releases.cache_clear)
+        fingerprint._releases.cache_clear()
+        change(stack)
+        assert fingerprint_of(Net()) != before
+    assert fingerprint_of(Net()) == before
+
+
+def fingerprint_of(value) -> str:
+    made = Fingerprint()
+    made.add(value)
+    return made.key()
+
+
+@pytest.mark.parametrize("body", [
+    "x * float(os.environ.get('FACTOR', '1'))", "x * time.time()", "x * random.random()", "x * open('factor').fileno()",
+    "x * len(self.hidden)",
+])
+def test_what_reads_the_world_has_no_key(tmp_path, body):
+    source = SOURCE.replace("import torch\n", "import array, os, random, time, torch\n", 1).replace("x * SCALE", body)
+    module = load(tmp_path, source.replace("def scaled(x)", "def scaled(x, self=array.array('i'))")).make()
+    with pytest.raises(Unkeyed):
+        fingerprint_of(module)
+
+
+def test_code_that_the_key_did_not_see_keeps_a_program_off_the_disk(tmp_path, folder):
+    source = SOURCE.replace("self.inner(", 'getattr(self, "".join(("in", "ner")))(')
+    assert [hit(load(tmp_path, source).make(), batch_of()) for _ in range(2)] == [False, False]
+    assert not folder.exists()
+
+
+# --- the files ---
+
+def flip(content):
+    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+
+
+@pytest.mark.parametrize("damage", [flip, lambda c: c[:len(c) // 2], lambda c: b"", lambda c: c + b"x"],
+                         ids=["bit", "half", "empty", "longer"])
+def test_a_damaged_file_is_told_of_and_made_anew(folder, damage):
+    batch = batches(1)[0]
+    hit(Net(), batch)
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    with pytest.warns(RuntimeWarning, match="damaged and not used"):
+        assert not hit(Net(), batch)
+    assert file.read_bytes() == whole and hit(Net(), batch)
+
+
+@pytest.mark.parametrize("forge", [
+    lambda facts, model: ({}, model),
+    lambda facts, model: (facts | {"bound": facts["bound"][:-1]}, model),
+    lambda facts, model: (facts | {"bound": ["first.bias" if n == "norm.bias" else n for n in facts["bound"]]}, model),
+    lambda facts, model: (facts | {"bound": [3]}, model),
+    lambda facts, model: (facts | {"feeds": [[name, ["args", 5]] for name, _ in facts["feeds"]]}, model),
+    lambda facts, model: (facts | {"feeds": [[name, [[1]]] for name, _ in facts["feeds"]]}, model),
+    lambda facts, model: (facts, model[:-20]),
+    lambda facts, model: (facts, b""),
+])
+def test_facts_that_do_not_fit_are_told_of(folder, forge):
+    batch = batches(1)[0]
+    hit(Net(), batch)
+    (file,) = folder.iterdir()
+    program_cache.store(file.name, *forge(*program_cache.load(file.name)))
+    with pytest.warns(RuntimeWarning, match="damaged and not used"):
+        assert not hit(Net(), batch)
+    assert hit(Net(), batch)
+
+
+def test_a_file_under_another_name_is_not_used(folder):
+    hit(Net(), batch_of(5))
+    (five,) = folder.iterdir()
+    hit(Net(), batch_of(6))
+    (six,) = set(folder.iterdir()) - {five}
+    six.write_bytes(five.read_bytes())
+    with pytest.warns(RuntimeWarning, match="another program"):
+        assert not hit(Net(), batch_of(6))
+
+
+def test_the_folder_stays_small(folder, monkeypatch):
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE_MEGABYTES", "1")
+    for i, name in enumerate("abc"):
+        program_cache.store(name * 64, {}, bytes(400 << 10))
+        os.utime(folder / (name * 64), (i, i))
+    assert program_cache.load("b" * 64) is not None  # used last
+    program_cache.store("d" * 64, {}, bytes(400 << 10))
+    assert sorted(f.name[0] for f in folder.iterdir()) == ["b", "d"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_of(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "file" / "programs"))
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        assert not hit(Net(), batches(1)[0])
+
+
+PROCESS = """
+import torch, caesura
+from compile_step_test import Net, batches
+torch.manual_seed(0)
+net = Net()
+step = caesura.compile_step(net, torch.nn.functional.cross_entropy, torch.optim.AdamW(net.parameters(), lr=1e-2))
+print([step(*batch).item() for batch in batches(4)], step.programs[0].is_captured)
+"""
+
+
+def test_processes_share_the_folder(folder):
+    def start():
+        here = pathlib.Path(__file__).parent
+        path = os.pathsep.join([str(here), *sys.path])
+        return subprocess.Popen([sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(next(_numbers))})
+
+    first = [start(), start()]
+    answers = [process.communicate(timeout=300) for process in first]
+    assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
+    assert answers[0][0].split("]")[0] == answers[1][0].split("]")[0]
+    assert len(list(folder.iterdir())) == 1
+    third = start()
+    out, _ = third.communicate(timeout=300)
+    assert out == answers[0][0].replace("True", "False")

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture depends on beside the elements of tensors, as a key: objects, and the code that they lead to.
+
+The code that is looked at is all that a call by name can reach from `forward`: methods of classes that are met whose names
+occur in code that is reached, what globals and closures hold, and so on. PyTorch's code and the standard library's are
+told by release; a part of the standard library that reads the surroundings (os, time, random, ...) cannot be.
+"""
+
+import collections
+import enum
+import functools
+import hashlib
+import logging
+import pathlib
+import platform
+import sys
+import sysconfig
+import types
+
+import onnx
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard
+
+from caesura import _core
+
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
+          torch.device, torch.layout, torch.memory_format, torch.Size}
+_SILENT = {"math", "cmath", "operator", "_operator", "functools", "_functools", "itertools", "typing", "types", "collections",
+           "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib",
+           "numbers", "string", "re", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+             types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
+# Of classes: what says nothing of calls. Of modules: what only saving and loading asks.
+_UNREAD = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__", "_abc_impl",
+           "__parameters__", "__orig_bases__", "__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__",
+           "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__del__"}
+_SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+           "_load_state_dict_post_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+           "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}  # the last three: read where there are hooks
+_TORCH = str(pathlib.Path(torch.__file__).parent) + "/"
+_STANDARD = str(pathlib.Path(sysconfig.get_path("stdlib"))) + "/"
+_LIMIT = 50000  # objects
+
+
+class Unkeyed(Exception):
+    """No key can hold this; the message says what."""
+
+
+class _Object:
+    """As big as an object is that holds nothing outside of Python's sight."""
+
+
+class Fingerprint:
+    """A digest of what is added to it, and a watch that tells whether it would still be the same.
+
+    Raises Unkeyed (in add() and key()) for what has state that Python cannot see.
+    """
+
+    def __init__(self):
+        self.watch = _core.Watch()
+        self.code = set()  # of all functions in it
+        self.tensors = set()  # their ids
+        self._hash = hashlib.sha256()
+        self._numbers, self._held = {}, []
+        self._names = {"forward": None}  # that reached code may call by; in order
+        self._owners = []  # [namespace, whether it is watched, how many names were looked up in it]
+        _add_surroundings(self)
+
+    def key(self) -> str:
+        """In hexadecimal; of everything so far."""
+        try:
+            self._follow()
+        except RecursionError:
+            raise Unkeyed("code that calls deeper than Python does") from None
+        return self._hash.hexdigest()
+
+    def add(self, value) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            return self._say(kind.__name__, repr(value))
+        if id(value) in self._numbers:
+            return self._say("again", self._numbers[id(value)])
+        if len(self._numbers) == _LIMIT:
+            raise Unkeyed(f"more than {_LIMIT} objects")
+        self._numbers[id(value)] = len(self._numbers)
+        self._held.append(value)
+        for kinds, method in _KINDS:
+            if isinstance(value, kinds):
+                return method(self, value)
+        self._add_instance(value)
+
+    def _say(self, *words) -> None:
+        for word in words:
+            text = str(word).encode()
+            self._hash.update(b"%d:" % len(text) + text)
+
+    # --- data ---
+
+    def _add_sequence(self, value):
+        if type(value) not in (tuple, list):
+            if not (isinstance(value, tuple) and hasattr(value, "_fields")):
+                raise Unkeyed(f"a {type(value).__name__}")
+            self.add(type(value))
+        self._say(type(value).__name__, len(value))
+        if isinstance(value, list):
+            self.watch.elements(value)
+        for item in value:
+            self.add(item)
+
+    def _add_set(self, value):
+        if any(type(item) not in _PLAIN for item in value):
+            raise Unkeyed("a set of objects")
+        self._say(type(value).__name__, *sorted(map(repr, value)))
+        if isinstance(value, set):
+            if value:
+                raise Unkeyed("a set that may change")
+            self.watch.length(value)
+
+    def _add_dict(self, value):
+        if type(value) not in (dict, collections.OrderedDict):
+            raise Unkeyed(f"a {type(value).__name__}")
+        self._say(type(value).__name__)
+        self._add_items(value)
+
+    def _add_items(self, items: dict, unread=()):
+        self.watch.length(items)
+        for key, value in items.items():
+            if key not in unread:
+                self.add(key)
+                self.watch.item(items, key, value)
+                self.add(value)
+        self._say("end")
+
+    def _add_tensor(self, value):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or not value.device.type == "cpu":
+            raise Unkeyed(f"a {type(value).__name__} on {value.device}")
+        own = vars(value).keys() - {"_dynamo_static_input_type"}  # which dynamo gives to parameters
+        if value._backward_hooks or own or value.is_conj() or value.is_neg() or value.is_inference():
+            raise Unkeyed("a tensor with hooks, attributes or lazy signs")
+        self.tensors.add(id(value))
+        self._say(type(value).__name__, value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
+        self.watch.tensor(value, False)
+
+    def _add_instance(self, value):
+        cls = type(value)
+        if cls.__basicsize__ != _Object.__basicsize__ or cls.__itemsize__:
+            raise Unkeyed(f"a {cls.__module__}.{cls.__qualname__}")
+        self.add(cls)
+        self._say("instance")
+        self._add_items(vars(value), _SAVING if isinstance(value, torch.nn.Module) else ())
+
+    def _add_enum(self, value):
+        self.add(type(value))
+        self._say("member", value.name, repr(value.value))
+
+    # --- code ---
+
+    def _add_method(self, value):
+        self.add(value.__func__)
+        self.add(value.__self__)
+
+    def _add_partial(self, value):
+        self._say("partial")
+        self.add(value.func)
+        self.add(value.args)
+        self.add(value.keywords)
+
+    def _add_property(self, value):
+        self._say("property")
+        self.add(value.fget)
+
+    def _add_wrapped(self, value):
+        self._say(type(value).__name__)
+        self.add(getattr(value, "func", None) or value.__func__)
+
+    def _add_builtin(self, value):
+        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+            self.add(owner)
+            owner = type(owner)
+        module = getattr(value, "__module__", None) or getattr(owner, "__module__", None)
+        if not _is_silent(module or "builtins"):
+            raise Unkeyed(f"{module}.{value.__name__}")
+        self._say("builtin", module, getattr(owner, "__name__", ""), value.__name__)
+
+    def _add_operator(self, value):
+        if not str(value).startswith(("aten.", "prims.")):
+            raise Unkeyed(f"the operator {value}")
+        self._say("operator", value)
+
+    def _add_name(self, value):
+        self._say("name", type(value).__name__, getattr(value, "name", None) or repr(value))
+
+    def _add_function(self, value):
+        code = value.__code__
+        self._say("function", value.__module__, value.__qualname__)
+        if is_known(code.co_filename):
+            if not _is_silent(value.__module__ or ""):
+                raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
+            return self._say(code.co_firstlineno)
+        self.watch.function(value)
+        self._add_code(code)
+        self.add(value.__defaults__)
+        self.add(value.__kwdefaults__)
+        self._add_items(vars(value))
+        for cell in value.__closure__ or ():
+            self.watch.cell(cell)
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:
+                self._say("empty")
+        self._owners.append([value.__globals__, True, dict.fromkeys(_names_in(code)), 0])
+
+    def _add_code(self, code):
+        self.code.add(code)
+        self._say("code", code.co_code.hex(), code.co_flags, *code.co_names, "of", *code.co_varnames, *code.co_freevars)
+        self._names.update(dict.fromkeys(code.co_names))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._add_code(constant)
+            else:
+                if isinstance(constant, str):
+                    self._names[constant] = None  # getattr(self, "...")
+                self.add(constant)
+
+    def _add_module(self, value):
+        if type(value) is not types.ModuleType:
+            raise Unkeyed(f"module {value.__name__}, which makes its parts when they are asked for")
+        known = _is_silent(value.__name__)
+        if not known and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
+            raise Unkeyed(f"module {value.__name__}")
+        self._say("module", value.__name__)
+        self._owners.append([vars(value), not known, self._names, 0])
+
+    def _add_class(self, value):
+        if type(value) not in (type, enum.EnumMeta) and not _is_silent(type(value).__module__):
+            self.add(type(value))
+        self.watch.class_(value)
+        self._say("class", len(value.__mro__))
+        for base in value.__mro__:
+            self._say(base.__module__, base.__qualname__)
+            own = is_known(getattr(sys.modules.get(base.__module__), "__file__", None) or "<built-in>")
+            if own and not _is_silent(base.__module__):
+                raise Unkeyed(f"class {base.__module__}.{base.__qualname__}")
+            for name, item in vars(base).items():
+                if own:
+                    self._add_patch(name, item)
+                elif name not in _UNREAD and (_is_special(name) or not callable(getattr(item, "__func__", item))):
+                    self._say(name)
+                    self.add(item)
+            if not own:
+                self._owners.append([vars(base), False, self._names, 0])
+
+    def _add_patch(self, name, item):
+        """What somebody has put into a class or module of PyTorch's."""
+        function = getattr(item, "__func__", item)
+        if isinstance(function, types.FunctionType):
+            known = is_known(function.__code__.co_filename)
+        else:
+            of = function if isinstance(function, type) else type(function)
+            known = not callable(function) or _is_silent(of.__module__)
+        if not known:
+            self._say(name)
+            self.add(function)
+
+    def _follow(self) -> None:
+        """Adds what the names in reached code stand for, until there is nothing new."""
+        before = None
+        while before != (before := (len(self._owners), len(self._names))):
+            for owner in self._owners:
+                namespace, watched, names, done = owner
+                new = list(names)[done:] if done < len(names) else ()
+                owner[3] = len(names)
+                for name in new:
+                    if name in namespace:
+                        self._say(name)
+                        if watched:
+                            self.watch.item(namespace, name, namespace[name])
+                        self.add(namespace[name])
+
+
+_KINDS = (
+    (torch.Tensor, Fingerprint._add_tensor), (enum.Enum, Fingerprint._add_enum), ((tuple, list), Fingerprint._add_sequence),
+    ((set, frozenset), Fingerprint._add_set), (dict, Fingerprint._add_dict), (types.FunctionType, Fingerprint._add_function),
+    (types.MethodType, Fingerprint._add_method), (functools.partial, Fingerprint._add_partial),
+    (type, Fingerprint._add_class), (property, Fingerprint._add_property),
+    ((staticmethod, classmethod, functools.cached_property), Fingerprint._add_wrapped), (_BUILTINS, Fingerprint._add_builtin),
+    (types.ModuleType, Fingerprint._add_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Fingerprint._add_operator),
+    ((logging.Logger, types.GenericAlias, types.UnionType), Fingerprint._add_name),
+)
+
+
+def _names_in(code):
+    """The names that a function's code, and the code in it, looks up."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return [*code.co_names, *(name for c in inner for name in _names_in(c))]
+
+
+def is_known(filename: str) -> bool:
+    """Whether a file is PyTorch's or the standard library's."""
+    standard = filename.startswith(_STANDARD) and "/site-packages/" not in filename
+    return standard or filename.startswith(_TORCH) or filename in ("<built-in>", "<frozen abc>", "<frozen _collections_abc>")
+
+
+def _is_silent(module: str) -> bool:
+    """Whether what the module does depends on its arguments and on what _add_surroundings() adds, alone."""
+    return module in _SILENT or module == "torch" or module.startswith(("torch.", "typing."))
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+@functools.cache
+def _releases() -> tuple:
+    """All that is told by release: Python, PyTorch, ONNX, this package."""
+    package = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
+        package.update(path.name.encode() + b"\0" + path.read_bytes())
+    return (sys.version, str(torch.__version__), torch.version.git_version, onnx.__version__, platform.machine(),
+            torch.backends.cpu.get_cpu_capability(), package.hexdigest())
+
+
+def _add_surroundings(fingerprint: Fingerprint) -> None:
+    """What PyTorch's own code reads beside its arguments."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level():
+        raise Unkeyed("a mode or transform of PyTorch's that is on")
+    hooks = vars(torch.nn.modules.module)
+    if any(hooks[name] for name in hooks if name.startswith("_global_") and isinstance(hooks[name], dict)):
+        raise Unkeyed("global hooks of modules")
+    fingerprint.add(_releases())
+    fingerprint.add((
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.is_anomaly_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(), _settings(torch._dynamo.config), _settings(torch._functorch.config)))
+    fingerprint.watch.returns(GlobalStateGuard().check, True)
+    fingerprint.watch.returns(torch._C._len_torch_function_stack, 0)
+    for namespace in (torch, torch.Tensor, torch.nn.functional):
+        for name, item in vars(namespace).items():
+            fingerprint._add_patch(name, item)
+    for name in (n for n in hooks if n.startswith("_global_") and isinstance(hooks[n], dict)):
+        fingerprint.watch.length(hooks[name])
+
+
+def _settings(config) -> tuple:
+    """A module of PyTorch's settings that are plain, in order."""
+    settings = config.get_config_copy()
+    return tuple((name, repr(sorted(map(repr, value)) if isinstance(value, set) else value))
+                 for name, value in sorted(settings.items()) if " at 0x" not in repr(value))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured programs on disk, for other processes: a file each, named by the key of all that the capture depends on.
+
+A file is believed as little as any model: its checksum and key are checked, its facts are JSON, whose types and names the
+reader checks, and the program is an ONNX model, which goes through the model reader. What is damaged is told of and made
+anew. Files appear whole (written beside, then renamed), so that any number of processes may share the folder.
+The environment says where it is and how large it may become (CAESURA_PROGRAM_CACHE, CAESURA_PROGRAM_CACHE_MEGABYTES);
+what was used longest ago goes first.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import warnings
+
+from caesura import _core
+
+_HEAD = b"caesura program 1\n"
+_LARGEST = 1 << 30  # bytes of one file
+
+
+class Damaged(ValueError):
+    """A file that does not hold what its name says."""
+
+
+def enabled() -> bool:
+    return bool(_core.program_cache()[0])
+
+
+def load(key: str):
+    """(facts, model's bytes) of a program, or None. A damaged one is removed, with a warning."""
+    path = _folder() / key
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_LARGEST)
+        os.utime(path)
+    except OSError:
+        return None
+    try:
+        return _unpack(key, content)
+    except ValueError as error:
+        discard(key, error)
+        return None
+
+
+def discard(key: str, why) -> None:
+    """Removes a program that cannot be used, and says so."""
+    path = _folder() / key
+    warnings.warn(f"the cached program {path} is damaged and not used: {why}", RuntimeWarning, stacklevel=2)
+    path.unlink(missing_ok=True)
+
+
+def store(key: str, facts: dict, model: bytes) -> None:
+    """Keeps a program. A folder that cannot be written to is told of."""
+    folder = _folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        written, name = tempfile.mkstemp(prefix=".part-", dir=folder)
+        try:
+            with open(written, "wb") as file:
+                file.write(_pack(key, facts, model))
+            os.replace(name, folder / key)
+        except BaseException:
+            os.unlink(name)
+            raise
+        _shrink(folder, _core.program_cache()[1] << 20)
+    except OSError as error:
+        warnings.warn(f"a captured program is not kept: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _folder() -> pathlib.Path:
+    return pathlib.Path(_core.program_cache()[0])
+
+
+def _pack(key: str, facts: dict, model: bytes) -> bytes:
+    text = json.dumps(facts | {"key": key}).encode()
+    body = len(text).to_bytes(8, "little") + text + model
+    return _HEAD + hashlib.sha256(body).digest() + body
+
+
+def _unpack(key: str, content: bytes):
+    start = len(_HEAD) + 32
+    digest, body = content[len(_HEAD):start], content[start:]
+    if not content.startswith(_HEAD) or hashlib.sha256(body).digest() != digest:
+        raise Damaged("its checksum is another one")
+    size = int.from_bytes(body[:8], "little")
+    facts = json.loads(body[8:8 + size])
+    if not isinstance(facts, dict) or facts.pop("key", None) != key:
+        raise Damaged("it is another program")
+    return facts, body[8 + size:]
+
+
+def _shrink(folder: pathlib.Path, limit: int) -> None:
+    """Removes what was used longest ago, and what a crash has left half written, while the folder is too large."""
+    files = []
+    for entry in os.scandir(folder):
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # another process has removed it
+        files.append((status.st_mtime, status.st_size, entry.path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit:
+            break
+        pathlib.Path(path).unlink(missing_ok=True)
+        total -= size

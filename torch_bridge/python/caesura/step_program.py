@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a compiled step: the forward as a model, opened for training on the module's own tensors."""
+
+import onnx
+import torch
+from onnx import helper
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from caesura import _core
+from caesura.aten import Refused
+from caesura.aten.forward import import_forward
+from caesura.aten.writer import onnx_type
+
+
+class StepRefused(RuntimeError):
+    """The step cannot be one program; the message lists why and where."""
+
+
+class StepProgram:
+    """One step as a program: captured, or read from disk."""
+
+    counters = ()
+    is_captured = False
+    key = places = None  # of a program that has a step_cache.Key: its text, and where the feeds are
+
+    def __init__(self, owner):
+        self.owner, self.session, self.constants = owner, None, []
+
+    def open(self, forward: onnx.ModelProto, bound):
+        """forward: the model. bound: (name, position among the capture's values, tensor) that the session holds itself."""
+        owner, recipe = self.owner, self.owner.recipe
+        self.forward, self.bound = forward, bound
+        self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
+        self.session = _core.Training.open(forward.SerializeToString(), {
+            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
+            "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
+            "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
+            "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
+            "threads": owner.threads, "seed": 0,
+        }, {name: value for name, _, value in bound})
+        self.addresses = {name: value.data_ptr() for name, _, value in bound}
+        self.bind_states()
+        self.random = any(node.op_type == "Dropout" for node in forward.graph.node)
+
+    def model(self):
+        """The forward as an ONNX model with the module's parameters and buffers as they are now."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.forward)
+        parameters = {name: value for name, _, value in self.bound} | dict(self.constants)
+        keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
+        for name, value in parameters.items():
+            raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            made = helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True)
+            model.graph.initializer.append(made)
+        return model
+
+    def bind_states(self):
+        """Makes the optimizer's state, or the gradients, the tensors that the session's steps write to."""
+        recipe = self.owner.recipe
+        for name, _, value in self.bound:
+            if id(value) in recipe.trained:
+                for what, tensor in recipe.bindings(value).items():
+                    self.session.bind_parameter(f"{what}.{name}", tensor)
+
+    def refuse_others(self, tensor_of):
+        """tensor_of: the parameter that has a name now, None where there is none."""
+        for name, _, value in self.bound:
+            now = tensor_of(name)
+            if now is not None and now is not value:
+                raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
+
+    def rebind(self):
+        """Parameters whose elements have moved (p.data = ...)."""
+        for name, _, value in self.bound:
+            if value.data_ptr() != self.addresses[name]:
+                self.session.bind_parameter(name, value)
+                self.addresses[name] = value.data_ptr()
+
+    @staticmethod
+    def draw_seed():
+        return int(torch.randint(2**62, ()))
+
+
+class CapturedStep(StepProgram):
+    """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters."""
+
+    is_captured = True
+
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata):
+        super().__init__(owner)
+        self.module = module
+        results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
+        mutated = list(metadata.mutated_inp_runtime_indices)
+        self.written = list(zip(mutated, results))  # (which input, what it becomes)
+        self.loss = results[len(mutated)]
+        self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self.code = TracingContext.get().traced_code
+        values = (n.meta["val"] for n in self.placeholders)
+        self.is_fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
+
+    @torch.no_grad()
+    def __call__(self, *values):
+        owner = self.owner
+        owner.check_optimizer()
+        if self.session is None:
+            self._open(values)
+        session = self.session
+        if owner._capturing is not None:
+            owner._capturing.append(self)
+            return (torch.zeros((), dtype=self.dtype),)
+        positions = {name: position for name, position, _ in self.bound}
+        self.refuse_others(lambda name: values[positions[name]])
+        self.rebind()
+        owner.recipe.begin(session, owner.micro_steps)
+        if self.random:
+            session.seed = self.draw_seed()
+        feeds = {name: values[i] for name, i in self.feeds}
+        loss = session.step(feeds)
+        owner.micro_steps += 1
+        owner.recipe.end(session, owner.micro_steps)
+        for position, count in self.counters:
+            values[position].add_(count)
+        owner._ran = self, feeds, torch.tensor(loss, dtype=self.dtype)
+        return owner._ran[2:]
+
+    def _open(self, values):
+        with unset_fake_temporarily():
+            self._import(values)
+
+    def _import(self, values):
+        owner = self.owner
+        tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
+        recipe = owner.recipe
+        statistics = self._statistics()
+        bound, names, self.feeds, self.constants = [], {}, [], []
+        inputs = owner.input_names(*owner._inputs)
+        for i, node, value in tensors:
+            trained = id(value) in recipe.trained
+            name = owner.names.get(id(value)) or inputs.get(id(value)) or f"input_{i}"
+            names[node] = name
+            if trained or node in statistics:
+                bound.append((name, i, value))
+            else:
+                self.feeds.append((name, i))
+                if id(value) in owner.names:
+                    self.constants.append((name, value))
+        try:
+            model = import_forward(self.module, names, {n for i, n, v in tensors if id(v) in recipe.trained}, self.loss)
+        except Refused as error:
+            raise StepRefused(f"the step cannot be one program:\n{error}") from None
+        read = {name for node in model.graph.node for name in node.input}
+        self.feeds = [(name, i) for name, i in self.feeds if name in read]
+        self.constants = [(name, value) for name, value in self.constants if name in read]
+        bound = [(name, i, value) for name, i, value in bound if name in read]
+        keep_inputs(model, read)
+        self.open(model, bound)
+        self.dtype = self.loss.meta["val"].dtype
+
+    def _statistics(self):
+        """Placeholders that are running statistics of batch norms; sets `counters`, the other buffers that are written."""
+        target = torch.ops.aten._native_batch_norm_legit_functional.default
+        found, self.counters = set(), []
+        for position, result in self.written:
+            node = self.placeholders[position]
+            if isinstance(result, torch.fx.Node) and result.args and getattr(result.args[0], "target", None) == target:
+                found.add(node)
+            elif result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
+                self.counters.append((position, result.args[1]))
+            else:
+                raise StepRefused(f"the module writes to {node.name}, which is no running statistic and no counter")
+        return found
+
+
+def keep_inputs(model, names):
+    """Drops all inputs of the model but those of these names."""
+    kept = [i for i in model.graph.input if i.name in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/python/watch.h"
+
+#include <dlpack/dlpack.h>
+
+#include <cstring>
+
+namespace nb = nanobind;
+
+namespace caesura::python {
+namespace {
+
+PyObject* RequiresGrad() {
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  return name;
+}
+
+PyTypeObject* TensorType() {
+  static PyObject* const type = nb::object(nb::module_::import_("torch").attr("Tensor")).release().ptr();
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+bool AsksForGradient(nb::handle tensor) {
+  const nb::object asked = nb::steal(PyObject_GetAttr(tensor.ptr(), RequiresGrad()));
+  if (!asked.is_valid()) throw nb::python_error();
+  return asked.ptr() == Py_True;
+}
+
+uint32_t TypeNumber(const DLDataType& type) { return type.code | type.bits << 8 | static_cast<uint32_t>(type.lanes) << 16; }
+
+TensorFacts FactsOf(nb::handle tensor) {
+  const DLTensor view = TorchView(tensor);
+  TensorFacts facts{static_cast<const char*>(view.data) + view.byte_offset, {}, TypeNumber(view.dtype),
+                    AsksForGradient(tensor)};
+  facts.dims.assign(view.shape, view.shape + view.ndim);
+  facts.dims.insert(facts.dims.end(), view.strides, view.strides + view.ndim);
+  return facts;
+}
+
+bool SameTensor(nb::handle tensor, const TensorFacts& facts, bool bytes) {
+  const DLTensor view = TorchView(tensor);
+  const size_t size = view.ndim * sizeof(int64_t);
+  return TypeNumber(view.dtype) == facts.type && 2 * static_cast<size_t>(view.ndim) == facts.dims.size() &&
+         (size == 0 || (std::memcmp(view.shape, facts.dims.data(), size) == 0 &&
+                        std::memcmp(view.strides, facts.dims.data() + view.ndim, size) == 0)) &&
+         (!bytes || static_cast<const char*>(view.data) + view.byte_offset == facts.bytes) &&
+         AsksForGradient(tensor) == facts.requires_grad;
+}
+
+// A number that changes with a class and its bases; 0 where there is none.
+Py_ssize_t ClassVersion(PyObject* object) {
+  auto* type = reinterpret_cast<PyTypeObject*>(object);
+  return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+}
+
+Py_ssize_t LengthOf(PyObject* container) {
+  return PyDict_Check(container) ? PyDict_GET_SIZE(container) : PyObject_Size(container);
+}
+
+nb::object FunctionParts(PyObject* function) {
+  auto part = [](PyObject* p) { return p == nullptr ? nb::none() : nb::borrow(p); };
+  return nb::make_tuple(part(PyFunction_GetCode(function)), part(PyFunction_GetDefaults(function)),
+                        part(PyFunction_GetKwDefaults(function)));
+}
+
+}  // namespace
+
+void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
+  rows_.push_back({Kind::kItem, std::move(dict), std::move(key), std::move(value)});
+}
+
+void Watch::Length(nb::object container) {
+  const Py_ssize_t length = LengthOf(container.ptr());
+  if (length < 0) throw nb::python_error();
+  rows_.push_back({Kind::kLength, std::move(container), {}, {}, length});
+}
+
+void Watch::Elements(nb::list list) {
+  Length(list);
+  for (size_t i = 0; i < list.size(); ++i) {
+    rows_.push_back({Kind::kElement, list, {}, nb::borrow(list[i]), static_cast<Py_ssize_t>(i)});
+  }
+}
+
+void Watch::Cell(nb::object cell) {
+  nb::object value = nb::steal(PyCell_Get(cell.ptr()));
+  PyErr_Clear();  // an empty one holds null
+  rows_.push_back({Kind::kCell, std::move(cell), {}, std::move(value)});
+}
+
+void Watch::Class(nb::object type) {
+  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()), RequiresGrad());  // any name: gives the class its version
+  const Py_ssize_t version = ClassVersion(type.ptr());
+  rows_.push_back({Kind::kClass, std::move(type), {}, {}, version});
+}
+
+void Watch::Function(nb::object function) {
+  nb::object parts = FunctionParts(function.ptr());
+  rows_.push_back({Kind::kFunction, std::move(function), {}, std::move(parts)});
+}
+
+void Watch::Returns(nb::object call, nb::object result) {
+  rows_.push_back({Kind::kReturns, std::move(call), {}, std::move(result)});
+}
+
+void Watch::TorchTensor(nb::object tensor, bool bytes) {
+  TensorFacts facts = FactsOf(tensor);
+  tensors_.push_back({std::move(tensor), std::move(facts), bytes});
+}
+
+bool Watch::Holds(const Row& row) {
+  PyObject* object = row.object.ptr();
+  switch (row.kind) {
+    case Kind::kItem: return PyDict_GetItemWithError(object, row.key.ptr()) == row.value.ptr();
+    case Kind::kLength: return LengthOf(object) == row.number;
+    case Kind::kElement:
+      return row.number < PyList_GET_SIZE(object) && PyList_GET_ITEM(object, row.number) == row.value.ptr();
+    case Kind::kCell: return PyCell_GET(object) == row.value.ptr();
+    case Kind::kClass: return row.number != 0 && ClassVersion(object) == row.number;
+    case Kind::kFunction: {
+      auto same = [&](PyObject* now, int i) {
+        PyObject* then = PyTuple_GET_ITEM(row.value.ptr(), i);
+        return now == (then == Py_None ? nullptr : then);
+      };
+      return same(PyFunction_GetCode(object), 0) && same(PyFunction_GetDefaults(object), 1) &&
+             same(PyFunction_GetKwDefaults(object), 2);
+    }
+    case Kind::kReturns: {
+      const nb::object result = nb::steal(PyObject_CallNoArgs(object));
+      if (!result.is_valid()) throw nb::python_error();
+      return result.is(row.value) || result.equal(row.value);
+    }
+  }
+  return false;
+}
+
+bool Watch::Unchanged() const {
+  for (const Row& row : rows_) {
+    if (!Holds(row)) {
+      if (PyErr_Occurred()) throw nb::python_error();
+      return false;
+    }
+  }
+  for (const TensorRow& row : tensors_) {
+    if (!SameTensor(row.tensor, row.facts, row.bytes)) return false;
+  }
+  return true;
+}
+
+int Watch::Traverse(visitproc visit, void* arg) const {
+  for (const Row& row : rows_) {
+    Py_VISIT(row.object.ptr());
+    Py_VISIT(row.key.ptr());
+    Py_VISIT(row.value.ptr());
+  }
+  for (const TensorRow& row : tensors_) Py_VISIT(row.tensor.ptr());
+  return 0;
+}
+
+void Watch::Clear() {
+  rows_.clear();
+  tensors_.clear();
+}
+
+Signature::Part::Part(nb::handle value) : type_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())))) {
+  PyObject* object = value.ptr();
+  if (Py_TYPE(object) == TensorType()) {
+    is_tensor_ = true;
+    facts_ = FactsOf(value);
+  } else if (PyDict_CheckExact(object)) {
+    for (auto [key, part] : nb::borrow<nb::dict>(value)) parts_.emplace_back(nb::borrow(key), Part(part));
+  } else if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
+    for (nb::handle part : nb::borrow<nb::sequence>(value)) parts_.emplace_back(nb::object(), Part(part));
+  } else if (object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object) ||
+             PyUnicode_CheckExact(object)) {
+    value_ = nb::borrow(value);
+  } else {
+    throw nb::type_error("arguments of a type that no signature holds");
+  }
+}
+
+bool Signature::Part::Matches(nb::handle value) const {
+  PyObject* object = value.ptr();
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return false;
+  if (is_tensor_) return SameTensor(value, facts_, /*bytes=*/false);
+  if (value_.is_valid()) {
+    if (PyFloat_CheckExact(object)) {  // bits: 0.0 is not -0.0
+      const double a = PyFloat_AS_DOUBLE(object), b = PyFloat_AS_DOUBLE(value_.ptr());
+      return std::memcmp(&a, &b, sizeof a) == 0;
+    }
+    return object == value_.ptr() || value.equal(value_);
+  }
+  if (LengthOf(object) != static_cast<Py_ssize_t>(parts_.size())) return false;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const auto& [key, part] = parts_[i];
+    PyObject* found = key.is_valid() ? PyDict_GetItemWithError(object, key.ptr())
+                      : PyTuple_Check(object) ? PyTuple_GET_ITEM(object, i) : PyList_GET_ITEM(object, i);
+    if (found == nullptr || !part.Matches(found)) return false;
+  }
+  return true;
+}
+
+void BindWatch(nb::module_& m) {
+  static const PyType_Slot slots[] = {
+      {Py_tp_traverse, reinterpret_cast<void*>(+[](PyObject* self, visitproc visit, void* arg) -> int {
+         Py_VISIT(Py_TYPE(self));
+         return nb::inst_ready(self) ? nb::inst_ptr<Watch>(self)->Traverse(visit, arg) : 0;
+       })},
+      {Py_tp_clear, reinterpret_cast<void*>(+[](PyObject* self) -> int {
+         nb::inst_ptr<Watch>(self)->Clear();
+         return 0;
+       })},
+      {0, nullptr}};
+  nb::class_<Watch>(m, "Watch", nb::type_slots(slots))
+      .def(nb::init<>())
+      .def("item", &Watch::Item, nb::arg("dict"), nb::arg("key"), nb::arg("value").none())
+      .def("length", &Watch::Length)
+      .def("elements", &Watch::Elements)
+      .def("cell", &Watch::Cell)
+      .def("class_", &Watch::Class)
+      .def("function", &Watch::Function)
+      .def("returns", &Watch::Returns, nb::arg("call"), nb::arg("result").none())
+      .def("tensor", &Watch::TorchTensor, nb::arg("tensor"), nb::arg("bytes"))
+      .def("unchanged", &Watch::Unchanged);
+  nb::class_<Signature>(m, "Signature").def(nb::init<nb::tuple, nb::dict>()).def("matches", &Signature::Matches);
+}
+
+}  // namespace caesura::python

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Watch: objects of Python's that something was derived from, and whether they still are as they were. Signature: the
+// arguments of a call, and whether another call's are the same but for the elements of tensors.
+#ifndef CAESURA_TORCH_BRIDGE_PYTHON_WATCH_H_
+#define CAESURA_TORCH_BRIDGE_PYTHON_WATCH_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch_bridge/python/bindings.h"
+
+namespace caesura::python {
+
+// Dtype, shape, strides and place of a dense torch.Tensor.
+struct TensorFacts {
+  const void* bytes = nullptr;
+  std::vector<int64_t> dims;  // sizes, then strides
+  uint32_t type = 0;          // DLDataType's fields
+  bool requires_grad = false;
+
+  bool operator==(const TensorFacts&) const = default;
+};
+
+// All objects are held. Not for use without the GIL.
+class Watch {
+ public:
+  // What is to stay: dict[key], the length of a dict, list or set, list[i] for all i, what a closure's cell holds, a class
+  // with its bases, a function's code and defaults, what a call returns.
+  void Item(nanobind::dict dict, nanobind::object key, nanobind::object value);
+  void Length(nanobind::object container);
+  void Elements(nanobind::list list);
+  void Cell(nanobind::object cell);
+  void Class(nanobind::object type);
+  void Function(nanobind::object function);
+  void Returns(nanobind::object call, nanobind::object result);
+  // A torch.Tensor's dtype, shape, strides and whether it requires a gradient; with `bytes` where its elements are, too.
+  void TorchTensor(nanobind::object tensor, bool bytes);
+
+  bool Unchanged() const;
+
+  int Traverse(visitproc visit, void* arg) const;
+  void Clear();
+
+ private:
+  enum class Kind { kItem, kLength, kElement, kCell, kClass, kFunction, kReturns };
+  struct Row {
+    Kind kind;
+    nanobind::object object, key, value;
+    Py_ssize_t number = 0;
+  };
+  struct TensorRow {
+    nanobind::object tensor;
+    TensorFacts facts;
+    bool bytes;
+  };
+  static bool Holds(const Row& row);
+  std::vector<Row> rows_;
+  std::vector<TensorRow> tensors_;
+};
+
+// Tensors, and None, bools, ints, floats and strings, in tuples, lists and dicts.
+class Signature {
+ public:
+  // Raises TypeError where something else is in them.
+  Signature(nanobind::tuple args, nanobind::dict kwargs) : args_(args), kwargs_(kwargs) {}
+  bool Matches(const nanobind::tuple& args, const nanobind::dict& kwargs) const {
+    return args_.Matches(args) && kwargs_.Matches(kwargs);
+  }
+
+ private:
+  class Part {
+   public:
+    explicit Part(nanobind::handle value);
+    bool Matches(nanobind::handle value) const;
+
+   private:
+    nanobind::object type_, value_;  // value_: of what is no tensor and no container
+    std::vector<std::pair<nanobind::object, Part>> parts_;  // key and what is there
+    TensorFacts facts_;
+    bool is_tensor_ = false;
+  };
+  Part args_, kwargs_;
+};
+
+}  // namespace caesura::python
+
+#endif  // CAESURA_TORCH_BRIDGE_PYTHON_WATCH_H_
