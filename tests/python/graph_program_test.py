@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a captured graph is cut into programs and calls: views cost a call only where somebody sees what they look at."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from caesura.graph_program import GraphProgram, RunStep  # noqa: E402
+
+
+def steps(function, *arguments):
+    """What the graph runs, "program" or a call's name; its results agree with the function's."""
+    program = GraphProgram(make_fx(function)(*arguments))
+    for got, expected in zip(program(*arguments), function(*arguments)):
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+    return ["program" if isinstance(step, RunStep) else step.target._schema.name.removeprefix("aten::")
+            for step, _ in program.steps]
+
+
+X, W = torch.randn(4, 8), torch.randn(8, 8)
+
+
+def test_a_reshape_that_nobody_else_sees_through_is_the_programs():
+    assert steps(lambda x, w: [torch.sum(x @ w, 0, keepdim=True).view(8)], X, W) == ["program"]
+    assert steps(lambda x, w: [(x @ w).view(2, 16).unsqueeze(0)], X, W) == ["program"]
+
+
+def test_a_reshape_of_what_is_a_result_too_shares_its_elements():
+    def function(x, w):
+        y = x @ w
+        return [y, y.view(32)]
+
+    assert steps(function, X, W) == ["program", "reshape"]
+    program = GraphProgram(make_fx(function)(X, W))
+    y, flat = program(X, W)
+    assert y.data_ptr() == flat.data_ptr()
+
+
+def test_a_transposed_result_is_a_view():
+    assert steps(lambda x, w: [(x @ w).t()], X, W) == ["program", "t"]
+    assert steps(lambda x, w: [(x @ w).t().unsqueeze(0)], X, W) == ["program", "t", "unsqueeze"]
+
+
+def test_transposed_twice_is_not_transposed():
+    assert steps(lambda x, w: [(x @ w).t().t()], X, W) == ["program"]
+    assert steps(lambda x, w: [(x @ w).t().t(), (x @ w).t()], X, W) == ["program", "t"]
