@@ -21,9 +21,10 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 void* AllocateHost(size_t bytes) {
   if (bytes < kHugePage) return std::aligned_alloc(kBufferAlignment, bytes);
-  void* data = std::aligned_alloc(kHugePage, bytes);
+  void* data = nullptr;  // not of aligned_alloc, which wants whole multiples of the alignment
+  if (posix_memalign(&data, kHugePage, bytes) != 0) return nullptr;
 #ifdef __linux__
-  if (data != nullptr) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: it may say no
+  madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: it may say no
 #endif
   return data;
 }
