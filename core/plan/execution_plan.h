@@ -182,8 +182,8 @@ class ExecutionPlan {
 
   // This plan for feeds that differ from its own in sizes alone: what Create would give but for offsets in the arena, made
   // by settling anew the nodes that other sizes reach, and sharing the kernels of all others. Null where a decision
-  // might fall otherwise (and for sizes that are wrong): Create then says.
-  std::shared_ptr<const ExecutionPlan> Resized(const std::vector<FeedSpec>& feeds) const;
+  // might fall otherwise (and for sizes that are wrong): Create then says. Fails where a provider or memory does.
+  Result<std::shared_ptr<const ExecutionPlan>> Resized(const std::vector<FeedSpec>& feeds) const;
 
   const Graph& graph() const { return *graph_; }
   const std::vector<FeedSpec>& feeds() const { return feeds_; }

@@ -41,7 +41,10 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<Ru
     if (i < known.size() && known[i].value.defined()) specs.back().value = known[i].value;
   }
   auto like = std::find_if(plans_.begin(), plans_.end(), is_for);
-  std::shared_ptr<const ExecutionPlan> plan = like == plans_.end() ? nullptr : (*like)->Resized(specs);
+  std::shared_ptr<const ExecutionPlan> plan;
+  if (like != plans_.end()) {
+    ASSIGN_OR_RETURN(plan, (*like)->Resized(specs));
+  }
   if (plan == nullptr) {
     PlanOptions options = options_;
     options.fetch_devices = devices;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/plan/node_error.h"
 #include "core/plan/plan_builder.h"
 
 namespace caesura {
@@ -17,12 +18,15 @@ class PlanResizer {
   explicit PlanResizer(const ExecutionPlan& from)
       : plan_(std::make_shared<ExecutionPlan>(from)), recipe_(*from.recipe_), changed_(from.values_.size(), 0) {}
 
-  std::shared_ptr<const ExecutionPlan> Resize(const std::vector<FeedSpec>& feeds) {
-    if (!SetFeeds(feeds)) return nullptr;
-    for (const NodeRecord& record : recipe_.nodes) {
-      if (!Settle(record)) return nullptr;
+  // Null where the plan is to be made anew.
+  Result<std::shared_ptr<const ExecutionPlan>> Resize(const std::vector<FeedSpec>& feeds) {
+    bool fits = SetFeeds(feeds);
+    for (auto record = recipe_.nodes.begin(); fits && record != recipe_.nodes.end(); ++record) {
+      fits = Settle(*record);
+      if (!failure_.ok()) return AtNode(failure_, *record->node, record->provider->name());
     }
-    return !moves_ || PlanBuilder::PlaceBuffers(*plan_).ok() ? plan_ : nullptr;
+    fits = fits && (!moves_ || PlanBuilder::PlaceBuffers(*plan_).ok());
+    return fits ? std::shared_ptr<const ExecutionPlan>(plan_) : nullptr;
   }
 
  private:
@@ -93,9 +97,16 @@ class PlanResizer {
 
   // By the same kernel as before.
   bool Create(const NodeRecord& record, KernelInfo& info) {
-    if (record.first) return record.def->create(info).ok();
+    if (record.first) return Succeeded(record.def->create(info));
     const Result<const KernelDef*> chosen = record.provider->kernels().Create(info, record.provider->name());
-    return chosen.ok() && *chosen == record.def;
+    return Succeeded(chosen.status()) && *chosen == record.def;
+  }
+
+  // What the machine has refused is no matter of sizes: the run fails, or its provider is replaced.
+  bool Succeeded(Status status) {
+    const bool machine = status.code() == StatusCode::kProviderFailure || status.code() == StatusCode::kOutOfMemory;
+    if (machine) failure_ = std::move(status);
+    return !machine && status.ok();
   }
 
   // The input that shares its bytes with the output; 0: none.
@@ -188,10 +199,12 @@ class PlanResizer {
   const PlanRecipe& recipe_;
   std::vector<char> changed_;  // by value id: its sizes, its layout or what is known of its value
   bool moves_ = false;         // offsets in the arena are to be planned anew
+  Status failure_;
 };
 
-std::shared_ptr<const ExecutionPlan> ExecutionPlan::Resized(const std::vector<FeedSpec>& feeds) const {
-  return recipe_ == nullptr ? nullptr : PlanResizer(*this).Resize(feeds);
+Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Resized(const std::vector<FeedSpec>& feeds) const {
+  if (recipe_ == nullptr) return std::shared_ptr<const ExecutionPlan>();
+  return PlanResizer(*this).Resize(feeds);
 }
 
 }  // namespace caesura

@@ -7,6 +7,7 @@
 #include "core/execute/partial_executor.h"
 #include "core/plan/plan_cache.h"
 #include "core/providers/cpu_provider.h"
+#include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {
@@ -30,12 +31,18 @@ std::string WithoutOffsets(const ExecutionPlan& plan) {
   return out;
 }
 
+std::shared_ptr<const ExecutionPlan> ResizedTo(const ExecutionPlan& plan, const Values& feeds) {
+  const auto resized = plan.Resized(SpecsOf(feeds));
+  EXPECT_TRUE(resized.ok()) << resized.status().ToString();
+  return resized.ok() ? *resized : nullptr;
+}
+
 // From the plan for `from` one for `to`; checked against one that is made anew. False where it has to be.
 bool Resizes(const std::shared_ptr<Graph>& graph, const Values& from, const Values& to) {
   const auto base = PlanOf(graph, from, {}, Cpu());
   const auto fresh = PlanOf(graph, to, {}, Cpu());
   const Values before = RunPlan(base, from);
-  const auto resized = base->Resized(SpecsOf(to));
+  const auto resized = ResizedTo(*base, to);
   if (resized == nullptr) return false;
   EXPECT_EQ(WithoutOffsets(*resized), WithoutOffsets(*fresh));
   EXPECT_EQ(resized->fingerprint(), fresh->fingerprint());
@@ -71,14 +78,29 @@ TEST(PlanResize, ACacheThatGrows) {
 
 TEST(PlanResize, SharesTheKernelsThatOtherSizesDoNotReach) {
   auto graph = GraphOf(R"((float[2,N] x, float[3] z) => (float[2,N] y, float[3] w) { y = Exp (x)  w = Exp (z) })");
-  EXPECT_TRUE(Resizes(graph, {Ramp(Shape{2, 5}), Ramp(Shape{3})}, {Ramp(Shape{2, 9}), Ramp(Shape{3})}));
+  auto counting = std::make_shared<FailingProvider>(MakeCpuProvider());
+  const auto base = PlanOf(graph, {Ramp(Shape{2, 5}), Ramp(Shape{3})}, {}, {counting});
+  const Values feeds = {Ramp(Shape{2, 9}), Ramp(Shape{3})};
+  counting->FailAtCreation(-1);  // counts anew
+  const auto resized = ResizedTo(*base, feeds);
+  ASSERT_NE(resized, nullptr);
+  EXPECT_EQ(counting->created(), 1);
+  EXPECT_TRUE(SameBits(RunPlan(resized, feeds), RunPlan(PlanOf(graph, feeds, {}, {counting}), feeds)));
+}
+
+TEST(PlanResize, AFailingProviderIsAnErrorThatNamesTheNode) {
+  auto counting = std::make_shared<FailingProvider>(MakeCpuProvider(), "faulty");
+  const auto base = PlanOf(GraphOf("(float[N] x) => (float[N] y) { [op] y = Exp (x) }"), {Ramp(Shape{4})}, {}, {counting});
+  counting->FailAtCreation(0);
+  const Status status = base->Resized(SpecsOf({Ramp(Shape{5})})).status();
+  EXPECT_EQ(status.ToString(), "PROVIDER_FAILURE: [Exp 'op' on faulty] planted failure of a factory");
 }
 
 TEST(PlanResize, FromPlanToPlan) {
   auto graph = GraphOf(kDecoder);
   auto plan = PlanOf(graph, DecoderFeeds(1), {}, Cpu());
   for (int64_t length = 2; length < 40; ++length) {
-    plan = plan->Resized(SpecsOf(DecoderFeeds(length)));
+    plan = ResizedTo(*plan, DecoderFeeds(length));
     ASSERT_NE(plan, nullptr);
     const Values feeds = DecoderFeeds(length);
     EXPECT_TRUE(SameBits(RunPlan(plan, feeds), RunPlan(PlanOf(graph, feeds, {}, Cpu()), feeds))) << length;
@@ -125,8 +147,8 @@ TEST(PlanResize, MakesAnewWhatMayBeDecidedOtherwise) {
   EXPECT_FALSE(Resizes(unary, {Ramp(Shape{4})}, {Ramp(Shape{0})}));
   EXPECT_FALSE(Resizes(unary, {Ramp(Shape{0})}, {Ramp(Shape{4})}));
   const auto plan = PlanOf(unary, {Ramp(Shape{4})}, {}, Cpu());
-  EXPECT_EQ(plan->Resized(SpecsOf({Tensor::Of<double>(Shape{5}, {1, 2, 3, 4, 5})})), nullptr);
-  EXPECT_EQ(plan->Resized(SpecsOf({})), nullptr);
+  EXPECT_EQ(ResizedTo(*plan, {Tensor::Of<double>(Shape{5}, {1, 2, 3, 4, 5})}), nullptr);
+  EXPECT_EQ(ResizedTo(*plan, {}), nullptr);
 }
 
 TEST(PlanResize, WrongSizesGetTheErrorOfANewPlan) {
