@@ -171,14 +171,23 @@ def silu(w, node, x):
 
 @raises(aten.leaky_relu.default)
 def leaky_relu(w, node, x, slope):
-    return w.make("LeakyRelu", [x], *result(node), alpha=float(slope))
+    if x.dtype != torch.float64:
+        return w.make("LeakyRelu", [x], *result(node), alpha=float(slope))
+    dtype, shape = result(node)  # ONNX's attributes are float32
+    over = w.make("Greater", [x, w.constant(0, dtype)], torch.bool, shape)
+    return w.make("Where", [over, x, w.make("Mul", [x, w.constant(slope, dtype)], dtype, shape)], dtype, shape)
 
 
 @raises(aten.elu.default)
 def elu(w, node, x, alpha, scale, input_scale):
     if scale != 1 or input_scale != 1:
         raise Refused("scales other than 1")
-    return w.make("Elu", [x], *result(node), alpha=float(alpha))
+    if x.dtype != torch.float64 or alpha == 1:
+        return w.make("Elu", [x], *result(node), alpha=float(alpha))
+    dtype, shape = result(node)  # ONNX's attributes are float32
+    y = w.make("Elu", [x], dtype, shape)
+    over = w.make("Greater", [x, w.constant(0, dtype)], torch.bool, shape)
+    return w.make("Where", [over, y, w.make("Mul", [y, w.constant(alpha, dtype)], dtype, shape)], dtype, shape)
 
 
 @raises(aten.hardtanh.default)
