@@ -10,11 +10,13 @@ Each architecture and task is one process: the module runs in eager PyTorch and 
 inputs, dropout 0, float32), and the loss and every gradient are compared; where they differ, again in float64. Printed
 for each: agree, differ, mostly eager (agrees, but more than half of the captured graphs' time is spent in calls that stay
 with PyTorch), left to eager (dynamo gave us no graph), error, chaotic (eager's own losses in float32 and float64 differ:
-nothing can be said), or not runnable in eager, with a reason.
+nothing can be said), captured otherwise (torch.compile with its eager backend differs from eager just so: the module itself
+does something else when it is traced), or not runnable in eager, with a reason.
 """
 
 import argparse
 import collections
+import copy
 import json
 import multiprocessing
 import os
@@ -138,8 +140,6 @@ def inputs_for(task, config, cls):
 
 def runnable(task, class_name):
     """(model, batch, a copy with the gradients that eager PyTorch gives, its loss); raises what the model's code raises."""
-    import copy
-
     import torch
     import transformers
 
@@ -201,6 +201,8 @@ def run_one(task, model_type, class_name):
         if not in_double and not compare(model, reference, result.loss, loss, exact):
             judged, problems = f", in float64 (eager's own float32 is as far off: {problems[0]})", []
     breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+    if problems and not compare(model, *captured(reference, batch, result.loss)):
+        return "captured otherwise", f"so does torch.compile with the eager backend: {problems[0]}"
     if problems:
         return "differ", "; ".join(problems[:3])
     report = caesura.report()
@@ -212,10 +214,20 @@ def run_one(task, model_type, class_name):
     return "agree" if report.kernel_share >= KERNEL_SHARE else "mostly eager", detail
 
 
+def captured(reference, batch, loss):
+    """What `compare` takes behind the model: what PyTorch itself computes of the module once it has captured it."""
+    import torch
+
+    other = copy.deepcopy(reference)
+    other.zero_grad()
+    torch._dynamo.reset()
+    expected = torch.compile(other, backend="eager")(**batch).loss
+    expected.backward()
+    return other, loss, expected
+
+
 def in_float64(model, batch):
     """The module in float64: (eager's copy with its gradients and loss, what caesura's differs in)."""
-    import copy
-
     import caesura
     import torch
 
