@@ -224,11 +224,12 @@ def patched(owner, name, value):
     patched(torch, "__version__", "2.13.1"), patched(sys, "version", "3.11.8"),
     lambda stack: stack.enter_context(torch._dynamo.config.patch(specialize_int=True)),
     lambda stack: stack.enter_context(torch._functorch.config.patch(functionalize_rng_ops=True)),
-    patched(F, "gelu", lambda x: torch.relu(x)), patched(torch.nn.LayerNorm, "forward", lambda self, x: x * self.weight),
+    patched(F, "gelu", lambda x: torch.relu(x)), patched(F, "gelu", F.relu),
+    patched(F, "gelu", functools.partial(F.gelu, approximate="tanh")), patched(torch.nn.LayerNorm, "forward", lambda self, x: x * self.weight),
     lambda stack: stack.enter_context(torch.backends.mkldnn.flags(False)),
     lambda stack: stack.enter_context(torch.autocast("cpu", torch.bfloat16)),
     lambda stack: stack.enter_context(torch.no_grad()),
-], ids=["torch", "python", "dynamo", "functorch", "function", "layer", "flag", "autocast", "no_grad"])
+], ids=["torch", "python", "dynamo", "functorch", "function", "alias", "partial", "layer", "flag", "autocast", "no_grad"])
 def test_other_surroundings_are_another_program(change):
     before = fingerprint_of(Net())
     with contextlib.ExitStack() as stack:
@@ -254,6 +255,23 @@ def test_what_reads_the_world_has_no_key(tmp_path, body):
     module = load(tmp_path, source.replace("def scaled(x)", "def scaled(x, self=array.array('i'))")).make()
     with pytest.raises(Unkeyed):
         fingerprint_of(module)
+
+
+def test_what_others_put_into_pytorch_is_let_be(monkeypatch):
+    """Lightning wraps torch.compile, transformers gives modules a method; both lead to what no key can hold."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compile_(*args, **kwargs) or os.environ)
+    monkeypatch.setattr(torch.nn.Module, "smart_apply", lambda self, f: os.environ.update(f(self)), raising=False)
+    assert [hit(Net(), batches(1)[0]) for _ in range(2)] == [False, True]
+
+
+def test_what_is_traced_through_a_patch_is_not_kept(monkeypatch, folder):
+    module = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "gelu", lambda x, approximate: torch.relu(x) * 2)
+        assert [hit(module, batches(1)[0]) for _ in range(2)] == [False, False]
+    assert not folder.exists()
+    assert [hit(module, batches(1)[0]) for _ in range(2)] == [False, True]
 
 
 def test_code_that_the_key_did_not_see_keeps_a_program_off_the_disk(tmp_path, folder):

@@ -199,7 +199,8 @@ class Fingerprint:
                 raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
             return self._say(code.co_firstlineno)
         self.watch.function(value)
-        self._add_code(code)
+        self._say_code(code)
+        self._reach(code)
         self.add(value.__defaults__)
         self.add(value.__kwdefaults__)
         self._add_items(vars(value))
@@ -211,17 +212,22 @@ class Fingerprint:
                 self._say("empty")
         self._owners.append([value.__globals__, True, dict.fromkeys(_names_in(code)), 0])
 
-    def _add_code(self, code):
-        self.code.add(code)
+    def _say_code(self, code):
         self._say("code", code.co_code.hex(), code.co_flags, *code.co_names, "of", *code.co_varnames, *code.co_freevars)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._say_code(constant)
+            else:
+                self.add(constant)
+
+    def _reach(self, code):
+        self.code.add(code)
         self._names.update(dict.fromkeys(code.co_names))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                self._add_code(constant)
-            else:
-                if isinstance(constant, str):
-                    self._names[constant] = None  # getattr(self, "...")
-                self.add(constant)
+                self._reach(constant)
+            elif isinstance(constant, str):
+                self._names[constant] = None  # getattr(self, "...")
 
     def _add_module(self, value):
         if type(value) is not types.ModuleType:
@@ -252,16 +258,19 @@ class Fingerprint:
                 self._owners.append([vars(base), False, self._names, 0])
 
     def _add_patch(self, name, item):
-        """What somebody has put into a class or module of PyTorch's."""
+        """What is called by a name of PyTorch's. Of code that somebody has put there the key holds only that itself, not what it
+        leads to: others wrap much that no forward calls. It is not among the `code`, so that no capture through it is kept."""
         function = getattr(item, "__func__", item)
+        if name in _UNREAD or not callable(function):  # dynamo, too, changes Module.__init__
+            return
+        self._say(name, getattr(function, "__module__", None), getattr(function, "__qualname__", None))
         if isinstance(function, types.FunctionType):
-            known = is_known(function.__code__.co_filename)
+            if not is_known(function.__code__.co_filename):
+                self._say_code(function.__code__)
         else:
             of = function if isinstance(function, type) else type(function)
-            known = not callable(function) or _is_silent(of.__module__)
-        if not known:
-            self._say(name)
-            self.add(function)
+            if of is functools.partial or not _is_silent(of.__module__):
+                self.add(function)
 
     def _follow(self) -> None:
         """Adds what the names in reached code stand for, until there is nothing new."""
@@ -272,7 +281,7 @@ class Fingerprint:
                 new = list(names)[done:] if done < len(names) else ()
                 owner[3] = len(names)
                 for name in new:
-                    if name in namespace:
+                    if name in namespace and name not in ("__dict__", "__weakref__"):  # which Python makes for each class
                         self._say(name)
                         if watched:
                             self.watch.item(namespace, name, namespace[name])

@@ -193,7 +193,8 @@ class CompiledStep:
         self._keys -= 1
         try:
             return step_cache.Key(self, args, kwargs)
-        except Unkeyed:
+        except Unkeyed as error:
+            logging.getLogger("caesura").info("the program is not looked for on disk, no key holds %s", error)
             return None
 
     def _recall(self, key, args, kwargs) -> bool:
