@@ -325,8 +325,9 @@ def _is_special(name: str) -> bool:
 def _releases() -> tuple:
     """All that is told by release: Python, PyTorch, ONNX, this package."""
     package = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
-        package.update(path.name.encode() + b"\0" + path.read_bytes())
+    folder = pathlib.Path(__file__).resolve().parent  # a build's folder has links, which rglob() does not follow
+    for path in sorted(folder.rglob("*.py")):
+        package.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     return (sys.version, str(torch.__version__), torch.version.git_version, onnx.__version__, platform.machine(),
             torch.backends.cpu.get_cpu_capability(), package.hexdigest())
 

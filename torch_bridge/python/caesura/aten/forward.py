@@ -4,19 +4,27 @@
 import torch
 
 from caesura.aten.graph_import import Importer, describe, is_symbolic
+from caesura.aten.normalization import fixed_batch_norm
 from caesura.aten.results import is_read, result
 from caesura.aten.table import TABLE, Refused, aten
 from caesura.aten.writer import Scalar, Tensor, make_model
 
 
 def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
-    if not training or is_read(node, 1) or is_read(node, 2):
+    if not training:
+        none = w.full(0, x.dtype, (0,))
+        return fixed_batch_norm(w, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
+    if is_read(node, 1) or is_read(node, 2):
         return TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
     if momentum is None:
         raise Refused("running statistics as a plain mean of all batches")
     y = w.make("BatchNormalization", [x, weight, bias, mean, variance], *result(node, 0), epsilon=float(epsilon),
                momentum=1 - float(momentum))
     return y, None, None, mean, variance  # the training session writes the new statistics
+
+
+def _batch_norm_inference(w, node, x, weight, bias, mean, variance, momentum, epsilon):
+    return _batch_norm(w, node, x, weight, bias, mean, variance, False, momentum, epsilon)
 
 
 def _dropout(w, node, x, ratio, training):
@@ -58,6 +66,7 @@ def _topk(w, node, x, k, axis, largest, ordered):
 _FORWARD = {
     aten.topk.default: _topk,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
     aten.native_dropout.default: _dropout,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss,

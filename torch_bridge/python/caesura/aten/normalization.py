@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer and batch normalization, forward and backward."""
+"""Layer, batch and group normalization, forward and backward."""
 
 import torch
 
@@ -19,8 +19,8 @@ def _statistics(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _layer_norm_in_double(w, x, weight, bias, axes, epsilon):
-    """(y, mean, inverse deviation) by arithmetic: ONNX's op keeps its statistics in float32."""
+def _normalize(w, x, axes, epsilon):
+    """(x with mean 0 and deviation 1 over the axes, mean, inverse deviation), by arithmetic in x's dtype."""
     kept = [1 if d in axes else s for d, s in enumerate(x.shape)]
     make = lambda op_type, inputs, shape, **more: w.make(op_type, inputs, x.dtype, shape, **more)  # noqa: E731
     mean = make("ReduceMean", [x, w.constant(axes)], kept, keepdims=1)
@@ -28,8 +28,14 @@ def _layer_norm_in_double(w, x, weight, bias, axes, epsilon):
     variance = make("ReduceMean", [make("Mul", [away, away], x.shape), w.constant(axes)], kept, keepdims=1)
     shifted = make("Add", [variance, w.constant(epsilon, x.dtype)], kept)
     inv_std = make("Reciprocal", [make("Sqrt", [shifted], kept)], kept)
-    y = make("Mul", [make("Mul", [away, inv_std], x.shape), weight], x.shape)
-    y = make("Add", [y, bias], x.shape) if bias is not None else y
+    return make("Mul", [away, inv_std], x.shape), mean, inv_std
+
+
+def _layer_norm_in_double(w, x, weight, bias, axes, epsilon):
+    """(y, mean, inverse deviation): ONNX's op keeps its statistics in float32."""
+    y, mean, inv_std = _normalize(w, x, axes, epsilon)
+    y = w.make("Mul", [y, weight], x.dtype, x.shape)
+    y = w.make("Add", [y, bias], x.dtype, x.shape) if bias is not None else y
     return y.name, mean.name, inv_std.name
 
 
@@ -63,19 +69,22 @@ def layer_norm_backward(w, node, dy, x, sizes, mean, inv_std, weight, bias, want
                  for i, name in enumerate(outputs))
 
 
-def _batch_inputs(w, x, weight, bias):
-    channels = x.shape[1:2]
-    dtype = weight.dtype if weight is not None else x.dtype
-    if dtype != x.dtype:
-        raise Refused("a batch norm of mixed dtypes")
-    weight = weight if weight is not None else _ones(w, dtype, channels)
-    bias = bias if bias is not None else w.full(0, dtype, channels)
-    return weight, bias
+def _channel_vector(w, x, vector, value):
+    """`vector`, or where it is None the value for each of x's channels."""
+    if vector is None:
+        channels = x.shape[1:2]
+        if is_static(channels):
+            return w.constant(torch.full(channels, value, dtype=x.dtype))
+        size = w.op("Shape", [x], start=1, end=2)
+        return w.make("Expand", [w.constant([value], x.dtype), size], x.dtype, channels)
+    if vector.dtype != x.dtype:
+        raise Refused("a norm of mixed dtypes")
+    return vector
 
 
 @raises(aten._native_batch_norm_legit_functional.default)
 def batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
-    weight, bias = _batch_inputs(w, x, weight, bias)
+    weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     if not training:
         y = w.make("BatchNormalization", [x, weight, bias, mean, variance], *result(node, 0), epsilon=float(epsilon))
         return y, w.full(0, x.dtype, (0,)), w.full(0, x.dtype, (0,)), mean, variance
@@ -91,12 +100,74 @@ def batch_norm_inference(w, node, x, weight, bias, mean, variance, momentum, eps
     return batch_norm(w, node, x, weight, bias, mean, variance, False, momentum, epsilon)
 
 
+def _along_channels(w, x, vector):
+    """A number for each of x's channels, as a tensor that broadcasts to x."""
+    shape = [*vector.shape, *(1 for _ in x.shape[2:])]
+    return w.make("Unsqueeze", [vector, w.constant(list(range(1, x.rank - 1)))], vector.dtype, shape)
+
+
+@raises(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_statistics(w, node, x, weight, bias, training, momentum, epsilon):
+    weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
+    axes = [d for d in range(x.rank) if d != 1]
+    y, mean, inv_std = _normalize(w, w.cast(x, _statistics(x.dtype)), axes, epsilon)
+    y = w.cast(y, x.dtype)
+    for op_type, vector in (("Mul", weight), ("Add", bias)):
+        y = w.make(op_type, [y, _along_channels(w, x, vector)], x.dtype, x.shape)
+    return y, *(w.make("Squeeze", [s, w.constant(axes)], s.dtype, x.shape[1:2]) for s in (mean, inv_std))
+
+
+def _inverse_deviation(w, variance, epsilon):
+    vector = lambda op_type, *inputs: w.make(op_type, inputs, variance.dtype, variance.shape)  # noqa: E731
+    return vector("Reciprocal", vector("Sqrt", vector("Add", variance, w.constant(epsilon, variance.dtype))))
+
+
+def fixed_batch_norm(w, x, weight, bias, mean, variance, epsilon):
+    """Of evaluation mode, by arithmetic: BatchNormalization would become one of training mode in a model that is trained."""
+    weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
+    scale = w.make("Mul", [weight, _inverse_deviation(w, variance, epsilon)], x.dtype, weight.shape)
+    for op_type, vector in (("Sub", mean), ("Mul", scale), ("Add", bias)):
+        x = w.make(op_type, [x, _along_channels(w, x, vector)], x.dtype, x.shape)
+    return x
+
+
+def _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted):
+    make = lambda op_type, inputs, shape=x.shape: w.make(op_type, inputs, x.dtype, shape)  # noqa: E731
+    total = lambda value: w.make("ReduceSum", [value, w.constant([d for d in range(x.rank) if d != 1])], x.dtype,  # noqa: E731
+                                 x.shape[1:2], keepdims=0)
+    inv_std = _inverse_deviation(w, variance, epsilon)
+    dx = dweight = dbias = None
+    if wanted[0]:
+        dx = make("Mul", [dy, _along_channels(w, x, make("Mul", [weight, inv_std], inv_std.shape))])
+    if wanted[1]:
+        away = make("Sub", [x, _along_channels(w, x, mean)])
+        dweight = make("Mul", [total(make("Mul", [dy, away])), inv_std], inv_std.shape)
+    if wanted[2]:
+        dbias = total(dy)
+    return dx, dweight, dbias
+
+
 @raises(aten.native_batch_norm_backward.default)
 def batch_norm_backward(w, node, dy, x, weight, mean, variance, saved_mean, saved_inv_std, training, epsilon, wanted):
+    weight = _channel_vector(w, x, weight, 1)
     if not training:
-        raise Refused("the gradient of a batch norm in evaluation mode")
-    weight, _ = _batch_inputs(w, x, weight, None)
+        return _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted)
     outputs = w.op("BatchNormalizationGrad", [dy, x, weight, saved_mean, saved_inv_std], outputs=3, domain=DOMAIN,
                    epsilon=float(epsilon))
     return tuple(Tensor(name, *result(node, i)) if want else None
                  for i, (name, want) in enumerate(zip(outputs, wanted)))
+
+
+@raises(aten.native_group_norm.default)
+def group_norm(w, node, x, weight, bias, batch, channels, positions, groups, epsilon):
+    weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
+    y = w.make("GroupNormalization", [x, weight, bias], *result(node, 0), num_groups=groups, epsilon=float(epsilon))
+    if not is_read(node, 1) and not is_read(node, 2):
+        return y, None, None
+    wide = w.cast(x, _statistics(x.dtype))
+    size = channels // groups * positions if isinstance(positions, int) else -1
+    if size == 0:
+        raise Refused("the statistics of nothing")
+    run = w.make("Reshape", [wide, w.constant([0, groups, size])], wide.dtype, [x.shape[0], groups, size])
+    statistics = [w.make("Squeeze", [s, w.constant([2])], s.dtype, s.shape[:2]) for s in _normalize(w, run, [2], epsilon)[1:]]
+    return y, *(w.cast(s, result(node, i)[0]) for i, s in enumerate(statistics, 1))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms over channels, through wrap and compile_step, beside eager: with and without running statistics, fixed ones too."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+import caesura  # noqa: E402
+
+X = (3, 6, 5, 4)
+
+
+def fixed(norm):
+    """A batch norm in evaluation mode, after it has seen something."""
+    norm(torch.randn(X) * 2 + 1)
+    return norm.eval()
+
+
+MAKERS = {
+    "group": lambda: nn.GroupNorm(2, 6), "group, plain": lambda: nn.GroupNorm(3, 6, affine=False),
+    "instance": lambda: nn.InstanceNorm2d(6, affine=True), "instance, plain": lambda: nn.InstanceNorm2d(6),
+    "batch": lambda: nn.BatchNorm2d(6), "batch, no statistics": lambda: nn.BatchNorm2d(6, track_running_stats=False),
+    "batch, fixed": lambda: fixed(nn.BatchNorm2d(6)), "batch, fixed, plain": lambda: fixed(nn.BatchNorm2d(6, affine=False)),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def norm(request):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    made = MAKERS[request.param]()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.uniform_(0.5, 2)
+    return made
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+def test_wrapped(norm, dtype, tolerance):
+    plain = norm.to(dtype)
+    wrapped = caesura.wrap(copy.deepcopy(plain))
+    caesura.reset_report()
+    for shape in (X, X, (4, 6, 3, 3)):
+        x = torch.randn(shape, dtype=dtype)
+        results = []
+        for module in (plain, wrapped):
+            given = x.clone().requires_grad_()
+            y = module(given)
+            (y * torch.arange(y.numel(), dtype=dtype).reshape(y.shape).sin()).sum().backward()
+            results.append([y, given.grad, *(p.grad for p in module.parameters())])
+        for expected, actual in zip(*results):
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+        for expected, actual in zip(plain.buffers(), wrapped.buffers()):  # the momentum is a float32 in an ONNX attribute
+            torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    left = [line for line in str(caesura.report()).splitlines() if "norm" in line]
+    assert not left, left
+
+
+def test_compiled_step(norm):
+    def losses(step_of):
+        module = nn.Sequential(nn.Conv2d(2, 6, 3), copy.deepcopy(norm), nn.ReLU(), nn.Flatten(), nn.Linear(54, 4))
+        module.load_state_dict(start | {k: v for k, v in module.state_dict().items() if k.startswith("1.")})
+        step = step_of(module, torch.optim.SGD(module.parameters(), 0.1))
+        return [step(x, y).item() for _ in range(4)], [*module.parameters(), *module.buffers()]
+
+    def eager(module, optimizer):
+        def step(x, y):
+            loss = nn.functional.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+        return step
+
+    start = nn.Sequential(nn.Conv2d(2, 6, 3), nn.Identity(), nn.Identity(), nn.Identity(), nn.Linear(54, 4)).state_dict()
+    x, y = torch.randn(4, 2, 5, 5), torch.tensor([0, 1, 2, 3])
+    expected, plain = losses(eager)
+    actual, trained = losses(lambda module, optimizer: caesura.compile_step(module, nn.functional.cross_entropy, optimizer))
+    assert actual == pytest.approx(expected, rel=1e-4)
+    for a, b in zip(trained, plain):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
