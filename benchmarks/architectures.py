@@ -33,7 +33,7 @@ TASKS = {
     "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
 TOLERANCE = 1e-3  # of a gradient's largest element; the loss is ten times as close
-TOLERANCE64 = 1e-5  # the same in float64: an epsilon in an ONNX attribute is a float32, which these nets make more of
+TOLERANCE64 = 1e-4  # the same in float64: an epsilon in an ONNX attribute is a float32; MobileNet V2 makes 3.5e-5 of that
 CHAOTIC = 1e-2  # where eager's loss in float32 is further from float64's, no number says anything
 SLACK = 10  # how many times as far from float64's numbers as eager's float32 a net that float32 is too coarse for may be
 KERNEL_SHARE = 0.5  # below it the architecture counts as mostly eager

@@ -59,6 +59,25 @@ def test_wrapped(norm, dtype, tolerance):
     assert not left, left
 
 
+def test_under_autocast(norm):
+    plain, wrapped = norm, caesura.wrap(copy.deepcopy(norm))
+    with torch.no_grad():
+        conv = nn.Conv2d(6, 6, 1)
+    caesura.reset_report()
+    results = []
+    for module in (plain, wrapped):
+        x = torch.linspace(-2, 2, 3 * 6 * 20).sin().reshape(X).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = module(conv(x))
+        (y * torch.arange(y.numel()).reshape(y.shape).sin()).sum().backward()
+        results.append([y, x.grad, *(p.grad for p in module.parameters())])
+    for expected, actual in zip(*results):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, rtol=5e-2, atol=5e-2 * expected.abs().max().item())
+    left = [line for line in str(caesura.report()).splitlines() if "norm" in line]
+    assert not left, left
+
+
 def test_compiled_step(norm):
     def losses(step_of):
         module = nn.Sequential(nn.Conv2d(2, 6, 3), copy.deepcopy(norm), nn.ReLU(), nn.Flatten(), nn.Linear(54, 4))

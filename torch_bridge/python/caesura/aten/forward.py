@@ -13,14 +13,16 @@ from caesura.aten.writer import Scalar, Tensor, make_model
 def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
     if not training:
         none = w.full(0, x.dtype, (0,))
-        return fixed_batch_norm(w, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
+        return fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
     if is_read(node, 1) or is_read(node, 2):
         return TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
     if momentum is None:
         raise Refused("running statistics as a plain mean of all batches")
-    y = w.make("BatchNormalization", [x, weight, bias, mean, variance], *result(node, 0), epsilon=float(epsilon),
+    dtype, shape = result(node, 0)
+    x = w.cast(x, mean.dtype)
+    y = w.make("BatchNormalization", [x, weight, bias, mean, variance], x.dtype, shape, epsilon=float(epsilon),
                momentum=1 - float(momentum))
-    return y, None, None, mean, variance  # the training session writes the new statistics
+    return w.cast(y, dtype), None, None, mean, variance  # the training session writes the new statistics
 
 
 def _batch_norm_inference(w, node, x, weight, bias, mean, variance, momentum, epsilon):

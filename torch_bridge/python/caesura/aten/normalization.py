@@ -82,17 +82,24 @@ def _channel_vector(w, x, vector, value):
     return vector
 
 
+def _widened(w, x, *vectors):
+    """x in the dtype of the first of the vectors that there is: autocast leaves them as they are."""
+    return w.cast(x, next((v.dtype for v in vectors if v is not None), x.dtype))
+
+
 @raises(aten._native_batch_norm_legit_functional.default)
 def batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
+    x = _widened(w, x, weight, mean)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
+    dtype, shape = result(node, 0)
     if not training:
-        y = w.make("BatchNormalization", [x, weight, bias, mean, variance], *result(node, 0), epsilon=float(epsilon))
-        return y, w.full(0, x.dtype, (0,)), w.full(0, x.dtype, (0,)), mean, variance
+        y = w.make("BatchNormalization", [x, weight, bias, mean, variance], x.dtype, shape, epsilon=float(epsilon))
+        return w.cast(y, dtype), w.full(0, x.dtype, (0,)), w.full(0, x.dtype, (0,)), mean, variance
     outputs = w.op("BatchNormalizationTraining", [x, weight, bias, mean, variance], outputs=5, domain=DOMAIN,
                    epsilon=float(epsilon), momentum=1 - float(momentum), unbiased=1)
     y, new_mean, new_variance, saved_mean, saved_inv_std = outputs
-    order = (y, saved_mean, saved_inv_std, new_mean, new_variance)
-    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(order))
+    saved = [Tensor(name, *result(node, i)) for i, name in enumerate((saved_mean, saved_inv_std, new_mean, new_variance), 1)]
+    return w.cast(Tensor(y, x.dtype, shape), dtype), *saved
 
 
 @raises(aten._native_batch_norm_legit_no_training.default)
@@ -108,12 +115,14 @@ def _along_channels(w, x, vector):
 
 @raises(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_statistics(w, node, x, weight, bias, training, momentum, epsilon):
+    x = _widened(w, x, weight)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     axes = [d for d in range(x.rank) if d != 1]
     y, mean, inv_std = _normalize(w, w.cast(x, _statistics(x.dtype)), axes, epsilon)
     y = w.cast(y, x.dtype)
     for op_type, vector in (("Mul", weight), ("Add", bias)):
         y = w.make(op_type, [y, _along_channels(w, x, vector)], x.dtype, x.shape)
+    y = w.cast(y, result(node, 0)[0])
     return y, *(w.make("Squeeze", [s, w.constant(axes)], s.dtype, x.shape[1:2]) for s in (mean, inv_std))
 
 
@@ -122,13 +131,14 @@ def _inverse_deviation(w, variance, epsilon):
     return vector("Reciprocal", vector("Sqrt", vector("Add", variance, w.constant(epsilon, variance.dtype))))
 
 
-def fixed_batch_norm(w, x, weight, bias, mean, variance, epsilon):
+def fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon):
     """Of evaluation mode, by arithmetic: BatchNormalization would become one of training mode in a model that is trained."""
+    x = _widened(w, x, weight, mean)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     scale = w.make("Mul", [weight, _inverse_deviation(w, variance, epsilon)], x.dtype, weight.shape)
     for op_type, vector in (("Sub", mean), ("Mul", scale), ("Add", bias)):
         x = w.make(op_type, [x, _along_channels(w, x, vector)], x.dtype, x.shape)
-    return x
+    return w.cast(x, result(node, 0)[0])
 
 
 def _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted):
@@ -149,19 +159,24 @@ def _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted
 
 @raises(aten.native_batch_norm_backward.default)
 def batch_norm_backward(w, node, dy, x, weight, mean, variance, saved_mean, saved_inv_std, training, epsilon, wanted):
+    dy, x = (_widened(w, t, weight, mean) for t in (dy, x))
     weight = _channel_vector(w, x, weight, 1)
-    if not training:
-        return _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted)
-    outputs = w.op("BatchNormalizationGrad", [dy, x, weight, saved_mean, saved_inv_std], outputs=3, domain=DOMAIN,
-                   epsilon=float(epsilon))
-    return tuple(Tensor(name, *result(node, i)) if want else None
-                 for i, (name, want) in enumerate(zip(outputs, wanted)))
+    if training:
+        names = w.op("BatchNormalizationGrad", [dy, x, weight, saved_mean, saved_inv_std], outputs=3, domain=DOMAIN,
+                     epsilon=float(epsilon))
+        made = [Tensor(name, x.dtype, result(node, i)[1]) if wanted[i] else None for i, name in enumerate(names)]
+    else:
+        made = _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted)
+    return tuple(w.cast(t, result(node, i)[0]) if t is not None else None for i, t in enumerate(made))
 
 
 @raises(aten.native_group_norm.default)
 def group_norm(w, node, x, weight, bias, batch, channels, positions, groups, epsilon):
+    x = _widened(w, x, weight)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
-    y = w.make("GroupNormalization", [x, weight, bias], *result(node, 0), num_groups=groups, epsilon=float(epsilon))
+    dtype, shape = result(node, 0)
+    y = w.make("GroupNormalization", [x, weight, bias], x.dtype, shape, num_groups=groups, epsilon=float(epsilon))
+    y = w.cast(y, dtype)
     if not is_read(node, 1) and not is_read(node, 2):
         return y, None, None
     wide = w.cast(x, _statistics(x.dtype))
