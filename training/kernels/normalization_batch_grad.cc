@@ -36,12 +36,12 @@ void SetTraining(KernelInfo& info, const Training& t) {
   using Acc = Accumulator<T>;
   const int64_t channels = t.view.channels;
   const size_t numbers = info.BookScratch(4 * channels * sizeof(double));
-  const size_t folded = info.BookScratch(2 * channels * sizeof(Acc));
+  const size_t folded = info.BookScratch(3 * channels * sizeof(Acc));
   const int threads = info.threads();
   info.SetCompute([=](KernelContext& context) {
     double* mean = context.Scratch<double>(numbers);
     double *variance = mean + channels, *scale = variance + channels, *bias = scale + channels;
-    Acc *a = context.Scratch<Acc>(folded), *b = a + channels;
+    Acc *m = context.Scratch<Acc>(folded), *a = m + channels, *b = a + channels;
     const T* x = context.Input<T>(0);
     ChannelMoments(threads, t.view, x, mean, variance);
     UpdateRunning(t, context, 3, 1, mean, 1, scale);
@@ -50,12 +50,13 @@ void SetTraining(KernelInfo& info, const Training& t) {
     LoadFloats(t.parameter_type, context.Input<void>(2), channels, bias);
     for (int64_t c = 0; c < channels; ++c) {
       variance[c] = 1 / std::sqrt(variance[c] + t.epsilon);  // from here on the inverse standard deviation
+      m[c] = static_cast<Acc>(mean[c]);
       a[c] = static_cast<Acc>(scale[c] * variance[c]);
-      b[c] = static_cast<Acc>(bias[c] - mean[c] * scale[c] * variance[c]);
+      b[c] = static_cast<Acc>(bias[c]);
     }
     if (t.wanted[3]) StoreFloats(t.stat_type, mean, channels, context.Output<void>(3));
     if (t.wanted[4]) StoreFloats(t.stat_type, variance, channels, context.Output<void>(4));
-    ScaleChannels(threads, t.view, x, a, b, context.Output<T>(0));
+    ScaleChannels(threads, t.view, x, m, a, b, context.Output<T>(0));
   });
 }
 

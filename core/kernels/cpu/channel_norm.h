@@ -81,17 +81,17 @@ inline void ChannelSums(DType dtype, int threads, const ChannelView& v, const vo
   });
 }
 
-// y = x * scale[c] + shift[c]. In place is fine.
+// y = (x - mean[c]) * scale[c] + shift[c]: the mean goes first, where little is lost of it. In place is fine.
 template <typename T>
-void ScaleChannels(int threads, const ChannelView& v, const T* x, const Accumulator<T>* scale,
-                   const Accumulator<T>* shift, T* y) {
+void ScaleChannels(int threads, const ChannelView& v, const T* x, const Accumulator<T>* mean,
+                   const Accumulator<T>* scale, const Accumulator<T>* shift, T* y) {
   using Acc = Accumulator<T>;
   if (v.positions == 1) {
     ParallelFor(threads, v.batch, 1 + kParallelGrain / (v.channels + 1), [=](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) {
         const T* from = x + b * v.channels;
         T* to = y + b * v.channels;
-        for (int64_t c = 0; c < v.channels; ++c) to[c] = T(Acc(from[c]) * scale[c] + shift[c]);
+        for (int64_t c = 0; c < v.channels; ++c) to[c] = T((Acc(from[c]) - mean[c]) * scale[c] + shift[c]);
       }
     });
     return;
@@ -100,8 +100,8 @@ void ScaleChannels(int threads, const ChannelView& v, const T* x, const Accumula
     for (int64_t row = first; row < last; ++row) {
       const T* from = x + row * v.positions;
       T* to = y + row * v.positions;
-      const Acc s = scale[row % v.channels], t = shift[row % v.channels];
-      for (int64_t i = 0; i < v.positions; ++i) to[i] = T(Acc(from[i]) * s + t);
+      const Acc m = mean[row % v.channels], s = scale[row % v.channels], t = shift[row % v.channels];
+      for (int64_t i = 0; i < v.positions; ++i) to[i] = T((Acc(from[i]) - m) * s + t);
     }
   });
 }

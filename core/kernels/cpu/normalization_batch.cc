@@ -10,14 +10,14 @@
 namespace caesura {
 namespace {
 
-// y = x * a + b with a = scale / sqrt(variance + epsilon), b = bias - mean * a, worked out in float64.
+// What ScaleChannels takes: the mean, scale / sqrt(variance + epsilon), worked out in float64, and the bias.
 template <typename Acc>
 void FoldStatistics(int64_t channels, double epsilon, const double* mean, const double* variance, const double* scale,
-                    const double* bias, Acc* a, Acc* b) {
+                    const double* bias, Acc* m, Acc* a, Acc* b) {
   for (int64_t c = 0; c < channels; ++c) {
-    const double factor = scale[c] / std::sqrt(variance[c] + epsilon);
-    a[c] = static_cast<Acc>(factor);
-    b[c] = static_cast<Acc>(bias[c] - mean[c] * factor);
+    m[c] = static_cast<Acc>(mean[c]);
+    a[c] = static_cast<Acc>(scale[c] / std::sqrt(variance[c] + epsilon));
+    b[c] = static_cast<Acc>(bias[c]);
   }
 }
 
@@ -34,19 +34,19 @@ void SetBatchNorm(KernelInfo& info, const BatchNorm& n) {
   using Acc = Accumulator<T>;
   const int64_t channels = n.view.channels;
   const size_t numbers = info.BookScratch(4 * channels * sizeof(double));
-  const size_t folded = info.BookScratch(2 * channels * sizeof(Acc));
+  const size_t folded = info.BookScratch(3 * channels * sizeof(Acc));
   const int threads = info.threads();
   info.SetCompute([=](KernelContext& context) {
     double* scale = context.Scratch<double>(numbers);
     double *bias = scale + channels, *mean = bias + channels, *variance = mean + channels;
-    Acc *a = context.Scratch<Acc>(folded), *b = a + channels;
+    Acc *m = context.Scratch<Acc>(folded), *a = m + channels, *b = a + channels;
     const T* x = context.Input<T>(0);
     LoadFloats(n.parameter_type, context.Input<void>(1), channels, scale);
     LoadFloats(n.parameter_type, context.Input<void>(2), channels, bias);
     if (n.training) {
       ChannelMoments(threads, n.view, x, mean, variance);
-      FoldStatistics(channels, n.epsilon, mean, variance, scale, bias, a, b);
-      ScaleChannels(threads, n.view, x, a, b, context.Output<T>(0));
+      FoldStatistics(channels, n.epsilon, mean, variance, scale, bias, m, a, b);
+      ScaleChannels(threads, n.view, x, m, a, b, context.Output<T>(0));
       auto update = [&](int input, double* current, bool wanted) {
         if (!wanted) return;
         LoadFloats(n.stat_type, context.Input<void>(input), channels, scale);
@@ -59,8 +59,8 @@ void SetBatchNorm(KernelInfo& info, const BatchNorm& n) {
     }
     LoadFloats(n.stat_type, context.Input<void>(3), channels, mean);
     LoadFloats(n.stat_type, context.Input<void>(4), channels, variance);
-    FoldStatistics(channels, n.epsilon, mean, variance, scale, bias, a, b);
-    ScaleChannels(threads, n.view, x, a, b, context.Output<T>(0));
+    FoldStatistics(channels, n.epsilon, mean, variance, scale, bias, m, a, b);
+    ScaleChannels(threads, n.view, x, m, a, b, context.Output<T>(0));
   });
 }
 
@@ -106,9 +106,9 @@ void SetGroupNorm(KernelInfo& info, ChannelView view, int64_t groups, int64_t ch
         for (int64_t g = 0; g < group_channels; ++g) {
           const int64_t channel = run % groups * group_channels + g;
           const Acc s = Acc(scale[channel / channels_per_parameter]) * inv_std;
-          const Acc t = Acc(bias[channel / channels_per_parameter]) - mean * s;
+          const Acc t = bias[channel / channels_per_parameter];
           const int64_t at = run * size + g * view.positions;
-          for (int64_t i = 0; i < view.positions; ++i) y[at + i] = T(Acc(x[at + i]) * s + t);
+          for (int64_t i = 0; i < view.positions; ++i) y[at + i] = T((Acc(x[at + i]) - mean) * s + t);
         }
       }
     });

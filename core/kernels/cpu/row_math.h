@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions and maps over contiguous rows, in an order that depends on the length alone. Sums run in sixteen lanes,
-// which the compiler turns into vectors, and which also keep the rounding of long float sums small.
+// which the compiler turns into vectors, and in runs that are added in float64: so the rounding of a long float sum stays
+// as small as a short one's.
 #ifndef CAESURA_CORE_KERNELS_CPU_ROW_MATH_H_
 #define CAESURA_CORE_KERNELS_CPU_ROW_MATH_H_
 
@@ -13,20 +14,25 @@
 namespace caesura {
 
 inline constexpr int64_t kLanes = 16;
+inline constexpr int64_t kRun = 1024;
 
 // The sum of term(i) over [0, n), which must inline.
 template <typename Acc, typename Term>
 inline Acc LaneSum(int64_t n, Term term) {
-  Acc lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] += term(i + l);
+  double sum = 0;
+  for (int64_t i = 0; i < n;) {
+    Acc lanes[kLanes] = {};
+    const int64_t end = std::min(n, i + kRun);
+    for (; i + kLanes <= end; i += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) lanes[l] += term(i + l);
+    }
+    for (int64_t l = 0; i < end; ++i, ++l) lanes[l] += term(i);
+    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+      for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    }
+    sum += lanes[0];
   }
-  for (int64_t l = 0; i < n; ++i, ++l) lanes[l] += term(i);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  return lanes[0];
+  return static_cast<Acc>(sum);
 }
 
 // The largest term(i) over [0, n), n > 0; any of them where one is NaN.
