@@ -6,12 +6,13 @@
     python benchmarks/architectures.py --task causal masked   those tasks
     python benchmarks/architectures.py --results all.jsonl    also as a file, written as it goes; goes on from it
 
-Each architecture and task is one process: the module runs in eager PyTorch and through caesura.wrap (same weights, same
-inputs, dropout 0, float32), and the loss and every gradient are compared; where they differ, again in float64. Printed
-for each: agree, differ, mostly eager (agrees, but more than half of the captured graphs' time is spent in calls that stay
-with PyTorch), left to eager (dynamo gave us no graph), error, chaotic (eager's own losses in float32 and float64 differ, or
-its gradients are nothing but rounding: nothing can be said), captured otherwise (torch.compile with its eager backend differs from eager just so: the module itself
-does something else when it is traced), or not runnable in eager, with a reason.
+Each architecture and task is one process: the module runs in eager PyTorch and through caesura.wrap (same weights,
+same inputs, dropout 0, float32), and the loss and every gradient are compared; where they differ, again in float64.
+Printed for each: agree, differ, mostly eager (agrees, but more than half of the captured graphs' time is spent in
+calls that stay with PyTorch), left to eager (dynamo gave us no graph), error, chaotic (eager's own losses in float32
+and float64 differ, or its gradients are nothing but rounding: nothing can be said), captured otherwise (torch.compile
+with its eager backend differs from eager just so: the module itself does something else when it is traced), or not
+runnable in eager, with a reason.
 """
 
 import argparse
