@@ -45,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="of each system, also the cores that it may run on (all)")
     parser.add_argument("--compile-cache", metavar="FOLDER", default="",
-                        help="keep what torch.compile makes; if left out, each run compiles anew")
+                        help="keep what torch.compile and compile_step make; if left out, each run compiles anew")
     parser.add_argument("--json", metavar="FILE", help="write all figures, those of single rounds too")
     parser.add_argument("--plot", metavar="FILE", help="draw the ratios (PNG, SVG, PDF)")
     return parser.parse_args()

@@ -41,6 +41,7 @@ def environment(system: str, threads: int, folder: pathlib.Path, compile_cache: 
     env = dict(os.environ, PYTHONWARNINGS="ignore", JAX_PLATFORMS="cpu")
     env.update({name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CAESURA_NUM_THREADS")})
     env["TORCHINDUCTOR_CACHE_DIR"] = compile_cache or str(folder / f"inductor-{system}")
+    env["CAESURA_PROGRAM_CACHE"] = str(pathlib.Path(compile_cache, "programs")) if compile_cache else "off"
     if not SYSTEMS[system].imports_caesura:
         env["PYTHONPATH"] = str(HERE.parent)  # this package under the name `bench`
     return env
