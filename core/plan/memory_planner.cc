@@ -2,6 +2,7 @@
 #include "core/plan/memory_planner.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -11,19 +12,31 @@ namespace caesura {
 namespace {
 
 // The placed blocks by the steps that they are alive in: a segment tree over steps, a block in at most two nodes a
-// level.
+// level. Few of them are a list by offset, which takes no time to set up: plans are resized between two runs.
 class PlacedBlocks {
  public:
-  PlacedBlocks(const std::vector<MemoryBlock>& blocks, int steps) : blocks_(blocks), seen_(blocks.size(), -1) {
+  PlacedBlocks(const std::vector<MemoryBlock>& blocks, int steps) : blocks_(blocks), is_list_(blocks.size() <= kList) {
+    if (is_list_) return;
+    seen_.resize(blocks.size(), -1);
     while (leaves_ < steps) leaves_ *= 2;
     here_.resize(2 * leaves_);
     below_.resize(2 * leaves_, 0);
   }
 
-  void Add(int i) { Add(i, 1, 0, leaves_); }
+  void Add(int i) {
+    if (!is_list_) return Add(i, 1, 0, leaves_);
+    const auto behind = [&](int a, int b) { return blocks_[a].offset < blocks_[b].offset; };
+    list_.insert(std::upper_bound(list_.begin(), list_.end(), i, behind), i);
+  }
   // Those alive at the same time as block `i`, by offset.
   const std::vector<int>& Overlapping(int i) {
     found_.clear();
+    if (is_list_) {
+      std::copy_if(list_.begin(), list_.end(), std::back_inserter(found_), [&](int j) {
+        return blocks_[j].first <= blocks_[i].last && blocks_[i].first <= blocks_[j].last;
+      });
+      return found_;
+    }
     Collect(i, 1, 0, leaves_);
     std::sort(found_.begin(), found_.end(), [&](int a, int b) { return blocks_[a].offset < blocks_[b].offset; });
     return found_;
@@ -52,7 +65,11 @@ class PlacedBlocks {
     Collect(i, 2 * node + 1, middle, end);
   }
 
+  static constexpr size_t kList = 256;
+
   const std::vector<MemoryBlock>& blocks_;
+  const bool is_list_;
+  std::vector<int> list_;  // or:
   int leaves_ = 1;
   std::vector<std::vector<int>> here_;  // by node: blocks alive in all of its steps, but not in all of its parent's
   std::vector<char> below_;             // by node: whether there are blocks at or under it

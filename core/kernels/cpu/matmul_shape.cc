@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/matmul_shape.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/base/status_macros.h"
 
@@ -9,31 +12,51 @@ namespace caesura {
 namespace {
 
 // An operand of MatMul as a stack of matrices.
-struct Operand {
-  Shape batch;
+class Operand {
+ public:
   int64_t rows, columns;
   MatrixStrides strides;
-  std::vector<int64_t> batch_strides;  // one a dim of `batch`
+
+  Operand(const Shape& shape, const Layout& layout, bool transpose)
+      : rows(shape[shape.rank() - 2]), columns(shape[shape.rank() - 1]), shape_(shape), layout_(layout) {
+    strides = {Stride(shape.rank() - 2), Stride(shape.rank() - 1)};
+    if (transpose) {
+      std::swap(rows, columns);
+      std::swap(strides.row, strides.col);
+    }
+  }
+
+  int batch_rank() const { return shape_.rank() - 2; }
+  // Dim `d` of a batch of `rank` dims.
+  int64_t batch(int d, int rank) const { return d < rank - batch_rank() ? 1 : shape_[d - rank + batch_rank()]; }
+  // Strides over the dims of `batch`; 0 where this broadcasts.
+  std::vector<int64_t> BatchStrides(const std::vector<int64_t>& batch_dims) const {
+    const int rank = static_cast<int>(batch_dims.size());
+    std::vector<int64_t> out(rank, 0);
+    for (int d = rank - batch_rank(); d < rank; ++d) {
+      if (batch(d, rank) != 1) out[d] = Stride(d - rank + batch_rank());
+    }
+    return out;
+  }
+
+ private:
+  int64_t Stride(int d) const {
+    return layout_.strides.empty() ? shape_.Elements(d + 1, shape_.rank()) : layout_.strides[d];
+  }
+
+  const Shape& shape_;
+  const Layout& layout_;
 };
 
-Operand MakeOperand(const Shape& shape, const Layout& layout, bool transpose) {
-  const int rank = shape.rank();
-  std::vector<int64_t> strides = StridesOf(shape, layout);
-  Operand out{Shape(std::vector<int64_t>(shape.begin(), shape.end() - 2)), shape[rank - 2], shape[rank - 1],
-              {strides[rank - 2], strides[rank - 1]}, std::move(strides)};
-  out.batch_strides.resize(rank - 2);
-  if (transpose) {
-    std::swap(out.rows, out.columns);
-    std::swap(out.strides.row, out.strides.col);
-  }
-  return out;
-}
-
-// Strides over the dims of `batch` of an operand; 0 where it broadcasts.
-std::vector<int64_t> BatchStrides(const Shape& batch, const Operand& own) {
-  std::vector<int64_t> out(batch.rank(), 0);
-  for (int d = 0; d < own.batch.rank(); ++d) {
-    if (own.batch[d] != 1) out[batch.rank() - own.batch.rank() + d] = own.batch_strides[d];
+// The dims that two batches broadcast to; nothing where they do not.
+std::optional<std::vector<int64_t>> BroadcastBatches(const Operand& a, const Operand& b) {
+  const int rank = std::max(a.batch_rank(), b.batch_rank());
+  std::vector<int64_t> out;
+  out.reserve(rank + 2);  // for the matrix of the output
+  for (int d = 0; d < rank; ++d) {
+    const int64_t da = a.batch(d, rank), db = b.batch(d, rank);
+    if (da != db && da != 1 && db != 1) return std::nullopt;
+    out.push_back(da == 1 ? db : da);
   }
   return out;
 }
@@ -51,39 +74,42 @@ void SwapOperands(GemmSpec& spec) {
 }
 
 Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given_a, const Shape& given_b,
-                         MatMulTransposes swap, Layout a_layout, Layout b_layout, const Layout& c_layout) {
-  Shape a = given_a, b = given_b;
-  if (a.rank() == 0 || b.rank() == 0) return info.Invalid("operands of rank 1 or more expected, got a scalar");
+                         MatMulTransposes swap, const Layout& given_a_layout, const Layout& given_b_layout,
+                         const Layout& c_layout) {
+  if (given_a.rank() == 0 || given_b.rank() == 0) {
+    return info.Invalid("operands of rank 1 or more expected, got a scalar");
+  }
   const auto shapes = [&] { return given_a.ToString() + " and " + given_b.ToString(); };
   // A vector is a row on the left and a column on the right.
-  const bool vector_a = a.rank() == 1, vector_b = b.rank() == 1;
-  if (vector_a) a = Shape{1, a[0]};
-  if (vector_b) b = Shape{b[0], 1};
-  if (vector_a && !a_layout.strides.empty()) a_layout.strides.insert(a_layout.strides.begin(), 0);
-  if (vector_b && !b_layout.strides.empty()) b_layout.strides.push_back(0);
-  const Operand left = MakeOperand(a, a_layout, swap.a && !vector_a);
-  const Operand right = MakeOperand(b, b_layout, swap.b && !vector_b);
+  const bool vector_a = given_a.rank() == 1, vector_b = given_b.rank() == 1;
+  const Shape a = vector_a ? Shape{1, given_a[0]} : given_a, b = vector_b ? Shape{given_b[0], 1} : given_b;
+  Layout row = vector_a ? given_a_layout : Layout(), column = vector_b ? given_b_layout : Layout();
+  if (!row.strides.empty()) row.strides.insert(row.strides.begin(), 0);
+  if (!column.strides.empty()) column.strides.push_back(0);
+  const Layout &a_layout = vector_a ? row : given_a_layout, &b_layout = vector_b ? column : given_b_layout;
+  const Operand left(a, a_layout, swap.a && !vector_a), right(b, b_layout, swap.b && !vector_b);
   if (left.columns != right.rows) return info.Invalid("inner dims must agree, got " + shapes());
-  Result<Shape> batch = BroadcastShape(left.batch, right.batch);
-  if (!batch.ok()) return info.Invalid("batch dims must broadcast, got " + shapes());
-  std::vector<int64_t> dims = batch->dims(), full = dims;
-  full.insert(full.end(), {left.rows, right.columns});
-  if (!vector_a) dims.push_back(left.rows);
-  if (!vector_b) dims.push_back(right.columns);
+  std::optional<std::vector<int64_t>> batch = BroadcastBatches(left, right);
+  if (!batch) return info.Invalid("batch dims must broadcast, got " + shapes());
+  std::vector<int64_t> dims = *batch;
+  dims.insert(dims.end(), {left.rows, right.columns});
+  const Shape full(dims);
+  if (vector_a) dims.erase(dims.end() - 2);
+  if (vector_b) dims.pop_back();
   const bool laid_out = !c_layout.strides.empty();
   if (laid_out && (vector_a || vector_b)) return info.Refuse("a vector's product is written dense");
-  const Operand out = MakeOperand(Shape(std::move(full)), c_layout, false);
+  const Operand out(full, c_layout, false);
   GemmSpec spec{.dtype = dtype, .m = left.rows, .n = right.columns, .k = left.columns,
                 .a = left.strides, .b = right.strides, .c = out.strides,
-                .a_offset = a_layout.offset, .b_offset = b_layout.offset, .c_offset = c_layout.offset,
-                .batch = batch->dims()};
-  spec.a_batch = BatchStrides(*batch, left);
-  spec.b_batch = BatchStrides(*batch, right);
-  spec.c_batch = BatchStrides(*batch, out);
+                .a_offset = a_layout.offset, .b_offset = b_layout.offset, .c_offset = c_layout.offset};
+  spec.a_batch = left.BatchStrides(*batch);
+  spec.b_batch = right.BatchStrides(*batch);
+  spec.c_batch = out.BatchStrides(*batch);
+  spec.batch = *std::move(batch);
   const bool swapped = laid_out && spec.c.col != 1;
   if (swapped) SwapOperands(spec);
   if (laid_out && spec.c.col != 1) return info.Refuse("an output without a contiguous axis");
-  return MatMulShape{std::move(spec), Shape(std::move(dims)), swapped};
+  return MatMulShape{std::move(spec), Shape(dims), swapped};
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that are one strided copy, or one per tensor: Transpose, Expand, Tile, DepthToSpace, SpaceToDepth, Concat,
 // Split.
+#include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/factory_checks.h"
 #include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/strided_copy.h"
 #include "core/kernels/kernel_context.h"
 
@@ -17,7 +20,9 @@ Status CopyInto(KernelInfo& info, Shape out, StridedBox box) {
   const DType dtype = info.InputDType(0);
   ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, std::move(box)));
   info.SetOutput(0, dtype, std::move(out));
-  info.SetCompute([copy](KernelContext& context) { copy.Run(context.Input<void>(0), context.Output<void>(0)); });
+  info.SetCompute([copy = std::move(copy)](KernelContext& context) {
+    copy.Run(context.Input<void>(0), context.Output<void>(0));
+  });
   return {};
 }
 
@@ -33,10 +38,10 @@ Status CreateTranspose(KernelInfo& info) {
     if (valid) seen[perm[i]] = true;
   }
   if (!valid) return info.Invalid("perm: expected a permutation of the axes of " + shape.ToString());
-  StridedBox box = PermutingBox(shape, perm);
-  box.src_strides = Permuted(shape, info.input(0).layout, perm).strides;
-  box.src_offset = info.input(0).layout.offset;
-  Shape out(box.extents);
+  Shape out = shape;
+  for (size_t i = 0; i < perm.size(); ++i) out[static_cast<int>(i)] = shape[static_cast<int>(perm[i])];
+  Layout layout = Permuted(shape, info.input(0).layout, perm);
+  StridedBox box{out.dims(), std::move(layout.strides), out.Strides(), layout.offset, 0};
   RETURN_IF_ERROR(CopyInto(info, std::move(out), std::move(box)));
   info.SetPermutedView(std::move(perm));
   return {};
@@ -150,10 +155,36 @@ Result<Shape> ConcatShape(const KernelInfo& info, int axis) {
   return CheckDims(info, out.dims(), info.InputDType(0));
 }
 
+// One behind the other in each row; for parts that are dense, and not worth several threads.
+void SetConcatRows(KernelInfo& info, int64_t rows, std::vector<size_t> bytes) {
+  info.SetCompute([rows, bytes = std::move(bytes)](KernelContext& context) {
+    char* to = context.Output<char>(0);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (size_t i = 0; i < bytes.size(); ++i) {
+        const size_t n = bytes[i];
+        if (n != 0) std::memcpy(to, context.Input<char>(static_cast<int>(i)) + row * n, n);
+        to += n;
+      }
+    }
+  });
+}
+
 Status CreateConcat(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 1), info.InputShape(0).rank()));
   ASSIGN_OR_RETURN(const Shape out, ConcatShape(info, axis));
+  info.SetOutput(0, dtype, out);
+  info.SetSideBySide(axis);
+  bool in_rows = dtype != DType::kString && (info.threads() == 1 || out.elements() <= 8 * kParallelGrain);
+  for (int i = 0; i < info.input_count(); ++i) in_rows = in_rows && info.input(i).layout.dense();
+  if (in_rows) {
+    std::vector<size_t> bytes(info.input_count());
+    for (int i = 0; i < info.input_count(); ++i) {
+      bytes[i] = static_cast<size_t>(info.InputShape(i).Elements(axis, out.rank())) * DTypeSize(dtype);
+    }
+    SetConcatRows(info, out.Elements(0, axis), std::move(bytes));
+    return {};
+  }
   Layout part{out.Strides(), 0};
   std::vector<StridedCopy> copies;
   copies.reserve(info.input_count());
@@ -163,8 +194,6 @@ Status CreateConcat(KernelInfo& info) {
     copies.push_back(std::move(copy));
     part.offset += shape[axis] * part.strides[axis];
   }
-  info.SetOutput(0, dtype, out);
-  info.SetSideBySide(axis);
   info.SetCompute([copies = std::move(copies)](KernelContext& context) {
     for (size_t i = 0; i < copies.size(); ++i) {
       copies[i].Run(context.Input<void>(static_cast<int>(i)), context.Output<void>(0));

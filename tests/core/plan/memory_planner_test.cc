@@ -41,7 +41,7 @@ size_t LowerBound(const std::vector<MemoryBlock>& blocks, int steps) {
 
 TEST(MemoryPlanner, BlocksAliveTogetherNeverOverlap) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    std::vector<MemoryBlock> blocks = RandomBlocks(seed, 120, 40);
+    std::vector<MemoryBlock> blocks = RandomBlocks(seed, seed % 3 == 0 ? 400 : 120, 40);  // few are held in another way
     const size_t arena = PlanMemory(blocks, true);
     EXPECT_GE(arena, LowerBound(blocks, 40));
     for (size_t i = 0; i < blocks.size(); ++i) {
