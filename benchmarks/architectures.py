@@ -53,7 +53,8 @@ COUNTS = {
     "attn_layer_period": 2, "attn_layer_offset": 1, "first_k_dense_replace": 1,
 }
 WIDTHS = {
-    "hidden_size": 32, "hidden_size_global": 32, "d_model": 32, "n_embd": 32, "dim": 32, "embed_dim": 32, "embedding_size": 32, "word_embed_proj_dim": 32,
+    "hidden_size": 32, "hidden_size_global": 32,
+    "d_model": 32, "n_embd": 32, "dim": 32, "embed_dim": 32, "embedding_size": 32, "word_embed_proj_dim": 32,
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "d_kv": 8, "intermediate_size": 64, "n_inner": 64,
     "d_ff": 64, "ffn_dim": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "hidden_dim": 64, "d_inner": 64,

@@ -39,9 +39,10 @@ def check(module, batches, loss_of, session, feeds_of, zero_gradient):
     """zero_gradient(name, array) cuts out what has a true gradient of zero, whose value is rounding noise alone."""
     double_batches = [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in batches]
     double_losses, double_state = torch_run(copy.deepcopy(module).double(), double_batches, loss_of)
-    losses, state = torch_run(copy.deepcopy(module), batches, loss_of)
+    _, state = torch_run(copy.deepcopy(module), batches, loss_of)
     ours = np.array([session.step(feeds_of(*batch)) for batch in batches])
-    np.testing.assert_allclose(ours, losses, rtol=1e-4)
+    # Against float64: PyTorch's own float32 losses drift by up to 1.5e-4 from it over the digits' 50 steps, ours by 8e-6.
+    np.testing.assert_allclose(ours, double_losses, rtol=1e-4)
     parameters = session.parameters()
     assert set(parameters) == {name for name in state if "num_batches_tracked" not in name}
     for name, value in parameters.items():
