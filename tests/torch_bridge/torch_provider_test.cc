@@ -78,7 +78,8 @@ TEST(TorchProviderTest, OpsAgreeWithOurKernels) {
     const auto ours = Outputs(model, MakeCpuProvider(), feeds).value(), theirs = Outputs(model, MakeTorchProvider(), feeds).value();
     for (size_t i = 0; i < ours.size(); ++i) {
       const at::Tensor expected = ToTorch(ours[i].tensor()).value(), got = ToTorch(theirs[i].tensor()).value();
-      EXPECT_TRUE(at::allclose(got, expected, 1e-4, 1e-5)) << text << "\n" << got << expected;
+      // 2e-5: PyTorch leaves 1.2e-5 of a mean that is taken off, ours nothing.
+      EXPECT_TRUE(at::allclose(got, expected, 1e-4, 2e-5)) << text << "\n" << got << expected;
     }
   }
 }

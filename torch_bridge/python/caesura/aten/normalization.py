@@ -98,8 +98,9 @@ def batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, eps
     outputs = w.op("BatchNormalizationTraining", [x, weight, bias, mean, variance], outputs=5, domain=DOMAIN,
                    epsilon=float(epsilon), momentum=1 - float(momentum), unbiased=1)
     y, new_mean, new_variance, saved_mean, saved_inv_std = outputs
-    saved = [Tensor(name, *result(node, i)) for i, name in enumerate((saved_mean, saved_inv_std, new_mean, new_variance), 1)]
-    return w.cast(Tensor(y, x.dtype, shape), dtype), *saved
+    results = [Tensor(y, x.dtype, shape)]
+    results += [Tensor(name, mean.dtype, x.shape[1:2]) for name in (saved_mean, saved_inv_std, new_mean, new_variance)]
+    return tuple(w.cast(t, result(node, i)[0]) for i, t in enumerate(results))
 
 
 @raises(aten._native_batch_norm_legit_no_training.default)
@@ -162,8 +163,8 @@ def batch_norm_backward(w, node, dy, x, weight, mean, variance, saved_mean, save
     dy, x = (_widened(w, t, weight, mean) for t in (dy, x))
     weight = _channel_vector(w, x, weight, 1)
     if training:
-        names = w.op("BatchNormalizationGrad", [dy, x, weight, saved_mean, saved_inv_std], outputs=3, domain=DOMAIN,
-                     epsilon=float(epsilon))
+        saved = [w.cast(t, x.dtype) for t in (saved_mean, saved_inv_std)]
+        names = w.op("BatchNormalizationGrad", [dy, x, weight, *saved], outputs=3, domain=DOMAIN, epsilon=float(epsilon))
         made = [Tensor(name, x.dtype, result(node, i)[1]) if wanted[i] else None for i, name in enumerate(names)]
     else:
         made = _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted)
