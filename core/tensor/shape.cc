@@ -37,16 +37,16 @@ Result<Shape> CheckedShape(std::vector<int64_t> dims, DType dtype) {
 
 Result<Shape> BroadcastShape(const Shape& a, const Shape& b) {
   const int rank = std::max(a.rank(), b.rank());
-  std::vector<int64_t> dims(rank);
+  Shape out = a.rank() == rank ? a : b;
   for (int i = 0; i < rank; ++i) {
     const int ia = i - (rank - a.rank()), ib = i - (rank - b.rank());
     const int64_t da = ia < 0 ? 1 : a[ia], db = ib < 0 ? 1 : b[ib];
     if (da != db && da != 1 && db != 1) {
       return InvalidArgument("shapes " + a.ToString() + " and " + b.ToString() + " do not broadcast");
     }
-    dims[i] = da == 1 ? db : da;
+    out[i] = da == 1 ? db : da;
   }
-  return Shape(dims);
+  return out;
 }
 
 Result<int> NormalizeAxis(int64_t axis, int rank) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/matmul_shape.h"
 
-#include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,15 +24,12 @@ class Operand {
     }
   }
 
-  int batch_rank() const { return shape_.rank() - 2; }
-  // Dim `d` of a batch of `rank` dims.
-  int64_t batch(int d, int rank) const { return d < rank - batch_rank() ? 1 : shape_[d - rank + batch_rank()]; }
-  // Strides over the dims of `batch`; 0 where this broadcasts.
-  std::vector<int64_t> BatchStrides(const std::vector<int64_t>& batch_dims) const {
-    const int rank = static_cast<int>(batch_dims.size());
+  // Strides over a batch of `rank` dims that this broadcasts to; 0 along those that repeat.
+  std::vector<int64_t> BatchStrides(int rank) const {
+    const int own = shape_.rank() - 2;
     std::vector<int64_t> out(rank, 0);
-    for (int d = rank - batch_rank(); d < rank; ++d) {
-      if (batch(d, rank) != 1) out[d] = Stride(d - rank + batch_rank());
+    for (int d = 0; d < own; ++d) {
+      if (shape_[d] != 1) out[rank - own + d] = Stride(d);
     }
     return out;
   }
@@ -48,17 +43,10 @@ class Operand {
   const Layout& layout_;
 };
 
-// The dims that two batches broadcast to; nothing where they do not.
-std::optional<std::vector<int64_t>> BroadcastBatches(const Operand& a, const Operand& b) {
-  const int rank = std::max(a.batch_rank(), b.batch_rank());
-  std::vector<int64_t> out;
-  out.reserve(rank + 2);  // for the matrix of the output
-  for (int d = 0; d < rank; ++d) {
-    const int64_t da = a.batch(d, rank), db = b.batch(d, rank);
-    if (da != db && da != 1 && db != 1) return std::nullopt;
-    out.push_back(da == 1 ? db : da);
-  }
-  return out;
+// A stack of matrices of one element each.
+Shape BatchOf(Shape shape) {
+  shape[shape.rank() - 2] = shape[shape.rank() - 1] = 1;
+  return shape;
 }
 
 // The transposed product, where columns of the output lie contiguous and rows do not.
@@ -89,23 +77,24 @@ Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given
   const Layout &a_layout = vector_a ? row : given_a_layout, &b_layout = vector_b ? column : given_b_layout;
   const Operand left(a, a_layout, swap.a && !vector_a), right(b, b_layout, swap.b && !vector_b);
   if (left.columns != right.rows) return info.Invalid("inner dims must agree, got " + shapes());
-  std::optional<std::vector<int64_t>> batch = BroadcastBatches(left, right);
-  if (!batch) return info.Invalid("batch dims must broadcast, got " + shapes());
-  std::vector<int64_t> dims = *batch;
-  dims.insert(dims.end(), {left.rows, right.columns});
-  const Shape full(dims);
+  Result<Shape> full = BroadcastShape(BatchOf(a), BatchOf(b));
+  if (!full.ok()) return info.Invalid("batch dims must broadcast, got " + shapes());
+  const int rank = full->rank() - 2;
+  (*full)[rank] = left.rows;
+  (*full)[rank + 1] = right.columns;
+  std::vector<int64_t> dims = full->dims();
   if (vector_a) dims.erase(dims.end() - 2);
   if (vector_b) dims.pop_back();
   const bool laid_out = !c_layout.strides.empty();
   if (laid_out && (vector_a || vector_b)) return info.Refuse("a vector's product is written dense");
-  const Operand out(full, c_layout, false);
+  const Operand out(*full, c_layout, false);
   GemmSpec spec{.dtype = dtype, .m = left.rows, .n = right.columns, .k = left.columns,
                 .a = left.strides, .b = right.strides, .c = out.strides,
                 .a_offset = a_layout.offset, .b_offset = b_layout.offset, .c_offset = c_layout.offset};
-  spec.a_batch = left.BatchStrides(*batch);
-  spec.b_batch = right.BatchStrides(*batch);
-  spec.c_batch = out.BatchStrides(*batch);
-  spec.batch = *std::move(batch);
+  spec.a_batch = left.BatchStrides(rank);
+  spec.b_batch = right.BatchStrides(rank);
+  spec.c_batch = out.BatchStrides(rank);
+  spec.batch.assign(full->begin(), full->end() - 2);
   const bool swapped = laid_out && spec.c.col != 1;
   if (swapped) SwapOperands(spec);
   if (laid_out && spec.c.col != 1) return info.Refuse("an output without a contiguous axis");

@@ -155,20 +155,6 @@ Result<Shape> ConcatShape(const KernelInfo& info, int axis) {
   return CheckDims(info, out.dims(), info.InputDType(0));
 }
 
-// One behind the other in each row; for parts that are dense, and not worth several threads.
-void SetConcatRows(KernelInfo& info, int64_t rows, std::vector<size_t> bytes) {
-  info.SetCompute([rows, bytes = std::move(bytes)](KernelContext& context) {
-    char* to = context.Output<char>(0);
-    for (int64_t row = 0; row < rows; ++row) {
-      for (size_t i = 0; i < bytes.size(); ++i) {
-        const size_t n = bytes[i];
-        if (n != 0) std::memcpy(to, context.Input<char>(static_cast<int>(i)) + row * n, n);
-        to += n;
-      }
-    }
-  });
-}
-
 Status CreateConcat(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 1), info.InputShape(0).rank()));
@@ -177,12 +163,21 @@ Status CreateConcat(KernelInfo& info) {
   info.SetSideBySide(axis);
   bool in_rows = dtype != DType::kString && (info.threads() == 1 || out.elements() <= 8 * kParallelGrain);
   for (int i = 0; i < info.input_count(); ++i) in_rows = in_rows && info.input(i).layout.dense();
-  if (in_rows) {
+  if (in_rows) {  // without boxes, which take longer to make than such parts to copy
     std::vector<size_t> bytes(info.input_count());
     for (int i = 0; i < info.input_count(); ++i) {
       bytes[i] = static_cast<size_t>(info.InputShape(i).Elements(axis, out.rank())) * DTypeSize(dtype);
     }
-    SetConcatRows(info, out.Elements(0, axis), std::move(bytes));
+    info.SetCompute([rows = out.Elements(0, axis), bytes = std::move(bytes)](KernelContext& context) {
+      char* to = context.Output<char>(0);
+      for (int64_t row = 0; row < rows; ++row) {
+        for (size_t i = 0; i < bytes.size(); ++i) {
+          const size_t n = bytes[i];
+          if (n != 0) std::memcpy(to, context.Input<char>(static_cast<int>(i)) + row * n, n);
+          to += n;
+        }
+      }
+    });
     return {};
   }
   Layout part{out.Strides(), 0};

@@ -19,6 +19,11 @@ def _statistics(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _inverse_deviation(w, variance, epsilon):
+    vector = lambda op_type, *inputs: w.make(op_type, inputs, variance.dtype, variance.shape)  # noqa: E731
+    return vector("Reciprocal", vector("Sqrt", vector("Add", variance, w.constant(epsilon, variance.dtype))))
+
+
 def _normalize(w, x, axes, epsilon):
     """(x with mean 0 and deviation 1 over the axes, mean, inverse deviation), by arithmetic in x's dtype."""
     kept = [1 if d in axes else s for d, s in enumerate(x.shape)]
@@ -26,8 +31,7 @@ def _normalize(w, x, axes, epsilon):
     mean = make("ReduceMean", [x, w.constant(axes)], kept, keepdims=1)
     away = make("Sub", [x, mean], x.shape)
     variance = make("ReduceMean", [make("Mul", [away, away], x.shape), w.constant(axes)], kept, keepdims=1)
-    shifted = make("Add", [variance, w.constant(epsilon, x.dtype)], kept)
-    inv_std = make("Reciprocal", [make("Sqrt", [shifted], kept)], kept)
+    inv_std = _inverse_deviation(w, variance, epsilon)
     return make("Mul", [away, inv_std], x.shape), mean, inv_std
 
 
@@ -125,11 +129,6 @@ def batch_norm_without_statistics(w, node, x, weight, bias, training, momentum, 
         y = w.make(op_type, [y, _along_channels(w, x, vector)], x.dtype, x.shape)
     y = w.cast(y, result(node, 0)[0])
     return y, *(w.make("Squeeze", [s, w.constant(axes)], s.dtype, x.shape[1:2]) for s in (mean, inv_std))
-
-
-def _inverse_deviation(w, variance, epsilon):
-    vector = lambda op_type, *inputs: w.make(op_type, inputs, variance.dtype, variance.shape)  # noqa: E731
-    return vector("Reciprocal", vector("Sqrt", vector("Add", variance, w.constant(epsilon, variance.dtype))))
 
 
 def fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon):
