@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 
@@ -32,6 +33,27 @@ std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>
   std::vector<c10::IValue> stack = {key, tensors, sizes, std::move(given), random};
   op.callBoxed(&stack);
   return stack.at(0).toTensorVector();
+}
+
+// Throws where a number is out of its range, or lists that belong together differ in length: layouts come from files, too.
+void CheckLayout(const CallLayout& l, int64_t values, int64_t backward_values, bool differentiated) {
+  const auto below = [](const std::vector<int64_t>& numbers, int64_t end, int64_t begin = 0) {
+    return std::all_of(numbers.begin(), numbers.end(), [&](int64_t i) { return begin <= i && i < end; });
+  };
+  bool fits = l.mutated.size() == l.new_values.size() && below(l.mutated, l.tensors.size()) &&
+              below(l.differentiable, l.outputs.size());
+  for (const auto* numbers : {&l.tensors, &l.sizes, &l.outputs, &l.new_values, &l.saved, &l.saved_sizes}) {
+    fits = fits && below(*numbers, values);
+  }
+  for (const auto* numbers : {&l.backward_saved, &l.backward_saved_sizes, &l.backward_gradients}) {
+    fits = fits && below(*numbers, backward_values);
+  }
+  if (differentiated) {
+    fits = fits && l.backward_saved.size() == l.saved.size() && l.backward_saved_sizes.size() == l.saved_sizes.size() &&
+           l.backward_gradients.size() == l.differentiable.size() && l.backward_results.size() == l.tensors.size() &&
+           below(l.backward_results, backward_values, -1);
+  }
+  TORCH_CHECK(fits, "a call's layout does not fit its graphs");
 }
 
 }  // namespace
@@ -138,6 +160,7 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intru
                                          &l.backward_gradients, &l.backward_results};
   TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists), " lists");
   for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
+  CheckLayout(l, forward_->value_count(), backward_ ? backward_->value_count() : 0, backward_ != nullptr);
   operator_ = std::make_unique<::torch::Library>(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
   const std::string schema = "call_" + std::to_string(key) + "(Tensor[] tensors, int[] sizes) -> Tensor[]";
   operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) { return Run(tensors, sizes); });

@@ -38,6 +38,19 @@ std::tuple<double, int64_t, double, int64_t> CallCounters::Take() {
           1e-9 * static_cast<double>(operator_.nanoseconds.exchange(0)), operator_.calls.exchange(0)};
 }
 
+void CapturedGraph::Add(Step step) {
+  const auto check = [&](int64_t i) { TORCH_CHECK(i >= 0 && i < value_count(), "the graph has no value ", i); };
+  for (const std::vector<int64_t>* numbers : {&step.reads, &step.writes, &step.dead}) {
+    for (int64_t i : *numbers) check(i);
+  }
+  for (const Argument& argument : step.arguments) {
+    for (const Item& item : argument.items) {
+      if (item.from != -1) check(item.from);
+    }
+  }
+  steps_.push_back(std::move(step));
+}
+
 void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
                                std::vector<int64_t> dead) {
   const std::string_view bytes(static_cast<const char*>(model.const_data_ptr()), model.numel());
@@ -47,10 +60,11 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
       RegisterAtenKernels(registry);
     });
   };
-  steps_.push_back({Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), provider, /*threads=*/0)), std::nullopt});
-  steps_.back().reads = std::move(reads);
-  steps_.back().writes = std::move(writes);
-  steps_.back().dead = std::move(dead);
+  Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), provider, /*threads=*/0)), std::nullopt};
+  step.reads = std::move(reads);
+  step.writes = std::move(writes);
+  step.dead = std::move(dead);
+  Add(std::move(step));
 }
 
 CapturedGraph::Item CapturedGraph::MakeItem(const IValue& encoded) {
@@ -78,7 +92,7 @@ void CapturedGraph::AddOperator(const std::string& name, const std::string& over
   step.counts = counts;
   step.writes = {writes};
   step.dead = std::move(dead);
-  steps_.push_back(std::move(step));
+  Add(std::move(step));
 }
 
 void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, int64_t writes,
@@ -99,9 +113,10 @@ void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, in
   TORCH_CHECK(step.size, "there is no function '", name, "' of sizes");
   step.arguments.emplace_back();
   for (const IValue& argument : arguments.toTupleRef().elements()) step.arguments[0].items.push_back(MakeItem(argument));
+  TORCH_CHECK(!step.arguments[0].items.empty(), "a function of no sizes");
   step.writes = {writes};
   step.dead = std::move(dead);
-  steps_.push_back(std::move(step));
+  Add(std::move(step));
 }
 
 int64_t CapturedGraph::IntOf(const Item& item, const Values& values) {
@@ -114,7 +129,7 @@ void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes, std
   step.reads = {reads};
   step.writes = {writes};
   step.dead = std::move(dead);
-  steps_.push_back(std::move(step));
+  Add(std::move(step));
 }
 
 void CapturedGraph::RunProgram(const Step& step, Values& values) {
@@ -131,6 +146,7 @@ void CapturedGraph::RunProgram(const Step& step, Values& values) {
     }
   }
   const std::vector<RuntimeValue> results = Checked(step.program->Run(std::move(feeds), {}, nullptr, known));
+  TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(), " values, not ", step.writes.size());
   for (size_t k = 0; k < results.size(); ++k) values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
 }
 
@@ -163,8 +179,9 @@ void CapturedGraph::Run(Values& values) const {
       values[step.writes[0]] = step.size(IntOf(items.front(), values), IntOf(items.back(), values));
     } else {
       const IValue& from = values[step.reads[0]];
-      values[step.writes[0]] = from.isTuple() ? from.toTupleRef().elements()[step.index]
-                                                         : from.toListRef()[step.index];
+      TORCH_CHECK(from.isTuple() || from.isList(), "an element of what is no list");
+      const c10::ArrayRef<IValue> elements = from.isTuple() ? from.toTupleRef().elements().asArrayRef() : from.toListRef();
+      values[step.writes[0]] = IValue(elements.at(step.index));
     }
     for (int64_t i : step.dead) values[i] = IValue();
   }

@@ -36,7 +36,7 @@ class CallCounters : public ::torch::CustomClassHolder {
   Count program_, operator_;
 };
 
-// All functions throw c10::Error. Thread safety: Run from any thread, once the graph is complete.
+// All functions throw c10::Error, also for numbers of values that there are not (graphs come from files, too). Thread safety: Run from any thread, once the graph is complete.
 class CapturedGraph : public ::torch::CustomClassHolder {
  public:
   // Tensors, ints, and tuples of them, by number.
@@ -59,6 +59,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // Element `index` of a tuple or list.
   void AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead);
 
+  int64_t value_count() const { return static_cast<int64_t>(constants_.size()); }
   // The values before the first step: constants alone.
   Values Begin() const { return constants_; }
   void Run(Values& values) const;
@@ -82,6 +83,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     int64_t index = 0;
     std::vector<int64_t> reads = {}, writes = {}, dead = {};
   };
+  void Add(Step step);
   static void RunProgram(const Step& step, Values& values);
   static void RunOperator(const Step& step, Values& values);
   static int64_t IntOf(const Item& item, const Values& values);

@@ -67,6 +67,22 @@ TEST(CapturedGraphTest, WhatIsNoArgumentIsRefused) {
   EXPECT_THROW(graph->AddProgram(at::zeros({3}, at::kByte), {0}, {1}, {}), c10::Error);
 }
 
+TEST(CapturedGraphTest, NumbersOfNoValueAreRefused) {
+  const auto graph = Graph(2);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(2)), 1, false, {}), c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(-7)), 1, false, {}), c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), -1, false, {}), c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), 1, false, {2}), c10::Error);
+  EXPECT_THROW(graph->AddSize("add", TupleOf(), 1, {}), c10::Error);
+  EXPECT_THROW(graph->AddElement(2, 0, 1, {}), c10::Error);
+  graph->AddElement(0, 5, 1, {});
+  for (IValue list : {TupleOf(int64_t{1}), IValue(int64_t{1})}) {
+    CapturedGraph::Values values = graph->Begin();
+    values[0] = list;
+    EXPECT_THROW(graph->Run(values), c10::Error);
+  }
+}
+
 // y = x * x, its gradient 2 * x * dy.
 std::vector<std::vector<int64_t>> SquareLayout() {
   return {{0}, {}, {1}, {0}, {}, {}, {0}, {}, {0}, {}, {1}, {3}};
@@ -87,6 +103,17 @@ TEST(CapturedCallTest, TheNodeOutlivesTheCall) {
   y.backward(at::tensor({1.0f, 10.0f}));
   EXPECT_TRUE(at::equal(x.grad(), at::tensor({4.0f, -120.0f})));
   EXPECT_THROW(y.backward(at::tensor({1.0f, 10.0f})), c10::Error);
+}
+
+TEST(CapturedCallTest, ALayoutThatDoesNotFitIsRefused) {
+  std::vector<std::vector<int64_t>> layout = SquareLayout();
+  for (size_t i = 0; i < layout.size(); ++i) {
+    for (int64_t wrong : {-2, 4}) {
+      layout = SquareLayout();
+      layout[i].push_back(wrong);
+      EXPECT_THROW(c10::make_intrusive<CapturedCall>(Graph(2), Graph(4), layout, false, 100 + i, nullptr), c10::Error) << i;
+    }
+  }
 }
 
 TEST(CapturedCallTest, AnInputThatWasChangedIsAnError) {

@@ -20,30 +20,30 @@ class Again:
     _known = weakref.WeakValueDictionary()  # by key; a torch.classes.caesura.Call keeps its own alive
     _keys = itertools.count()
 
-    def __init__(self, module, forward, metadata, decompositions):
+    def __init__(self, module, facts, decompositions):
+        """facts: of describe()."""
         self.module, self.decompositions = module, decompositions
-        self.is_tensor = [is_tensor(n) for n in forward.placeholders]
-        self.mutated = metadata.mutated_inp_runtime_indices
-        self.taking = [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward]
-        self.random = any(draws(n) for n in forward.graph.nodes)
+        self.is_tensor, self.mutated, self.taking = facts["is_tensor"], facts["mutated"], facts["taking"]
+        self.random, self.rewritten = facts["random"], facts["rewritten"]
         self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self.rewritten = self._reads_what_it_writes(forward, forward.results[len(self.mutated):metadata.num_forward])
         self.key = next(self._keys)
         self._known[self.key] = self
 
     @classmethod
+    def describe(cls, forward, metadata) -> dict:
+        """forward: the captured graph's GraphProgram, metadata: what AOT autograd says of it."""
+        outputs = forward.results[len(metadata.mutated_inp_runtime_indices):metadata.num_forward]
+        return {
+            "is_tensor": [is_tensor(n) for n in forward.placeholders],
+            "mutated": list(metadata.mutated_inp_runtime_indices),
+            "taking": [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward],
+            "random": any(draws(n) for n in forward.graph.nodes),
+            "rewritten": _reads_what_it_writes(forward, metadata.mutated_inp_runtime_indices, outputs),
+        }
+
+    @classmethod
     def of(cls, key):
         return cls._known[key]
-
-    def _reads_what_it_writes(self, forward, outputs) -> bool:
-        """Whether the outputs depend on the old values of inputs that the graph writes to: those are gone."""
-        seen = {n for n in outputs if isinstance(n, torch.fx.Node)}
-        reached = list(seen)
-        while reached:
-            new = [n for n in _sources(reached.pop()) if isinstance(n, torch.fx.Node) and n not in seen]
-            seen.update(new)
-            reached += new
-        return any(forward.placeholders[i] in seen for i in self.mutated)
 
     def run(self, tensors, sizes, random):
         """(stand-ins for `tensors`, the graph's outputs): stand-ins, so that an input that depends on another one does not
@@ -64,6 +64,17 @@ class Again:
             torch.set_rng_state(random)
             with torch._dispatch.python.enable_python_dispatcher(), _Drawing(self.decompositions):
                 return tensors, self.module(*arguments)
+
+
+def _reads_what_it_writes(forward, mutated, outputs) -> bool:
+    """Whether the outputs depend on the old values of inputs that the graph writes to: those are gone."""
+    seen = {n for n in outputs if isinstance(n, torch.fx.Node)}
+    reached = list(seen)
+    while reached:
+        new = [n for n in _sources(reached.pop()) if isinstance(n, torch.fx.Node) and n not in seen]
+        seen.update(new)
+        reached += new
+    return any(forward.placeholders[i] in seen for i in mutated)
 
 
 def _sources(node):
@@ -121,7 +132,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
     if any(metadata.input_info[i].requires_grad or metadata.input_info[i].mutates_metadata
            for i in metadata.mutated_inp_runtime_indices):
         return compiled  # an input that is changed has the new origin: what it was is gone
-    again = Again(module, forward, metadata, decompositions)
+    again = Again(module, Again.describe(forward, metadata), decompositions)
 
     def run(*arguments):
         random = torch.get_rng_state() if again.random else None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.compile: `torch.compile(module, backend="caesura")`."""
 
+import logging
 import types
 
 import torch
@@ -11,9 +12,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from caesura import call_cache, program_cache
 from caesura.again import differentiable_again
 from caesura.aten import TABLE
-from caesura.captured_call import make_call
+from caesura.captured_call import describe_call, open_call
+from caesura.fingerprint import Unkeyed
 from caesura.graph_program import GraphProgram
 from caesura.reports import StrictError
 
@@ -60,11 +63,28 @@ def _boxed(get_program):
     return run
 
 
+def _key(module, example_inputs):
+    """What the graph's call is found on disk by; None where it is not kept."""
+    if not program_cache.enabled():
+        return None
+    try:
+        return call_cache.key_of(module, example_inputs)
+    except Unkeyed as error:
+        logging.getLogger("caesura").info("the call is not looked for on disk, no key holds %s", error)
+        return None
+
+
 def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
         raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
     captured, table = _Captured(), decompositions()
+    key = _key(module, example_inputs)
+    if key is not None:
+        with unset_fake_temporarily():
+            call = call_cache.load(key, module, table)
+        if call is not None:
+            return call
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table,
                                  partition_fn=min_cut_rematerialization_partition)
@@ -74,7 +94,11 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if captured.refused:
         return compiled
     with unset_fake_temporarily():
-        call = make_call(module, captured.forward, captured.backward, captured.metadata, table)
-    if call is not None or captured.backward is None:
-        return call or compiled
+        facts = describe_call(module, captured.forward, captured.backward, captured.metadata)
+        if facts is not None:
+            if key is not None:
+                call_cache.store(key, facts)
+            return open_call(module, facts, table)
+    if captured.backward is None:
+        return compiled
     return differentiable_again(compiled, module, captured.forward, captured.metadata, table)

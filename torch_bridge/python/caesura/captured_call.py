@@ -17,22 +17,30 @@ _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operato
           operator.mod: "mod", operator.neg: "neg"}
 
 
-def make_call(module, forward: GraphProgram, backward, metadata, decompositions):
-    """A callable for the graph `module` of dynamo's; None where AOT autograd's own wrappers are needed.
+def describe_call(module, forward: GraphProgram, backward, metadata):
+    """The call of the graph `module` of dynamo's, for open_call(): dicts, lists, tuples, plain values, bytes and tensors
+    that are constants. None where AOT autograd's own wrappers are needed.
 
     forward, backward: what AOT autograd has made of it (None where nothing is differentiated), metadata: what it says.
     """
-    if not _registered() or not _is_plain(module, forward, backward, metadata):
+    if not registered() or not _is_plain(module, forward, backward, metadata):
         return None
     layout = _layout(forward, backward, metadata)
-    graphs = [None if program is None else _lower(program) for program in (forward, backward)]
+    graphs = [None if program is None else _describe_graph(program) for program in (forward, backward)]
     if layout is None or graphs[0] is None or (graphs[1] is None) != (backward is None):
         return None
-    again = Again(module, forward, metadata, decompositions)
-    call = torch.classes.caesura.Call(*graphs, layout, again.random, again.key, _core.keep_alive(again))
+    problems = [p for program in (forward, backward) if program is not None for p in program.problems]
+    return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems}
+
+
+def open_call(module, facts, decompositions):
+    """A callable for the graph `module` of dynamo's, that describe_call() has described."""
+    again = Again(module, facts["again"], decompositions)
+    graphs = [None if graph is None else _open_graph(graph) for graph in facts["graphs"]]
+    call = torch.classes.caesura.Call(*graphs, facts["layout"], again.random, again.key, _core.keep_alive(again))
     operation, _ = torch._C._jit_get_operation(f"caesura::call_{again.key}")
-    tensors = [i for i, n in enumerate(forward.placeholders) if is_tensor(n)]
-    sizes = [i for i, n in enumerate(forward.placeholders) if not is_tensor(n)]
+    tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
+    sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
     def run(*arguments, held=call):
         return operation(arguments, ())
@@ -44,7 +52,7 @@ def make_call(module, forward: GraphProgram, backward, metadata, decompositions)
 
 
 @functools.cache
-def _registered() -> bool:
+def registered() -> bool:
     """Whether the operators are there; makes the one that is in Python."""
     try:
         if not torch_library.load():
@@ -122,12 +130,10 @@ def _layout(forward, backward, metadata):
     return layout + [inputs[ints:count], inputs[:ints], inputs[count:], results]
 
 
-def _lower(program: GraphProgram):
-    """The program as a torch.classes.caesura.Graph; None where a step is a call that is no operator."""
+def _describe_graph(program: GraphProgram):
+    """The calls that make a torch.classes.caesura.Graph; None where a step is a call that is no operator."""
     number = {n: i for i, n in enumerate(program.graph.nodes)}
-    graph = torch.classes.caesura.Graph(len(number), _counters())
-    for node, tensor in program.constants.items():
-        graph.add_constant(number[node], tensor)
+    calls = [("add_constant", number[node], tensor) for node, tensor in program.constants.items()]
 
     def encoded(argument):
         if isinstance(argument, torch.fx.Node):
@@ -139,19 +145,30 @@ def _lower(program: GraphProgram):
     for step, release in program.steps:
         dead = [number[n] for n in release]
         if isinstance(step, RunStep):
-            model = torch.frombuffer(bytearray(step.program.model.SerializeToString()), dtype=torch.uint8)
-            graph.add_program(model, [number[n] for n in step.reads], [number[n] for n in step.writes], dead)
+            model = step.program.model.SerializeToString()
+            calls.append(("add_program", model, [number[n] for n in step.reads], [number[n] for n in step.writes], dead))
             continue
         node = step.node
         if step.target is operator.getitem and isinstance(node.args[1], int):
-            graph.add_element(number[node.args[0]], node.args[1], number[node], dead)
+            calls.append(("add_element", number[node.args[0]], node.args[1], number[node], dead))
         elif step.target in _SIZES:
-            graph.add_size(_SIZES[step.target], tuple(map(encoded, node.args)), number[node], dead)
+            calls.append(("add_size", _SIZES[step.target], tuple(map(encoded, node.args)), number[node], dead))
         elif isinstance(step.target, torch._ops.OpOverload):
             schema = step.target._schema
             given = dict(zip((a.name for a in schema.arguments), node.args)) | node.kwargs
             arguments = tuple(encoded(given.get(a.name, a.default_value)) for a in schema.arguments)
-            graph.add_operator(schema.name, schema.overload_name, arguments, number[node], step.counts, dead)
+            calls.append(("add_operator", schema.name, schema.overload_name, arguments, number[node], step.counts, dead))
         else:
             return None
+    return {"values": len(number), "calls": calls}
+
+
+def _open_graph(facts):
+    graph = torch.classes.caesura.Graph(facts["values"], _counters())
+    for name, *arguments in facts["calls"]:
+        if name not in ("add_constant", "add_program", "add_operator", "add_size", "add_element"):
+            raise ValueError(f"a graph has no {name}")
+        if name == "add_program":
+            arguments[0] = torch.frombuffer(bytearray(arguments[0]), dtype=torch.uint8)
+        getattr(graph, name)(*arguments)
     return graph

@@ -23,8 +23,8 @@ from torch._C._dynamo.guards import GlobalStateGuard
 
 from caesura import _core
 
-_PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
-          torch.device, torch.layout, torch.memory_format, torch.Size}
+PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
+         torch.device, torch.layout, torch.memory_format, torch.Size}
 _SILENT = {"math", "cmath", "operator", "_operator", "functools", "_functools", "itertools", "typing", "types", "collections",
            "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib",
            "numbers", "string", "re", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
@@ -76,7 +76,7 @@ class Fingerprint:
 
     def add(self, value) -> None:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return self._say(kind.__name__, repr(value))
         if id(value) in self._numbers:
             return self._say("again", self._numbers[id(value)])
@@ -108,7 +108,7 @@ class Fingerprint:
             self.add(item)
 
     def _add_set(self, value):
-        if any(type(item) not in _PLAIN for item in value):
+        if any(type(item) not in PLAIN for item in value):
             raise Unkeyed("a set of objects")
         self._say(type(value).__name__, *sorted(map(repr, value)))
         if isinstance(value, set):

@@ -65,10 +65,10 @@ class GraphProgram:
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
-        problems = []
+        self.problems = []  # what is left to PyTorch: (op, reason, place)
         self._kernels, self._problems = _core.Kernels(), {}
-        self.supported = self._find_supported(problems)
-        fall_back(problems)
+        self.supported = self._find_supported(self.problems)
+        fall_back(self.problems)
         self.steps = self._schedule()
 
     # --- what runs where ---
