@@ -31,12 +31,24 @@ class Empty(torch.autograd.Function):
         return dy, None, None
 
 
+class Scale(torch.nn.Module):
+    """One op of PyTorch's, with two gradients."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
 def ways():
     """Name to a function of x."""
     module = torch.nn.Linear(8, 8)
     wrapped = caesura.wrap(module)
     out = {
         "eager, one op": lambda x: x * module.bias,
+        "caesura.wrap, of that op": caesura.wrap(Scale(module.bias)),
         "eager module": module,
         "empty autograd.Function": lambda x: Empty.apply(x, module.weight, module.bias),
         "torch.compile, eager": torch.compile(module, backend="eager"),

@@ -36,7 +36,8 @@ class CallCounters : public ::torch::CustomClassHolder {
   Count program_, operator_;
 };
 
-// All functions throw c10::Error, also for numbers of values that there are not (graphs come from files, too). Thread safety: Run from any thread, once the graph is complete.
+// All functions throw c10::Error, also for numbers of values that there are not: graphs come from files, too.
+// Thread safety: Run from any thread, once the graph is complete.
 class CapturedGraph : public ::torch::CustomClassHolder {
  public:
   // Tensors, ints, and tuples of them, by number.
