@@ -74,28 +74,31 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     }
     sizes_ = sizes.vec();
     random_ = std::move(random);
-    saved_.reserve(layout.saved.size());
-    for (int64_t i : layout.saved) {
+    for (size_t i = 0; i < layout.saved.size(); ++i) {
+      if (call_->saved_inputs_[i] >= 0) continue;
       size_t k = 0;
-      while (k < layout.outputs.size() && layout.outputs[k] != i) ++k;
+      while (k < layout.outputs.size() && layout.outputs[k] != layout.saved[i]) ++k;
       const bool is_output = k < outputs.size();
-      const at::Tensor tensor = is_output ? outputs[k] : values[i].toTensor();
+      const at::Tensor tensor = is_output ? outputs[k] : values[layout.saved[i]].toTensor();
       saved_.emplace_back(tensor, is_output && tensor.grad_fn().get() == this);
     }
     for (int64_t i : layout.saved_sizes) saved_sizes_.push_back(values[i].toInt());
-    for (int64_t i : layout.differentiable) like_.push_back({outputs[i].sizes().vec(), outputs[i].options()});
   }
 
   variable_list apply(variable_list&& dys) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(saved_.size() == call_->layout_.saved.size() && !released_, ::torch::autograd::ERR_BACKWARD_TWICE);
+    TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
     if (at::GradMode::is_enabled()) return Again(dys);
     const CallLayout& layout = call_->layout_;
     CapturedGraph::Values values = call_->backward_->Begin();
-    for (size_t i = 0; i < saved_.size(); ++i) values[layout.backward_saved[i]] = saved_[i].unpack(getptr());
+    auto saved = saved_.begin();
+    for (size_t i = 0; i < layout.saved.size(); ++i) {
+      const int64_t input = call_->saved_inputs_[i];
+      values[layout.backward_saved[i]] = (input >= 0 ? inputs_[input] : *saved++).unpack(getptr());
+    }
     for (size_t i = 0; i < saved_sizes_.size(); ++i) values[layout.backward_saved_sizes[i]] = saved_sizes_[i];
     for (size_t i = 0; i < dys.size(); ++i) {
-      values[layout.backward_gradients[i]] = dys[i].defined() ? std::move(dys[i]) : at::zeros(like_[i].shape, like_[i].options);
+      values[layout.backward_gradients[i]] = dys[i].defined() ? std::move(dys[i]) : input_metadata(i).zeros_like();
     }
     if (!::torch::autograd::get_current_graph_task_keep_graph()) Release();  // the graph frees what it has read
     PlainScope scope;
@@ -116,11 +119,6 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   std::string name() const override { return "CaesuraBackward"; }
 
  private:
-  struct Meta {
-    std::vector<int64_t> shape;
-    at::TensorOptions options;
-  };
-
   void Release() {
     released_ = true;
     saved_.clear();
@@ -143,9 +141,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   const c10::intrusive_ptr<CapturedCall> call_;
   std::mutex mutex_;
   bool released_ = false;
-  std::vector<SavedVariable> inputs_, saved_;
+  std::vector<SavedVariable> inputs_, saved_;  // saved_: that are no inputs
   std::vector<int64_t> sizes_, saved_sizes_;
-  std::vector<Meta> like_;
   std::optional<at::Tensor> random_;
 };
 
@@ -161,6 +158,10 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intru
   TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists), " lists");
   for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
   CheckLayout(l, forward_->value_count(), backward_ ? backward_->value_count() : 0, backward_ != nullptr);
+  for (int64_t i : l.saved) {
+    const auto found = std::find(l.tensors.begin(), l.tensors.end(), i);
+    saved_inputs_.push_back(found == l.tensors.end() ? -1 : found - l.tensors.begin());
+  }
   operator_ = std::make_unique<::torch::Library>(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
   const std::string schema = "call_" + std::to_string(key) + "(Tensor[] tensors, int[] sizes) -> Tensor[]";
   operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) { return Run(tensors, sizes); });

@@ -49,6 +49,7 @@ class CapturedCall : public ::torch::CustomClassHolder {
   class Backward;
   c10::intrusive_ptr<CapturedGraph> forward_, backward_;
   CallLayout layout_;
+  std::vector<int64_t> saved_inputs_;  // positions of layout_.saved among the tensors; -1: it is none of them
   bool random_;
   int64_t key_;
   std::shared_ptr<void> keep_alive_;

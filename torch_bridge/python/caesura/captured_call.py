@@ -42,13 +42,20 @@ def open_call(module, facts, decompositions):
     tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
     sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
-    def run(*arguments, held=call):
+    def run(*arguments):
         return operation(arguments, ())
 
-    def run_with_sizes(*arguments, held=call):
+    def run_with_sizes(*arguments):
         return operation([arguments[i] for i in tensors], [arguments[i] for i in sizes])
 
-    return run_with_sizes if sizes else run
+    function = run_with_sizes if sizes else run
+    function.held = call
+    return function
+
+
+def is_operator(function) -> bool:
+    """Whether open_call() has made it."""
+    return isinstance(getattr(function, "held", None), torch.ScriptObject)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 
 import copy
 import dis
+import functools
 import types
 import weakref
 
@@ -12,9 +13,30 @@ from torch._dynamo import eval_frame
 
 from caesura.backend import apart
 from caesura.backend import backend as torch_backend
+from caesura.captured_call import is_operator
 
 _CALL = "_call_impl"  # of nn.Module: what is captured
 _CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
+
+
+class _Utils:
+    """torch._dynamo.utils, for code that need not tell a profiler where it begins and ends."""
+
+    __getattr__ = staticmethod(functools.partial(getattr, torch._dynamo.utils))
+    record_pregraph_bytecode_enter = staticmethod(lambda: None)
+    record_pregraph_bytecode_exit = staticmethod(lambda began: None)
+
+
+def _past_dynamo(scope: dict) -> dict:
+    """The globals of dynamo's code, where operators of ours are called as they are, not in a scope without dynamo."""
+    scope = dict(scope)
+    for name, value in scope.items():
+        call = getattr(value, "_torchdynamo_orig_callable", None) if name.startswith("__compiled_fn") else None
+        if is_operator(call):
+            scope[name] = call
+        elif value is torch._dynamo.utils and name.startswith("__import_torch"):
+            scope[name] = _Utils()
+    return scope
 
 
 class _Calls:
@@ -46,7 +68,7 @@ class _Calls:
                 continue
             self.known.add(entry.code)
             if not any(i.argval == _CALL for i in dis.get_instructions(entry.code)):  # else a graph break is in it
-                function = types.FunctionType(entry.code, call.__globals__, call.__name__, None, call.__closure__)
+                function = types.FunctionType(entry.code, _past_dynamo(call.__globals__), call.__name__, None, call.__closure__)
                 self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
 
 
