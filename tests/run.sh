@@ -74,7 +74,7 @@ sanitized() {
   local folder=$1 sanitizers=$2
   shift 2
   cmake -S . -B "$folder" -G Ninja -C "$build/deps.cmake" -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS=-O1 \
-    -DCAESURA_SANITIZE="$sanitizers" -DCAESURA_PYTHON=OFF -DCAESURA_EXAMPLES=OFF -DCAESURA_BENCHMARKS=OFF &&
+    -DCAESURA_SANITIZE="$sanitizers" -DCAESURA_EXAMPLES=OFF -DCAESURA_BENCHMARKS=OFF &&
     cmake --build "$folder" --target "$@" -- -k 0
 }
 
@@ -83,6 +83,15 @@ address_sanitizer() {
   sanitized build-asan address,undefined "$1" &&
     ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
       ctest_in build-asan -R "^$1\$"
+}
+
+# Who goes first, from Python. The interpreter is not instrumented and keeps what it has to its end: no leak check.
+python_address_sanitizer() {
+  sanitized build-asan address,undefined caesura_python &&
+    LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" \
+      ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH="$PWD/build-asan/python" \
+      python_tests tests/python/lifetime_test.py tests/python/tensor_exchange_test.py tests/python/wrap_calls_test.py \
+      tests/python/call_cache_test.py
 }
 
 # States in threads, and a race that must be found. One OpenMP thread a kernel: libgomp is not instrumented.
@@ -160,6 +169,10 @@ if stage "set-up" set_up; then
   stage "Python tests, OpenVINO" python_tests tests/python/openvino_provider_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
-  [[ -n ${CAESURA_LONG:-} ]] && stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
+  if [[ -n ${CAESURA_LONG:-} ]]; then
+    stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
+    stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
+    stage "AddressSanitizer: Python" python_address_sanitizer
+  fi
 fi
 tally

@@ -43,8 +43,10 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // Tensors, ints, and tuples of them, by number.
   using Values = std::vector<c10::IValue>;
 
-  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters)
-      : constants_(value_count), counters_(std::move(counters)) {}
+  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters) : counters_(std::move(counters)) {
+    TORCH_CHECK(value_count >= 0 && value_count < (1 << 24), "a graph of ", value_count, " values");
+    constants_.resize(value_count);
+  }
 
   void AddConstant(int64_t value, at::Tensor tensor) { constants_.at(value) = std::move(tensor); }
   // Steps, in the order that they run in. `dead`: values that nothing reads behind it.

@@ -75,6 +75,8 @@ TEST(CapturedGraphTest, NumbersOfNoValueAreRefused) {
   EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), 1, false, {2}), c10::Error);
   EXPECT_THROW(graph->AddSize("add", TupleOf(), 1, {}), c10::Error);
   EXPECT_THROW(graph->AddElement(2, 0, 1, {}), c10::Error);
+  EXPECT_THROW(Graph(-1), c10::Error);
+  EXPECT_THROW(Graph(int64_t{1} << 62), c10::Error);
   graph->AddElement(0, 5, 1, {});
   for (IValue list : {TupleOf(int64_t{1}), IValue(int64_t{1})}) {
     CapturedGraph::Values values = graph->Begin();
