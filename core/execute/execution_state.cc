@@ -201,7 +201,9 @@ Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options
 }
 
 void ExecutionState::Cancel() {
-  for (RuntimeValue& value : dynamic_) value = {};
+  for (RuntimeValue& value : dynamic_) {
+    if (value.has_value()) value = {};  // most plans have few or none
+  }
   for (auto& buffer : fetch_buffers_) buffer.reset();
   for (auto& buffer : cached_) buffer.reset();
   feeds_.clear();

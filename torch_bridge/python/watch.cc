@@ -3,6 +3,7 @@
 
 #include <dlpack/dlpack.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace nb = nanobind;
@@ -57,6 +58,15 @@ Py_ssize_t LengthOf(PyObject* container) {
   return PyDict_Check(container) ? PyDict_GET_SIZE(container) : PyObject_Size(container);
 }
 
+// A number that every change of a dict moves; 0 where Python (from 3.12 on) has none.
+uint64_t VersionOf(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  return 0;
+#endif
+}
+
 nb::object FunctionParts(PyObject* function) {
   auto part = [](PyObject* p) { return p == nullptr ? nb::none() : nb::borrow(p); };
   return nb::make_tuple(part(PyFunction_GetCode(function)), part(PyFunction_GetDefaults(function)),
@@ -66,41 +76,45 @@ nb::object FunctionParts(PyObject* function) {
 }  // namespace
 
 void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
-  rows_.push_back({Kind::kItem, std::move(dict), std::move(key), std::move(value)});
+  const auto [found, is_new] = numbers_.try_emplace(dict.ptr(), dicts_.size());
+  if (is_new) dicts_.push_back({std::move(dict), {}});
+  DictRows& rows = dicts_[found->second];
+  rows.items.emplace_back(std::move(key), std::move(value));
+  rows.version = 0;
 }
 
 void Watch::Length(nb::object container) {
   const Py_ssize_t length = LengthOf(container.ptr());
   if (length < 0) throw nb::python_error();
-  rows_.push_back({Kind::kLength, std::move(container), {}, {}, length});
+  rows_.push_back({Kind::kLength, std::move(container), {}, length});
 }
 
 void Watch::Elements(nb::list list) {
   Length(list);
   for (size_t i = 0; i < list.size(); ++i) {
-    rows_.push_back({Kind::kElement, list, {}, nb::borrow(list[i]), static_cast<Py_ssize_t>(i)});
+    rows_.push_back({Kind::kElement, list, nb::borrow(list[i]), static_cast<Py_ssize_t>(i)});
   }
 }
 
 void Watch::Cell(nb::object cell) {
   nb::object value = nb::steal(PyCell_Get(cell.ptr()));
   PyErr_Clear();  // an empty one holds null
-  rows_.push_back({Kind::kCell, std::move(cell), {}, std::move(value)});
+  rows_.push_back({Kind::kCell, std::move(cell), std::move(value)});
 }
 
 void Watch::Class(nb::object type) {
   _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()), RequiresGrad());  // any name: gives the class its version
   const Py_ssize_t version = ClassVersion(type.ptr());
-  rows_.push_back({Kind::kClass, std::move(type), {}, {}, version});
+  rows_.push_back({Kind::kClass, std::move(type), {}, version});
 }
 
 void Watch::Function(nb::object function) {
   nb::object parts = FunctionParts(function.ptr());
-  rows_.push_back({Kind::kFunction, std::move(function), {}, std::move(parts)});
+  rows_.push_back({Kind::kFunction, std::move(function), std::move(parts)});
 }
 
 void Watch::Returns(nb::object call, nb::object result) {
-  rows_.push_back({Kind::kReturns, std::move(call), {}, std::move(result)});
+  rows_.push_back({Kind::kReturns, std::move(call), std::move(result)});
 }
 
 void Watch::TorchTensor(nb::object tensor, bool bytes) {
@@ -108,10 +122,19 @@ void Watch::TorchTensor(nb::object tensor, bool bytes) {
   tensors_.push_back({std::move(tensor), std::move(facts), bytes});
 }
 
+bool Watch::Holds(const DictRows& rows) {
+  const uint64_t version = VersionOf(rows.dict.ptr());
+  if (version != 0 && version == rows.version) return true;
+  for (const auto& [key, value] : rows.items) {
+    if (PyDict_GetItemWithError(rows.dict.ptr(), key.ptr()) != value.ptr()) return false;
+  }
+  rows.version = version;
+  return true;
+}
+
 bool Watch::Holds(const Row& row) {
   PyObject* object = row.object.ptr();
   switch (row.kind) {
-    case Kind::kItem: return PyDict_GetItemWithError(object, row.key.ptr()) == row.value.ptr();
     case Kind::kLength: return LengthOf(object) == row.number;
     case Kind::kElement:
       return row.number < PyList_GET_SIZE(object) && PyList_GET_ITEM(object, row.number) == row.value.ptr();
@@ -135,11 +158,10 @@ bool Watch::Holds(const Row& row) {
 }
 
 bool Watch::Unchanged() const {
-  for (const Row& row : rows_) {
-    if (!Holds(row)) {
-      if (PyErr_Occurred()) throw nb::python_error();
-      return false;
-    }
+  const auto hold = [](const auto& rows) { return std::all_of(rows.begin(), rows.end(), [](auto& r) { return Holds(r); }); };
+  if (!hold(dicts_) || !hold(rows_)) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    return false;
   }
   for (const TensorRow& row : tensors_) {
     if (!SameTensor(row.tensor, row.facts, row.bytes)) return false;
@@ -148,9 +170,15 @@ bool Watch::Unchanged() const {
 }
 
 int Watch::Traverse(visitproc visit, void* arg) const {
+  for (const DictRows& rows : dicts_) {
+    Py_VISIT(rows.dict.ptr());
+    for (const auto& [key, value] : rows.items) {
+      Py_VISIT(key.ptr());
+      Py_VISIT(value.ptr());
+    }
+  }
   for (const Row& row : rows_) {
     Py_VISIT(row.object.ptr());
-    Py_VISIT(row.key.ptr());
     Py_VISIT(row.value.ptr());
   }
   for (const TensorRow& row : tensors_) Py_VISIT(row.tensor.ptr());
@@ -158,6 +186,8 @@ int Watch::Traverse(visitproc visit, void* arg) const {
 }
 
 void Watch::Clear() {
+  dicts_.clear();
+  numbers_.clear();
   rows_.clear();
   tensors_.clear();
 }

@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "torch_bridge/python/bindings.h"
@@ -43,18 +45,27 @@ class Watch {
   void Clear();
 
  private:
-  enum class Kind { kItem, kLength, kElement, kCell, kClass, kFunction, kReturns };
+  enum class Kind { kLength, kElement, kCell, kClass, kFunction, kReturns };
   struct Row {
     Kind kind;
-    nanobind::object object, key, value;
+    nanobind::object object, value;
     Py_ssize_t number = 0;
+  };
+  // What one dict is to hold.
+  struct DictRows {
+    nanobind::object dict;
+    std::vector<std::pair<nanobind::object, nanobind::object>> items;
+    mutable uint64_t version = 0;  // the dict's own, when all items were last seen to be there
   };
   struct TensorRow {
     nanobind::object tensor;
     TensorFacts facts;
     bool bytes;
   };
+  static bool Holds(const DictRows& rows);
   static bool Holds(const Row& row);
+  std::vector<DictRows> dicts_;
+  std::unordered_map<PyObject*, size_t> numbers_;  // of dicts_, by dict
   std::vector<Row> rows_;
   std::vector<TensorRow> tensors_;
 };

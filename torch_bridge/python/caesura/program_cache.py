@@ -31,6 +31,8 @@ def enabled() -> bool:
 
 def load(key: str):
     """(facts, model's bytes) of a program, or None. A damaged one is removed, with a warning."""
+    if not enabled():
+        return None
     path = _folder() / key
     try:
         with open(path, "rb") as file:
@@ -53,7 +55,9 @@ def discard(key: str, why) -> None:
 
 
 def store(key: str, facts: dict, model: bytes) -> None:
-    """Keeps a program. A folder that cannot be written to is told of."""
+    """Keeps a program, where programs are kept. A folder that cannot be written to is told of."""
+    if not enabled():
+        return
     folder = _folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ class CompiledStep:
         self.programs = []
         self._inputs = self._capturing = self._ran = None
         self._calls = []  # of the programs, the latest first
-        self._keys = _KEYS if program_cache.enabled() and dynamic is not True else 0
+        self._keys = 0 if dynamic is True else _KEYS
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one.
@@ -182,7 +182,7 @@ class CompiledStep:
         return None
 
     def _key(self, args, kwargs):
-        """The call's step_cache.Key, or None where its program is not to be found on disk."""
+        """The call's step_cache.Key, by which it is checked at little cost and its program found on disk; or None."""
         self.check_optimizer()
         own = step_cache.tensors_of(self.module)
         for program in self.programs:
@@ -194,7 +194,7 @@ class CompiledStep:
         try:
             return step_cache.Key(self, args, kwargs)
         except Unkeyed as error:
-            logging.getLogger("caesura").info("the program is not looked for on disk, no key holds %s", error)
+            logging.getLogger("caesura").info("no key, by which a program is kept on disk, holds %s", error)
             return None
 
     def _recall(self, key, args, kwargs) -> bool:
