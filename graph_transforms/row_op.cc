@@ -37,6 +37,8 @@ const AxisOp* FindAxisOp(const Node& node) {
       {"LogSoftmax", {-1, {}}},
       {"LayerNormalization", {-1, {}}},
       {"RMSNormalization", {-1, {}}},
+      {"Concat", {-1, {}}},
+      {"Split", {0, {}}},
       {"ai.caesura.SoftmaxGrad", {-1, {}}},
       {"ai.caesura.LogSoftmaxGrad", {-1, {}}},
       {"ai.caesura.LayerNormalizationGrad", {-1, {1, 2}}},
@@ -98,15 +100,18 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     op.columns = axis_op->columns;
   }
   if (reduces && !ReducesRow(node, rank)) return std::nullopt;
+  const bool splits = node.Is("Split"), has_sizes = splits && node.input(1) != nullptr;
+  if (has_sizes && node.input(1)->graph()->Initializer(node.input(1)) == nullptr) return std::nullopt;
   if (sums_rows) {
     const Dims* sum = DimsOf(node.output(0));
     if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back())) return std::nullopt;
     op.columns = {0};
   }
-  const bool reads_shape = sums_rows || reduces;  // input 1
+  const bool reads_shape = sums_rows || reduces || splits;  // input 1
   for (size_t i = 0; i < node.inputs().size(); ++i) {
     if (node.inputs()[i] == nullptr || (reads_shape && i == 1)) continue;
     const Dims* dims = DimsOf(node.inputs()[i]);
+    if (node.inputs()[i]->dtype() == DType::kString) return std::nullopt;
     if (dims == nullptr || !GoesWith(*dims, op.rows)) return std::nullopt;
   }
   for (size_t i = 0; i < node.outputs().size(); ++i) {

@@ -69,6 +69,15 @@ const std::vector<FusionCase>& Cases() {
       // b needs a, and outside of the group needs a as well: the group may not hold both ends.
       {"PathOutside", "float[4,4] x, float[4,4] w", "a = Exp(x) p = MatMul(a, w) q = Exp(p) y = Mul(q, a)",
        "float[4,4] y", {"Exp", "MatMul", "FusedRows"}},
+      {"RotatedHalves", "float[2,4,90,8] x, float[90,8] c, float[90,8] s",
+       R"(a, b = Split<axis = -1, num_outputs = 2>(x) n = Neg(b) r = Concat<axis = -1>(n, a)
+          p = Mul(x, c) q = Mul(r, s) y = Add(p, q))", "float[2,4,90,8] y, float[2,4,90,4] n", {"FusedRows"}},
+      {"UnevenParts", "float[30,8] x, float[30,2] z",
+       R"(a, b, d = Split<axis = 1, num_outputs = 3>(x) s = Sigmoid(b) t = Mul(a, s) y = Concat<axis = 1>(d, t, z, x))",
+       "float[30,15] y", {"FusedRows"}},
+      {"PartsAcrossRows", "float[6,8] x",
+       "a, b = Split<axis = 0, num_outputs = 2>(x) s = Sigmoid(a) t = Mul(s, b) y = Concat<axis = 0>(t, x)",
+       "float[9,8] y", {"Split", "FusedRows", "Concat"}},
       {"OneRow", "float[1,16] x", "s = Sigmoid(x) y = Mul(x, s)", "float[1,16] y", {"FusedRows"}},
       {"OtherShapesThanKnown", "float[N,M] x, float[N,M] z", "s = Sigmoid(x) y = Mul(z, s)", "float[N,M] y",
        {"FusedRows"}, false, {{"N", 0}, {"M", 4}}},
@@ -142,6 +151,17 @@ TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Fusion, testing::ValuesIn(Cases()), [](const auto& info) { return info.param.name; });
+
+TEST(RowFusion, StringsAndPartsOfUnknownSizesStay) {
+  for (const char* text : {"(string[4,4] x, int64[2] s) => (string[4,4] y) { a, b = Split<axis = 1, num_outputs = 2>(x)",
+                           "(float[4,4] x, int64[2] s) => (float[4,4] y) { a, b = Split<axis = 1>(x, s)"}) {
+    Model model = ParseModelText(std::string(R"(<ir_version: 10, opset_import: ["": 28]> g )") + text +
+                                 " y = Concat<axis = 1>(b, a) }").value();
+    ASSERT_TRUE(InferShapes(model).ok());
+    ASSERT_TRUE(RunPasses({MakeRowFusionPass()}, model).ok());
+    EXPECT_EQ(model.graph->nodes().size(), 2u) << text;
+  }
+}
 
 TEST(RowFusion, ForwardAndBackwardStayApart) {
   ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
