@@ -100,8 +100,7 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     op.columns = axis_op->columns;
   }
   if (reduces && !ReducesRow(node, rank)) return std::nullopt;
-  const bool splits = node.Is("Split"), has_sizes = splits && node.input(1) != nullptr;
-  if (has_sizes && node.input(1)->graph()->Initializer(node.input(1)) == nullptr) return std::nullopt;
+  const bool splits = node.Is("Split");
   if (sums_rows) {
     const Dims* sum = DimsOf(node.output(0));
     if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back())) return std::nullopt;
@@ -119,6 +118,7 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     if (node.outputs()[i] == nullptr || column) continue;
     const Dims* dims = DimsOf(node.outputs()[i]);
     if (dims == nullptr || dims->size() != whole->size() || !SameDims(RowsOf(*dims), op.rows)) return std::nullopt;
+    if (splits && !dims->back().known()) return std::nullopt;  // parts that show in the run alone
   }
   return op;
 }

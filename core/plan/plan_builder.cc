@@ -267,7 +267,9 @@ Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
     return true;
   }
   KernelInfo info(*draft.node, draft.infos, plan_->threads_);
-  info.set_subgraph_runner([&draft](const std::string& name) -> std::shared_ptr<SubgraphRunner> {
+  bool runs_bodies = false;
+  info.set_subgraph_runner([&](const std::string& name) -> std::shared_ptr<SubgraphRunner> {
+    runs_bodies = true;
     for (const auto& [body_name, runner] : draft.bodies) {
       if (body_name == name) return runner;
     }
@@ -279,6 +281,7 @@ Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
     return false;
   }
   if (!created.ok()) return created.status();
+  if (!runs_bodies) draft.bodies.clear();  // they only say what the kernel computes
   ASSIGN_OR_RETURN(const bool folded, TryFold(draft, info, **created));
   if (folded) Record(draft, NodeRecord::Kind::kFolded, *created);
   else RETURN_IF_ERROR(AddPlanned(draft, info, **created));
