@@ -193,3 +193,54 @@ def test_calls_on_dtypes_without_a_kernel_stay_with_pytorch(call, x):
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="strict: these calls have no kernels"):
         torch.compile(function, backend="caesura")(x, y)
+
+
+class Attention(torch.nn.Module):
+    """Queries, keys and values are transposed parts of one product; the values are also an output."""
+
+    def __init__(self, separate):
+        super().__init__()
+        self.qkv, self.out, self.separate = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16), separate
+
+    def forward(self, x):
+        q, k, v = (part.view(*x.shape[:2], 4, 4).transpose(1, 2) for part in self.qkv(x).split(16, dim=-1))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.out(y.transpose(1, 2).reshape(x.shape))
+        return (y, v) if self.separate else y
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_parts_of_a_product_are_not_copied_for_the_backward(separate):
+    module, x, made = Attention(separate), torch.randn(2, 8, 16, requires_grad=True), []
+    wrapped = caesura.wrap(module)
+
+    for net in (module, wrapped, wrapped):
+        module.zero_grad()
+        x.grad = None
+        ys = net(x) if separate else [net(x)]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.autograd.backward(ys, [torch.full_like(y, 0.5) for y in ys])
+        made.append(({e.key for e in profile.key_averages()}, [x.grad, *(p.grad for p in module.parameters())]))
+    for actual, expected in zip(made[2][1], made[0][1]):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert "CaesuraBackward" in made[2][0]
+    if not separate:  # else the gradient of the values comes in strides
+        assert not {"aten::clone", "aten::copy_"} & made[2][0]
+
+
+def test_a_part_that_is_handed_out_and_changed():
+    """The gradient is the right one all the same, or an error."""
+    module, x = Attention(True), torch.randn(2, 8, 16)
+    _, expected = gradients(module, x, loss=lambda ys: ys[0].square().sum())
+    module.zero_grad()
+    y, v = caesura.wrap(module)(x)
+    loss = y.square().sum()
+    with torch.no_grad():
+        v.mul_(2)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)

@@ -8,7 +8,6 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -19,6 +18,7 @@ from caesura.captured_call import describe_call, open_call
 from caesura.fingerprint import Unkeyed
 from caesura.graph_program import GraphProgram
 from caesura.reports import StrictError
+from caesura.saved_values import partition
 
 
 def decompositions(kept=TABLE):
@@ -87,7 +87,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             return call
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table,
-                                 partition_fn=min_cut_rematerialization_partition)
+                                 partition_fn=partition)
     with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
         compiled = compile_graph(module, example_inputs)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for

@@ -16,7 +16,7 @@ from caesura.reports import RECORD, fall_back
 aten = torch.ops.aten
 
 # Other ways of looking at the same elements: PyTorch makes them from a program's results at no cost.
-_VIEWS = {
+VIEWS = {
     aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
     aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
     aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default,
@@ -160,13 +160,13 @@ class GraphProgram:
         def is_reshaped(node):
             source = node.args[0]
             return node.target in _RESHAPES and source in inside and len(source.users) == 1 and (
-                source.target not in _VIEWS or is_reshaped(source))
+                source.target not in VIEWS or is_reshaped(source))
 
         def provide(node):
             """Makes `node` a result of the program, or, where it is a view, what it looks at."""
             if node not in inside or node in views or node in outputs:
                 return
-            if node.target in _VIEWS and not is_reshaped(node):
+            if node.target in VIEWS and not is_reshaped(node):
                 provide(node.args[0])
                 views.append(node)
             else:
@@ -278,7 +278,7 @@ class CallStep:
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes = node, node.all_input_nodes, [node]
         self.target = _AS.get(node.target, node.target)
-        self.counts = node.target not in _VIEWS and not is_symbolic(node) and node.target is not operator.getitem
+        self.counts = node.target not in VIEWS and not is_symbolic(node) and node.target is not operator.getitem
 
     def __call__(self, values):
         began = time.perf_counter()
