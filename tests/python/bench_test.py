@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from caesura.bench import processes, report, statistics, workloads
+from caesura.bench import measure, processes, report, statistics, workloads
 from caesura.bench.measure import run_workload
 
 LOSSES = ["tiny-mlp", "mlp", "digits-cnn", "small-gpt", "small-llama"]
@@ -29,6 +29,22 @@ def test_ratio_pairs_rounds():
     assert statistics.ratio([1, 2], [2, 2]) == (0.75, None, None)
     with pytest.raises(ValueError):
         statistics.ratio([1, 2], [1])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_no_system_follows_itself(count):
+    """Its caches would still be its own, which those between others have no part in."""
+    calls, turns = [], measure._Turns(None, 1, "")
+
+    class Named:
+        def __init__(self, name):
+            self.round = lambda: calls.append(name)
+
+    for i in range(count):
+        turns._workers[i], turns.results[i] = Named(i), {"rounds": []}
+    for i in range(2 * count):
+        turns.round(i)
+    assert all(a != b for a, b in zip(calls, calls[1:])) and {calls.count(i) for i in range(count)} == {2 * count}
 
 
 def test_spread_and_losses():

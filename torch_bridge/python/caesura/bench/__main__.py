@@ -2,8 +2,8 @@
 """Whole training steps of caesura beside those of other systems.
 
 Every system trains the same model, from the same initial weights, on the same batches, in a process of its own. The
-processes take turns, round by round, in both orders, so that what else the machine does meets all of them alike. Shown
-are medians; a ratio is that of times in the same round.
+processes take turns, round by round, each beginning with another one and in the other direction, so that what else the
+machine does meets all of them alike and none follows itself. Shown are medians; a ratio is that of times in the same round.
 """
 
 import argparse

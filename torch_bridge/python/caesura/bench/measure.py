@@ -30,8 +30,11 @@ class _Turns:
             if seconds:
                 self.results[system]["capture_seconds"] = sum(seconds)
 
-    def round(self, backwards: bool) -> None:
-        for system in list(self._workers)[::-1 if backwards else 1]:
+    def round(self, number: int) -> None:
+        """Round `number` begins with another system than the last one, and goes in the other direction."""
+        systems = list(self._workers)
+        first = number % max(1, len(systems))
+        for system in (systems[first:] + systems[:first])[::-1 if number % 2 else 1]:
             with self._dropping(system):
                 self.results[system]["rounds"].append(self._workers[system].round())
 
@@ -70,7 +73,7 @@ def run_workload(workload: Workload, systems: list, rounds: int, threads: int, c
                 turns.start(system)
             for i in range(rounds):
                 progress(f"{workload.name}: round {i + 1} of {rounds}")
-                turns.round(backwards=i % 2 == 1)
+                turns.round(i)
     progress("")
     return {"name": workload.name, "about": workload.about, "parameters": job["parameters"],
             "dtype": "bfloat16" if workload.bfloat16 else "float32", "matrix_flops": job["matrix_flops"],
