@@ -4,6 +4,7 @@
 import contextlib
 import pathlib
 import tempfile
+import time
 
 from .export import prepare
 from .processes import PeerError, Worker
@@ -11,6 +12,7 @@ from .statistics import largest_difference, ratio, spread
 from .systems import SYSTEMS
 from .workloads import Workload
 
+PAUSE_SECONDS = 0.05  # in which the threads of the system before, which spin for a while, go to sleep
 REFERENCES = ("eager", "eager-fused", "eager-foreach")  # the first that ran gives the losses to compare with
 
 
@@ -35,6 +37,7 @@ class _Turns:
         systems = list(self._workers)
         first = number % max(1, len(systems))
         for system in (systems[first:] + systems[:first])[::-1 if number % 2 else 1]:
+            time.sleep(PAUSE_SECONDS)
             with self._dropping(system):
                 self.results[system]["rounds"].append(self._workers[system].round())
 

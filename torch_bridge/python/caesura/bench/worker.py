@@ -71,7 +71,7 @@ class Runner:
     def answer(self, steps: int) -> dict:
         steps = steps or self.steps
         if steps > 1:
-            self.round(1)  # another process had the caches
+            self.round((steps + 1) // 2)  # another process had the caches
         return {"seconds": self.round(steps), "steps": steps}
 
     def round(self, steps: int) -> float:
