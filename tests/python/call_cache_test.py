@@ -4,10 +4,7 @@
 import copy
 import json
 import os
-import pathlib
 import random
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -17,17 +14,8 @@ F = torch.nn.functional
 
 import caesura  # noqa: E402
 from caesura import backend, program_cache  # noqa: E402
-from program_cache_test import load  # noqa: E402
+from program_cache_test import flip, folder, load, start  # noqa: E402, F401
 from wrap_test import Net, gradients  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The cache's folder."""
-    monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "programs"))
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    return tmp_path / "programs"
 
 
 def captured(run) -> int:
@@ -249,10 +237,6 @@ def test_what_no_key_holds_is_captured_each_time(kind, folder):
 
 # --- the files ---
 
-def flip(content):
-    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
-
-
 def numbers_in(facts):
     """(list, index) of all ints in it."""
     found = []
@@ -335,14 +319,9 @@ print([gradients(net, x)[0].item() for _ in range(2)], len(count))
 
 
 def test_processes_share_the_folder(folder):
-    def start():
-        path = os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
-        return subprocess.Popen([sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=os.environ | {"PYTHONPATH": path})
-
-    first = [start(), start()]
+    first = [start(PROCESS), start(PROCESS)]
     answers = [process.communicate(timeout=300) for process in first]
     assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
     assert answers[0] == answers[1] and len(list(folder.iterdir())) == 1
-    out, _ = start().communicate(timeout=300)
+    out, _ = start(PROCESS).communicate(timeout=300)
     assert out == answers[0][0].replace("] 1", "] 0")

@@ -357,18 +357,19 @@ print([step(*batch).item() for batch in batches(4)], step.programs[0].is_capture
 """
 
 
-def test_processes_share_the_folder(folder):
-    def start():
-        here = pathlib.Path(__file__).parent
-        path = os.pathsep.join([str(here), *sys.path])
-        return subprocess.Popen([sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(next(_numbers))})
+def start(code):
+    """A process of its own that runs the code beside the tests' modules, with another order of hashes."""
+    path = os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(next(_numbers))})
 
-    first = [start(), start()]
+
+def test_processes_share_the_folder(folder):
+    first = [start(PROCESS), start(PROCESS)]
     answers = [process.communicate(timeout=300) for process in first]
     assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
     assert answers[0][0].split("]")[0] == answers[1][0].split("]")[0]
     assert len(list(folder.iterdir())) == 1
-    third = start()
+    third = start(PROCESS)
     out, _ = third.communicate(timeout=300)
     assert out == answers[0][0].replace("True", "False")

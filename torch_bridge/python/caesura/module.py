@@ -3,7 +3,6 @@
 
 import copy
 import dis
-import functools
 import types
 import weakref
 
@@ -19,23 +18,17 @@ _CALL = "_call_impl"  # of nn.Module: what is captured
 _CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
 
 
-class _Utils:
-    """torch._dynamo.utils, for code that need not tell a profiler where it begins and ends."""
-
-    __getattr__ = staticmethod(functools.partial(getattr, torch._dynamo.utils))
-    record_pregraph_bytecode_enter = staticmethod(lambda: None)
-    record_pregraph_bytecode_exit = staticmethod(lambda began: None)
-
-
 def _past_dynamo(scope: dict) -> dict:
-    """The globals of dynamo's code, where operators of ours are called as they are, not in a scope without dynamo."""
+    """The globals of dynamo's code, where operators of ours are called as they are, not in a scope without dynamo, and no
+    profiler is told of where the code begins and ends."""
     scope = dict(scope)
     for name, value in scope.items():
         call = getattr(value, "_torchdynamo_orig_callable", None) if name.startswith("__compiled_fn") else None
         if is_operator(call):
             scope[name] = call
         elif value is torch._dynamo.utils and name.startswith("__import_torch"):
-            scope[name] = _Utils()
+            scope[name] = types.SimpleNamespace(**vars(value) | {
+                "record_pregraph_bytecode_enter": lambda: None, "record_pregraph_bytecode_exit": lambda began: None})
     return scope
 
 
