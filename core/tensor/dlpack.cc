@@ -149,7 +149,9 @@ Result<Tensor> Import(Managed* managed, bool padded, DlpackImport* facts) try {
     if (facts != nullptr) *facts = {.read_only = false, .copied = true};
     return CopyOf(tensor, data, dtype, std::move(shape));
   }
-  auto buffer = std::make_shared<Buffer>(data, bytes, device, [managed](void*) { Delete(managed); });
+  Buffer::Deleter deleter;  // none where there is nothing to call: `managed` may then go before the tensor
+  if (managed->deleter != nullptr) deleter = [managed](void*) { managed->deleter(managed); };
+  auto buffer = std::make_shared<Buffer>(data, bytes, device, std::move(deleter));
   static_cast<void>(owner.release());
   return Tensor(dtype, std::move(shape), std::move(buffer));
 } catch (const std::bad_alloc&) {

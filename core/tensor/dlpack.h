@@ -26,7 +26,8 @@ struct DlpackImport {
   bool copied = false;     // the bytes are a copy: strides or addresses were not those of a dense tensor
 };
 
-// A tensor that shares the producer's bytes and calls its deleter once, when the last tensor that shares them goes.
+// A tensor that shares the producer's bytes and calls its deleter once, when the last tensor that shares them goes; without
+// a deleter the bytes are borrowed, for as long as the caller sees to it, and `managed` itself for the call alone.
 // Host tensors that are not dense, or not aligned to their elements, are copied; others of that kind are refused.
 //
 // `managed` is consumed in any case: on failure its deleter has been called. Fails with kUnsupported for another major

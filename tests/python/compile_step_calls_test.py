@@ -142,6 +142,27 @@ def test_inputs_that_are_not_dense():
     same(second[0], first[0])
 
 
+def test_inputs_with_a_lazy_sign():
+    first, second = pair(Net())
+    both(first, second)
+    x, y = torch.randn(5, 6), torch.randint(0, 4, (5,))
+    lazy = torch._neg_view(x)  # as torch.complex(...).conj().imag gives it, but dense
+    assert lazy.is_neg() and lazy.is_contiguous()
+    for _ in range(3):
+        (expected,) = eager(*first, [(-x, y)])
+        assert second[2](lazy, y).item() == pytest.approx(expected, rel=1e-4)
+    same(second[0], first[0])
+
+
+def test_an_error_leaves_the_step_usable():
+    first, second = pair(Net())
+    both(first, second)
+    for wrong in ("x", torch.randn(5, 7)):
+        with pytest.raises(RuntimeError, match="linear|multipl"):
+            second[2](wrong, batches(1)[0][1])
+    both(first, second)
+
+
 def test_another_layer_in_the_place_of_one_is_refused():
     first, second = pair(Net())
     both(first, second)

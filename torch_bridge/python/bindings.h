@@ -67,6 +67,8 @@ Model ReadSource(nanobind::object source);
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 // Whether the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
+// The same of a torch.Tensor that the caller holds for as long as the result is used.
+Tensor LentByTorch(nanobind::handle tensor);
 // A torch.Tensor as DLPack sees it; borrowed for the moment.
 DLTensor TorchView(nanobind::handle tensor);
 // A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.

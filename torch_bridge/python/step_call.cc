@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepCall: a call of a compiled step from what Python hands over to the loss, where nothing has changed that the step was
-// captured for.
+// A call of a compiled step from what Python hands over to the loss, where nothing has changed that the step was captured
+// for. StepCall: of one program. StepCalls: what Python calls, the base of caesura.step.CompiledStep.
 #include <cmath>
 
 #include "torch_bridge/python/watch.h"
@@ -13,7 +13,7 @@ namespace {
 
 // A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that stays.
 struct Feed {
-  std::string name;
+  RuntimeValue* value;  // in StepCall::values_
   bool in_kwargs = false;
   std::vector<nb::object> path;
   nb::object tensor;
@@ -24,15 +24,18 @@ class StepCall {
  public:
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
   // match `signature`. feeds: (name, path or tensor). groups: the optimizer's own, whose rates are `scales` times the
-  // first one's. updates: the optimizer's count of updates by parameter, float32, which steps move.
-  StepCall(nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds, nb::list groups,
-           std::vector<double> scales, nb::object updates)
-      : session_object_(session), session_(nb::cast<TrainingSession&>(session)), guards_(std::move(guards)),
-        watch_object_(watch), watch_(nb::cast<const Watch&>(watch)), signature_object_(std::move(signature)),
+  // first one's. updates: the optimizer's count of updates by parameter, float32, which steps move. draw_seed: where the
+  // step draws, called before it. program: whose call it is, which is nothing to this.
+  StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
+           nb::list groups, std::vector<double> scales, nb::object updates, nb::object draw_seed)
+      : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
+        guards_(std::move(guards)), watch_object_(watch), watch_(nb::cast<const Watch&>(watch)),
+        signature_object_(std::move(signature)),
         signature_(signature_object_.is_none() ? nullptr : &nb::cast<const Signature&>(signature_object_)),
-        updates_(FromPython(updates)), groups_(std::move(groups)), scales_(std::move(scales)) {
+        updates_(FromPython(updates)), groups_(std::move(groups)), scales_(std::move(scales)),
+        draw_seed_(std::move(draw_seed)) {
     for (nb::handle row : feeds) {
-      Feed feed{nb::cast<std::string>(row[0]), false, {}, {}};
+      Feed feed{&values_[nb::cast<std::string>(row[0])], false, {}, {}};
       if (nb::isinstance<nb::tuple>(row[1])) {
         feed.path = nb::cast<std::vector<nb::object>>(row[1]);
         feed.in_kwargs = nb::cast<std::string>(feed.path.at(0)) == "kwargs";
@@ -44,19 +47,21 @@ class StepCall {
     }
   }
 
-  // The loss as a float32 tensor, or None, with nothing done, where the call is for another capture or for none.
-  nb::object Call(nb::handle owner, nb::tuple args, nb::dict kwargs, int64_t micro_steps, nb::handle draw_seed) {
-    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate()) return nb::none();
-    NamedValues feeds;
-    for (const Feed& feed : feeds_) feeds.emplace(feed.name, RuntimeValue(FromPython(Find(feed, args, kwargs))));
+  nb::object program() const { return program_; }
+
+  // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or for none.
+  nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, int64_t micro_steps) {
+    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate()) return {};
+    for (const Feed& feed : feeds_) *feed.value = LentByTorch(Find(feed, args, kwargs));
     float* counts = updates_.data<float>();
     const int64_t before = updates_.elements() > 0 ? static_cast<int64_t>(counts[0]) : 0;
     session_.SetPosition(before, micro_steps);
-    if (!draw_seed.is_none()) session_.set_seed(nb::cast<uint64_t>(draw_seed()));
+    if (!draw_seed_.is_none()) session_.set_seed(nb::cast<uint64_t>(draw_seed_()));
     auto loss = [&] {
       nb::gil_scoped_release release;
-      return session_.Step(feeds);
+      return session_.Step(values_);
     }();
+    for (const Feed& feed : feeds_) *feed.value = {};
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.updates() != before) {  // with "fp16" an update may not happen
       for (int64_t i = 0; i < updates_.elements(); ++i) counts[i] += 1;
@@ -70,22 +75,25 @@ class StepCall {
     if (!nb::inst_ready(self)) return 0;
     const StepCall& call = *nb::inst_ptr<StepCall>(self);
     for (const Feed& feed : call.feeds_) Py_VISIT(feed.tensor.ptr());
-    Py_VISIT(call.session_object_.ptr());
-    Py_VISIT(call.guards_.ptr());
-    Py_VISIT(call.watch_object_.ptr());
+    for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_, &call.watch_object_,
+                                     &call.draw_seed_}) {
+      Py_VISIT(object->ptr());
+    }
     Py_VISIT(call.groups_.ptr());
     return 0;
   }
   static int Clear(PyObject* self) {
     StepCall& call = *nb::inst_ptr<StepCall>(self);
     call.feeds_.clear();
+    call.program_.reset();
     call.guards_.reset();
+    call.draw_seed_.reset();
     call.groups_ = nb::list();
     return 0;
   }
 
  private:
-  bool Fits(nb::handle owner, const nb::tuple& args, const nb::dict& kwargs) const {
+  bool Fits(nb::handle owner, nb::handle args, nb::handle kwargs) const {
     if (signature_ != nullptr) return signature_->Matches(args, kwargs);
     nb::dict locals;
     locals["self"] = owner;
@@ -95,10 +103,11 @@ class StepCall {
   }
 
   bool SetRate() {
+    static PyObject* const name = PyUnicode_InternFromString("lr");
     if (groups_.size() != scales_.size()) return false;
     double first = 0;
     for (size_t i = 0; i < scales_.size(); ++i) {
-      PyObject* rate = PyDict_GetItemString(PyList_GET_ITEM(groups_.ptr(), i), "lr");
+      PyObject* rate = PyDict_GetItemWithError(PyList_GET_ITEM(groups_.ptr(), i), name);
       if (rate == nullptr || !PyFloat_CheckExact(rate)) return false;
       const double value = PyFloat_AS_DOUBLE(rate);
       if (i == 0) first = value;
@@ -108,9 +117,9 @@ class StepCall {
     return true;
   }
 
-  static nb::object Find(const Feed& feed, const nb::tuple& args, const nb::dict& kwargs) {
+  static nb::object Find(const Feed& feed, nb::handle args, nb::handle kwargs) {
     if (feed.tensor.is_valid()) return feed.tensor;
-    nb::object found = feed.in_kwargs ? nb::object(kwargs) : nb::object(args);
+    nb::object found = nb::borrow(feed.in_kwargs ? kwargs : args);
     for (const nb::object& key : feed.path) {
       found = nb::steal(PyObject_GetItem(found.ptr(), key.ptr()));
       if (!found.is_valid()) throw nb::python_error();
@@ -118,16 +127,59 @@ class StepCall {
     return found;
   }
 
-  nb::object session_object_;
+  nb::object program_, session_object_;
   TrainingSession& session_;
   nb::object guards_, watch_object_;
   const Watch& watch_;
   nb::object signature_object_;
   const Signature* signature_;
   Tensor updates_;
+  NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
   nb::list groups_;
   std::vector<double> scales_;
+  nb::object draw_seed_;
+};
+
+// Python's subclass has a method _first(args, kwargs), for what no call fits.
+struct StepCalls {
+  nb::list calls;           // of StepCall, the latest first
+  int64_t micro_steps = 0;  // how often it has run
+
+  // The loss by one of the calls; null where none fits.
+  nb::object Quick(nb::handle self, nb::handle args, nb::handle kwargs) {
+    const nb::list held = calls;  // which a call may change
+    for (nb::handle call : held) {
+      nb::object loss = nb::inst_ptr<StepCall>(call)->Run(self, args, kwargs, micro_steps);
+      if (!loss.is_valid()) continue;
+      ++micro_steps;
+      return loss;
+    }
+    return {};
+  }
+
+  static PyObject* Call(PyObject* self, PyObject* args, PyObject* given) try {
+    const nb::object kwargs = given == nullptr ? nb::dict() : nb::borrow(given);
+    nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, kwargs);
+    if (!loss.is_valid()) loss = nb::handle(self).attr("_first")(nb::handle(args), kwargs);
+    return loss.release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+    return nullptr;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+
+  static int Traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<StepCalls>(self)->calls.ptr());
+    return 0;
+  }
+  static int Clear(PyObject* self) {
+    nb::inst_ptr<StepCalls>(self)->calls = nb::list();
+    return 0;
+  }
 };
 
 }  // namespace
@@ -137,11 +189,28 @@ void BindStepCall(nb::module_& m) {
                                       {Py_tp_clear, reinterpret_cast<void*>(&StepCall::Clear)},
                                       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, std::vector<double>, nb::object>(),
-           nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"),
-           nb::arg("groups"), nb::arg("scales"), nb::arg("updates"))
-      .def("__call__", &StepCall::Call, nb::arg("owner"), nb::arg("args"), nb::arg("kwargs"), nb::arg("micro_steps"),
-           nb::arg("draw_seed").none());
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, std::vector<double>,
+                    nb::object, nb::object>(),
+           nb::arg("program"), nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"),
+           nb::arg("feeds"), nb::arg("groups"), nb::arg("scales"), nb::arg("updates"), nb::arg("draw_seed").none())
+      .def_prop_ro("program", &StepCall::program);
+  static const PyType_Slot step_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
+                                           {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},
+                                           {Py_tp_call, reinterpret_cast<void*>(&StepCalls::Call)},
+                                           {0, nullptr}};
+  nb::class_<StepCalls>(m, "StepCalls", nb::type_slots(step_slots))
+      .def(nb::init<>())
+      .def_prop_rw(
+          "_calls", [](const StepCalls& s) { return s.calls; },
+          [](StepCalls& s, const nb::list& calls) {
+            for (nb::handle call : calls) nb::cast<const StepCall&>(call);
+            s.calls = calls;
+          })
+      .def_rw("micro_steps", &StepCalls::micro_steps)
+      .def("_quick", [](nb::handle self, nb::tuple args, nb::dict kwargs) {
+        nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, kwargs);
+        return loss.is_valid() ? loss : nb::none();
+      });
 }
 
 }  // namespace caesura::python

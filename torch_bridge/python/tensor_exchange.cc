@@ -38,11 +38,17 @@ bool Claims(nb::handle object, PyObject* method) {
 }
 
 // PyTorch's lazy negatives and conjugates as plain numbers: its function table hands out their bytes without a word.
-nb::object Resolved(nb::handle object) {
+nb::object Resolved(nb::handle object, const DLTensor& view) {
   nb::object out = nb::borrow(object);
-  if (Claims(out, names().is_conj)) out = out.attr("resolve_conj")();
+  if (view.dtype.code == kDLComplex && Claims(out, names().is_conj)) out = out.attr("resolve_conj")();
   if (Claims(out, names().is_neg)) out = out.attr("resolve_neg")();
   return out;
+}
+
+DLTensor View(const DLPackExchangeAPI& api, nb::handle object) {
+  DLTensor view;
+  if (api.dltensor_from_py_object_no_sync(object.ptr(), &view) != 0) throw nb::python_error();
+  return view;
 }
 
 // The pointer in a capsule, which is then marked as used; null where the capsule has another name.
@@ -131,7 +137,7 @@ const DLPackExchangeAPI& TorchApi() {
 Tensor FromPython(nb::handle object, DlpackImport* facts) {
   const DLPackExchangeAPI* api = ExchangeApiOf(Py_TYPE(object.ptr()));
   if (api == nullptr) return FromCapsule(CallDlpack(object), facts);
-  const nb::object source = Resolved(object);
+  const nb::object source = Resolved(object, View(*api, object));
   DLManagedTensorVersioned* managed = nullptr;
   if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0) throw nb::python_error();
   return Unwrap(ImportDlpack(managed, facts));
@@ -139,10 +145,14 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
 
 bool HasDlpackFunctions(nb::handle object) { return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr; }
 
-DLTensor TorchView(nb::handle tensor) {
-  DLTensor view;
-  if (TorchApi().dltensor_from_py_object_no_sync(tensor.ptr(), &view) != 0) throw nb::python_error();
-  return view;
+DLTensor TorchView(nb::handle tensor) { return View(TorchApi(), tensor); }
+
+Tensor LentByTorch(nb::handle tensor) {
+  const DLTensor view = TorchView(tensor);
+  const nb::object source = Resolved(tensor, view);
+  if (!source.is(tensor)) return FromPython(source);
+  DLManagedTensorVersioned managed = {{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}, nullptr, nullptr, 0, view};
+  return Unwrap(ImportDlpack(&managed));
 }
 
 nb::object ToTorch(const Tensor& tensor) {

@@ -21,17 +21,32 @@ PyTypeObject* TensorType() {
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
+// The property that PyTorch's tensors have; null where it is another kind of thing.
+const PyGetSetDef* RequiresGradProperty() {
+  static const PyGetSetDef* const property = [] {
+    PyObject* found = _PyType_Lookup(TensorType(), RequiresGrad());
+    const bool plain = found != nullptr && Py_TYPE(found) == &PyGetSetDescr_Type;
+    return plain ? reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset : nullptr;
+  }();
+  return property;
+}
+
 bool AsksForGradient(nb::handle tensor) {
-  const nb::object asked = nb::steal(PyObject_GetAttr(tensor.ptr(), RequiresGrad()));
+  const PyGetSetDef* property = RequiresGradProperty();
+  const nb::object asked = nb::steal(property != nullptr ? property->get(tensor.ptr(), property->closure)
+                                                         : PyObject_GetAttr(tensor.ptr(), RequiresGrad()));
   if (!asked.is_valid()) throw nb::python_error();
   return asked.ptr() == Py_True;
 }
 
-uint32_t TypeNumber(const DLDataType& type) { return type.code | type.bits << 8 | static_cast<uint32_t>(type.lanes) << 16; }
+uint64_t TypeNumber(const DLTensor& view) {
+  const auto device = static_cast<uint64_t>(view.device.device_type) << 16 | static_cast<uint16_t>(view.device.device_id);
+  return device << 32 | static_cast<uint64_t>(view.dtype.lanes) << 16 | view.dtype.bits << 8 | view.dtype.code;
+}
 
 TensorFacts FactsOf(nb::handle tensor) {
   const DLTensor view = TorchView(tensor);
-  TensorFacts facts{static_cast<const char*>(view.data) + view.byte_offset, {}, TypeNumber(view.dtype),
+  TensorFacts facts{static_cast<const char*>(view.data) + view.byte_offset, {}, TypeNumber(view),
                     AsksForGradient(tensor)};
   facts.dims.assign(view.shape, view.shape + view.ndim);
   facts.dims.insert(facts.dims.end(), view.strides, view.strides + view.ndim);
@@ -41,7 +56,7 @@ TensorFacts FactsOf(nb::handle tensor) {
 bool SameTensor(nb::handle tensor, const TensorFacts& facts, bool bytes) {
   const DLTensor view = TorchView(tensor);
   const size_t size = view.ndim * sizeof(int64_t);
-  return TypeNumber(view.dtype) == facts.type && 2 * static_cast<size_t>(view.ndim) == facts.dims.size() &&
+  return TypeNumber(view) == facts.type && 2 * static_cast<size_t>(view.ndim) == facts.dims.size() &&
          (size == 0 || (std::memcmp(view.shape, facts.dims.data(), size) == 0 &&
                         std::memcmp(view.strides, facts.dims.data() + view.ndim, size) == 0)) &&
          (!bytes || static_cast<const char*>(view.data) + view.byte_offset == facts.bytes) &&
@@ -75,17 +90,25 @@ nb::object FunctionParts(PyObject* function) {
 
 }  // namespace
 
-void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
+Watch::DictRows& Watch::RowsOf(nb::handle dict) {
   const auto [found, is_new] = numbers_.try_emplace(dict.ptr(), dicts_.size());
-  if (is_new) dicts_.push_back({std::move(dict), {}});
+  if (is_new) dicts_.push_back({.dict = nb::borrow<nb::dict>(dict)});
   DictRows& rows = dicts_[found->second];
-  rows.items.emplace_back(std::move(key), std::move(value));
   rows.version = 0;
+  return rows;
+}
+
+void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
+  RowsOf(dict).items.emplace_back(std::move(key), std::move(value));
 }
 
 void Watch::Length(nb::object container) {
   const Py_ssize_t length = LengthOf(container.ptr());
   if (length < 0) throw nb::python_error();
+  if (PyDict_Check(container.ptr())) {
+    RowsOf(container).length = length;
+    return;
+  }
   rows_.push_back({Kind::kLength, std::move(container), {}, length});
 }
 
@@ -118,6 +141,11 @@ void Watch::Returns(nb::object call, nb::object result) {
 }
 
 void Watch::TorchTensor(nb::object tensor, bool bytes) {
+  for (TensorRow& row : tensors_) {
+    if (!row.tensor.is(tensor)) continue;
+    row = {std::move(tensor), FactsOf(row.tensor), bytes || row.bytes};
+    return;
+  }
   TensorFacts facts = FactsOf(tensor);
   tensors_.push_back({std::move(tensor), std::move(facts), bytes});
 }
@@ -125,6 +153,7 @@ void Watch::TorchTensor(nb::object tensor, bool bytes) {
 bool Watch::Holds(const DictRows& rows) {
   const uint64_t version = VersionOf(rows.dict.ptr());
   if (version != 0 && version == rows.version) return true;
+  if (rows.length >= 0 && rows.length != PyDict_GET_SIZE(rows.dict.ptr())) return false;
   for (const auto& [key, value] : rows.items) {
     if (PyDict_GetItemWithError(rows.dict.ptr(), key.ptr()) != value.ptr()) return false;
   }

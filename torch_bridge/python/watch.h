@@ -14,11 +14,11 @@
 
 namespace caesura::python {
 
-// Dtype, shape, strides and place of a dense torch.Tensor.
+// Dtype, device, shape, strides and place of a torch.Tensor with memory.
 struct TensorFacts {
   const void* bytes = nullptr;
   std::vector<int64_t> dims;  // sizes, then strides
-  uint32_t type = 0;          // DLDataType's fields
+  uint64_t type = 0;          // the fields of its DLDataType and DLDevice
   bool requires_grad = false;
 
   bool operator==(const TensorFacts&) const = default;
@@ -36,7 +36,7 @@ class Watch {
   void Class(nanobind::object type);
   void Function(nanobind::object function);
   void Returns(nanobind::object call, nanobind::object result);
-  // A torch.Tensor's dtype, shape, strides and whether it requires a gradient; with `bytes` where its elements are, too.
+  // A torch.Tensor's dtype, device, shape, strides and whether it requires a gradient; with `bytes` where its elements are, too.
   void TorchTensor(nanobind::object tensor, bool bytes);
 
   bool Unchanged() const;
@@ -55,13 +55,15 @@ class Watch {
   struct DictRows {
     nanobind::object dict;
     std::vector<std::pair<nanobind::object, nanobind::object>> items;
-    mutable uint64_t version = 0;  // the dict's own, when all items were last seen to be there
+    Py_ssize_t length = -1;        // -1: any
+    mutable uint64_t version = 0;  // the dict's own, when all was last seen to be as it was
   };
   struct TensorRow {
     nanobind::object tensor;
     TensorFacts facts;
     bool bytes;
   };
+  DictRows& RowsOf(nanobind::handle dict);
   static bool Holds(const DictRows& rows);
   static bool Holds(const Row& row);
   std::vector<DictRows> dicts_;
@@ -75,7 +77,7 @@ class Signature {
  public:
   // Raises TypeError where something else is in them.
   Signature(nanobind::tuple args, nanobind::dict kwargs) : args_(args), kwargs_(kwargs) {}
-  bool Matches(const nanobind::tuple& args, const nanobind::dict& kwargs) const {
+  bool Matches(nanobind::handle args, nanobind::handle kwargs) const {
     return args_.Matches(args) && kwargs_.Matches(kwargs);
   }
 

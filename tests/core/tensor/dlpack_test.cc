@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -192,9 +193,12 @@ TEST(DlpackTest, PaddedSmallTypesComeIn) {
 
 TEST(DlpackTest, AProducerWithoutADeleterIsBorrowed) {
   float data[1] = {5};
-  Versioned from(data, kF32, std::vector<int64_t>{1});
-  from.managed.deleter = nullptr;
-  EXPECT_EQ(ImportDlpack(&from.managed).value().data<float>()[0], 5);
+  auto from = std::make_unique<Versioned>(data, kF32, std::vector<int64_t>{1});
+  from->managed.deleter = nullptr;
+  const Tensor tensor = ImportDlpack(&from->managed).value();
+  from.reset();
+  EXPECT_EQ(tensor.raw(), data);
+  EXPECT_FALSE(tensor.buffer()->owns_memory());
 }
 
 }  // namespace

@@ -84,6 +84,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         with unset_fake_temporarily():
             call = call_cache.load(key, module, table)
         if call is not None:
+            call.code = TracingContext.get().traced_code
             return call
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table,
@@ -96,9 +97,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     with unset_fake_temporarily():
         facts = describe_call(module, captured.forward, captured.backward, captured.metadata)
         if facts is not None:
-            if key is not None:
-                call_cache.store(key, facts)
-            return open_call(module, facts, table)
+            call = open_call(module, facts, table)
+            if key is not None and call_cache.store(key, facts):
+                call.key, call.code = key, TracingContext.get().traced_code
+            return call
     if captured.backward is None:
         return compiled
     return differentiable_again(compiled, module, captured.forward, captured.metadata, table)

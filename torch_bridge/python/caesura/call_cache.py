@@ -61,15 +61,16 @@ def _text(value, number) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def store(key: str, facts: dict) -> None:
+def store(key: str, facts: dict) -> bool:
     """Keeps a call (captured_call.describe_call), but where it holds what has no text."""
     content = bytearray()
     try:
-        facts = _packed(facts, content)
+        facts = packed(facts, content)
         json.dumps(facts)
     except TypeError:
-        return
+        return False
     program_cache.store(key, {"call": facts}, bytes(content))
+    return True
 
 
 def load(key: str, module, decompositions):
@@ -78,9 +79,11 @@ def load(key: str, module, decompositions):
     if content is None:
         return None
     try:
-        facts = _unpacked(content[0]["call"], content[1])
+        facts = unpacked(content[0]["call"], content[1])
         fall_back(facts["problems"])
-        return open_call(module, facts, decompositions)
+        call = open_call(module, facts, decompositions)
+        call.key = key
+        return call
     except StrictError:
         return None  # a capture tells which half it is
     except (KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError, MemoryError) as error:
@@ -91,17 +94,17 @@ def load(key: str, module, decompositions):
 _NAMED = (torch.dtype, torch.device, torch.layout)  # of PyTorch's, by name
 
 
-def _packed(value, content: bytearray):
+def packed(value, content: bytearray):
     """`value` for JSON; bytes and tensors go behind `content`. Raises TypeError for what is neither."""
     if isinstance(value, dict):
-        return {"dict": [[name, _packed(part, content)] for name, part in value.items()]}
+        return {"dict": [[name, packed(part, content)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_packed(part, content) for part in value]}
+        return {type(value).__name__: [packed(part, content) for part in value]}
     if isinstance(value, torch.Tensor):
         if not value.is_contiguous() or value.device.type != "cpu" or value.layout != torch.strided:
             raise TypeError("a constant that is not dense")
         data = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {"tensor": [str(value.dtype), list(value.shape), _packed(data, content)]}
+        return {"tensor": [str(value.dtype), list(value.shape), packed(data, content)]}
     if isinstance(value, bytes):
         content += value
         return {"bytes": [len(content) - len(value), len(content)]}
@@ -110,18 +113,18 @@ def _packed(value, content: bytearray):
     return value
 
 
-def _unpacked(value, content: bytes):
+def unpacked(value, content: bytes):
     if not isinstance(value, dict):
         return value
     ((kind, held),) = value.items()
     if kind == "dict":
-        return {name: _unpacked(part, content) for name, part in held}
+        return {name: unpacked(part, content) for name, part in held}
     if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](_unpacked(part, content) for part in held)
+        return {"list": list, "tuple": tuple}[kind](unpacked(part, content) for part in held)
     if kind == "bytes":
         return content[held[0]:held[1]]
     if kind == "tensor":
-        dtype, shape, data = _named(held[0], torch.dtype), held[1], _unpacked(held[2], content)
+        dtype, shape, data = _named(held[0], torch.dtype), held[1], unpacked(held[2], content)
         return torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[:len(data)].view(dtype).reshape(shape)
     return torch.device(held) if kind == "device" else _named(held, {"dtype": torch.dtype, "layout": torch.layout}[kind])
 

@@ -33,8 +33,15 @@ def describe_call(module, forward: GraphProgram, backward, metadata):
     return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems}
 
 
+watching = []  # lists that calls are noted in: (function, arguments, outputs)
+
+
 def open_call(module, facts, decompositions):
-    """A callable for the graph `module` of dynamo's, that describe_call() has described."""
+    """A callable for the graph `module` of dynamo's, that describe_call() has described.
+
+    Of the callable: inputs, outputs: how many; written: which inputs it writes to; key, code: the maker's to set, what it is
+    found on disk by, and what was traced.
+    """
     again = Again(module, facts["again"], decompositions)
     graphs = [None if graph is None else _open_graph(graph) for graph in facts["graphs"]]
     call = torch.classes.caesura.Call(*graphs, facts["layout"], again.random, again.key, _core.keep_alive(again))
@@ -43,13 +50,17 @@ def open_call(module, facts, decompositions):
     sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
     def run(*arguments):
-        return operation(arguments, ())
+        results = operation(arguments, ())
+        for records in watching:
+            records.append((run, arguments, results))
+        return results
 
     def run_with_sizes(*arguments):
         return operation([arguments[i] for i in tensors], [arguments[i] for i in sizes])
 
     function = run_with_sizes if sizes else run
-    function.held = call
+    function.held, function.key, function.code = call, None, ()
+    function.inputs, function.outputs, function.written = len(tensors), len(facts["layout"][2]), facts["layout"][4]
     return function
 
 

@@ -7,6 +7,7 @@ told by release; a part of the standard library that reads the surroundings (os,
 """
 
 import collections
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -22,6 +23,7 @@ import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
 from caesura import _core
+from caesura.places import leaves
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
          torch.device, torch.layout, torch.memory_format, torch.Size}
@@ -89,6 +91,30 @@ class Fingerprint:
                 return method(self, value)
         self._add_instance(value)
 
+    def add_call(self, args, kwargs) -> _core.Signature:
+        """Adds a call's arguments, which the watch does not look at: the signature tells another call's from them. Raises
+        Unkeyed, too, for tensors that are not dense, come twice or were added before."""
+        tensors = leaves(args, kwargs).values()
+        if len({id(tensor) for tensor in tensors} - self.tensors) != len(tensors):
+            raise Unkeyed("arguments that are the same tensor, or the module's")
+        if any(not tensor.is_contiguous() for tensor in tensors):
+            raise Unkeyed("arguments that are not dense")
+        watch, self.watch = self.watch, _core.Watch()
+        self.add((args, kwargs))
+        self.watch = watch
+        try:
+            return _core.Signature(args, kwargs)
+        except TypeError as error:
+            raise Unkeyed(str(error)) from None
+
+    def reached(self, value) -> bool:
+        """Whether this very object is in it."""
+        return id(value) in self._numbers
+
+    def classes(self) -> list:
+        """All that are in it."""
+        return [value for value in self._held if isinstance(value, type)]
+
     def _say(self, *words) -> None:
         for word in words:
             text = str(word).encode()
@@ -143,7 +169,7 @@ class Fingerprint:
 
     def _add_instance(self, value):
         cls = type(value)
-        if cls.__basicsize__ != _Object.__basicsize__ or cls.__itemsize__:
+        if not is_plain_class(cls):
             raise Unkeyed(f"a {cls.__module__}.{cls.__qualname__}")
         self.add(cls)
         self._say("instance")
@@ -152,6 +178,11 @@ class Fingerprint:
     def _add_enum(self, value):
         self.add(type(value))
         self._say("member", value.name, repr(value.value))
+
+    def _add_slots(self, value):
+        self._say(type(value).__name__)
+        for name in _SLOTS[type(value)]:
+            self.add(getattr(value, name))
 
     # --- code ---
 
@@ -257,6 +288,14 @@ class Fingerprint:
             if not own:
                 self._owners.append([vars(base), False, self._names, 0])
 
+    def _add_construction(self, value):
+        """What a class that is named in code may be named for. Modules' stands behind their captures."""
+        if isinstance(value, type) and not issubclass(value, torch.nn.Module):
+            for base in value.__mro__:
+                function = vars(base).get("__init__")
+                if isinstance(function, types.FunctionType) and not is_known(function.__code__.co_filename):
+                    self.add(function)
+
     def _add_patch(self, name, item):
         """What is called by a name of PyTorch's. Of code that somebody has put there the key holds only that itself, not what it
         leads to: others wrap much that no forward calls. It is not among the `code`, so that no capture through it is kept."""
@@ -286,8 +325,12 @@ class Fingerprint:
                         if watched:
                             self.watch.item(namespace, name, namespace[name])
                         self.add(namespace[name])
+                        self._add_construction(namespace[name])
 
 
+# Of objects that make a dataclass: what its own objects can tell of.
+_SLOTS = {dataclasses._DataclassParams: ("init", "eq", "frozen"),
+          dataclasses.Field: ("name", "default", "default_factory", "init", "kw_only")}
 _KINDS = (
     (torch.Tensor, Fingerprint._add_tensor), (enum.Enum, Fingerprint._add_enum), ((tuple, list), Fingerprint._add_sequence),
     ((set, frozenset), Fingerprint._add_set), (dict, Fingerprint._add_dict), (types.FunctionType, Fingerprint._add_function),
@@ -296,7 +339,7 @@ _KINDS = (
     ((staticmethod, classmethod, functools.cached_property), Fingerprint._add_wrapped), (_BUILTINS, Fingerprint._add_builtin),
     (types.ModuleType, Fingerprint._add_module),
     ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Fingerprint._add_operator),
-    ((logging.Logger, types.GenericAlias, types.UnionType), Fingerprint._add_name),
+    (tuple(_SLOTS), Fingerprint._add_slots), ((logging.Logger, types.GenericAlias, types.UnionType), Fingerprint._add_name),
 )
 
 
@@ -304,6 +347,11 @@ def _names_in(code):
     """The names that a function's code, and the code in it, looks up."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return [*code.co_names, *(name for c in inner for name in _names_in(c))]
+
+
+def is_plain_class(cls) -> bool:
+    """Whether its objects hold nothing outside of Python's sight."""
+    return cls.__basicsize__ == _Object.__basicsize__ and not cls.__itemsize__
 
 
 def is_known(filename: str) -> bool:

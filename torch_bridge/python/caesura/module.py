@@ -3,6 +3,7 @@
 
 import copy
 import dis
+import logging
 import types
 import weakref
 
@@ -10,11 +11,15 @@ import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import eval_frame
 
-from caesura.backend import apart
+from caesura import module_cache, program_cache
+from caesura.backend import apart, decompositions
 from caesura.backend import backend as torch_backend
 from caesura.captured_call import is_operator
+from caesura.fingerprint import Unkeyed
+from caesura.places import mark_changing
 
 _CALL = "_call_impl"  # of nn.Module: what is captured
+_KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 _CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
 
 
@@ -38,21 +43,61 @@ class _Calls:
     Where none of them fits, or the code goes on in frames that dynamo must see (behind a graph break), dynamo is asked.
     """
 
-    def __init__(self, compiled, module):
-        self.compiled, self.module = compiled, module
+    def __init__(self, compiled, module, dynamic):
+        self.compiled, self.module, self.dynamic = compiled, module, dynamic
+        self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
+        self.keys = 0 if dynamic is True or not program_cache.enabled() else _KEYS
         self.captures = []  # (guards, function), the latest first
         self.known = weakref.WeakSet()  # the code of all that were seen
 
     def __call__(self, args, kwargs):
         if torch.compiler.is_dynamo_compiling() or eval_frame._stance.stance != "default":
             return self.compiled(*args, **kwargs)
+        for call in self.recalled:
+            if call.fits(args, kwargs):
+                return call(args, kwargs)
         frame = {"args": args, "kwargs": kwargs, "module": self.module}
         for guards, function in self.captures:
             if guards(frame):
                 return function(*args, **kwargs)
-        results = self.compiled(*args, **kwargs)
+        return self._first(args, kwargs)
+
+    def _first(self, args, kwargs):
+        key = self._key(args, kwargs)
+        if key is None:
+            results = self._ask_dynamo(args, kwargs)
+        else:
+            known = next((call for call in self.recalled if call.text == key.text), None)
+            call = (module_cache.load(key, decompositions(), self.module, args, kwargs) if known is None
+                    else known.renewed(key, self.module, args, kwargs))
+            if call is not None:
+                self.recalled = [call, *(c for c in self.recalled if c is not known)][:_CALLS]
+                return call(args, kwargs)
+            if self.dynamic is None and self.recalled and not self.captures:
+                mark_changing(args, kwargs, self.recalled[0].shapes)
+            with module_cache.recording() as records:
+                results = self._ask_dynamo(args, kwargs)
+            wrapper = self.compiled._torchdynamo_orig_callable.__code__
+            if not module_cache.store(key, records, results, wrapper, self.module, args, kwargs):
+                self.keys = 0  # the next ones will be like it
         self._find()
         return results
+
+    def _ask_dynamo(self, args, kwargs):
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
+            return self.compiled(*args, **kwargs)
+
+    def _key(self, args, kwargs):
+        """The call's module_cache.Key; None where it has none."""
+        if self.keys == 0:
+            return None
+        self.keys -= 1
+        try:
+            return module_cache.Key(self.module, self.dynamic, args, kwargs)
+        except Unkeyed as error:
+            self.keys = 0
+            logging.getLogger("caesura").info("the module's calls are not kept on disk, no key holds %s", error)
+            return None
 
     def _find(self):
         call = self.compiled._torchdynamo_orig_callable
@@ -106,7 +151,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
 
     compiled = torch.compile(apart(call), backend=torch_backend, dynamic=dynamic, recompile_limit=64)
     cls = type(type(module).__name__, (_Wrapped, type(module)), {
-        "_original": module, "_calls": _Calls(compiled, module),
+        "_original": module, "_calls": _Calls(compiled, module, dynamic),
         "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped = object.__new__(cls)

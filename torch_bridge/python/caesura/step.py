@@ -8,10 +8,11 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
-from caesura import program_cache, step_cache
+from caesura import _core, program_cache, step_cache
 from caesura.aten.forward import KEPT
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed
+from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import Recipe, Stepping, describe_optimizer
 from caesura.step_call import make_call, open_call
 from caesura.step_program import CapturedStep, StepProgram, StepRefused
@@ -64,20 +65,19 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
                         threads)
 
 
-class CompiledStep:
-    """What compile_step() returns."""
+class CompiledStep(_core.StepCalls):
+    """What compile_step() returns. Calls like an earlier one are run by the base, the others by _first()."""
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads):
+        super().__init__()
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
         self.names = {id(p): name for name, p in module.named_parameters()}
         self.names.update((id(b), name) for name, b in module.named_buffers())
-        self.micro_steps = 0
         self.programs = []
         self._inputs = self._capturing = self._ran = None
-        self._calls = []  # of the programs, the latest first
         self._keys = 0 if dynamic is True else _KEYS
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
@@ -115,7 +115,7 @@ class CompiledStep:
         """The program for such inputs, captured if need be; nothing is run and nothing changes."""
         self._capturing = []
         try:
-            self(*args, **kwargs)
+            self._first(args, kwargs)
             return self._capturing[0]
         finally:
             self._capturing = None
@@ -155,36 +155,27 @@ class CompiledStep:
         self.programs.append(program)
         return program
 
-    def __call__(self, *args, **kwargs) -> torch.Tensor:
+    def _first(self, args, kwargs) -> torch.Tensor:
+        """A call that none of `_calls` fits."""
         key = None
         if self._capturing is None:
-            loss = self._quick(args, kwargs)
-            if loss is None:
-                key = self._key(args, kwargs)
-                loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
+            key = self._key(args, kwargs)
+            loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
                 return loss
         self._inputs = (args, kwargs)
         try:
             loss = self._run(*args, **kwargs)
-            self._quicken(loss, args, kwargs, key)
+            if self._capturing is None:
+                self._quicken(loss, args, kwargs, key)
             return loss
         finally:
             self._inputs = self._ran = None
 
-    def _quick(self, args, kwargs):
-        """The loss, by a program whose call has been made quick; None where none fits."""
-        for _, call, draw_seed in self._calls:
-            loss = call(self, args, kwargs, self.micro_steps, draw_seed)
-            if loss is not None:
-                self.micro_steps += 1
-                return loss
-        return None
-
     def _key(self, args, kwargs):
         """The call's step_cache.Key, by which it is checked at little cost and its program found on disk; or None."""
         self.check_optimizer()
-        own = step_cache.tensors_of(self.module)
+        own = tensors_of(self.module)
         for program in self.programs:
             if not program.is_captured:
                 program.refuse_others(own.get)
@@ -203,7 +194,8 @@ class CompiledStep:
         if program is None:
             found = step_cache.load(key, self, args, kwargs)
             if found is None:
-                self._mark_changing(args, kwargs)
+                if self.dynamic is None and not any(p.is_captured for p in self.programs):
+                    mark_changing(args, kwargs, self._recalled)
                 return False
             program, (model, bound, places) = StepProgram(self), found
             try:
@@ -213,21 +205,12 @@ class CompiledStep:
                 return False
             program.key, program.places = key.text, places
             self.programs.append(program)
-            self._recalled = {path: leaf.shape for path, leaf in step_cache.leaves(args, kwargs).items()}
+            self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
         program.rebind()
-        call = open_call(self, program, step_cache.found(program.places, self.module), None, key)
+        call = open_call(self, program, unplaced(program.places, self.module), None, key)
         if call is not None:
-            self._keep(program, call)
+            self._keep(call)
         return call is not None
-
-    def _mark_changing(self, args, kwargs):
-        """A size that is another one than in a program from disk changes, which dynamo has not seen."""
-        if self.dynamic is None and not any(p.is_captured for p in self.programs):
-            for path, leaf in step_cache.leaves(args, kwargs).items():
-                before = self._recalled.get(path, ())
-                for axis in range(leaf.dim() if leaf.dim() == len(before) else 0):
-                    if leaf.shape[axis] != before[axis]:
-                        torch._dynamo.maybe_mark_dynamic(leaf, axis)
 
     def _quicken(self, loss, args, kwargs, key):
         """Makes the next call like this one go past dynamo, where it would come to the same; and the next process's."""
@@ -239,20 +222,19 @@ class CompiledStep:
             self._keys = 0  # the next ones will be like it
             return
         guards, sources = made
-        places = step_cache.placed(sources, self.module)
+        places = placed(sources, self.module)
         if key is not None and (places is None or not key.covers(program)):
             key = None
         call = open_call(self, program, sources, guards if key is None else None, key)
         if call is not None:
-            self._keep(program, call)
+            self._keep(call)
             if key is not None:
                 program.key, program.places = key.text, places
                 if key.fits(program):
                     step_cache.store(key, program)
 
-    def _keep(self, program, call):
-        draw_seed = program.draw_seed if program.random else None
-        self._calls = [(program, call, draw_seed), *(c for c in self._calls if c[0] is not program)][:_CALLS]
+    def _keep(self, call):
+        self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
 
     def _run(self, *args, **kwargs):
         if self.programs:

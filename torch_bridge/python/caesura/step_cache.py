@@ -16,32 +16,26 @@ import onnx
 import torch
 from google.protobuf.message import DecodeError
 
-from caesura import _core, program_cache
+from caesura import program_cache
 from caesura.aten.writer import onnx_type
 from caesura.fingerprint import Fingerprint, Unkeyed, is_known
+from caesura.places import leaves, named, tensors_of
 
 
 class Key:
     """A call's key. Raises Unkeyed where it has none."""
 
     def __init__(self, owner, args, kwargs):
-        tensors = leaves(args, kwargs)
+        if any(tensor.requires_grad for tensor in leaves(args, kwargs).values()):
+            raise Unkeyed("arguments that require a gradient")
         fingerprint = Fingerprint()
         fingerprint.add(owner.module)
         fingerprint.add(owner.loss_fn)
-        if len(set(map(id, tensors.values())) - fingerprint.tensors) != len(tensors):
-            raise Unkeyed("arguments that are the same tensor, or the module's")
-        if any(not t.is_contiguous() or t.requires_grad for t in tensors.values()):
-            raise Unkeyed("arguments that are not dense or require a gradient")
-        fingerprint.add((args, kwargs))
+        self.signature = fingerprint.add_call(args, kwargs)
         self._names = named(owner.module)
         if not owner.recipe.trained.keys() <= self._names.keys():
             raise Unkeyed("an optimizer of parameters that the module does not have")
         fingerprint.add((owner.dynamic, *sorted(self._names[i] for i in owner.recipe.trained)))
-        try:
-            self.signature = _core.Signature(args, kwargs)
-        except TypeError as error:
-            raise Unkeyed(str(error)) from None
         self.text, self.watch = fingerprint.key(), fingerprint.watch
         self._code = {*fingerprint.code, type(owner)._loss.__code__}  # that is of this package's sources
 
@@ -53,39 +47,6 @@ class Key:
     def covers(self, capture) -> bool:
         """Whether all that a capture has read of the world is in the key."""
         return capture.is_fixed and all(code in self._code or is_known(code.co_filename) for code in capture.code)
-
-
-def leaves(args, kwargs) -> dict:
-    """The tensors among a call's arguments, by their paths: ("args", 0), ("kwargs", "x", ...)."""
-    found = {}
-    for path, leaf in torch.utils._pytree.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
-        if isinstance(leaf, torch.Tensor):
-            found[tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)] = leaf
-    return found
-
-
-def tensors_of(module) -> dict:
-    """The module's parameters and buffers by name, those that are shared once."""
-    return dict(module.named_buffers()) | dict(module.named_parameters())
-
-
-def named(module) -> dict:
-    """Their names, by id."""
-    return {id(tensor): name for name, tensor in tensors_of(module).items()}
-
-
-def placed(sources, module):
-    """`sources` with the names of tensors of the module in place of the tensors; None where one is not the module's."""
-    names = named(module)
-    if any(not isinstance(source, tuple) and id(source) not in names for _, source in sources):
-        return None
-    return [(name, source if isinstance(source, tuple) else names[id(source)]) for name, source in sources]
-
-
-def found(places, module) -> list:
-    """placed() the other way round, by the tensors that the module has now."""
-    own = tensors_of(module)
-    return [(name, place if isinstance(place, tuple) else own[place]) for name, place in places]
 
 
 def store(key: Key, program) -> None:

@@ -7,7 +7,7 @@ import sys
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from caesura import _core
-from caesura.step_cache import leaves, named
+from caesura.places import leaves, named
 
 # What dynamo's code may do beside the call of the graph: look things up and make lists. Anything else (an attribute that
 # the forward has set) must happen in every call.
@@ -49,7 +49,8 @@ def open_call(owner, program, sources, guards, key=None):
             if name not in ("lr", "params"):
                 watch.item(group, name, value)
     scales = [scale for _, scale, _ in owner.recipe.groups]
-    return _core.StepCall(program.session, guards, key and key.signature, watch, sources, groups, scales, owner.recipe.steps)
+    return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, groups, scales,
+                          owner.recipe.steps, program.draw_seed if program.random else None)
 
 
 def _guards(code, program, frame):

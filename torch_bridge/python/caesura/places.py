@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the tensors lie that a captured graph reads: a place is a path into a call's arguments, or a name in its module."""
+
+import torch
+
+
+def leaves(args, kwargs) -> dict:
+    """The tensors among a call's arguments, by their paths: ("args", 0), ("kwargs", "x", ...)."""
+    found = {}
+    for path, leaf in torch.utils._pytree.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
+        if isinstance(leaf, torch.Tensor):
+            found[tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)] = leaf
+    return found
+
+
+def tensors_of(module) -> dict:
+    """The module's parameters and buffers by name, those that are shared once."""
+    return dict(module.named_buffers()) | dict(module.named_parameters())
+
+
+def named(module) -> dict:
+    """Their names, by id."""
+    return {id(tensor): name for name, tensor in tensors_of(module).items()}
+
+
+def placed(sources, module):
+    """`sources` with the names of tensors of the module in place of the tensors; None where one is not the module's."""
+    names = named(module)
+    if any(not isinstance(source, tuple) and id(source) not in names for _, source in sources):
+        return None
+    return [(name, source if isinstance(source, tuple) else names[id(source)]) for name, source in sources]
+
+
+def unplaced(places, module) -> list:
+    """placed() the other way round, by the tensors that the module has now."""
+    own = tensors_of(module)
+    return [(name, place if isinstance(place, tuple) else own[place]) for name, place in places]
+
+
+def mark_changing(args, kwargs, before) -> None:
+    """Tells dynamo that a size changes, which is another one than in a call that it has not seen: its tensors' shapes by path."""
+    for path, leaf in leaves(args, kwargs).items():
+        shape = before.get(path, ())
+        for axis in range(leaf.dim() if leaf.dim() == len(shape) else 0):
+            if leaf.shape[axis] != shape[axis]:
+                torch._dynamo.maybe_mark_dynamic(leaf, axis)
