@@ -328,6 +328,6 @@ def test_processes_share_the_folder(folder):
     first = [start(PROCESS), start(PROCESS)]
     answers = [process.communicate(timeout=300) for process in first]
     assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
-    assert answers[0] == answers[1] and len(list(folder.iterdir())) == 2
+    assert answers[0] == answers[1] and len(list(folder.iterdir())) == 3
     out, _ = start(PROCESS).communicate(timeout=300)
     assert out == answers[0][0].replace("] 1", "] 0")

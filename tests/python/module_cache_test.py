@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 import caesura  # noqa: E402
 from caesura import call_cache, program_cache  # noqa: E402
 from caesura import module as wrapping  # noqa: E402
-from call_cache_test import numbers_in  # noqa: E402
-from program_cache_test import folder, start  # noqa: E402, F401
+from call_cache_test import file_of_the_graph, numbers_in  # noqa: E402
+from program_cache_test import folder, load, start  # noqa: E402, F401
 from wrap_test import Net, gradients  # noqa: E402
 
 
@@ -124,7 +124,7 @@ def test_results_of_all_forms(kind, folder):
     x = torch.randn(5, 6)
     with caesura.strict():
         assert [hit(Structured(kind), x) for _ in range(3)] == [False, True, True]
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 3  # also which code was traced
     assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
 
 
@@ -275,7 +275,54 @@ def test_modes_that_only_dynamo_sees_through():
     torch.testing.assert_close(torch.func.vmap(lambda row: wrapped(row))(x[:, None])[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_same_tensor_twice_is_another_call():
+    module, x = Structured("tensor"), torch.randn(4, 6)
+    module.net.last = torch.nn.Linear(16, 6)
+    same, other = [{"value": x}], [{"value": torch.randn(4, 6)}]
+    assert [hit(module, x, more=same) for _ in range(2)] == [False, True]
+    assert [hit(module, x, more=other) for _ in range(2)] == [False, True]
+    assert hit(module, x, more=same)
+
+    def run():
+        plain, wrapped = copy.deepcopy(module), caesura.wrap(copy.deepcopy(module))
+        for more in (same, other, same):
+            agree(wrapped, plain, x, more=more)
+
+    assert traced(run) == 0
+
+
 # --- what is not kept ---
+
+WORLD = """
+import torch
+CALLS, LAST = 0, None
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 4)
+    def forward(self, x):
+        %s
+        return self.first(x)
+"""
+
+
+@pytest.mark.parametrize("line,kept", [("global CALLS; CALLS = CALLS + 1", False), ("global LAST; LAST = 'forward'", True)])
+def test_what_a_call_leaves_behind(tmp_path, line, kept):
+    made = load(tmp_path, WORLD % line, f"world_{kept}")  # dynamo goes by the name
+    module, x = made.Block(), torch.randn(5, 6)
+
+    def run():
+        wrapped = caesura.wrap(module)
+        for _ in range(4):
+            wrapped(x)
+
+    assert traced(run) > 0
+    assert (made.CALLS, made.LAST) == (0 if kept else 4, "forward" if kept else None)
+    assert (traced(run) == 0) == kept and made.CALLS == (0 if kept else 8)
+    if kept:
+        made.LAST = "another's"  # this call is not that one
+        assert traced(run) == 1 and made.LAST == "forward"
+
 
 class Counts(torch.nn.Module):
     def __init__(self, kind):
@@ -379,8 +426,7 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
 def test_a_graph_that_is_gone_is_made_anew(folder):
     module, x = Structured("tensor"), torch.randn(5, 6)
     hit(module, x)
-    (other,) = [f for f in folder.iterdir() if f.name != file_of_the_module(folder)]
-    other.unlink()
+    file_of_the_graph(folder).unlink()
     assert [hit(module, x) for _ in range(2)] == [False, True]
 
 

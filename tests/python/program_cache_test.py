@@ -18,7 +18,7 @@ F = torch.nn.functional
 
 import caesura  # noqa: E402
 from caesura import fingerprint, program_cache  # noqa: E402
-from caesura.fingerprint import Fingerprint, Unkeyed  # noqa: E402
+from caesura.fingerprint import Fingerprint, Unkeyed, traced  # noqa: E402
 from compile_step_calls_test import both  # noqa: E402
 from compile_step_test import Net, batches, eager, same  # noqa: E402
 
@@ -30,6 +30,11 @@ def folder(tmp_path, monkeypatch):
     torch.manual_seed(0)
     torch._dynamo.reset()
     return tmp_path / "programs"
+
+
+def programs(folder) -> list:
+    """The files there that hold programs; beside each is one that says which code was traced."""
+    return [file for file in folder.iterdir() if "traced" not in program_cache.load(file.name)[0]]
 
 
 def adamw(parameters):
@@ -52,7 +57,7 @@ def hit(module, batch, make=adamw, loss_fn=F.cross_entropy) -> bool:
 def test_the_second_step_finds_the_program(folder):
     batch = batches(1)[0]
     assert [hit(Net(), batch) for _ in range(3)] == [False, True, True]
-    (file,) = folder.iterdir()
+    (file,) = programs(folder)
     assert file.stat().st_mode & 0o077 == 0 and folder.stat().st_mode & 0o077 == 0
 
 
@@ -150,13 +155,13 @@ def make():
 _numbers = itertools.count()
 
 
-def load(tmp_path, source=SOURCE):
+def load(tmp_path, source=SOURCE, name="made"):
     """A module of Python's with that source."""
     path = tmp_path / f"made_{next(_numbers)}.py"
     path.write_text(source)
-    spec = importlib.util.spec_from_file_location("made", path)
+    spec = importlib.util.spec_from_file_location(name, path)
     made = importlib.util.module_from_spec(spec)
-    sys.modules["made"] = made
+    sys.modules[name] = made
     spec.loader.exec_module(made)
     return made
 
@@ -249,13 +254,23 @@ def fingerprint_of(value) -> str:
 
 @pytest.mark.parametrize("body", [
     "x * float(os.environ.get('FACTOR', '1'))", "x * time.time()", "x * random.random()", "x * open('factor').fileno()",
-    "x * len(self.hidden)",
+    "x * len(hidden)",
 ])
 def test_what_reads_the_world_has_no_key(tmp_path, body):
-    source = SOURCE.replace("import torch\n", "import array, os, random, time, torch\n", 1).replace("x * SCALE", body)
-    module = load(tmp_path, source.replace("def scaled(x)", "def scaled(x, self=array.array('i'))")).make()
+    source = SOURCE.replace("import torch\n", "import array, os, random, time, torch\nhidden = array.array('i')\n", 1)
+    made = load(tmp_path, source.replace("x * SCALE", body))
+    code = [f.__code__ for f in (made.Block.forward, made.Block.inner, made.scaled)]
+    key = Fingerprint()
+    key.add(made.make())
+    assert key.follow(traced(code[:2]))
     with pytest.raises(Unkeyed):
-        fingerprint_of(module)
+        key.follow(traced(code))
+
+
+def test_code_that_was_not_met_has_no_key(tmp_path):
+    made, key = load(tmp_path), Fingerprint()
+    key.add(made.make())
+    assert not key.follow(traced([made.Block.forward.__code__, made.make.__code__]))
 
 
 def test_what_others_put_into_pytorch_is_let_be(monkeypatch):
@@ -275,10 +290,40 @@ def test_what_is_traced_through_a_patch_is_not_kept(monkeypatch, folder):
     assert [hit(module, batches(1)[0]) for _ in range(2)] == [False, True]
 
 
-def test_code_that_the_key_did_not_see_keeps_a_program_off_the_disk(tmp_path, folder):
+def test_code_that_is_called_by_a_name_made_up_in_the_call(tmp_path):
     source = SOURCE.replace("self.inner(", 'getattr(self, "".join(("in", "ner")))(')
-    assert [hit(load(tmp_path, source).make(), batch_of()) for _ in range(2)] == [False, False]
-    assert not folder.exists()
+    assert [hit(load(tmp_path, source).make(), batch_of()) for _ in range(2)] == [False, True]
+    assert not hit(load(tmp_path, source.replace("scaled(x) *", "scaled(x) +")).make(), batch_of())
+
+
+COUNTING = """
+import torch
+CALLS, SEEN, LAST = 0, [], None
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 4)
+    def forward(self, x):
+        %s
+        return self.first(x)
+make = Block
+"""
+
+
+@pytest.mark.parametrize("line,kept", [
+    ("global CALLS; CALLS = CALLS + 1", False), ("SEEN.append(1)", False), ("self.calls = getattr(self, 'calls', 0) + 1", False),
+    ("global LAST; LAST = 'forward'", True), ("self.last = 'forward'", True),
+])
+def test_what_a_call_leaves_behind(tmp_path, line, kept):
+    """A call that does the same to the world each time is one that does nothing, once it has been made."""
+    made = load(tmp_path, COUNTING % line, f"counting_{next(_numbers)}")  # dynamo goes by the name
+    module = made.make()
+    step = caesura.compile_step(module, F.cross_entropy, adamw(module.parameters()))
+    for _ in range(5):
+        step(*batch_of())
+    assert made.CALLS + len(made.SEEN) + getattr(module, "calls", 0) == (0 if kept else 5)
+    assert (made.LAST or getattr(module, "last", None)) == ("forward" if kept else None)
+    assert bool(step._calls) == kept
 
 
 # --- the files ---
@@ -292,7 +337,7 @@ def flip(content):
 def test_a_damaged_file_is_told_of_and_made_anew(folder, damage):
     batch = batches(1)[0]
     hit(Net(), batch)
-    (file,) = folder.iterdir()
+    (file,) = programs(folder)
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     with pytest.warns(RuntimeWarning, match="damaged and not used"):
@@ -313,7 +358,7 @@ def test_a_damaged_file_is_told_of_and_made_anew(folder, damage):
 def test_facts_that_do_not_fit_are_told_of(folder, forge):
     batch = batches(1)[0]
     hit(Net(), batch)
-    (file,) = folder.iterdir()
+    (file,) = programs(folder)
     program_cache.store(file.name, *forge(*program_cache.load(file.name)))
     with pytest.warns(RuntimeWarning, match="damaged and not used"):
         assert not hit(Net(), batch)
@@ -322,9 +367,9 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
 
 def test_a_file_under_another_name_is_not_used(folder):
     hit(Net(), batch_of(5))
-    (five,) = folder.iterdir()
+    (five,) = programs(folder)
     hit(Net(), batch_of(6))
-    (six,) = set(folder.iterdir()) - {five}
+    (six,) = set(programs(folder)) - {five}
     six.write_bytes(five.read_bytes())
     with pytest.warns(RuntimeWarning, match="another program"):
         assert not hit(Net(), batch_of(6))
@@ -369,7 +414,7 @@ def test_processes_share_the_folder(folder):
     answers = [process.communicate(timeout=300) for process in first]
     assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
     assert answers[0][0].split("]")[0] == answers[1][0].split("]")[0]
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2
     third = start(PROCESS)
     out, _ = third.communicate(timeout=300)
     assert out == answers[0][0].replace("True", "False")

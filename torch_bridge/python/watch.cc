@@ -92,8 +92,9 @@ nb::object FunctionParts(PyObject* function) {
 
 Watch::DictRows& Watch::RowsOf(nb::handle dict) {
   const auto [found, is_new] = numbers_.try_emplace(dict.ptr(), dicts_.size());
-  if (is_new) dicts_.push_back({.dict = nb::borrow<nb::dict>(dict)});
+  if (is_new) dicts_.emplace_back();
   DictRows& rows = dicts_[found->second];
+  rows.dict = nb::borrow<nb::dict>(dict);
   rows.version = 0;
   return rows;
 }
@@ -221,15 +222,17 @@ void Watch::Clear() {
   tensors_.clear();
 }
 
-Signature::Part::Part(nb::handle value) : type_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())))) {
+Signature::Part::Part(nb::handle value, std::vector<PyObject*>& tensors)
+    : type_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())))) {
   PyObject* object = value.ptr();
   if (Py_TYPE(object) == TensorType()) {
     is_tensor_ = true;
     facts_ = FactsOf(value);
+    tensors.push_back(object);
   } else if (PyDict_CheckExact(object)) {
-    for (auto [key, part] : nb::borrow<nb::dict>(value)) parts_.emplace_back(nb::borrow(key), Part(part));
+    for (auto [key, part] : nb::borrow<nb::dict>(value)) parts_.emplace_back(nb::borrow(key), Part(part, tensors));
   } else if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-    for (nb::handle part : nb::borrow<nb::sequence>(value)) parts_.emplace_back(nb::object(), Part(part));
+    for (nb::handle part : nb::borrow<nb::sequence>(value)) parts_.emplace_back(nb::object(), Part(part, tensors));
   } else if (object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object) ||
              PyUnicode_CheckExact(object)) {
     value_ = nb::borrow(value);
@@ -238,10 +241,13 @@ Signature::Part::Part(nb::handle value) : type_(nb::borrow(reinterpret_cast<PyOb
   }
 }
 
-bool Signature::Part::Matches(nb::handle value) const {
+bool Signature::Part::Matches(nb::handle value, std::vector<PyObject*>& tensors) const {
   PyObject* object = value.ptr();
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return false;
-  if (is_tensor_) return SameTensor(value, facts_, /*bytes=*/false);
+  if (is_tensor_) {
+    tensors.push_back(object);
+    return SameTensor(value, facts_, /*bytes=*/false);
+  }
   if (value_.is_valid()) {
     if (PyFloat_CheckExact(object)) {  // bits: 0.0 is not -0.0
       const double a = PyFloat_AS_DOUBLE(object), b = PyFloat_AS_DOUBLE(value_.ptr());
@@ -254,7 +260,27 @@ bool Signature::Part::Matches(nb::handle value) const {
     const auto& [key, part] = parts_[i];
     PyObject* found = key.is_valid() ? PyDict_GetItemWithError(object, key.ptr())
                       : PyTuple_Check(object) ? PyTuple_GET_ITEM(object, i) : PyList_GET_ITEM(object, i);
-    if (found == nullptr || !part.Matches(found)) return false;
+    if (found == nullptr || !part.Matches(found, tensors)) return false;
+  }
+  return true;
+}
+
+Signature::Signature(nb::tuple args, nb::dict kwargs) {
+  std::vector<PyObject*> tensors;
+  args_.emplace(args, tensors);
+  kwargs_.emplace(kwargs, tensors);
+  for (PyObject* tensor : tensors) {
+    firsts_.push_back(std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin());
+  }
+}
+
+bool Signature::Matches(nb::handle args, nb::handle kwargs) const {
+  static thread_local std::vector<PyObject*> tensors;  // keeps its memory
+  tensors.clear();
+  if (!args_->Matches(args, tensors) || !kwargs_->Matches(kwargs, tensors)) return false;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const size_t first = std::find(tensors.begin(), tensors.end(), tensors[i]) - tensors.begin();
+    if (first != firsts_[i]) return false;
   }
   return true;
 }

@@ -5,6 +5,7 @@
 #define CAESURA_TORCH_BRIDGE_PYTHON_WATCH_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -72,20 +73,20 @@ class Watch {
   std::vector<TensorRow> tensors_;
 };
 
-// Tensors, and None, bools, ints, floats and strings, in tuples, lists and dicts.
+// Tensors, and None, bools, ints, floats and strings, in tuples, lists and dicts. Two tensors are the same one in both calls
+// or in none.
 class Signature {
  public:
   // Raises TypeError where something else is in them.
-  Signature(nanobind::tuple args, nanobind::dict kwargs) : args_(args), kwargs_(kwargs) {}
-  bool Matches(nanobind::handle args, nanobind::handle kwargs) const {
-    return args_.Matches(args) && kwargs_.Matches(kwargs);
-  }
+  Signature(nanobind::tuple args, nanobind::dict kwargs);
+  bool Matches(nanobind::handle args, nanobind::handle kwargs) const;
 
  private:
   class Part {
    public:
-    explicit Part(nanobind::handle value);
-    bool Matches(nanobind::handle value) const;
+    // Appends the tensors in it to `tensors`.
+    Part(nanobind::handle value, std::vector<PyObject*>& tensors);
+    bool Matches(nanobind::handle value, std::vector<PyObject*>& tensors) const;
 
    private:
     nanobind::object type_, value_;  // value_: of what is no tensor and no container
@@ -93,7 +94,8 @@ class Signature {
     TensorFacts facts_;
     bool is_tensor_ = false;
   };
-  Part args_, kwargs_;
+  std::optional<Part> args_, kwargs_;
+  std::vector<size_t> firsts_;  // of each tensor, which is the first that is the same
 };
 
 }  // namespace caesura::python

@@ -41,7 +41,7 @@ def key_of(module: torch.fx.GraphModule, inputs) -> str:
             tensor.is_leaf, tensor._is_view(), tensor.is_conj(), tensor.is_neg(), tensor.is_inference()))))
     if len(memory) != len(inputs):
         raise Unkeyed("inputs that share memory")
-    if fingerprint.code:
+    if fingerprint.functions:
         raise Unkeyed("a graph that calls other functions than PyTorch's")
     return fingerprint.key()
 

@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture depends on beside the elements of tensors, as a key: objects, and the code that they lead to.
+"""What a capture depends on beside the elements of tensors, as a key: objects, and the code that was traced.
 
-The code that is looked at is all that a call by name can reach from `forward`: methods of classes that are met whose names
-occur in code that is reached, what globals and closures hold, and so on. PyTorch's code and the standard library's are
-told by release; a part of the standard library that reads the surroundings (os, time, random, ...) cannot be.
+Objects are looked at with all that they hold; functions among them, and those of their classes, only by name and line, since
+most are not called. Which were is known behind a capture: follow() then adds their code, what it is called with by default,
+and what the globals and closures hold that it names. PyTorch's code and the standard library's are told by release; a part
+of the standard library that reads the surroundings (os, time, random, ...) cannot be.
 """
 
+import builtins
 import collections
+import contextlib
+import contextvars
 import dataclasses
 import enum
 import functools
 import hashlib
 import logging
+import operator
 import pathlib
 import platform
 import sys
 import sysconfig
 import types
+import typing
 
 import onnx
 import torch
@@ -26,7 +32,7 @@ from caesura import _core
 from caesura.places import leaves
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
-         torch.device, torch.layout, torch.memory_format, torch.Size}
+         torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}
 _SILENT = {"math", "cmath", "operator", "_operator", "functools", "_functools", "itertools", "typing", "types", "collections",
            "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib",
            "numbers", "string", "re", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
@@ -39,6 +45,7 @@ _UNREAD = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"
 _SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
            "_load_state_dict_post_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
            "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}  # the last three: read where there are hooks
+_RANDOM = {"_original_object_hash"}  # attributes of transformers' that each process has another value for
 _TORCH = str(pathlib.Path(torch.__file__).parent) + "/"
 _STANDARD = str(pathlib.Path(sysconfig.get_path("stdlib"))) + "/"
 _LIMIT = 50000  # objects
@@ -60,21 +67,25 @@ class Fingerprint:
 
     def __init__(self):
         self.watch = _core.Watch()
-        self.code = set()  # of all functions in it
+        self.functions = {}  # that were met, neither PyTorch's nor the standard library's, by what traced() gives of their code
         self.tensors = set()  # their ids
         self._hash = hashlib.sha256()
         self._numbers, self._held = {}, []
-        self._names = {"forward": None}  # that reached code may call by; in order
-        self._owners = []  # [namespace, whether it is watched, how many names were looked up in it]
         _add_surroundings(self)
 
     def key(self) -> str:
         """In hexadecimal; of everything so far."""
-        try:
-            self._follow()
-        except RecursionError:
-            raise Unkeyed("code that calls deeper than Python does") from None
         return self._hash.hexdigest()
+
+    def follow(self, traced) -> bool:
+        """Adds the code that was traced (as traced() gives it), and what it names; False where some of it was not met."""
+        self._say("traced")
+        left = list(traced)
+        while left:
+            before, left = left, [code for code in left if not self._follow(code)]
+            if len(left) == len(before):
+                return False
+        return True
 
     def add(self, value) -> None:
         kind = type(value)
@@ -93,10 +104,10 @@ class Fingerprint:
 
     def add_call(self, args, kwargs) -> _core.Signature:
         """Adds a call's arguments, which the watch does not look at: the signature tells another call's from them. Raises
-        Unkeyed, too, for tensors that are not dense, come twice or were added before."""
+        Unkeyed, too, for tensors that are not dense or were added before."""
         tensors = leaves(args, kwargs).values()
-        if len({id(tensor) for tensor in tensors} - self.tensors) != len(tensors):
-            raise Unkeyed("arguments that are the same tensor, or the module's")
+        if any(id(tensor) in self.tensors for tensor in tensors):
+            raise Unkeyed("arguments that are the module's")
         if any(not tensor.is_contiguous() for tensor in tensors):
             raise Unkeyed("arguments that are not dense")
         watch, self.watch = self.watch, _core.Watch()
@@ -134,13 +145,11 @@ class Fingerprint:
             self.add(item)
 
     def _add_set(self, value):
-        if any(type(item) not in PLAIN for item in value):
-            raise Unkeyed("a set of objects")
-        self._say(type(value).__name__, *sorted(map(repr, value)))
+        self._say(type(value).__name__, len(value))
+        for item in sorted(value, key=_order):
+            self.add(item)
         if isinstance(value, set):
-            if value:
-                raise Unkeyed("a set that may change")
-            self.watch.length(value)
+            self.watch.returns(functools.partial(operator.eq, frozenset(value), value), True)
 
     def _add_dict(self, value):
         if type(value) not in (dict, collections.OrderedDict):
@@ -160,20 +169,26 @@ class Fingerprint:
     def _add_tensor(self, value):
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or not value.device.type == "cpu":
             raise Unkeyed(f"a {type(value).__name__} on {value.device}")
-        own = vars(value).keys() - {"_dynamo_static_input_type"}  # which dynamo gives to parameters
-        if value._backward_hooks or own or value.is_conj() or value.is_neg() or value.is_inference():
-            raise Unkeyed("a tensor with hooks, attributes or lazy signs")
+        if value._backward_hooks or value.is_conj() or value.is_neg() or value.is_inference():
+            raise Unkeyed("a tensor with hooks or lazy signs")
         self.tensors.add(id(value))
         self._say(type(value).__name__, value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
         self.watch.tensor(value, False)
+        for name in sorted(vars(value)):
+            if not name.startswith("_dynamo_"):  # which dynamo gives to parameters
+                self._say(name)
+                self.watch.item(vars(value), name, vars(value)[name])
+                self.add(vars(value)[name])
 
     def _add_instance(self, value):
         cls = type(value)
+        if cls is object:  # that is asked for by itself
+            return self._say("object")
         if not is_plain_class(cls):
             raise Unkeyed(f"a {cls.__module__}.{cls.__qualname__}")
         self.add(cls)
         self._say("instance")
-        self._add_items(vars(value), _SAVING if isinstance(value, torch.nn.Module) else ())
+        self._add_items(vars(value), _SAVING if isinstance(value, torch.nn.Module) else _RANDOM)
 
     def _add_enum(self, value):
         self.add(type(value))
@@ -183,6 +198,12 @@ class Fingerprint:
         self._say(type(value).__name__)
         for name in _SLOTS[type(value)]:
             self.add(getattr(value, name))
+
+    def _add_context_variable(self, value):
+        now = functools.partial(_value_in_context, value)
+        self._say("context variable", value.name)
+        self.watch.returns(now, now())
+        self.add(now())
 
     # --- code ---
 
@@ -204,6 +225,11 @@ class Fingerprint:
         self._say(type(value).__name__)
         self.add(getattr(value, "func", None) or value.__func__)
 
+    def _add_cached(self, value):
+        """A function that remembers. Dynamo traces what it remembers it from."""
+        self._say("cached")
+        self.add(value.__wrapped__)
+
     def _add_builtin(self, value):
         owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
@@ -223,25 +249,63 @@ class Fingerprint:
         self._say("name", type(value).__name__, getattr(value, "name", None) or repr(value))
 
     def _add_function(self, value):
+        """By name and line, with the functions in its closure."""
         code = value.__code__
-        self._say("function", value.__module__, value.__qualname__)
-        if is_known(code.co_filename):
-            if not _is_silent(value.__module__ or ""):
-                raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
-            return self._say(code.co_firstlineno)
-        self.watch.function(value)
-        self._say_code(code)
-        self._reach(code)
-        self.add(value.__defaults__)
-        self.add(value.__kwdefaults__)
-        self._add_items(vars(value))
+        self._say("function", value.__module__, value.__qualname__, code.co_qualname, code.co_firstlineno)
+        if not is_known(code.co_filename):
+            self._meet(value, code)
+        elif not _is_silent(value.__module__ or "") and not hasattr(value, "__wrapped__"):
+            raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
         for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                held = getattr(cell.cell_contents, "__func__", cell.cell_contents)
+                if isinstance(held, (types.FunctionType, functools.partial, functools._lru_cache_wrapper)):
+                    self.add(held)
+
+    def _meet(self, function, code):
+        self.functions.setdefault((code.co_qualname, code.co_firstlineno), []).append((function, code))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._meet(function, constant)
+
+    def _follow(self, traced) -> bool:
+        """Adds all functions of that name and line, and what they name."""
+        for function, code in self.functions.get(tuple(traced), ()):
+            self._say_code(code)
+            if code is function.__code__:
+                self.watch.function(function)
+                self.add(function.__defaults__)
+                self.add(function.__kwdefaults__)
+                self._add_items(vars(function))
+                self._add_cells(function)
+            self._add_named(function.__globals__, code.co_names)
+        return tuple(traced) in self.functions
+
+    def _add_named(self, scope, names):
+        """What names stand for in a function's globals, in Python's, and in the modules that it names."""
+        for name in names:
+            if name not in scope and name in vars(builtins) and not _is_special(name):
+                self.add(getattr(builtins, name))
+        scopes = [scope] + [vars(sys.modules[name]) for name in names if "." in name and name in sys.modules]  # imports
+        for scope in scopes:
+            for name in names:
+                if name not in scope:
+                    continue
+                value = scope[name]
+                self._say(name)
+                self.watch.item(scope, name, value)
+                self.add(value)
+                if isinstance(value, types.ModuleType) and not _is_silent(value.__name__):
+                    if not any(vars(value) is other for other in scopes):
+                        scopes.append(vars(value))
+
+    def _add_cells(self, function):
+        for cell in function.__closure__ or ():
             self.watch.cell(cell)
             try:
                 self.add(cell.cell_contents)
             except ValueError:
                 self._say("empty")
-        self._owners.append([value.__globals__, True, dict.fromkeys(_names_in(code)), 0])
 
     def _say_code(self, code):
         self._say("code", code.co_code.hex(), code.co_flags, *code.co_names, "of", *code.co_varnames, *code.co_freevars)
@@ -251,23 +315,13 @@ class Fingerprint:
             else:
                 self.add(constant)
 
-    def _reach(self, code):
-        self.code.add(code)
-        self._names.update(dict.fromkeys(code.co_names))
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._reach(constant)
-            elif isinstance(constant, str):
-                self._names[constant] = None  # getattr(self, "...")
-
     def _add_module(self, value):
+        """By name; what it holds where code names that."""
         if type(value) is not types.ModuleType:
             raise Unkeyed(f"module {value.__name__}, which makes its parts when they are asked for")
-        known = _is_silent(value.__name__)
-        if not known and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
+        if not _is_silent(value.__name__) and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
             raise Unkeyed(f"module {value.__name__}")
         self._say("module", value.__name__)
-        self._owners.append([vars(value), not known, self._names, 0])
 
     def _add_class(self, value):
         if type(value) not in (type, enum.EnumMeta) and not _is_silent(type(value).__module__):
@@ -282,23 +336,17 @@ class Fingerprint:
             for name, item in vars(base).items():
                 if own:
                     self._add_patch(name, item)
-                elif name not in _UNREAD and (_is_special(name) or not callable(getattr(item, "__func__", item))):
+                elif name not in _UNREAD:
                     self._say(name)
                     self.add(item)
-            if not own:
-                self._owners.append([vars(base), False, self._names, 0])
-
-    def _add_construction(self, value):
-        """What a class that is named in code may be named for. Modules' stands behind their captures."""
-        if isinstance(value, type) and not issubclass(value, torch.nn.Module):
-            for base in value.__mro__:
-                function = vars(base).get("__init__")
-                if isinstance(function, types.FunctionType) and not is_known(function.__code__.co_filename):
-                    self.add(function)
+                    if _is_special(name) and isinstance(item, types.FunctionType):  # which a capture may just call
+                        self._say_code(item.__code__)
+                elif isinstance(item, types.FunctionType):
+                    self._meet(item, item.__code__)
 
     def _add_patch(self, name, item):
         """What is called by a name of PyTorch's. Of code that somebody has put there the key holds only that itself, not what it
-        leads to: others wrap much that no forward calls. It is not among the `code`, so that no capture through it is kept."""
+        leads to: others wrap much that no forward calls. It is not among `functions`, so that no capture through it is kept."""
         function = getattr(item, "__func__", item)
         if name in _UNREAD or not callable(function):  # dynamo, too, changes Module.__init__
             return
@@ -310,22 +358,6 @@ class Fingerprint:
             of = function if isinstance(function, type) else type(function)
             if of is functools.partial or not _is_silent(of.__module__):
                 self.add(function)
-
-    def _follow(self) -> None:
-        """Adds what the names in reached code stand for, until there is nothing new."""
-        before = None
-        while before != (before := (len(self._owners), len(self._names))):
-            for owner in self._owners:
-                namespace, watched, names, done = owner
-                new = list(names)[done:] if done < len(names) else ()
-                owner[3] = len(names)
-                for name in new:
-                    if name in namespace and name not in ("__dict__", "__weakref__"):  # which Python makes for each class
-                        self._say(name)
-                        if watched:
-                            self.watch.item(namespace, name, namespace[name])
-                        self.add(namespace[name])
-                        self._add_construction(namespace[name])
 
 
 # Of objects that make a dataclass: what its own objects can tell of.
@@ -339,14 +371,47 @@ _KINDS = (
     ((staticmethod, classmethod, functools.cached_property), Fingerprint._add_wrapped), (_BUILTINS, Fingerprint._add_builtin),
     (types.ModuleType, Fingerprint._add_module),
     ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Fingerprint._add_operator),
-    (tuple(_SLOTS), Fingerprint._add_slots), ((logging.Logger, types.GenericAlias, types.UnionType), Fingerprint._add_name),
+    (tuple(_SLOTS), Fingerprint._add_slots), (functools._lru_cache_wrapper, Fingerprint._add_cached),
+    (contextvars.ContextVar, Fingerprint._add_context_variable),
+    ((logging.Logger, types.GenericAlias, types.UnionType, typing._Final), Fingerprint._add_name),
 )
 
 
-def _names_in(code):
-    """The names that a function's code, and the code in it, looks up."""
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return [*code.co_names, *(name for c in inner for name in _names_in(c))]
+def traced(code, own=()) -> list:
+    """Of code that a capture has traced: names and lines, but of PyTorch's, the standard library's and `own`."""
+    return list(dict.fromkeys((c.co_qualname, c.co_firstlineno) for c in code if not is_known(c.co_filename) and c not in own))
+
+
+def _order(item) -> str:
+    """What items of a set are sorted by: the same in each process."""
+    if isinstance(item, (type, types.FunctionType)):
+        return f"{item.__module__}.{item.__qualname__}"
+    if isinstance(item, enum.Enum):
+        return f"{type(item).__qualname__}.{item.name}"
+    if isinstance(item, (tuple, frozenset)):
+        return f"{type(item).__name__} {sorted(map(_order, item)) if isinstance(item, frozenset) else list(map(_order, item))}"
+    if type(item) not in PLAIN:
+        raise Unkeyed(f"a set with a {type(item).__name__}")
+    return f"{type(item).__name__} {item!r}"
+
+
+def calls_pytorch_alone(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph of dynamo's, and those in it, calls no function whose code no capture looks into."""
+    def known(target):
+        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            return str(target).startswith(("aten.", "prims."))
+        return isinstance(target, (torch._ops.HigherOrderOperator, *_BUILTINS)) or (
+            isinstance(target, types.FunctionType) and is_known(target.__code__.co_filename))
+
+    graphs = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return all(known(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")
+
+
+def _value_in_context(variable):
+    try:
+        return variable.get()
+    except LookupError:
+        return ...
 
 
 def is_plain_class(cls) -> bool:

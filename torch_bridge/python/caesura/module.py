@@ -15,6 +15,7 @@ from caesura import module_cache, program_cache
 from caesura.backend import apart, decompositions
 from caesura.backend import backend as torch_backend
 from caesura.captured_call import is_operator
+from caesura.dynamo_code import is_plain
 from caesura.fingerprint import Unkeyed
 from caesura.places import mark_changing
 
@@ -45,6 +46,7 @@ class _Calls:
 
     def __init__(self, compiled, module, dynamic):
         self.compiled, self.module, self.dynamic = compiled, module, dynamic
+        self.candidate = None  # a call that may be kept
         self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
         self.keys = 0 if dynamic is True or not program_cache.enabled() else _KEYS
         self.captures = []  # (guards, function), the latest first
@@ -59,7 +61,10 @@ class _Calls:
         frame = {"args": args, "kwargs": kwargs, "module": self.module}
         for guards, function in self.captures:
             if guards(frame):
-                return function(*args, **kwargs)
+                results = function(*args, **kwargs)
+                if self.candidate is not None:
+                    self._confirm(args, kwargs)
+                return results
         return self._first(args, kwargs)
 
     def _first(self, args, kwargs):
@@ -67,21 +72,38 @@ class _Calls:
         if key is None:
             results = self._ask_dynamo(args, kwargs)
         else:
-            known = next((call for call in self.recalled if call.text == key.text), None)
-            call = (module_cache.load(key, decompositions(), self.module, args, kwargs) if known is None
-                    else known.renewed(key, self.module, args, kwargs))
+            for known in self.recalled:
+                call = known.renewed(key, self.module, args, kwargs)
+                if call is not None:
+                    self.recalled.remove(known)
+                    break
+            else:
+                call = module_cache.load(key, decompositions(), self.module, args, kwargs)
             if call is not None:
-                self.recalled = [call, *(c for c in self.recalled if c is not known)][:_CALLS]
+                self.recalled = [call, *self.recalled[:_CALLS - 1]]
                 return call(args, kwargs)
             if self.dynamic is None and self.recalled and not self.captures:
                 mark_changing(args, kwargs, self.recalled[0].shapes)
             with module_cache.recording() as records:
                 results = self._ask_dynamo(args, kwargs)
-            wrapper = self.compiled._torchdynamo_orig_callable.__code__
-            if not module_cache.store(key, records, results, wrapper, self.module, args, kwargs):
+        function = self._find()
+        if key is not None:
+            try:
+                self.candidate = module_cache.Candidate(key, records, results, self.compiled._torchdynamo_orig_callable.__code__)
+                if function is not None and is_plain(function.__code__):
+                    self.candidate.store(key)
+                    self.candidate = None
+            except KeyError as error:
+                logging.getLogger("caesura").info("the module's calls are not kept on disk: not %s", error)
                 self.keys = 0  # the next ones will be like it
-        self._find()
         return results
+
+    def _confirm(self, args, kwargs):
+        """Keeps the candidate if a second call has left all behind as the first one has."""
+        key = self._key(args, kwargs)
+        if key is not None and self.candidate.is_left_by(key):
+            self.candidate.store(key)
+        self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
         with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
@@ -100,7 +122,8 @@ class _Calls:
             return None
 
     def _find(self):
-        call = self.compiled._torchdynamo_orig_callable
+        """Looks for captures that are new; gives the function of one, or None."""
+        call, function = self.compiled._torchdynamo_orig_callable, None
         for entry in _debug_get_cache_entry_list(call.__code__):
             if entry.code in self.known:
                 continue
@@ -108,6 +131,7 @@ class _Calls:
             if not any(i.argval == _CALL for i in dis.get_instructions(entry.code)):  # else a graph break is in it
                 function = types.FunctionType(entry.code, _past_dynamo(call.__globals__), call.__name__, None, call.__closure__)
                 self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
+        return function
 
 
 class _Wrapped:

@@ -2,61 +2,48 @@
 """Calls of wrapped modules kept on disk, so that another process traces nothing: which graph's call (call_cache.py) it is,
 where that graph's inputs lie, and how the results are made of its outputs.
 
-A call's key holds: the module with all that it refers to (as in step_cache.py, and the lines where its code is), the
+A call's key (keys.py) holds: the module with all that it refers to, the code that was traced (as in step_cache.py), the
 arguments (tensors by dtype, shape and whether they require a gradient, all else by value), `dynamic`, and what
 fingerprint.py adds.
 
 Kept are calls that were one graph of fixed shapes, whose results are tensors of that graph and plain values, in tuples,
-lists, dicts and objects of Python classes that the module's code names, and behind which all that the key was made of is
-as it was. As with steps, what PyTorch has traced must be among the code that the key was made of.
+lists, dicts and objects of Python classes that the module's code names, and that leave all that the key is made of as it
+was. Where dynamo's code does more than to call the graph, only a second call tells that.
 """
 
 import collections
 import contextlib
-import functools
-import operator
 
 import torch
 from torch.utils import _pytree as pytree
 
-from caesura import call_cache, captured_call, program_cache
-from caesura.fingerprint import Fingerprint, Unkeyed, is_known, is_plain_class
+from caesura import call_cache, captured_call, fingerprint, keys, program_cache
+from caesura.fingerprint import is_plain_class
 from caesura.places import leaves, named, tensors_of
 
 _VALUES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # that results may hold
 
 
-class Key:
+class Key(keys.Key):
     """A call's key. Raises Unkeyed where it has none."""
 
     def __init__(self, module, dynamic, args, kwargs):
-        self._of = module, dynamic, args, kwargs
-        self._fingerprint = fingerprint = Fingerprint()
+        self.call = module, dynamic, args, kwargs
+        super().__init__()
+
+    def _fill(self, fingerprint):
+        module, dynamic, args, kwargs = self.call
         fingerprint.add(module)
-        self.signature = fingerprint.add_call(args, kwargs)
+        signature = fingerprint.add_call(args, kwargs)
         fingerprint.add(("wrap", dynamic))
-        fingerprint.key()
-        fingerprint.add(tuple(sorted((c.co_filename, c.co_firstlineno) for c in fingerprint.code)))  # which warnings name
-        self.text, self.watch = fingerprint.key(), fingerprint.watch
         for mode in (torch._C._len_torch_dispatch_stack, torch._C._functorch.maybe_current_level):
-            self.watch.returns(mode, mode())
-
-    def holds(self) -> bool:
-        """Whether the same call has the same key now. The watch would not tell: dynamo changes Module at its first graph."""
-        try:
-            return Key(*self._of).text == self.text
-        except Unkeyed:
-            return False
-
-    def covers(self, code) -> bool:
-        """Whether all code that was traced is in it."""
-        return all(c in self._fingerprint.code or is_known(c.co_filename) for c in code)
+            fingerprint.watch.returns(mode, mode())
+        return signature
 
     def reached(self, value) -> bool:
         """Whether it was made of this object."""
         return self._fingerprint.reached(value)
 
-    @functools.cached_property
     def classes(self) -> dict:
         """Those in it, by module and name; None where two have the same."""
         found = {}
@@ -77,49 +64,65 @@ def recording():
         captured_call.watching.remove(records)
 
 
-def store(key: Key, records, results, wrapper, module, args, kwargs) -> bool:
-    """Keeps a call that has just been made, if it can be kept. wrapper: the code that calls the module."""
-    if len(records) != 1 or not key.holds():
-        return False
-    ((function, arguments, outputs),) = records
-    if function.key is None or not key.covers(code for code in function.code if code is not wrapper):
-        return False
-    places = {id(leaf): path for path, leaf in leaves(args, kwargs).items()}
-    if any(id(arguments[i]) in places for i in function.written):
-        return False
-    places |= named(module)
-    numbers = {id(tensor): i for i, tensor in enumerate(outputs)}
-    try:
-        facts = {"call": function.key, "places": [places[id(tensor)] for tensor in arguments],
-                 "results": _describe(results, numbers, key, set())}
-    except KeyError:
-        return False
-    if _numbers_in(facts["results"]) != set(range(len(outputs))):
-        return False
-    program_cache.store(key.text, {"module": call_cache.packed(facts, bytearray())}, b"")
-    return True
+class Candidate:
+    """A call that has just been made, as it would be kept. Raises KeyError where it cannot be. before: its key then. wrapper:
+    the code that calls the module."""
+
+    def __init__(self, before: Key, records, results, wrapper):
+        if len(records) != 1 or records[0][0].key is None:
+            raise KeyError("one graph that is kept")
+        ((function, arguments, outputs),) = records
+        module, _, args, kwargs = before.call
+        try:
+            key = Key(*before.call)  # the watch would not tell: dynamo changes Module at its first graph
+        except fingerprint.Unkeyed:
+            raise KeyError("key") from None
+        self._traced = fingerprint.traced(function.code, {wrapper})
+        self._program = key.follow(self._traced)
+        if key.text != before.text or not self._program:
+            raise KeyError("the same key")
+        places = {id(leaf): path for path, leaf in leaves(args, kwargs).items()}
+        if any(id(arguments[i]) in places for i in function.written):
+            raise KeyError("arguments that are left alone")
+        places |= named(module)
+        numbers = {id(tensor): i for i, tensor in enumerate(outputs)}
+        self._facts = {"call": function.key, "places": [places[id(tensor)] for tensor in arguments],
+                       "results": _describe(results, numbers, key)}
+        if _numbers_in(self._facts["results"]) != set(range(len(outputs))):
+            raise KeyError("outputs")
+
+    def is_left_by(self, key: Key) -> bool:
+        """Whether another call has left all behind as this one has. key: that call's, made behind it."""
+        return key.follow(self._traced) == self._program
+
+    def store(self, key: Key) -> None:
+        """Keeps it. key: of a call like it."""
+        program_cache.store(self._program, {"module": call_cache.packed(self._facts, bytearray())}, b"")
+        key.note(self._traced)
 
 
 def load(key: Key, decompositions, module, args, kwargs):
     """The Recalled of that key; None where there is none."""
-    content = program_cache.load(key.text)
-    if content is None:
-        return None
-    try:
-        facts = call_cache.unpacked(content[0]["module"], content[1])
-        function = call_cache.load(facts["call"], _Eager(module, facts, args, kwargs), decompositions)
-        return function and Recalled(key, function, facts, module, args, kwargs)
-    except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
-        program_cache.discard(key.text, error)
-        return None
+    for traced, program in key.programs():
+        content = program_cache.load(program)
+        if content is None:
+            continue
+        try:
+            facts = call_cache.unpacked(content[0]["module"], content[1])
+            function = call_cache.load(facts["call"], _Eager(module, facts, args, kwargs), decompositions)
+            if function is not None:
+                return Recalled(key, traced, function, facts, module, args, kwargs)
+        except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
+            program_cache.discard(program, error)
+    return None
 
 
 class Recalled:
     """A call that dynamo has not seen in this process."""
 
-    def __init__(self, key, function, facts, module, args, kwargs):
+    def __init__(self, key, traced, function, facts, module, args, kwargs):
         own, given = tensors_of(module), leaves(args, kwargs)
-        self.text, self._function, self._facts = key.text, function, facts
+        self._key, self._traced, self._function, self._facts = key.follow(traced), traced, function, facts
         self._signature, self._watch = key.signature, key.watch
         self._arguments, self._given = [], []  # the graph's: the module's own, and (position, whether in kwargs, path)
         for i, place in enumerate(facts["places"]):
@@ -132,12 +135,14 @@ class Recalled:
             raise ValueError("its inputs are others")
         if _numbers_in(facts["results"]) != set(range(function.outputs)):
             raise ValueError("its outputs are others")
-        self._make_results = _maker(facts["results"], key.classes)
+        self._make_results = _maker(facts["results"], key.classes())
         self.shapes = {path: leaf.shape for path, leaf in given.items()}
 
     def renewed(self, key, module, args, kwargs):
-        """The same for the module as it is now, whose key is that of before."""
-        return Recalled(key, self._function, self._facts, module, args, kwargs)
+        """The same for the module as it is now; None where its key is another one."""
+        if key.follow(self._traced) != self._key:
+            return None
+        return Recalled(key, self._traced, self._function, self._facts, module, args, kwargs)
 
     def fits(self, args, kwargs) -> bool:
         """Whether it is for such a call."""
@@ -154,7 +159,7 @@ class Recalled:
             if found.is_neg() or found.is_conj():
                 found = found.resolve_conj().resolve_neg()
             arguments[position] = found
-        return self._make_results(self._function(*arguments))
+        return self._make_results(self._function(*arguments), {})
 
 
 class _Eager:
@@ -177,40 +182,47 @@ class _Eager:
         return [outputs[i] for i in range(len(outputs))]
 
 
-# --- Results: ("tensor", number among the outputs), ("value", what it is), ("tuple" or "list", parts), ("dict", rows), or
-# ("object", module and name of its class, rows of a dict that it is or None, rows of its attributes); rows: (key, part).
+# --- Results: ("tensor", number among the outputs), ("value", what it is), ("tuple", parts), ("list", number, parts),
+# ("dict", number, rows), ("object", number, module and name of its class, rows of the dict that it is or None, rows of its
+# attributes), ("again", number) for what was met before; rows: (key, part).
 
 class _Ordered(collections.OrderedDict):
     """As big as an ordered dict is that holds nothing outside of Python's sight."""
 
 
-def _describe(value, numbers, key, seen):
-    """Raises KeyError for what is none of these."""
-    if isinstance(value, torch.Tensor):
-        return "tensor", numbers[id(value)]
-    kind = type(value)
-    if kind in _VALUES:
-        return "value", value
-    if kind is tuple:
-        return "tuple", [_describe(part, numbers, key, seen) for part in value]
-    if id(value) in seen or key.reached(value):  # another one would not be the same
-        raise KeyError(kind)
-    seen.add(id(value))
+def _describe(results, numbers, key):
+    """Raises KeyError for what is none of these. numbers: the outputs', by id."""
+    classes, seen = key.classes(), {}
+
+    def describe(value):
+        if isinstance(value, torch.Tensor):
+            return "tensor", numbers[id(value)]
+        kind = type(value)
+        if kind in _VALUES:
+            return "value", value
+        if kind is tuple:
+            return "tuple", [describe(part) for part in value]
+        if key.reached(value):  # another one would not be the same
+            raise KeyError(kind)
+        if id(value) in seen:
+            return "again", seen[id(value)]
+        number = seen[id(value)] = len(seen)
+        if kind is list:
+            return "list", number, [describe(part) for part in value]
+        if kind is dict:
+            return "dict", number, rows(value)
+        name = kind.__module__, kind.__qualname__
+        if classes.get(name) is not kind or not _is_made_here(kind):
+            raise KeyError(kind)
+        items = rows(dict(collections.OrderedDict.items(value))) if issubclass(kind, collections.OrderedDict) else None
+        return "object", number, name, items, rows(vars(value))
 
     def rows(items):
         if any(type(name) not in (str, int) for name in items):
-            raise KeyError(kind)
-        return [(name, _describe(part, numbers, key, seen)) for name, part in items.items()]
+            raise KeyError(type(items))
+        return [(name, describe(part)) for name, part in items.items()]
 
-    if kind is list:
-        return "list", [_describe(part, numbers, key, seen) for part in value]
-    if kind is dict:
-        return "dict", rows(value)
-    name = kind.__module__, kind.__qualname__
-    if key.classes.get(name) is not kind or not _is_made_here(kind):
-        raise KeyError(kind)
-    items = dict(collections.OrderedDict.items(value)) if isinstance(value, collections.OrderedDict) else None
-    return "object", name, None if items is None else rows(items), rows(vars(value))
+    return describe(results)
 
 
 def _is_made_here(kind) -> bool:
@@ -220,42 +232,67 @@ def _is_made_here(kind) -> bool:
     return is_plain_class(kind) and kind.__new__ is object.__new__
 
 
+def _parts_of(node) -> list:
+    kind, *held = node
+    if kind in ("tuple", "list"):
+        return held[-1]
+    return [part for rows in held if isinstance(rows, list) for _, part in rows] if kind in ("dict", "object") else []
+
+
 def _numbers_in(node) -> set:
-    kind, *parts = node
-    if kind in ("tensor", "value"):
-        return {parts[0]} if kind == "tensor" else set()
-    inner = parts[0] if kind in ("tuple", "list") else [part for rows in parts[-2:] if rows for _, part in rows]
-    return set().union(*map(_numbers_in, inner))
+    """Of outputs."""
+    return {node[1]} if node[0] == "tensor" else set().union(*map(_numbers_in, _parts_of(node)))
 
 
 def _maker(node, classes):
-    """A function of a graph's outputs that makes the results."""
-    kind, *parts = node
+    """A function of a graph's outputs, and a dict of what is met again, that makes the results."""
+    kind, *held = node
     if kind == "tensor":
-        return operator.itemgetter(parts[0])
+        (number,) = held
+        return lambda outputs, made: outputs[number]
     if kind == "value":
-        return lambda outputs: parts[0]
-    if kind in ("tuple", "list"):
-        made, inner = {"tuple": tuple, "list": list}[kind], [_maker(part, classes) for part in parts[0]]
-        return lambda outputs: made([make(outputs) for make in inner])
+        (value,) = held
+        return lambda outputs, made: value
+    if kind == "again":
+        (number,) = held
+        return lambda outputs, made: made[number]
+    if kind == "tuple":
+        parts = [_maker(part, classes) for part in held[0]]
+        return lambda outputs, made: tuple(make(outputs, made) for make in parts)
+    if kind == "list":
+        number, parts = held[0], [_maker(part, classes) for part in held[1]]
+
+        def make_list(outputs, made):
+            result = made[number] = []
+            result.extend(make(outputs, made) for make in parts)
+            return result
+
+        return make_list
 
     def rows(pairs):
         return [(name, _maker(part, classes)) for name, part in pairs]
 
     if kind == "dict":
-        inner = rows(parts[0])
-        return lambda outputs: {name: make(outputs) for name, make in inner}
+        number, pairs = held[0], rows(held[1])
+
+        def make_dict(outputs, made):
+            result = made[number] = {}
+            result.update((name, make(outputs, made)) for name, make in pairs)
+            return result
+
+        return make_dict
     if kind != "object":
         raise ValueError(f"results hold no {kind}")
-    cls, items, attributes = classes[tuple(parts[0])], rows(parts[1] or ()), rows(parts[2])
-    if cls is None or not _is_made_here(cls) or (parts[1] is not None) != issubclass(cls, collections.OrderedDict):
-        raise ValueError(f"results hold no {parts[0]}")
+    number, (module, name), items, attributes = held[0], held[1], rows(held[2] or ()), rows(held[3])
+    cls = classes[module, name]
+    if cls is None or not _is_made_here(cls) or (held[2] is not None) != issubclass(cls, collections.OrderedDict):
+        raise ValueError(f"results hold no {module}.{name}")
 
-    def make_object(outputs):
-        result = cls.__new__(cls)
+    def make_object(outputs, made):
+        result = made[number] = cls.__new__(cls)
         for name, make in items:
-            collections.OrderedDict.__setitem__(result, name, make(outputs))
-        vars(result).update((name, make(outputs)) for name, make in attributes)
+            collections.OrderedDict.__setitem__(result, name, make(outputs, made))
+        vars(result).update((name, make(outputs, made)) for name, make in attributes)
         return result
 
     return make_object
@@ -263,15 +300,17 @@ def _maker(node, classes):
 
 def _collect(node, value, outputs: dict) -> None:
     """_maker() the other way round: the outputs by number."""
-    kind, *parts = node
+    kind, *held = node
     if kind == "tensor":
-        outputs[parts[0]] = value
+        outputs[held[0]] = value
     elif kind in ("tuple", "list"):
-        for part, inner in zip(parts[0], value, strict=True):
+        for part, inner in zip(held[-1], value, strict=True):
             _collect(part, inner, outputs)
-    elif kind in ("dict", "object"):
-        *_, items, attributes = (None, None, parts[0]) if kind == "dict" else parts
-        for name, part in items or ():
+    elif kind == "dict":
+        for name, part in held[1]:
+            _collect(part, value[name], outputs)
+    elif kind == "object":
+        for name, part in held[2] or ():
             _collect(part, collections.OrderedDict.__getitem__(value, name), outputs)
-        for name, part in attributes:
-            _collect(part, value[name] if kind == "dict" else vars(value)[name], outputs)
+        for name, part in held[3]:
+            _collect(part, vars(value)[name], outputs)

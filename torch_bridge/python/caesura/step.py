@@ -8,13 +8,13 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
-from caesura import _core, program_cache, step_cache
+from caesura import _core, fingerprint, program_cache, step_cache
 from caesura.aten.forward import KEPT
 from caesura.backend import decompositions
-from caesura.fingerprint import Unkeyed
+from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import Recipe, Stepping, describe_optimizer
-from caesura.step_call import make_call, open_call
+from caesura.step_call import find_guards, find_sources, open_call
 from caesura.step_program import CapturedStep, StepProgram, StepRefused
 
 
@@ -27,6 +27,7 @@ def _logging_calls():
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
+_TRIALS = 3  # calls of a program, after which none of its keys is looked at
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 
 
@@ -151,7 +152,7 @@ class CompiledStep(_core.StepCalls):
         with torch.no_grad():
             compile_graph(graph, example_inputs)
         module, metadata = captured[0]
-        program = CapturedStep(self, module, metadata)
+        program = CapturedStep(self, module, metadata, calls_pytorch_alone(graph))
         self.programs.append(program)
         return program
 
@@ -197,13 +198,13 @@ class CompiledStep(_core.StepCalls):
                 if self.dynamic is None and not any(p.is_captured for p in self.programs):
                     mark_changing(args, kwargs, self._recalled)
                 return False
-            program, (model, bound, places) = StepProgram(self), found
+            program, (traced, text, model, bound, places) = StepProgram(self), found
             try:
                 program.open(model, [(name, None, value) for name, value in bound])
             except (ValueError, RuntimeError) as error:
-                program_cache.discard(key.text, error)
+                program_cache.discard(text, error)
                 return False
-            program.key, program.places = key.text, places
+            program.key, program.traced, program.places = text, traced, places
             self.programs.append(program)
             self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
         program.rebind()
@@ -215,21 +216,30 @@ class CompiledStep(_core.StepCalls):
     def _quicken(self, loss, args, kwargs, key):
         """Makes the next call like this one go past dynamo, where it would come to the same; and the next process's."""
         program, feeds, returned = self._ran or (None, None, None)
-        made = None
+        sources = None
         if returned is loss and isinstance(self.recipe, Recipe) and not program.counters and loss.dtype == torch.float32:
-            made = make_call(self, program, feeds, args, kwargs)
-        if made is None:
+            sources = find_sources(self, feeds, args, kwargs)
+        if sources is None:
             self._keys = 0  # the next ones will be like it
             return
-        guards, sources = made
-        places = placed(sources, self.module)
-        if key is not None and (places is None or not key.covers(program)):
-            key = None
-        call = open_call(self, program, sources, guards if key is None else None, key)
+        guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
+        traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # that is of this package's sources
+        if key is not None and places is not None and program.is_kept:
+            before, key = key.text, self._key(args, kwargs)
+            text = key.follow(traced) if key is not None and key.text == before else None
+        if text and guards is None:  # a call may do more than to run the program: the second must leave all as the first has
+            program.left_behind = (*program.left_behind, text)
+            if program.left_behind.count(text) < 2:
+                self._keys = 0 if len(program.left_behind) == _TRIALS else self._keys
+                return
+        if not text and guards is None:
+            self._keys = 0
+            return
+        call = open_call(self, program, sources, None if text else guards, key if text else None)
         if call is not None:
             self._keep(call)
-            if key is not None:
-                program.key, program.places = key.text, places
+            if text:
+                program.key, program.traced, program.places = text, traced, places
                 if key.fits(program):
                     step_cache.store(key, program)
 

@@ -1,70 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled steps kept on disk (program_cache.py), and read back without a capture.
 
-A program's key holds: the module with all that it refers to (its classes' code and whatever that code reads, attributes,
-training mode, hooks, which tensors are shared, their dtypes, shapes, strides and whether they require a gradient), the loss
-function likewise, which parameters the optimizer trains, the arguments (tensors as above, all else by value), `dynamic`,
-this package's sources, and what fingerprint.py adds: releases of Python, PyTorch and ONNX, and PyTorch's modes, defaults and
-settings. Not in it: the elements of tensors, and what a program is opened with (the optimizer's class and options, clipping,
-precision, threads, passes, the machine's instructions). A file holds the forward as an ONNX model, and where its inputs are.
+A program's key (keys.py) holds: the module with all that it refers to (attributes, its classes, training mode, hooks, which
+tensors are shared, their dtypes, shapes, strides and whether they require a gradient), the loss function, the code that was
+traced of both with what it names, which parameters the optimizer trains, the arguments (tensors as above, all else by value),
+`dynamic`, this package's sources, and what fingerprint.py adds: releases of Python, PyTorch and ONNX, and PyTorch's modes,
+defaults and settings. Not in it: the elements of tensors, and what a program is opened with (the optimizer's class and
+options, clipping, precision, threads, passes, the machine's instructions). A file holds the forward as an ONNX model, and
+where its inputs are.
 
-Kept are programs with fixed shapes whose call does nothing beside the step, of modules that a key can hold. The capture has
-the last word: what PyTorch has traced must be among the code that the key was made of.
+Kept are programs with fixed shapes whose call does nothing beside the step, of modules that a key can hold.
 """
 
 import onnx
 import torch
 from google.protobuf.message import DecodeError
 
-from caesura import program_cache
+from caesura import keys, program_cache
 from caesura.aten.writer import onnx_type
-from caesura.fingerprint import Fingerprint, Unkeyed, is_known
+from caesura.fingerprint import Unkeyed
 from caesura.places import leaves, named, tensors_of
 
 
-class Key:
+class Key(keys.Key):
     """A call's key. Raises Unkeyed where it has none."""
 
     def __init__(self, owner, args, kwargs):
         if any(tensor.requires_grad for tensor in leaves(args, kwargs).values()):
             raise Unkeyed("arguments that require a gradient")
-        fingerprint = Fingerprint()
+        self._of = owner, args, kwargs
+        super().__init__()
+
+    def _fill(self, fingerprint):
+        owner, args, kwargs = self._of
         fingerprint.add(owner.module)
         fingerprint.add(owner.loss_fn)
-        self.signature = fingerprint.add_call(args, kwargs)
+        signature = fingerprint.add_call(args, kwargs)
         self._names = named(owner.module)
         if not owner.recipe.trained.keys() <= self._names.keys():
             raise Unkeyed("an optimizer of parameters that the module does not have")
         fingerprint.add((owner.dynamic, *sorted(self._names[i] for i in owner.recipe.trained)))
-        self.text, self.watch = fingerprint.key(), fingerprint.watch
-        self._code = {*fingerprint.code, type(owner)._loss.__code__}  # that is of this package's sources
+        return signature
 
     def fits(self, program) -> bool:
         """Whether a program that was opened before is this key's, on the tensors that the module has now."""
-        return program.key == self.text and program.session is not None and all(
+        return bool(program.key) and program.session is not None and self.follow(program.traced) == program.key and all(
             self._names.get(id(value)) == name for name, _, value in program.bound)
-
-    def covers(self, capture) -> bool:
-        """Whether all that a capture has read of the world is in the key."""
-        return capture.is_fixed and all(code in self._code or is_known(code.co_filename) for code in capture.code)
 
 
 def store(key: Key, program) -> None:
-    """Keeps a program that has its `places`."""
+    """Keeps a program that has its `key`, `traced` and `places`."""
     facts = {"bound": [name for name, _, _ in program.bound], "feeds": program.places}
-    program_cache.store(key.text, facts, program.forward.SerializeToString())
+    program_cache.store(program.key, facts, program.forward.SerializeToString())
+    key.note(program.traced)
 
 
 def load(key: Key, owner, args, kwargs):
-    """(model, bound (name, tensor), places) of the key's program; None where there is none."""
-    content = program_cache.load(key.text)
-    if content is None:
-        return None
-    try:
-        return _read(*content, owner, leaves(args, kwargs))
-    except (ValueError, TypeError, DecodeError) as error:
-        program_cache.discard(key.text, error)
-        return None
+    """(traced, key, model, bound (name, tensor), places) of the call's program; None where there is none."""
+    for traced, program in key.programs():
+        content = program_cache.load(program)
+        if content is None:
+            continue
+        try:
+            return traced, program, *_read(*content, owner, leaves(args, kwargs))
+        except (ValueError, TypeError, DecodeError) as error:
+            program_cache.discard(program, error)
+    return None
 
 
 def _read(facts, content, owner, arguments):

@@ -1,35 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiled step's call without dynamo's bytecode: dynamo's guards, and what else must be as it was, checked in C++."""
 
-import dis
 import sys
 
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from caesura import _core
+from caesura.dynamo_code import graphs_called, is_plain
 from caesura.places import leaves, named
 
-# What dynamo's code may do beside the call of the graph: look things up and make lists. Anything else (an attribute that
-# the forward has set) must happen in every call.
-_PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW_NAMES", "POP_TOP", "BINARY_SUBSCR",
-          "UNPACK_SEQUENCE", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_CONST",
-          "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "DELETE_FAST", "RETURN_VALUE"}
-_METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
 
-
-def make_call(owner, program, feeds, args, kwargs):
-    """(what checks calls, where the feeds are) for calls like this one, which `program` has just run for with these feeds by
-    name, for open_call(); None where dynamo must be asked."""
-    guards = _guards(type(owner)._loss.__code__, program, {"self": owner, "args": args, "kwargs": kwargs})
-    if guards is None:
-        return None
+def find_sources(owner, feeds, args, kwargs):
+    """Where `feeds`, the tensors by name that a call's program has run with, are: (name, path or tensor). None where one is
+    neither among the arguments nor the module's."""
     sources, paths, tensors = [], {id(leaf): path for path, leaf in leaves(args, kwargs).items()}, named(owner.module)
     for name, value in feeds.items():
         found = paths.get(id(value), value if id(value) in tensors else None)
         if found is None or (isinstance(found, tuple) and None in found):
             return None
         sources.append((name, found))
-    return guards, sources
+    return sources
+
+
+def find_guards(owner, program, args, kwargs):
+    """Dynamo's check of calls like this one, which calls `program` and does nothing else; None where it does more."""
+    code = type(owner)._loss.__code__
+    for entry in _debug_get_cache_entry_list(code):
+        if entry.guard_manager.check({"self": owner, "args": args, "kwargs": kwargs}) and _calls_alone(entry.code, program):
+            return entry.guard_manager.root.check
+    return None
 
 
 def open_call(owner, program, sources, guards, key=None):
@@ -53,24 +52,10 @@ def open_call(owner, program, sources, guards, key=None):
                           owner.recipe.steps, program.draw_seed if program.random else None)
 
 
-def _guards(code, program, frame):
-    """The check of dynamo's guards on the code that calls `program` and does nothing else."""
-    for entry in _debug_get_cache_entry_list(code):
-        if entry.guard_manager.check(frame) and _calls_alone(entry.code, program):
-            return entry.guard_manager.root.check
-    return None
-
-
 def _calls_alone(code, program) -> bool:
-    instructions = list(dis.get_instructions(code))
-    names = {i.argval for i in instructions if i.opname == "LOAD_GLOBAL" and i.argval.startswith("__compiled_fn")}
     scope = vars(sys.modules[__package__ + ".step"])
-    called = [getattr(scope.get(name), "_torchdynamo_orig_callable", None) for name in names]
-    if len(called) != 1 or called[0] is not program:
-        return False
-    return all(i.opname in _PLAIN
-               and (i.opname != "LOAD_GLOBAL" or i.argval in names or i.argval.startswith("__import_torch"))
-               and (i.opname != "LOAD_METHOD" or i.argval in _METHODS) for i in instructions)
+    called = [getattr(scope.get(name), "_torchdynamo_orig_callable", None) for name in graphs_called(code)]
+    return len(called) == 1 and called[0] is program and is_plain(code)
 
 
 def _watch(module):

@@ -22,7 +22,9 @@ class StepProgram:
 
     counters = ()
     is_captured = False
-    key = places = None  # of a program that has a step_cache.Key: its text, and where the feeds are
+    key = traced = places = None  # of a program that has a step_cache.Key's: it, the code traced, and where the feeds are
+
+    left_behind = ()  # the keys that its first calls have left behind
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
@@ -83,11 +85,12 @@ class StepProgram:
 
 
 class CapturedStep(StepProgram):
-    """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters."""
+    """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. keyed: whether a key can
+    hold what it calls."""
 
     is_captured = True
 
-    def __init__(self, owner, module: torch.fx.GraphModule, metadata):
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata, keyed):
         super().__init__(owner)
         self.module = module
         results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
@@ -97,7 +100,8 @@ class CapturedStep(StepProgram):
         self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.code = TracingContext.get().traced_code
         values = (n.meta["val"] for n in self.placeholders)
-        self.is_fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
+        fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
+        self.is_kept = keyed and fixed
 
     @torch.no_grad()
     def __call__(self, *values):
