@@ -177,7 +177,7 @@ def test_the_same_source_from_another_file_is_the_same(tmp_path):
 @pytest.mark.parametrize("before,after", [
     ("SCALE = 2.0", "SCALE = 3.0"), ("x * SCALE", "x + SCALE"), ("factor = 1.0", "factor = 1.5"),
     ('{"layers": [1, 2]}', '{"layers": [1, 3]}'), ("gelu(", "relu("), ("scaled(x) *", "scaled(scaled(x)) *"),
-    ("kinds = (\"gelu\",)", "kinds = (\"relu\",)"),
+    ("kinds = (\"gelu\",)", "kinds = (\"relu\",)"), ("def scaled(x)", "@torch.set_grad_enabled(True)\ndef scaled(x)"),
 ])
 def test_another_source_is_another_program(tmp_path, before, after):
     assert SOURCE.count(before) == 1

@@ -258,9 +258,17 @@ class Fingerprint:
             raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty one
-                held = getattr(cell.cell_contents, "__func__", cell.cell_contents)
-                if isinstance(held, (types.FunctionType, functools.partial, functools._lru_cache_wrapper)):
-                    self.add(held)
+                self._add_decoration(cell.cell_contents)
+
+    def _add_decoration(self, held):
+        """What tells decorated functions apart that share their code: functions, plain values, and both in what they are
+        methods of."""
+        if isinstance(held, types.MethodType):
+            self._say("of", type(held.__self__).__module__, type(held.__self__).__qualname__)
+            for part in (held.__func__, *getattr(held.__self__, "__dict__", {}).values()):
+                self._add_decoration(part)
+        elif type(held) in PLAIN or isinstance(held, (types.FunctionType, functools.partial, functools._lru_cache_wrapper)):
+            self.add(held)
 
     def _meet(self, function, code):
         self.functions.setdefault((code.co_qualname, code.co_firstlineno), []).append((function, code))

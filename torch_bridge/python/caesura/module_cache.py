@@ -61,7 +61,7 @@ def recording():
     try:
         yield records
     finally:
-        captured_call.watching.remove(records)
+        captured_call.watching[:] = [other for other in captured_call.watching if other is not records]
 
 
 class Candidate:
@@ -148,17 +148,21 @@ class Recalled:
         """Whether it is for such a call."""
         if not self._watch.unchanged() or not self._signature.matches(args, kwargs):
             return False
-        return not self._written or not any(leaf is tensor for leaf in leaves(args, kwargs).values() for tensor in self._written)
+        return not self._written or not any(x is tensor for _, x in self._inputs(args, kwargs) for tensor in self._written)
 
-    def __call__(self, args, kwargs):
-        arguments = self._arguments.copy()
+    def _inputs(self, args, kwargs):
+        """(position, tensor) of those that the caller gives."""
         for position, in_kwargs, path in self._given:
             found = kwargs if in_kwargs else args
             for step in path:
                 found = found[step]
-            if found.is_neg() or found.is_conj():
-                found = found.resolve_conj().resolve_neg()
-            arguments[position] = found
+            yield position, found
+
+    def __call__(self, args, kwargs):
+        arguments = self._arguments.copy()
+        for position, tensor in self._inputs(args, kwargs):
+            lazy = tensor.is_neg() or tensor.is_conj()
+            arguments[position] = tensor.resolve_conj().resolve_neg() if lazy else tensor
         return self._make_results(self._function(*arguments), {})
 
 
@@ -171,8 +175,8 @@ class _Eager:
         position = {place: i for i, place in enumerate(facts["places"])}
         paths = {id(leaf): position.get(path) for path, leaf in leaves(args, kwargs).items()}
         values, self._form = pytree.tree_flatten((args, kwargs))
-        # A number of an argument, or what stays. A tensor that the graph does not read is of no matter.
-        self._values = [(paths[id(v)], None) if isinstance(v, torch.Tensor) else (None, v) for v in values]
+        numbers = [paths.get(id(value)) if isinstance(value, torch.Tensor) else None for value in values]
+        self._values = [(i, value if i is None else None) for i, value in zip(numbers, values)]  # an argument's number, or what stays
 
     def __call__(self, *arguments):
         own = {name: arguments[i] for name, i in self._names.items()}
