@@ -59,6 +59,14 @@ class _Object:
     """As big as an object is that holds nothing outside of Python's sight."""
 
 
+class _Dict(dict):
+    """The same of a dict."""
+
+
+class _OrderedDict(collections.OrderedDict):
+    """The same of an ordered one."""
+
+
 class Fingerprint:
     """A digest of what is added to it, and a watch that tells whether it would still be the same.
 
@@ -152,14 +160,18 @@ class Fingerprint:
             self.watch.returns(functools.partial(operator.eq, frozenset(value), value), True)
 
     def _add_dict(self, value):
-        if type(value) not in (dict, collections.OrderedDict):
-            raise Unkeyed(f"a {type(value).__name__}")
-        self._say(type(value).__name__)
+        cls = type(value)
+        self._say(cls.__name__)
         self._add_items(value)
+        if cls not in (dict, collections.OrderedDict):
+            if not is_plain_class(cls):
+                raise Unkeyed(f"a {cls.__name__}")
+            self.add(cls)
+            self._add_items(vars(value))
 
     def _add_items(self, items: dict, unread=()):
         self.watch.length(items)
-        for key, value in items.items():
+        for key, value in dict.items(items):
             if key not in unread:
                 self.add(key)
                 self.watch.item(items, key, value)
@@ -423,8 +435,9 @@ def _value_in_context(variable):
 
 
 def is_plain_class(cls) -> bool:
-    """Whether its objects hold nothing outside of Python's sight."""
-    return cls.__basicsize__ == _Object.__basicsize__ and not cls.__itemsize__
+    """Whether its objects, and dicts that are its objects, hold nothing outside of Python's sight."""
+    like = _OrderedDict if issubclass(cls, collections.OrderedDict) else _Dict if issubclass(cls, dict) else _Object
+    return cls.__basicsize__ == like.__basicsize__ and not cls.__itemsize__
 
 
 def is_known(filename: str) -> bool:

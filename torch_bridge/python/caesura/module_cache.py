@@ -190,10 +190,6 @@ class _Eager:
 # ("dict", number, rows), ("object", number, module and name of its class, rows of the dict that it is or None, rows of its
 # attributes), ("again", number) for what was met before; rows: (key, part).
 
-class _Ordered(collections.OrderedDict):
-    """As big as an ordered dict is that holds nothing outside of Python's sight."""
-
-
 def _describe(results, numbers, key):
     """Raises KeyError for what is none of these. numbers: the outputs', by id."""
     classes, seen = key.classes(), {}
@@ -231,9 +227,8 @@ def _describe(results, numbers, key):
 
 def _is_made_here(kind) -> bool:
     """Whether an object is its attributes, or with them an ordered dict, alone."""
-    if issubclass(kind, collections.OrderedDict):
-        return kind.__basicsize__ == _Ordered.__basicsize__ and kind.__new__ is _Ordered.__new__
-    return is_plain_class(kind) and kind.__new__ is object.__new__
+    base = collections.OrderedDict if issubclass(kind, collections.OrderedDict) else object
+    return is_plain_class(kind) and kind.__new__ is base.__new__
 
 
 def _parts_of(node) -> list:
