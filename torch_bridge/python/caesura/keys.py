@@ -13,15 +13,14 @@ _TRACES = 8  # that are noted of one call: programs that differ in what globals 
 
 
 class Key:
-    """text: the first part. signature: of the arguments. watch: of all that the key is made of."""
+    """text: the first part. signature: of the arguments. watch: of all that the key is made of.
+
+    A subclass has _fill(fingerprint), which adds what there is before the call and gives the arguments' signature.
+    """
 
     def __init__(self):
         self._start()
         self.text = self._fingerprint.key()
-
-    def _fill(self, fingerprint: Fingerprint):
-        """A subclass's: adds what there is before the call; gives the arguments' signature."""
-        raise NotImplementedError
 
     def _start(self):
         self._fingerprint, self._traced, self._program = Fingerprint(), None, ""
