@@ -149,8 +149,8 @@ struct StepCalls {
   // The loss by one of the calls; null where none fits.
   nb::object Quick(nb::handle self, nb::handle args, nb::handle kwargs) {
     const nb::list held = calls;  // which a call may change
-    for (nb::handle call : held) {
-      nb::object loss = nb::inst_ptr<StepCall>(call)->Run(self, args, kwargs, micro_steps);
+    for (size_t i = 0; i < held.size(); ++i) {
+      nb::object loss = nb::inst_ptr<StepCall>(held[i])->Run(self, args, kwargs, micro_steps);
       if (!loss.is_valid()) continue;
       ++micro_steps;
       return loss;
@@ -159,9 +159,12 @@ struct StepCalls {
   }
 
   static PyObject* Call(PyObject* self, PyObject* args, PyObject* given) try {
-    const nb::object kwargs = given == nullptr ? nb::dict() : nb::borrow(given);
-    nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, kwargs);
-    if (!loss.is_valid()) loss = nb::handle(self).attr("_first")(nb::handle(args), kwargs);
+    static PyObject* const none_given = PyDict_New();  // which nothing of Quick's writes to
+    nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, given == nullptr ? none_given : given);
+    if (!loss.is_valid()) {
+      const nb::object kwargs = given == nullptr ? nb::dict() : nb::borrow(given);
+      loss = nb::handle(self).attr("_first")(nb::handle(args), kwargs);
+    }
     return loss.release().ptr();
   } catch (nb::python_error& error) {
     error.restore();

@@ -38,8 +38,10 @@ bool Claims(nb::handle object, PyObject* method) {
 }
 
 // PyTorch's lazy negatives and conjugates as plain numbers: its function table hands out their bytes without a word.
+// Negatives are the imaginary parts of conjugates, so that no integers are among them.
 nb::object Resolved(nb::handle object, const DLTensor& view) {
   nb::object out = nb::borrow(object);
+  if (view.dtype.code == kDLInt || view.dtype.code == kDLUInt || view.dtype.code == kDLBool) return out;
   if (view.dtype.code == kDLComplex && Claims(out, names().is_conj)) out = out.attr("resolve_conj")();
   if (Claims(out, names().is_neg)) out = out.attr("resolve_neg")();
   return out;
