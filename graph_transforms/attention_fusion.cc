@@ -33,7 +33,7 @@ class Fuser {
   bool Run() {
     std::vector<Node*> products;
     for (const auto& node : graph_.nodes()) {
-      if (node->Is("MatMul") && MadeBy(node->input(0), "Softmax") != nullptr) products.push_back(node.get());
+      if (node->Is("MatMul") && SoftmaxBehind(node->input(0)) != nullptr) products.push_back(node.get());
     }
     const size_t before = graph_.nodes().size();
     const bool fused = std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
@@ -47,6 +47,22 @@ class Fuser {
     Value *q = nullptr, *k = nullptr, *mask = nullptr;
     double scale = 1;
   };
+
+  bool ReadBy(const Value* value, size_t readers) const {
+    return value->uses().size() == readers && !graph_.IsGraphOutput(value);
+  }
+
+  // What makes the probabilities `value`, which nobody else reads. Exporters put zeros in the place of NaN, for queries that
+  // see nothing: so does Attention.
+  const Node* SoftmaxBehind(const Value* value) const {
+    if (!ReadBy(value, 1)) return nullptr;
+    const Node* where = MadeBy(value, "Where");
+    if (where == nullptr) return MadeBy(value, "Softmax");
+    const Node* test = MadeBy(where->input(0), "IsNaN");
+    const Value* softmax = where->input(2);
+    const bool guard = test != nullptr && test->input(0) == softmax && ScalarValue(where->input(1), parameters_) == 0.0;
+    return guard && ReadBy(softmax, 2) ? MadeBy(softmax, "Softmax") : nullptr;
+  }
 
   // `value` without multiplications by numbers, which go into `scale`.
   Value* Unscaled(Value* value, double* scale) const {
@@ -93,10 +109,19 @@ class Fuser {
     const Node* inner = swap == nullptr ? nullptr : MadeBy(swap->input(0), "Reshape");
     if (inner == nullptr || swap->Attr<std::vector<int64_t>>("perm", {}) != std::vector<int64_t>{0, 2, 1}) return nullptr;
     Value* x = inner->input(0);
-    const Dims *whole = DimsOf(x), *flat = DimsOf(swap->input(0));
-    if (whole == nullptr || flat == nullptr || whole->size() != 4 || flat->size() != 3) return nullptr;
-    const bool same = SameDim((*whole)[2], (*flat)[1]) && SameDim((*whole)[3], (*flat)[2]);
-    return same && SameDims(Swapped(*whole), *DimsOf(value)) ? x : nullptr;
+    const Dims *whole = DimsOf(x), *flat = DimsOf(swap->input(0)), *dims = DimsOf(value);
+    if (whole == nullptr || flat == nullptr || dims == nullptr) return nullptr;
+    if (whole->size() < 4 || flat->size() != 3 || dims->size() != 4) return nullptr;
+    if (!SameDim((*dims)[3], (*flat)[1]) || !SameDim((*dims)[2], (*flat)[2])) return nullptr;
+    if (SameDims(Swapped(*whole), *dims)) return x;
+    // Keys that were repeated for groups of heads, in five dims.
+    std::vector<int64_t> sizes;
+    for (const Dim& dim : Swapped(*dims)) sizes.push_back(dim.value);
+    if (*std::min_element(sizes.begin(), sizes.end()) <= 0) return nullptr;
+    Value* shape = graph_.AddInitializer(graph_.UniqueName("attention_keys"), Tensor::Of<int64_t>(Shape{4}, sizes));
+    ValueType type = ValueType::Tensor(value->dtype());
+    type.shape = Swapped(*dims);
+    return Add("Reshape", {x, shape}, std::move(type));
   }
 
   // Keys or values before each head was repeated for its group; `value` itself where none was.
@@ -218,10 +243,9 @@ class Fuser {
   }
 
   bool Fuse(Node* product) {
-    const Node* softmax = product->input(0)->producer();
+    const Node* softmax = SoftmaxBehind(product->input(0));
     const int64_t axis = softmax->Attr<int64_t>("axis", -1);
-    const bool alone = softmax->output(0)->uses().size() == 1 && !graph_.IsGraphOutput(softmax->output(0));
-    if (!alone || (axis != -1 && axis != 3) || !kFloatTypes.Contains(product->output(0)->dtype())) return false;
+    if ((axis != -1 && axis != 3) || !kFloatTypes.Contains(product->output(0)->dtype())) return false;
     const size_t first = graph_.nodes().size();
     Scores scores;
     bool matches = MatchScores(softmax->input(0), &scores);

@@ -40,10 +40,12 @@ std::optional<double> ScalarValue(const Value* value, const std::unordered_set<s
   if (node == nullptr || !node->domain().empty()) return std::nullopt;
   const std::string& op = node->op_type();
   if (op == "Shape") return DimOf(*node, 0) && !DimOf(*node, 1) ? DimOf(*node, 0) : std::nullopt;
-  if (op == "Gather") {
+  if (op == "Gather" || op == "Slice") {
     const auto index = ScalarValue(node->input(1), parameters);
     const Node* shape = node->input(0)->producer();
-    if (!index || shape == nullptr || !shape->Is("Shape")) return std::nullopt;
+    const auto& dims = value->type().shape;
+    const bool one = op == "Gather" || (dims && dims->size() == 1 && dims->front().value == 1);
+    if (!index || !one || shape == nullptr || !shape->Is("Shape")) return std::nullopt;
     return DimOf(*shape, static_cast<int64_t>(*index));
   }
   const auto a = ScalarValue(node->input(0), parameters);

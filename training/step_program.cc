@@ -5,6 +5,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
 #include "training/gradient/gradient_builder.h"
@@ -168,6 +169,17 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
   for (const Group& group : Groups()) UpdateGroup(group, gradients, learning_rate, step, scale);
 }
 
+// A model that its exporter optimised for inference is not the module that was exported.
+void WarnOfFolding(const Model& model, const std::vector<std::string>& trained) {
+  const std::unordered_set<std::string> folded = FoldedInitializers(model);
+  const size_t kept = std::count_if(trained.begin(), trained.end(), [&](const auto& name) { return folded.count(name) > 0; });
+  if (folded.empty()) return;
+  LogWarning("the model was optimised when it was exported: of its initializers " + std::to_string(folded.size()) +
+             " were folded from others (" + std::to_string(kept) +
+             " of them, from a single one, are trained), and equal parameters may have become one; to train what the "
+             "module trains, export it with torch.onnx.export(..., optimize=False)");
+}
+
 }  // namespace
 
 Result<DType> PrecisionByName(const std::string& name) {
@@ -197,6 +209,7 @@ Result<std::vector<std::string>> TrainableNames(const Model& model, const std::v
                                           : matches(trainable, value->name());
     if (wanted && !matches(frozen, value->name())) names.push_back(value->name());
   }
+  WarnOfFolding(model, names);
   for (const std::string& pattern : trainable) {
     if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return MatchesName(pattern, name); })) {
       return InvalidArgument("'" + pattern + "' selects no floating initializer for training");

@@ -67,7 +67,8 @@ struct StepProgram {
 };
 
 // The names that the patterns select for training (StepOptions::trainable and frozen), in the model's order; none when
-// the model has no parameters. Fails when a pattern of `trainable` selects nothing.
+// the model has no parameters. Fails when a pattern of `trainable` selects nothing. Warns of FoldedInitializers
+// (core/load/model_reader.h).
 Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
                                                 const std::vector<std::string>& frozen);
 

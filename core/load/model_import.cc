@@ -17,8 +17,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Key of the model's metadata: a JSON list of names.
+// Keys of the model's metadata: JSON lists of names.
 constexpr char kBuffersKey[] = "ai.caesura.buffers";
+constexpr char kFoldedKey[] = "ai.caesura.folded";
 
 // Before IR version 3 a model named no opsets: it meant the first.
 void FillOpsets(onnx::ModelProto* proto) {
@@ -26,17 +27,33 @@ void FillOpsets(onnx::ModelProto* proto) {
   proto->add_opset_import()->set_version(1);
 }
 
-// What PyTorch's exporter says of its initializers, beside their types.
-void KeepBufferMarks(const onnx::GraphProto& proto, Model* model) {
-  std::vector<std::string> buffers;
+// What PyTorch's exporter says of its initializers, beside their types. It folds transposes into weights, and all that leads
+// to a mask or a rotary table into one tensor, with the names that it was folded from as Python prints a list.
+void KeepMarks(const onnx::GraphProto& proto, Model* model) {
+  std::vector<std::string> buffers, folded;
   for (const auto& info : proto.value_info()) {
     for (const auto& entry : info.metadata_props()) {
       const bool is_kind = entry.key() == "pkg.torch.export.graph_signature.InputSpec.kind";
-      if (is_kind && (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR")) buffers.push_back(info.name());
+      const bool is_folded = entry.key() == "pkg.onnxscript.optimizer.folded_from";
+      const bool is_computed = is_folded && entry.value().find(", ") != std::string::npos;
+      const bool is_buffer = is_kind && (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR");
+      if (is_buffer || is_computed) buffers.push_back(info.name());
+      if (is_folded) folded.push_back(info.name());
     }
   }
-  if (buffers.empty()) return;
-  model->metadata[kBuffersKey] = Json(buffers).dump(-1, ' ', false, Json::error_handler_t::replace);
+  for (const auto& [key, names] : {std::pair(kBuffersKey, &buffers), {kFoldedKey, &folded}}) {
+    if (!names->empty()) model->metadata[key] = Json(*names).dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+}
+
+std::unordered_set<std::string> NamesUnder(const char* key, const Model& model) {
+  auto found = model.metadata.find(key);
+  if (found == model.metadata.end()) return {};
+  std::unordered_set<std::string> names;
+  for (const Json& name : Json::parse(found->second, nullptr, /*allow_exceptions=*/false)) {
+    if (name.is_string()) names.insert(name.get<std::string>());
+  }
+  return names;
 }
 
 Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options, const TensorBank& bank) {
@@ -50,7 +67,7 @@ Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options,
   model.description = proto.doc_string();
   model.graph_description = proto.graph().doc_string();
   for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = entry.value();
-  KeepBufferMarks(proto.graph(), &model);
+  KeepMarks(proto.graph(), &model);
   GraphImporter importer({options.max_nodes, options.max_depth}, &bank.tensors());
   for (const auto& function : proto.functions()) importer.AddFunction(function);
   ASSIGN_OR_RETURN(model.graph, importer.Import(proto.graph(), model.opsets, proto.ir_version() < 4));
@@ -72,14 +89,8 @@ Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options, E
   return model;
 }
 
-std::unordered_set<std::string> MarkedBuffers(const Model& model) {
-  auto found = model.metadata.find(kBuffersKey);
-  if (found == model.metadata.end()) return {};
-  std::unordered_set<std::string> names;
-  for (const Json& name : Json::parse(found->second, nullptr, /*allow_exceptions=*/false)) {
-    if (name.is_string()) names.insert(name.get<std::string>());
-  }
-  return names;
-}
+std::unordered_set<std::string> MarkedBuffers(const Model& model) { return NamesUnder(kBuffersKey, model); }
+
+std::unordered_set<std::string> FoldedInitializers(const Model& model) { return NamesUnder(kFoldedKey, model); }
 
 }  // namespace caesura

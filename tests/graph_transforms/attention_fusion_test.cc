@@ -42,6 +42,21 @@ const std::vector<AttentionCase>& Cases() {
           swapped = Transpose <perm = [0, 2, 1]> (flat) four = Constant <value_ints = [2, 4, 8, 6]> ()
           t = Reshape (swapped, four) a = Mul (q, half) b = Mul (half, t) s = MatMul (a, b) p = Softmax <axis = 3> (s))" +
            end},
+      // The scale as TorchScript's exporter computes it.
+      {"ScaleOfSlicedShape",
+       R"(dims = Shape (q) last = Constant <value_ints = [-1]> () end = Constant <value_ints = [9223372036854775807]> ()
+          size = Slice (dims, last, end) wide = Cast <to = 1> (size) root = Sqrt (wide)
+          unit = Constant <value_floats = [1.0]> () scale = Div (unit, root) half = Sqrt (scale)
+          t = Transpose <perm = [0, 1, 3, 2]> (k) a = Mul (q, half) b = Mul (t, half) s = MatMul (a, b) p = Softmax (s))" +
+           end},
+      // As PyTorch's exporter writes it with a mask: the first two queries see nothing.
+      {"ZerosForNaN",
+       scores + R"(shape = Constant <value_ints = [6, 6]> () one = Constant <value_float = 1.0> () ones = Expand (one, shape)
+          two = Constant <value_int = -2> () lower = Trilu <upper = 0> (ones, two) nil = Constant <value_float = 0.0> ()
+          low = Constant <value_float = -inf> () hidden = Equal (lower, nil) mask = Where (hidden, low, nil)
+          m = Add (s, mask) w = Softmax (m) bad = IsNaN (w) p = Where (bad, nil, w))" + end},
+      {"OnesForNaN",
+       scores + R"(one = Constant <value_float = 1.0> () w = Softmax (s) bad = IsNaN (w) p = Where (bad, one, w))" + end, false},
       {"CausalMask", scores + mask + "m = Add (s, mask) p = Softmax (m)" + end},
       {"CausalByWhere",
        scores + mask + "root = Constant <value_float = 2.5> () d = Div (s, root) m = Where (hidden, low, d) p = Softmax (m)" +
@@ -54,6 +69,15 @@ const std::vector<AttentionCase>& Cases() {
           h = Constant <value_ints = [2, 2, 3, 6, 5]> () kh = Constant <value_ints = [2, 6, 6, 8]> ()
           vh = Constant <value_ints = [2, 6, 6, 5]> () k5 = Unsqueeze (k, two) ke = Expand (k5, g) kr = Reshape (ke, kh)
           v5 = Unsqueeze (v, two) ve = Expand (v5, h) vr = Reshape (ve, vh) t = Transpose <perm = [0, 1, 3, 2]> (kr)
+          s = MatMul (q, t) p = Softmax (s) y = MatMul (p, vr))",
+       true, "float[2,6,6,8] q, float[2,2,6,8] k, float[2,2,6,5] v"},
+      {"KeysOfGroupsThroughThreeDims",
+       R"(two = Constant <value_ints = [2]> () g = Constant <value_ints = [2, 2, 3, 6, 8]> ()
+          h = Constant <value_ints = [2, 2, 3, 6, 5]> () three = Constant <value_ints = [12, 6, 8]> ()
+          four = Constant <value_ints = [2, 6, 8, 6]> () vh = Constant <value_ints = [2, 6, 6, 5]> ()
+          k5 = Unsqueeze (k, two) ke = Expand (k5, g) flat = Reshape (ke, three)
+          swapped = Transpose <perm = [0, 2, 1]> (flat) t = Reshape (swapped, four)
+          v5 = Unsqueeze (v, two) ve = Expand (v5, h) vr = Reshape (ve, vh)
           s = MatMul (q, t) p = Softmax (s) y = MatMul (p, vr))",
        true, "float[2,6,6,8] q, float[2,2,6,8] k, float[2,2,6,5] v"},
       {"OtherAxis", scores + "p = Softmax <axis = 2> (s)" + end, false},

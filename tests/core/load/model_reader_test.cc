@@ -162,16 +162,23 @@ TEST(ModelReaderTest, KeepsWhereNodesCameFrom) {
 TEST(ModelReaderTest, KnowsAModulesBuffers) {
   const std::string kind = "pkg.torch.export.graph_signature.InputSpec.kind";
   Wire parts;
-  parts.Message(1, testing::NodeWire("Sum", {"x", "weight", "cos", "constant"}, {"y"}, "sum"));
+  parts.Message(1, testing::NodeWire("Sum", {"x", "weight", "cos", "constant", "turned", "mask"}, {"y"}, "sum"));
   for (const auto& [name, is] : {std::pair("weight", "PARAMETER"), {"cos", "BUFFER"}, {"constant", "CONSTANT_TENSOR"}}) {
     parts.Message(5, testing::RawTensor(name, testing::kFloat, {2}, testing::Raw<float>({1, 2})));
     parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, testing::Entry(kind, is)));
   }
+  for (const auto& [name, from] : {std::pair("turned", "['layer.weight']"), {"mask", "['arange', 'le', 'where']"}}) {
+    parts.Message(5, testing::RawTensor(name, testing::kFloat, {2}, testing::Raw<float>({1, 2})));
+    const auto entry = testing::Entry("pkg.onnxscript.optimizer.folded_from", from);
+    parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, entry));
+  }
   const Model model = ReadModelBytes(testing::ModelWire(testing::GraphWire(parts)).bytes()).value();
-  const std::unordered_set<std::string> expected = {"cos", "constant"};
+  const std::unordered_set<std::string> expected = {"cos", "constant", "mask"}, folded = {"turned", "mask"};
   EXPECT_EQ(MarkedBuffers(model), expected);
+  EXPECT_EQ(FoldedInitializers(model), folded);
   const Model again = ReadModelBytes(SerializeModel(model).value()).value();
   EXPECT_EQ(MarkedBuffers(again), expected);
+  EXPECT_EQ(FoldedInitializers(again), folded);
   Model other = model.Clone();
   for (const char* text : {"", "[1, {}]", "[[", "{\"a\": 1}"}) {
     other.metadata["ai.caesura.buffers"] = text;
