@@ -214,7 +214,7 @@ class RowFusion : public Pass {
         auto [it, fresh] = inside.try_emplace(value, nullptr);
         if (!fresh) return it->second;
         const Tensor* constant = graph_.Initializer(value);
-        if (constant != nullptr && !IsFloating(constant->dtype())) {  // axes and the like
+        if (constant != nullptr && !IsFloating(constant->dtype()) && constant->shape().rank() <= 1) {  // axes and the like
           it->second = body->AddInitializer(value->name(), *constant);
         } else {
           it->second = body->AddInput(value->name(), value->type());

@@ -163,6 +163,37 @@ TEST(RowFusion, StringsAndPartsOfUnknownSizesStay) {
   }
 }
 
+// A constant of bools with rows is cut into tiles as what is fed is; where it was not, the node ran its body, whose outputs
+// no plan knew.
+TEST(RowFusion, ConstantMasksAreCutIntoTiles) {
+  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28]>
+    g (float[3000,8] x, float[8] z) => (float[3000,8] y) <bool[1,1] mask = {0}>
+    { c = Greater(x, z) k = And(c, mask) y = Where(k, x, z) })").value();
+  Tensor mask = Tensor::Zeros(DType::kBool, Shape{3000, 8});
+  for (int64_t i = 0; i < mask.elements(); ++i) mask.data<bool>()[i] = i % 3 == 0;
+  Value* value = model.graph->FindValue("mask");
+  model.graph->SetInitializer(value, mask);
+  ASSERT_TRUE(InferShapes(model).ok());
+  ASSERT_TRUE(RunPasses({MakeRowFusionPass()}, model).ok());
+  ASSERT_EQ(model.graph->nodes().size(), 1u);
+  Tensor x = Tensor::Zeros(DType::kFloat32, Shape{3000, 8}), z = Tensor::Zeros(DType::kFloat32, Shape{8});
+  for (int64_t i = 0; i < x.elements(); ++i) x.data<float>()[i] = std::sin(static_cast<float>(i));
+  for (int threads : {1, 2}) {
+    SessionOptions options;
+    options.plan.threads = threads;
+    options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+    auto session = Session::Create(model.Clone(), options).value();
+    const NamedValues feeds = {{"x", x}, {"z", z}};
+    EXPECT_EQ(session->Plan(feeds).value()->ToString().find("late"), std::string::npos);
+    EXPECT_EQ(session->Plan(feeds).value()->ToString().find("dynamic"), std::string::npos);
+    const Tensor y = session->Run(feeds).value()[0].tensor();
+    for (int64_t i = 0; i < y.elements(); ++i) {
+      const float value = x.data<float>()[i];
+      ASSERT_EQ(y.data<float>()[i], i % 3 == 0 && value > 0 ? value : 0.0f) << i;
+    }
+  }
+}
+
 TEST(RowFusion, ForwardAndBackwardStayApart) {
   ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28]>

@@ -7,6 +7,7 @@ import re
 import pytest
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("onnxscript")
 
 import caesura  # noqa: E402
@@ -47,3 +48,50 @@ def test_both_routes_end_in_the_same_plan(name, build, tmp_path):
     assert ops(captured) - ops(exported) == collections.Counter()
     assert ops(exported) - ops(captured) == collections.Counter(EXPORTED_ALONE[name])
     assert captured_bytes <= exported_bytes
+
+
+def _transformer(name: str) -> torch.nn.Module:
+    """A small one of transformers, whose parameters all differ: the exporter would make one of equal ones."""
+    torch.manual_seed(0)
+    shared = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
+    if name == "llama":
+        module = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **shared))
+    else:
+        module = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            n_layer=2, n_embd=32, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **shared))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return module
+
+
+class _Scores(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, tokens):
+        return self.module(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("time", [16, 160])  # whose mask the exporter folds; whose mask is too large for that
+def test_an_export_for_inference_trains_what_the_module_trains(name, time, tmp_path, capfd):
+    module = _Scores(_transformer(name)).train()
+    tokens, target = torch.randint(0, 64, (2, time)), torch.randint(0, 64, (2 * time,))
+    torch.onnx.export(module, (tokens,), tmp_path / "module.onnx", dynamo=True, verbose=False, input_names=["tokens"])
+    capfd.readouterr()
+    session = caesura.TrainingSession(tmp_path / "module.onnx", optimizer="sgd", learning_rate=0.5)
+    assert "optimize=False" in capfd.readouterr().err
+    assert len(session.parameters()) == len(list(module.parameters()))  # no mask, no rotary table
+    plan, _ = session.plan({"tokens": tokens, "target": target})
+    assert ops(plan)["AttentionGrad"] == 2 and " late " not in plan
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(4):
+        loss = torch.nn.functional.cross_entropy(module(tokens), target)
+        loss.backward()
+        assert session.step({"tokens": tokens, "target": target}) == pytest.approx(loss.item(), rel=2e-5)
+        optimizer.step()
+        optimizer.zero_grad()
