@@ -176,7 +176,7 @@ void WarnOfFolding(const Model& model, const std::vector<std::string>& trained) 
   if (folded.empty()) return;
   LogWarning("the model was optimised when it was exported: of its initializers " + std::to_string(folded.size()) +
              " were folded from others (" + std::to_string(kept) +
-             " of them, from a single one, are trained), and equal parameters may have become one; to train what the "
+             " of them, from parameters, are trained as they are now), and equal parameters may have become one; to train what the "
              "module trains, export it with torch.onnx.export(..., optimize=False)");
 }
 

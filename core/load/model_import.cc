@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/model_import.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <vector>
 
 #include "core/base/status_macros.h"
@@ -27,18 +29,48 @@ void FillOpsets(onnx::ModelProto* proto) {
   proto->add_opset_import()->set_version(1);
 }
 
-// What PyTorch's exporter says of its initializers, beside their types. It folds transposes into weights, and all that leads
-// to a mask or a rotary table into one tensor, with the names that it was folded from as Python prints a list.
+// What stands between single quotes.
+std::vector<std::string> Quoted(std::string_view text) {
+  std::vector<std::string> out;
+  for (size_t from = text.find('\''); from != text.npos; from = text.find('\'', from)) {
+    const size_t end = text.find('\'', from + 1);
+    if (end == text.npos) break;
+    out.emplace_back(text.substr(from + 1, end - from - 1));
+    from = end + 1;
+  }
+  return out;
+}
+
+// The module's parameters, of whose names an exported program's signature has a line each: "p_w: PARAMETER target='w'".
+std::unordered_set<std::string> ParametersOf(const onnx::GraphProto& proto) {
+  std::unordered_set<std::string> out;
+  for (const auto& entry : proto.metadata_props()) {
+    if (entry.key() != "pkg.torch.export.ExportedProgram.graph_signature") continue;
+    std::istringstream lines(entry.value());
+    for (std::string line; std::getline(lines, line);) {
+      const size_t at = line.find(": PARAMETER target=");
+      if (at == line.npos) continue;
+      for (std::string& name : Quoted(std::string_view(line).substr(at))) out.insert(std::move(name));
+    }
+  }
+  return out;
+}
+
+// What PyTorch's exporter says of its initializers, beside their types. Where it optimises it folds what is known into one
+// tensor (a weight and its transpose; all that leads to a mask or a rotary table), and lists what that was made from.
 void KeepMarks(const onnx::GraphProto& proto, Model* model) {
   std::vector<std::string> buffers, folded;
+  const std::unordered_set<std::string> parameters = ParametersOf(proto);
   for (const auto& info : proto.value_info()) {
     for (const auto& entry : info.metadata_props()) {
-      const bool is_kind = entry.key() == "pkg.torch.export.graph_signature.InputSpec.kind";
-      const bool is_folded = entry.key() == "pkg.onnxscript.optimizer.folded_from";
-      const bool is_computed = is_folded && entry.value().find(", ") != std::string::npos;
-      const bool is_buffer = is_kind && (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR");
-      if (is_buffer || is_computed) buffers.push_back(info.name());
-      if (is_folded) folded.push_back(info.name());
+      if (entry.key() == "pkg.torch.export.graph_signature.InputSpec.kind") {
+        if (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR") buffers.push_back(info.name());
+      } else if (entry.key() == "pkg.onnxscript.optimizer.folded_from") {
+        folded.push_back(info.name());
+        const std::vector<std::string> from = Quoted(entry.value());
+        const auto is_parameter = [&](const std::string& name) { return parameters.count(name) > 0; };
+        if (!parameters.empty() && std::none_of(from.begin(), from.end(), is_parameter)) buffers.push_back(info.name());
+      }
     }
   }
   for (const auto& [key, names] : {std::pair(kBuffersKey, &buffers), {kFoldedKey, &folded}}) {

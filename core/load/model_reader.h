@@ -37,7 +37,7 @@ Result<Model> ReadModel(const std::string& path, const ReadOptions& options = {}
 Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options = {});
 
 // Names of initializers that are no parameters: PyTorch's exporter marks a module's buffers and constants so, and what it
-// folded from several values (masks, rotary tables). A model that is written again keeps the marks, in its metadata.
+// folded from no parameter (masks, rotary tables). A model that is written again keeps the marks, in its metadata.
 std::unordered_set<std::string> MarkedBuffers(const Model& model);
 // Names of initializers that the exporter folded from others, where it was not told optimize=False.
 std::unordered_set<std::string> FoldedInitializers(const Model& model);

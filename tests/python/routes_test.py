@@ -59,7 +59,7 @@ def _transformer(name: str) -> torch.nn.Module:
             hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **shared))
     else:
         module = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-            n_layer=2, n_embd=32, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **shared))
+            n_layer=2, n_embd=32, n_head=4, n_positions=160, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **shared))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))

@@ -167,11 +167,14 @@ TEST(ModelReaderTest, KnowsAModulesBuffers) {
     parts.Message(5, testing::RawTensor(name, testing::kFloat, {2}, testing::Raw<float>({1, 2})));
     parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, testing::Entry(kind, is)));
   }
-  for (const auto& [name, from] : {std::pair("turned", "['layer.weight']"), {"mask", "['arange', 'le', 'where']"}}) {
+  for (const auto& [name, from] : {std::pair("turned", "['layer.weight', 'perm']"),
+                                   {"mask", "['layer.inv_freq', 'le', 'where']"}}) {
     parts.Message(5, testing::RawTensor(name, testing::kFloat, {2}, testing::Raw<float>({1, 2})));
     const auto entry = testing::Entry("pkg.onnxscript.optimizer.folded_from", from);
     parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, entry));
   }
+  const char* signature = "# inputs\np_w: PARAMETER target='layer.weight'\nb_f: BUFFER target='layer.inv_freq'\nx: '";
+  parts.Message(16, testing::Entry("pkg.torch.export.ExportedProgram.graph_signature", signature));
   const Model model = ReadModelBytes(testing::ModelWire(testing::GraphWire(parts)).bytes()).value();
   const std::unordered_set<std::string> expected = {"cos", "constant", "mask"}, folded = {"turned", "mask"};
   EXPECT_EQ(MarkedBuffers(model), expected);
