@@ -20,6 +20,7 @@
 #include "graph_transforms/shape_inference_pass.h"
 #include "graph_transforms/shape_simplification.h"
 #include "graph_transforms/split_sequences.h"
+#include "graph_transforms/split_slices.h"
 #include "graph_transforms/weight_packing.h"
 
 namespace caesura {
@@ -34,6 +35,8 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   passes.push_back(MakeSplitSequencesPass());
   // Equal nodes are computed once. After the simplifications, which make nodes equal.
   passes.push_back(MakeCommonSubexpressionPass(parameters));
+  // Slices that are the parts of one tensor are a Split. Behind what joins equal ones.
+  passes.push_back(MakeSplitSlicesPass());
   // Attention that an exporter wrote out is one op again. Behind what makes its parts easy to see.
   passes.push_back(MakeAttentionFusionPass(parameters));
   // So are root-mean-square norms.
@@ -87,6 +90,8 @@ PassList StepPasses(const ProviderList& providers, std::unordered_set<std::strin
   passes.push_back(MakeRedundantNodesPass());
   // Rules ask for the same shapes, masks and transposed values again and again.
   passes.push_back(MakeCommonSubexpressionPass({}));
+  // For graphs that were captured with their backward: all others have none left.
+  passes.push_back(MakeSplitSlicesPass());
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses(providers, std::move(changing))) passes.push_back(std::move(pass));
   return passes;

@@ -172,6 +172,7 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
 
 Result<std::unique_ptr<ParameterGraph>> OpenCaptured(Model model, const ProviderFallback::MakeProvider& make_provider,
                                                      int threads) {
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas());  // what follows ops without a schema has no shapes, and is not fused
   ParameterGraphOptions options{.passes = [](const ProviderList& providers) { return StepPasses(providers); }};
   options.plan.threads = threads;
   auto fallback = std::make_shared<ProviderFallback>(ProviderList{make_provider()}, make_provider);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes that leave fewer nodes and the same bits: movement_elimination and shape_simplification.
+// Passes that leave fewer nodes and the same bits: movement_elimination, shape_simplification and split_slices.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 #include "graph_transforms/movement_elimination.h"
 #include "graph_transforms/replacements.h"
 #include "graph_transforms/shape_simplification.h"
+#include "graph_transforms/split_slices.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {
@@ -38,6 +39,9 @@ std::vector<std::string> Moved(const std::string& body, const Values& feeds) {
 }
 std::vector<std::string> Shaped(const std::string& body, const Values& feeds) {
   return Left(MakeShapeSimplificationPass(), body, feeds);
+}
+std::vector<std::string> SplitUp(const std::string& body, const Values& feeds) {
+  return Left(MakeSplitSlicesPass(), body, feeds);
 }
 
 // --- transposes ---
@@ -202,6 +206,51 @@ TEST(Replacements, ReachTheOutputsOfBodies) {
   ASSERT_TRUE(CheckGraph(*graph).ok()) << CheckGraph(*graph).ToString();
   const Values feeds = {Ramp(Shape{2}), Tensor::Scalar<bool>(true)};
   EXPECT_TRUE(SameBits(RunOnCpu(graph, feeds)[0], feeds[0]));
+}
+
+// --- slices ---
+
+// The halves of rows, the second one first; ends behind the last element, and counted from it.
+TEST(SplitSlices, PartsOfAllAreASplit) {
+  const char* body = R"((float[2, 3, 8] x) => (float[2, 3, 4] y, float[2, 3, 4] a, float[2, 3, 4] b)
+      <int64[1] none = {0}, int64[1] half = {4}, int64[1] end = {9223372036854775807}, int64[1] last = {-1}, int64[1] back = {-4}> {
+    b = Slice (x, half, end, last)
+    a = Slice (x, none, back, last)
+    y = Sub (b, a)
+  })";
+  EXPECT_THAT(SplitUp(body, {Ramp(Shape{2, 3, 8})}), ElementsAre("Split", "Sub"));
+}
+
+TEST(SplitSlices, UnevenPartsOfAnotherAxis) {
+  const char* body = R"((float[5, 2] x) => (float[1, 2] y, float[3, 2] z, float[1, 2] w)
+      <int64[1] none = {0}, int64[1] one = {1}, int64[1] four = {4}, int64[1] end = {99}> {
+    a = Slice (x, none, one)
+    b = Slice (x, one, four)
+    c = Slice (x, four, end)
+    y = Neg (a)
+    z = Neg (b)
+    w = Neg (c)
+  })";
+  EXPECT_THAT(SplitUp(body, {Ramp(Shape{5, 2})}), ElementsAre("Split", "Neg", "Neg", "Neg"));
+}
+
+// A gap, an overlap, a stride, an empty part, two axes, integers, a size that is not known: as they stand.
+TEST(SplitSlices, OthersStay) {
+  const std::string constants =
+      "<int64[1] none = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] four = {4}, int64[1] axis = {0}>";
+  for (const auto& [b, c] : {std::pair("none, one", "two, four"), {"none, two", "one, four"},
+                             {"none, two, axis, one", "two, four, axis, two"}, {"none, none", "none, four"},
+                             {"none, two, none", "two, four, one"}}) {
+    const std::string slices = " { b = Slice (x, " + std::string(b) + ") c = Slice (x, " + std::string(c) +
+                               ") y = Neg (b) z = Neg (c) }";
+    EXPECT_THAT(SplitUp("(float[4, 4] x) => (float[P, Q] y, float[R, S] z) " + constants + slices, {Ramp(Shape{4, 4})}),
+                ElementsAre("Slice", "Slice", "Neg", "Neg")) << slices;
+  }
+  const std::string halves = " { b = Slice (x, none, two) c = Slice (x, two, four) y = Neg (b) z = Neg (c) }";
+  EXPECT_THAT(SplitUp("(float[N, 4] x) => (float[P, 4] y, float[R, 4] z) " + constants + halves, {Ramp(Shape{4, 4})}),
+              ElementsAre("Slice", "Slice", "Neg", "Neg"));
+  EXPECT_THAT(SplitUp("(int64[4] x) => (int64[P] y, int64[R] z) " + constants + halves, {Tensor::Of<int64_t>(Shape{4}, {1, 2, 3, 4})}),
+              ElementsAre("Slice", "Slice", "Neg", "Neg"));
 }
 
 }  // namespace

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// split_slices: Slices that cut a floating tensor along one axis of known size into all of its parts become one Split, whose
+// gradient is one Concat, and which fused rows read where the tensor lies: the halves of rotary embeddings, as transformers
+// writes them.
+#ifndef CAESURA_GRAPH_TRANSFORMS_SPLIT_SLICES_H_
+#define CAESURA_GRAPH_TRANSFORMS_SPLIT_SLICES_H_
+
+#include "core/graph/pass.h"
+
+namespace caesura {
+
+std::shared_ptr<Pass> MakeSplitSlicesPass();
+
+}  // namespace caesura
+
+#endif  // CAESURA_GRAPH_TRANSFORMS_SPLIT_SLICES_H_
