@@ -77,6 +77,7 @@ bool RunOn(Graph& graph) {
     Node* node = graph.AddNode("Split", {x, split}, std::move(outputs), {{"axis", key.second}}, "",
                                graph.UniqueName(earliest->name() + ".split"));
     node->set_since_version(SinceVersion("Split", ""));
+    node->set_phase(earliest->phase());
     node->set_source(earliest->source());
     graph.MoveTailBefore(tail, earliest);
   }
