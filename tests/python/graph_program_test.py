@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a captured graph is cut into programs and calls: views cost a call only where somebody sees what they look at."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -47,3 +51,17 @@ def test_a_transposed_result_is_a_view():
 def test_transposed_twice_is_not_transposed():
     assert steps(lambda x, w: [(x @ w).t().t()], X, W) == ["program"]
     assert steps(lambda x, w: [(x @ w).t().t(), (x @ w).t()], X, W) == ["program", "t"]
+
+
+def test_programs_know_the_shapes_behind_ops_of_ours():
+    """In a process with no session, which would have told of the ops: rows behind an attention are fused."""
+    code = """
+import onnx.parser, torch
+from caesura import _core
+model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 23, "ai.caesura": 1]>
+    g (float[1,2,8,4] q) => (float[1,2,8,4] y) {
+        a, past, present, scores, lse = ai.caesura.AttentionTraining (q, q, q) s = Sigmoid (a) y = Mul (a, s) }''')
+print(_core.Program(model.SerializeToString(), 1).plan([torch.zeros(1, 2, 8, 4)])[0])
+"""
+    plan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"compute \[(\S+)", plan) == ["ai.caesura::AttentionTraining", "ai.caesura::FusedRows"]
