@@ -133,6 +133,32 @@ def test_buffers_and_shapes_that_change():
     same(second[0], first[0])
 
 
+def normed():
+    return torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+
+def test_batch_norms_count_their_batches_past_dynamo(monkeypatch):
+    first, second = pair(normed())
+    both(first, second)
+    assert len(second[2]._calls) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(second[2], "_run", lambda *args, **kwargs: pytest.fail("dynamo was asked"))
+        both(first, second, lambda module, optimizer: module[1].reset_running_stats())
+    for module in (first[0], second[0]):
+        assert module[1].num_batches_tracked.item() == 3 and module[1].num_batches_tracked.dtype == torch.int64
+
+
+@pytest.mark.parametrize("change", [
+    lambda module, optimizer: setattr(module[1], "num_batches_tracked", torch.tensor(7)),
+    lambda module, optimizer: setattr(module[1].num_batches_tracked, "data", torch.tensor(7)),
+    lambda module, optimizer: module.eval(),
+], ids=["counter", "data", "eval"])
+def test_a_change_of_a_batch_norm_is_noticed(change):
+    first, second = pair(normed())
+    both(first, second, change)
+    assert torch.equal(first[0][1].num_batches_tracked, second[0][1].num_batches_tracked)
+
+
 def test_inputs_that_are_not_dense():
     first, second = pair(Net())
     x, y = torch.randn(6, 5).t(), torch.randint(0, 4, (5,))

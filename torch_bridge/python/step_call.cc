@@ -24,16 +24,18 @@ class StepCall {
  public:
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
   // match `signature`. feeds: (name, path or tensor). groups: the optimizer's own, whose rates are `scales` times the
-  // first one's. updates: the optimizer's count of updates by parameter, float32, which steps move. draw_seed: where the
-  // step draws, called before it. program: whose call it is, which is nothing to this.
+  // first one's. updates: the optimizer's count of updates by parameter, float32, which steps move. counters: (int64 tensor
+  // of one element, what each step adds to it). draw_seed: where the step draws, called before it. program: whose call it
+  // is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
-           nb::list groups, std::vector<double> scales, nb::object updates, nb::object draw_seed)
+           nb::list groups, std::vector<double> scales, nb::object updates, nb::list counters, nb::object draw_seed)
       : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
         guards_(std::move(guards)), watch_object_(watch), watch_(nb::cast<const Watch&>(watch)),
         signature_object_(std::move(signature)),
         signature_(signature_object_.is_none() ? nullptr : &nb::cast<const Signature&>(signature_object_)),
         updates_(FromPython(updates)), groups_(std::move(groups)), scales_(std::move(scales)),
         draw_seed_(std::move(draw_seed)) {
+    for (nb::handle row : counters) counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
     for (nb::handle row : feeds) {
       Feed feed{&values_[nb::cast<std::string>(row[0])], false, {}, {}};
       if (nb::isinstance<nb::tuple>(row[1])) {
@@ -66,6 +68,7 @@ class StepCall {
     if (session_.updates() != before) {  // with "fp16" an update may not happen
       for (int64_t i = 0; i < updates_.elements(); ++i) counts[i] += 1;
     }
+    for (const auto& [counter, count] : counters_) *counter.data<int64_t>() += count;
     return ToTorch(Tensor::Scalar(value));
   }
 
@@ -134,6 +137,7 @@ class StepCall {
   nb::object signature_object_;
   const Signature* signature_;
   Tensor updates_;
+  std::vector<std::pair<Tensor, int64_t>> counters_;
   NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
   nb::list groups_;
@@ -193,9 +197,10 @@ void BindStepCall(nb::module_& m) {
                                       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, std::vector<double>,
-                    nb::object, nb::object>(),
+                    nb::object, nb::list, nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"),
-           nb::arg("feeds"), nb::arg("groups"), nb::arg("scales"), nb::arg("updates"), nb::arg("draw_seed").none())
+           nb::arg("feeds"), nb::arg("groups"), nb::arg("scales"), nb::arg("updates"),
+           nb::arg("counters"), nb::arg("draw_seed").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
                                            {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},

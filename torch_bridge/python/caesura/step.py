@@ -215,16 +215,16 @@ class CompiledStep(_core.StepCalls):
 
     def _quicken(self, loss, args, kwargs, key):
         """Makes the next call like this one go past dynamo, where it would come to the same; and the next process's."""
-        program, feeds, returned = self._ran or (None, None, None)
+        program, feeds, counters, returned = self._ran or (None, None, (), None)
         sources = None
-        if returned is loss and isinstance(self.recipe, Recipe) and not program.counters and loss.dtype == torch.float32:
+        if returned is loss and isinstance(self.recipe, Recipe) and loss.dtype == torch.float32:
             sources = find_sources(self, feeds, args, kwargs)
         if sources is None:
             self._keys = 0  # the next ones will be like it
             return
         guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
         traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # that is of this package's sources
-        if key is not None and places is not None and program.is_kept:
+        if key is not None and places is not None and program.is_kept and not counters:
             before, key = key.text, self._key(args, kwargs)
             text = key.follow(traced) if key is not None and key.text == before else None
         if text and guards is None:  # a call may do more than to run the program: the second must leave all as the first has
@@ -235,7 +235,7 @@ class CompiledStep(_core.StepCalls):
         if not text and guards is None:
             self._keys = 0
             return
-        call = open_call(self, program, sources, None if text else guards, key if text else None)
+        call = open_call(self, program, sources, None if text else guards, key if text else None, counters)
         if call is not None:
             self._keep(call)
             if text:

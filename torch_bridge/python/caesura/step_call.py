@@ -3,6 +3,7 @@
 
 import sys
 
+import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from caesura import _core
@@ -31,14 +32,17 @@ def find_guards(owner, program, args, kwargs):
     return None
 
 
-def open_call(owner, program, sources, guards, key=None):
-    """A _core.StepCall, which checks calls by dynamo's guards or by a step_cache.Key; None where dynamo must be asked."""
+def open_call(owner, program, sources, guards, key=None, counters=()):
+    """A _core.StepCall, which checks calls by dynamo's guards or by a step_cache.Key; None where dynamo must be asked.
+    counters: (buffer of the module's, what each call adds to it)."""
     groups = owner.optimizer.param_groups
     if any(type(group["lr"]) is not float for group in groups):
         return None
     watch = _watch(owner.module) if key is None else key.watch
     tensors = named(owner.module)
-    for _, _, value in program.bound:
+    if any(counter.dtype != torch.int64 or counter.numel() != 1 for counter, _ in counters):
+        return None
+    for value in (*(value for _, _, value in program.bound), *(counter for counter, _ in counters)):
         if id(value) not in tensors:
             return None
         watch.tensor(value, True)
@@ -49,7 +53,7 @@ def open_call(owner, program, sources, guards, key=None):
                 watch.item(group, name, value)
     scales = [scale for _, scale, _ in owner.recipe.groups]
     return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, groups, scales,
-                          owner.recipe.steps, program.draw_seed if program.random else None)
+                          owner.recipe.steps, list(counters), program.draw_seed if program.random else None)
 
 
 def _calls_alone(code, program) -> bool:

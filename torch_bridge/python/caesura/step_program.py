@@ -123,10 +123,11 @@ class CapturedStep(StepProgram):
         loss = session.step(feeds)
         owner.micro_steps += 1
         owner.recipe.end(session, owner.micro_steps)
-        for position, count in self.counters:
-            values[position].add_(count)
-        owner._ran = self, feeds, torch.tensor(loss, dtype=self.dtype)
-        return owner._ran[2:]
+        counters = [(values[position], count) for position, count in self.counters]
+        for counter, count in counters:
+            counter.add_(count)
+        owner._ran = self, feeds, counters, torch.tensor(loss, dtype=self.dtype)
+        return owner._ran[3:]
 
     def _open(self, values):
         with unset_fake_temporarily():
