@@ -313,12 +313,22 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
 
 
 PROCESS = """
-import torch, caesura
+import pathlib, os, time, torch, caesura
 from caesura import backend
 from wrap_test import Net, gradients
-torch.manual_seed(0)
 count, original = [], backend.aot_autograd
-backend.aot_autograd = lambda **kwargs: count.append(1) or original(**kwargs)
+
+def capture(**kwargs):  # both at once: neither goes on before the other is here
+    count.append(1)
+    here = pathlib.Path(os.environ["CAESURA_PROGRAM_CACHE"]).parent
+    (here / f"{os.getpid()}.capturing").touch()
+    until = time.monotonic() + 240
+    while len(list(here.glob("*.capturing"))) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    return original(**kwargs)
+
+torch.manual_seed(0)
+backend.aot_autograd = capture
 net, x = caesura.wrap(Net()), torch.randn(5, 6)
 print([gradients(net, x)[0].item() for _ in range(2)], len(count))
 """
@@ -328,6 +338,6 @@ def test_processes_share_the_folder(folder):
     first = [start(PROCESS), start(PROCESS)]
     answers = [process.communicate(timeout=300) for process in first]
     assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
-    assert answers[0] == answers[1] and len(list(folder.iterdir())) == 3
+    assert answers[0] == answers[1] and answers[0][0].endswith("] 1\n") and len(list(folder.iterdir())) == 3
     out, _ = start(PROCESS).communicate(timeout=300)
     assert out == answers[0][0].replace("] 1", "] 0")
