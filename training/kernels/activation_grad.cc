@@ -44,9 +44,8 @@ Status CreateGradient(KernelInfo& info) {
 // d/dx x Phi(x) = Phi(x) + x phi(x)
 template <typename T>
 T GeluSlope(T x) {
-  const T cdf = T(0.5) * (1 + math::Erf(x * T(1 / std::numbers::sqrt2)));
-  const T density = math::Exp(T(-0.5) * x * x) * T(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
-  return cdf + x * density;
+  const auto [density, share] = math::NormalAt(x);
+  return share + x * density;
 }
 
 // With s = sigmoid(2 u), u = k (x + c x^3): d/dx x s = s + x s (1 - s) 2 k (1 + 3 c x^2)

@@ -8,8 +8,8 @@
 
 namespace caesura {
 
-// Float32 arithmetic on float32, float16 or bfloat16 tensors of any layout. All forms but softcap and the mask's own
-// gradient. Results repeat for a given number of threads.
+// Float32 arithmetic on float32, float16 or bfloat16 tensors of any layout, as TiledAttention's. All forms but softcap and
+// the mask's own gradient. Results repeat for a given number of threads.
 class TiledAttentionGrad {
  public:
   // The layouts of what is read are the spec's, with `spec.y` that of Y; `d` are those of the gradients.
@@ -32,6 +32,8 @@ class TiledAttentionGrad {
   DType dtype_ = DType::kFloat32;
   int threads_ = 1;
   int64_t parts_ = 1;  // that the query tiles of a key head are cut into
+  bool by_amx_ = false;
+  int64_t floats_ = 0;  // of a thread's memory
   size_t scratch_ = 0;
 };
 

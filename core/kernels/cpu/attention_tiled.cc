@@ -2,6 +2,7 @@
 #include "core/kernels/cpu/attention_tiled.h"
 
 #include <cmath>
+#include <type_traits>
 
 #include "core/kernels/cpu/attention_tiles.h"
 #include "core/kernels/cpu/parallel.h"
@@ -11,31 +12,118 @@ namespace {
 
 using namespace tiles;
 
-// A thread's tiles.
-struct ForwardMemory {
-  int64_t size, value_size;                             // padded
-  float *panels, *values, *rows, *q, *scores, *y;       // values: all of a head's; rows: one panel's keys
-  int64_t floats;
+// The two products of a tile of queries: S = scale * Q K^T for a block of keys, and Y += P V.
+template <typename R>
+class FloatProducts {
+ public:
+  using Registers = R;
 
-  ForwardMemory(const AttentionSpec& s, float* block)
-      : size(RoundUp(s.q.size, kLanes)), value_size(RoundUp(s.v.size, kLanes)) {
-    Carver carver(block);
-    panels = carver.Take(RoundUp(s.total, kPanel) * size);
-    values = carver.Take(s.total * value_size);
-    rows = carver.Take(kPanel * size);
-    q = carver.Take(kQueries * size);
-    scores = carver.Take(kQueries * kKeys);
-    y = carver.Take(kQueries * value_size);
-    floats = carver.taken();
+  FloatProducts(const AttentionSpec& s, DType dtype, const TiledAttention::Tensors& t, Carver& memory)
+      : s_(s), dtype_(dtype), t_(t), size_(RoundUp(s.q.size, kLanes)), value_size_(RoundUp(s.v.size, kLanes)) {
+    panels_ = memory.Take(RoundUp(s.total, kPanel) * size_);
+    values_ = memory.Take(s.total * value_size_);
+    rows_ = memory.Take(kPanel * size_);
+    q_ = memory.Take(kQueries * size_);
   }
+
+  void LoadKeys(int64_t b, int64_t h) {
+    LoadPanels(dtype_, t_.k, s_.k, s_.k.Head(b, h), {rows_, kPanel, size_}, false, panels_);
+    LoadRows(dtype_, t_.v, {&s_.v, s_.v.Head(b, h), 0, s_.total}, 1.0f, {values_, s_.total, value_size_});
+  }
+
+  void LoadQueries(const QueryTile& tile) {
+    LoadRows(dtype_, t_.q, tile.Rows(s_.q), static_cast<float>(s_.scale), {q_, RoundUp(tile.rows(), kStrip), size_});
+  }
+
+  // A panel of keys stays in the L1 cache while the strips pass.
+  void Scores(const QueryTile& tile, int64_t block, float* scores) const {
+    for (int64_t p = block; p < std::min(block + kKeys, tile.all.last); p += kPanel) {
+      for (int64_t r = 0; r < tile.rows(); r += kStrip) {
+        const StripKeys keys = tile.Keys(r, p, p + kPanel);
+        if (keys.empty()) continue;
+        MultiplyStrip<R, false, false>(q_ + r * size_, size_, panels_ + p * size_ + keys.from() - p, kPanel, s_.q.size,
+                                       scores + r * kKeys + keys.from() - block, kKeys, keys.to() - keys.from());
+      }
+    }
+  }
+
+  void AddValues(const QueryTile& tile, int64_t block, const float* shares, float* y) const {
+    for (int64_t c = 0; c < value_size_; c += kPanel) {
+      for (int64_t r = 0; r < tile.rows(); r += kStrip) {
+        const StripKeys keys = tile.Keys(r, block, block + kKeys);
+        if (keys.empty()) continue;
+        MultiplyStrip<R, false, true>(shares + r * kKeys + keys.first - block, kKeys,
+                                      values_ + keys.first * value_size_ + c, value_size_, keys.last - keys.first,
+                                      y + r * value_size_ + c, value_size_, std::min(kPanel, value_size_ - c));
+      }
+    }
+  }
+
+ private:
+  const AttentionSpec& s_;
+  const DType dtype_;
+  const TiledAttention::Tensors& t_;
+  const int64_t size_, value_size_;             // padded
+  float *panels_, *values_, *rows_, *q_;        // values: all of a head's; rows: one panel's keys
+};
+
+// The same of bfloat16 tiles; P is rounded to them.
+class AmxProducts {
+ public:
+  using Registers = tiles::Registers<Vectors64>;
+
+  AmxProducts(const AttentionSpec& s, DType, const TiledAttention::Tensors& t, Carver& memory)
+      : s_(s), t_(t), value_size_(RoundUp(s.v.size, kLanes)) {
+    const int64_t total = RoundUp(s.total, kPanel);
+    keys_ = memory.TakeTiles(total, s.q.size);
+    values_ = memory.TakeTiles(value_size_, total);
+    q_ = memory.TakeTiles(kQueries, s.q.size);
+    shares_ = memory.TakeTiles(kQueries, kKeys);
+  }
+
+  void LoadKeys(int64_t b, int64_t h) {
+    // What lies behind the keys in use may be anything.
+    const int64_t count = t_.lengths == nullptr ? s_.total : std::clamp<int64_t>(t_.lengths[b], 0, s_.total);
+    amx::PackRightTurned(HalvesOf({&s_.k, s_.k.Head(b, h), 0, count}, t_.k), AmxLines(RoundUp(s_.total, kPanel)), keys_.step,
+                         keys_);
+    amx::PackRight(HalvesOf({&s_.v, s_.v.Head(b, h), 0, count}, t_.v), AmxLines(value_size_), values_.step, values_);
+  }
+
+  void LoadQueries(const QueryTile& tile) {
+    amx::PackLeft(HalvesOf(tile.Rows(s_.q), t_.q), AmxLines(kQueries), q_.step, q_);
+  }
+
+  void Scores(const QueryTile& tile, int64_t block, float* scores) const {
+    const int64_t keys = KeysOfBlock(tile, block);
+    amx::Multiply(q_, keys_.From(block / amx::kLines, 0), q_.step, scores, kKeys, AmxLines(tile.rows()), AmxLines(keys), false);
+    ScaleScores<Registers>(tile, block, static_cast<float>(s_.scale), scores);
+  }
+
+  void AddValues(const QueryTile& tile, int64_t block, float* shares, float* y) const {
+    const int64_t deep = AmxDeep(KeysOfBlock(tile, block)), rows = AmxLines(tile.rows());
+    Blank(tile, block, shares);
+    amx::NarrowLeft(shares, kKeys, rows, deep, shares_);
+    amx::Multiply(shares_, values_.From(0, block / amx::kDepth), deep, y, value_size_, rows, AmxLines(value_size_), true);
+  }
+
+ private:
+  const AttentionSpec& s_;
+  const TiledAttention::Tensors& t_;
+  const int64_t value_size_;
+  amx::Tiles keys_, values_, q_, shares_;
+  amx::Registers registers_;
 };
 
 // One thread's work: query tiles of heads.
-template <typename R>
+template <typename Products>
 class ForwardWorker {
  public:
-  ForwardWorker(const AttentionSpec& s, DType dtype, const TiledAttention::Tensors& t, float* block)
-      : s_(s), dtype_(dtype), t_(t), m_(s, block) {}
+  ForwardWorker(const AttentionSpec& s, DType dtype, const TiledAttention::Tensors& t, Carver memory)
+      : s_(s), dtype_(dtype), t_(t), products_(s, dtype, t, memory), value_size_(RoundUp(s.v.size, kLanes)),
+        scores_(memory.Take(kQueries * kKeys)), y_(memory.Take(kQueries * value_size_)), floats_(memory.taken()) {}
+
+  // That its memory has.
+  int64_t floats() const { return floats_; }
 
   // Unit u: a query head and a tile of it, the latter faster.
   void Run(int64_t first, int64_t last) {
@@ -46,55 +134,35 @@ class ForwardWorker {
       tile_.b = u / tiles / s_.q.heads;
       tile_.head = u / tiles % s_.q.heads;
       tile_.Place(s_, u % tiles, tiles, t_.lengths);
-      if (key_head != loaded) LoadKeys(key_head % s_.k.heads);
+      if (key_head != loaded) products_.LoadKeys(tile_.b, key_head % s_.k.heads);
       loaded = key_head;
       RunTile();
     }
   }
 
  private:
+  using R = typename Products::Registers;
   using Floats = typename R::Floats;
 
-  void LoadKeys(int64_t h) {
-    LoadPanels(dtype_, t_.k, s_.k, s_.k.Head(tile_.b, h), {m_.rows, kPanel, m_.size}, false, m_.panels);
-    LoadRows(dtype_, t_.v, {&s_.v, s_.v.Head(tile_.b, h), 0, s_.total}, 1.0f, {m_.values, s_.total, m_.value_size});
-  }
-
   void RunTile() {
-    LoadRows(dtype_, t_.q, {&s_.q, s_.q.Head(tile_.b, tile_.head), tile_.begin, tile_.end},
-             static_cast<float>(s_.scale), {m_.q, RoundUp(tile_.rows(), kStrip), m_.size});
-    std::fill_n(m_.y, kQueries * m_.value_size, 0.0f);
+    products_.LoadQueries(tile_);
+    std::fill_n(y_, kQueries * value_size_, 0.0f);
     std::fill_n(max_, kQueries, kMinusInfinity);
     std::fill_n(sum_, kQueries, 0.0f);
     for (int64_t j = RoundDown(tile_.all.first, kPanel); j < tile_.all.last; j += kKeys) {
-      Scores(j);
+      products_.Scores(tile_, j, scores_);
       for (int64_t r = 0; r < tile_.rows(); r += kStrip) Probabilities(r, j);
-      AddValues(j);
+      products_.AddValues(tile_, j, scores_, y_);
     }
     Store();
   }
 
-  StripKeys Keys(int64_t r, int64_t begin, int64_t end) const { return tile_.strips[r / kStrip].Within(begin, end); }
-
-  // A panel of keys stays in the L1 cache while the strips pass.
-  void Scores(int64_t block) {
-    for (int64_t p = block; p < std::min(block + kKeys, tile_.all.last); p += kPanel) {
-      for (int64_t r = 0; r < tile_.rows(); r += kStrip) {
-        const StripKeys keys = Keys(r, p, p + kPanel);
-        if (keys.empty()) continue;
-        MultiplyStrip<R, false, false>(m_.q + r * m_.size, m_.size, m_.panels + p * m_.size + keys.from() - p,
-                                               kPanel, s_.q.size, m_.scores + r * kKeys + keys.from() - block, kKeys,
-                                               keys.to() - keys.from());
-      }
-    }
-  }
-
   void Probabilities(int64_t strip, int64_t block) {
-    const StripKeys keys = Keys(strip, block, block + kKeys);
+    const StripKeys keys = tile_.Keys(strip, block, block + kKeys);
     if (keys.empty()) return;
     const int64_t count = keys.to() - keys.from();
     for (int64_t r = strip; r < strip + kStrip; ++r) {
-      float* row = m_.scores + r * kKeys + keys.from() - block;
+      float* row = scores_ + r * kKeys + keys.from() - block;
       const int64_t i = tile_.begin + r;
       if (r < tile_.rows()) {
         BiasRow(dtype_, s_, t_.mask, s_.MaskRow(tile_.b, tile_.head, i), keys, s_.Sees(tile_.b, i, t_.lengths), row);
@@ -121,32 +189,18 @@ class ForwardWorker {
     if (max != before && sum_[r] != 0) {
       const float factor = std::exp(before - max);
       sum_[r] *= factor;
-      for (int64_t c = 0; c < m_.value_size; c += R::kWidth) R::At(m_.y + r * m_.value_size + c) *= factor;
+      for (int64_t c = 0; c < value_size_; c += R::kWidth) R::At(y_ + r * value_size_ + c) *= factor;
     }
     max_[r] = max;
     sum_[r] += Sum(total);
   }
 
-  void AddValues(int64_t block) {
-    for (int64_t c = 0; c < m_.value_size; c += kPanel) {
-      for (int64_t r = 0; r < tile_.rows(); r += kStrip) {
-        const StripKeys keys = Keys(r, block, block + kKeys);
-        if (keys.empty()) continue;
-        MultiplyStrip<R, false, true>(m_.scores + r * kKeys + keys.first - block, kKeys,
-                                              m_.values + keys.first * m_.value_size + c, m_.value_size,
-                                              keys.last - keys.first, m_.y + r * m_.value_size + c, m_.value_size,
-                                              std::min(kPanel, m_.value_size - c));
-      }
-    }
-  }
-
   void Store() {
     for (int64_t r = 0; r < tile_.rows(); ++r) {
       const float inverse = sum_[r] == 0 ? 0.0f : 1 / sum_[r];
-      for (int64_t c = 0; c < m_.value_size; c += R::kWidth) R::At(m_.y + r * m_.value_size + c) *= inverse;
+      for (int64_t c = 0; c < value_size_; c += R::kWidth) R::At(y_ + r * value_size_ + c) *= inverse;
     }
-    StoreRows(dtype_, {m_.y, tile_.rows(), m_.value_size}, 1.0f,
-              {&s_.y, s_.y.Head(tile_.b, tile_.head), tile_.begin, tile_.end}, t_.y);
+    StoreRows(dtype_, {y_, tile_.rows(), value_size_}, 1.0f, tile_.Rows(s_.y), t_.y);
     if (t_.lse == nullptr) return;
     float* lse = t_.lse + (tile_.b * s_.q.heads + tile_.head) * s_.queries() + tile_.begin;
     for (int64_t r = 0; r < tile_.rows(); ++r) lse[r] = sum_[r] == 0 ? -kMinusInfinity : max_[r] + std::log(sum_[r]);
@@ -155,21 +209,37 @@ class ForwardWorker {
   const AttentionSpec& s_;
   const DType dtype_;
   const TiledAttention::Tensors& t_;
-  const ForwardMemory m_;
+  Products products_;
+  const int64_t value_size_;  // padded
+  float *const scores_, *const y_;
+  const int64_t floats_;
   QueryTile tile_;
   float max_[kQueries], sum_[kQueries];
 };
 
+// The floats of one worker's memory.
+template <typename Products>
+int64_t FloatsOf(const AttentionSpec& s, DType dtype) {
+  return ForwardWorker<Products>(s, dtype, {}, Carver(nullptr)).floats();
+}
+
 }  // namespace
 
 void TiledAttention::Run(KernelContext& context, const Tensors& tensors) const {
-  const int64_t units = spec_.batch * spec_.q.heads * TilesOf(spec_), floats = ForwardMemory(spec_, nullptr).floats;
+  const int64_t units = spec_.batch * spec_.q.heads * TilesOf(spec_);
   float* scratch = context.Scratch<float>(scratch_);
   ParallelFor(threads_, threads_, 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
       OnBestTiles([&](auto registers) {
-        ForwardWorker<decltype(registers)> worker(spec_, dtype_, tensors, scratch + thread * floats);
-        worker.Run(units * thread / threads_, units * (thread + 1) / threads_);
+        using R = decltype(registers);
+        auto run = [&]<typename Products>(std::type_identity<Products>) {
+          ForwardWorker<Products> worker(spec_, dtype_, tensors, Carver(scratch + thread * floats_));
+          worker.Run(units * thread / threads_, units * (thread + 1) / threads_);
+        };
+        if constexpr (std::is_same_v<R, AmxProducts::Registers>) {
+          if (by_amx_) return run(std::type_identity<AmxProducts>());
+        }
+        run(std::type_identity<FloatProducts<R>>());
       });
     }
   });
@@ -183,7 +253,9 @@ TiledAttention TiledAttention::Make(KernelInfo& info, DType dtype, const Attenti
   const int64_t work = (spec.score_count() * (spec.q.size + spec.v.size)) >> 16;
   const int64_t units = spec.batch * spec.q.heads * TilesOf(spec);
   out.threads_ = static_cast<int>(std::clamp<int64_t>(std::min(work, units), 1, info.threads()));
-  out.scratch_ = info.BookScratch(out.threads_ * ForwardMemory(spec, nullptr).floats * sizeof(float));
+  out.by_amx_ = AmxServes(dtype, spec);
+  out.floats_ = out.by_amx_ ? FloatsOf<AmxProducts>(spec, dtype) : FloatsOf<FloatProducts<Registers<Vectors16>>>(spec, dtype);
+  out.scratch_ = info.BookScratch(out.threads_ * out.floats_ * sizeof(float));
   return out;
 }
 

@@ -8,8 +8,8 @@
 
 namespace caesura {
 
-// Float32 arithmetic on float32, float16 or bfloat16 tensors of any layout. All forms but softcap. Results do not
-// depend on the number of threads.
+// Float32 arithmetic on float32, float16 or bfloat16 tensors of any layout; where the machine has AMX, factors of products
+// are bfloat16 if the tensors are. All forms but softcap. Results do not depend on the number of threads.
 class TiledAttention {
  public:
   // Y is written as `spec.y` says. `spec.k` and `spec.v` hold `spec.total` positions: the past is in them.
@@ -29,6 +29,8 @@ class TiledAttention {
   AttentionSpec spec_;
   DType dtype_ = DType::kFloat32;
   int threads_ = 1;
+  bool by_amx_ = false;
+  int64_t floats_ = 0;  // of a thread's memory
   size_t scratch_ = 0;
 };
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/kernels/cpu/amx_tiles.h"
 #include "core/kernels/cpu/attention_rows.h"
 #include "core/kernels/cpu/float_tiles.h"
 
@@ -136,6 +137,10 @@ struct QueryTile {
   StripKeys all, strips[kQueries / kStrip];
 
   int64_t rows() const { return end - begin; }
+  // Those of a tensor of query heads.
+  HeadRows Rows(const HeadLayout& layout) const { return {&layout, layout.Head(b, head), begin, end}; }
+  // What the strip of row r sees of keys [from, to).
+  StripKeys Keys(int64_t r, int64_t from, int64_t to) const { return strips[r / kStrip].Within(from, to); }
   // Tile i of a head with `tiles` of them, in an order in which an even share of them is an even share of the work
   // under a causal mask.
   void Place(const AttentionSpec& s, int64_t i, int64_t tiles, const int64_t* lengths) {
@@ -150,6 +155,10 @@ struct QueryTile {
 };
 inline int64_t TilesOf(const AttentionSpec& s) { return (s.queries() + kQueries - 1) / kQueries; }
 
+// In AMX's tiles.
+inline int64_t AmxLines(int64_t n) { return RoundUp(n, amx::kLines) / amx::kLines; }
+inline int64_t AmxDeep(int64_t n) { return RoundUp(n, amx::kDepth) / amx::kDepth; }
+
 // Parts of a block of floats; counts what is taken where there is no block yet.
 class Carver {
  public:
@@ -158,6 +167,10 @@ class Carver {
     float* at = block_ == nullptr ? nullptr : block_ + taken_;
     taken_ += RoundUp(count, kLanes);
     return at;
+  }
+  amx::Tiles TakeTiles(int64_t lines, int64_t depth) {
+    const int64_t deep = AmxDeep(depth), bytes = AmxLines(lines) * deep * amx::kTileBytes;
+    return {reinterpret_cast<char*>(Take(bytes / static_cast<int64_t>(sizeof(float)))), deep};
   }
   int64_t taken() const { return taken_; }
 
@@ -176,6 +189,45 @@ inline void BiasRow(DType dtype, const AttentionSpec& s, const void* mask, int64
   for (int64_t j = last; j < to; ++j) row[j - from] = kMinusInfinity;
   if (s.mask != MaskKind::kNone) {
     AddMask(dtype, s, mask, mask_row + first * s.mask_strides[3], last - first, row + (first - from));
+  }
+}
+
+// --- where the products are AMX's ---
+
+// Whether they are: a tile's sixteen rows pay from that many queries on.
+inline bool AmxServes(DType dtype, const AttentionSpec& s) {
+  return dtype == DType::kBFloat16 && s.queries() >= amx::kLines && amx::Available();
+}
+
+inline amx::Halves HalvesOf(const HeadRows& rows, const void* x) {
+  const HeadLayout& layout = *rows.layout;
+  return {static_cast<const uint16_t*>(x) + rows.head + rows.first * layout.row_stride, layout.row_stride,
+          layout.col_stride, rows.last - rows.first, layout.size};
+}
+
+// The keys of a block of a tile's scores, in whole tiles; the block is the first of them.
+inline int64_t KeysOfBlock(const QueryTile& tile, int64_t block) {
+  return std::min(kKeys, RoundUp(tile.all.last - block, amx::kDepth));
+}
+
+// The scores of a block, times `scale`.
+template <typename R>
+inline void ScaleScores(const QueryTile& tile, int64_t block, float scale, float* scores) {
+  const int64_t keys = KeysOfBlock(tile, block);
+  for (int64_t r = 0; r < tile.rows(); ++r) {
+    for (int64_t j = 0; j < keys; j += R::kWidth) R::At(scores + r * kKeys + j) *= scale;
+  }
+}
+
+// Puts zeros for the keys of a block that the strips do not see, and behind the tile's rows.
+inline void Blank(const QueryTile& tile, int64_t block, float* scores) {
+  const int64_t keys = KeysOfBlock(tile, block);
+  for (int64_t r = 0; r < RoundUp(tile.rows(), amx::kDepth); ++r) {
+    StripKeys seen = r < tile.rows() ? tile.Keys(r, block, block + kKeys) : StripKeys();
+    if (seen.empty()) seen = {block, block};
+    float* row = scores + r * kKeys;
+    std::fill(row, row + (seen.from() - block), 0.0f);
+    std::fill(row + (seen.to() - block), row + keys, 0.0f);
   }
 }
 

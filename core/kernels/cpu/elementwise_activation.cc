@@ -13,7 +13,7 @@ namespace {
 // x * Phi(x)
 template <typename T>
 T GeluExact(T x) {
-  return T(0.5) * x * (1 + math::Erf(x * T(1 / std::numbers::sqrt2)));
+  return x * math::NormalAt(x).share;
 }
 
 // x/2 * (1 + tanh(u)) with u = sqrt(2/pi) * (x + 0.044715 x^3), which is x * sigmoid(2 u)

@@ -72,6 +72,19 @@ TEST(FloatMath, Tanh) {
 TEST(FloatMath, Erf) {
   ExpectClose([](float x) { return math::Erf(x); }, [](double x) { return std::erf(x); }, 3);
 }
+// The rounding of x^2/2 is as large as half a unit of it: 7 units of the result at |x| = 4.
+TEST(FloatMath, NormalAt) {
+  auto density = [](double x) { return std::exp(-0.5 * x * x) / std::sqrt(2 * M_PI); };
+  auto share = [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); };
+  for (const auto& [bound, units] : {std::pair{1.0f, 6.0}, {4.0f, 16.0}, {12.9f, 100.0}}) {
+    ExpectClose([](float x) { return math::NormalAt(x).density; }, density, units, -bound, bound);
+    ExpectClose([](float x) { return math::NormalAt(x).share; }, share, units, -bound, bound);
+  }
+  ExpectClose([](float x) { return math::NormalAt(x).share; }, share, 4, 0);
+  EXPECT_EQ(math::NormalAt(-13.1f).share, 0);
+  EXPECT_EQ(math::NormalAt(-kInfinity).share, 0);
+  EXPECT_EQ(math::NormalAt(kInfinity).density, 0);
+}
 TEST(FloatMath, Sigmoid) {
   auto exact = [](double x) { return 1 / (1 + std::exp(-x)); };
   ExpectClose([](float x) { return math::Sigmoid(x); }, exact, 3, -87.0f);
