@@ -10,6 +10,7 @@
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
 #include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/expand_sinking.h"
 #include "graph_transforms/function_inlining.h"
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/mixed_precision.h"
@@ -92,6 +93,8 @@ PassList StepPasses(const ProviderList& providers, std::unordered_set<std::strin
   passes.push_back(MakeCommonSubexpressionPass({}));
   // For graphs that were captured with their backward: all others have none left.
   passes.push_back(MakeSplitSlicesPass());
+  // Gradients of means and sums broadcast where they are used.
+  passes.push_back(MakeExpandSinkingPass());
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses(providers, std::move(changing))) passes.push_back(std::move(pass));
   return passes;

@@ -31,14 +31,33 @@ bool HandsOnItsInput(const Node& node) {
   return node.Is("Transpose") && IsIdentityPermutation(node);
 }
 
+// The only input of a Concat that is not known to be empty, as the part of a head that rotary embeddings leave alone may
+// be; null where there are others.
+Value* OnlyPart(const Node& node) {
+  Value* only = nullptr;
+  for (Value* input : node.inputs()) {
+    const std::optional<Shape> shape = input->type().ConcreteShape();
+    if (!shape) return nullptr;
+    if (shape->elements() == 0) continue;
+    if (only != nullptr) return nullptr;
+    only = input;
+  }
+  return only;
+}
+
+// The input that a node hands on as it is, or null.
+Value* HandedOn(const Node& node) {
+  return node.Is("Concat") ? OnlyPart(node) : HandsOnItsInput(node) ? node.input(0) : nullptr;
+}
+
 bool RunOn(Graph& graph) {
   bool changed = false;
   Replacements replacements;
   std::unordered_set<const Node*> gone;
   for (const auto& node : graph.nodes()) {
     for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
-    if (!HandsOnItsInput(*node)) continue;
-    Value* input = node->input(0);
+    Value* input = HandedOn(*node);
+    if (input == nullptr) continue;
     Value* output = node->output(0);
     // A graph output keeps its name, so the node that makes it stays; so does one that exports an outer value.
     if (graph.IsGraphOutput(output)) continue;

@@ -66,8 +66,14 @@ bool ReducesRow(const Node& node, int64_t rank) {
 
 using Dims = std::vector<Dim>;
 
+bool HasNone(const Dims& dims) {
+  return std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.value == 0; });
+}
+
+// Null where they are not known, or say that there is nothing: tiles have elements.
 const Dims* DimsOf(const Value* value) {
-  return value != nullptr && value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
+  const bool known = value != nullptr && value->type().is_tensor() && value->type().shape;
+  return known && !HasNone(*value->type().shape) ? &*value->type().shape : nullptr;
 }
 
 Dims RowsOf(const Dims& dims) { return Dims(dims.begin(), dims.end() - 1); }

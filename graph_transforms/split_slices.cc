@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "core/graph/op_schema.h"
+#include "graph_transforms/replacements.h"
+#include "graph_transforms/same_dims.h"
 
 namespace caesura {
 namespace {
@@ -13,6 +15,7 @@ namespace {
 struct Part {
   Node* slice;
   int64_t axis, first, last;
+  bool empty() const { return first >= last; }
 };
 
 // The one number that input `i` holds, or `otherwise` where it is left out.
@@ -24,10 +27,10 @@ std::optional<int64_t> Number(const Node& node, int i, std::optional<int64_t> ot
   return tensor->ToVector<int64_t>()[0];
 }
 
-// What a Slice takes of its input, where it steps by one along one axis.
-std::optional<Part> PartOf(Node& node) {
-  const auto first = Number(node, 1, {}), last = Number(node, 2, {}), axis = Number(node, 3, 0), step = Number(node, 4, 1);
-  const ValueType& type = node.input(0)->type();
+// What a Slice takes of a tensor of that type, where it steps by one along one axis; `from`: the input with its starts.
+std::optional<Part> PartOf(Node& node, const ValueType& type, int from) {
+  const auto first = Number(node, from, {}), last = Number(node, from + 1, {}), axis = Number(node, from + 2, 0),
+             step = Number(node, from + 3, 1);
   if (!first || !last || !axis || step != 1 || !type.is_tensor() || !IsFloating(type.dtype) || !type.shape) return {};
   const auto rank = static_cast<int64_t>(type.shape->size());
   const int64_t at = *axis < 0 ? *axis + rank : *axis;
@@ -37,24 +40,24 @@ std::optional<Part> PartOf(Node& node) {
   return Part{&node, at, place(*first), place(*last)};
 }
 
-bool Cover(const std::vector<Part>& parts, int64_t size) {
+// Sorts the parts.
+bool Cover(std::vector<Part>& parts, int64_t size) {
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.first < b.first; });
   int64_t end = 0;
   for (const Part& part : parts) {
-    if (part.first != end || part.last <= part.first) return false;
+    if (part.first != end || part.empty()) return false;
     end = part.last;
   }
   return end == size;
 }
 
-bool RunOn(Graph& graph) {
-  bool changed = false;
+bool SplitParts(Graph& graph) {
   std::map<std::pair<uint32_t, int64_t>, std::vector<Part>> sliced;  // by the position of the first and the axis
   std::unordered_map<const Value*, uint32_t> firsts;
   for (uint32_t n = 0; n < graph.nodes().size(); ++n) {
     Node& node = *graph.nodes()[n];
-    for (Graph* body : node.Subgraphs()) changed |= RunOn(*body);
     if (!node.Is("Slice")) continue;
-    if (const std::optional<Part> part = PartOf(node)) {
+    if (const std::optional<Part> part = PartOf(node, node.input(0)->type(), 1); part && !part->empty()) {
       sliced[{firsts.try_emplace(node.input(0), n).first->second, part->axis}].push_back(*part);
     }
   }
@@ -62,7 +65,6 @@ bool RunOn(Graph& graph) {
   for (auto& [key, parts] : sliced) {
     Node* earliest = parts.front().slice;
     Value* x = earliest->input(0);
-    std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.first < b.first; });
     if (parts.size() < 2 || !Cover(parts, (*x->type().shape)[key.second].value)) continue;
     std::vector<int64_t> sizes;
     std::vector<Value*> outputs;
@@ -82,7 +84,116 @@ bool RunOn(Graph& graph) {
     graph.MoveTailBefore(tail, earliest);
   }
   graph.RemoveNodes(gone);
-  return changed || !gone.empty();
+  return !gone.empty();
+}
+
+// An Add of tensors of one known shape.
+bool IsSum(const Node* node) {
+  if (node == nullptr || !node->Is("Add")) return false;
+  const ValueType& sum = node->output(0)->type();
+  return sum.is_tensor() && sum.shape && std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* x) {
+    return x->type().is_tensor() && x->type().shape && SameDims(*x->type().shape, *sum.shape);
+  });
+}
+
+// A sum of tensors, through the Adds whose results nothing else reads.
+struct Sum {
+  std::vector<Value*> terms;
+  std::unordered_set<const Node*> nodes;
+};
+
+bool OnlyReadOnce(const Graph& graph, const Value* value) {
+  return value->uses().size() == 1 && !graph.IsGraphOutput(value) && value->graph() == &graph;
+}
+
+void Collect(const Graph& graph, const Node& add, Sum& sum) {
+  sum.nodes.insert(&add);
+  for (Value* x : add.inputs()) {
+    if (IsSum(x->producer()) && OnlyReadOnce(graph, x)) Collect(graph, *x->producer(), sum);
+    else sum.terms.push_back(x);
+  }
+}
+
+// Of a sum's terms, the SliceGrads along one axis that fill all of it; none where they do not.
+std::vector<Part> PartsOf(const Graph& graph, const Sum& sum, const std::vector<Dim>& shape) {
+  std::map<int64_t, std::vector<Part>> along;
+  for (Value* term : sum.terms) {
+    Node* node = term->producer();
+    if (node == nullptr || !node->Is("SliceGrad", kCaesuraDomain) || !OnlyReadOnce(graph, term)) continue;
+    if (const std::optional<Part> part = PartOf(*node, term->type(), 2)) along[part->axis].push_back(*part);
+  }
+  for (auto& [axis, parts] : along) {
+    if (parts.size() > 1 && Cover(parts, shape[axis].value)) return parts;
+  }
+  return {};
+}
+
+bool IsEmptyPart(const Value* term) {
+  Node* node = term->producer();
+  if (node == nullptr || !node->Is("SliceGrad", kCaesuraDomain)) return false;
+  const std::optional<Part> part = PartOf(*node, term->type(), 2);
+  return part && part->empty();
+}
+
+bool JoinGradients(Graph& graph) {
+  std::vector<Node*> roots;
+  for (const auto& node : graph.nodes()) {
+    const Value* sum = IsSum(node.get()) ? node->output(0) : nullptr;
+    if (sum == nullptr || (OnlyReadOnce(graph, sum) && IsSum(sum->uses()[0].node))) continue;
+    roots.push_back(node.get());
+  }
+  Replacements replacements;
+  std::unordered_set<const Node*> gone;
+  for (Node* root : roots) {
+    Sum sum;
+    Collect(graph, *root, sum);
+    Value* result = root->output(0);
+    const ValueType type = result->type();
+    const size_t count = sum.terms.size();
+    if (!std::all_of(sum.terms.begin(), sum.terms.end(), IsEmptyPart)) std::erase_if(sum.terms, IsEmptyPart);
+    const std::vector<Part> parts = PartsOf(graph, sum, *type.shape);
+    if (parts.empty() && (sum.terms.size() == count || (sum.terms.size() == 1 && graph.IsGraphOutput(result)))) continue;
+    gone.insert(sum.nodes.begin(), sum.nodes.end());
+    if (parts.empty() && sum.terms.size() == 1) {
+      replacements.Replace(result, sum.terms[0]);
+      continue;
+    }
+    const size_t tail = graph.nodes().size();
+    auto add = [&](const char* op, std::vector<Value*> inputs, AttributeMap attributes, bool last) {
+      std::vector<Value*> outputs = last ? graph.ReleaseOutputs(root) : std::vector{graph.AddValue("", type)};
+      Node* node = graph.AddNode(op, std::move(inputs), outputs, std::move(attributes), "", graph.UniqueName(root->name()));
+      node->set_since_version(SinceVersion(op, ""));
+      node->set_phase(root->phase());
+      node->set_source(root->source());
+      return outputs[0];
+    };
+    if (!parts.empty()) {
+      std::vector<Value*> inputs;
+      for (const Part& part : parts) {
+        inputs.push_back(part.slice->input(0));
+        std::erase(sum.terms, part.slice->output(0));
+        gone.insert(part.slice);
+      }
+      sum.terms.insert(sum.terms.begin(), add("Concat", std::move(inputs), {{"axis", parts[0].axis}}, sum.terms.empty()));
+    }
+    Value* total = sum.terms[0];
+    for (size_t i = 1; i < sum.terms.size(); ++i) {
+      total = add("Add", {total, sum.terms[i]}, {}, i + 1 == sum.terms.size());
+    }
+    graph.MoveTailBefore(tail, root);
+  }
+  replacements.Finish(graph);
+  graph.RemoveNodes(gone);
+  return !gone.empty();
+}
+
+bool RunOn(Graph& graph) {
+  bool changed = false;
+  for (const auto& node : graph.nodes()) {
+    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
+  }
+  changed |= SplitParts(graph);
+  return JoinGradients(graph) || changed;
 }
 
 class SplitSlices : public Pass {

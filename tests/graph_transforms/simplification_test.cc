@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes that leave fewer nodes and the same bits: movement_elimination, shape_simplification and split_slices.
+// Passes that leave fewer nodes and the same bits: movement_elimination, redundant_nodes, shape_simplification,
+// split_slices and expand_sinking.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/graph/graph_check.h"
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/expand_sinking.h"
 #include "graph_transforms/movement_elimination.h"
+#include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/replacements.h"
+#include "graph_transforms/shape_inference_pass.h"
 #include "graph_transforms/shape_simplification.h"
 #include "graph_transforms/split_slices.h"
 #include "tests/core/execute/graph_fixture.h"
+#include "training/kernels/training_ops.h"
 
 namespace caesura::testing {
 namespace {
@@ -19,7 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 Values RunOnCpu(const std::shared_ptr<Graph>& graph, const Values& feeds) {
-  return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider()}), feeds);
+  return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider(RegisterTrainingKernels)}), feeds);
 }
 
 // The ops that are left, in order. Results are compared with those of the graph as it was.
@@ -27,7 +32,7 @@ std::vector<std::string> Left(const std::shared_ptr<Pass>& pass, const std::stri
   Model model;
   model.graph = GraphOf(body);
   const Values expected = RunOnCpu(GraphOf(body), feeds);
-  const auto records = RunPasses({pass, MakeDeadNodeEliminationPass()}, model);
+  const auto records = RunPasses({MakeShapeInferencePass(), pass, MakeDeadNodeEliminationPass()}, model);
   EXPECT_TRUE(records.ok()) << records.status().ToString();
   EXPECT_TRUE(SameBits(RunOnCpu(model.graph, feeds), expected));
   std::vector<std::string> ops;
@@ -234,12 +239,26 @@ TEST(SplitSlices, UnevenPartsOfAnotherAxis) {
   EXPECT_THAT(SplitUp(body, {Ramp(Shape{5, 2})}), ElementsAre("Split", "Neg", "Neg", "Neg"));
 }
 
-// A gap, an overlap, a stride, an empty part, two axes, integers, a size that is not known: as they stand.
+// An empty part stays, and the others are a Split.
+TEST(SplitSlices, PartsBesideAnEmptyOne) {
+  const char* body = R"((float[4] x) => (float[2] y, float[2] z, float[0] w)
+      <int64[1] none = {0}, int64[1] half = {2}, int64[1] end = {4}> {
+    a = Slice (x, none, half)
+    c = Slice (x, end, end)
+    b = Slice (x, half, end)
+    y = Neg (a)
+    z = Neg (b)
+    w = Neg (c)
+  })";
+  EXPECT_THAT(SplitUp(body, {Ramp(Shape{4})}), ElementsAre("Split", "Slice", "Neg", "Neg", "Neg"));
+}
+
+// A gap, an overlap, a stride, two axes, integers, a size that is not known: as they stand.
 TEST(SplitSlices, OthersStay) {
   const std::string constants =
       "<int64[1] none = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] four = {4}, int64[1] axis = {0}>";
   for (const auto& [b, c] : {std::pair("none, one", "two, four"), {"none, two", "one, four"},
-                             {"none, two, axis, one", "two, four, axis, two"}, {"none, none", "none, four"},
+                             {"none, two, axis, one", "two, four, axis, two"},
                              {"none, two, none", "two, four, one"}}) {
     const std::string slices = " { b = Slice (x, " + std::string(b) + ") c = Slice (x, " + std::string(c) +
                                ") y = Neg (b) z = Neg (c) }";
@@ -251,6 +270,81 @@ TEST(SplitSlices, OthersStay) {
               ElementsAre("Slice", "Slice", "Neg", "Neg"));
   EXPECT_THAT(SplitUp("(int64[4] x) => (int64[P] y, int64[R] z) " + constants + halves, {Tensor::Of<int64_t>(Shape{4}, {1, 2, 3, 4})}),
               ElementsAre("Slice", "Slice", "Neg", "Neg"));
+}
+
+// --- gradients of slices ---
+
+// The gradient of halves, the second one first, that something is added to; an empty part; and a graph output.
+TEST(SplitSlices, GradientsOfAllPartsAreAConcat) {
+  const char* body = R"((float[2, 3] a, float[2, 5] b, float[2, 0] none, float[2, 8] c) => (float[2, 8] y, float[2, 8] z)
+      <int64[2] shape = {2, 8}, int64[1] start = {0}, int64[1] cut = {3}, int64[1] end = {9223372036854775807}, int64[1] axis = {1}> {
+    da = ai.caesura.SliceGrad (a, shape, start, cut, axis)
+    db = ai.caesura.SliceGrad (b, shape, cut, end, axis)
+    empty = ai.caesura.SliceGrad (none, shape, end, end, axis)
+    first = Add (db, c)
+    second = Add (empty, first)
+    y = Add (second, da)
+    na = Neg (a)
+    dna = ai.caesura.SliceGrad (na, shape, start, cut, axis)
+    dnb = ai.caesura.SliceGrad (b, shape, cut, end, axis)
+    z = Add (dnb, dna)
+  })";
+  const Values feeds = {Ramp(Shape{2, 3}), Ramp(Shape{2, 5}), Tensor::Of<float>(Shape{2, 0}, {}), Ramp(Shape{2, 8})};
+  EXPECT_THAT(SplitUp(body, feeds), ElementsAre("Concat", "Add", "Neg", "Concat"));
+}
+
+// A part that is read twice, a gap, an overlap: as they stand.
+TEST(SplitSlices, OtherGradientsStay) {
+  for (const auto& [size, a, b, last] : {std::tuple("4", "zero, two", "two, four", "Mul (y, da)"),
+                                         {"5", "zero, two", "three, five", "Neg (y)"}, {"4", "one, three", "two, four", "Neg (y)"}}) {
+    const std::string n(size), body = "(float[2] a, float[2] b) => (float[" + n + "] y, float[" + n + "] z) <int64[1] shape = {" + n +
+        R"(}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4}, int64[1] five = {5}> {
+      da = ai.caesura.SliceGrad (a, shape, )" + a + R"()
+      db = ai.caesura.SliceGrad (b, shape, )" + b + R"()
+      y = Add (da, db)
+      z = )" + last + "}";
+    EXPECT_THAT(SplitUp(body, {Ramp(Shape{2}), Ramp(Shape{2})}), ElementsAre("SliceGrad", "SliceGrad", "Add", ::testing::_)) << body;
+  }
+}
+
+// --- what is handed on ---
+
+TEST(RedundantNodes, ConcatOfOnePart) {
+  const char* body = R"((float[2, 3] a, float[2, 0] none) => (float[2, 3] y, float[2, 6] z) {
+    whole = Concat <axis = 1> (none, a, none)
+    y = Neg (whole)
+    both = Concat <axis = 1> (a, none, a)
+    z = Neg (both)
+  })";
+  EXPECT_THAT(Left(MakeRedundantNodesPass(), body, {Ramp(Shape{2, 3}), Tensor::Of<float>(Shape{2, 0}, {})}),
+              ElementsAre("Neg", "Concat", "Neg"));
+}
+
+// --- expands ---
+
+// The gradient of a mean: divided before it is spread, and spread by what it is multiplied with.
+TEST(ExpandSinking, ArithmeticBroadcasts) {
+  const char* body = R"((float[2, 3, 1] dy, float[2, 3, 4] x) => (float[2, 3, 4] y, float[2, 3, 4] z)
+      <int64[3] shape = {2, 3, 4}, float count = {4}> {
+    e = Expand (dy, shape)
+    d = Div (e, count)
+    y = Mul (x, d)
+    z = Sub (count, e)
+  })";
+  EXPECT_THAT(Left(MakeExpandSinkingPass(), body, {Ramp(Shape{2, 3, 1}), Ramp(Shape{2, 3, 4})}),
+              ElementsAre("Div", "Mul", "Sub", "Expand"));
+}
+
+// Where the other side needs the spread tensor, is spread itself, or no shape is known.
+TEST(ExpandSinking, OthersStay) {
+  const Values feeds = {Ramp(Shape{1, 4}), Ramp(Shape{3, 1})};
+  const std::string head = "<int64[2] shape = {3, 4}, int64[2] square = {2, 2}> { e = Expand (x, shape) ";
+  EXPECT_THAT(Left(MakeExpandSinkingPass(), "(float[1, 4] x, float[3, 1] b) => (float[3, 4] y) " + head + "y = Exp (e) }", feeds),
+              ElementsAre("Expand", "Exp"));
+  EXPECT_THAT(Left(MakeExpandSinkingPass(), "(float[N, 4] x, float[3, 1] b) => (float[3, 4] y) " + head + "y = Add (e, b) }", feeds),
+              ElementsAre("Expand", "Add"));
+  EXPECT_THAT(Left(MakeExpandSinkingPass(), "(float[1, 4] x, float[3, 1] b) => (float[3, 4] y) " + head + "y = Add (e, e) }", feeds),
+              ElementsAre("Expand", "Add"));
 }
 
 }  // namespace

@@ -88,9 +88,10 @@ Status FusedMatMulShape(Graph& graph, Node* node) {
   return {};
 }
 
-// The shape is that of the tensor whose Shape input 1 is, or a constant.
-Status SumToShape(Graph& graph, Node* node) {
-  const Value *x = node->input(0), *target = node->input(1);
+// The shape is that of the tensor whose Shape the input is, or a constant.
+template <int kInput>
+Status ShapeOfInput(Graph& graph, Node* node) {
+  const Value *x = node->input(0), *target = node->input(kInput);
   Value* y = node->output(0);
   if (x == nullptr || target == nullptr || !x->type().is_tensor() || y == nullptr) return {};
   if (y->type().is_tensor() && y->type().shape) return {};
@@ -105,9 +106,11 @@ Status SumToShape(Graph& graph, Node* node) {
   return {};
 }
 
-OpSchemaSpec SumTo() {
-  OpSchemaSpec spec = Shaped("SumTo", 2, 2);
-  spec.infer = SumToShape;
+// An op whose output has the shape that an input says.
+template <int kInput>
+OpSchemaSpec Sized(const char* op_type, int min_inputs, int max_inputs) {
+  OpSchemaSpec spec = Spec(op_type, min_inputs, max_inputs, 1, {});
+  spec.infer = ShapeOfInput<kInput>;
   return spec;
 }
 
@@ -128,8 +131,8 @@ std::vector<OpSchemaSpec> Elementwise() {
 
 std::vector<OpSchemaSpec> Movement() {
   return {
-      SumTo(),                     Shaped("GatherGrad", 3, 4),  Shaped("SliceGrad", 4, 6),
-      Shaped("PadGrad", 3, 4),     Shaped("ResizeGrad", 2, 5),  FusedMatMul(),
+      Sized<1>("SumTo", 2, 2),   Sized<2>("GatherGrad", 3, 4), Sized<1>("SliceGrad", 4, 6),
+      Sized<1>("PadGrad", 3, 4), Sized<1>("ResizeGrad", 2, 5), FusedMatMul(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };
 }
@@ -189,7 +192,7 @@ std::vector<OpSchemaSpec> Layers() {
       Spec("InstanceNormalizationGrad", 3, 3, 3, {1, 2, 2}),
       Spec("GroupNormalizationGrad", 3, 3, 3, {1, 2, 2}),
       Spec("SoftmaxCrossEntropyLossGrad", 3, 4, 1, {1}),
-      Shaped("NegativeLogLikelihoodLossGrad", 4, 4),
+      Sized<3>("NegativeLogLikelihoodLossGrad", 4, 4),
       Spec("RNNGrad", 5, 8, 5, {2, 3, 4, 5, 7}),
       Spec("GRUGrad", 5, 8, 5, {2, 3, 4, 5, 7}),
       Spec("LSTMGrad", 6, 11, 7, {3, 4, 5, 6, 8, 9, 10}),
