@@ -77,6 +77,10 @@ Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection
   out.geometry_ = g;
   out.dtype_ = dtype;
   out.threads_ = info.threads();
+  if (dtype == DType::kFloat32 && DepthwiseConv::Serves(g)) {
+    out.depthwise_ = DepthwiseConv::Make(info, direction, g);
+    return out;
+  }
   const int64_t work = g.multiply_adds();
   const bool dnnl_type = dtype == DType::kFloat32 || dtype == DType::kBFloat16;
   if (dnnl_type && (work > kSmallConv || dtype == DType::kBFloat16) && work > 0 && g.window.rank() <= 3) {
@@ -98,6 +102,11 @@ Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection
 }
 
 Status ConvEngine::Run(KernelContext& context, const void* a, const void* b, const void* bias, void* out) const {
+  if (depthwise_) {
+    depthwise_->Run(context, static_cast<const float*>(a), static_cast<const float*>(b), static_cast<const float*>(bias),
+                    static_cast<float*>(out));
+    return {};
+  }
   if (dnnl_.defined()) {
     if (bias == nullptr) return dnnl_.Run(context, {a, b, out});
     return dnnl_.Run(context, {a, b, out, bias});

@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions in the three directions that Conv, ConvTranspose and their gradients need. float32 and bfloat16 run on
-// oneDNN; float64, int32 and small ones through im2col and Gemm.
+// oneDNN, but for float32 with a group for each channel (conv_depthwise.h); float64, int32 and small ones through im2col
+// and Gemm.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONV_ENGINE_H_
 #define CAESURA_CORE_KERNELS_CPU_CONV_ENGINE_H_
 
+#include <optional>
+
+#include "core/kernels/cpu/conv_depthwise.h"
 #include "core/kernels/cpu/conv_geometry.h"
 #include "core/kernels/cpu/dnnl_primitive.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/kernel.h"
 
 namespace caesura {
-
-enum class ConvDirection {
-  kForward,          // (src, weights, bias or null) -> dst
-  kBackwardData,     // (dst, weights) -> src
-  kBackwardWeights,  // (src, dst) -> weights
-};
 
 // Thread safety: Run may be called from many threads.
 class ConvEngine {
@@ -36,6 +34,7 @@ class ConvEngine {
   ConvGeometry geometry_;
   DType dtype_ = DType::kUndefined;
   int threads_ = 1;
+  std::optional<DepthwiseConv> depthwise_;
   DnnlCall dnnl_;
   Gemm gemm_;           // of one image and group
   size_t columns_ = 0;  // scratch

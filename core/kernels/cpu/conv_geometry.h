@@ -30,6 +30,12 @@ struct WindowGeometry {
 // behind the input.
 Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x, std::vector<int64_t> kernel);
 
+enum class ConvDirection {
+  kForward,          // (src, weights, bias or null) -> dst
+  kBackwardData,     // (dst, weights) -> src
+  kBackwardWeights,  // (src, dst) -> weights
+};
+
 // A convolution: src [batch, channels, input...], weights [outputs, channels / groups, kernel...], dst [batch,
 // outputs, output...].
 struct ConvGeometry {
