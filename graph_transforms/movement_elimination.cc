@@ -56,18 +56,22 @@ Value* SimplifyTranspose(Node& node, const Node& before) {
   return nullptr;
 }
 
-// Reads past all nodes in front that only give another shape.
+// Reads past all nodes in front that only give another shape, up to one that is there for others too: where that has to
+// copy, as behind a Transpose, its copy serves all.
 void SimplifyReshape(Node& node) {
   const Value* shape = node.input(1);
   const Tensor* target = shape == nullptr ? nullptr : shape->graph()->Initializer(shape);
   if (target == nullptr || shape->graph()->IsGraphInput(shape)) return;
   const std::vector<int64_t> dims = target->ToVector<int64_t>();
   if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return;
-  for (const Node* before = node.input(0)->producer(); before != nullptr && IsReshaping(*before);
-       before = node.input(0)->producer()) {
-    if (before->input(0) == nullptr) return;
-    node.SetInput(0, before->input(0));
-  }
+  Value* from = node.input(0);
+  auto passes_on = [](const Value* between) {
+    const Node* before = between->producer();
+    return before != nullptr && IsReshaping(*before) && before->input(0) != nullptr && between->uses().size() == 1 &&
+           !between->graph()->IsGraphOutput(between);
+  };
+  while (passes_on(from)) from = from->producer()->input(0);
+  if (from != node.input(0)) node.SetInput(0, from);
 }
 
 Value* SimplifyCast(Node& node, const Node& before) {

@@ -89,6 +89,24 @@ TEST(MovementElimination, ReshapesInARow) {
   })", {Ramp(Shape{2, 3, 4})}), ElementsAre("Reshape"));
 }
 
+// Behind a Transpose the first copies; the second shows its copy.
+TEST(MovementElimination, AReshapeThatOthersReadStays) {
+  const char* body = R"((float[2, 3, 4] x) => (float[4, 6] y, float[24] z) <int64[2] rows = {4, 6}, int64[1] flat = {24}> {
+    t = Transpose <perm = [2, 1, 0]> (x)
+    r = Reshape (t, rows)
+    f = Reshape (r, flat)
+    y = Neg (r)
+    z = Neg (f)
+  })";
+  auto graph = GraphOf(body);
+  Model model;
+  model.graph = graph;
+  ASSERT_TRUE(RunPasses({MakeMovementEliminationPass()}, model).ok());
+  const Value* first = graph->FindValue("r");
+  EXPECT_EQ(graph->FindValue("f")->producer()->input(0), first);
+  EXPECT_THAT(Moved(body, {Ramp(Shape{2, 3, 4})}), ElementsAre("Transpose", "Reshape", "Reshape", "Neg", "Neg"));
+}
+
 // A zero stands for a dim of the input, which is another one then.
 TEST(MovementElimination, LeavesZerosAlone) {
   EXPECT_THAT(Moved(R"((float[2, 6] x) => (float[3, 4] y) <int64[2] three = {3, 4}, int64[2] same = {0, 4}> {

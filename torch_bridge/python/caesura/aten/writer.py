@@ -155,10 +155,10 @@ class Writer:
 
     # --- what most families need ---
     def reshape(self, tensor: Tensor, shape) -> Tensor:
-        """`tensor` in another shape; reshapes of reshapes go back to the first."""
+        """`tensor` in another shape; reshapes of reshapes go back to the first, or to the one behind a transpose, which copies."""
         shape, given = tuple(shape), tensor
         kind, source, _ = self.origin.get(tensor.name, (None, None, None))
-        if kind == "Reshape":
+        if kind == "Reshape" and (same_shape(source.shape, shape) or self.origin.get(source.name, (None,))[0] != "Transpose"):
             tensor = source
         if same_shape(tensor.shape, shape):
             return tensor
