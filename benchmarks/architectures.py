@@ -96,7 +96,7 @@ def smaller(name, value, sizes):
     return value
 
 
-def shrink(config, sizes, extra=()):
+def shrink(config, sizes, extra=(), needed=NEEDED):
     """`config` made anew with smaller sizes, so that what it derives from them follows; its parts likewise."""
     layers = getattr(config, "num_hidden_layers", None)
     given = dict(extra)
@@ -105,13 +105,13 @@ def shrink(config, sizes, extra=()):
         if name.startswith("_") or name in ("transformers_version", "model_type", "dtype"):
             continue
         if hasattr(value, "to_dict"):
-            given[name] = shrink(value, sizes)
+            given[name] = shrink(value, sizes, needed=needed)
         elif isinstance(value, (list, tuple)) and (name in PER_LAYER or len(value) == layers) and all(
                 isinstance(v, (str, int)) for v in value):
             given[name] = list(dict.fromkeys(value))  # each kind once
             kinds = max(kinds, len(given[name]))
-        elif value is None and name in NEEDED:
-            given[name] = NEEDED[name]
+        elif value is None and name in needed:
+            given[name] = needed[name]
         elif (small := smaller(name, value, sizes)) is not value:
             given[name] = small
     for name, value in given.items():
@@ -122,23 +122,24 @@ def shrink(config, sizes, extra=()):
     return type(config)(**given)
 
 
-def inputs_for(task, config, cls):
-    """A batch for the task, with labels."""
+def inputs_for(task, config, cls, count=2, length=16):
+    """A batch of so many samples for the task, with labels."""
     import torch
 
     text = getattr(config, "text_config", config)
     vocabulary = getattr(text, "vocab_size", 128) or 128
+    classes = torch.arange(count) % 2
     if task == "image" and cls.main_input_name == "pixel_values":
         size = getattr(config, "image_size", 32)
         size = size if isinstance(size, int) else size[0]
-        return {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), size, size), "labels": torch.tensor([0, 1])}
-    ids = torch.randint(3, vocabulary, (2, 16))
+        return {"pixel_values": torch.randn(count, getattr(config, "num_channels", 3), size, size), "labels": classes}
+    ids = torch.randint(3, vocabulary, (count, length))
     ids[:, -1] = end if isinstance(end := getattr(text, "eos_token_id", 2), int) else 2  # some heads look for it
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if task == "image":
-        return {"input_ids": ids, "labels": torch.tensor([0, 1])}
+        return {"input_ids": ids, "labels": classes}
     if task == "classification":
-        return batch | {"labels": torch.tensor([0, 1])}
+        return batch | {"labels": classes}
     return batch | {"labels": ids.clone()}
 
 
@@ -318,14 +319,14 @@ def cases(tasks, only):
                 yield task, model_type, class_name
 
 
-def in_process(case, seconds):
-    """The verdict on one case, from a process of its own: a fork, so that PyTorch is imported once.
+def in_process(run, case, seconds):
+    """What `run` says of one case, or ("error", why), from a process of its own: a fork, so that PyTorch is imported once.
 
     seconds: of computing, however busy the machine is.
     """
     def child():
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        sender.send(run_one(*case))
+        sender.send(run(*case))
 
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -368,7 +369,7 @@ def main():
     for task, model_type, class_name in list(cases(options.task, [o for o in options.only.split(",") if o]))[::options.every]:
         key = f"{task}/{model_type}"
         if key not in results:
-            results[key] = in_process((task, model_type, class_name), options.timeout)
+            results[key] = in_process(run_one, (task, model_type, class_name), options.timeout)
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps({"case": key, "verdict": results[key][0], "detail": results[key][1]}) + "\n")

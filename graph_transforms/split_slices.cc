@@ -106,12 +106,28 @@ bool OnlyReadOnce(const Graph& graph, const Value* value) {
   return value->uses().size() == 1 && !graph.IsGraphOutput(value) && value->graph() == &graph;
 }
 
-void Collect(const Graph& graph, const Node& add, Sum& sum) {
-  sum.nodes.insert(&add);
-  for (Value* x : add.inputs()) {
-    if (IsSum(x->producer()) && OnlyReadOnce(graph, x)) Collect(graph, *x->producer(), sum);
-    else sum.terms.push_back(x);
+Sum SumOf(const Graph& graph, const Node& root) {
+  Sum sum;
+  std::vector<Value*> open(root.inputs().rbegin(), root.inputs().rend());  // the next one last
+  sum.nodes.insert(&root);
+  while (!open.empty()) {
+    Value* x = open.back();
+    open.pop_back();
+    if (!IsSum(x->producer()) || !OnlyReadOnce(graph, x)) {
+      sum.terms.push_back(x);
+      continue;
+    }
+    sum.nodes.insert(x->producer());
+    open.insert(open.end(), x->producer()->inputs().rbegin(), x->producer()->inputs().rend());
   }
+  return sum;
+}
+
+// Whether a SliceGrad's input is known to have the part's sizes, of a tensor with those dims.
+bool HasItsSizes(const Part& part, std::vector<Dim> dims) {
+  const ValueType& type = part.slice->input(0)->type();
+  dims[part.axis] = Dim{part.last - part.first, ""};
+  return type.is_tensor() && type.shape && SameDims(*type.shape, dims);
 }
 
 // Of a sum's terms, the SliceGrads along one axis that fill all of it; none where they do not.
@@ -120,7 +136,8 @@ std::vector<Part> PartsOf(const Graph& graph, const Sum& sum, const std::vector<
   for (Value* term : sum.terms) {
     Node* node = term->producer();
     if (node == nullptr || !node->Is("SliceGrad", kCaesuraDomain) || !OnlyReadOnce(graph, term)) continue;
-    if (const std::optional<Part> part = PartOf(*node, term->type(), 2)) along[part->axis].push_back(*part);
+    const std::optional<Part> part = PartOf(*node, term->type(), 2);
+    if (part && HasItsSizes(*part, shape)) along[part->axis].push_back(*part);
   }
   for (auto& [axis, parts] : along) {
     if (parts.size() > 1 && Cover(parts, shape[axis].value)) return parts;
@@ -145,8 +162,7 @@ bool JoinGradients(Graph& graph) {
   Replacements replacements;
   std::unordered_set<const Node*> gone;
   for (Node* root : roots) {
-    Sum sum;
-    Collect(graph, *root, sum);
+    Sum sum = SumOf(graph, *root);
     Value* result = root->output(0);
     const ValueType type = result->type();
     const size_t count = sum.terms.size();

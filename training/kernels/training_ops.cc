@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/kernels/training_ops.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 #include <string>
@@ -98,7 +99,9 @@ Status ShapeOfInput(Graph& graph, Node* node) {
   ValueType type = ValueType::Tensor(ResultDType(*node));
   const Node* producer = target->producer();
   if (const Tensor* constant = graph.Initializer(target)) {
-    type = ValueType::Tensor(type.dtype, Shape(constant->ToVector<int64_t>()));
+    const std::vector<int64_t> dims = constant->ToVector<int64_t>();
+    const bool fit = std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim >= 0; });
+    if (fit) type = ValueType::Tensor(type.dtype, Shape(dims));
   } else if (producer != nullptr && producer->Is("Shape") && producer->attributes().empty()) {
     type.shape = producer->input(0)->type().shape;
   }

@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kBlock = 8;    // vectors of sums: so many rows of one, or fewer of more
 constexpr int64_t kSlack = 64;   // columns that a block may read behind a row
 constexpr int64_t kColumnTaps = 8;
+constexpr int64_t kMaxStride = 16;  // a residue each; beyond, a model asks for something else than a convolution
 
 // A plane with room around it.
 struct Padded {
@@ -221,8 +222,9 @@ bool DepthwiseConv::Serves(const ConvGeometry& g) {
   auto none_below = [](const std::vector<int64_t>& sizes, int64_t least) {
     return std::all_of(sizes.begin(), sizes.end(), [=](int64_t size) { return size >= least; });
   };
+  const bool steps = std::all_of(w.strides.begin(), w.strides.end(), [](int64_t stride) { return stride <= kMaxStride; });
   return g.groups > 1 && g.channels == g.groups && w.rank() >= 1 && w.rank() <= 2 && none_below(w.pads_begin, 0) &&
-         none_below(w.output, 1) && none_below(w.input, 1);
+         none_below(w.output, 1) && none_below(w.input, 1) && steps;
 }
 
 // Padded places r = stride * q + residue of the source get the taps whose place in the window has that residue, from the

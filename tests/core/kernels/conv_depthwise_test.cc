@@ -28,7 +28,9 @@ template <typename T>
 Tensor Wave(const std::vector<int64_t>& dims, double step) {
   const Shape shape(dims);
   std::vector<T> numbers(shape.elements());
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<T>(static_cast<float>(0.3 + std::sin(step * i + step)));  // sums that do not cancel
+  for (size_t i = 0; i < numbers.size(); ++i) {  // sums that do not cancel
+    numbers[i] = static_cast<T>(static_cast<float>(0.3 + std::sin(step * i + step)));
+  }
   return Tensor::Of<T>(shape, numbers);
 }
 
