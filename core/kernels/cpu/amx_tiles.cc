@@ -14,7 +14,8 @@
 
 #include "core/kernels/cpu/dnnl_handles.h"
 
-// Tile instructions stand as assembly: the compiler's own do not say that they read and write memory.
+// For what prepares tiles. Tile instructions themselves stand as assembly: the compiler's own do not say that they read and
+// write memory.
 #define CAESURA_AMX [[gnu::target("arch=x86-64-v4,avx512bf16")]]
 
 namespace caesura::amx {
@@ -37,7 +38,7 @@ inline void AddProduct() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));
 }
 
-// A row of tiles of C: the sums in the first registers, A in the sixth, B in the fourth and fifth by turns.
+// A row of tiles of C: the sums in registers 0 to 3, A in 6, B in 4 and 5 by turns.
 template <int kColumns>
 void MultiplyRow(const char* a, const Tiles& b, int64_t deep, float* c, int64_t step_bytes, bool add) {
   [&]<int... n>(std::integer_sequence<int, n...>) {
