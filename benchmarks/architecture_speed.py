@@ -38,20 +38,10 @@ SECONDS = 300  # of computing, for one architecture
 
 def runnable(task, class_name):
     """(model, batch): what the model's own code makes of the sizes; raises what it raises."""
-    import torch
-    import transformers
-
-    cls = getattr(transformers, class_name)
-    extra = {"decoder_start_token_id": 1} if task in ("seq2seq", "classification") else {}
-    if task == "causal":
-        extra["is_decoder"] = True
     errors = []
     for sizes in (COUNTS | WIDTHS, COUNTS | WIDTHS | {"num_key_value_heads": 8}, COUNTS):
         try:
-            torch.manual_seed(0)
-            config = architectures.shrink(cls.config_class(), sizes, extra, NEEDED)
-            batch = architectures.inputs_for(task, config, cls, BATCH, LENGTH)
-            model = cls(config).train()
+            model, batch = architectures.build(task, class_name, sizes, NEEDED, count=BATCH, length=LENGTH)
             model(**batch).loss.backward()
             model.zero_grad()
             return model, batch

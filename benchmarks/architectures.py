@@ -143,8 +143,8 @@ def inputs_for(task, config, cls, count=2, length=16):
     return batch | {"labels": ids.clone()}
 
 
-def runnable(task, class_name):
-    """(model, batch, a copy with the gradients that eager PyTorch gives, its loss); raises what the model's code raises."""
+def build(task, class_name, sizes, needed=NEEDED, **batch_sizes):
+    """(model, batch) of an architecture at those sizes; raises what the model's code raises."""
     import torch
     import transformers
 
@@ -152,6 +152,16 @@ def runnable(task, class_name):
     extra = {"decoder_start_token_id": 1} if task in ("seq2seq", "classification") else {}
     if task == "causal":
         extra["is_decoder"] = True
+    torch.manual_seed(0)
+    config = shrink(cls.config_class(), sizes, extra, needed)
+    batch = inputs_for(task, config, cls, **batch_sizes)
+    return cls(config).train(), batch
+
+
+def runnable(task, class_name):
+    """(model, batch, a copy with the gradients that eager PyTorch gives, its loss); raises what the model's code raises."""
+    import torch
+
     errors = []
     # Widths that do not fit each other stay as they are; what depends on the size of images gets large ones.
     small = COUNTS | WIDTHS
@@ -159,10 +169,7 @@ def runnable(task, class_name):
         small, small | {"num_key_value_heads": 4}, COUNTS)
     for sizes in tries:
         try:
-            torch.manual_seed(0)
-            config = shrink(cls.config_class(), sizes, extra)
-            batch = inputs_for(task, config, cls)
-            model = cls(config).train()
+            model, batch = build(task, class_name, sizes)
             model.initial = copy.deepcopy(model.state_dict())
             reference = copy.deepcopy(model)
             loss = reference(**batch).loss

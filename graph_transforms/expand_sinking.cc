@@ -12,7 +12,8 @@ namespace {
 
 bool IsArithmetic(const Node& node) {
   static constexpr std::array<std::string_view, 4> kOps = {"Add", "Sub", "Mul", "Div"};
-  return node.domain().empty() && std::find(kOps.begin(), kOps.end(), node.op_type()) != kOps.end();
+  return node.domain().empty() && std::find(kOps.begin(), kOps.end(), node.op_type()) != kOps.end() &&
+         node.input(0) != nullptr && node.input(1) != nullptr && node.output(0) != nullptr;
 }
 
 // What input `i` is an Expand of, where all shapes are known.
@@ -20,6 +21,7 @@ Value* Expanded(const Node& node, int i) {
   const Value* input = node.input(i);
   const Node* expand = input->producer();
   if (expand == nullptr || !expand->Is("Expand") || input->graph() != node.output(0)->graph()) return nullptr;
+  if (expand->input(0) == nullptr || expand->input(1) == nullptr) return nullptr;
   return expand->input(0)->type().ConcreteShape() && input->type().ConcreteShape() ? expand->input(0) : nullptr;
 }
 

@@ -36,7 +36,7 @@ bool HandsOnItsInput(const Node& node) {
 Value* OnlyPart(const Node& node) {
   Value* only = nullptr;
   for (Value* input : node.inputs()) {
-    const std::optional<Shape> shape = input->type().ConcreteShape();
+    const std::optional<Shape> shape = input == nullptr ? std::nullopt : input->type().ConcreteShape();
     if (!shape) return nullptr;
     if (shape->elements() == 0) continue;
     if (only != nullptr) return nullptr;
@@ -47,7 +47,7 @@ Value* OnlyPart(const Node& node) {
 
 // The input that a node hands on as it is, or null.
 Value* HandedOn(const Node& node) {
-  return node.Is("Concat") ? OnlyPart(node) : HandsOnItsInput(node) ? node.input(0) : nullptr;
+  return node.Is("Concat") && node.output(0) != nullptr ? OnlyPart(node) : HandsOnItsInput(node) ? node.input(0) : nullptr;
 }
 
 bool RunOn(Graph& graph) {

@@ -89,10 +89,10 @@ bool SplitParts(Graph& graph) {
 
 // An Add of tensors of one known shape.
 bool IsSum(const Node* node) {
-  if (node == nullptr || !node->Is("Add")) return false;
+  if (node == nullptr || !node->Is("Add") || node->output(0) == nullptr) return false;
   const ValueType& sum = node->output(0)->type();
   return sum.is_tensor() && sum.shape && std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* x) {
-    return x->type().is_tensor() && x->type().shape && SameDims(*x->type().shape, *sum.shape);
+    return x != nullptr && x->type().is_tensor() && x->type().shape && SameDims(*x->type().shape, *sum.shape);
   });
 }
 
@@ -125,6 +125,7 @@ Sum SumOf(const Graph& graph, const Node& root) {
 
 // Whether a SliceGrad's input is known to have the part's sizes, of a tensor with those dims.
 bool HasItsSizes(const Part& part, std::vector<Dim> dims) {
+  if (part.slice->input(0) == nullptr) return false;
   const ValueType& type = part.slice->input(0)->type();
   dims[part.axis] = Dim{part.last - part.first, ""};
   return type.is_tensor() && type.shape && SameDims(*type.shape, dims);

@@ -5,7 +5,7 @@
 #include "core/kernels/cpu/conv_depthwise.h"
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "core/kernels/cpu/float_tiles.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp, log, tanh, erf, the normal distribution and what is made of them, for float: without branches and calls, so that loops over them
-// become vector code, and right to about 2 units in the last place with the usual answers for infinities and NaN.
+// exp, log, tanh, erf, the normal distribution and what is made of them, for float: without branches and calls, so that
+// loops over them become vector code, and right to about 2 units in the last place with the usual answers for infinities and NaN.
 // For other types the same names give <cmath>'s functions: `math::Exp(x)` in a template is fast for float and
 // exact for double.
 //
@@ -31,16 +31,22 @@ template <typename T>
 inline T Exp(T x) {
   return std::exp(x);
 }
-// x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r.
-inline float Exp(float x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const float raised = x < -104.0f ? -104.0f : x;
-  const float cut = raised > 89.0f ? 89.0f : raised;
-  const float shifted = cut * 1.44269504f + kRound;
+// x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r: e^r, and n as the low bits of a float.
+struct ReducedExp {
+  float e, shifted;
+};
+inline constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+inline ReducedExp ReduceExp(float x) {
+  const float shifted = x * 1.44269504f + kRound;
   const float n = shifted - kRound;
-  const float r = (cut - n * 0.693145752f) - n * 1.42860682e-6f;
-  const float e = 1.0f + (r + r * r * Polynomial(r, 0.5f, 1.666666716e-1f, 4.166623577e-2f, 8.333260193e-3f,
-                                                 1.394838560e-3f, 1.992095786e-4f));
+  const float r = (x - n * 0.693145752f) - n * 1.42860682e-6f;
+  return {1.0f + (r + r * r * Polynomial(r, 0.5f, 1.666666716e-1f, 4.166623577e-2f, 8.333260193e-3f, 1.394838560e-3f,
+                                         1.992095786e-4f)),
+          shifted};
+}
+inline float Exp(float x) {
+  const float raised = x < -104.0f ? -104.0f : x;
+  const auto [e, shifted] = ReduceExp(raised > 89.0f ? 89.0f : raised);
   // 2^n in two factors, as n may be out of the range of normal exponents.
   const int32_t power = static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound));
   const int32_t half = power >> 1;
@@ -134,11 +140,8 @@ inline Normal<T> NormalAt(T x) {
 // The share beyond u > 0 is e^(-u^2/2) times a smooth function, of which a polynomial of 1 / (1 + 0.35 u) is within
 // 4e-8: one exponential for both. Right to 6 units and what the rounding of u^2/2 makes of them; 0 from 13 on.
 inline Normal<float> NormalAt(float x) {
-  const float u = std::fabs(x), power = u > 13.0f ? -84.5f : -0.5f * u * u;
-  const float shifted = power * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;  // as in Exp, but within its range
-  const float r = (power - n * 0.693145752f) - n * 1.42860682e-6f;
-  const float e = 1.0f + (r + r * r * Polynomial(r, 0.5f, 1.666666716e-1f, 4.166623577e-2f, 8.333260193e-3f,
-                                                 1.394838560e-3f, 1.992095786e-4f));
+  const float u = std::fabs(x);
+  const auto [e, shifted] = ReduceExp(u > 13.0f ? -84.5f : -0.5f * u * u);  // where 2^n is a normal number
   const float fall = u > 13.0f ? 0.0f : e * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127u) << 23);
   const float t = 1.0f / (1.0f + 0.35f * u);
   const float beyond = fall * t * Polynomial(t, 1.396217117e-1f, 1.398567000e-1f, 1.198691215e-1f, 1.053690657e-1f,
@@ -171,7 +174,6 @@ inline float TanhOfSoftplus(float x) {
 
 // Sine and cosine of `turns` whole turns, for turns in [0, 1]: a quarter q and the rest t in [-1/2, 1/2] quarters.
 inline void SinCosOfTurns(float turns, float* sine, float* cosine) {
-  constexpr float kRound = 12582912.0f;
   const float quarters = turns * 4.0f, shifted = quarters + kRound;
   const float t = quarters - (shifted - kRound), z = t * t;
   const uint32_t q = std::bit_cast<uint32_t>(shifted) & 3u;
