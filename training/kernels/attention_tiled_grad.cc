@@ -321,6 +321,7 @@ void TiledAttentionGrad::Run(KernelContext& context, const Tensors& tensors) con
   const Task task = {spec_, d_, tensors, dtype_, parts_};
   const int64_t sum_floats = KeySums(spec_, nullptr).floats;
   const int64_t heads = spec_.batch * spec_.k.heads, units = heads * parts_;
+  WorkQueue queue(units);
   float* scratch = context.Scratch<float>(scratch_);
   const float key_scale = by_amx_ ? static_cast<float>(spec_.scale) : 1.0f;
   float* sums = scratch + threads_ * floats_;  // of each thread where it has whole heads, else of all units
@@ -330,7 +331,7 @@ void TiledAttentionGrad::Run(KernelContext& context, const Tensors& tensors) con
         using R = decltype(registers);
         auto run = [&]<typename Products>(std::type_identity<Products>) {
           BackwardWorker<Products> worker(task, Carver(scratch + thread * floats_));
-          for (int64_t u = units * thread / threads_; u < units * (thread + 1) / threads_; ++u) {
+          for (int64_t u; queue.Take(&u);) {
             float* own = sums + (parts_ > 1 ? u : thread) * sum_floats;
             worker.Run(u, KeySums(spec_, own));
             if (parts_ == 1) StoreKeys(task, u, key_scale, own);

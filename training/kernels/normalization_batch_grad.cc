@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/channel_norm.h"
 #include "core/kernels/kernel_context.h"
 #include "training/kernels/training_ops.h"
@@ -110,13 +111,15 @@ void GradientSums(const BatchGrad& k, const T* dy, const T* x, const double* mea
       }
       return;
     }
-    for (int64_t c = first; c < last; ++c) {
-      const Acc shift = static_cast<Acc>(mean[c]);
-      sum_dy[c] = ChannelSum(v, c, [=](int64_t at, int64_t n) { return RowSum(dy + at, n); });
-      sum_dyx[c] = ChannelSum(v, c, [=](int64_t at, int64_t n) {
-        return LaneSum<Acc>(n, [=](int64_t i) { return Acc(dy[at + i]) * (Acc(x[at + i]) - shift); });
-      });
-    }
+    OnBestIsa([=] {
+      for (int64_t c = first; c < last; ++c) {
+        const Acc shift = static_cast<Acc>(mean[c]);
+        sum_dy[c] = ChannelSum(v, c, [=](int64_t at, int64_t n) { return RowSum(dy + at, n); });
+        sum_dyx[c] = ChannelSum(v, c, [=](int64_t at, int64_t n) {
+          return LaneSum<Acc>(n, [=](int64_t i) { return Acc(dy[at + i]) * (Acc(x[at + i]) - shift); });
+        });
+      }
+    });
   });
 }
 
@@ -137,12 +140,15 @@ void MapRows(const BatchGrad& k, const T* dy, const T* x, const ChannelMap<Accum
     return;
   }
   ParallelFor(k.threads, v.batch * v.channels, 1 + kParallelGrain / (v.positions + 1), [=](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const ChannelMap<Acc> m = maps[row % v.channels];
-      for (int64_t i = row * v.positions; i < (row + 1) * v.positions; ++i) {
-        dx[i] = T(m.a * Acc(dy[i]) + m.b * (Acc(x[i]) - m.mean) + m.c);
+    OnBestIsa([=] {
+      for (int64_t row = first; row < last; ++row) {
+        const ChannelMap<Acc> m = maps[row % v.channels];
+#pragma omp simd
+        for (int64_t i = row * v.positions; i < (row + 1) * v.positions; ++i) {
+          dx[i] = T(m.a * Acc(dy[i]) + m.b * (Acc(x[i]) - m.mean) + m.c);
+        }
       }
-    }
+    });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/factory_checks.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/row_math.h"
@@ -27,25 +28,22 @@ struct RowGrad {
   bool has_dx, has_dscale, has_dbias;
 };
 
-// Row r of the gradients; adds to the sums over rows where those are wanted.
+// A row of the gradients; adds to the sums over rows. `dx` may be `dy`, or null.
 template <typename T>
-void GradientOfRow(const RowGrad& k, const T* dy, const T* x, const T* scale, Accumulator<T> mean,
+void GradientOfRow(bool centred, int64_t n, const T* dy, const T* x, const T* scale, Accumulator<T> mean,
                    Accumulator<T> inv_std, T* dx, Accumulator<T>* d_scale, Accumulator<T>* d_bias) {
   using Acc = Accumulator<T>;
-  const int64_t n = k.size;
-  if (d_scale != nullptr) {
-    for (int64_t i = 0; i < n; ++i) d_scale[i] += Acc(dy[i]) * ((Acc(x[i]) - mean) * inv_std);
-  }
-  if (d_bias != nullptr) {
-    for (int64_t i = 0; i < n; ++i) d_bias[i] += Acc(dy[i]);
-  }
+  const auto [sum_g, sum_gx] = LaneSums<Acc>(n, [=](int64_t i, Acc* g, Acc* gx) {
+    const Acc d = Acc(dy[i]), c = Acc(x[i]) - mean;
+    *g = d * Acc(scale[i]);
+    *gx = *g * c;
+    d_scale[i] += d * (c * inv_std);
+    d_bias[i] += d;
+  });
   if (dx == nullptr) return;
   const Acc inverse = Acc(1) / static_cast<Acc>(n);
-  const bool centred = k.stat_type != DType::kUndefined;
-  const Acc mean_g = centred ? inverse * LaneSum<Acc>(n, [=](int64_t i) { return Acc(dy[i]) * Acc(scale[i]); }) : Acc(0);
-  const Acc mean_gx = inverse * inv_std * LaneSum<Acc>(n, [=](int64_t i) {
-                        return Acc(dy[i]) * Acc(scale[i]) * (Acc(x[i]) - mean);
-                      });
+  const Acc mean_g = centred ? inverse * sum_g : Acc(0), mean_gx = inverse * inv_std * sum_gx;
+#pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const Acc normalised = (Acc(x[i]) - mean) * inv_std;
     dx[i] = T(inv_std * (Acc(dy[i]) * Acc(scale[i]) - mean_g - normalised * mean_gx));
@@ -76,18 +74,18 @@ void RunRowGrad(const RowGrad& k, KernelContext& context) {
   std::fill_n(sums, 2 * k.parts * k.size, Acc(0));
   ParallelFor(static_cast<int>(k.parts), k.parts, 1, [=, &k](int64_t first, int64_t last) {
     for (int64_t part = first; part < last; ++part) {
-      Acc* d_scale = k.has_dscale ? sums + 2 * part * k.size : nullptr;
-      Acc* d_bias = k.has_dbias ? sums + (2 * part + 1) * k.size : nullptr;
-      for (int64_t r = k.count * part / k.parts; r < k.count * (part + 1) / k.parts; ++r) {
-        const T* row = x + r * k.size;
-        const Acc mean = centred ? means[r] : Acc(0);
-        const Acc inv_std =
-            centred ? inv_stds[r]
-                    : static_cast<Acc>(1 / std::sqrt(RowSquares(row, k.size, Acc(0)) / static_cast<Acc>(k.size) +
-                                                     static_cast<Acc>(k.epsilon)));
-        GradientOfRow(k, dy + r * k.size, row, scale, mean, inv_std, dx == nullptr ? nullptr : dx + r * k.size, d_scale,
-                      d_bias);
-      }
+      Acc *d_scale = sums + 2 * part * k.size, *d_bias = d_scale + k.size;
+      const int64_t begin = k.count * part / k.parts, end = k.count * (part + 1) / k.parts;
+      OnBestIsa([=, size = k.size, epsilon = static_cast<Acc>(k.epsilon)] {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* row = x + r * size;
+          const Acc mean = centred ? means[r] : Acc(0);
+          const Acc inv_std =
+              centred ? inv_stds[r] : 1 / std::sqrt(RowSquares(row, size, Acc(0)) / static_cast<Acc>(size) + epsilon);
+          GradientOfRow(centred, size, dy + r * size, row, scale, mean, inv_std, dx == nullptr ? nullptr : dx + r * size,
+                        d_scale, d_bias);
+        }
+      });
     }
   });
   if (k.has_dscale) FoldParts(k, sums, 2 * k.size, context.Output<T>(1));

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/channel_norm.h"
 #include "core/kernels/kernel_context.h"
 #include "training/kernels/training_ops.h"
@@ -48,6 +49,7 @@ void GradientOfRun(const GroupGrad& k, int64_t run, const T* dy, const T* x, con
   const Acc mean_gx = static_cast<Acc>(sum_gx / static_cast<double>(size));
   for (int64_t c = 0; c < channels; ++c) {
     const Acc factor = s[c];
+#pragma omp simd
     for (int64_t i = c * positions; i < (c + 1) * positions; ++i) {
       dx[i] = T(inv_std * (Acc(dy[i]) * factor - mean_g - (Acc(x[i]) - mean) * inv_std * mean_gx));
     }
@@ -62,10 +64,12 @@ void RunGroupGrad(const GroupGrad& k, KernelContext& context) {
   double* sums = context.Scratch<double>(k.sums);
   const int64_t size = k.run_size();
   ParallelFor(k.threads, v.batch * k.groups, 1 + kParallelGrain / (6 * size + 1), [=, &k](int64_t first, int64_t last) {
-    for (int64_t run = first; run < last; ++run) {
-      GradientOfRun(k, run, dy + run * size, x + run * size, scale, sums + 2 * run * k.group_channels(),
-                    dx == nullptr ? nullptr : dx + run * size);
-    }
+    OnBestIsa([=, &k] {
+      for (int64_t run = first; run < last; ++run) {
+        GradientOfRun(k, run, dy + run * size, x + run * size, scale, sums + 2 * run * k.group_channels(),
+                      dx == nullptr ? nullptr : dx + run * size);
+      }
+    });
   });
   auto add_up = [&](int output, int64_t which) {
     if (!k.wanted[output]) return;

@@ -226,7 +226,10 @@ int64_t FloatsOf(const AttentionSpec& s, DType dtype) {
 }  // namespace
 
 void TiledAttention::Run(KernelContext& context, const Tensors& tensors) const {
-  const int64_t units = spec_.batch * spec_.q.heads * TilesOf(spec_);
+  // What shares keys stays with one thread where there is enough of it.
+  const int64_t key_heads = spec_.batch * spec_.k.heads, units = spec_.batch * spec_.q.heads * TilesOf(spec_);
+  const int64_t items = key_heads >= 2 * threads_ ? key_heads : threads_;
+  WorkQueue queue(items);
   float* scratch = context.Scratch<float>(scratch_);
   ParallelFor(threads_, threads_, 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
@@ -234,7 +237,7 @@ void TiledAttention::Run(KernelContext& context, const Tensors& tensors) const {
         using R = decltype(registers);
         auto run = [&]<typename Products>(std::type_identity<Products>) {
           ForwardWorker<Products> worker(spec_, dtype_, tensors, Carver(scratch + thread * floats_));
-          worker.Run(units * thread / threads_, units * (thread + 1) / threads_);
+          for (int64_t i; queue.Take(&i);) worker.Run(units * i / items, units * (i + 1) / items);
         };
         if constexpr (std::is_same_v<R, AmxProducts::Registers>) {
           if (by_amx_) return run(std::type_identity<AmxProducts>());

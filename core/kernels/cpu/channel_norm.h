@@ -4,6 +4,7 @@
 #ifndef CAESURA_CORE_KERNELS_CPU_CHANNEL_NORM_H_
 #define CAESURA_CORE_KERNELS_CPU_CHANNEL_NORM_H_
 
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/row_math.h"
 #include "core/kernels/kernel.h"
@@ -58,11 +59,13 @@ void ChannelMoments(int threads, const ChannelView& v, const T* x, double* mean,
       for (int64_t c = first; c < last; ++c) variance[c] /= count;
       return;
     }
-    for (int64_t c = first; c < last; ++c) {
-      mean[c] = ChannelSum(v, c, [x](int64_t at, int64_t n) { return RowSum(x + at, n); }) / count;
-      const Acc shift = static_cast<Acc>(mean[c]);
-      variance[c] = ChannelSum(v, c, [x, shift](int64_t at, int64_t n) { return RowSquares(x + at, n, shift); }) / count;
-    }
+    OnBestIsa([=] {
+      for (int64_t c = first; c < last; ++c) {
+        mean[c] = ChannelSum(v, c, [x](int64_t at, int64_t n) { return RowSum(x + at, n); }) / count;
+        const Acc shift = static_cast<Acc>(mean[c]);
+        variance[c] = ChannelSum(v, c, [x, shift](int64_t at, int64_t n) { return RowSquares(x + at, n, shift); }) / count;
+      }
+    });
   });
 }
 
@@ -97,12 +100,15 @@ void ScaleChannels(int threads, const ChannelView& v, const T* x, const Accumula
     return;
   }
   ParallelFor(threads, v.batch * v.channels, 1 + kParallelGrain / (v.positions + 1), [=](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const T* from = x + row * v.positions;
-      T* to = y + row * v.positions;
-      const Acc m = mean[row % v.channels], s = scale[row % v.channels], t = shift[row % v.channels];
-      for (int64_t i = 0; i < v.positions; ++i) to[i] = T((Acc(from[i]) - m) * s + t);
-    }
+    OnBestIsa([=] {
+      for (int64_t row = first; row < last; ++row) {
+        const T* from = x + row * v.positions;
+        T* to = y + row * v.positions;
+        const Acc m = mean[row % v.channels], s = scale[row % v.channels], t = shift[row % v.channels];
+#pragma omp simd
+        for (int64_t i = 0; i < v.positions; ++i) to[i] = T((Acc(from[i]) - m) * s + t);
+      }
+    });
   });
 }
 

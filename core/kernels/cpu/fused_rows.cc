@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/parallel.h"
 
 namespace caesura {
@@ -19,7 +20,10 @@ template <typename T>
 void AddTo(const void* part, void* sum, int64_t n) {
   const T* from = static_cast<const T*>(part);
   T* to = static_cast<T*>(sum);
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(to[i] + from[i]);
+  OnBestIsa([=] {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(to[i] + from[i]);
+  });
 }
 
 }  // namespace

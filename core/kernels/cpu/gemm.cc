@@ -2,8 +2,10 @@
 #include "core/kernels/cpu/gemm.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/amx_tiles.h"
 #include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/dnnl_ops.h"
 #include "core/kernels/cpu/gemm_tiles.h"
@@ -234,7 +236,54 @@ Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
   return MakeDnnlMatMul(info, threads, spec);
 }
 
+// The rows of A that a thread comes for at a time; 0 where oneDNN shares the work out, in equal parts.
+//
+// The unit that multiplies tiles is one for both hardware threads of a core: beside others' work a core has half of its
+// speed, or less, and the quicker one of two would wait. As panels, each with the whole of B, the work goes where it is
+// done first. A few rows would cost more than that saves, and so would columns that A keeps apart: oneDNN copies them.
+int64_t PanelRows(const GemmSpec& s, int threads) {
+  constexpr int64_t kPanelsOfThread = 2, kFewestRows = 128;
+  if (threads == 1 || s.dtype != DType::kBFloat16 || !s.batch.empty() || s.a.col != 1 || !amx::Available()) return 0;
+  const int64_t panels = std::min(kPanelsOfThread * threads, s.m / kFewestRows);
+  if (panels <= threads) return 0;
+  return ((s.m + panels - 1) / panels + amx::kLines - 1) / amx::kLines * amx::kLines;
+}
+
+const void* At(const void* base, int64_t offset, DType dtype) {
+  if (base == nullptr) return nullptr;
+  return static_cast<const char*>(base) + offset * static_cast<int64_t>(DTypeSize(dtype));
+}
+
+Status RunCall(const DnnlCall& call, KernelContext& context, const void* a, const void* b, const void* c,
+               const void* bias, const void* addend) {
+  if (bias != nullptr && addend != nullptr) return call.Run(context, {a, b, c, bias, addend});
+  if (bias == nullptr && addend == nullptr) return call.Run(context, {a, b, c});
+  return call.Run(context, {a, b, c, bias == nullptr ? addend : bias});
+}
+
 }  // namespace
+
+Status Gemm::MakeCalls(KernelInfo& info, int threads) {
+  panel_rows_ = PanelRows(spec_, threads);
+  if (panel_rows_ == 0) {
+    ASSIGN_OR_RETURN(DnnlCall call, MakeCall(info, threads, spec_));
+    calls_.push_back(std::move(call));
+    return {};
+  }
+  threads_ = threads;
+  GemmSpec panel = spec_;
+  auto make = [&](int64_t rows, std::vector<DnnlCall>* calls) -> Status {
+    panel.m = rows;
+    for (int i = 0; i < threads; ++i) {
+      ASSIGN_OR_RETURN(DnnlCall call, MakeCall(info, 1, panel));
+      calls->push_back(std::move(call));
+    }
+    return {};
+  };
+  RETURN_IF_ERROR(make(panel_rows_, &calls_));
+  if (spec_.m % panel_rows_ != 0) RETURN_IF_ERROR(make(spec_.m % panel_rows_, &last_calls_));
+  return {};
+}
 
 Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   Simplify(spec);
@@ -243,14 +292,11 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   const int64_t work = BatchCount(spec) * spec.m * spec.n * spec.k;
   const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
   if ((!IsSmall(spec, work) && (dnnl_type || spec.dtype == DType::kFloat16)) || (spec.packed_b && work > 0)) {
-    Result<DnnlCall> call = MakeCall(info, DnnlThreads(info.threads(), work), spec);
-    if (call.ok()) {
-      out.dnnl_ = *std::move(call);
-      out.spec_ = std::move(spec);
-      return out;
-    }
+    out.spec_ = spec;
+    const Status status = out.MakeCalls(info, DnnlThreads(info.threads(), work));
+    if (status.ok()) return out;
     const bool plain = spec.dtype == DType::kFloat32 && !spec.packed_b;
-    if (call.status().code() != StatusCode::kUnsupported || !plain) return call.status();
+    if (status.code() != StatusCode::kUnsupported || !plain) return status;
   }
   out.threads_ = spec.dtype == DType::kFloat32 ? DnnlThreads(info.threads(), work) : info.threads();
   DispatchNumeric(spec.dtype, [&](auto tag) {
@@ -265,19 +311,36 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   return out;
 }
 
+Status Gemm::RunPanels(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
+                       const void* addend) const {
+  const int64_t panels = (spec_.m + panel_rows_ - 1) / panel_rows_;
+  std::mutex mutex;
+  Status failure;
+  WorkQueue queue(panels);
+  ParallelFor(threads_, threads_, 1, [&](int64_t first, int64_t last) {
+    for (int64_t thread = first; thread < last; ++thread) {
+      for (int64_t p; queue.Take(&p);) {
+        const bool is_last = p == panels - 1 && !last_calls_.empty();
+        const int64_t row = p * panel_rows_, of_c = row * spec_.c.row;
+        const Status status = RunCall((is_last ? last_calls_ : calls_)[thread], context,
+                                      At(a, row * spec_.a.row, spec_.dtype), b, At(c, of_c, spec_.c_dtype), bias,
+                                      At(addend, of_c, spec_.c_dtype));
+        if (status.ok()) continue;
+        const std::lock_guard<std::mutex> lock(mutex);
+        failure = status;
+      }
+    }
+  });
+  return failure;
+}
+
 Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
                  const void* addend) const {
-  auto at = [](const void* base, int64_t offset, DType dtype) {
-    return static_cast<const char*>(base) + offset * static_cast<int64_t>(DTypeSize(dtype));
-  };
-  a = at(a, spec_.a_offset, spec_.dtype);
-  b = at(b, spec_.b_offset, spec_.dtype);
-  c = const_cast<char*>(at(c, spec_.c_offset, spec_.c_dtype));
-  if (dnnl_.defined()) {
-    if (bias != nullptr && addend != nullptr) return dnnl_.Run(context, {a, b, c, bias, addend});
-    if (bias == nullptr && addend == nullptr) return dnnl_.Run(context, {a, b, c});
-    return dnnl_.Run(context, {a, b, c, bias == nullptr ? addend : bias});
-  }
+  a = At(a, spec_.a_offset, spec_.dtype);
+  b = At(b, spec_.b_offset, spec_.dtype);
+  c = const_cast<void*>(At(c, spec_.c_offset, spec_.c_dtype));
+  if (panel_rows_ > 0) return RunPanels(context, a, b, c, bias, addend);
+  if (!calls_.empty()) return RunCall(calls_[0], context, a, b, c, bias, addend);
   plain_(spec_, threads_, a, b, c, bias, addend);
   return {};
 }

@@ -49,10 +49,17 @@ class Gemm {
  private:
   using PlainFunction = void (*)(const GemmSpec&, int threads, const void* a, const void* b, void* c,
                                  const void* bias, const void* addend);
+  // Makes the calls to oneDNN.
+  Status MakeCalls(KernelInfo& info, int threads);
+  Status RunPanels(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
+                   const void* addend) const;
+
   GemmSpec spec_;
   int threads_ = 1;
   PlainFunction plain_ = nullptr;
-  DnnlCall dnnl_;
+  // One call, or, where threads come for panels of rows, one for each thread, which has scratch of its own.
+  std::vector<DnnlCall> calls_, last_calls_;  // last: of the last panel where that has fewer rows
+  int64_t panel_rows_ = 0;                    // 0: one call for all
 };
 
 }  // namespace caesura

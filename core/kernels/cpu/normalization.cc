@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/row_math.h"
@@ -27,19 +28,23 @@ void SetLayerNorm(KernelInfo& info, const NormRows& rows, RowParameter scale, Ro
     Stat* inv_stds = has_inv_std ? context.Output<Stat>(2) : nullptr;
     const T *s = scale.Row<T>(context), *b = bias.Row<T>(context);
     ParallelFor(threads, count, 1 + kParallelGrain / (4 * n + 1), [=](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; ++r) {
-        const T* from = x + r * n;
-        T* to = y + r * n;
-        const Acc mean = RowSum(from, n) / static_cast<Acc>(n);
-        const Acc inv_std = 1 / std::sqrt(RowSquares(from, n, mean) / static_cast<Acc>(n) + epsilon);
-        if (b != nullptr) {
-          for (int64_t i = 0; i < n; ++i) to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]) + Acc(b[i]));
-        } else {
-          for (int64_t i = 0; i < n; ++i) to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]));
+      OnBestIsa([=] {
+        for (int64_t r = first; r < last; ++r) {
+          const T* from = x + r * n;
+          T* to = y + r * n;
+          const Acc mean = RowSum(from, n) / static_cast<Acc>(n);
+          const Acc inv_std = 1 / std::sqrt(RowSquares(from, n, mean) / static_cast<Acc>(n) + epsilon);
+          if (b != nullptr) {
+#pragma omp simd
+            for (int64_t i = 0; i < n; ++i) to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]) + Acc(b[i]));
+          } else {
+#pragma omp simd
+            for (int64_t i = 0; i < n; ++i) to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]));
+          }
+          if (means != nullptr) means[r] = static_cast<Stat>(mean);
+          if (inv_stds != nullptr) inv_stds[r] = static_cast<Stat>(inv_std);
         }
-        if (means != nullptr) means[r] = static_cast<Stat>(mean);
-        if (inv_stds != nullptr) inv_stds[r] = static_cast<Stat>(inv_std);
-      }
+      });
     });
   });
 }
@@ -85,12 +90,15 @@ void SetRmsNorm(KernelInfo& info, const NormRows& rows, RowParameter scale) {
     V* y = context.Output<V>(0);
     const V* s = scale.Row<V>(context);
     ParallelFor(threads, count, 1 + kParallelGrain / (3 * n + 1), [=](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; ++r) {
-        const T* from = x + r * n;
-        V* to = y + r * n;
-        const Acc inv_rms = 1 / std::sqrt(RowSquares(from, n, Acc(0)) / static_cast<Acc>(n) + epsilon);
-        for (int64_t i = 0; i < n; ++i) to[i] = V(Acc(from[i]) * inv_rms * Accumulator<V>(s[i]));
-      }
+      OnBestIsa([=] {
+        for (int64_t r = first; r < last; ++r) {
+          const T* from = x + r * n;
+          V* to = y + r * n;
+          const Acc inv_rms = 1 / std::sqrt(RowSquares(from, n, Acc(0)) / static_cast<Acc>(n) + epsilon);
+#pragma omp simd
+          for (int64_t i = 0; i < n; ++i) to[i] = V(Acc(from[i]) * inv_rms * Accumulator<V>(s[i]));
+        }
+      });
     });
   });
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/channel_norm.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/kernel_context.h"
@@ -99,18 +100,21 @@ void SetGroupNorm(KernelInfo& info, ChannelView view, int64_t groups, int64_t ch
     const T *x = context.Input<T>(0), *scale = context.Input<T>(1), *bias = context.Input<T>(2);
     T* y = context.Output<T>(0);
     ParallelFor(threads, view.batch * groups, 1 + kParallelGrain / (4 * size + 1), [=](int64_t first, int64_t last) {
-      for (int64_t run = first; run < last; ++run) {
-        const Acc mean = RowSum(x + run * size, size) / static_cast<Acc>(size);
-        const double variance = RowSquares(x + run * size, size, mean) / static_cast<double>(size);
-        const Acc inv_std = static_cast<Acc>(1 / std::sqrt(variance + epsilon));
-        for (int64_t g = 0; g < group_channels; ++g) {
-          const int64_t channel = run % groups * group_channels + g;
-          const Acc s = Acc(scale[channel / channels_per_parameter]) * inv_std;
-          const Acc t = bias[channel / channels_per_parameter];
-          const int64_t at = run * size + g * view.positions;
-          for (int64_t i = 0; i < view.positions; ++i) y[at + i] = T((Acc(x[at + i]) - mean) * s + t);
+      OnBestIsa([=] {
+        for (int64_t run = first; run < last; ++run) {
+          const Acc mean = RowSum(x + run * size, size) / static_cast<Acc>(size);
+          const double variance = RowSquares(x + run * size, size, mean) / static_cast<double>(size);
+          const Acc inv_std = static_cast<Acc>(1 / std::sqrt(variance + epsilon));
+          for (int64_t g = 0; g < group_channels; ++g) {
+            const int64_t channel = run % groups * group_channels + g;
+            const Acc s = Acc(scale[channel / channels_per_parameter]) * inv_std;
+            const Acc t = bias[channel / channels_per_parameter];
+            const int64_t at = run * size + g * view.positions;
+#pragma omp simd
+            for (int64_t i = 0; i < view.positions; ++i) y[at + i] = T((Acc(x[at + i]) - mean) * s + t);
+          }
         }
-      }
+      });
     });
   });
 }

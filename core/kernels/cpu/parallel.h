@@ -4,6 +4,7 @@
 #define CAESURA_CORE_KERNELS_CPU_PARALLEL_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace caesura {
@@ -25,6 +26,22 @@ void ParallelFor(int threads, int64_t count, int64_t grain, Fn&& fn) {
     fn(count * part / parts, count * (part + 1) / parts);
   }
 }
+
+// The items [0, count), for threads that come for the next one when they have done with their last: a thread whose core
+// is busy with others' work gets fewer. What comes of an item must not depend on who takes it.
+class WorkQueue {
+ public:
+  explicit WorkQueue(int64_t count) : count_(count) {}
+  // False when nothing is left.
+  bool Take(int64_t* item) {
+    *item = next_.fetch_add(1, std::memory_order_relaxed);
+    return *item < count_;
+  }
+
+ private:
+  const int64_t count_;
+  std::atomic<int64_t> next_{0};
+};
 
 }  // namespace caesura
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "core/tensor/dtype.h"
 
@@ -33,6 +34,34 @@ inline Acc LaneSum(int64_t n, Term term) {
     sum += lanes[0];
   }
   return static_cast<Acc>(sum);
+}
+
+// Two sums in one pass: term(i, &first, &second) sets what element i adds to each.
+template <typename Acc, typename Term>
+inline std::pair<Acc, Acc> LaneSums(int64_t n, Term term) {
+  double sums[2] = {};
+  for (int64_t i = 0; i < n;) {
+    Acc first[kLanes] = {}, second[kLanes] = {};
+    auto add = [&](int64_t at, int64_t lane) {
+      Acc a, b;
+      term(at, &a, &b);
+      first[lane] += a;
+      second[lane] += b;
+    };
+    const int64_t end = std::min(n, i + kRun);
+    for (; i + kLanes <= end; i += kLanes) {
+#pragma omp simd
+      for (int64_t l = 0; l < kLanes; ++l) add(i + l, l);
+    }
+    for (int64_t l = 0; i < end; ++i, ++l) add(i, l);
+    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+      for (int64_t l = 0; l < half; ++l) first[l] += first[l + half];
+      for (int64_t l = 0; l < half; ++l) second[l] += second[l + half];
+    }
+    sums[0] += first[0];
+    sums[1] += second[0];
+  }
+  return {static_cast<Acc>(sums[0]), static_cast<Acc>(sums[1])};
 }
 
 // The largest term(i) over [0, n), n > 0; any of them where one is NaN.

@@ -40,6 +40,8 @@ std::vector<FastCase> Cases() {
       {"MatMul", "MatMul", {{{70, 90}}, {{90, 50}}}},
       {"MatMulBatch", "MatMul", {{{3, 1, 40, 60}}, {{5, 60, 30}}}},
       {"MatMulShared", "MatMul", {{{6, 40, 60}}, {{60, 30}}}},
+      {"MatMulPanels", "MatMul", {{{530, 96}}, {{96, 200}}}},  // rows that threads come for, the last ones fewer
+      {"MatMulPanelsBias", "FusedMatMul", {{{2, 256, 96}}, {{200, 96}}, {{200}}, {{2, 256, 200}}}, {{"transB", int64_t{1}}}, 1, own},
       {"MatMulVector", "MatMul", {{{300}}, {{300, 200}}}},
       {"MatMulTransA", "FusedMatMul", {{{4, 60, 40}}, {{4, 60, 30}}}, {{"transA", int64_t{1}}}, 1, own},
       {"MatMulTransBoth", "FusedMatMul", {{{4, 60, 40}}, {{1, 30, 60}}},
@@ -148,12 +150,20 @@ TEST_P(FastKernelsTest, HalfPrecisionIsNear) {
 }
 
 TEST_P(FastKernelsTest, RepeatBitForBitBesideOthers) {
-  const auto expected = Outputs(GetParam(), DType::kFloat32, 1);
-  std::vector<std::thread> threads;
-  std::vector<std::vector<std::vector<double>>> results(3);
-  for (auto& result : results) threads.emplace_back([&result] { result = Outputs(GetParam(), DType::kFloat32, 1); });
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& result : results) EXPECT_EQ(expected, result);
+  const struct {
+    DType dtype;
+    int threads;
+  } kinds[] = {{DType::kFloat32, 1}, {DType::kBFloat16, 2}};
+  for (const auto& kind : kinds) {
+    const auto expected = Outputs(GetParam(), kind.dtype, kind.threads);
+    std::vector<std::thread> threads;
+    std::vector<std::vector<std::vector<double>>> results(3);
+    for (auto& result : results) {
+      threads.emplace_back([&] { result = Outputs(GetParam(), kind.dtype, kind.threads); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& result : results) EXPECT_EQ(expected, result) << DTypeName(kind.dtype);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FastKernelsTest, testing::ValuesIn(Cases()),
