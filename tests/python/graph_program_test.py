@@ -53,6 +53,36 @@ def test_transposed_twice_is_not_transposed():
     assert steps(lambda x, w: [(x @ w).t().t(), (x @ w).t()], X, W) == ["program", "t"]
 
 
+def test_a_view_from_before_a_call_is_made_in_the_program_that_reads_it():
+    def function(x, w):
+        y = torch.linalg.matrix_exp(x @ w)  # which no program runs
+        return [y @ w.t()[:, 2:]]
+
+    x = torch.randn(8, 8) / 8
+    assert steps(function, x, W / 8) == ["program", "linalg_matrix_exp", "program"]
+    program = GraphProgram(make_fx(function)(x, W / 8))
+    last = program.steps[-1][0]
+    assert {n.op for n in last.reads} == {"placeholder", "call_function"} and len(last.reads) == 2
+
+
+def test_rows_without_any_finite_score_have_no_shares():
+    scores = torch.randn(3, 5)
+    scores[1] = -torch.inf
+    scores[2, 1:] = -torch.inf
+    assert steps(lambda x: [torch._safe_softmax(x, -1)], scores) == ["program"]
+    assert steps(lambda x: [torch._safe_softmax(x, 0)], scores.t().contiguous()) == ["program"]
+    assert steps(lambda x: [torch._safe_softmax(x, 0)], torch.tensor(2.0)) == ["_safe_softmax"]
+
+
+def test_strides_of_a_reshape_are_one():
+    assert steps(lambda x: [torch.relu(x.as_strided((2, 1, 16), (16, 7, 1)))], X) == ["program"]
+    assert steps(lambda x: [torch.relu(x.as_strided((3, 4), (2, 1)))], X) == ["as_strided", "program"]  # overlaps
+    assert steps(lambda x: [torch.relu(x.as_strided((3, 8), (8, 1), 8))], X) == ["as_strided", "program"]
+    assert steps(lambda x: [torch.relu(torch.as_strided_scatter(x, x.view(32) + 1, (32,), (1,)))], X) == ["program"]
+    assert steps(lambda x, w: [torch.relu(torch.as_strided_scatter(x, w[:2, :4] + 1, (2, 4), (8, 1)))], X, W) == [
+        "program", "as_strided_scatter", "program"]
+
+
 def test_programs_know_the_shapes_behind_ops_of_ours():
     """In a process with no session, which would have told of the ops: rows behind an attention are fused."""
     code = """

@@ -149,9 +149,32 @@ class GraphProgram:
         needed = {n for n in self.results if isinstance(n, torch.fx.Node)}
         for node in level:
             for source in node.all_input_nodes:
-                if kind.get(source) == "program" and (kind[node] != "program" or level[node] != level[source]):
-                    needed.add(source)
+                if kind.get(source) != "program" or (kind[node] == "program" and level[node] == level[source]):
+                    continue
+                if kind[node] == "program":  # which makes the view anew
+                    while self._is_view(source):
+                        source = source.args[0]
+                needed.add(source)
         return needed
+
+    def _is_view(self, node):
+        return node.target in VIEWS and node in self.supported
+
+    def _with_views(self, nodes, inside):
+        """`nodes` and the views that they read from other levels, in order: a program takes what lies dense, so that a view that
+        PyTorch had made would be copied in each run."""
+        views = set()
+        for node in nodes:
+            reads = [s for s in node.all_input_nodes if s not in inside]
+            while reads:
+                source = reads.pop()
+                if self._is_view(source) and source not in views:
+                    views.add(source)
+                    reads += source.all_input_nodes
+        if not views:
+            return nodes
+        views.update(nodes)
+        return [n for n in self.graph.nodes if n in views]
 
     def _program_steps(self, nodes, needed):
         """The program of one level, and the views that PyTorch makes from its results."""
@@ -177,8 +200,9 @@ class GraphProgram:
                 provide(node)
         if not outputs:  # nothing but views
             return [CallStep(n) for n in views]
-        used = self._reaching(nodes, outputs)
-        inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in inside and s.op != "get_attr"))
+        used = self._with_views(self._reaching(nodes, outputs), inside)
+        made = set(used)
+        inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in made and s.op != "get_attr"))
         return [RunStep(Program(used, inputs, outputs, self.constants))] + [CallStep(n) for n in views]
 
     @staticmethod

@@ -34,6 +34,31 @@ def _is_known(w, dim) -> bool:
         return False
 
 
+@raises(aten.as_strided.default)
+def as_strided(w, node, x, size, stride, offset=None):
+    _require_reshape(node, node.args[0].meta["val"], size, stride, offset)
+    return w.reshape(x, list(size))
+
+
+@raises(aten.as_strided_scatter.default)
+def as_strided_scatter(w, node, x, source, size, stride, offset=None):
+    _require_reshape(node, node.args[0].meta["val"], size, stride, offset)
+    return w.reshape(w.cast(source, x.dtype), list(x.shape))
+
+
+def _require_reshape(node, x, size, stride, offset):
+    """Refused unless the strides tell of all elements of a dense tensor, in order."""
+    if not is_static(x.shape) or not is_static(size) or not is_static(stride):
+        raise Refused("strides over sizes that are no numbers")
+    steps = 1
+    for extent, step in zip(reversed(size), reversed(stride)):
+        if extent != 1 and step != steps:
+            raise Refused("strides that are no reshape's")
+        steps *= extent
+    if not x.is_contiguous() or steps != x.numel() or offset not in (None, 0) or x.storage_offset() != 0:
+        raise Refused("strides that are no reshape's")
+
+
 @raises(aten.view.dtype)
 def view_dtype(w, node, x, dtype):
     if dtype != x.dtype:

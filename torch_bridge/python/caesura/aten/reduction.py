@@ -182,11 +182,18 @@ def cumsum(w, node, x, axis, *options):
 def softmax(w, node, x, axis, *options):
     if x.rank == 0:
         raise Refused("a softmax of a scalar")
-    if node.target == aten._safe_softmax.default:
-        raise Refused("rows without any finite score")
     op_type = "LogSoftmax" if node.target == aten._log_softmax.default else "Softmax"
     dtype, shape = result(node)
-    return w.make(op_type, [w.cast(x, dtype)], dtype, shape, axis=axis)
+    x = w.cast(x, dtype)
+    shares = w.make(op_type, [x], dtype, shape, axis=axis)
+    if node.target != aten._safe_softmax.default:
+        return shares
+    # Zeros where all scores of a row are minus infinity.
+    axis = positive(axis, x.rank)
+    rows = tuple(1 if i == axis else d for i, d in enumerate(shape))
+    largest = w.make("ReduceMax", [x, w.constant([axis])], dtype, rows, keepdims=1)
+    nothing = w.make("Equal", [largest, w.constant(-math.inf, dtype)], torch.bool, rows)
+    return w.make("Where", [nothing, w.constant(0, dtype), shares], dtype, shape)
 
 
 @raises(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
