@@ -39,10 +39,16 @@ def check(module, batches, loss_of, session, feeds_of, zero_gradient):
     """zero_gradient(name, array) cuts out what has a true gradient of zero, whose value is rounding noise alone."""
     double_batches = [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in batches]
     double_losses, double_state = torch_run(copy.deepcopy(module).double(), double_batches, loss_of)
-    _, state = torch_run(copy.deepcopy(module), batches, loss_of)
+    losses, state = torch_run(copy.deepcopy(module), batches, loss_of)
     ours = np.array([session.step(feeds_of(*batch)) for batch in batches])
-    # Against float64: PyTorch's own float32 losses drift by up to 1.5e-4 from it over the digits' 50 steps, ours by 8e-6.
-    np.testing.assert_allclose(ours, double_losses, rtol=1e-4)
+
+    def drift(losses, steps=STEPS):
+        return np.max(np.abs(losses - double_losses)[:steps] / np.abs(double_losses)[:steps])
+
+    # Against float64, beside PyTorch's own float32: as soon as rounding lets one element of a pooling or a ReLU switch, losses
+    # jump. Over the digits' 50 steps PyTorch's are 1.6e-4 to 2.4e-3 away, by the order of the batches; ours as far, or 4e-6.
+    assert drift(ours) <= max(3 * drift(losses), 1e-4)
+    assert drift(ours, 10) <= 3e-6  # before anything switches: 8e-7 at most, for ours and for PyTorch's
     parameters = session.parameters()
     assert set(parameters) == {name for name in state if "num_batches_tracked" not in name}
     for name, value in parameters.items():
