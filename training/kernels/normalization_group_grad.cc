@@ -39,8 +39,12 @@ void GradientOfRun(const GroupGrad& k, int64_t run, const T* dy, const T* x, con
   double sum_g = 0, sum_gx = 0;
   for (int64_t c = 0; c < channels; ++c) {
     const T *d = dy + c * positions, *row = x + c * positions;
-    sums[2 * c] = RowSum(d, positions);
-    sums[2 * c + 1] = inv_std * LaneSum<Acc>(positions, [=](int64_t i) { return Acc(d[i]) * (Acc(row[i]) - mean); });
+    const auto [sum_d, sum_dx] = LaneSums<Acc>(positions, [=](int64_t i, Acc* of_d, Acc* of_dx) {
+      *of_d = Acc(d[i]);
+      *of_dx = *of_d * (Acc(row[i]) - mean);
+    });
+    sums[2 * c] = sum_d;
+    sums[2 * c + 1] = inv_std * sum_dx;
     sum_g += Acc(s[c]) * sums[2 * c];
     sum_gx += Acc(s[c]) * sums[2 * c + 1];
   }

@@ -36,17 +36,17 @@ def _is_known(w, dim) -> bool:
 
 @raises(aten.as_strided.default)
 def as_strided(w, node, x, size, stride, offset=None):
-    _require_reshape(node, node.args[0].meta["val"], size, stride, offset)
+    _require_reshape(node.args[0].meta["val"], size, stride, offset)
     return w.reshape(x, list(size))
 
 
 @raises(aten.as_strided_scatter.default)
 def as_strided_scatter(w, node, x, source, size, stride, offset=None):
-    _require_reshape(node, node.args[0].meta["val"], size, stride, offset)
+    _require_reshape(node.args[0].meta["val"], size, stride, offset)
     return w.reshape(w.cast(source, x.dtype), list(x.shape))
 
 
-def _require_reshape(node, x, size, stride, offset):
+def _require_reshape(x, size, stride, offset):
     """Refused unless the strides tell of all elements of a dense tensor, in order."""
     if not is_static(x.shape) or not is_static(size) or not is_static(stride):
         raise Refused("strides over sizes that are no numbers")
