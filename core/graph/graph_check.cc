@@ -2,14 +2,22 @@
 #include "core/graph/graph_check.h"
 
 #include <algorithm>
-#include <map>
+#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace caesura {
 namespace {
 
 constexpr size_t kMaxFaults = 20;
+
+struct HashOfRead {
+  size_t operator()(const std::pair<const Value*, const Node*>& read) const {
+    return std::hash<const Value*>()(read.first) * 31 + std::hash<const Node*>()(read.second);
+  }
+};
 
 class GraphCheck {
  public:
@@ -34,14 +42,14 @@ class GraphCheck {
   void Visit(const Graph& graph) {
     const std::vector<Value*> values = graph.Values();
     existing_.insert(values.begin(), values.end());
-    std::unordered_set<std::string> names;
+    std::unordered_set<std::string_view> names;
     for (const Value* value : values) {
       if (value->graph() != &graph) Fault("'" + value->name() + "' says it belongs to another graph");
       if (!names.insert(value->name()).second) Fault("two values are named '" + value->name() + "'");
       if (graph.FindValue(value->name()) != value) Fault("'" + value->name() + "' is not found by its name");
     }
     MakeEnds(graph);
-    std::unordered_set<std::string> node_names;
+    std::unordered_set<std::string_view> node_names;
     for (const auto& node : graph.nodes()) {
       if (!node_names.insert(node->name()).second) Fault("two nodes are named '" + node->name() + "'");
       if (node->graph() != &graph) Fault(node->Label() + " says it belongs to another graph");
@@ -134,7 +142,7 @@ class GraphCheck {
   }
 
   std::unordered_set<const Value*> existing_, made_;
-  std::map<std::pair<const Value*, const Node*>, int> reads_;
+  std::unordered_map<std::pair<const Value*, const Node*>, int, HashOfRead> reads_;
   std::vector<std::string> faults_;
 };
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
@@ -130,6 +131,27 @@ std::string Device::ToString() const {
 Allocator& HostAllocator() {
   static auto* allocator = new PlainHostAllocator;
   return *allocator;
+}
+
+Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size) {
+#ifdef __linux__
+  constexpr size_t kLarge = size_t{128} << 10;
+  if (size >= kLarge) {
+    const size_t mapped = size + kBufferAlignment;  // as much behind the end as other buffers have
+    void* data = mapped < size ? MAP_FAILED
+                               : mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
+    auto unmap = [mapped](void* p) { munmap(p, mapped); };
+    std::unique_ptr<void, decltype(unmap)> owner(data, unmap);  // until the buffer is there
+    madvise(data, mapped, MADV_HUGEPAGE);  // neighbours that were mapped likewise share huge pages
+    auto buffer = std::make_shared<Buffer>(data, size, Device{}, unmap);
+    static_cast<void>(owner.release());
+    return buffer;
+  }
+#endif
+  auto buffer = HostAllocator().Allocate(size);
+  if (buffer.ok() && size > 0) std::memset((*buffer)->data(), 0, size);
+  return buffer;
 }
 
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source) { return std::make_shared<PooledAllocator>(source); }

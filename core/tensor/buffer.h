@@ -65,6 +65,10 @@ class Allocator {
 // Plain host memory. Never destroyed.
 Allocator& HostAllocator();
 
+// Host memory that reads as zero. Large memory is not touched: whoever writes first, on however many threads, meets fresh
+// pages. Fails with kOutOfMemory.
+Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size);
+
 // Host memory that is kept on return and handed out again by size, so that steps that allocate about the same sizes
 // touch no fresh pages (a buffer takes up to an eighth more than it says); never more of it idle than was in use at the
 // peak. Buffers may outlive the allocator.

@@ -28,9 +28,9 @@ Tensor Tensor::Borrow(DType dtype, Shape shape, void* data, Device device) {
 }
 
 Tensor Tensor::Zeros(DType dtype, Shape shape) {
-  Tensor out = Allocate(dtype, std::move(shape)).value();
-  if (dtype != DType::kString) std::memset(out.raw(), 0, out.bytes());
-  return out;
+  if (dtype == DType::kString) return Allocate(dtype, std::move(shape)).value();
+  const size_t bytes = static_cast<size_t>(shape.elements()) * DTypeSize(dtype);
+  return Tensor(dtype, std::move(shape), AllocateZeros(bytes).value());
 }
 
 Tensor Tensor::Reshaped(Shape shape) const {

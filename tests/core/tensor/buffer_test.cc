@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/tensor/buffer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+namespace caesura {
+namespace {
+
+// What was freed before must not show through, whichever way memory of the size is had.
+TEST(BufferTest, ZerosAreZeroAndCanBeWritten) {
+  for (size_t size : {size_t{0}, size_t{1}, size_t{100}, size_t{128} << 10, (size_t{128} << 10) + 1, (size_t{3} << 20) - 4096,
+                      (size_t{5} << 20) + 12}) {
+    for (int turn = 0; turn < 3; ++turn) {
+      const std::shared_ptr<Buffer> buffer = AllocateZeros(size).value();
+      EXPECT_EQ(buffer->size(), size);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % kBufferAlignment, 0u);
+      EXPECT_TRUE(buffer->owns_memory());
+      const auto* bytes = static_cast<const char*>(buffer->data());
+      EXPECT_EQ(std::count(bytes, bytes + size, 0), static_cast<std::ptrdiff_t>(size)) << size;
+      if (size > 0) std::memset(buffer->data(), 0x5a, size);
+    }
+  }
+}
+
+TEST(BufferTest, ZerosTooLargeAreRefused) {
+  for (size_t size : {std::numeric_limits<size_t>::max(), std::numeric_limits<size_t>::max() / 2}) {
+    const auto buffer = AllocateZeros(size);
+    ASSERT_FALSE(buffer.ok());
+    EXPECT_EQ(buffer.status().code(), StatusCode::kOutOfMemory);
+  }
+}
+
+TEST(BufferTest, ZerosMayBeFreedOnAnotherThread) {
+  std::shared_ptr<Buffer> buffer = AllocateZeros(size_t{4} << 20).value();
+  std::thread([own = std::move(buffer)]() mutable { own.reset(); }).join();
+}
+
+}  // namespace
+}  // namespace caesura
