@@ -7,7 +7,6 @@
 #include <cstring>
 #include <limits>
 #include <thread>
-#include <vector>
 
 namespace caesura {
 namespace {
