@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """InferenceSession and its options: the conventions of onnxruntime, and where ours is the safer one."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -144,9 +145,32 @@ def test_session_options(model):
     caesura.SessionOptions().graph_optimization_level = caesura.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with pytest.raises(AttributeError, match="no option 'intra_op_threads'; there are intra_op_num_threads"):
         options.intra_op_threads = 2
-    options.enable_profiling = True
-    with pytest.raises(NotImplementedError, match="SessionOptions.enable_profiling"):
+    options.optimized_model_filepath = "there.onnx"
+    with pytest.raises(NotImplementedError, match="SessionOptions.optimized_model_filepath"):
         caesura.InferenceSession(model, options)
+
+
+def test_profile(model, tmp_path):
+    options = caesura.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "here")
+    session = caesura.InferenceSession(model, options)
+    plain = caesura.InferenceSession(model)
+    for _ in range(3):
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], plain.run(None, {"x": X})[0])
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_output(session.get_outputs()[0].name)
+    session.run_with_iobinding(binding)
+    path = session.end_profiling()
+    assert path.startswith(str(tmp_path / "here_")) and path.endswith(".json")
+    with open(path) as file:
+        trace = json.load(file)
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    assert sum(e.get("cat") == "run" for e in events) == 4
+    assert sum(e["name"] == "FusedRows Neg.rows" for e in events) == 4
+    session.run(None, {"x": X})
+    assert session.end_profiling() == "" and plain.end_profiling() == ""
+    assert [p.name for p in tmp_path.iterdir()] == [path.rsplit("/", 1)[1]]
 
 
 def test_levels_of_optimisation(model):

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/plugin/plugin_provider.h"
+#include "core/profile/chrome_trace.h"
 #include "core/providers/counting_provider.h"
 #include "core/session/io_binding.h"
 #include "graph_transforms/pipeline.h"
@@ -24,6 +25,7 @@ struct SessionSettings {
   std::vector<std::pair<std::string, ProviderOptions>> providers;
   int optimization = 2;                // 0: none; 1: what keeps the graph's ops; 2: fusion too
   bool reuse_memory = true;
+  bool profile = false;
   CustomOps custom_ops;
 };
 
@@ -46,6 +48,7 @@ class PythonSession {
     options.plan.threads = settings.threads;
     options.plan.reuse_memory = settings.reuse_memory;
     options.custom_ops = settings.custom_ops;
+    if (settings.profile) profiler_ = std::make_unique<Profiler>();
     bool ours = true;  // fusion is for our own kernels
     for (const auto& [name, given] : settings.providers) {
       const bool torch = name == "torch" || name == "torch-only";
@@ -96,6 +99,12 @@ class PythonSession {
   void EnableFallback() { session_->EnableFallback(); }
   std::vector<std::string> providers() const { return session_->providers(); }
   std::optional<FallbackRecord> fallback_record() const { return session_->fallback_record(); }
+  // What the runs until now did; later ones are not watched.
+  void EndProfiling(const std::string& trace) {
+    profiling_ended_ = true;
+    const Status written = WriteChromeTrace(trace, profiler_->Events());
+    if (!written.ok()) Raise(written);
+  }
   nb::tuple exchanged() const { return nb::make_tuple(inputs_, inputs_copied_); }
 
   std::vector<RuntimeValue> Run(const NamedValues& feeds, const std::vector<std::string>& names, RunSettings* settings) {
@@ -134,8 +143,9 @@ class PythonSession {
   }
 
  private:
-  static RunOptions OptionsOf(const RunSettings* settings) {
+  RunOptions OptionsOf(const RunSettings* settings) const {
     RunOptions options;
+    if (profiler_ != nullptr && !profiling_ended_) options.observers = {profiler_.get()};
     if (settings == nullptr) return options;
     options.cancel = settings->terminate;
     options.tag = settings->tag;
@@ -143,6 +153,8 @@ class PythonSession {
   }
 
   std::optional<CountingDevice> device_;
+  std::unique_ptr<Profiler> profiler_;  // before the session, whose last runs may be in it
+  bool profiling_ended_ = false;        // under the interpreter's lock
   std::unique_ptr<Session> session_;
   uint64_t inputs_ = 0, inputs_copied_ = 0;  // under the interpreter's lock
 };
@@ -265,11 +277,11 @@ void BindSession(nb::module_& m) {
   sessions
       .def("__init__",
            [](PythonSession* self, nb::object source, std::vector<std::pair<std::string, ProviderOptions>> providers,
-              int threads, int optimization, bool reuse_memory, const CustomOps& custom_ops) {
-             new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory, custom_ops});
+              int threads, int optimization, bool reuse_memory, bool profile, const CustomOps& custom_ops) {
+             new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory, profile, custom_ops});
            },
            nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"), nb::arg("reuse_memory"),
-           nb::arg("custom_ops"))
+           nb::arg("profile"), nb::arg("custom_ops"))
       .def("inputs", &DescribeInputs, nb::arg("with_default"))
       .def("outputs", &DescribeOutputs)
       .def("metadata",
@@ -308,6 +320,7 @@ void BindSession(nb::module_& m) {
              }();
              if (!status.ok()) Raise(status);
            })
+      .def("end_profiling", &PythonSession::EndProfiling)
       .def("exchanged", &PythonSession::exchanged)
       .def("device_counts", &CountsOf)
       .def("plan", [](PythonSession& s, nb::dict feeds) { return Unwrap(s.session().Plan(FeedsOf(feeds)))->ToString(); });

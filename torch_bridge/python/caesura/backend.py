@@ -6,6 +6,7 @@ import types
 
 import torch
 from torch._decomp import core_aten_decompositions
+from torch._dynamo import symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._guards import TracingContext
@@ -17,8 +18,21 @@ from caesura.aten import TABLE
 from caesura.captured_call import describe_call, open_call
 from caesura.fingerprint import Unkeyed
 from caesura.graph_program import GraphProgram
+from caesura.grouped_attention import take_unrepeated
 from caesura.reports import StrictError
 from caesura.saved_values import partition
+
+
+_funcname = symbolic_convert.get_funcname
+
+
+def _funcname_if_logged(filename, lineno):
+    """The name for a line of dynamo's log, which dynamo tokenizes whole source files for (0.5 s of a Llama's capture) even
+    where it logs nothing."""
+    return _funcname(filename, lineno) if symbolic_convert.trace_call_log.isEnabledFor(logging.DEBUG) else None
+
+
+symbolic_convert.get_funcname = _funcname_if_logged
 
 
 def decompositions(kept=TABLE):
@@ -39,6 +53,7 @@ class _Captured:
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
     def compile_forward(self, module, example_inputs):
+        take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
         self.forward, self.metadata = _program(module), TracingContext.get().fw_metadata
         return _boxed(lambda: self.forward)
 

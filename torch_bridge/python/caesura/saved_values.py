@@ -9,9 +9,12 @@ with the views, which its programs make at no cost.
 import operator
 
 import torch
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from caesura.graph_program import VIEWS
+from caesura.grouped_attention import take_unrepeated
 
 aten = torch.ops.aten
 _PARTS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
@@ -19,9 +22,45 @@ _PARTS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
 
 def partition(joint_module, inputs, *, num_fwd_outputs, **options):
     """PyTorch's min-cut partition of a joint graph, with bases saved in the place of their views."""
-    forward, backward = min_cut_rematerialization_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    take_unrepeated(joint_module.graph)
+    _merge_equal(joint_module.graph)
+    with config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
+        forward, backward = min_cut_rematerialization_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
     _save_bases(forward, backward, num_fwd_outputs)
     return forward, backward
+
+
+def _merge_equal(graph):
+    """Makes one of calls that come to the same, so that the cut does not save it twice. What the outputs are made of stays:
+    they are tensors of their own, which may be written to."""
+    (output,) = graph.find_nodes(op="output")
+    outputs = {_storage(n) for n in output.all_input_nodes} - {None}
+    seen = {}
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+            continue
+        if node.target is not operator.getitem:
+            if node.target._schema.is_mutable:
+                seen.clear()  # reads behind it read something else
+                continue
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                continue
+        if outputs and _storage(node) in outputs:
+            continue
+        first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)  # a node's repr is its name, its own
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _storage(node):
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return StorageWeakRef(value.untyped_storage())
+    except NotImplementedError:  # a sparse one has none
+        return None
 
 
 def _save_bases(forward, backward, num_outputs):

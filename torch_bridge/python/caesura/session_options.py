@@ -61,7 +61,8 @@ class _Named:
 
 class SessionOptions(_Named):
     """Honoured: intra_op_num_threads (0: CAESURA_NUM_THREADS or what OpenMP would take), graph_optimization_level,
-    enable_mem_reuse. Runs are deterministic for one number of threads with or without use_deterministic_compute.
+    enable_mem_reuse, enable_profiling and profile_file_prefix (see InferenceSession.end_profiling). Runs are deterministic for
+    one number of threads with or without use_deterministic_compute.
 
     custom_ops: ops from shared libraries, and options for single nodes, whole op types and model ops:
 
@@ -90,7 +91,6 @@ class SessionOptions(_Named):
         "log_verbosity_level": "CAESURA_VERBOSE sets what is logged",
     }
     _REFUSED = {
-        "enable_profiling": "sessions for inference write no profile; see `caesura inspect --profile`",
         "optimized_model_filepath": "the model is not written after its passes",
     }
 
@@ -127,7 +127,7 @@ class SessionOptions(_Named):
         for key in self._entries:
             warn_once(f"session config entry '{key}'", "it is not known here")
         return {"threads": int(self.intra_op_num_threads), "optimization": min(int(self.graph_optimization_level), 2),
-                "reuse_memory": bool(self.enable_mem_reuse), "custom_ops": self.custom_ops}
+                "reuse_memory": bool(self.enable_mem_reuse), "profile": bool(self.enable_profiling), "custom_ops": self.custom_ops}
 
 
 class RunOptions(_core.RunSettings):

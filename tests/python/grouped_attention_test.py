@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values that modules repeat for a group of heads: attention takes them as they were, with the same results."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.functional import scaled_dot_product_attention
+
+import caesura
+from caesura.saved_values import partition
+
+BATCH, HEADS, TIME, WIDTH = 2, 6, 9, 8
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def repeat(x, group):
+    batch, heads, time, width = x.shape
+    return x[:, :, None].expand(batch, heads, group, time, width).reshape(batch, heads * group, time, width)
+
+
+class Attention(torch.nn.Module):
+    """mask: whether one is given. kept: whether the repetition of the keys has another reader."""
+
+    def __init__(self, key_heads, mask, kept, causal=False):
+        super().__init__()
+        self.group, self.mask, self.kept, self.causal = HEADS // key_heads, mask, kept, causal
+        self.key, self.value = (torch.nn.Linear(HEADS * WIDTH, key_heads * WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        def heads(t):
+            return t.unflatten(-1, (-1, WIDTH)).transpose(1, 2)
+
+        key, value = repeat(heads(self.key(x)), self.group), repeat(heads(self.value(x)), self.group)
+        mask = torch.ones(TIME, TIME, dtype=torch.bool).tril() if self.mask else None
+        y = scaled_dot_product_attention(heads(x), key, value, attn_mask=mask, is_causal=self.causal)
+        return y * key if self.kept else y
+
+
+def shapes_of_keys(graph):
+    return [node.args[1].meta["val"].shape for node in graph.find_nodes(op="call_function", target=ATTENTION)]
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("mask, kept, causal", [(False, False, False), (True, False, False), (False, True, False), (False, False, True)])
+def test_agrees_with_eager(key_heads, mask, kept, causal):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    module, x = Attention(key_heads, mask, kept, causal), torch.randn(BATCH, TIME, HEADS * WIDTH, requires_grad=True)
+    eager, x_eager = copy.deepcopy(module), x.detach().clone().requires_grad_()
+    wrapped, weight = caesura.wrap(module), torch.randn(BATCH, HEADS, TIME, WIDTH)
+    with caesura.strict():
+        y = wrapped(x)
+        (y * weight).sum().backward()
+        with torch.no_grad():
+            y_alone = wrapped(x)
+    want = eager(x_eager)
+    (want * weight).sum().backward()
+    for got, expected in [(y, want), (y_alone, want), (x.grad, x_eager.grad),
+                          *((p.grad, q.grad) for p, q in zip(module.parameters(), eager.parameters()))]:
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_nothing_repeated_is_saved(kept):
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    x = torch.randn(BATCH, TIME, HEADS * WIDTH)
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition)
+    torch.compile(Attention(2, False, kept), backend=backend)(x).sum().backward()
+    forward, backward = (g.graph for g in graphs)
+    assert shapes_of_keys(forward) == [(BATCH, HEADS if kept else 2, TIME, WIDTH)]
+    (output,) = forward.find_nodes(op="output")
+    saved = [n.meta["val"].shape for n in output.args[0][1:] if isinstance(n, torch.fx.Node)]
+    repeated = (BATCH, 2, HEADS // 2, TIME, WIDTH)
+    sums = [n for n in backward.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+            if n.args[0].meta["val"].shape == repeated]
+    assert bool(sums) == kept
+    if not kept:  # the attention's result and its own input may be saved, each once
+        assert sum(s == (BATCH, HEADS, TIME, WIDTH) for s in saved) <= 2

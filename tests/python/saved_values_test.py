@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cut between a captured forward and its backward: what is computed twice is saved once, and nothing else is merged."""
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+import caesura
+from caesura.saved_values import partition
+
+aten = torch.ops.aten
+
+
+def halves(function, *inputs):
+    """The forward and backward graph of a function."""
+    graphs = []
+
+    def keep(module, _):
+        graphs.append(module.graph)
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition))(*inputs).backward()
+    return graphs
+
+
+def count(graph, packet):
+    return sum(getattr(n.target, "overloadpacket", None) is packet for n in graph.nodes)
+
+
+def test_equal_calls_become_one():
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    forward, _ = halves(lambda x, w: ((x @ w).exp() * (x @ w).exp().cos()).sum(), x, w)
+    assert count(forward, aten.mm) == 1
+    assert count(forward, aten.exp) == 1
+
+
+def test_arguments_that_compare_equal_are_not_the_same():
+    x = torch.arange(4, requires_grad=False)
+    w = torch.randn(4, requires_grad=True)
+    forward, _ = halves(lambda x, w: ((x * 2).float() * w + (x * 2.0) * w).sum(), x, w)
+    assert count(forward, aten.mul) == 4  # x * 2 is an integer tensor, x * 2.0 is not
+
+
+def test_random_calls_stay_apart():
+    w = torch.randn(64, requires_grad=True)
+    forward, _ = halves(lambda w: (torch.rand_like(w) * w + torch.rand_like(w) * w).sum(), w)
+    assert count(forward, aten.rand_like) + count(forward, aten.rand) == 2
+
+
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.exp(), y.exp()
+
+
+def test_equal_results_are_tensors_of_their_own():
+    torch.manual_seed(0)
+    module, x = Pair(), torch.randn(3, 4)
+    want = module(x)[1].detach().clone()
+    first, second = caesura.wrap(module)(x)
+    assert first.data_ptr() != second.data_ptr()
+    second.sum().backward()
+    gradient = module.linear.weight.grad.clone()
+    module.linear.weight.grad = None
+    module(x)[1].sum().backward()
+    torch.testing.assert_close(gradient, module.linear.weight.grad)
+    with torch.no_grad():
+        first.zero_()
+    torch.testing.assert_close(second, want)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        before = self.calls * x
+        self.calls.add_(1)
+        return self.linear(before) + self.linear(self.calls * x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_reads_behind_a_write_see_it(training):
+    torch.manual_seed(0)
+    module, x = Counting(), torch.randn(3, 4)
+    eager = Counting()
+    eager.load_state_dict(module.state_dict())
+    wrapped = caesura.wrap(module)
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            torch.testing.assert_close(wrapped(x), eager(x))
+    assert module.calls == 2
