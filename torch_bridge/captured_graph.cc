@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/captured_graph.h"
 
+#include <ATen/record_function.h>
+
 #include <chrono>
 #include <optional>
 
+#include "core/execute/execution_observer.h"
 #include "core/load/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/aten_call.h"
@@ -30,6 +33,22 @@ int64_t Now() {
 std::string Tag(const IValue& encoded) {
   return encoded.isTuple() ? encoded.toTupleRef().elements().at(0).toStringRef() : std::string();
 }
+
+// Shows PyTorch's profiler the steps of a program by their ops, beside its own.
+class ProfiledSteps : public ExecutionObserver {
+ public:
+  void OnStepBegin(const ExecutionPlan& plan, const ExecutionState&, int step) override {
+    record_.emplace(at::RecordScope::FUNCTION);
+    if (!record_->isActive()) return;
+    name_ = "caesura::" + plan.steps()[step].node->op_type();
+    record_->before(std::string_view(name_));
+  }
+  void OnStepEnd(const ExecutionPlan&, const ExecutionState&, int, const Status&) override { record_.reset(); }
+
+ private:
+  std::string name_;  // read while the record is open
+  std::optional<at::RecordFunction> record_;
+};
 
 }  // namespace
 
@@ -145,7 +164,10 @@ void CapturedGraph::RunProgram(const Step& step, Values& values) {
       feeds.emplace_back(Checked(FromTorch(values[i].toTensor())));
     }
   }
-  const std::vector<RuntimeValue> results = Checked(step.program->Run(std::move(feeds), {}, nullptr, known));
+  RunOptions options;
+  ProfiledSteps profiled;
+  if (at::hasCallbacks()) options.observers = {&profiled};
+  const std::vector<RuntimeValue> results = Checked(step.program->Run(std::move(feeds), std::move(options), nullptr, known));
   TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(), " values, not ", step.writes.size());
   for (size_t k = 0; k < results.size(); ++k) values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
 }

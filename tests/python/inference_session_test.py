@@ -161,6 +161,10 @@ def test_profile(model, tmp_path):
     binding.bind_cpu_input("x", X)
     binding.bind_output(session.get_outputs()[0].name)
     session.run_with_iobinding(binding)
+    options.profile_file_prefix = str(tmp_path / "nowhere" / "here")
+    with pytest.raises(KeyError, match="nowhere"):
+        session.end_profiling()
+    options.profile_file_prefix = str(tmp_path / "here")
     path = session.end_profiling()
     assert path.startswith(str(tmp_path / "here_")) and path.endswith(".json")
     with open(path) as file:

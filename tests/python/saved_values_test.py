@@ -48,6 +48,13 @@ def test_random_calls_stay_apart():
     assert count(forward, aten.rand_like) + count(forward, aten.rand) == 2
 
 
+def test_sizes_that_depend_on_data_stay_apart():
+    x, w = torch.randn(8), torch.randn(8, requires_grad=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        forward, _ = halves(lambda x, w: (w[x.nonzero()].sum() + w[x.nonzero()].exp().sum()), x, w)
+    assert count(forward, aten.nonzero) == 2
+
+
 class Pair(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -228,6 +228,19 @@ def test_parts_of_a_product_are_not_copied_for_the_backward(separate):
         assert not {"aten::clone", "aten::copy_"} & made[2][0]
 
 
+def test_pytorchs_profiler_shows_the_ops():
+    module, x = Attention(False), torch.randn(2, 8, 16)
+    wrapped = caesura.wrap(module)
+    wrapped(x).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        wrapped(x).sum().backward()
+    calls = {e.key: e.count for e in profile.key_averages()}
+    assert calls["caesura::AttentionTraining"] == calls["caesura::AttentionGrad"] == 1
+    spans = {e.name: e.time_range for e in profile.events()}
+    outer, inner = spans["CaesuraBackward"], spans["caesura::AttentionGrad"]
+    assert outer.start <= inner.start <= inner.end <= outer.end
+
+
 def test_a_part_that_is_handed_out_and_changed():
     """The gradient is the right one all the same, or an error."""
     module, x = Attention(True), torch.randn(2, 8, 16)

@@ -101,9 +101,9 @@ class PythonSession {
   std::optional<FallbackRecord> fallback_record() const { return session_->fallback_record(); }
   // What the runs until now did; later ones are not watched.
   void EndProfiling(const std::string& trace) {
-    profiling_ended_ = true;
     const Status written = WriteChromeTrace(trace, profiler_->Events());
     if (!written.ok()) Raise(written);
+    profiling_ended_ = true;
   }
   nb::tuple exchanged() const { return nb::make_tuple(inputs_, inputs_copied_); }
 

@@ -44,7 +44,7 @@ def _unrepeated(node):
     if node.target is not aten.expand.default or node.args[0].target is not aten.unsqueeze.default:
         return None
     unsqueezed, repeated = node.args[0], node.meta["val"].shape
-    if len(repeated) != 5 or unsqueezed.args[1] != 2 or not all(isinstance(d, int) for d in (repeated[1], repeated[2], result[1])):
+    if len(repeated) != 5 or unsqueezed.args[1] % 5 != 2 or not all(isinstance(d, int) for d in (repeated[1], repeated[2], result[1])):
         return None
     batch, heads, time, width = unsqueezed.args[0].meta["val"].shape
     group = repeated[2]

@@ -220,9 +220,9 @@ class InferenceSession(FallsBack):
         profile_file_prefix and the time; without enable_profiling "", as onnxruntime does."""
         if not self._profiling:
             return ""
-        self._profiling = False
         path = f"{self._options.profile_file_prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}.json"
         self._session.end_profiling(path)
+        self._profiling = False
         return path
 
     def exchange_counts(self) -> dict:

@@ -17,6 +17,8 @@ from caesura.graph_program import VIEWS
 from caesura.grouped_attention import take_unrepeated
 
 aten = torch.ops.aten
+_UNLIKE = {torch.Tag.nondeterministic_seeded,  # calls that differ, or whose results' sizes have symbols of their own
+           torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _PARTS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
 
 
@@ -43,7 +45,7 @@ def _merge_equal(graph):
             if node.target._schema.is_mutable:
                 seen.clear()  # reads behind it read something else
                 continue
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
+            if not _UNLIKE.isdisjoint(node.target.tags):
                 continue
         if outputs and _storage(node) in outputs:
             continue
