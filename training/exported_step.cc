@@ -67,7 +67,7 @@ Result<bool> IsExportedStep(const std::string& path) { return PosixFileSystem().
 Result<StepOptions> ReadStepOptions(const Model& model) {
   auto found = model.metadata.find(kStepMetadata);
   if (found == model.metadata.end()) {
-    return NotFound(std::string("the model has no metadata '") + kStepMetadata + "': it is no exported step");
+    return InvalidModel(std::string("the model has no metadata '") + kStepMetadata + "': it is no exported step");
   }
   const Json json = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   const std::string where = std::string("metadata '") + kStepMetadata + "'";

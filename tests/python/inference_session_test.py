@@ -150,6 +150,12 @@ def test_session_options(model):
         caesura.InferenceSession(model, options)
 
 
+def test_a_file_that_is_not_there(tmp_path):
+    for make in (caesura.InferenceSession, caesura.TrainingSession, caesura.SplitModule, caesura.open_step):
+        with pytest.raises(FileNotFoundError, match="none.onnx"):
+            make(tmp_path / "none.onnx")
+
+
 def test_profile(model, tmp_path):
     options = caesura.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "here")
@@ -162,7 +168,7 @@ def test_profile(model, tmp_path):
     binding.bind_output(session.get_outputs()[0].name)
     session.run_with_iobinding(binding)
     options.profile_file_prefix = str(tmp_path / "nowhere" / "here")
-    with pytest.raises(KeyError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         session.end_profiling()
     options.profile_file_prefix = str(tmp_path / "here")
     path = session.end_profiling()

@@ -21,12 +21,12 @@
 namespace caesura::python {
 
 // Raises the Python exception of the status's code: ValueError for bad arguments and models, KeyError, MemoryError,
-// OSError, NotImplementedError, otherwise RuntimeError.
-void Raise(const Status& status);
+// OSError, NotImplementedError, otherwise RuntimeError. of_file: what was not found is a file, FileNotFoundError.
+void Raise(const Status& status, bool of_file = false);
 
 template <typename T>
-T Unwrap(Result<T> result) {
-  if (!result.ok()) Raise(result.status());
+T Unwrap(Result<T> result, bool of_file = false) {
+  if (!result.ok()) Raise(result.status(), of_file);
   return *std::move(result);
 }
 

@@ -102,7 +102,7 @@ class PythonSession {
   // What the runs until now did; later ones are not watched.
   void EndProfiling(const std::string& trace) {
     const Status written = WriteChromeTrace(trace, profiler_->Events());
-    if (!written.ok()) Raise(written);
+    if (!written.ok()) Raise(written, /*of_file=*/true);
     profiling_ended_ = true;
   }
   nb::tuple exchanged() const { return nb::make_tuple(inputs_, inputs_copied_); }

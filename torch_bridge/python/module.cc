@@ -62,13 +62,13 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name) 
   });
 }
 
-void Raise(const Status& status) {
+void Raise(const Status& status, bool of_file) {
   const char* text = status.message().c_str();
   PyObject* type = PyExc_RuntimeError;
   switch (status.code()) {
     case StatusCode::kInvalidArgument:
     case StatusCode::kInvalidModel: type = PyExc_ValueError; break;
-    case StatusCode::kNotFound: type = PyExc_KeyError; break;
+    case StatusCode::kNotFound: type = of_file ? PyExc_FileNotFoundError : PyExc_KeyError; break;
     case StatusCode::kOutOfMemory: type = PyExc_MemoryError; break;
     case StatusCode::kIoError: type = PyExc_OSError; break;
     case StatusCode::kUnsupported: type = PyExc_NotImplementedError; break;
@@ -79,7 +79,9 @@ void Raise(const Status& status) {
 }
 
 Model ReadSource(nanobind::object source) {
-  if (!nanobind::isinstance<nanobind::bytes>(source)) return Unwrap(ReadModel(nanobind::cast<std::string>(source)));
+  if (!nanobind::isinstance<nanobind::bytes>(source)) {
+    return Unwrap(ReadModel(nanobind::cast<std::string>(source)), /*of_file=*/true);
+  }
   const auto bytes = nanobind::cast<nanobind::bytes>(source);
   return Unwrap(ReadModelBytes(std::string_view(bytes.c_str(), bytes.size())));
 }

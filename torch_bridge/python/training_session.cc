@@ -74,8 +74,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   return Unwrap(TrainingSession::Create(std::move(model), std::move(options)));
 }
 
-void Check(const Status& status) {
-  if (!status.ok()) Raise(status);
+void Check(const Status& status, bool of_file = false) {
+  if (!status.ok()) Raise(status, of_file);
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void BindTraining(nb::module_& m) {
                     options.threads = threads;
                     options.seed = seed;
                     options.providers = {CpuProvider()};
-                    return Unwrap(OpenStep(folder, std::move(options)));
+                    return Unwrap(OpenStep(folder, std::move(options)), /*of_file=*/true);
                   })
       .def("step",
            [](TrainingSession& session, nb::dict arrays) {
@@ -111,7 +111,7 @@ void BindTraining(nb::module_& m) {
                return session.Step(feeds, {&profiler});
              }();
              Unwrap(std::move(loss));
-             if (!trace.empty()) Check(WriteChromeTrace(trace, profiler.Events()));
+             if (!trace.empty()) Check(WriteChromeTrace(trace, profiler.Events()), /*of_file=*/true);
              return profiler.Summary();
            })
       .def("evaluate",
@@ -152,9 +152,10 @@ void BindTraining(nb::module_& m) {
       .def_prop_ro("updates", &TrainingSession::updates)
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate, &TrainingSession::set_learning_rate)
-      .def("save", [](const TrainingSession& session, const std::string& path) { Check(session.Save(path)); })
-      .def("restore", [](TrainingSession& session, const std::string& path) { Unwrap(session.Restore(path)); })
-      .def("export", [](const TrainingSession& session, const std::string& path) { Check(session.ExportModel(path)); })
+      .def("save", [](const TrainingSession& session, const std::string& path) { Check(session.Save(path), /*of_file=*/true); })
+      .def("restore", [](TrainingSession& session, const std::string& path) { Unwrap(session.Restore(path), /*of_file=*/true); })
+      .def("export",
+           [](const TrainingSession& session, const std::string& path) { Check(session.ExportModel(path), /*of_file=*/true); })
       .def("plan", [](TrainingSession& session, nb::dict arrays) {
         const auto plan = Unwrap(session.StepPlan(FeedsOf(arrays)));
         return nb::make_tuple(plan->ToString(), plan->arena_bytes());
