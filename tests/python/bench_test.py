@@ -98,6 +98,19 @@ def test_command_writes_table_and_json(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_systems_wait_where_memory_is_short(monkeypatch):
+    started = []
+    start = measure._Turns.start
+    monkeypatch.setattr(measure._Turns, "start", lambda turns, system: (started.append(system), start(turns, system)))
+    monkeypatch.setattr(measure, "available_bytes", lambda: 0)
+    order = ["caesura", "eager", "bound", "eager-fused", "eager-foreach"]
+    systems = run_workload(workloads.find("tiny-mlp"), order, rounds=2, threads=1)["systems"]
+    assert started == ["caesura", "eager", "bound", "caesura", "bound", "eager-fused", "caesura", "bound", "eager-foreach"]
+    assert list(systems) == order
+    assert all(len(s["rounds"]) == 2 and "caesura_ratio" in s for name, s in systems.items() if name not in measure.COMPARED)
+    assert systems["eager-foreach"]["loss_difference"] < 1e-4  # to eager's, of the first lap
+
+
 def test_missing_peer_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CAESURA_PREFIX", str(tmp_path))
     result = run_workload(workloads.find("tiny-mlp"), ["jax"], rounds=1, threads=1)

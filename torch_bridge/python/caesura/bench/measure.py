@@ -7,12 +7,13 @@ import tempfile
 import time
 
 from .export import prepare
-from .processes import PeerError, Worker
+from .processes import PeerError, Worker, available_bytes
 from .statistics import largest_difference, ratio, spread
 from .systems import SYSTEMS
 from .workloads import Workload
 
 PAUSE_SECONDS = 0.05  # in which the threads of the system before, which spin for a while, go to sleep
+COMPARED = ("caesura", "bound")  # what the others' times are set beside, in each lap
 REFERENCES = ("eager", "eager-fused", "eager-foreach")  # the first that ran gives the losses to compare with
 
 
@@ -41,9 +42,16 @@ class _Turns:
             with self._dropping(system):
                 self.results[system]["rounds"].append(self._workers[system].round())
 
+    def has_room(self) -> bool:
+        """Whether the machine's memory has room for twice the largest process so far."""
+        largest = max((r.get(key, 0) for r in self.results.values() for key in ("load_peak_bytes", "step_peak_bytes")), default=0)
+        return available_bytes() > 2 * largest
+
     def close(self) -> None:
+        """Ends the processes; others may be started."""
         for worker in self._workers.values():
             worker.close()
+        self._workers, self.results = {}, {}
 
     @contextlib.contextmanager
     def _dropping(self, system: str):
@@ -67,27 +75,34 @@ class _Turns:
 
 def run_workload(workload: Workload, systems: list, rounds: int, threads: int, compile_cache: str = "",
                  progress=lambda text: None) -> dict:
-    """Results by system, ready for JSON."""
+    """Results by system, ready for JSON. Systems that memory has no room for wait for another lap, beside COMPARED again."""
+    results, waiting = {}, list(systems)
     with tempfile.TemporaryDirectory(prefix="caesura-bench-") as name:
         job = prepare(workload, pathlib.Path(name), threads)
         with contextlib.closing(_Turns(pathlib.Path(name), threads, compile_cache)) as turns:
-            for system in systems:
-                progress(f"{workload.name}: {system}: first steps")
-                turns.start(system)
-            for i in range(rounds):
-                progress(f"{workload.name}: round {i + 1} of {rounds}")
-                turns.round(i)
+            while waiting:
+                again = [s for s in COMPARED if s in results]
+                while again or (waiting and (len(turns.results) <= len(COMPARED) or turns.has_room())):
+                    system = (again or waiting).pop(0)
+                    progress(f"{workload.name}: {system}: first steps")
+                    turns.start(system)
+                for i in range(rounds):
+                    progress(f"{workload.name}: round {i + 1} of {rounds}" + (f", {len(waiting)} systems wait" if waiting else ""))
+                    turns.round(i)
+                lap = _summary(turns.results, results)
+                results |= {s: r for s, r in lap.items() if s not in results}
+                turns.close()
     progress("")
     return {"name": workload.name, "about": workload.about, "parameters": job["parameters"],
             "dtype": "bfloat16" if workload.bfloat16 else "float32", "matrix_flops": job["matrix_flops"],
-            "systems": _summary(turns.results)}
+            "systems": results}
 
 
-def _summary(results: dict) -> dict:
-    """Adds to each system what follows from its rounds and from the others'."""
+def _summary(results: dict, before: dict) -> dict:
+    """Adds to each system what follows from its rounds and from the others'. before: of laps before this one."""
     times = {system: [r["seconds"] / r["steps"] for r in result["rounds"]]
              for system, result in results.items() if result.get("rounds")}
-    reference = next((results[s]["losses"] for s in REFERENCES if "losses" in results.get(s, {})), None)
+    reference = next((r[s]["losses"] for s in REFERENCES for r in (before, results) if "losses" in r.get(s, {})), None)
     bound = results.get("bound", {}).get("rounds")
     for system, seconds in times.items():
         result = results[system]

@@ -26,6 +26,12 @@ def peers_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("CAESURA_PREFIX", "~/.cache/caesura")).expanduser() / "peers"
 
 
+def available_bytes() -> int:
+    """Memory that processes can have before others are swapped or killed."""
+    lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
 def command_of(system: str) -> list:
     """What starts the system's worker, without its arguments; raises PeerError where it is not installed."""
     python, home = pathlib.Path(sys.executable), SYSTEMS[system].home
