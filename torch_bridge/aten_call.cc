@@ -189,7 +189,7 @@ DispatchScope::~DispatchScope() = default;
 
 // --- the node's words ---
 
-Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::vector<at::Tensor>& known) {
+Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::vector<at::Tensor>& known, c10::Device device) {
   const auto name = node.Attr<std::string>("operator", ""), overload = node.Attr<std::string>("overload_name", "");
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!op) {
@@ -197,7 +197,7 @@ Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::
                        "': is the library that registers it loaded?");
   }
   if (op->schema().is_mutable()) return Unsupported(node.Label() + " operator '" + name + "' writes to its arguments");
-  AtenCall call(*op);
+  AtenCall call(*op, device);
   for (const c10::Argument& formal : op->schema().arguments()) call.arguments_.push_back({formal.real_type(), {}, {}});
   call.AddInputs(node, first_input, known);
   call.AddAttributes(node);
@@ -253,6 +253,8 @@ void AtenCall::AddAttributes(const Node& node) {
       TORCH_CHECK_VALUE(argument.type->kind() == TypeKind::OptionalType, "argument '", formal.name(), "' cannot be None");
     } else if (formal.default_value()) {
       argument.value = *formal.default_value();
+      const bool of_device = Inner(argument.type)->kind() == TypeKind::DeviceObjType && argument.value.isNone();
+      if (of_device && !device_.is_cpu()) argument.value = device_;
     } else {
       TORCH_CHECK_VALUE(argument.type->kind() == TypeKind::OptionalType || IsTensors(argument.type), "argument '",
                         formal.name(), "' is missing");
@@ -269,6 +271,13 @@ bool AtenCall::numbers_known() const {
   return std::all_of(arguments_.begin(), arguments_.end(), [](const Argument& argument) {
     return argument.inputs.empty() || IsTensor(argument.type) || IsTensors(argument.type);
   });
+}
+
+at::Generator AtenCall::Generator(uint64_t seed) const {
+  if (device_.is_cpu()) return at::detail::createCPUGenerator(seed);
+  at::Generator generator = at::globalContext().getAcceleratorHooksInterface(device_.type()).getNewGenerator(device_.index());
+  generator.set_current_seed(seed);
+  return generator;
 }
 
 std::vector<IValue> AtenCall::Arguments(const std::vector<at::Tensor>& inputs, uint64_t seed) const {
@@ -288,7 +297,7 @@ std::vector<IValue> AtenCall::Arguments(const std::vector<at::Tensor>& inputs, u
       }
     } else if (argument.inputs.empty()) {
       const bool generator = Inner(argument.type)->kind() == TypeKind::GeneratorType && argument.value.isNone();
-      stack.push_back(generator ? IValue(at::detail::createCPUGenerator(seed)) : argument.value);
+      stack.push_back(generator ? IValue(Generator(seed)) : argument.value);
     } else if (IsTensor(argument.type)) {
       stack.emplace_back(inputs[argument.inputs[0]]);
     } else {

@@ -35,7 +35,8 @@ class AtenCall {
  public:
   // The operator and its arguments, from the node's attributes and inputs. `first_input`: the node's input that is
   // the first one of the call. `known[i]`: the value of the call's input i where the plan knows it, else undefined.
-  static Result<AtenCall> Create(const Node& node, int first_input, const std::vector<at::Tensor>& known);
+  // `device`: what an argument that names a device is where the node names none, and where random numbers are drawn.
+  static Result<AtenCall> Create(const Node& node, int first_input, const std::vector<at::Tensor>& known, c10::Device device);
 
   const c10::OperatorHandle& op() const { return op_; }
   // Whether every argument that is no tensor is known: then the results' sizes follow from those of the tensors.
@@ -61,11 +62,13 @@ class AtenCall {
     std::vector<int> inputs;  // of the call: one, or the elements of a list; -1: None in a list of optionals
     c10::IValue value;        // where there are no inputs
   };
-  explicit AtenCall(c10::OperatorHandle op) : op_(std::move(op)) {}
+  AtenCall(c10::OperatorHandle op, c10::Device device) : op_(std::move(op)), device_(device) {}
+  at::Generator Generator(uint64_t seed) const;
   void AddInputs(const Node& node, int first_input, const std::vector<at::Tensor>& known);
   void AddAttributes(const Node& node);
 
   c10::OperatorHandle op_;
+  c10::Device device_;
   std::vector<Argument> arguments_;
 };
 

@@ -16,14 +16,21 @@
 namespace caesura::torch {
 namespace {
 
-Result<AtenCall> MakeCall(const KernelInfo& info, const TensorSpecs& specs, int first_input) {
+// The inputs that are on the host.
+bool TakesNumber(const Node& node, int i) { return AtenCall::TakesNumber(node, 0, i); }
+bool TakesNumberOfGradient(const Node& node, int i) {
+  const auto gradients = node.Attr<std::vector<int64_t>>("gradient_outputs", {});
+  return AtenCall::TakesNumber(node, static_cast<int>(gradients.size()), i);
+}
+
+Result<AtenCall> MakeCall(const KernelInfo& info, const TensorSpecs& specs, int first_input, c10::Device device) {
   std::vector<at::Tensor> known(specs.size() - first_input);
   for (size_t i = 0; i < known.size(); ++i) {
     const TensorSpec& spec = specs[first_input + i];
     const Tensor* value = info.InputValue(first_input + static_cast<int>(i));
     if (value != nullptr) known[i] = BorrowBytes(value->raw(), spec.type, spec.shape);
   }
-  return AtenCall::Create(info.node(), first_input, known);
+  return AtenCall::Create(info.node(), first_input, known, device);
 }
 
 uint64_t SeedOf(const KernelContext& context) {
@@ -46,24 +53,25 @@ Result<bool> PlanOutputs(KernelInfo& info, const AtenCall& call, const TensorSpe
   return true;
 }
 
-Status AllocateOut(const std::string& label, KernelContext& context, const std::vector<bool>& present,
-                   const std::vector<at::Tensor>& results) {
+Status AllocateOut(const std::string& label, KernelContext& context, c10::Device device,
+                   const std::vector<bool>& present, const std::vector<at::Tensor>& results) {
   for (int i = 0; i < static_cast<int>(present.size()); ++i) {
     if (!present[i]) continue;
     RETURN_IF_ERROR(CheckResult(label, results, i));
     const DType dtype = DTypeOf(results[i].scalar_type());
     ASSIGN_OR_RETURN(Tensor out, context.AllocateOutput(i, dtype, Shape(results[i].sizes().vec())));
-    BorrowBytes(out.raw(), results[i].scalar_type(), out.shape()).copy_(results[i]);
+    BorrowBytes(out.raw(), results[i].scalar_type(), out.shape(), device).copy_(results[i]);
   }
   return {};
 }
 
-Status CreateAten(KernelInfo& info) {
+Status CreateAten(KernelInfo& info, c10::Device device) {
   const std::string label = info.node().Label();
   DispatchScope scope(/*with_gradients=*/false);
   return Guarded(label, [&]() -> Status {
-    ASSIGN_OR_RETURN(const TensorSpecs specs, InputSpecs(info));
-    ASSIGN_OR_RETURN(const AtenCall call, MakeCall(info, specs, 0));
+    const auto on_host = [&](int i) { return TakesNumber(info.node(), i); };
+    ASSIGN_OR_RETURN(const TensorSpecs specs, InputSpecs(info, device, on_host));
+    ASSIGN_OR_RETURN(const AtenCall call, MakeCall(info, specs, 0, device));
     ASSIGN_OR_RETURN(const bool planned, PlanOutputs(info, call, specs));
     if (!planned) {
       std::vector<bool> present;
@@ -75,12 +83,12 @@ Status CreateAten(KernelInfo& info) {
         DispatchScope scope(/*with_gradients=*/false);
         return Guarded(label, [&] {
           auto arguments = call.Arguments(BorrowInputs(context, specs, 0, specs.size()), SeedOf(context));
-          return AllocateOut(label, context, present, AtenCall::Call(call.op(), std::move(arguments)));
+          return AllocateOut(label, context, device, present, AtenCall::Call(call.op(), std::move(arguments)));
         });
       });
       return {};
     }
-    const TensorSpecs outputs = PlannedOutputs(info);
+    const TensorSpecs outputs = PlannedOutputs(info, device);
     const bool complete = std::all_of(outputs.begin(), outputs.end(), [](const TensorSpec& o) { return o.present; });
     const auto out_variant = complete ? call.OutVariant(outputs.size()) : std::nullopt;
     info.SetCompute([=](KernelContext& context) {
@@ -89,7 +97,7 @@ Status CreateAten(KernelInfo& info) {
         auto arguments = call.Arguments(BorrowInputs(context, specs, 0, specs.size()), SeedOf(context));
         for (size_t i = 0; out_variant && i < outputs.size(); ++i) {
           void* data = context.Output<void>(static_cast<int>(i));
-          arguments.emplace_back(BorrowBytes(data, outputs[i].type, outputs[i].shape));
+          arguments.emplace_back(BorrowBytes(data, outputs[i].type, outputs[i].shape, device));
         }
         const c10::OperatorHandle& op = out_variant ? *out_variant : call.op();
         return CopyResults(label, context, outputs, AtenCall::Call(op, std::move(arguments)));
@@ -100,11 +108,12 @@ Status CreateAten(KernelInfo& info) {
 }
 
 // Y = f(X) with derivatives recorded, then dX by PyTorch's derivative of f.
-Status CreateAtenGrad(KernelInfo& info) {
+Status CreateAtenGrad(KernelInfo& info, c10::Device device) {
   const std::string label = info.node().Label();
   DispatchScope scope(/*with_gradients=*/false);
   return Guarded(label, [&]() -> Status {
-    ASSIGN_OR_RETURN(const TensorSpecs specs, InputSpecs(info));
+    const auto on_host = [&](int i) { return TakesNumberOfGradient(info.node(), i); };
+    ASSIGN_OR_RETURN(const TensorSpecs specs, InputSpecs(info, device, on_host));
     const auto from = info.Attr<std::vector<int64_t>>("gradient_outputs", {});
     const auto to = info.Attr<std::vector<int64_t>>("gradient_inputs", {});
     const size_t first = from.size();
@@ -117,12 +126,12 @@ Status CreateAtenGrad(KernelInfo& info) {
       const int i = static_cast<int>(input);
       info.SetOutput(static_cast<int>(k), info.InputDType(i), info.InputShape(i));
     }
-    ASSIGN_OR_RETURN(const AtenCall call, MakeCall(info, specs, static_cast<int>(first)));
+    ASSIGN_OR_RETURN(const AtenCall call, MakeCall(info, specs, static_cast<int>(first), device));
     if (call.op().hasTag(at::Tag::nondeterministic_seeded)) {
       return info.Refuse("operator '" + call.op().schema().name() +
                          "' draws random numbers: computed once more for its gradient, it would draw others");
     }
-    const TensorSpecs outputs = PlannedOutputs(info);
+    const TensorSpecs outputs = PlannedOutputs(info, device);
     info.SetCompute([=](KernelContext& context) {
       DispatchScope scope(/*with_gradients=*/true);
       return Guarded(label, [&]() -> Status {
@@ -152,16 +161,11 @@ Status CreateAtenGrad(KernelInfo& info) {
 
 }  // namespace
 
-void RegisterAtenKernels(KernelRegistry& registry) {
-  const auto host_input = [](const Node& node, int i) { return AtenCall::TakesNumber(node, 0, i); };
-  const auto host_input_of_gradient = [](const Node& node, int i) {
-    const auto gradients = node.Attr<std::vector<int64_t>>("gradient_outputs", {});
-    return AtenCall::TakesNumber(node, static_cast<int>(gradients.size()), i);
-  };
-  registry.Add({.op_type = kAtenOp, .domain = kAtenDomain, .host_input_of = host_input, .deterministic = false,
-                .create = CreateAten});
-  registry.Add({.op_type = kAtenGradOp, .domain = kAtenDomain, .host_input_of = host_input_of_gradient,
-                .deterministic = false, .create = CreateAtenGrad});
+void RegisterAtenKernels(KernelRegistry& registry, c10::Device device) {
+  registry.Add({.op_type = kAtenOp, .domain = kAtenDomain, .host_input_of = TakesNumber, .deterministic = false,
+                .create = [device](KernelInfo& info) { return CreateAten(info, device); }});
+  registry.Add({.op_type = kAtenGradOp, .domain = kAtenDomain, .host_input_of = TakesNumberOfGradient,
+                .deterministic = false, .create = [device](KernelInfo& info) { return CreateAtenGrad(info, device); }});
 }
 
 }  // namespace caesura::torch

@@ -14,7 +14,8 @@
 //   none            names of arguments that are None although their default is something else
 //   any other       an argument by its name: ints, floats and bools (an ONNX float has 32 bits: a tensor attribute of
 //                   one element, or of rank 1 for a list, carries float64, bool and complex numbers exactly), strings;
-//                   dtypes by their name ("float32", "bfloat16"), layouts ("strided"), devices ("cpu"), memory formats
+//                   dtypes by their name ("float32", "bfloat16"), layouts ("strided"), devices ("cpu"; that of
+//                   the node's provider where none is given), memory formats
 //                   ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d"); for a tensor
 //                   argument a number, which is then as weak in type promotion as a number in Python
 // What is given neither way takes its default, or None. Ints, bools, numbers and lists of them (symints as well) may
@@ -35,12 +36,14 @@
 #ifndef CAESURA_TORCH_BRIDGE_ATEN_OP_H_
 #define CAESURA_TORCH_BRIDGE_ATEN_OP_H_
 
+#include <c10/core/Device.h>
+
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura::torch {
 
-// Adds ATen and ATenGrad for a provider of host memory.
-void RegisterAtenKernels(KernelRegistry& registry);
+// Adds ATen and ATenGrad for a provider of the device's memory.
+void RegisterAtenKernels(KernelRegistry& registry, c10::Device device = c10::kCPU);
 
 }  // namespace caesura::torch
 

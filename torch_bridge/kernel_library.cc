@@ -19,7 +19,8 @@ extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::K
   return nullptr;
 }
 
-extern "C" std::shared_ptr<const caesura::ExecutionProvider> CaesuraTorchProvider(
-    const std::function<void(caesura::KernelRegistry&)>& more) {
+extern "C" caesura::Result<std::shared_ptr<const caesura::ExecutionProvider>> CaesuraTorchProvider(
+    const std::string& device, const std::function<void(caesura::KernelRegistry&)>& more) {
+  if (!device.empty()) return caesura::torch::MakeTorchDeviceProvider(device);
   return caesura::torch::MakeTorchProvider(more);
 }

@@ -17,9 +17,10 @@ namespace caesura {
 using TorchKernelsFunction = const char*(const char* torch_version, KernelRegistry* registry);
 inline constexpr char kTorchKernelsName[] = "CaesuraTorchKernels";
 
-// MakeTorchProvider of torch_provider.h. REQUIRES: CaesuraTorchKernels has accepted the PyTorch that is there.
-using TorchProviderFunction =
-    std::shared_ptr<const ExecutionProvider>(const std::function<void(KernelRegistry&)>& more);
+// MakeTorchProvider of torch_provider.h, or, where a device is named, MakeTorchDeviceProvider. REQUIRES: CaesuraTorchKernels
+// has accepted the PyTorch that is there.
+using TorchProviderFunction = Result<std::shared_ptr<const ExecutionProvider>>(
+    const std::string& device, const std::function<void(KernelRegistry&)>& more);
 inline constexpr char kTorchProviderFunctionName[] = "CaesuraTorchProvider";
 
 }  // namespace caesura

@@ -8,23 +8,23 @@
 
 namespace caesura::torch {
 
-Result<TensorSpecs> InputSpecs(const KernelInfo& info) {
+Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device, const std::function<bool(int)>& on_host) {
   TensorSpecs specs(info.input_count());
   for (int i = 0; i < info.input_count(); ++i) {
     if (!info.HasInput(i)) continue;
     if (!info.input(i).is_tensor) return info.Refuse("takes tensors only; input " + std::to_string(i) + " is none");
     const auto type = ScalarTypeOf(info.InputDType(i));
     if (!type) return info.Refuse(std::string("PyTorch has no type for ") + DTypeName(info.InputDType(i)));
-    specs[i] = {true, *type, info.InputShape(i)};
+    specs[i] = {true, *type, info.InputShape(i), on_host(i) ? c10::Device(c10::kCPU) : device};
   }
   return specs;
 }
 
-TensorSpecs PlannedOutputs(const KernelInfo& info) {
+TensorSpecs PlannedOutputs(const KernelInfo& info, c10::Device device) {
   TensorSpecs out(info.output_count());
   for (int i = 0; i < info.output_count(); ++i) {
     const OutputInfo& planned = info.outputs()[i];
-    if (info.HasOutput(i)) out[i] = {true, *ScalarTypeOf(planned.dtype), planned.shape};
+    if (info.HasOutput(i)) out[i] = {true, *ScalarTypeOf(planned.dtype), planned.shape, device};
   }
   return out;
 }
@@ -44,7 +44,7 @@ std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorS
   for (size_t i = first; i < last; ++i) {
     if (!specs[i].present) continue;
     void* data = const_cast<void*>(context.Input<void>(static_cast<int>(i)));
-    out[i - first] = BorrowBytes(data, specs[i].type, specs[i].shape);
+    out[i - first] = BorrowBytes(data, specs[i].type, specs[i].shape, specs[i].device);
   }
   return out;
 }
@@ -76,7 +76,7 @@ Status CopyResults(const std::string& label, KernelContext& context, const Tenso
     }
     void* data = context.Output<void>(static_cast<int>(i));
     if (results[i].const_data_ptr() == data && results[i].is_contiguous()) continue;  // an out variant wrote it there
-    BorrowBytes(data, outputs[i].type, outputs[i].shape).copy_(results[i]);
+    BorrowBytes(data, outputs[i].type, outputs[i].shape, outputs[i].device).copy_(results[i]);
   }
   return {};
 }

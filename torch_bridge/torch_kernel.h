@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <new>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct TensorSpec {
   bool present = false;
   c10::ScalarType type = c10::kFloat;
   Shape shape;
+  c10::Device device = c10::kCPU;
 };
 using TensorSpecs = std::vector<TensorSpec>;
 
@@ -38,10 +40,11 @@ Status Guarded(const std::string& label, Call call) {
   }
 }
 
-// Refuses inputs that are no tensors, or of types that PyTorch does not have.
-Result<TensorSpecs> InputSpecs(const KernelInfo& info);
-// Of outputs that the factory has set.
-TensorSpecs PlannedOutputs(const KernelInfo& info);
+// Of a kernel on `device`, but for the inputs that are `on_host`. Refuses inputs that are no tensors, or of types that
+// PyTorch does not have.
+Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device, const std::function<bool(int)>& on_host);
+// Of outputs that the factory has set, on `device`.
+TensorSpecs PlannedOutputs(const KernelInfo& info, c10::Device device);
 
 // Tensors without bytes, for calls that are made for their results' sizes; undefined where absent.
 std::vector<at::Tensor> MetaInputs(const TensorSpecs& specs);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/torch_tensor.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "core/base/status_macros.h"
 
@@ -37,10 +39,12 @@ constexpr TypeRow kTypes[] = {
 };
 
 at::Tensor Wrap(c10::DataPtr data, size_t bytes, c10::ScalarType type, const Shape& shape) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(),
+  const c10::Device device = data.device();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetAllocator(device.type()),
                        /*resizable=*/true);
-  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
+  const c10::DispatchKey key = c10::computeDispatchKey(type, c10::kStrided, device);
+  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
+                                                            c10::scalarTypeToTypeMeta(type));
   out.unsafeGetTensorImpl()->set_sizes_contiguous(shape.dims());
   return out;
 }
@@ -61,10 +65,28 @@ std::optional<c10::ScalarType> ScalarTypeOf(DType dtype) {
   return std::nullopt;
 }
 
+std::optional<Device> DeviceOf(c10::Device device) {
+  const int16_t index = device.has_index() ? device.index() : int16_t{0};
+  switch (device.type()) {
+    case c10::DeviceType::CPU: return Device{};
+    case c10::DeviceType::CUDA: return Device{DeviceType::kCuda, index};
+    case c10::DeviceType::PrivateUse1: return Device{DeviceType::kOther, index};
+    default: return std::nullopt;
+  }
+}
+
+std::optional<c10::Device> TorchDeviceOf(Device device) {
+  if (device.is_host()) return c10::Device(c10::kCPU);
+  const auto type = device.type == DeviceType::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
+  if (!c10::impl::hasDeviceGuardImpl(type)) return std::nullopt;
+  return c10::Device(type, static_cast<c10::DeviceIndex>(device.index));
+}
+
 Result<Tensor> FromTorch(const at::Tensor& tensor) try {
   if (!tensor.defined()) return Unsupported("an undefined torch tensor");
-  if (tensor.layout() != c10::kStrided || !tensor.device().is_cpu()) {
-    return Unsupported("a torch tensor on " + tensor.device().str() + " that is not dense on the CPU");
+  const std::optional<Device> device = DeviceOf(tensor.device());
+  if (tensor.layout() != c10::kStrided || !device) {
+    return Unsupported("a torch tensor on " + tensor.device().str() + " that is not dense, or nowhere that we know");
   }
   const DType dtype = DTypeOf(tensor.scalar_type());
   if (dtype == DType::kUndefined) return Unsupported(std::string("torch type ") + c10::toString(tensor.scalar_type()));
@@ -78,7 +100,7 @@ Result<Tensor> FromTorch(const at::Tensor& tensor) try {
   Shape shape(impl->sizes().vec());
   const size_t bytes = static_cast<size_t>(impl->numel()) * DTypeSize(dtype);
   // The count is held by hand: a deleter that holds a plain pointer needs no memory of its own.
-  auto buffer = std::make_shared<Buffer>(data, bytes, Device{}, [held = impl.get()](void*) {
+  auto buffer = std::make_shared<Buffer>(data, bytes, *device, [held = impl.get()](void*) {
     c10::raw::intrusive_ptr::decref(held);
   });
   static_cast<void>(impl.release());
@@ -92,17 +114,18 @@ Result<Tensor> FromTorch(const at::Tensor& tensor) try {
 Result<at::Tensor> ToTorch(const Tensor& tensor) try {
   const std::optional<c10::ScalarType> type = ScalarTypeOf(tensor.dtype());
   if (!type) return Unsupported(std::string("PyTorch has no type for ") + DTypeName(tensor.dtype()));
-  if (!tensor.device().is_host()) return Unsupported("a tensor on " + tensor.device().ToString());
+  const std::optional<c10::Device> device = TorchDeviceOf(tensor.device());
+  if (!device) return Unsupported("a tensor on " + tensor.device().ToString() + ", which PyTorch does not have here");
   auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
-  c10::DataPtr data(tensor.raw(), keep, [](void* p) { delete static_cast<std::shared_ptr<Buffer>*>(p); }, c10::kCPU);
+  c10::DataPtr data(tensor.raw(), keep, [](void* p) { delete static_cast<std::shared_ptr<Buffer>*>(p); }, *device);
   return Wrap(std::move(data), tensor.bytes(), *type, tensor.shape());
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a tensor was handed to PyTorch");
 }
 
-at::Tensor BorrowBytes(void* data, c10::ScalarType type, const Shape& shape) {
+at::Tensor BorrowBytes(void* data, c10::ScalarType type, const Shape& shape, c10::Device device) {
   const size_t bytes = static_cast<size_t>(shape.elements()) * c10::elementSize(type);
-  return Wrap(c10::DataPtr(data, c10::kCPU), bytes, type, shape);
+  return Wrap(c10::DataPtr(data, device), bytes, type, shape);
 }
 
 }  // namespace caesura::torch

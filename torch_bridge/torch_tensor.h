@@ -15,15 +15,20 @@ namespace caesura::torch {
 DType DTypeOf(c10::ScalarType type);
 std::optional<c10::ScalarType> ScalarTypeOf(DType dtype);
 
+// nullopt where the other side has no such device. {kOther, i} is device i of the one kind that a process may add to
+// PyTorch's own (PrivateUse1), where it has.
+std::optional<Device> DeviceOf(c10::Device device);
+std::optional<c10::Device> TorchDeviceOf(Device device);
+
 // A view that keeps `tensor` alive. What is not dense, or a lazy conjugate or negative, is copied first; gradients do
-// not flow through it. Fails with kUnsupported for undefined, sparse and meta tensors, other devices than the CPU, and
-// types without a DType.
+// not flow through it. Fails with kUnsupported for undefined, sparse and meta tensors, and types and devices that have
+// no counterpart here.
 Result<Tensor> FromTorch(const at::Tensor& tensor);
-// A view that keeps the tensor's buffer alive. Fails with kUnsupported for strings, types that PyTorch does not have,
-// and other devices than the CPU.
+// A view that keeps the tensor's buffer alive. Fails with kUnsupported for strings, and types and devices that PyTorch
+// does not have.
 Result<at::Tensor> ToTorch(const Tensor& tensor);
-// A dense CPU tensor of bytes that the caller keeps alive. An operator that makes it larger gives it bytes of its own.
-at::Tensor BorrowBytes(void* data, c10::ScalarType type, const Shape& shape);
+// A dense tensor of bytes that the caller keeps alive. An operator that makes it larger gives it bytes of its own.
+at::Tensor BorrowBytes(void* data, c10::ScalarType type, const Shape& shape, c10::Device device = c10::kCPU);
 
 }  // namespace caesura::torch
 

@@ -130,16 +130,40 @@ std::vector<double> Losses(const Model& model, const Loss& loss, const NamedValu
 }
 
 // The same losses as our own kernels give, step by step: on the torch provider with our kernels behind its operators, and
-// placed over two providers, PyTorch's operators and the CPU's kernels.
+// placed over two providers, PyTorch's operators, there and on a device (standin_device.cc), and the CPU's kernels.
 void ExpectSameTraining(const Model& model, const Loss& loss, const NamedValues& feeds) {
   const auto with_training = [](KernelRegistry& registry) { RegisterTrainingKernels(registry); };
   const auto ours = Losses(model, loss, feeds, {});
   const ProviderList mixed = {MakeTorchProvider(), MakeCpuProvider(with_training)};
-  for (const ProviderList& providers : {ProviderList{WithOurs()}, mixed}) {
+  const ProviderList over_devices = {MakeTorchDeviceProvider("privateuseone:0").value(), MakeCpuProvider(with_training)};
+  for (const ProviderList& providers : {ProviderList{WithOurs()}, mixed, over_devices}) {
     const auto theirs = Losses(model, loss, feeds, providers);
-    for (size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(theirs[i], ours[i], 1e-4 * ours[0]) << providers.size() << ", step " << i;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_NEAR(theirs[i], ours[i], 1e-4 * ours[0]) << providers.front()->device().ToString() << ", step " << i;
+    }
     EXPECT_LT(theirs.back(), 0.7 * theirs.front());
   }
+}
+
+TEST(TorchProviderTest, DevicesThatPyTorchDoesNotHaveAreRefused) {
+  for (const char* name : {"cuda", "cuda:0", "privateuseone:7", "meta", "xpu", "gpu"}) {
+    const auto provider = MakeTorchDeviceProvider(name);
+    ASSERT_FALSE(provider.ok()) << name;
+    EXPECT_THAT(provider.status().message(), HasSubstr(name));
+  }
+  EXPECT_TRUE(MakeTorchDeviceProvider("cpu").value()->device().is_host());
+  EXPECT_EQ(MakeTorchDeviceProvider("privateuseone").value()->device(), (Device{DeviceType::kOther, 0}));
+}
+
+TEST(TorchProviderTest, FeedsMayLieOnItsDevice) {
+  const Model model = Parse("(float[2, 3] x) => (float[2, 3] y) { a = Exp (x) y = Mul (a, x) }");
+  const at::Tensor x = at::linspace(-1, 1, 6).reshape({2, 3});
+  const Tensor there = FromTorch(x.to(c10::Device("privateuseone:0"))).value();
+  SessionOptions options;
+  options.providers = {MakeTorchDeviceProvider("privateuseone").value(), MakeCpuProvider()};
+  const auto session = Session::Create(model.Clone(), std::move(options)).value();
+  const auto y = session->Run({{"x", there}}).value();
+  EXPECT_TRUE(at::allclose(ToTorch(y[0].tensor()).value(), x.exp() * x));
 }
 
 TEST(TorchProviderTest, TrainsAnMlp) {

@@ -55,6 +55,17 @@ TEST(TorchTensorTest, EveryTypeCrosses) {
   EXPECT_EQ(crossed, 20);
 }
 
+TEST(TorchTensorTest, BytesOfADeviceStayThere) {
+  const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3}), there = source.to(c10::Device("privateuseone:0"));
+  const Tensor in = FromTorch(there).value();
+  EXPECT_EQ(in.device(), (Device{DeviceType::kOther, 0}));
+  EXPECT_EQ(in.raw(), there.data_ptr());
+  const at::Tensor back = ToTorch(in).value();
+  EXPECT_EQ(back.device(), there.device());
+  EXPECT_TRUE(at::equal(back.cpu(), source));
+  EXPECT_TRUE(at::equal(ToTorch(FromTorch(there.t()).value()).value().cpu(), source.t()));  // a copy made there
+}
+
 TEST(TorchTensorTest, WhatHasNoPlainBytesIsRefused) {
   EXPECT_THAT(FromTorch(at::Tensor()).status().message(), HasSubstr("undefined"));
   EXPECT_THAT(FromTorch(at::ones({2, 2}).to_sparse()).status().message(), HasSubstr("not dense"));

@@ -33,8 +33,9 @@ T Unwrap(Result<T> result, bool of_file = false) {
 // The CPU provider with training's kernels and those of the library that load_torch_library has opened.
 std::shared_ptr<const ExecutionProvider> CpuProvider();
 // "cpu": the above; "torch": PyTorch's operators before our own kernels, in memory of PyTorch's; "torch-only": without
-// ours. Raises ValueError for other names, and NotImplementedError for PyTorch's where no library was opened.
-std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name);
+// ours, and on `device` where one is named. Raises ValueError for other names, NotImplementedError where no library of
+// PyTorch's was opened or it has no such device.
+std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, const std::string& device = "");
 
 // An array, an OrtValue, or what else caesura.values.to_value takes. Dense arrays are kept alive, not copied; sets `copied`
 // where the bytes are others than the array's.

@@ -21,7 +21,7 @@ namespace {
 // What an InferenceSession of the package is made with.
 struct SessionSettings {
   int threads = 0;
-  // With options: "cpu", "torch", "torch-only", "counting", or what ProviderByName takes.
+  // With options: "cpu", "torch", "torch-only" (device), "counting" (memory_bytes), or what ProviderByName takes.
   std::vector<std::pair<std::string, ProviderOptions>> providers;
   int optimization = 2;                // 0: none; 1: what keeps the graph's ops; 2: fusion too
   bool reuse_memory = true;
@@ -62,7 +62,8 @@ class PythonSession {
       } else if (device_ && name == "cpu") {
         options.providers.push_back(device_->providers().back());
       } else if (name == "cpu" || torch) {
-        options.providers.push_back(NamedProvider(name));
+        const auto device = given.find("device");
+        options.providers.push_back(NamedProvider(name, device == given.end() ? "" : device->second));
       } else {
         options.providers.push_back(Unwrap(ProviderByName(name, given)));
       }

@@ -49,17 +49,17 @@ std::shared_ptr<const ExecutionProvider> CpuProvider() {
   });
 }
 
-std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name) {
+std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, const std::string& device) {
   if (name == "cpu") return CpuProvider();
   if (name != "torch" && name != "torch-only") {
     Raise(InvalidArgument("provider '" + name + "' is none of cpu, torch, torch-only"));
   }
   if (torch_provider == nullptr) Raise(Unsupported("the torch provider needs caesura.torch_library.load()"));
-  if (name == "torch-only") return torch_provider({});
-  return torch_provider([](KernelRegistry& registry) {
+  if (name == "torch-only") return Unwrap(torch_provider(device, {}));
+  return Unwrap(torch_provider(device, [](KernelRegistry& registry) {
     RegisterCpuKernels(registry);
     RegisterTrainingKernels(registry);
-  });
+  }));
 }
 
 void Raise(const Status& status, bool of_file) {

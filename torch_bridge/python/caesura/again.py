@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives of derivatives: the captured graph is run again in eager, for gradients that can be differentiated."""
 
+import contextlib
 import itertools
 import operator
 import os
@@ -10,7 +11,7 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from caesura.graph_program import draws, is_tensor
+from caesura.graph_program import devices_of, draws, is_tensor
 from caesura.reports import fall_back
 
 
@@ -24,8 +25,9 @@ class Again:
         """facts: of describe()."""
         self.module, self.decompositions = module, decompositions
         self.is_tensor, self.mutated, self.taking = facts["is_tensor"], facts["mutated"], facts["taking"]
-        self.random, self.rewritten = facts["random"], facts["rewritten"]
-        self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self.random, self.refusal = facts["random"], facts["refusal"]
+        self.autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+                         for device in facts["devices"]]
         self.key = next(self._keys)
         self._known[self.key] = self
 
@@ -33,12 +35,18 @@ class Again:
     def describe(cls, forward, metadata) -> dict:
         """forward: the captured graph's GraphProgram, metadata: what AOT autograd says of it."""
         outputs = forward.results[len(metadata.mutated_inp_runtime_indices):metadata.num_forward]
+        drawing, refusal = devices_of(n for n in forward.graph.nodes if draws(n)), None
+        if _reads_what_it_writes(forward, metadata.mutated_inp_runtime_indices, outputs):
+            refusal = "whose outputs depend on a buffer that it writes to"
+        elif drawing - {"cpu"}:
+            refusal = f"that draws random numbers on {min(drawing - {'cpu'})}"
         return {
             "is_tensor": [is_tensor(n) for n in forward.placeholders],
             "mutated": list(metadata.mutated_inp_runtime_indices),
             "taking": [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward],
-            "random": any(draws(n) for n in forward.graph.nodes),
-            "rewritten": _reads_what_it_writes(forward, metadata.mutated_inp_runtime_indices, outputs),
+            "random": "cpu" in drawing,
+            "refusal": refusal,
+            "devices": sorted({"cpu"} | devices_of(forward.placeholders)),
         }
 
     @classmethod
@@ -48,12 +56,13 @@ class Again:
     def run(self, tensors, sizes, random):
         """(stand-ins for `tensors`, the graph's outputs): stand-ins, so that an input that depends on another one does not
         pass its gradient on to it."""
-        if self.rewritten:
-            raise RuntimeError("caesura: create_graph=True through a module whose outputs depend on a buffer that it writes to")
+        if self.refusal:
+            raise RuntimeError(f"caesura: create_graph=True through a module {self.refusal}")
         fall_back([("backward(create_graph=True)", "derivatives of derivatives are PyTorch's: the forward is run again in "
                     "eager", _caller())])
-        enabled, dtype = self.autocast
-        with torch.enable_grad(), torch.autocast("cpu", dtype, enabled), torch.random.fork_rng([], enabled=self.random):
+        with torch.enable_grad(), contextlib.ExitStack() as casts, torch.random.fork_rng([], enabled=self.random):
+            for device, enabled, dtype in self.autocast:
+                casts.enter_context(torch.autocast(device, dtype, enabled))
             tensors = [t.view_as(t) if t.requires_grad else t for t in tensors]
             given, sizes = iter(tensors), iter(sizes)
             arguments = [next(given) if is_tensor else next(sizes) for is_tensor in self.is_tensor]

@@ -9,6 +9,7 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo import symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
+from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -93,7 +94,9 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
         raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
-    captured, table = _Captured(), decompositions()
+    # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
+    away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
+    captured, table = _Captured(), {} if away else decompositions()
     key = _key(module, example_inputs)
     if key is not None:
         with unset_fake_temporarily():
@@ -103,7 +106,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             return call
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table,
-                                 partition_fn=partition)
+                                 partition_fn=default_partition if away else partition)
     with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
         compiled = compile_graph(module, example_inputs)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for

@@ -2,7 +2,6 @@
 """A captured forward and backward as one operator of PyTorch's: its steps and its autograd node are in C++."""
 
 import functools
-import itertools
 import operator
 
 import torch
@@ -23,7 +22,7 @@ def describe_call(module, forward: GraphProgram, backward, metadata):
 
     forward, backward: what AOT autograd has made of it (None where nothing is differentiated), metadata: what it says.
     """
-    if not registered() or not _is_plain(module, forward, backward, metadata):
+    if not registered() or not _is_plain(module, forward, metadata):
         return None
     layout = _layout(forward, backward, metadata)
     graphs = [None if program is None else _describe_graph(program) for program in (forward, backward)]
@@ -93,8 +92,8 @@ def _counters():
     return counters
 
 
-def _is_plain(module, forward, backward, metadata) -> bool:
-    """No inputs that are written to but buffers, no outputs that are views of others, no subclasses, no tokens, CPU."""
+def _is_plain(module, forward, metadata) -> bool:
+    """No inputs that are written to but buffers, no outputs that are views of others, no subclasses, no tokens."""
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases or metadata.tokens or metadata.num_backward_tokens:
         return False
     if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states or metadata.num_mutated_graph_handled_indices:
@@ -110,10 +109,7 @@ def _is_plain(module, forward, backward, metadata) -> bool:
         if not info.mutates_data or info.mutates_metadata or info.requires_grad:
             return False
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    if len(inputs) != len(forward.placeholders) or len(inputs) != len(metadata.input_info):
-        return False
-    nodes = itertools.chain(forward.graph.nodes, backward.graph.nodes if backward else ())
-    return all(n.meta["val"].device.type == "cpu" for n in nodes if is_tensor(n))
+    return len(inputs) == len(forward.placeholders) == len(metadata.input_info)
 
 
 def _layout(forward, backward, metadata):

@@ -75,7 +75,7 @@ class GraphProgram:
 
     def _find_supported(self, problems):
         """Tries each call alone: the calls that our ops have an equivalent for."""
-        supported = set()
+        supported, away = set(), {}
         for node in self.graph.nodes:
             if node.op != "call_function" or is_symbolic(node):
                 continue
@@ -83,11 +83,18 @@ class GraphProgram:
                 if node.args[0] in supported:
                     supported.add(node)
                 continue
+            elsewhere = devices_of([node, *node.all_input_nodes]) - {"cpu"}
+            if elsewhere:
+                if node.target not in VIEWS:
+                    away.setdefault(min(elsewhere), node)
+                continue
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
             elif not draws(node):  # PyTorch's generator is PyTorch's to advance
                 problems.append((str(node.target), reason, describe(node)))
+        for device, node in away.items():
+            problems.append((f"all calls on {device}", "caesura's kernels are the CPU's", describe(node)))
         return supported
 
     def _refusal(self, node):
@@ -255,6 +262,17 @@ def draws(node: torch.fx.Node) -> bool:
 
 def is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def devices_of(nodes) -> set:
+    """The types of the devices that the tensors of `nodes` lie on."""
+    devices = set()
+    for node in nodes:
+        value = node.meta.get("val")
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, torch.Tensor):
+                devices.add(part.device.type)
+    return devices
 
 
 def _draw_early(graph: torch.fx.Graph) -> None:

@@ -68,7 +68,7 @@ def _named(providers, provider_options) -> dict:
         if name not in known and not _is_plugin(name):
             raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
         for option in options:
-            if name in (_CPU, _TORCH, _COUNTING) and (name, option) != (_COUNTING, "memory_bytes"):
+            if name in (_CPU, _TORCH, _COUNTING) and (name, option) not in ((_COUNTING, "memory_bytes"), (_TORCH, "device")):
                 raise ValueError(f"provider {name} has no option '{option}'")
         named.setdefault(name, {key: str(value) for key, value in options.items()})
     named.setdefault(_CPU, {})
@@ -79,7 +79,7 @@ def _native(named) -> list:
     """As _core.Session takes them: PyTorch's operators in front of our own kernels are one provider, in its memory."""
     if _TORCH in named:
         torch_library.load()
-    if list(named)[:2] == [_TORCH, _CPU]:
+    if list(named)[:2] == [_TORCH, _CPU] and named[_TORCH].get("device", "cpu") == "cpu":
         return [("torch", {})]
     own = {_CPU: "cpu", _TORCH: "torch-only", _COUNTING: "counting"}
     return [(own.get(name, name), options) for name, options in named.items()]
@@ -92,7 +92,8 @@ class InferenceSession(FallsBack):
     sess_options: SessionOptions. threads: short for its intra_op_num_threads.
     providers: names, or (name, options) pairs, in order of preference; the CPU's own kernels always come last. Names that
         are not known are a ValueError, where onnxruntime warns and goes on with another provider. A path names the first
-        provider of that plug-in. For tests there is
+        provider of that plug-in. TorchExecutionProvider runs PyTorch's operators where they lie: option device, as PyTorch
+        names it ("cuda:1"; "cpu" if left out); what has no equivalent there goes to the CPU. For tests there is
         CountingExecutionProvider beside those of get_available_providers(): a stand-in for a device, in host memory of its
         own (option memory_bytes: so much of it), that counts copies and waits (device_counts()).
     provider: instead of providers "cpu", "torch" (the same as TorchExecutionProvider) or "torch-only", which leaves nothing

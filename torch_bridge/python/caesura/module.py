@@ -163,7 +163,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     was captured for; a size that changes becomes a symbol (dynamic=None), is one from the start (True), or never is (False).
 
     Calls that caesura has no kernel for stay with PyTorch, with a FallbackWarning; caesura.strict() forbids them,
-    caesura.report() counts them. Thread safety: that of the module.
+    caesura.report() counts them. On another device than the CPU these are all. Thread safety: that of the module.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")

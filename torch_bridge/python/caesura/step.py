@@ -142,6 +142,10 @@ class CompiledStep(_core.StepCalls):
 
     def _capture(self, graph, example_inputs):
         _refuse_cuts(graph)
+        away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
+        if away:
+            raise StepRefused(f"the step cannot be one program: of its tensors some lie on {', '.join(sorted(map(str, away)))}, and "
+                              "caesura's kernels are the CPU's; caesura.wrap runs such modules by PyTorch's")
         captured = []
 
         def keep(module, inputs):

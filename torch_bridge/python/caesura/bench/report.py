@@ -67,6 +67,7 @@ def picture(results: dict, path: str) -> None:
     peers = [s for s in SYSTEMS if any("caesura_ratio" in w["systems"].get(s, {}) for w in workloads)]
     figure, axes = pyplot.subplots(figsize=(max(6, 1.6 * len(workloads) + 2), 4.5))
     width = 0.8 / max(len(peers), 1)
+    colors = matplotlib.colormaps["tab20"].colors
     for i, peer in enumerate(peers):
         found = [(at, w["systems"][peer]["caesura_ratio"]) for at, w in enumerate(workloads)
                  if "caesura_ratio" in w["systems"].get(peer, {})]
@@ -74,7 +75,7 @@ def picture(results: dict, path: str) -> None:
         below, above = ([abs((r[end] if r[end] is not None else r["median"]) - r["median"]) for _, r in found]
                         for end in ("low", "high"))
         axes.bar([at + (i - (len(peers) - 1) / 2) * width for at, _ in found], middles, width, yerr=[below, above],
-                 label=peer, error_kw={"linewidth": 0.8})
+                 label=peer, color=colors[i % len(colors)], error_kw={"linewidth": 0.8})
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(workloads)), [w["name"] for w in workloads], rotation=20)
     axes.set_ylabel("caesura's time / peer's time (below 1: faster)")

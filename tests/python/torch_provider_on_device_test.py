@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch provider on another device than the CPU: models in its memory, with what it has no equivalent for on the host."""
+
+import pytest
+from conformance_test import REASONS
+
+import caesura
+from caesura import conformance, torch_library
+
+pytest.importorskip("torch")
+if not torch_library.load():
+    pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
+
+import standin_device  # noqa: E402
+
+DEVICE = standin_device.load()
+PROVIDERS = [("TorchExecutionProvider", {"device": "standin"}), "CPUExecutionProvider"]
+
+
+def make_session(model):
+    return caesura.InferenceSession(model, providers=PROVIDERS)
+
+
+# Their axes, pads and ends are inputs, so that the kernel is made in the run, on the device that the node was placed on; and
+# PyTorch has no equivalent.
+LATE = {"test_cumsum_1d_exclusive", "test_cumsum_1d_int32_exclusive", "test_cumsum_1d_reverse",
+        "test_cumsum_1d_reverse_exclusive", "test_edge_pad", "test_reflect_pad", "test_wrap_pad", "test_reduce_max_empty_set",
+        "test_reduce_min_empty_set", "test_reduce_sum_empty_axes_input_noop", "test_reduce_sum_empty_axes_input_noop_example",
+        "test_slice_neg_steps"}
+
+
+def test_the_node_tests_pass():
+    results = conformance.run_all(conformance.collect(), "", make_session=make_session)
+    assert len(results) >= 1884
+    failures = {name: reason for name, reason in results.items()
+                if reason and not any(known in name for known in REASONS)}
+    assert {name: reason for name, reason in failures.items() if name not in LATE} == {}
+    assert all("PyTorch has no equivalent" in reason or "non-zero size" in reason for reason in failures.values())
+
+
+def test_unknown_devices_and_options_are_refused():
+    model = conformance.collect("test_abs")[0].model.SerializeToString()
+    for device in ("cuda:0", "standin:7", "xpu", "nowhere"):
+        with pytest.raises(Exception, match=device):
+            caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
+    with pytest.raises(ValueError, match="no option 'stream'"):
+        caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"stream": "0"})])
