@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device `standin` (tests/torch_bridge/standin_device.cc), made known to PyTorch."""
+"""The device of tests: a GPU where PyTorch has one, else `standin` (tests/torch_bridge/standin_device.cc)."""
 
 import functools
 import pathlib
@@ -12,6 +12,8 @@ from caesura import _core
 
 @functools.cache
 def load() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
     torch.ops.load_library(pathlib.Path(_core.__file__).parents[2] / "lib" / "libstandin_device.so")
     torch.utils.rename_privateuse1_backend("standin")
     state = torch.empty(0, dtype=torch.uint8)

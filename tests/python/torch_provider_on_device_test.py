@@ -14,7 +14,7 @@ if not torch_library.load():
 import standin_device  # noqa: E402
 
 DEVICE = standin_device.load()
-PROVIDERS = [("TorchExecutionProvider", {"device": "standin"}), "CPUExecutionProvider"]
+PROVIDERS = [("TorchExecutionProvider", {"device": str(DEVICE)}), "CPUExecutionProvider"]
 
 
 def make_session(model):
@@ -40,7 +40,7 @@ def test_the_node_tests_pass():
 
 def test_unknown_devices_and_options_are_refused():
     model = conformance.collect("test_abs")[0].model.SerializeToString()
-    for device in ("cuda:0", "standin:7", "xpu", "nowhere"):
+    for device in (f"{DEVICE.type}:7", "xpu", "nowhere"):
         with pytest.raises(Exception, match=device):
             caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
     with pytest.raises(ValueError, match="no option 'stream'"):

@@ -81,10 +81,13 @@ def run_case(case, make_session) -> str:
 def _make_caesura(model: bytes, provider: str = "cpu"):
     import caesura
 
-    if provider in ("torch", "torch-only"):
+    name, _, device = provider.partition(":")
+    if name in ("torch", "torch-only"):
         from caesura import torch_library
 
         torch_library.load()
+    if device and name == "torch":
+        return caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
     if provider in ("cpu", "torch", "torch-only"):
         return caesura.InferenceSession(model, provider=provider)
     name = "OpenVINOExecutionProvider" if provider == "openvino" else provider
@@ -173,7 +176,8 @@ def main(argv=None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filter", default="", help="only cases whose name contains this")
     parser.add_argument("--write", metavar="FOLDER", help="write the cases out instead of running them")
-    parser.add_argument("--provider", default="cpu", help="cpu, torch, torch-only, openvino, or the path of a plug-in")
+    parser.add_argument("--provider", default="cpu", help="cpu, torch, torch:DEVICE (as PyTorch names it), torch-only, "
+                                                          "openvino, or the path of a plug-in")
     parser.add_argument("--json", metavar="FILE", help="also write case -> reason (empty: passed) here")
     parser.add_argument("--quiet", action="store_true", help="only the summary")
     arguments = parser.parse_args(argv)
