@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's operator samples through our own kernels, forward and backward, beside eager PyTorch.
 
-    python benchmarks/operators.py [--ops REGEX] [--every N] [--samples N] [--dtypes float32,float64] [--list]
+    python benchmarks/operators.py [--ops REGEX] [--every N] [--samples N] [--dtypes float32,float64] [--dynamic] [--list]
 
 Each sample of each operator (OpInfo) is captured as caesura.wrap captures it (AOT autograd, decompositions, the same
 importer) and runs in programs of ours; calls that have no equivalent stay with PyTorch. Results and the gradients of all
@@ -116,10 +116,12 @@ def compare(name, ours, theirs, tolerance):
     return f"{name} is off by {off:.3g} of {scale:.3g}", off / scale
 
 
-def check(op, sample):
+def check(op, sample, dynamic):
     function, tensors = function_of(op, sample)
     if op.name.removeprefix("new_").startswith("empty"):
         return Checked("left out", "gives bytes that nobody has written")
+    if dynamic and op.name.startswith("resize_"):
+        return Checked("left out", "PyTorch does not trace it with symbols")
     if any(t.layout != torch.strided or t.is_complex() for t in tensors):
         return Checked("left out", "complex or sparse")
     try:
@@ -128,7 +130,8 @@ def check(op, sample):
         return Checked("left out", f"eager: {type(error).__name__}: {error}")
     caesura.reset_report()
     try:
-        captured = aot_function(function, compile_graph, compile_graph, min_cut_rematerialization_partition, decompositions())
+        captured = aot_function(function, compile_graph, compile_graph, min_cut_rematerialization_partition, decompositions(),
+                                dynamic=dynamic)
         ours = run(captured, tensors, differentiable)
     except Exception as error:
         if type(error).__name__ in UNCAPTURED:
@@ -155,6 +158,7 @@ def general(reason):
 
 def main():
     parser = selection(__doc__)
+    parser.add_argument("--dynamic", action="store_true", help="sizes are symbols, as when they have changed between calls")
     parser.add_argument("--list", action="store_true", help="also the samples that are left out or not captured")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -162,7 +166,7 @@ def main():
     reasons, compared = collections.Counter(), collections.defaultdict(list)
     for op in selected(options):
         for dtype, sample in samples_of(op, options):
-            checked = check(op, sample)
+            checked = check(op, sample, options.dynamic)
             name = str(dtype).removeprefix("torch.")
             places[checked.outcome].append(op.name)
             left.update(f"{target}: {why}" for target, why in caesura.report().fallbacks)

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+import caesura  # noqa: E402
+
 from caesura.graph_program import GraphProgram, RunStep  # noqa: E402
 
 
@@ -95,3 +97,30 @@ print(_core.Program(model.SerializeToString(), 1).plan([torch.zeros(1, 2, 8, 4)]
 """
     plan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"compute \[(\S+)", plan) == ["ai.caesura::AttentionTraining", "ai.caesura::FusedRows"]
+
+
+class Fills(torch.nn.Module):
+    """Makes tensors of a size that comes from its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x, i):
+        n = x.shape[0]
+        sums = torch.zeros(n, 4).index_add(0, i, self.layer(x)) + torch.full((n, 1), 2.0)
+        return torch.cat([sums, torch.ones(n, 2) * n, x.new_zeros(n + 1, 6)[1:, :2]], 1).amax(1)
+
+
+def test_tensors_are_made_of_sizes_that_change():
+    torch._dynamo.reset()
+    caesura.reset_report()
+    module = Fills()
+    with caesura.strict():
+        wrapped = caesura.wrap(module)
+        for n in (3, 5, 2, 7):
+            x, i = torch.linspace(-1, 1, 4 * n).view(n, 4), torch.arange(n) * 2 % n
+            expected, given = module(x, i), wrapped(x, i)
+            torch.testing.assert_close(given, expected)
+            wanted, got = (torch.autograd.grad(y.sum(), module.layer.weight)[0] for y in (expected, given))
+            torch.testing.assert_close(got, wanted)

@@ -20,7 +20,7 @@ from caesura.captured_call import describe_call, open_call
 from caesura.fingerprint import Unkeyed
 from caesura.graph_program import GraphProgram
 from caesura.grouped_attention import take_unrepeated
-from caesura.reports import StrictError
+from caesura.reports import StrictError, fall_back
 from caesura.saved_values import partition
 
 
@@ -34,6 +34,20 @@ def _funcname_if_logged(filename, lineno):
 
 
 symbolic_convert.get_funcname = _funcname_if_logged
+_log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
+
+
+def _tell_of_graph_break(translator, code_options, reason, exc):
+    """Before dynamo logs it, for those who have asked for that log: what follows runs in eager, up to the next graph."""
+    ours = getattr(translator.output.compiler_fn, "compiler_fn", None) is backend
+    if ours and not exc.logged:
+        stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
+        cause = getattr(exc, "gb_type", None) or type(exc).__name__
+        fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
+    _log_graph_break(translator, code_options, reason, exc)
+
+
+symbolic_convert.InstructionTranslatorBase.log_graph_break = _tell_of_graph_break
 
 
 def decompositions(kept=TABLE):

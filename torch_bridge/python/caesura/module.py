@@ -18,6 +18,7 @@ from caesura.captured_call import is_operator
 from caesura.dynamo_code import is_plain
 from caesura.fingerprint import Unkeyed
 from caesura.places import mark_changing
+from caesura.reports import refusing
 
 _CALL = "_call_impl"  # of nn.Module: what is captured
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
@@ -106,7 +107,7 @@ class _Calls:
         self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
-        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
+        with refusing(), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):
@@ -162,8 +163,9 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     Graphs are captured at the first call, and again for inputs whose dtypes, devices, ranks or non-tensor values no graph
     was captured for; a size that changes becomes a symbol (dynamic=None), is one from the start (True), or never is (False).
 
-    Calls that caesura has no kernel for stay with PyTorch, with a FallbackWarning; caesura.strict() forbids them,
-    caesura.report() counts them. On another device than the CPU these are all. Thread safety: that of the module.
+    Calls that caesura has no kernel for stay with PyTorch, with a FallbackWarning, and so does what dynamo does not capture
+    (behind a graph break; nn.LSTM and its like); caesura.strict() forbids it, caesura.report() tells of it. On another
+    device than the CPU all calls stay. Thread safety: that of the module.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")

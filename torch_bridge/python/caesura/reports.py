@@ -20,7 +20,8 @@ class Report:
     """Seconds and calls since the start or the last reset; `fallbacks` maps (op, reason) to where it was met.
 
     kernel_seconds: in programs of caesura's own kernels. eager_seconds: in ATen calls of captured graphs that were left
-    to PyTorch. What runs outside of captured graphs (an optimizer of PyTorch's, data loading) is not counted.
+    to PyTorch. What runs outside of captured graphs (behind a graph break, which is among the fallbacks; an optimizer of
+    PyTorch's, data loading) is not counted.
     """
     kernel_seconds: float = 0.0
     eager_seconds: float = 0.0
@@ -42,6 +43,7 @@ class Report:
 
 class _Local(threading.local):
     strict = False
+    refusal = None  # the latest StrictError
 
 
 RECORD = Report()
@@ -73,7 +75,8 @@ def reset_report() -> None:
 
 @contextlib.contextmanager
 def strict(on: bool = True):
-    """Within it (in this thread), what would be left to PyTorch raises StrictError instead; strict(False) allows it again."""
+    """Within it (in this thread), a capture of what would be left to PyTorch raises StrictError instead; strict(False) allows
+    it again. From torch.compile it comes in the error that PyTorch makes of it."""
     before, _local.strict = _local.strict, on
     try:
         yield
@@ -81,11 +84,26 @@ def strict(on: bool = True):
         _local.strict = before
 
 
+@contextlib.contextmanager
+def refusing():
+    """A StrictError in it that PyTorch wraps into an error of its own comes out as it is."""
+    try:
+        yield
+    except StrictError:
+        raise
+    except Exception as error:
+        refusal, _local.refusal = _local.refusal, None
+        if refusal is not None and str(refusal) in str(error):
+            raise refusal from None
+        raise
+
+
 def fall_back(problems) -> None:
-    """Tells of calls that stay with PyTorch: a list of (op, reason, place). Each pair of op and reason is told once."""
+    """Tells of what stays with PyTorch: a list of (op, reason, place). Each pair of op and reason is told once."""
     if problems and _local.strict:
         listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
-        raise StrictError(f"strict: these calls have no kernels of caesura's:\n{listed}")
+        _local.refusal = StrictError(f"strict: this would be left to PyTorch:\n{listed}")
+        raise _local.refusal
     new = {}
     for op, reason, place in problems:
         if (op, reason) not in RECORD.fallbacks:

@@ -53,6 +53,7 @@ class Writer:
     and the last one, of Transpose the tensor and the permutation."""
     nodes: list = field(default_factory=list)
     initializers: list = field(default_factory=list)
+    stated: list = field(default_factory=list)  # results whose dtype and shape no op's schema tells
     origin: dict = field(default_factory=dict)
     _constants: dict = field(default_factory=dict)
     _known: dict = field(default_factory=dict)  # SymInt's expression to the scalar that holds its value
@@ -216,9 +217,10 @@ def make_model(writer: Writer, inputs, outputs) -> onnx.ModelProto:
     def info(value):
         if isinstance(value, Scalar):
             return helper.make_tensor_value_info(value.name, TensorProto.INT64, [])
-        dims = [d if isinstance(d, int) else str(d.node.expr) for d in value.shape]
+        dims = [d if isinstance(d, int) else str(d) for d in map(expression, value.shape)]
         return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), dims)
     graph = helper.make_graph(writer.nodes, "captured", [info(v) for v in inputs], [info(v) for v in outputs],
-                              writer.initializers)
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+                              writer.initializers, value_info=[info(v) for v in writer.stated])
+    domains = dict.fromkeys((DOMAIN, *(node.domain for node in writer.nodes if node.domain)))
+    opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

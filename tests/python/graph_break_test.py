@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What dynamo does not capture runs in eager: told once, with the line; forbidden by caesura.strict()."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+class Prints(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = self.first(x)
+        if y.sum().item() > 1e9:  # the break
+            return y
+        return self.last(y)
+
+
+class Loops(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.layer(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+class Recurs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x[None])[0]
+
+
+ROUTES = {"wrap": caesura.wrap, "compile": lambda module: torch.compile(module, backend="caesura")}
+CASES = [(Prints, "Tensor.item"), (Loops, "graph break in loop"), (Recurs, "LSTM")]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("kind, cause", CASES, ids=[kind.__name__ for kind, _ in CASES])
+def test_it_is_told_once_with_its_line(kind, cause, route):
+    module = kind()
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    expected = module(x)
+    with pytest.warns(caesura.FallbackWarning, match=rf"graph break at .*graph_break_test.py:\d+ in forward: .*{cause}"):
+        given = ROUTES[route](module)(x)
+    torch.testing.assert_close(given, expected)
+    assert any(cause in reason for _, reason in caesura.report().fallbacks)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", caesura.FallbackWarning)
+        ROUTES[route](module)(x)
+
+
+@pytest.mark.parametrize("kind, cause", CASES, ids=[kind.__name__ for kind, _ in CASES])
+def test_it_can_be_forbidden(kind, cause):
+    x = torch.ones(3, 4)
+    for _ in range(2):  # a refused capture leaves nothing behind
+        with caesura.strict(), pytest.raises(caesura.StrictError, match=r"graph_break_test.py:\d+"):
+            caesura.wrap(kind())(x)
+    with caesura.strict(), pytest.raises(Exception, match="this would be left to PyTorch"):
+        torch.compile(kind(), backend="caesura")(x)
+
+
+def test_other_backends_are_left_alone():
+    with caesura.strict(), warnings.catch_warnings():
+        warnings.simplefilter("error", caesura.FallbackWarning)
+        torch.compile(Prints(), backend="eager")(torch.ones(3, 4))
+    assert not caesura.report().fallbacks
