@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that no gradient flows through: their outputs are whole numbers, choices or shapes, or do not depend on the
-// inputs' values. A step (Floor) has the gradient zero wherever it has one.
+// inputs' values. A step (Floor) has the gradient zero wherever it has one. Detach is Identity without a gradient.
 #include "training/gradient/gradient_rules.h"
 
 namespace caesura::gradient {
@@ -18,6 +18,10 @@ std::vector<GradientRule> StopRules() {
     rule.op_type = op_type;
     out.push_back(std::move(rule));
   }
+  GradientRule detach;
+  detach.op_type = "Detach";
+  detach.domain = kCaesuraDomain;
+  out.push_back(std::move(detach));
   return out;
 }
 

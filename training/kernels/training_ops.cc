@@ -128,7 +128,7 @@ std::vector<OpSchemaSpec> Elementwise() {
       Spec("ReluGrad", 2, 2, 1, {0}),       Spec("GeluGrad", 2, 2, 1, {0}),       Spec("SigmoidGrad", 2, 2, 1, {0}),
       Spec("TanhGrad", 2, 2, 1, {0}),       Spec("SoftmaxGrad", 2, 2, 1, {0}),    Spec("LogSoftmaxGrad", 2, 2, 1, {0}),
       Spec("DropoutGrad", 3, 3, 1, {0}),    Spec("CumProdGrad", 3, 3, 1, {1}),    Spec("ReduceProdGrad", 2, 3, 1, {1}),
-      Spec("DetGrad", 3, 3, 1, {1}),
+      Spec("DetGrad", 3, 3, 1, {1}),        Spec("Detach", 1, 1, 1, {0}),
   };
 }
 

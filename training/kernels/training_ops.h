@@ -9,6 +9,7 @@
 //     full_shape_outputs: ints, names: strings (one a value that is handed out). Never executed: see core/execute.
 // SumTo (dY, shape[host int64]) -> dX      sums dY over the axes that broadcasting expanded from `shape`; a view of dY
 //     where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
+// Detach (X) -> Y                          Y = X, and no gradient of Y reaches X
 // ReluGrad (dY, Y) -> dX                   dX = dY where Y > 0
 // GeluGrad (dY, X) -> dX                   attribute approximate: "none" | "tanh"
 // SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identity (tensors of any type, sequences, optionals) and Clip.
+// Identity (tensors of any type, sequences, optionals), Detach, and Clip.
 #include <limits>
 
 #include "core/base/status_macros.h"
@@ -88,6 +88,7 @@ Status CreateClip(KernelInfo& info) {
 
 void RegisterIdentityKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Identity", .aliases = {View(0, 0)}, .create = CreateIdentity});
+  registry.Add({.op_type = "Detach", .domain = kCaesuraDomain, .aliases = {View(0, 0)}, .create = CreateIdentity});
   registry.Add({.op_type = "Clip", .types = kNumericTypes, .aliases = {MayReuse(0, 0)}, .create = CreateClip});
 }
 

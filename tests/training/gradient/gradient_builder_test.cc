@@ -160,6 +160,13 @@ TEST_F(GradientBuilder, GradientsStopWhereTold) {
   EXPECT_THAT(OpTypes(gradient.nodes), Not(testing::Contains("Cos")));
 }
 
+TEST_F(GradientBuilder, NoGradientPassesADetach) {
+  Load("(float[2] x) => (float[2] y)", "e = Exp(x) d = ai.caesura.Detach(e) y = Mul(e, d)");
+  EXPECT_THAT(OpTypes(Differentiate({"x"}).value().nodes), ElementsAre("Expand", "Mul", "Mul"));  // dy, dy d, and that times e^x
+  Load("(float[2] x) => (float[2] y)", "d = ai.caesura.Detach(x) y = Exp(d)");
+  EXPECT_THAT(Differentiate({"x"}).value().unreachable, ElementsAre(V("x")));
+}
+
 TEST_F(GradientBuilder, SeedsAndSeveralOutputs) {
   Load("(float[2] x, float[2] d) => (float[2] y, float[2] z)", "y = Sin(x) z = Exp(y)");
   GradientOptions options;

@@ -10,6 +10,7 @@ import torch
 
 from caesura.optimizers import Stepping
 from caesura.step import CompiledStep
+from caesura.step_program import calls_pytorch
 
 _METADATA = "caesura.step"
 
@@ -30,6 +31,9 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
         raise ValueError(f"{type(step.optimizer).__name__} is not part of the step: it cannot be exported")
     folder = pathlib.Path(path)
     program = step.capture(*args, **kwargs)
+    left = calls_pytorch(program.forward)
+    if left:
+        raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")
     recipe = step.recipe
     groups = [{"names": names, "learning_rate_scale": scale, "weight_decay": decay} for names, scale, decay in recipe.groups]
     facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,

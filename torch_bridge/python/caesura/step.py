@@ -59,8 +59,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     none.
 
     Each call returns the loss before the update, a scalar tensor that needs no gradient. Programs are captured at the
-    first call and for inputs that no program was captured for; logging calls are left out. StepRefused tells of what
-    cannot be captured, with nothing changed. Not for use from several threads at the same time.
+    first call and for inputs that no program was captured for; logging calls are left out. Calls that have no equivalent
+    in ONNX ops are PyTorch's inside of the program, with a FallbackWarning; StepRefused tells of what cannot be captured,
+    with nothing changed. Not for use from several threads at the same time.
     """
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                         threads)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from caesura import _core
 from caesura.aten import Refused
+from caesura.aten.call import DOMAIN
 from caesura.aten.forward import import_forward
 from caesura.aten.writer import onnx_type
 
@@ -151,9 +152,10 @@ class CapturedStep(StepProgram):
                 if id(value) in owner.names:
                     self.constants.append((name, value))
         try:
-            model = import_forward(self.module, names, {n for i, n, v in tensors if id(v) in recipe.trained}, self.loss)
+            model = import_forward(self.module, names, self.loss)
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
+        self.is_kept = self.is_kept and not calls_pytorch(model)  # which another process would not be told of
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
@@ -175,6 +177,12 @@ class CapturedStep(StepProgram):
             else:
                 raise StepRefused(f"the module writes to {node.name}, which is no running statistic and no counter")
         return found
+
+
+def calls_pytorch(model) -> list:
+    """The operators of PyTorch's that the model's nodes call."""
+    return sorted({a.s.decode() for node in model.graph.node if node.domain == DOMAIN for a in node.attribute
+                   if a.name == "operator"})
 
 
 def keep_inputs(model, names):

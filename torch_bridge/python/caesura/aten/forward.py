@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured forward as a model to be trained: batch norms and dropout as the ONNX ops that training mode switches on."""
 
+import functools
+
 import torch
 
-from caesura.aten.graph_import import Importer, describe, is_symbolic
+from caesura import torch_library
+from caesura.aten.call import aten_node
+from caesura.aten.graph_import import Importer, describe, is_symbolic, plain
 from caesura.aten.normalization import fixed_batch_norm
 from caesura.aten.results import is_read, result
 from caesura.aten.table import TABLE, Refused, aten
-from caesura.aten.writer import Scalar, Tensor, make_model
+from caesura.aten.writer import DOMAIN, Scalar, Tensor, make_model, onnx_type
+from caesura.reports import fall_back
 
 
 def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
@@ -37,8 +42,8 @@ def _dropout(w, node, x, ratio, training):
     return w.make("Dropout", [x, w.constant(ratio, torch.float32)], *result(node, 0)), None
 
 
-def _detached(w, node, x, *options):
-    raise Refused("a tensor that is cut off from its gradient")
+def _detach(w, node, x):
+    return w.make("Detach", [x], x.dtype, x.shape, domain=DOMAIN)
 
 
 def _nll_loss(w, node, x, target, weight, reduction, ignore_index):
@@ -65,7 +70,38 @@ def _topk(w, node, x, k, axis, largest, ordered):
     return Tensor(values, x.dtype, shape), Tensor(indices, torch.int64, shape)
 
 
+def _by_pytorch(w, node, *arguments):
+    """The call as a node that PyTorch computes and, by its own derivative, differentiates."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+        raise Refused("no equivalent in ONNX ops")
+    try:
+        loaded = torch_library.load()
+    except NotImplementedError as error:  # built for another PyTorch
+        raise Refused(str(error)) from None
+    if not loaded:
+        raise Refused("no equivalent in ONNX ops, and this build has no calls of PyTorch's (CAESURA_TORCH=OFF)")
+    values = node.meta["val"]
+    several = isinstance(values, (list, tuple))
+    made = []
+    for i, value in enumerate(values if several else [values]):
+        if several and not is_read(node, i):
+            made.append(None)
+        elif isinstance(value, torch.Tensor):
+            onnx_type(value.dtype)
+            made.append(Tensor(w.fresh("aten"), value.dtype, tuple(plain(d) for d in value.shape)))
+        else:
+            raise Refused(f"gives a {type(value).__name__}")
+    given = [w.ints(a) if isinstance(a, list) and any(isinstance(i, Scalar) for i in a) else a for a in arguments]
+    written = aten_node(node.target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
+                        [w.name(tensor) for tensor in made])
+    written.name, written.doc_string = w.fresh("aten"), w.source
+    w.nodes.append(written)
+    w.stated += [tensor for tensor in made if tensor is not None]
+    return tuple(made) if several else made[0]
+
+
 _FORWARD = {
+    aten.detach.default: _detach,
     aten.topk.default: _topk,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
@@ -79,36 +115,38 @@ KEPT = set(TABLE) | set(_FORWARD)
 
 
 class ForwardImporter(Importer):
-    """Imports for training: nothing may stand in the way of a gradient unseen. `trained` holds what depends on parameters."""
+    """Imports for training. `left` holds what PyTorch computes: (op, reason, place)."""
 
     def __init__(self, constants=None):
         super().__init__(constants)
-        self.trained = set()
+        self.left = []
 
     def function(self, node):
-        if node.target == aten.detach.default and node.args[0] in self.trained:
-            return _detached
-        return _FORWARD.get(node.target) or super().function(node)
+        return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, super().function(node))
 
-    def write(self, node):
-        super().write(node)
-        if any(source in self.trained for source in node.all_input_nodes):
-            self.trained.add(node)
+    def _ours_or_pytorchs(self, ours, w, node, *arguments):
+        reason = "no equivalent in ONNX ops"
+        if ours is not None:
+            try:
+                return ours(w, node, *arguments)
+            except Refused as error:  # what it has written by then, nobody reads
+                reason = str(error)
+        result = _by_pytorch(w, node, *arguments)
+        self.left.append((str(node.target), reason, describe(node)))
+        return result
 
 
-def import_forward(module: torch.fx.GraphModule, names: dict, trained: set, loss: torch.fx.Node):
+def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node):
     """The ONNX model of a captured forward whose only output is `loss`.
 
-    names: placeholder to the name of its input. trained: the placeholders that are trained parameters. Everything else that
-    the graph computes is taken out of it.
-    Raises Refused, listing every call that has no equivalent.
+    names: placeholder to the name of its input. Everything else that the graph computes is taken out of it.
+    Calls that have no equivalent are nodes that PyTorch computes, loudly. Raises Refused, listing every one that cannot be so.
     """
     # What is read only for outputs that are left out is not to be made.
     next(n for n in module.graph.nodes if n.op == "output").args = ((loss,),)
     module.graph.eliminate_dead_code()
     constants = {n: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
     importer = ForwardImporter(constants)
-    importer.trained = set(trained)
     inputs = [importer.bind(node, name) for node, name in names.items()]
     importer.know_shapes()
     for node in module.graph.nodes:
@@ -125,6 +163,7 @@ def import_forward(module: torch.fx.GraphModule, names: dict, trained: set, loss
             pass  # behind a refused call
     if problems:
         raise Refused("\n".join(f"  {op}: {why} (at {where})" for op, why, where in dict.fromkeys(problems)))
+    fall_back(importer.left)
     result_ = importer.values[loss]
     importer.writer.node("Identity", [result_], ["loss"])
     return make_model(importer.writer, inputs, [Tensor("loss", result_.dtype, result_.shape)])

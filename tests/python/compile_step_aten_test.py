@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compile_step of modules with calls that no ONNX ops mean: PyTorch computes them, and their gradients, inside of the step."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+from caesura import torch_library  # noqa: E402
+
+if not torch_library.load():
+    pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+class Sorts(torch.nn.Module):
+    """One of two results is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.first(x).sort(-1).values)
+
+
+class Pairs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pairs, self.last = torch.nn.Bilinear(6, 6, 5), torch.nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.last(self.pairs(x, x.flip(1)))
+
+
+class Windows(torch.nn.Module):
+    """A size that changes is an argument of a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 6), torch.nn.Linear(3, 4)
+
+    def forward(self, x):
+        windows = self.first(x).unfold(1, 3, 1)
+        return self.last(windows.sum(1)) + torch.trace(torch.ones(x.shape[0], x.shape[0]))
+
+
+class Samples(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.grid = torch.nn.Parameter(torch.randn(1, 4, 5, 5)), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        places = torch.tanh(self.grid(x)).view(1, 1, -1, 2)
+        return F.grid_sample(self.image, places, align_corners=True)[0, :, 0].t()
+
+
+def batches():
+    for n in (4, 6, 4, 5):
+        yield torch.randn(n, 6), torch.randint(0, 4, (n,))
+
+
+def eager_losses(module, optimizer):
+    for x, y in batches():
+        loss = F.cross_entropy(module(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("kind", [Sorts, Pairs, Windows, Samples], ids=lambda kind: kind.__name__)
+def test_it_trains_as_in_eager(kind):
+    module = kind()
+    other = copy.deepcopy(module)
+    torch.manual_seed(1)
+    expected = list(eager_losses(module, torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)))
+    step = caesura.compile_step(other, F.cross_entropy, torch.optim.SGD(other.parameters(), lr=0.3, momentum=0.5))
+    torch.manual_seed(1)
+    given = [step(x, y).item() for x, y in batches()]
+    assert given == pytest.approx(expected, rel=1e-5)
+    for (name, p), q in zip(module.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
+    assert caesura.report().fallbacks
+
+
+def test_it_is_told_and_can_be_forbidden():
+    module = Sorts()
+    x, y = next(batches())
+
+    def step():
+        torch._dynamo.reset()
+        return caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
+
+    with pytest.warns(caesura.FallbackWarning, match="aten.sort"):
+        step()(x, y)
+    before = module.first.weight.clone()
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="aten.sort"):
+        step()(x, y)
+    assert torch.equal(module.first.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_it_is_not_exported(tmp_path):
+    module = Sorts()
+    x, y = next(batches())
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
+    with pytest.raises(ValueError, match="aten::sort, which PyTorch alone computes"):
+        caesura.export_step(tmp_path / "step", step, x, y)
+    assert not (tmp_path / "step").exists()
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_random_numbers_of_pytorchs_are_refused():
+    class Noisy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 4)
+
+        def forward(self, x):
+            return torch.poisson(self.layer(x).exp())
+
+    module = Noisy()
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
+    with pytest.raises(Exception, match="aten.poisson"):
+        step(*next(batches()))
