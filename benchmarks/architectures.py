@@ -183,7 +183,25 @@ def runnable(task, class_name):
     raise errors[0]
 
 
-def run_one(task, model_type, class_name):
+def other_sizes(task, model, reference, wrapped):
+    """What differs where the wrapped model goes on with batches of other sizes."""
+    problems = []
+    for count, length in ((3, 11), (2, 21), (4, 11)):
+        batch = inputs_for(task, model.config, type(model), count, length)
+        try:
+            reference.zero_grad()
+            loss = reference(**batch).loss
+            loss.backward()
+        except Exception:  # noqa: BLE001 - sizes that the model does not take
+            continue
+        model.zero_grad()
+        result = wrapped(**batch)
+        result.loss.backward()
+        problems += [f"{count} x {length}: {problem}" for problem in compare(model, reference, result.loss, loss)]
+    return problems
+
+
+def run_one(task, model_type, class_name, changing=False):
     """(verdict, detail) of one architecture."""
     import warnings
 
@@ -201,7 +219,8 @@ def run_one(task, model_type, class_name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         began = time.time()
-        result = caesura.wrap(model)(**batch)
+        wrapped = caesura.wrap(model)
+        result = wrapped(**batch)
         result.loss.backward()
         seconds = time.time() - began
     problems = compare(model, reference, result.loss, loss)
@@ -222,6 +241,10 @@ def run_one(task, model_type, class_name):
     breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
     if problems and not compare(model, *captured(reference, batch, result.loss)):
         return "captured otherwise", f"so does torch.compile with the eager backend: {problems[0]}"
+    if changing and not problems and not judged:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            problems = other_sizes(task, model, reference, wrapped)
     if problems:
         return "differ", "; ".join(problems[:3])
     report = caesura.report()
@@ -366,6 +389,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, help="a file of JSON lines: cases in it are not run again, others appended")
     parser.add_argument("--timeout", type=int, default=300, help="seconds of computing for one architecture (default: 300)")
     parser.add_argument("--every", type=int, default=1, help="run only every n-th architecture")
+    parser.add_argument("--changing", action="store_true", help="also go on with batches of other sizes and lengths")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     import caesura.backend  # noqa: F401 - imported once for all cases
@@ -376,7 +400,7 @@ def main():
     for task, model_type, class_name in list(cases(options.task, [o for o in options.only.split(",") if o]))[::options.every]:
         key = f"{task}/{model_type}"
         if key not in results:
-            results[key] = in_process(run_one, (task, model_type, class_name), options.timeout)
+            results[key] = in_process(run_one, (task, model_type, class_name, options.changing), options.timeout)
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps({"case": key, "verdict": results[key][0], "detail": results[key][1]}) + "\n")

@@ -124,3 +124,30 @@ def test_tensors_are_made_of_sizes_that_change():
             torch.testing.assert_close(given, expected)
             wanted, got = (torch.autograd.grad(y.sum(), module.layer.weight)[0] for y in (expected, given))
             torch.testing.assert_close(got, wanted)
+
+
+class Flattens(torch.nn.Module):
+    """Sizes that are products and sums of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 5)
+
+    def forward(self, x, labels):
+        scores = self.layer(x).flatten(0, 1)  # [batch * length, 5]
+        counts = torch.zeros(x.shape[0] * x.shape[1] + 3).scatter_add(0, labels.flatten(), scores.sum(1))
+        return torch.nn.functional.cross_entropy(scores, labels.flatten()) + counts.square().sum()
+
+
+def test_sizes_may_be_products_and_sums():
+    torch._dynamo.reset()
+    caesura.reset_report()
+    module = Flattens()
+    wrapped = caesura.wrap(module)
+    for batch, length in ((2, 3), (3, 5), (4, 6)):
+        x, labels = torch.linspace(-1, 1, batch * length * 4).view(batch, length, 4), torch.arange(batch * length).view(batch, length) % 5
+        with caesura.strict():
+            expected, given = module(x, labels), wrapped(x, labels)
+        torch.testing.assert_close(given, expected)
+        wanted, got = (torch.autograd.grad(y, module.layer.weight)[0] for y in (expected, given))
+        torch.testing.assert_close(got, wanted)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an imported graph is written with: ONNX nodes, constants, and the shapes that SymInts stand for."""
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -127,23 +128,27 @@ class Writer:
             return self.constant(value)
         if isinstance(value, Scalar):
             return Tensor(value.name, torch.int64, ())
-        symbol = value.node.expr
-        if symbol.is_number:
-            return self.constant(int(symbol))
-        if symbol not in self._known:
-            raise Refused(f"the size {symbol} shows only in the run")
-        return Tensor(self._known[symbol], torch.int64, ())
+        return Tensor(self._size(value.node.expr), torch.int64, ())
+
+    def _size(self, size) -> str:
+        """The name of a size that is known, or a sum or product of such."""
+        if size.is_number:
+            return self.constant(int(size)).name
+        if size not in self._known:
+            if not (size.is_Add or size.is_Mul):
+                raise Refused(f"the size {size} shows only in the run")
+            op = "Add" if size.is_Add else "Mul"
+            self._known[size] = functools.reduce(lambda a, b: self.op(op, [a, b]), map(self._size, size.args))
+        return self._known[size]
 
     def know(self, symbol, name: str) -> None:
         """From here on `name` holds the value of this SymInt."""
         self._known.setdefault(symbol.node.expr, name)
 
     def know_shape(self, tensor: Tensor) -> None:
-        """The sizes of `tensor` can be read off it."""
+        """The sizes of `tensor`, products of symbols too, can be read off it."""
         for axis, dim in enumerate(tensor.shape):
             if isinstance(dim, int) or dim.node.expr.is_number or dim.node.expr in self._known:
-                continue
-            if not dim.node.expr.is_symbol:
                 continue
             size = self.op("Shape", [tensor], start=axis, end=axis + 1)
             self._known[dim.node.expr] = self.op("Squeeze", [size, self.constant([0])])
