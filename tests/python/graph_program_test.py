@@ -151,3 +151,41 @@ def test_sizes_may_be_products_and_sums():
         torch.testing.assert_close(given, expected)
         wanted, got = (torch.autograd.grad(y, module.layer.weight)[0] for y in (expected, given))
         torch.testing.assert_close(got, wanted)
+
+
+class Halves(torch.nn.Module):
+    """A size that no input has and that is no product: of what a program makes itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)[::2].sin()
+        return torch.stack([y, torch.ones(y.shape[0], 4) * y.shape[0]]).sum() + torch.zeros(y.shape[0] // 2 + 1).cos().sum()
+
+
+def test_sizes_may_be_those_of_results():
+    torch._dynamo.reset()
+    module = Halves()
+    wrapped = caesura.wrap(module)
+    for n in (4, 7, 9):
+        x = torch.linspace(-1, 1, 4 * n).view(n, 4)
+        torch.testing.assert_close(wrapped(x), module(x))
+
+
+def test_a_call_that_fails_in_company_is_left_alone(monkeypatch):
+    from caesura.aten import TABLE, Refused
+
+    sine, tried = TABLE[torch.ops.aten.sin.default], []
+
+    def only_alone(w, node, x):
+        tried.append(len(w.nodes))
+        if w.nodes:
+            raise Refused("not in company")
+        return sine(w, node, x)
+
+    monkeypatch.setitem(TABLE, torch.ops.aten.sin.default, only_alone)
+    with pytest.warns(caesura.FallbackWarning, match="aten.sin.default.*not in company"):
+        assert steps(lambda x, w: [torch.exp(torch.sin(torch.exp(x @ w)))], X * 0.1, W * 0.1) == ["program", "sin", "program"]
+    assert 0 in tried and max(tried) > 0

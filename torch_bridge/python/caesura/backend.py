@@ -37,14 +37,15 @@ symbolic_convert.get_funcname = _funcname_if_logged
 _log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
 
 
-def _tell_of_graph_break(translator, code_options, reason, exc):
+def _tell_of_graph_break(translator, *arguments, **named):
     """Before dynamo logs it, for those who have asked for that log: what follows runs in eager, up to the next graph."""
     ours = getattr(translator.output.compiler_fn, "compiler_fn", None) is backend
-    if ours and not exc.logged:
+    exc = next((a for a in (*arguments, *named.values()) if isinstance(a, Exception)), None)
+    if ours and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
         cause = getattr(exc, "gb_type", None) or type(exc).__name__
         fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
-    _log_graph_break(translator, code_options, reason, exc)
+    _log_graph_break(translator, *arguments, **named)
 
 
 symbolic_convert.InstructionTranslatorBase.log_graph_break = _tell_of_graph_break

@@ -68,8 +68,14 @@ class GraphProgram:
         self.problems = []  # what is left to PyTorch: (op, reason, place)
         self._kernels, self._problems = _core.Kernels(), {}
         self.supported = self._find_supported(self.problems)
+        self.steps = None
+        while self.steps is None:
+            try:
+                self.steps = self._schedule()
+            except Refused as error:  # of a call that would do alone: what it reads comes from the same program
+                self.supported.remove(error.node)
+                self.problems.append((str(error.node.target), str(error), describe(error.node)))
         fall_back(self.problems)
-        self.steps = self._schedule()
 
     # --- what runs where ---
 

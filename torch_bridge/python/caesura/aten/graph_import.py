@@ -108,13 +108,16 @@ class Importer:
         result = function(self.writer, node, *[self.argument(a) for a in arguments_of(node)])
         if isinstance(result, Scalar) and isinstance(result.symbol, torch.SymInt):
             self.writer.know(result.symbol, result.name)
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, Tensor):
+                self.writer.know_shape(value)
         self.values[node] = result
 
 
 def import_graph(nodes, inputs, outputs, constants=None):
     """The ONNX model of FX `nodes` (in order), as a function of the nodes `inputs` that yields the nodes `outputs`.
 
-    Raises Refused, naming the node, where a call has no equivalent.
+    Raises Refused, with the node, where a call has no equivalent.
     """
     importer = Importer(constants)
     bound = [importer.bind(node, f"input_{i}") for i, node in enumerate(inputs)]
@@ -123,7 +126,8 @@ def import_graph(nodes, inputs, outputs, constants=None):
         try:
             importer.write(node)
         except Refused as error:
-            raise Refused(f"{node.target} ({describe(node)}): {error}") from error
+            error.node = node
+            raise
     results = []
     for i, node in enumerate(outputs):
         value = importer.values[node]

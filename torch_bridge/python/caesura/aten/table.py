@@ -9,7 +9,9 @@ TABLE = {}
 
 
 class Refused(Exception):
-    """This call has no equivalent among our ops; the message says why."""
+    """This call has no equivalent among our ops; the message says why. node: the call, of import_graph's."""
+
+    node = None
 
 
 def raises(*targets):

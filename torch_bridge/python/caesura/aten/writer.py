@@ -58,6 +58,7 @@ class Writer:
     origin: dict = field(default_factory=dict)
     _constants: dict = field(default_factory=dict)
     _known: dict = field(default_factory=dict)  # SymInt's expression to the scalar that holds its value
+    _seen: dict = field(default_factory=dict)  # SymInt's expression to (tensor, axis) that has that size
     _count: int = 0
     source: str = ""
 
@@ -135,6 +136,8 @@ class Writer:
         if size.is_number:
             return self.constant(int(size)).name
         if size not in self._known:
+            if size in self._seen:
+                return self._read_off(size, *self._seen[size])
             if not (size.is_Add or size.is_Mul):
                 raise Refused(f"the size {size} shows only in the run")
             op = "Add" if size.is_Add else "Mul"
@@ -146,12 +149,16 @@ class Writer:
         self._known.setdefault(symbol.node.expr, name)
 
     def know_shape(self, tensor: Tensor) -> None:
-        """The sizes of `tensor`, products of symbols too, can be read off it."""
+        """The sizes of `tensor`, products of symbols too, can be read off it; they are where somebody needs them."""
         for axis, dim in enumerate(tensor.shape):
-            if isinstance(dim, int) or dim.node.expr.is_number or dim.node.expr in self._known:
-                continue
-            size = self.op("Shape", [tensor], start=axis, end=axis + 1)
-            self._known[dim.node.expr] = self.op("Squeeze", [size, self.constant([0])])
+            size = expression(dim)
+            if not isinstance(size, int) and not size.is_number:
+                self._seen.setdefault(size, (tensor, axis))
+
+    def _read_off(self, size, tensor: Tensor, axis: int) -> str:
+        dims = self.op("Shape", [tensor], start=axis, end=axis + 1)
+        self._known[size] = self.op("Squeeze", [dims, self.constant([0])])
+        return self._known[size]
 
     # --- dtypes ---
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
