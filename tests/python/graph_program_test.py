@@ -189,3 +189,20 @@ def test_a_call_that_fails_in_company_is_left_alone(monkeypatch):
     with pytest.warns(caesura.FallbackWarning, match="aten.sin.default.*not in company"):
         assert steps(lambda x, w: [torch.exp(torch.sin(torch.exp(x @ w)))], X * 0.1, W * 0.1) == ["program", "sin", "program"]
     assert 0 in tried and max(tried) > 0
+
+
+def test_a_view_that_waits_for_a_size_is_made_from_a_view_of_before():
+    def function(x):
+        e = torch.linalg.matrix_exp(x)
+        t = (x @ x).t()
+        return [t.expand(x.shape[0], x.shape[0], 4), e]
+
+    x = torch.randn(4, 4) * 0.3
+    traced = make_fx(function, tracing_mode="symbolic")(x)
+    (size,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
+    (late,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.linalg_matrix_exp.default)
+    (transposed,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
+    size.args = (late, 0)  # a call's that no program runs: what it is an argument of comes behind
+    transposed.append(size)
+    for got, expected in zip(GraphProgram(traced)(x), function(x), strict=True):
+        torch.testing.assert_close(got, expected)

@@ -200,7 +200,12 @@ class GraphProgram:
 
         def provide(node):
             """Makes `node` a result of the program, or, where it is a view, what it looks at."""
-            if node not in inside or node in views or node in outputs:
+            if node in views or node in outputs:
+                return
+            if node not in inside:
+                if self._is_view(node) and node not in needed:  # an earlier level's, which it has made for nobody
+                    provide(node.args[0])
+                    views.append(node)
                 return
             if node.target in VIEWS and not is_reshaped(node):
                 provide(node.args[0])
