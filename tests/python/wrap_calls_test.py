@@ -144,10 +144,11 @@ def test_a_graph_break_in_the_middle():
 
     module = Breaks()
     wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
-    for _ in range(3):
-        expected, actual = gradients(module, x), gradients(wrapped, x)
-        for name, gradient in expected[1].items():
-            torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5)
+    with caesura.strict(False), pytest.warns(caesura.FallbackWarning, match="graph break"):
+        for _ in range(3):
+            expected, actual = gradients(module, x), gradients(wrapped, x)
+            for name, gradient in expected[1].items():
+                torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5)
     assert caesura.report().kernel_calls == 12  # two parts, forward and backward, three times
 
 
@@ -191,7 +192,7 @@ def test_calls_on_dtypes_without_a_kernel_stay_with_pytorch(call, x):
     torch.testing.assert_close(ours[1], theirs[1])
     assert caesura.report().kernel_calls == 1 and caesura.report().eager_calls == 1 and len(caesura.report().fallbacks) == 1
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="strict: these calls have no kernels"):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="strict: this would be left to PyTorch"):
         torch.compile(function, backend="caesura")(x, y)
 
 
