@@ -191,6 +191,26 @@ def test_a_call_that_fails_in_company_is_left_alone(monkeypatch):
     assert 0 in tried and max(tried) > 0
 
 
+def test_so_are_the_parts_of_its_results(monkeypatch):
+    from caesura.aten import TABLE, Refused
+
+    split = TABLE[torch.ops.aten.split.Tensor]
+
+    def only_alone(w, node, *arguments):
+        if w.nodes:
+            raise Refused("not in company")
+        return split(w, node, *arguments)
+
+    def function(x, w):
+        first, second = torch.exp(x @ w).split(4, 1)
+        return [torch.exp(first) * second]
+
+    monkeypatch.setitem(TABLE, torch.ops.aten.split.Tensor, only_alone)
+    with pytest.warns(caesura.FallbackWarning, match="aten.split.Tensor.*not in company"):
+        (result,) = GraphProgram(make_fx(function)(X * 0.1, W * 0.1))(X * 0.1, W * 0.1)
+    torch.testing.assert_close(result, function(X * 0.1, W * 0.1)[0])
+
+
 def test_a_view_that_waits_for_a_size_is_made_from_a_view_of_before():
     def function(x):
         e = torch.linalg.matrix_exp(x)

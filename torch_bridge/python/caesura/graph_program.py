@@ -73,7 +73,9 @@ class GraphProgram:
             try:
                 self.steps = self._schedule()
             except Refused as error:  # of a call that would do alone: what it reads comes from the same program
-                self.supported.remove(error.node)
+                if error.node not in self.supported:
+                    raise
+                self.supported -= {error.node, *(n for n in error.node.users if n.target is operator.getitem)}
                 self.problems.append((str(error.node.target), str(error), describe(error.node)))
         fall_back(self.problems)
 
