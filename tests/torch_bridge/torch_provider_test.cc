@@ -164,6 +164,7 @@ TEST(TorchProviderTest, FeedsMayLieOnItsDevice) {
   const auto session = Session::Create(model.Clone(), std::move(options)).value();
   const auto y = session->Run({{"x", there}}).value();
   EXPECT_TRUE(at::allclose(ToTorch(y[0].tensor()).value(), x.exp() * x));
+  EXPECT_FALSE(Outputs(model, MakeCpuProvider(), {{"x", there}}).ok());  // nobody there serves it
 }
 
 TEST(TorchProviderTest, TrainsAnMlp) {
