@@ -24,20 +24,19 @@ class CompiledModel {
   // `threads`: of a run.
   CompiledModel(ov::Core& core, const std::shared_ptr<ov::Model>& model, int threads);
 
-  // Lends a request during fn(request), a fresh one where `fresh`.
+  // Lends a request during fn(request, infer), a fresh one where `fresh`; infer() runs it.
   template <typename Fn>
   void WithRequest(bool fresh, const Fn& fn) {
     ov::InferRequest request;
-    {
+    if (!fresh) {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!fresh && !idle_.empty()) {
+      if (!idle_.empty()) {
         request = std::move(idle_.back());
         idle_.pop_back();
-      } else {
-        request = compiled_.create_infer_request();
       }
     }
-    fn(request);
+    if (!request) request = requests_.Make(compiled_);
+    fn(request, [&] { requests_.Infer(request); });
     if (fresh) return;
     std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(std::move(request));
@@ -46,6 +45,7 @@ class CompiledModel {
 
  private:
   ov::CompiledModel compiled_;
+  Requests requests_;
   std::mutex mutex_;
   std::vector<ov::InferRequest> idle_;
 };

@@ -131,7 +131,7 @@ CaesuraStatus* Run(void* made, CaesuraRun* run, const CaesuraTensor* inputs, siz
     auto& compiled = *static_cast<Compiled*>(made);
     const bool all_sized = std::all_of(outputs, outputs + output_count, [](const auto& o) { return o.rank >= 0; });
     // A request that has written to a caller's memory goes on writing there, so one that shall not is a fresh one.
-    compiled.model.WithRequest(!all_sized, [&](ov::InferRequest& request) {
+    compiled.model.WithRequest(!all_sized, [&](ov::InferRequest& request, const auto& infer) {
       for (size_t i = 0; i < input_count; ++i) {
         request.set_input_tensor(compiled.inputs[i], Borrow(inputs[i]));
       }
@@ -139,7 +139,7 @@ CaesuraStatus* Run(void* made, CaesuraRun* run, const CaesuraTensor* inputs, siz
         if (outputs[i].rank < 0) continue;
         request.set_output_tensor(compiled.outputs[i], Borrow(outputs[i]));
       }
-      request.infer();
+      infer();
       for (size_t i = 0; i < output_count; ++i) {
         if (outputs[i].rank >= 0) continue;
         HandOut(request.get_output_tensor(compiled.outputs[i]), run, i, outputs[i].dtype);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the plug-ins that link OpenVINO (the provider, the runtime of model ops) share: types, tensors, failures.
+// What the plug-ins that link OpenVINO (the provider, the runtime of model ops) share: types, tensors, failures, requests.
 #ifndef CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_TENSOR_H_
 #define CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_TENSOR_H_
 
+#include <mutex>
 #include <new>
 #include <openvino/openvino.hpp>
+#include <shared_mutex>
 #include <string>
 
 #include "core/plugin/caesura_op.hpp"
@@ -60,6 +62,29 @@ inline ov::Tensor Borrow(const CaesuraTensor& tensor) {
   return {TypeOf(tensor.dtype), ov::Shape(tensor.dims, tensor.dims + tensor.rank),
           tensor.data == nullptr ? nothing : tensor.data};
 }
+
+// Makes and runs a compiled model's requests, so that none is made while another runs: OpenVINO 2026.4's CPU device, with
+// one thread a run, then reads what the run changes, and crashes. Runs go beside each other.
+// Thread safety: all methods from any thread.
+class Requests {
+ public:
+  ov::InferRequest Make(ov::CompiledModel& model) {
+    std::lock_guard<std::mutex> turn(turn_);
+    std::unique_lock<std::shared_mutex> alone(running_);
+    return model.create_infer_request();
+  }
+
+  void Infer(ov::InferRequest& request) {
+    std::unique_lock<std::mutex> turn(turn_);  // who waits to make one is not overtaken
+    std::shared_lock<std::shared_mutex> running(running_);
+    turn.unlock();
+    request.infer();
+  }
+
+ private:
+  std::mutex turn_;
+  std::shared_mutex running_;
+};
 
 }  // namespace caesura_openvino
 

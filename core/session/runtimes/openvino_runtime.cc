@@ -19,6 +19,7 @@ using caesura_openvino::Borrow;
 using caesura_openvino::DTypeOf;
 using caesura_openvino::Error;
 using caesura_openvino::Guard;
+using caesura_openvino::Requests;
 
 // OpenVINO finds its devices once a process.
 ov::Core& Core() {
@@ -29,10 +30,11 @@ ov::Core& Core() {
 struct LoadedModel {
   ov::Tensor weights;  // the model's constants point into it
   ov::CompiledModel compiled;
+  Requests requests;
 };
 
 struct RunState {
-  explicit RunState(LoadedModel& of) : model(of), request(of.compiled.create_infer_request()), bound(of.compiled.outputs().size()) {}
+  explicit RunState(LoadedModel& of) : model(of), request(of.requests.Make(of.compiled)), bound(of.compiled.outputs().size()) {}
   LoadedModel& model;
   ov::InferRequest request;
   std::vector<bool> bound;  // outputs that a run has bound to memory of its own
@@ -127,7 +129,7 @@ void Run(RunState& run, CaesuraContext* context) {
     CaesuraTensor planned = {};
     Check(OpApi().output(context, i, &planned));
     if (planned.dtype == 0 && run.bound[i]) {  // of another node's run: a request forgets no memory
-      run.request = run.model.compiled.create_infer_request();
+      run.request = run.model.requests.Make(run.model.compiled);
       run.bound.assign(run.bound.size(), false);
     }
   }
@@ -143,7 +145,7 @@ void Run(RunState& run, CaesuraContext* context) {
     run.request.set_output_tensor(i, Borrow(planned));
     run.bound[i] = true;
   }
-  run.request.infer();
+  run.model.requests.Infer(run.request);
   for (size_t i = 0; i < outputs; ++i) {
     if (run.bound[i] || OpApi().output_is_present(context, i) == 0) continue;
     ov::Tensor made = run.request.get_output_tensor(i);

@@ -85,6 +85,23 @@ TEST(OpenVinoRuntime, ThreadsShareASession) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Each thread's first run makes a request, while others run.
+TEST(OpenVinoRuntime, ThreadsBeginAtOnce) {
+  auto plain = Make(ParseModelText(kDense).value());
+  std::vector<RuntimeValue> want;
+  for (int64_t n = 1; n <= 5; ++n) want.push_back(plain->Run({{"x", Rows(n)}}).value()[0]);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    auto session = Make(WrapModel(Net()).value());
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 10; ++i) Compare(session->Run({{"x", Rows(1 + (t + i) % 5)}}).value()[0], want[(t + i) % 5]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
 TEST(OpenVinoRuntime, WrongOptionsAndModelsAreNamed) {
   auto error = [](WrapOptions wrap) { return WrapModel(wrap).status(); };
   WrapOptions wrap = Net();
