@@ -85,7 +85,7 @@ Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model, SplitModul
 }
 
 Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   seed_ = options.seed;
   shares_parameters_ = options.share_parameters;
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options.trainable, options.frozen));

@@ -42,7 +42,7 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model, Tr
 }
 
 Status TrainingSession::Prepare(Model model) {
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   RETURN_IF_ERROR(options_.schedule.Check());
   if (options_.step.accumulation_steps < 1) return InvalidArgument("accumulation_steps must be at least 1");
   fallback_ = TrainingFallback(std::move(options_.providers), options_.fallback);

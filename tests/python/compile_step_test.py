@@ -296,7 +296,7 @@ def test_a_scaled_loss_needs_an_update_in_the_program():
 def refused(module, match):
     step = caesura.compile_step(module, lambda y, t: y.square().mean(), torch.optim.SGD(module.parameters(), lr=0.1))
     before = copy.deepcopy(module.state_dict())
-    with pytest.raises(Exception, match=match):
+    with pytest.raises(caesura.StepRefused, match=match):
         step(torch.randn(3, 6), torch.zeros(1))
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
 
@@ -347,7 +347,7 @@ def test_no_gradient_passes_what_is_detached(precision):
         assert given == pytest.approx(losses, rel=3e-2)  # bfloat16 has 8 bits
 
 
-def test_refuses_gradients_that_its_rules_would_not_see():
+def test_refuses_gradients_of_ones_own():
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -361,15 +361,7 @@ def test_refuses_gradients_that_its_rules_would_not_see():
         def forward(self, x):
             return Double.apply(super().forward(x))
 
-    class NoGrad(Net):
-        def forward(self, x):
-            y = super().forward(x)
-            with torch.no_grad():
-                z = y * 2
-            return y + z
-
     refused(Own(), "autograd.Function")
-    refused(NoGrad(), "no_grad")
 
 
 def test_refuses_an_optimizer_that_evaluates_the_loss_itself():

@@ -32,6 +32,7 @@ class Switcher {
   void SwitchDropout(Graph& graph, Node& node);
   void SwitchBatchNormalization(Graph& graph, Node& node);
   void RecordStatistics(Node& node);
+  void TakeAssign(Graph& graph, Node& node);
 
   const TrainingModeOptions& options_;
   std::vector<StatisticUpdate> updates_;
@@ -95,6 +96,18 @@ void Switcher::RecordStatistics(Node& node) {
   }
 }
 
+void Switcher::TakeAssign(Graph& graph, Node& node) {
+  Value *target = InitializerBehind(node.input(0)), *value = node.input(1);
+  if (target == nullptr || graph.parent() != nullptr || !update_of_.try_emplace(target, updates_.size()).second) {
+    problems_.push_back(node.Label() + " needs an initializer that nothing else writes to, and no body around it");
+    return;
+  }
+  updates_.push_back({target, value});
+  const std::vector<Value*> outputs = graph.ReleaseOutputs(&node);
+  if (!outputs.empty() && outputs[0] != nullptr) graph.ReplaceAllUses(outputs[0], value);
+  graph.RemoveNode(&node);
+}
+
 Status Switcher::Visit(Graph& graph) {
   std::vector<Node*> nodes;
   for (const auto& node : graph.nodes()) nodes.push_back(node.get());
@@ -103,6 +116,7 @@ Status Switcher::Visit(Graph& graph) {
     if (options_.keep_evaluation.count(node->name())) continue;
     if (node->Is("Dropout")) SwitchDropout(graph, *node);
     if (node->Is("BatchNormalization")) SwitchBatchNormalization(graph, *node);
+    if (node->Is("Assign", kTrainingDomain)) TakeAssign(graph, *node);
   }
   return {};
 }
@@ -117,6 +131,9 @@ Result<std::vector<StatisticUpdate>> Switcher::Finish() {
 void CollectStatistics(const Graph& graph, std::unordered_set<const Value*>* out) {
   for (const auto& node : graph.nodes()) {
     for (const Graph* body : node->Subgraphs()) CollectStatistics(*body, out);
+    if (node->Is("Assign", kTrainingDomain)) {
+      if (const Value* value = InitializerBehind(node->input(0))) out->insert(value);
+    }
     if (!node->Is("BatchNormalization") && !node->Is("BatchNormalizationTraining", kTrainingDomain)) continue;
     for (int i : {kMean, kVariance}) {
       if (const Value* value = InitializerBehind(node->input(i))) out->insert(value);
@@ -139,6 +156,11 @@ Status SwitchToEvaluation(Graph& graph) {
   for (Node* node : nodes) {
     for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(SwitchToEvaluation(*body));
     if (node->Is("Dropout") && DecidesItself(*node)) node->TruncateInputs(2);
+    if (node->Is("Assign", kTrainingDomain)) {
+      for (Value* output : graph.ReleaseOutputs(node)) graph.ReplaceAllUses(output, node->input(0));
+      graph.RemoveNode(node);
+      continue;
+    }
     if (!node->Is("BatchNormalization") || node->Attr<int64_t>("training_mode", 0) == 0) continue;
     AttributeMap attributes = node->attributes();
     attributes.erase("training_mode");

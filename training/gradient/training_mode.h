@@ -13,7 +13,7 @@
 
 namespace caesura {
 
-// A running statistic that a training step changes: `value` is to be written to the initializer `target`.
+// A running statistic, or another buffer, that a training step changes: `value` is to be written to the initializer `target`.
 struct StatisticUpdate {
   Value* target;
   Value* value;
@@ -29,13 +29,16 @@ struct TrainingModeOptions {
 // training mode. Dropout drops, but where a graph input or a computed value decides whether it does. Nodes in bodies
 // of If, Loop and Scan too; a BatchNormalization there whose statistics are initializers is kUnsupported, since a body
 // cannot write them back. Values keep their names and identity; two nodes that share statistics update them in turn.
+// An Assign of the model's own (training/kernels/training_ops.h) is an update, too, of any initializer; whoever reads its
+// output reads the new value.
 Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const TrainingModeOptions& options = {});
 
 // The other way: BatchNormalization takes the running statistics (and hands them on unchanged where somebody reads the
-// new ones), Dropout drops nothing unless a graph input or a computed value asks for it.
+// new ones), Dropout drops nothing unless a graph input or a computed value asks for it, and nothing is assigned.
 Status SwitchToEvaluation(Graph& graph);
 
-// The initializers that are running statistics of BatchNormalization nodes: not to be trained by gradients.
+// The initializers that are running statistics of BatchNormalization nodes or that the model assigns to: not to be trained
+// by gradients.
 std::unordered_set<const Value*> RunningStatistics(const Graph& graph);
 
 }  // namespace caesura

@@ -9,6 +9,7 @@
 
 #include "core/graph/graph.h"
 #include "core/graph/op_schema.h"
+#include "core/graph/shape_inference.h"
 
 namespace caesura {
 namespace {
@@ -233,6 +234,13 @@ Status RegisterTrainingOpSchemas() {
     if (Status status = RegisterOpSchemas(family); !status.ok()) return status;
   }
   return {};
+}
+
+Status RegisterTrainingOpSchemas(Model& model) {
+  if (Status status = RegisterTrainingOpSchemas(); !status.ok()) return status;
+  const auto& nodes = model.graph->nodes();
+  const bool any = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) { return node->domain() == kTrainingDomain; });
+  return any ? InferShapes(model) : Status();
 }
 
 }  // namespace caesura

@@ -70,11 +70,13 @@
 //     DescribeUpdate names them (float64 scalar tensors, flags as ints); the states in its order. learning_rate and
 //     scale are float64 scalars, step counts from 1. All outputs are in place. `scale` multiplies every gradient first
 //     (clipping, loss scaling, accumulation).
-// Assign (target, value) -> target'        copies value into target, in place: running statistics, counters
+// Assign (target, value) -> target'        copies value into target, in place: running statistics, counters. In a model, the
+//     target being an initializer: what a training step leaves there (training/gradient/training_mode.h)
 #ifndef CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
 #define CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
 
 #include "core/base/status.h"
+#include "core/graph/graph.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {
@@ -84,6 +86,8 @@ inline constexpr const char* kTrainingDomain = kCaesuraDomain;
 // Makes the ops above known to schema checks and type inference. Call once before building training graphs; later
 // calls do nothing.
 Status RegisterTrainingOpSchemas();
+// And infers a model's types again where it has such nodes: what follows them may have been unknown when it was loaded.
+Status RegisterTrainingOpSchemas(Model& model);
 
 // The CPU kernels of the ops above, one function a family.
 void RegisterTrainingKernels(KernelRegistry& registry);       // kernel_list.cc: all of them

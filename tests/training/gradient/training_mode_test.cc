@@ -72,6 +72,33 @@ TEST_F(TrainingMode, SomeNodesStayAsTheyAre) {
   EXPECT_EQ(graph_->nodes()[0]->op_type(), "BatchNormalization");
 }
 
+TEST_F(TrainingMode, WhatAModelAssignsIsWrittenBehindAStep) {
+  const auto load = [&](const std::string& body) {
+    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 22, \"ai.caesura\": 1]>\n"
+                            "g (float[N,3] x) => (float[3] n, float[N,3] y) <float[3] u = {1,1,1}> {" + body + "}").value();
+    graph_ = model_.graph.get();
+  };
+  constexpr char kAverage[] = "a = ReduceMean<keepdims = 0>(x, axes) n = ai.caesura.Assign(u, a) y = Mul(x, u)";
+  load("axes = Constant<value_ints = [0]>() " + std::string(kAverage));
+  EXPECT_THAT(RunningStatistics(*graph_), UnorderedElementsAre(V("u")));
+  const auto updates = SwitchToTraining(*graph_).value();
+  ASSERT_EQ(updates.size(), 1u);
+  EXPECT_EQ(updates[0].target, V("u"));
+  EXPECT_EQ(updates[0].value, V("a"));
+  EXPECT_EQ(graph_->outputs()[0], V("a"));
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+
+  load("axes = Constant<value_ints = [0]>() " + std::string(kAverage));
+  ASSERT_TRUE(SwitchToEvaluation(*graph_).ok());
+  EXPECT_EQ(graph_->outputs()[0], V("u"));
+  for (const auto& node : graph_->nodes()) EXPECT_FALSE(node->Is("Assign", kTrainingDomain));
+
+  load("n = ai.caesura.Assign(x, u) y = Identity(x)");
+  EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("needs an initializer"));
+  load("n = ai.caesura.Assign(u, u) m = ai.caesura.Assign(u, n) y = Identity(x)");
+  EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("that nothing else writes to"));
+}
+
 TEST_F(TrainingMode, DropoutDrops) {
   Load("(float[4] x, bool t) => (float[4] y, float[4] z) <float r = {0.3}, bool f = {0}>",
        "a = Dropout(x) b = Dropout(a, r, f) y = Identity(b) z = Dropout(x, r, t)");

@@ -10,6 +10,11 @@ _PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW
           "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "DELETE_FAST", "RETURN_VALUE", "LOAD_DEREF", "COPY_FREE_VARS", "BUILD_MAP",
           "BUILD_CONST_KEY_MAP"}
 _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
+_TORCH = "__import_torch"
+# Of PyTorch's modules: what looks things up, and a profiler's mark. Others set attributes, or make objects.
+_FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size", "call_stride",
+              "call_storage_offset", "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem",
+              "tuple_iterator_getitem"}
 
 
 def graphs_called(code) -> set:
@@ -19,7 +24,14 @@ def graphs_called(code) -> set:
 
 def is_plain(code) -> bool:
     """Whether it does nothing beside calling graphs."""
-    graphs = graphs_called(code)
-    return all(i.opname in _PLAIN
-               and (i.opname != "LOAD_GLOBAL" or i.argval in graphs or i.argval.startswith("__import_torch"))
-               and (i.opname != "LOAD_METHOD" or i.argval in _METHODS) for i in dis.get_instructions(code))
+    graphs, before = graphs_called(code), None
+    for i in dis.get_instructions(code):
+        if i.opname not in _PLAIN or (i.opname == "LOAD_METHOD" and i.argval not in _METHODS):
+            return False
+        if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(_TORCH):
+            return False
+        if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(_TORCH) \
+                and i.argval not in _FUNCTIONS:
+            return False
+        before = i if i.opname != "CACHE" else before
+    return True

@@ -34,6 +34,8 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     left = calls_pytorch(program.forward)
     if left:
         raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")
+    if program.kept:
+        raise ValueError("the step leaves tensors in attributes of the module, which no file has: it cannot be exported")
     recipe = step.recipe
     groups = [{"names": names, "learning_rate_scale": scale, "weight_decay": decay} for names, scale, decay in recipe.groups]
     facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,

@@ -9,13 +9,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from caesura import _core, fingerprint, program_cache, step_cache
+from caesura.aten.cuts import mark_cuts
 from caesura.aten.forward import KEPT
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import Recipe, Stepping, describe_optimizer
 from caesura.step_call import find_guards, find_sources, open_call
-from caesura.step_program import CapturedStep, StepProgram, StepRefused
+from caesura.step_program import Captured, CapturedStep, StepProgram, StepRefused
 
 
 def _logging_calls():
@@ -79,7 +80,8 @@ class CompiledStep(_core.StepCalls):
         self.names = {id(p): name for name, p in module.named_parameters()}
         self.names.update((id(b), name) for name, b in module.named_buffers())
         self.programs = []
-        self._inputs = self._capturing = self._ran = None
+        self._inputs = self._ran = None
+        self._capturing = False
         self._keys = 0 if dynamic is True else _KEYS
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
@@ -115,12 +117,13 @@ class CompiledStep(_core.StepCalls):
 
     def capture(self, *args, **kwargs) -> "CapturedStep":
         """The program for such inputs, captured if need be; nothing is run and nothing changes."""
-        self._capturing = []
+        self._capturing = True
         try:
             self._first(args, kwargs)
-            return self._capturing[0]
+        except Captured as captured:
+            return captured.program
         finally:
-            self._capturing = None
+            self._capturing = False
 
     def input_names(self, args, kwargs) -> dict:
         """id of each tensor among the inputs to a name: the forward's own parameter names, "target" for the loss's."""
@@ -138,11 +141,15 @@ class CompiledStep(_core.StepCalls):
     def _loss(self, *args, **kwargs):
         if self.loss_fn is None:
             out = self.module(*args, **kwargs)
-            return out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
-        return self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
+            loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
+        else:
+            loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
+        return loss.clone()  # by which it is known among the graph's outputs
 
     def _capture(self, graph, example_inputs):
-        _refuse_cuts(graph)
+        problems = mark_cuts(graph)
+        if problems:
+            raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
         away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
         if away:
             raise StepRefused(f"the step cannot be one program: of its tensors some lie on {', '.join(sorted(map(str, away)))}, and "
@@ -157,14 +164,16 @@ class CompiledStep(_core.StepCalls):
         with torch.no_grad():
             compile_graph(graph, example_inputs)
         module, metadata = captured[0]
-        program = CapturedStep(self, module, metadata, calls_pytorch_alone(graph))
+        outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+        loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
+        program = CapturedStep(self, module, metadata, loss, calls_pytorch_alone(graph))
         self.programs.append(program)
         return program
 
     def _first(self, args, kwargs) -> torch.Tensor:
         """A call that none of `_calls` fits."""
         key = None
-        if self._capturing is None:
+        if not self._capturing:
             key = self._key(args, kwargs)
             loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
@@ -172,7 +181,7 @@ class CompiledStep(_core.StepCalls):
         self._inputs = (args, kwargs)
         try:
             loss = self._run(*args, **kwargs)
-            if self._capturing is None:
+            if not self._capturing:
                 self._quicken(loss, args, kwargs, key)
             return loss
         finally:
@@ -229,17 +238,15 @@ class CompiledStep(_core.StepCalls):
             return
         guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
         traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # that is of this package's sources
-        if key is not None and places is not None and program.is_kept and not counters:
+        has_key = key is not None and places is not None and program.is_kept and not counters
+        if has_key:
             before, key = key.text, self._key(args, kwargs)
             text = key.follow(traced) if key is not None and key.text == before else None
-        if text and guards is None:  # a call may do more than to run the program: the second must leave all as the first has
+        if guards is None:  # a call may do more than to run the program: one that leaves all as another has does no more
             program.left_behind = (*program.left_behind, text)
-            if program.left_behind.count(text) < 2:
-                self._keys = 0 if len(program.left_behind) == _TRIALS else self._keys
+            if not text or program.left_behind.count(text) < 2:
+                self._keys = self._keys if has_key and len(program.left_behind) < _TRIALS else 0
                 return
-        if not text and guards is None:
-            self._keys = 0
-            return
         call = open_call(self, program, sources, None if text else guards, key if text else None, counters)
         if call is not None:
             self._keep(call)
@@ -252,6 +259,17 @@ class CompiledStep(_core.StepCalls):
         self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
 
     def _run(self, *args, **kwargs):
+        with torch.enable_grad():
+            try:
+                return self._dispatch(args, kwargs)
+            except torch._dynamo.exc.Unsupported as error:
+                raise StepRefused(f"the step cannot be one program:\n{error}") from error
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                if isinstance(error.inner_exception, StepRefused):
+                    raise error.inner_exception from None
+                raise
+
+    def _dispatch(self, args, kwargs):
         if self.programs:
             try:
                 return self._call(*args, **kwargs)
@@ -259,22 +277,3 @@ class CompiledStep(_core.StepCalls):
                 pass  # a new capture, which a logging call stands in the way of; nothing has run
         with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()):
             return self._call(*args, **kwargs)
-
-
-def _refuse_cuts(graph: torch.fx.GraphModule):
-    """A forward that our rules differentiate must not hold gradients of the user's own, or none where there would be one."""
-    problems, depends, enabled = [], set(), True
-    for node in graph.graph.nodes:
-        value = node.meta.get("example_value")
-        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.requires_grad:
-            depends.add(node)
-        if any(source in depends for source in node.all_input_nodes):
-            depends.add(node)
-            if not enabled:
-                problems.append(f"{node.target} under no_grad, on what depends on a parameter")
-        if node.target == torch._C._set_grad_enabled:
-            enabled = node.args[0]
-        if "autograd_function_apply" in str(node.target):
-            problems.append("an autograd.Function with a backward of its own")
-    if problems:
-        raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in dict.fromkeys(problems)))

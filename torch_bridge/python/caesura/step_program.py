@@ -4,6 +4,7 @@
 import onnx
 import torch
 from onnx import helper
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -18,10 +19,19 @@ class StepRefused(RuntimeError):
     """The step cannot be one program; the message lists why and where."""
 
 
+class Captured(Exception):
+    """Ends the call that was made for `program` alone, before it has done anything."""
+
+    def __init__(self, program):
+        super().__init__()
+        self.program = program
+
+
 class StepProgram:
     """One step as a program: captured, or read from disk."""
 
     counters = ()
+    kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
     key = traced = places = None  # of a program that has a step_cache.Key's: it, the code traced, and where the feeds are
 
@@ -41,7 +51,7 @@ class StepProgram:
             "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
             "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
-        }, {name: value for name, _, value in bound})
+        }, {name: value for name, _, value in bound} | self.kept)
         self.addresses = {name: value.data_ptr() for name, _, value in bound}
         self.bind_states()
         self.random = any(node.op_type == "Dropout" for node in forward.graph.node)
@@ -86,23 +96,24 @@ class StepProgram:
 
 
 class CapturedStep(StepProgram):
-    """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. keyed: whether a key can
-    hold what it calls."""
+    """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. loss: which of the
+    graph's outputs it is; the others are what the call leaves in attributes. keyed: whether a key can hold what it calls."""
 
     is_captured = True
 
-    def __init__(self, owner, module: torch.fx.GraphModule, metadata, keyed):
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, keyed):
         super().__init__(owner)
         self.module = module
         results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
         mutated = list(metadata.mutated_inp_runtime_indices)
         self.written = list(zip(mutated, results))  # (which input, what it becomes)
-        self.loss = results[len(mutated)]
+        self.loss = results[len(mutated) + loss]
+        self.outputs = list(zip(results[len(mutated):], metadata.output_info))
         self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.code = TracingContext.get().traced_code
         values = (n.meta["val"] for n in self.placeholders)
         fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
-        self.is_kept = keyed and fixed
+        self.is_kept = keyed and fixed and len(self.outputs) == 1
 
     @torch.no_grad()
     def __call__(self, *values):
@@ -111,9 +122,8 @@ class CapturedStep(StepProgram):
         if self.session is None:
             self._open(values)
         session = self.session
-        if owner._capturing is not None:
-            owner._capturing.append(self)
-            return (torch.zeros((), dtype=self.dtype),)
+        if owner._capturing:
+            raise Captured(self)
         positions = {name: position for name, position, _ in self.bound}
         self.refuse_others(lambda name: values[positions[name]])
         self.rebind()
@@ -128,7 +138,7 @@ class CapturedStep(StepProgram):
         for counter, count in counters:
             counter.add_(count)
         owner._ran = self, feeds, counters, torch.tensor(loss, dtype=self.dtype)
-        return owner._ran[3:]
+        return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
 
     def _open(self, values):
         with unset_fake_temporarily():
@@ -138,13 +148,13 @@ class CapturedStep(StepProgram):
         owner = self.owner
         tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
         recipe = owner.recipe
-        statistics = self._statistics()
-        bound, names, self.feeds, self.constants = [], {}, [], []
         inputs = owner.input_names(*owner._inputs)
+        name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
+        statistics, writes = self._written(values, name_of)
+        bound, names, self.feeds, self.constants = [], {}, [], []
         for i, node, value in tensors:
             trained = id(value) in recipe.trained
-            name = owner.names.get(id(value)) or inputs.get(id(value)) or f"input_{i}"
-            names[node] = name
+            names[node] = name = name_of[id(value)]
             if trained or node in statistics:
                 bound.append((name, i, value))
             else:
@@ -152,7 +162,7 @@ class CapturedStep(StepProgram):
                 if id(value) in owner.names:
                     self.constants.append((name, value))
         try:
-            model = import_forward(self.module, names, self.loss)
+            model = import_forward(self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
         self.is_kept = self.is_kept and not calls_pytorch(model)  # which another process would not be told of
@@ -164,19 +174,44 @@ class CapturedStep(StepProgram):
         self.open(model, bound)
         self.dtype = self.loss.meta["val"].dtype
 
-    def _statistics(self):
-        """Placeholders that are running statistics of batch norms; sets `counters`, the other buffers that are written."""
+    def _written(self, values, names):
+        """The placeholders of buffers that the program writes to, and what else than batch norms' statistics is left in them:
+        (name, node). Sets `counters`, the buffers that it does not know of."""
         target = torch.ops.aten._native_batch_norm_legit_functional.default
-        found, self.counters = set(), []
+        buffers = {id(b) for b in self.owner.module.buffers()}
+        found, writes, self.counters = set(), [], []
         for position, result in self.written:
-            node = self.placeholders[position]
-            if isinstance(result, torch.fx.Node) and result.args and getattr(result.args[0], "target", None) == target:
-                found.add(node)
-            elif result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
+            node, value = self.placeholders[position], values[position]
+            if result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
                 self.counters.append((position, result.args[1]))
+                continue
+            if id(value) not in buffers:
+                raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, which is no buffer")
+            found.add(node)
+            if not (result.args and getattr(result.args[0], "target", None) == target):
+                writes.append((names[id(value)], result))
+        return found, writes
+
+    def _results(self):
+        """What the call leaves in attributes: (name, node). Sets `kept`, and `gives`, what makes dynamo's outputs of the call's
+        values (None: the loss)."""
+        self.kept, self.gives, made = {}, [], []
+        for i, (node, info) in enumerate(self.outputs):
+            value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
+            if node is self.loss:
+                self.gives.append(None)
+            elif info.output_type == OutputType.is_input:
+                self.gives.append(lambda values, at=info.base_idx: values[at])
+            elif value is None:
+                self.gives.append(lambda values, constant=node: constant)
+            elif info.output_type == OutputType.alias_of_input or not all(type(d) is int for d in value.shape):
+                raise StepRefused(f"the step cannot be one program:\n  it leaves in an attribute {value.dtype} {list(value.shape)}, "
+                                  "a view of an input or of a size that changes")
             else:
-                raise StepRefused(f"the module writes to {node.name}, which is no running statistic and no counter")
-        return found
+                kept = self.kept[f"result_{i}"] = torch.empty(value.shape, dtype=value.dtype)
+                self.gives.append(lambda values, kept=kept: kept.clone())
+                made.append((f"result_{i}", node))
+        return made
 
 
 def calls_pytorch(model) -> list:

@@ -7,6 +7,7 @@ import torch
 
 from caesura import torch_library
 from caesura.aten.call import aten_node
+from caesura.aten.cuts import stop_at_cuts
 from caesura.aten.graph_import import Importer, describe, is_symbolic, plain
 from caesura.aten.normalization import fixed_batch_norm
 from caesura.aten.results import is_read, result
@@ -136,15 +137,17 @@ class ForwardImporter(Importer):
         return result
 
 
-def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node):
-    """The ONNX model of a captured forward whose only output is `loss`.
+def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node, writes=()):
+    """The ONNX model of a captured forward: its output is `loss`, and what it assigns.
 
-    names: placeholder to the name of its input. Everything else that the graph computes is taken out of it.
+    names: placeholder to the name of its input. writes: (name of an input, node): what a step leaves in that input; one that
+    is none of `names` is added. Everything else that the graph computes is taken out of it.
     Calls that have no equivalent are nodes that PyTorch computes, loudly. Raises Refused, listing every one that cannot be so.
     """
     # What is read only for outputs that are left out is not to be made.
-    next(n for n in module.graph.nodes if n.op == "output").args = ((loss,),)
+    next(n for n in module.graph.nodes if n.op == "output").args = ((loss, *(node for _, node in writes)),)
     module.graph.eliminate_dead_code()
+    stop_at_cuts(module)
     constants = {n: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
     importer = ForwardImporter(constants)
     inputs = [importer.bind(node, name) for node, name in names.items()]
@@ -154,7 +157,7 @@ def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Nod
             symbol = node.meta["val"]
             importer.values[node] = Scalar(importer.writer.scalar(symbol).name, symbol)
     problems = []
-    for node in _needed(module, loss):
+    for node in _needed(module, {loss, *(node for _, node in writes)}):
         try:
             importer.write(node)
         except Refused as error:
@@ -166,12 +169,19 @@ def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Nod
     fall_back(importer.left)
     result_ = importer.values[loss]
     importer.writer.node("Identity", [result_], ["loss"])
-    return make_model(importer.writer, inputs, [Tensor("loss", result_.dtype, result_.shape)])
+    outputs = [Tensor("loss", result_.dtype, result_.shape)]
+    for name, node in writes:
+        value = importer.values[node]
+        outputs.append(Tensor(importer.writer.fresh("written"), value.dtype, value.shape))
+        importer.writer.node("Assign", [name, value], [outputs[-1].name], domain=DOMAIN)
+        if name not in (i.name for i in inputs):
+            inputs.append(Tensor(name, value.dtype, value.shape))
+    return make_model(importer.writer, inputs, outputs)
 
 
-def _needed(module, output):
-    """The calls that `output` depends on, in order."""
-    wanted = {output}
+def _needed(module, outputs):
+    """The calls that `outputs` depend on, in order."""
+    wanted = set(outputs)
     for node in reversed(module.graph.nodes):
         if node in wanted:
             wanted.update(node.all_input_nodes)

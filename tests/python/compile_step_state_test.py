@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compile_step of modules that stop gradients, write to buffers, and keep tensors in attributes."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 4)
+        self.register_buffer("mean", torch.ones(8))
+        self.seen = None
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+class NoGrad(Net):
+    def forward(self, x):
+        y = self.first(x)
+        with torch.no_grad():
+            z = self.first(x * 2)
+            z.add_(1)
+            z[0] = y[1]
+            w = torch.zeros_like(y)
+            w[1] = y[0]
+            values, _ = y.max(1)
+            with torch.enable_grad():
+                u = y * 3
+        return self.last(y * z.sin() + u * w + values[:, None])
+
+
+class Inference(Net):
+    def forward(self, x):
+        with torch.inference_mode():
+            z = self.first(x)
+        return self.last(self.first(x) + z)
+
+
+class Data(Net):
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y * y.data + self.first.weight.data.sum(1))
+
+
+@torch.no_grad()
+def teacher(module, x):
+    return module.first(x).softmax(-1)
+
+
+class Distills(Net):
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y) + (y - teacher(self, x)).square().mean() * torch.arange(4)
+
+
+class Averages(Net):
+    def forward(self, x):
+        y = self.first(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return self.last(y * self.mean)
+
+
+class Rolls(Net):
+    """Another tensor in the buffer's place in every call."""
+
+    def forward(self, x):
+        y = self.first(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return self.last(y * self.mean)
+
+
+class Spectral(Net):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.utils.parametrizations.spectral_norm(self.first)
+
+
+class Keeps(Net):
+    """The attribute is only written to."""
+
+    def forward(self, x):
+        y = self.first(x)
+        self.seen = y.detach()
+        return self.last(y)
+
+
+class Carries(Net):
+    def forward(self, x):
+        y = self.first(x)
+        if self.seen is not None:
+            y = y + self.seen
+        self.seen, self.input, self.count = y.detach(), x, 3
+        return self.last(y)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+
+def eager(module, data):
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
+    for x, y in data:
+        loss = F.cross_entropy(module(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(6, 6, generator=generator), torch.randint(0, 4, (6,), generator=generator)) for _ in range(count)]
+
+
+def compiled(module, **options):
+    return caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1), **options)
+
+
+MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Spectral, Keeps, Carries]
+
+
+@pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("outside", [True, False], ids=["", "under no_grad"])
+def test_does_as_eager(make, outside):
+    torch.manual_seed(0)
+    module = make()
+    other, data = copy.deepcopy(module), batches(5)
+    losses = eager(module, data)
+    step = compiled(other)
+    with torch.set_grad_enabled(outside):  # a step is one either way
+        assert [step(x, y).item() for x, y in data] == pytest.approx(losses, rel=1e-5)
+    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+    if module.seen is not None:
+        assert torch.allclose(module.seen, other.seen, atol=1e-6)
+    if make is Carries:
+        assert other.input is data[-1][0] and other.count == 3
+
+
+def test_buffers_in_bfloat16_and_over_micro_steps():
+    torch.manual_seed(0)
+    module = Averages()
+    other, data = copy.deepcopy(module), batches(4)
+    step = compiled(other, precision="bf16", accumulation_steps=2)
+    before = copy.deepcopy(other)
+    for k, (x, y) in enumerate(data):
+        step(x, y)
+        with torch.no_grad():
+            before.mean.mul_(0.9).add_(before.first(x).mean(0), alpha=0.1)
+        assert torch.allclose(other.mean, before.mean, atol=2e-2)  # bfloat16 has 8 bits
+        if k % 2:
+            before.load_state_dict(other.state_dict())
+    assert other.mean.dtype == torch.float32
+
+
+SCRIPT = """
+import sys, numpy as np
+import caesura
+folder, data = sys.argv[1], np.load(sys.argv[2])
+session = caesura.open_step(folder)
+for x, y in zip(data["x"], data["y"]):
+    print(session.step({"x": x, "target": y}))
+session.save(folder + "/state.safetensors")
+"""
+
+
+@pytest.mark.parametrize("make", [Averages, Distills], ids=lambda make: make.__name__)
+def test_steps_on_disk_write_to_buffers_and_stop_gradients(tmp_path, make):
+    """Trained on in a process of its own, in which nothing was trained before."""
+    torch.manual_seed(0)
+    module = make()
+    other, data = copy.deepcopy(module), batches(6)
+    losses = eager(module, data)
+    step = compiled(other)
+    assert [step(x, y).item() for x, y in data[:3]] == pytest.approx(losses[:3], rel=1e-5)
+    caesura.export_step(tmp_path / "step", step, *data[0])
+    np.savez(tmp_path / "data.npz", x=torch.stack([x for x, _ in data[3:]]), y=torch.stack([y for _, y in data[3:]]))
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "step"), str(tmp_path / "data.npz")],
+                         capture_output=True, text=True, check=True)
+    assert [float(line) for line in ran.stdout.split()] == pytest.approx(losses[3:], rel=1e-5)
+    caesura.load_step(tmp_path / "step", other)
+    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+
+
+def test_attributes_are_not_exported(tmp_path):
+    with pytest.raises(ValueError, match="leaves tensors in attributes"):
+        caesura.export_step(tmp_path, compiled(Keeps()), *batches(1)[0])
+
+
+def test_a_capture_changes_nothing():
+    module = Carries()
+    before = copy.deepcopy(module.state_dict())
+    compiled(module).capture(*batches(1)[0])
+    assert module.seen is None and not hasattr(module, "count")
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
+
+
+class WritesToParameters(Net):
+    def forward(self, x):
+        with torch.no_grad():
+            self.last.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class WritesToData(Net):
+    def forward(self, x):
+        self.last.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class WritesUnseen(Net):
+    def forward(self, x):
+        y = self.first(x)
+        with torch.no_grad():
+            y[0].mul_(2)
+        return self.last(y)
+
+
+class ReadsWhatWasWritten(Net):
+    def forward(self, x):
+        y = self.first(x)
+        before = y.detach()
+        y.relu_()
+        return self.last(y * before)
+
+
+class WritesToItsInput(Net):
+    def forward(self, x):
+        x.mul_(2)
+        return super().forward(x)
+
+
+class KeepsAView(Net):
+    def forward(self, x):
+        self.seen = self.first.weight.view(-1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make, why", [
+    (WritesToParameters, "clamp_ writes, past the gradients, to what depends on a parameter"),
+    (WritesToData, "clamp_ writes, past the gradients"),
+    (WritesUnseen, "mul_ writes, past the gradients"),
+    (ReadsWhatWasWritten, "mul reads what it shares with a tensor that was written to, past the gradients"),
+    (WritesToItsInput, "writes to x, which is no buffer"),
+    (KeepsAView, "a view of an input"),
+], ids=lambda value: value.__name__ if isinstance(value, type) else "")
+def test_refuses_what_gradients_or_files_would_not_see(make, why):
+    module = make()
+    before = copy.deepcopy(module.state_dict())
+    x, y = batches(1)[0]
+    given = x.clone()
+    with pytest.raises(caesura.StepRefused, match=why):
+        compiled(module)(x, y)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
+    assert torch.equal(x, given) and module.seen is None

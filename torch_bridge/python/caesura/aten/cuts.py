@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a forward that our rules differentiate passes no gradient, though parameters reach there: no_grad, inference_mode,
+`.data`. dynamo knows it of its tensors, AOTAutograd traces without it: calls are marked in the one's graph, and stopped in
+the other's.
+"""
+
+import inspect
+import operator
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from caesura.aten.graph_import import describe
+from caesura.aten.table import aten
+
+_MARK = "caesura_cut"
+_WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
+_WRITING.add(operator.setitem)
+
+
+def mark_cuts(graph: torch.fx.GraphModule) -> list:
+    """Marks the calls in dynamo's graph that no gradient passes. Returns what cannot be expressed so, a line each."""
+    problems, recording, inference = [], True, 0
+    tracked, cut = set(), {}  # storages of tensors that require gradients; their views that do not, and the calls that made them
+    stale = set()  # views of those whose storage was written to since
+    for node in graph.graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            recording = node.args[0]
+        inference += _inference(node)
+        results, given = _tensors(node), [t for source in node.all_input_nodes for t in _tensors(source)]
+        problems += [f"{_name(node)} reads what it shares with a tensor that was written to, past the gradients (at {describe(node)})"
+                     for source in node.all_input_nodes if source in stale]
+        written = _written(node)
+        if written is not None:
+            for tensor in _tensors(written):
+                storage = _storage(tensor)
+                if storage in tracked and (not tensor.requires_grad or not recording or inference):
+                    problems.append(f"{_name(node)} writes, past the gradients, to what depends on a parameter "
+                                    f"(at {describe(node)})")
+                stale.update(cut.get(storage, ()))
+            results = results or _tensors(written)
+        if any(t.requires_grad for t in given) and results and not any(t.requires_grad for t in results):
+            node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
+            for tensor in results:
+                if _storage(tensor) in tracked:
+                    cut.setdefault(_storage(tensor), []).append(node)
+        tracked.update(_storage(t) for t in results if t.requires_grad)
+        if "autograd_function_apply" in str(node.target):
+            problems.append(f"an autograd.Function with a backward of its own (at {describe(node)})")
+    return list(dict.fromkeys(problems))
+
+
+def stop_at_cuts(module: torch.fx.GraphModule):
+    """Puts a detach behind each result of a marked call that others read."""
+    for node in list(module.graph.nodes):
+        value = node.meta.get("val")
+        readers = [user for user in node.users if not _is_marked(user)]
+        if _is_marked(node) and readers and isinstance(value, torch.Tensor) and value.is_floating_point():
+            with module.graph.inserting_after(node):
+                stopped = module.graph.call_function(aten.detach.default, (node,))
+            stopped.meta.update(val=value, custom=node.meta["custom"], stack_trace=node.meta.get("stack_trace"))
+            for user in readers:
+                user.replace_input_with(node, stopped)
+
+
+def _is_marked(node):
+    return _MARK in node.meta.get("custom", {})
+
+
+def _name(node):
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _tensors(node):
+    return [t for t in tree_leaves(node.meta.get("example_value"))
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())]
+
+
+def _storage(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+def _inference(node):
+    """1 where inference mode begins, -1 where it ends."""
+    if _name(node) == "_exit_inference_mode":
+        return -int(node.args[0].args[0])
+    return int(node.args[0]) if _name(node) == "_enter_inference_mode" else 0
+
+
+def _written(node):
+    """The node whose tensor the call writes to."""
+    if node.op == "call_method":
+        return node.args[0] if node.target[-1] == "_" and node.target[-2:] != "__" else None
+    if node.op != "call_function":
+        return None
+    if node.target in _WRITING or (_name(node)[-1] == "_" and _name(node)[-2:] != "__"):
+        return node.args[0]
+    if node.kwargs.get("out") is not None:
+        return node.kwargs["out"]
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    return next(iter(bound.values())) if bound.get("inplace") is True else None
