@@ -99,6 +99,7 @@ void GradientContext::SetInputGradients(const std::string& training_op, const Ex
   for (size_t k = 0; k < last; ++k) {
     if (outputs[k] != nullptr) SetInputGradient(inputs_of[k], Wrap(outputs[k]));
   }
+  if (node_.outputs().empty()) node_.graph()->RemoveNode(&node_);  // another stands in its place: see TrainingOutput
 }
 
 Expr GradientContext::EnsureOutput(int i, ValueType type) {
@@ -107,6 +108,23 @@ Expr GradientContext::EnsureOutput(int i, ValueType type) {
     node_.SetOutput(i, graph.AddValue(graph.UniqueName(node_.name() + "/saved"), std::move(type)));
   }
   return output(i);
+}
+
+Expr GradientContext::TrainingOutput(const std::string& training_op, int i, ValueType type) {
+  if (node_.Is(training_op.c_str(), kTrainingDomain)) return EnsureOutput(i, std::move(type));
+  Graph& graph = *node_.graph();
+  std::vector<Value*> outputs = graph.ReleaseOutputs(&node_);
+  outputs.resize(i, nullptr);
+  outputs.push_back(graph.AddValue(graph.UniqueName(node_.name() + "/saved"), std::move(type)));
+  const size_t last = graph.nodes().size();
+  Node* training = graph.AddNode(training_op, node_.inputs(), outputs, node_.attributes(), kTrainingDomain,
+                                 graph.UniqueName(node_.name() + "/training"));
+  training->set_phase(node_.phase());
+  training->set_source(node_.source());
+  training->set_provider(node_.provider());
+  training->set_since_version(1);
+  graph.MoveTailBefore(last, &node_);
+  return Wrap(outputs[i]);
 }
 
 int GradientContext::Rank(int i) {

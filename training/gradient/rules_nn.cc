@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradient rules of convolutions, pools, losses and recurrent layers: mostly kernels of training/kernels/training_ops.h.
 #include "training/gradient/gradient_rules.h"
+#include "training/kernels/training_ops.h"
 
 namespace caesura::gradient {
 namespace {
@@ -73,15 +74,20 @@ void NegativeLogLikelihoodLossRule(GradientContext& g) {
 }
 
 // h_t = f(W x_t + R h_(t-1) + B);  back through time
-void RnnRule(GradientContext& g) {
-  const Exprs inputs = {g.dY(0), g.dY(1), g.input(0), g.input(1), g.input(2), g.input(3), g.input(4), g.input(5)};
-  g.SetInputGradients(g.node().op_type() + "Grad", inputs, {0, 1, 2, 3, 5}, g.attributes());
+void RnnRule(GradientContext& g, const std::string& op) {
+  Exprs inputs = {g.dY(0), g.dY(1)};
+  for (int i = 0; i < 6; ++i) inputs.push_back(g.input(i));
+  inputs.push_back(g.TrainingOutput(op + "Training", 2, ValueType::Tensor(g.input(0).dtype())));
+  g.SetInputGradients(op + "Grad", inputs, {0, 1, 2, 3, 5}, g.attributes());
 }
+void PlainRnnRule(GradientContext& g) { RnnRule(g, "RNN"); }
+void GruRule(GradientContext& g) { RnnRule(g, "GRU"); }
 
 // c_t = f c_(t-1) + i c', h_t = o tanh c_t;  back through time
 void LstmRule(GradientContext& g) {
   Exprs inputs = {g.dY(0), g.dY(1), g.dY(2)};
   for (int i = 0; i < 8; ++i) inputs.push_back(g.input(i));
+  inputs.push_back(g.TrainingOutput("LSTMTraining", 3, ValueType::Tensor(g.input(0).dtype())));
   g.SetInputGradients("LSTMGrad", inputs, {0, 1, 2, 3, 5, 6, 7}, g.attributes());
 }
 
@@ -93,15 +99,18 @@ std::vector<GradientRule> NnRules() {
       {.op_type = "Conv", .function = ConvRule},
       {.op_type = "ConvTranspose", .function = ConvTransposeRule},
       {.op_type = "DeformConv", .function = DeformConvRule},
-      {.op_type = "GRU", .function = RnnRule, .stops = {4}},
+      {.op_type = "GRU", .function = GruRule, .stops = {4}},
+      {.op_type = "GRUTraining", .function = GruRule, .domain = kTrainingDomain, .stops = {4}},
       {.op_type = "GlobalAveragePool", .function = GlobalAveragePoolRule},
       {.op_type = "GlobalLpPool", .function = GlobalLpPoolRule},
       {.op_type = "GlobalMaxPool", .function = GlobalMaxPoolRule},
       {.op_type = "LSTM", .function = LstmRule, .stops = {4}},
+      {.op_type = "LSTMTraining", .function = LstmRule, .domain = kTrainingDomain, .stops = {4}},
       {.op_type = "LpPool", .function = LpPoolRule},
       {.op_type = "MaxPool", .function = MaxPoolRule},
       {.op_type = "NegativeLogLikelihoodLoss", .function = NegativeLogLikelihoodLossRule, .stops = {1}, .refuses = {2}},
-      {.op_type = "RNN", .function = RnnRule, .stops = {4}},
+      {.op_type = "RNN", .function = PlainRnnRule, .stops = {4}},
+      {.op_type = "RNNTraining", .function = PlainRnnRule, .domain = kTrainingDomain, .stops = {4}},
       {.op_type = "SoftmaxCrossEntropyLoss", .function = SoftmaxCrossEntropyLossRule, .stops = {1}, .refuses = {2}},
   };
 }

@@ -82,9 +82,9 @@ class RecurrentBackward {
         }
       }
       RETURN_IF_ERROR(products.gates.Run(context, g_.gates + row * width, in_.r, g_.carried + row * h));
-      for (int64_t b = 0; b < s_.batch; ++b) {
+      EachRow([&](int64_t b) {
         for (int64_t i = 0; i < h; ++i) g_.state[b * h + i] += g_.carried[s_.Row(t, b) * h + i];
-      }
+      });
     }
     return {};
   }
@@ -93,7 +93,9 @@ class RecurrentBackward {
   template <typename Fn>
   void EachRow(Fn fn) {
     ParallelFor(threads_, s_.batch, 1 + kParallelGrain / (10 * s_.gate_width() + 1), [&](int64_t first, int64_t last) {
-      for (int64_t b = first; b < last; ++b) fn(b);
+      OnBestIsa([&] {
+        for (int64_t b = first; b < last; ++b) fn(b);
+      });
     });
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RNNGrad, GRUGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?) and LSTMGrad (dY?, dY_h?, dY_c?, X, ...,
-// initial_c?, P?): the forward pass again, then backward through time (recurrent_backward.h). With G the gradients by
-// the gates' arguments, in rows as X:
+// initial_c?, P?), and the forward op's trace: backward through time (recurrent_backward.h). With G the gradients by the
+// gates' arguments, in rows as X:
 //   dX = G W, dW = G^T X, dR = G^T H', dB = (sum of G, sum of G), dinitial_h = what is left of dH
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/through_float.h"
@@ -42,11 +42,10 @@ struct WeightProducts {
 struct RecurrentGrad {
   RecurrentSpec spec;
   int first;  // input of X: after dY, dY_h and, for LSTM, dY_c
+  int trace;  // input
   int threads;
   bool has_dy, has_dh, has_dc, wanted[7];
-  RecurrentScratch trace;
   size_t gradients;
-  RecurrentProducts forward;
   BackwardProducts backward;
   WeightProducts weights;
 
@@ -55,11 +54,15 @@ struct RecurrentGrad {
 
 // out[i] = sum over rows of g[row, i].
 template <typename T>
-void ColumnSums(int64_t rows, int64_t width, const T* g, T* out) {
-  std::fill_n(out, width, T(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < width; ++i) out[i] += g[r * width + i];
-  }
+void ColumnSums(int threads, int64_t rows, int64_t width, const T* g, T* out) {
+  ParallelFor(threads, width, 16 + kParallelGrain / (rows + 1), [&](int64_t first, int64_t last) {
+    OnBestIsa([&] {
+      std::fill_n(out + first, last - first, T(0));
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t i = first; i < last; ++i) out[i] += g[r * width + i];
+      }
+    });
+  });
 }
 
 // dW, dR and dB of one direction.
@@ -82,9 +85,9 @@ Status WeightGradients(const RecurrentGrad& k, KernelContext& context, int64_t d
   }
   if (k.wanted[3]) {
     T* db = context.Output<T>(3) + d * 2 * width;
-    ColumnSums(s.rows(), width, g.gates, db);
+    ColumnSums(k.threads, s.rows(), width, g.gates, db);
     std::copy_n(db, width, db + width);
-    if (s.kind == RecurrentKind::kGru && s.linear_before_reset) ColumnSums(s.rows(), h, g.reset, db + width + 2 * h);
+    if (s.kind == RecurrentKind::kGru && s.linear_before_reset) ColumnSums(k.threads, s.rows(), h, g.reset, db + width + 2 * h);
   }
   return {};
 }
@@ -114,16 +117,9 @@ void StateGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, c
   }
 }
 
-// Steps past a sample's end leave their rows as they are: whatever lies there must not be NaN where it meets a zero.
-template <typename T>
-void ClearTrace(const RecurrentSpec& s, const RecurrentTrace<T>& trace) {
-  for (T* field : {trace.reset, trace.cell, trace.squashed}) std::fill_n(field, s.rows() * s.hidden, T(0));
-}
-
 template <typename T>
 Status RunRecurrentGrad(const RecurrentGrad& k, KernelContext& context) {
   const RecurrentSpec& s = k.spec;
-  const RecurrentTrace<T> trace = k.trace.Trace<T>(s, context);
   const RecurrentGradients<T> g = RecurrentGradients<T>::Make(s, context.Scratch<T>(k.gradients));
   const T* dy = k.has_dy ? context.Input<T>(0) : nullptr;
   const T* dh = k.has_dh ? context.Input<T>(1) : nullptr;
@@ -131,9 +127,7 @@ Status RunRecurrentGrad(const RecurrentGrad& k, KernelContext& context) {
   if (k.wanted[0]) std::fill_n(context.Output<T>(0), s.rows() * s.input, T(0));
   for (int64_t d = 0; d < s.directions; ++d) {
     const RecurrentInputs<T> in = InputsOfDirection<T>(s, context, k.first, d);
-    if (s.has_lens) ClearTrace(s, trace);
-    RecurrentDirection<T> forward(s, d, k.threads, in, trace);
-    RETURN_IF_ERROR(forward.Run(k.forward, context, nullptr));
+    const auto trace = RecurrentTrace<T>::At(s, const_cast<T*>(context.Input<T>(k.trace)) + d * RecurrentTrace<T>::Count(s));
     RecurrentBackward<T> backward(s, d, k.threads, in, trace, g);
     RETURN_IF_ERROR(backward.Run(k.backward, context, dy, dh, dc));
     if (k.wanted[0]) RETURN_IF_ERROR(k.weights.dx.Run(context, g.gates, in.w, context.Output<T>(0)));
@@ -158,6 +152,7 @@ void SetOutputs(KernelInfo& info, RecurrentGrad& k) {
 Status Create(KernelInfo& info, RecurrentKind kind) {
   RecurrentGrad k{};
   k.first = kind == RecurrentKind::kLstm ? 3 : 2;
+  k.trace = k.first + (kind == RecurrentKind::kLstm ? 8 : 6);
   k.threads = info.threads();
   ASSIGN_OR_RETURN(k.spec, MakeRecurrentSpec(info, kind, k.first));
   const RecurrentSpec& s = k.spec;
@@ -170,10 +165,9 @@ Status Create(KernelInfo& info, RecurrentKind kind) {
   }
   const DType dtype = info.InputDType(k.first);
   SetOutputs(info, k);
-  ASSIGN_OR_RETURN(k.forward, RecurrentProducts::Make(info, dtype, s));
+  if (info.InputShape(k.trace) != Shape{s.directions, RecurrentTrace<float>::Count(s)}) return info.Invalid("a trace of this op expected");
   ASSIGN_OR_RETURN(k.backward, BackwardProducts::Make(info, dtype, s));
   ASSIGN_OR_RETURN(k.weights, WeightProducts::Make(info, dtype, s, k.wanted[0]));
-  k.trace.at = info.BookScratch(RecurrentScratch::Count(s) * DTypeSize(dtype));
   DispatchDType<float, double>(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     k.gradients = info.BookScratch(RecurrentGradients<T>::Count(s) * sizeof(T));

@@ -40,8 +40,10 @@
 // SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?) -> dScores  attributes reduction, ignore_index;
 //     log_prob is the optional second output of the forward op
 // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput   attributes likewise
-// RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?) -> dX, dW, dR, dB, dinitial_h
-// GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?)
+// RNNTraining, GRUTraining (as ONNX's) -> Y, Y_h, trace; LSTMTraining -> Y, Y_h, Y_c, trace   the trace [directions, ...] is
+//     the gates, states and cells of all steps (core/kernels/cpu/recurrent_cell.h)
+// RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?, trace) -> dX, dW, dR, dB, dinitial_h
+// GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?, trace)
 //     -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
 // ResizeGrad (dY, shape[host] of X, roi[host]?, scales[host]?, sizes[host]?) -> dX
 // GridSampleGrad (dY, X, grid) -> dX, dgrid

@@ -9,8 +9,10 @@
 #define CAESURA_CORE_KERNELS_CPU_RECURRENT_CELL_H_
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/recurrent_spec.h"
@@ -26,38 +28,29 @@ struct RecurrentInputs {
   const T *h, *c;  // the whole of initial_h and initial_c
 };
 
-// Scratch of one direction, reused by the other.
+// What one direction leaves for backward.
 template <typename T>
 struct RecurrentTrace {
-  T* gates;     // [rows, gates * hidden]: after activation
-  T* before;    // [rows, hidden]: H'
-  T* reset;     // GRU [rows, hidden]: r H', or H' Rh^T + Rbh with linear_before_reset
-  T* cell;      // LSTM [rows, hidden]: C
+  T* gates;        // [rows, gates * hidden]: after activation
+  T* before;       // [rows, hidden]: H'
+  T* reset;        // GRU [rows, hidden]: r H', or H' Rh^T + Rbh with linear_before_reset
+  T* cell;         // LSTM [rows, hidden]: C
   T* cell_before;  // LSTM [rows, hidden]: C'
-  T* squashed;  // LSTM [rows, hidden]: h(C)
-  T* state;     // [batch, hidden]: H after the last step
-  T* cell_state;  // LSTM [batch, hidden]
-};
-
-// Where the trace lies in the kernel's scratch memory.
-struct RecurrentScratch {
-  size_t at = 0;
+  T* squashed;     // LSTM [rows, hidden]: h(C)
 
   static int64_t Count(const RecurrentSpec& s) {
-    return s.rows() * (s.gate_width() + 5 * s.hidden) + 2 * s.batch * s.hidden;
+    const int64_t fields = s.kind == RecurrentKind::kLstm ? 4 : (s.kind == RecurrentKind::kGru ? 2 : 1);
+    return s.rows() * (s.gate_width() + fields * s.hidden);
   }
-  template <typename T>
-  RecurrentTrace<T> Trace(const RecurrentSpec& s, KernelContext& context) const {
-    T* p = context.Scratch<T>(at);
-    auto take = [&](int64_t count) {
-      T* out = p;
-      p += count;
-      return out;
-    };
-    RecurrentTrace<T> t;
-    t.gates = take(s.rows() * s.gate_width());
-    for (T** field : {&t.before, &t.reset, &t.cell, &t.cell_before, &t.squashed}) *field = take(s.rows() * s.hidden);
-    for (T** field : {&t.state, &t.cell_state}) *field = take(s.batch * s.hidden);
+  static RecurrentTrace At(const RecurrentSpec& s, T* p) {
+    RecurrentTrace t{};
+    auto take = [&](int64_t width) { return std::exchange(p, p + s.rows() * width); };
+    t.gates = take(s.gate_width());
+    t.before = take(s.hidden);
+    if (s.kind == RecurrentKind::kGru) t.reset = take(s.hidden);
+    if (s.kind == RecurrentKind::kLstm) {
+      for (T** field : {&t.cell, &t.cell_before, &t.squashed}) *field = take(s.hidden);
+    }
     return t;
   }
 };
@@ -93,9 +86,10 @@ struct RecurrentProducts {
 template <typename T>
 class RecurrentDirection {
  public:
+  // state, cell_state: [batch, hidden], H and C after the last step.
   RecurrentDirection(const RecurrentSpec& spec, int64_t direction, int threads, const RecurrentInputs<T>& inputs,
-                     const RecurrentTrace<T>& trace)
-      : s_(spec), d_(direction), threads_(threads), in_(inputs), t_(trace) {}
+                     const RecurrentTrace<T>& trace, T* state, T* cell_state)
+      : s_(spec), d_(direction), threads_(threads), in_(inputs), t_(trace), state_(state), cell_state_(cell_state) {}
 
   // Fills the trace; writes this direction's part of Y where `y` is not null.
   Status Run(const RecurrentProducts& products, KernelContext& context, T* y) {
@@ -103,12 +97,12 @@ class RecurrentDirection {
     RETURN_IF_ERROR(products.input.Run(context, in_.x, in_.w, t_.gates));
     for (int64_t b = 0; b < s_.batch; ++b) {
       const int64_t at = s_.StateRow(d_, b) * s_.hidden;
-      CopyState(in_.h == nullptr ? nullptr : in_.h + at, t_.state + b * s_.hidden);
-      if (s_.kind == RecurrentKind::kLstm) CopyState(in_.c == nullptr ? nullptr : in_.c + at, t_.cell_state + b * s_.hidden);
+      CopyState(in_.h == nullptr ? nullptr : in_.h + at, state_ + b * s_.hidden);
+      if (s_.kind == RecurrentKind::kLstm) CopyState(in_.c == nullptr ? nullptr : in_.c + at, cell_state_ + b * s_.hidden);
     }
     for (int64_t step = 0; step < s_.steps; ++step) {
       const int64_t t = s_.Reversed(d_) ? s_.steps - 1 - step : step, row = s_.Row(t, 0);
-      for (int64_t b = 0; b < s_.batch; ++b) CopyState(t_.state + b * s_.hidden, t_.before + s_.Row(t, b) * s_.hidden);
+      EachRow([&](int64_t b) { CopyState(state_ + b * s_.hidden, t_.before + s_.Row(t, b) * s_.hidden); });
       RETURN_IF_ERROR(products.recurrent.Run(context, t_.before + row * s_.hidden, in_.r,
                                              t_.gates + row * s_.gate_width()));
       if (s_.kind == RecurrentKind::kGru) RETURN_IF_ERROR(CandidateProduct(products, context, t));
@@ -121,7 +115,9 @@ class RecurrentDirection {
   template <typename Fn>
   void EachRow(Fn fn) {
     ParallelFor(threads_, s_.batch, 1 + kParallelGrain / (10 * s_.gate_width() + 1), [&](int64_t first, int64_t last) {
-      for (int64_t b = first; b < last; ++b) fn(b);
+      OnBestIsa([&] {
+        for (int64_t b = first; b < last; ++b) fn(b);
+      });
     });
   }
 
@@ -133,17 +129,19 @@ class RecurrentDirection {
   // Bias of W and of R; the latter's last gate waits for the reset gate with linear_before_reset.
   void FillBias() {
     const int64_t width = s_.gate_width();
-    for (int64_t row = 0; row < s_.rows(); ++row) {
-      T* gates = t_.gates + row * width;
-      if (in_.bias == nullptr) {
-        std::fill_n(gates, width, T(0));
-        continue;
+    const bool waits = s_.kind == RecurrentKind::kGru && s_.linear_before_reset;
+    const int64_t both = waits ? 2 * s_.hidden : width;
+    ParallelFor(threads_, s_.rows(), 1 + kParallelGrain / (width + 1), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) {
+        T* gates = t_.gates + row * width;
+        if (in_.bias == nullptr) {
+          std::fill_n(gates, width, T(0));
+          continue;
+        }
+        for (int64_t i = 0; i < both; ++i) gates[i] = in_.bias[i] + in_.bias[width + i];
+        std::copy(in_.bias + both, in_.bias + width, gates + both);
       }
-      for (int64_t i = 0; i < width; ++i) {
-        const bool waits = s_.kind == RecurrentKind::kGru && s_.linear_before_reset && i >= 2 * s_.hidden;
-        gates[i] = in_.bias[i] + (waits ? T(0) : in_.bias[width + i]);
-      }
-    }
+    });
   }
 
   Status CandidateProduct(const RecurrentProducts& products, KernelContext& context, int64_t t) {
@@ -169,9 +167,9 @@ class RecurrentDirection {
   // Activations of one sample's step, its new state and its row of Y. Past the sample's end the state stays.
   void FinishRow(int64_t t, int64_t b, T* y) {
     const int64_t h = s_.hidden, at = s_.Row(t, b);
-    T *gates = t_.gates + at * s_.gate_width(), *state = t_.state + b * h;
+    T *gates = t_.gates + at * s_.gate_width(), *state = state_ + b * h;
     T* out = y == nullptr ? nullptr : y + s_.OutputRow(d_, t, b) * h;
-    if (s_.kind == RecurrentKind::kLstm) CopyState(t_.cell_state + b * h, t_.cell_before + at * h);
+    if (s_.kind == RecurrentKind::kLstm) CopyState(cell_state_ + b * h, t_.cell_before + at * h);
     if (in_.lens != nullptr && t >= in_.lens[b]) {
       if (out != nullptr) std::fill_n(out, h, T(0));
       return;
@@ -182,7 +180,7 @@ class RecurrentDirection {
         std::copy_n(gates, h, state);
         break;
       case RecurrentKind::kGru: FinishGru(gates, t_.before + at * h, t_.reset + at * h, state); break;
-      case RecurrentKind::kLstm: FinishLstm(gates, at, t_.cell_state + b * h, state); break;
+      case RecurrentKind::kLstm: FinishLstm(gates, at, cell_state_ + b * h, state); break;
     }
     if (out != nullptr) std::copy_n(state, h, out);
   }
@@ -227,6 +225,7 @@ class RecurrentDirection {
   int threads_;
   RecurrentInputs<T> in_;
   RecurrentTrace<T> t_;
+  T *state_, *cell_state_;
 };
 
 // The slices of direction `d` of inputs that start at input `first`.

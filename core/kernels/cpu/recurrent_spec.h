@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/kernels/cpu/float_math.h"
 #include "core/kernels/kernel.h"
 
 namespace caesura {
@@ -21,7 +22,7 @@ struct GateActivation {
   double alpha = 0, beta = 0;
   double clip = 0;  // bounds the argument to [-clip, clip]; 0: no bounds
 
-  // x[i] = f(x[i]) over n elements.
+  // x[i] = f(x[i]) over n elements. Inline, to be compiled for the instructions of the loop around it (best_isa.h).
   template <typename T>
   void Apply(T* x, int64_t n) const;
   // d[i] *= f'(argument), where y[i] = f(argument).
@@ -80,8 +81,8 @@ T GateActivation::Value(T x) const {
   const T a = static_cast<T>(alpha), b = static_cast<T>(beta);
   switch (kind) {
     case Kind::kRelu: return x > 0 ? x : T(0);
-    case Kind::kTanh: return std::tanh(x);
-    case Kind::kSigmoid: return 1 / (1 + std::exp(-x));
+    case Kind::kTanh: return math::Tanh(x);
+    case Kind::kSigmoid: return math::Sigmoid(x);
     case Kind::kAffine: return a * x + b;
     case Kind::kLeakyRelu: return x < 0 ? a * x : x;
     case Kind::kThresholdedRelu: return x > a ? x : T(0);
@@ -116,9 +117,11 @@ void GateActivation::Apply(T* x, int64_t n) const {
   const T bound = static_cast<T>(clip);
   for (int64_t i = 0; clip > 0 && i < n; ++i) x[i] = x[i] > bound ? bound : (x[i] < -bound ? -bound : x[i]);
   if (kind == Kind::kSigmoid) {  // the two usual ones, with the choice outside the loop
-    for (int64_t i = 0; i < n; ++i) x[i] = 1 / (1 + std::exp(-x[i]));
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) x[i] = math::Sigmoid(x[i]);
   } else if (kind == Kind::kTanh) {
-    for (int64_t i = 0; i < n; ++i) x[i] = std::tanh(x[i]);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) x[i] = math::Tanh(x[i]);
   } else {
     for (int64_t i = 0; i < n; ++i) x[i] = Value(x[i]);
   }
@@ -130,7 +133,13 @@ void GateActivation::MultiplyDerivative(const T* y, T* d, int64_t n) const {
     const T high = Value(static_cast<T>(clip)), low = Value(static_cast<T>(-clip));
     for (int64_t i = 0; i < n; ++i) d[i] *= y[i] == high || y[i] == low ? T(0) : T(1);
   }
-  for (int64_t i = 0; i < n; ++i) d[i] *= Derivative(y[i]);
+  if (kind == Kind::kSigmoid) {
+    for (int64_t i = 0; i < n; ++i) d[i] *= y[i] * (1 - y[i]);
+  } else if (kind == Kind::kTanh) {
+    for (int64_t i = 0; i < n; ++i) d[i] *= 1 - y[i] * y[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) d[i] *= Derivative(y[i]);
+  }
 }
 
 }  // namespace caesura
