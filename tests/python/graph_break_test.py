@@ -40,17 +40,8 @@ class Loops(torch.nn.Module):
         return x
 
 
-class Recurs(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.LSTM(4, 3, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(x[None])[0]
-
-
 ROUTES = {"wrap": caesura.wrap, "compile": lambda module: torch.compile(module, backend="caesura")}
-CASES = [(Prints, "Tensor.item"), (Loops, "graph break in loop"), (Recurs, "LSTM")]
+CASES = [(Prints, "Tensor.item"), (Loops, "graph break in loop")]
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -107,7 +107,7 @@ class _Calls:
         self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
-        with refusing(), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
+        with refusing(), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, allow_rnn=True):  # hooks that come later are noticed
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):

@@ -13,6 +13,7 @@ from caesura.aten.cuts import mark_cuts
 from caesura.aten.forward import KEPT
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
+from caesura.recurrent import by_layers
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import Recipe, Stepping, describe_optimizer
 from caesura.step_call import find_guards, find_sources, open_call
@@ -162,7 +163,7 @@ class CompiledStep(_core.StepCalls):
 
         compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=decompositions(KEPT))
         with torch.no_grad():
-            compile_graph(graph, example_inputs)
+            compile_graph(by_layers(graph), example_inputs)
         module, metadata = captured[0]
         outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
         loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
@@ -275,5 +276,5 @@ class CompiledStep(_core.StepCalls):
                 return self._call(*args, **kwargs)
             except torch._dynamo.exc.Unsupported:
                 pass  # a new capture, which a logging call stands in the way of; nothing has run
-        with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls()):
+        with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True):
             return self._call(*args, **kwargs)

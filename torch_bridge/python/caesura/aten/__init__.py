@@ -14,6 +14,7 @@ from caesura.aten import (  # noqa: F401
     movement,
     normalization,
     pooling,
+    recurrent,
     reduction,
     symbolic,
 )

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nn.LSTM, nn.GRU and nn.RNN in wrapped modules, compiled steps and exported ones, beside eager."""
+
+import contextlib
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F, nn = torch.nn.functional, torch.nn
+
+import caesura  # noqa: E402
+from caesura import recurrent  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+class Net(nn.Module):
+    """Reads the sequence and the last states."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layers = kind(8, 16, **options)
+        width = options.get("proj_size", 16) * (2 if options.get("bidirectional") else 1)
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, x, states=None):
+        y, states = self.layers(x, states)
+        states = states if isinstance(states, tuple) else (states,)
+        return self.last(y).mean((0, 1)) + sum((i + 1) * s.square().mean() for i, s in enumerate(states))
+
+
+CASES = [
+    (nn.LSTM, {}), (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}), (nn.LSTM, {"bias": False}),
+    (nn.LSTM, {"num_layers": 2, "dropout": 0.3}), (nn.LSTM, {"proj_size": 5}), (nn.GRU, {}), (nn.GRU, {"bias": False}),
+    (nn.GRU, {"num_layers": 3, "bidirectional": True}), (nn.RNN, {}),
+    (nn.RNN, {"nonlinearity": "relu", "batch_first": True, "bidirectional": True}),
+]
+NAMES = [kind.__name__ + "".join(f" {key}" for key in options) for kind, options in CASES]
+
+
+def agree(module, other, *inputs, seed=0, rtol=1e-4):
+    """Results, gradients of parameters and of inputs."""
+    given = [[t.clone().requires_grad_() for t in inputs] for _ in range(2)]
+    results = []
+    for m, tensors in zip((module, other), given):
+        torch.manual_seed(seed)
+        results.append(m(*tensors))
+        results[-1].float().square().sum().backward()
+    torch.testing.assert_close(results[1], results[0], rtol=rtol, atol=rtol * 0.1)
+    for expected, actual in zip([*module.parameters(), *given[0]], [*other.parameters(), *given[1]], strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=rtol, atol=rtol * 0.1)
+        expected.grad = actual.grad = None
+
+
+@pytest.mark.parametrize("kind, options", CASES, ids=NAMES)
+def test_wrapped_modules_agree_over_changing_lengths(kind, options):
+    module = Net(kind, **options)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    with caesura.strict() if not options.get("dropout") else contextlib.nullcontext():
+        for steps, batch in ((5, 3), (7, 3), (9, 2), (5, 3)):
+            x = torch.randn(batch, steps, 8) if options.get("batch_first") else torch.randn(steps, batch, 8)
+            agree(module, wrapped, x)
+    assert not any("break" in op for op, _ in caesura.report().fallbacks)
+    if not options.get("dropout"):
+        assert caesura.report().kernel_share == 1
+
+
+@pytest.mark.parametrize("kind, options", [case for case in CASES if not case[1].get("dropout")],
+                         ids=[name for name in NAMES if "dropout" not in name])
+def test_compiled_steps_agree(kind, options):
+    module = Net(kind, **options)
+    other = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step = caesura.compile_step(other, F.cross_entropy, torch.optim.SGD(other.parameters(), lr=0.1))
+    target = torch.tensor(2)
+    for _ in range(4):
+        x = torch.randn(6, 6, 8)
+        loss = F.cross_entropy(module(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert step(x, target).item() == pytest.approx(loss.item(), rel=1e-5)
+    for a, b in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_an_exported_step_holds_onnx_layers(tmp_path):
+    import onnx
+    module = Net(nn.LSTM, num_layers=2, bidirectional=True)
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()), dynamic=True)
+    x, target = torch.randn(5, 3, 8), torch.tensor(1)
+    caesura.export_step(tmp_path, step, x, target)
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    assert [n.op_type for n in nodes].count("LSTM") == 4
+    session = caesura.open_step(tmp_path)
+    assert [session.step({"x": x.numpy(), "target": target.numpy()}) for _ in range(3)] == pytest.approx(
+        [step(x, target).item() for _ in range(3)], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype, rtol", [(torch.float64, 1e-9), (torch.bfloat16, 3e-2)], ids=["float64", "bfloat16"])
+def test_other_types(dtype, rtol):
+    module = Net(nn.GRU, bidirectional=True).to(dtype)
+    agree(module, caesura.wrap(copy.deepcopy(module)), torch.randn(5, 3, 8, dtype=dtype), rtol=rtol)
+
+
+def test_given_states_have_gradients():
+    module = Net(nn.LSTM)
+    wrapped, states = caesura.wrap(copy.deepcopy(module)), [torch.randn(1, 3, 16) for _ in range(2)]
+
+    class Given(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, h, c):
+            return self.net(x, (h, c))
+
+    agree(Given(module), caesura.wrap(Given(wrapped._original)), torch.randn(5, 3, 8), *states)
+
+
+def test_without_gradients_and_within_autocast():
+    module = Net(nn.LSTM, num_layers=2)
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 3, 8)
+    with torch.no_grad(), caesura.strict():
+        torch.testing.assert_close(wrapped(x), module(x), rtol=1e-5, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        given, expected = wrapped(x), module(x)
+    assert given.dtype == expected.dtype
+    torch.testing.assert_close(given, expected, rtol=3e-2, atol=3e-2)  # eager rounds to bfloat16 inside of the layers, too
+
+
+def test_packed_sequences_stay_in_eager():
+    class Packs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.LSTM(8, 16, batch_first=True)
+
+        def forward(self, x):
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 2, 4]), batch_first=True, enforce_sorted=False)
+            return nn.utils.rnn.pad_packed_sequence(self.layers(packed)[0], batch_first=True)[0]
+
+    module = Packs()
+    with pytest.warns(caesura.FallbackWarning, match="a graph break"):
+        agree(module, caesura.wrap(copy.deepcopy(module)), torch.randn(3, 5, 8))
+
+
+def test_torch_compile_needs_to_be_told():
+    """dynamo's switch is its user's."""
+    module, x = Net(nn.LSTM), torch.randn(5, 3, 8)
+    with pytest.warns(caesura.FallbackWarning, match="a graph break at .*recurrent_test.py.*LSTM"):
+        torch.testing.assert_close(torch.compile(copy.deepcopy(module), backend="caesura")(x), module(x))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True), caesura.strict():
+        compiled = torch.compile(copy.deepcopy(module), backend="caesura")
+        agree(module, compiled, x)
+
+
+def test_derivatives_of_derivatives_are_eagers():
+    module, x = Net(nn.GRU), torch.randn(5, 3, 8)
+    wrapped, found = caesura.wrap(copy.deepcopy(module)), []
+    with pytest.warns(caesura.FallbackWarning, match="create_graph"):
+        for m in (module, wrapped):
+            given = x.clone().requires_grad_()
+            (dx,) = torch.autograd.grad(m(given).sum(), given, create_graph=True)
+            found.append(torch.autograd.grad(dx.square().sum(), list(m.parameters()), allow_unused=True))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("kind", recurrent.KINDS)
+def test_the_operators_alone(kind):
+    """What PyTorch runs where a program leaves the call to it."""
+    gates, _, has_cell = recurrent.KINDS[kind]
+    make = [torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+            for shape in ((4, 2, 3), (gates * 5, 3), (gates * 5, 5), (gates * 5,), (gates * 5,), (2, 5), (2, 5))]
+    for reverse in (False, True):
+        call = lambda *t: torch.ops.caesura.recurrent(kind, *t[:6], t[6] if has_cell else None, reverse)[:3 if has_cell else 2]  # noqa: E731
+        assert torch.autograd.gradcheck(call, make)
+    torch.library.opcheck(torch.ops.caesura.recurrent.default, (kind, *make[:6], make[6] if has_cell else None, True),
+                          test_utils=("test_schema", "test_faketensor"))
