@@ -5,6 +5,7 @@
     python benchmarks/architectures.py --only llama,bert      those whose model type contains one of these
     python benchmarks/architectures.py --task causal masked   those tasks
     python benchmarks/architectures.py --results all.jsonl    also as a file, written as it goes; goes on from it
+    python benchmarks/architectures.py --steps                through caesura.compile_step: whole steps
 
 Each architecture and task is one process: the module runs in eager PyTorch and through caesura.wrap (same weights,
 same inputs, dropout 0, float32), and the loss and every gradient are compared; where they differ, again in float64.
@@ -12,7 +13,7 @@ Printed for each: agree, differ, mostly eager (agrees, but more than half of the
 calls that stay with PyTorch), left to eager (dynamo gave us no graph), error, chaotic (eager's own losses in float32
 and float64 differ, or its gradients are nothing but rounding: nothing can be said), captured otherwise (torch.compile
 with its eager backend differs from eager just so: the module itself does something else when it is traced), or not
-runnable in eager, with a reason.
+runnable in eager, with a reason. With --steps the losses of 5 steps of SGD are compared, and a module may be refused.
 """
 
 import argparse
@@ -68,6 +69,7 @@ WIDTHS = {
     "linear_num_heads": 4, "n_groups": 1, "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 4,
     "moe_shared_expert_intermediate_size": 32, "shared_intermediate_size": 32,
 }
+STEPS, LEARNING_RATE = 5, 0.01  # of --steps
 # Sizes of stages, one number each.
 STAGES = {"depths": 1, "num_heads": 2}
 LISTS = {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [4, 4]}
@@ -260,6 +262,63 @@ def run_one(task, model_type, class_name, changing=False):
     return "agree" if report.kernel_share >= KERNEL_SHARE else "mostly eager", detail
 
 
+def run_steps(task, model_type, class_name):
+    """(verdict, detail) of one architecture through compile_step."""
+    import warnings
+
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        model, batch, reference, _ = runnable(task, class_name)
+    except Exception as error:  # noqa: BLE001
+        return "not runnable in eager", f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+
+    import caesura
+
+    reference.load_state_dict(model.initial)
+    expected = train_in_eager(reference, batch)
+    model.load_state_dict(model.initial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        began = time.time()
+        step = caesura.compile_step(model, None, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+        try:
+            losses = [step(**batch).item()]
+        except caesura.StepRefused as refused:
+            lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
+            return "refused", " ".join(lines[1:3])[:200]
+        seconds = time.time() - began
+        losses += [step(**batch).item() for _ in range(STEPS - 1)]
+    off = [abs(a - b) / abs(b) for a, b in zip(losses, expected)]
+    detail = f"{seconds:.1f} s, losses within {max(off):.1e}"
+    left = [f"{op} ({why})" for op, why in caesura.report().fallbacks]
+    if left:
+        detail += ", left: " + ", ".join(left[:6])
+    if max(off) <= TOLERANCE:
+        return "agree", detail
+    exact = copy.deepcopy(reference).double()
+    exact.load_state_dict(model.initial)
+    in_double = train_in_eager(exact, {name: x.double() if x.is_floating_point() else x for name, x in batch.items()})
+    own = max(abs(a - b) / abs(b) for a, b in zip(expected, in_double))
+    return ("chaotic" if own > 0.1 * max(off) else "differ"), f"{detail}; eager's own float32 within {own:.1e}"
+
+
+def train_in_eager(module, batch):
+    """The losses of STEPS steps."""
+    import torch
+
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE), []
+    for _ in range(STEPS):
+        loss = module(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def captured(reference, batch, loss):
     """What `compare` takes behind the model: what PyTorch itself computes of the module once it has captured it."""
     import torch
@@ -394,6 +453,7 @@ def main():
     parser.add_argument("--timeout", type=int, default=300, help="seconds of computing for one architecture (default: 300)")
     parser.add_argument("--every", type=int, default=1, help="run only every n-th architecture")
     parser.add_argument("--changing", action="store_true", help="also go on with batches of other sizes and lengths")
+    parser.add_argument("--steps", action="store_true", help="whole steps, through caesura.compile_step")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     import caesura.backend  # noqa: F401 - imported once for all cases
@@ -404,7 +464,9 @@ def main():
     for task, model_type, class_name in list(cases(options.task, [o for o in options.only.split(",") if o]))[::options.every]:
         key = f"{task}/{model_type}"
         if key not in results:
-            results[key] = in_process(run_one, (task, model_type, class_name, options.changing), options.timeout)
+            case = (task, model_type, class_name)
+            run, arguments = (run_steps, case) if options.steps else (run_one, (*case, options.changing))
+            results[key] = in_process(run, arguments, options.timeout)
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps({"case": key, "verdict": results[key][0], "detail": results[key][1]}) + "\n")

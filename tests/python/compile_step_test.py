@@ -347,6 +347,27 @@ def test_no_gradient_passes_what_is_detached(precision):
         assert given == pytest.approx(losses, rel=3e-2)  # bfloat16 has 8 bits
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_row_of_padding_does_not_learn_from_the_embedding(tied):
+    class Embeds(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.last = torch.nn.Embedding(10, 6, padding_idx=2), torch.nn.Linear(6, 10)
+            if tied:
+                self.last.weight = self.rows.weight
+
+        def forward(self, x):
+            return self.last(self.rows(x).tanh()).flatten(0, 1)
+
+    module = Embeds()
+    other, x, y = copy.deepcopy(module), torch.arange(20).view(4, 5) % 4, torch.arange(20) % 10
+    data = [(x, y)] * 3
+    losses = eager(module, torch.optim.SGD(module.parameters(), lr=0.5), data)
+    step = caesura.compile_step(other, F.cross_entropy, torch.optim.SGD(other.parameters(), lr=0.5))
+    assert [step(x, y).item() for x, y in data] == pytest.approx(losses, rel=1e-5)
+    same(module, other)
+
+
 def test_refuses_gradients_of_ones_own():
     class Double(torch.autograd.Function):
         @staticmethod

@@ -43,7 +43,7 @@ def test_libraries_and_options_of_nodes():
 
 def test_what_is_wrong_is_named(tmp_path):
     options = caesura.SessionOptions()
-    with pytest.raises(KeyError, match="nowhere.so"):
+    with pytest.raises(FileNotFoundError, match="nowhere.so"):
         options.register_custom_ops_library("/nowhere.so")
     with pytest.raises(NotImplementedError, match="exports no CaesuraPluginMain"):
         options.register_custom_ops_library(_core.__file__)

@@ -177,10 +177,15 @@ def test_derivatives_of_derivatives_are_eagers():
 def test_the_operators_alone(kind):
     """What PyTorch runs where a program leaves the call to it."""
     gates, _, has_cell = recurrent.KINDS[kind]
-    make = [torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-            for shape in ((4, 2, 3), (gates * 5, 3), (gates * 5, 5), (gates * 5,), (gates * 5,), (2, 5), (2, 5))]
+    x, *others = (torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+                  for shape in ((4, 2, 3), (gates * 5, 3), (gates * 5, 5), (gates * 5,), (gates * 5,), (2, 5), (2, 5)))
+    if not has_cell:
+        others[-1] = None
+
+    def call(*tensors):
+        return torch.ops.caesura.recurrent(kind, *tensors, reverse)[:3 if has_cell else 2]
+
     for reverse in (False, True):
-        call = lambda *t: torch.ops.caesura.recurrent(kind, *t[:6], t[6] if has_cell else None, reverse)[:3 if has_cell else 2]  # noqa: E731
-        assert torch.autograd.gradcheck(call, make)
-    torch.library.opcheck(torch.ops.caesura.recurrent.default, (kind, *make[:6], make[6] if has_cell else None, True),
+        assert torch.autograd.gradcheck(call, [x, *others])
+    torch.library.opcheck(torch.ops.caesura.recurrent.default, (kind, x, *others, True),
                           test_utils=("test_schema", "test_faketensor"))

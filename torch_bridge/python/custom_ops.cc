@@ -54,7 +54,10 @@ void BindCustomOps(nb::module_& m) {
       .def("__repr__", [](const OptionSet& set) { return "OptionSet('" + set.Serialise() + "')"; });
   nb::class_<CustomOps>(m, "CustomOps", "Ops and runtimes of whole models for sessions, which take copies.")
       .def(nb::init<>())
-      .def("add_library", [](CustomOps& ops, const std::string& path) { Check(ops.AddLibrary(path)); },
+      .def("add_library",
+           [](CustomOps& ops, const std::string& path) {
+             if (const Status added = ops.AddLibrary(path); !added.ok()) Raise(added, /*of_file=*/true);
+           },
            "Adds what a plug-in (core/plugin/caesura_op.h) offers; it stays loaded.")
       .def("ops", &Ops, "The ops, and the options that each knows with their defaults.")
       .def("for_node", [](CustomOps& ops, const std::string& name) -> OptionSet& { return ops.options.ForNode(name); },

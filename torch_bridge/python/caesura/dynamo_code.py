@@ -13,7 +13,7 @@ _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the gr
 _TORCH = "__import_torch"
 # Of PyTorch's modules: what looks things up, and a profiler's mark. Others set attributes, or make objects.
 _FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size", "call_stride",
-              "call_storage_offset", "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem",
+              "call_storage_offset", "_as_tensor_fullprec", "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem",
               "tuple_iterator_getitem"}
 
 

@@ -263,7 +263,7 @@ class CompiledStep(_core.StepCalls):
         with torch.enable_grad():
             try:
                 return self._dispatch(args, kwargs)
-            except torch._dynamo.exc.Unsupported as error:
+            except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
                 raise StepRefused(f"the step cannot be one program:\n{error}") from error
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 if isinstance(error.inner_exception, StepRefused):

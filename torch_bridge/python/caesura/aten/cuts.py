@@ -4,10 +4,12 @@
 the other's.
 """
 
+import functools
 import inspect
 import operator
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from caesura.aten.graph_import import describe
@@ -41,6 +43,9 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
             results = results or _tensors(written)
         if any(t.requires_grad for t in given) and results and not any(t.requires_grad for t in results):
             node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
+            if not _passes_marks():
+                problems.append(f"{_name(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
+                                f"(at {describe(node)})")
             for tensor in results:
                 if _storage(tensor) in tracked:
                     cut.setdefault(_storage(tensor), []).append(node)
@@ -61,6 +66,19 @@ def stop_at_cuts(module: torch.fx.GraphModule):
             stopped.meta.update(val=value, custom=node.meta["custom"], stack_trace=node.meta.get("stack_trace"))
             for user in readers:
                 user.replace_input_with(node, stopped)
+
+
+@functools.cache
+def _passes_marks():
+    """Whether what is traced of a call has the call's mark."""
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.sin, (graph.placeholder("x"),))
+    node.meta["custom"] = {_MARK: True}
+    graph.output(node)
+    run = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run
+    with torch.fx.traceback.preserve_node_meta():
+        traced = make_fx(run)(torch.zeros(()))
+    return any(_is_marked(node) for node in traced.graph.nodes)
 
 
 def _is_marked(node):

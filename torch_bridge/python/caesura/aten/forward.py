@@ -47,6 +47,18 @@ def _detach(w, node, x):
     return w.make("Detach", [x], x.dtype, x.shape, domain=DOMAIN)
 
 
+def _embedding(w, node, weight, indices, padding=-1, by_frequency=False, sparse=False):
+    if by_frequency:
+        raise Refused("gradients scaled by frequency")
+    y = TABLE[node.target](w, node, weight, indices)
+    if padding < 0:
+        return y
+    # The row of what pads does not learn from here.
+    is_padding = w.make("Equal", [indices, w.constant(padding, indices.dtype)], torch.bool, indices.shape)
+    is_padding = w.make("Unsqueeze", [is_padding, w.constant([-1])], torch.bool, (*indices.shape, 1))
+    return w.make("Where", [is_padding, _detach(w, node, y), y], y.dtype, y.shape)
+
+
 def _nll_loss(w, node, x, target, weight, reduction, ignore_index):
     kind, scores, _ = w.origin.get(x.name, (None, None, None))
     if kind != "LogSoftmax" or x.rank < 2:
@@ -103,6 +115,7 @@ def _by_pytorch(w, node, *arguments):
 
 _FORWARD = {
     aten.detach.default: _detach,
+    aten.embedding.default: _embedding,
     aten.topk.default: _topk,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
@@ -111,8 +124,9 @@ _FORWARD = {
     aten.nll_loss2d_forward.default: _nll_loss,
     aten._log_softmax.default: _log_softmax,
 }
-# Calls that are not to be decomposed on the way to a forward model.
-KEPT = set(TABLE) | set(_FORWARD)
+# Calls that are not to be decomposed on the way to a forward model; the last one PyTorch differentiates: infinity times zero
+# stands in the derivative of what it is made of.
+KEPT = set(TABLE) | set(_FORWARD) | {aten.special_log_ndtr.default}
 
 
 class ForwardImporter(Importer):

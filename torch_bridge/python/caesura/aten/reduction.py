@@ -185,15 +185,15 @@ def softmax(w, node, x, axis, *options):
     op_type = "LogSoftmax" if node.target == aten._log_softmax.default else "Softmax"
     dtype, shape = result(node)
     x = w.cast(x, dtype)
-    shares = w.make(op_type, [x], dtype, shape, axis=axis)
     if node.target != aten._safe_softmax.default:
-        return shares
-    # Zeros where all scores of a row are minus infinity.
+        return w.make(op_type, [x], dtype, shape, axis=axis)
+    # Zeros where all scores of a row are minus infinity, and on the way there no NaN that a gradient would meet.
     axis = positive(axis, x.rank)
     rows = tuple(1 if i == axis else d for i, d in enumerate(shape))
     largest = w.make("ReduceMax", [x, w.constant([axis])], dtype, rows, keepdims=1)
-    nothing = w.make("Equal", [largest, w.constant(-math.inf, dtype)], torch.bool, rows)
-    return w.make("Where", [nothing, w.constant(0, dtype), shares], dtype, shape)
+    nothing, zero = w.make("Equal", [largest, w.constant(-math.inf, dtype)], torch.bool, rows), w.constant(0, dtype)
+    scores = w.make("Where", [nothing, zero, x], dtype, shape)
+    return w.make("Where", [nothing, zero, w.make(op_type, [scores], dtype, shape, axis=axis)], dtype, shape)
 
 
 @raises(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
