@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's operator samples through our own kernels, forward and backward, beside eager PyTorch.
 
-    python benchmarks/operators.py [--ops REGEX] [--every N] [--samples N] [--dtypes float32,float64] [--dynamic] [--list]
+    python benchmarks/operators.py [--ops REGEX] [--every N] [--samples N] [--dtypes float32,float64] [--dynamic | --steps]
+                                   [--list]
 
 Each sample of each operator (OpInfo) is captured as caesura.wrap captures it (AOT autograd, decompositions, the same
 importer) and runs in programs of ours; calls that have no equivalent stay with PyTorch. Results and the gradients of all
 floating-point inputs are compared with eager's, to TOLERANCE of the largest element. Printed: each sample that is wrong;
 the calls that stayed with PyTorch, by how many samples have them; why samples were left out or not captured; how far from
 eager's the others are; and how many ran in our kernels wholly, partly and not at all. Exits with 1 where one was wrong.
+
+With --steps each sample's forward is captured as caesura.compile_step captures it, and differentiated by our own rules.
 """
 
 import collections
@@ -23,8 +26,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import caesura
+from caesura import _core
+from caesura.aten.forward import KEPT, import_forward
 from caesura.backend import decompositions
 from caesura.graph_program import GraphProgram
+from caesura.step_program import keep_inputs
 
 # Sums in another order and exponentials that are right to a few units in the last place, through a backward: 250 units of
 # float32's rounding; in float64 a constant in float32 shows (6e-8), and 50,000 units do not.
@@ -35,6 +41,10 @@ FLOAT32_CONSTANTS = re.compile("batch_norm|instance_norm|hardsigmoid")
 # Raised where a graph cannot be captured whole: torch.compile breaks it there.
 UNCAPTURED = ("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode",
               "UnsupportedOperatorException")
+
+# Left out of --steps, and why.
+NO_STEPS = {"nn.functional.linear_cross_entropy": "an autograd.Function, which compile_step refuses where dynamo shows it",
+            "as_strided_scatter": "PyTorch's own derivative goes through what is overwritten"}
 
 
 def compile_graph(module, example_inputs):
@@ -151,6 +161,66 @@ def check(op, sample, dynamic):
     return checked
 
 
+def gradients_of_a_step(function, tensors, wanted):
+    """The gradients of the floating tensors, in a training session that keeps them. wanted: the results that have one."""
+    graphs = []
+
+    def keep(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    def loss_of(*given):
+        return sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
+                   for y, counts in zip(function(*given), wanted) if counts)
+
+    with torch.no_grad():
+        aot_function(loss_of, keep, inference_compiler=keep, decompositions=decompositions(KEPT))(*tensors)
+    (graph,) = graphs
+    names = {n: f"input_{i}" for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
+    (loss,) = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    model = import_forward(graph, names, loss)
+    read = {name for node in model.graph.node for name in node.input}
+    keep_inputs(model, read)
+    given = {f"input_{i}": t.detach().clone().contiguous() for i, t in enumerate(tensors)}
+    trained = [name for name, t in given.items() if name in read and t.is_floating_point()]
+    found = {}
+    if trained:
+        session = _core.Training.open(model.SerializeToString(), {
+            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": "sgd", "coefficients": {},
+            "groups": [], "trainable": trained, "frozen": [], "clip_norm": 0.0, "accumulation_steps": 1, "commit": "late",
+            "precision": "fp32", "memory_budget": 0, "keep_gradients": True, "threads": 0, "seed": 0,
+        }, {name: given[name] for name in trained})
+        session.step({name: t for name, t in given.items() if name in read and name not in trained})
+        found = {name: torch.from_dlpack(g) for name, g in zip(session.parameter_names(), session.gradients())}
+    return [found.get(name, torch.zeros_like(t)).reshape(t.shape) for name, t in given.items() if t.is_floating_point()]
+
+
+def check_step(op, sample):
+    function, tensors = function_of(op, sample)
+    if op.name in NO_STEPS or any(t.layout != torch.strided or t.is_complex() for t in tensors):
+        return Checked("left out", NO_STEPS.get(op.name, "complex or sparse"))
+    try:
+        _, _, gradients = run_eager(function, tensors)
+    except Exception as error:
+        return Checked("left out", f"eager: {type(error).__name__}: {error}")
+    if not gradients:
+        return Checked("left out", "no gradient")
+    results = function(*[t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors])
+    caesura.reset_report()
+    try:
+        ours = gradients_of_a_step(function, tensors, [y.requires_grad for y in results])
+    except Exception as error:
+        return Checked("refused", f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error) else ''}")
+    checked = Checked("partly ours" if caesura.report().fallbacks else "ours", gradients=len(gradients))
+    for i, (a, b) in enumerate(zip(ours, gradients, strict=True)):
+        tolerance = 1e-7 if b.dtype == torch.float64 and FLOAT32_CONSTANTS.search(op.name) else TOLERANCE.get(b.dtype, 0.0)
+        problem, distance = compare(f"gradient {i}", a, b, tolerance)
+        if problem:
+            return Checked("wrong", problem)
+        checked.distance = max(checked.distance, distance)
+    return checked
+
+
 def general(reason):
     """The reason without what is the sample's own, so that equal ones can be counted together."""
     return re.sub(r"\d+", "N", reason.splitlines()[0])[:110]
@@ -159,6 +229,7 @@ def general(reason):
 def main():
     parser = selection(__doc__)
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols, as when they have changed between calls")
+    parser.add_argument("--steps", action="store_true", help="the gradients of whole steps")
     parser.add_argument("--list", action="store_true", help="also the samples that are left out or not captured")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -166,7 +237,7 @@ def main():
     reasons, compared = collections.Counter(), collections.defaultdict(list)
     for op in selected(options):
         for dtype, sample in samples_of(op, options):
-            checked = check(op, sample, options.dynamic)
+            checked = check_step(op, sample) if options.steps else check(op, sample, options.dynamic)
             name = str(dtype).removeprefix("torch.")
             places[checked.outcome].append(op.name)
             left.update(f"{target}: {why}" for target, why in caesura.report().fallbacks)

@@ -11,10 +11,11 @@ _PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW
           "BUILD_CONST_KEY_MAP"}
 _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
 _TORCH = "__import_torch"
-# Of PyTorch's modules: what looks things up, and a profiler's mark. Others set attributes, or make objects.
+# Of PyTorch's modules: what looks things up (current streams, where there is another device), and a profiler's mark. Others set
+# attributes, or make objects.
 _FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size", "call_stride",
-              "call_storage_offset", "_as_tensor_fullprec", "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem",
-              "tuple_iterator_getitem"}
+              "call_storage_offset", "_as_tensor_fullprec", "store_user_object_weakrefs", "get_current_stream", "device",
+              "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem", "tuple_iterator_getitem"}
 
 
 def graphs_called(code) -> set:
