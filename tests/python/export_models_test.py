@@ -69,7 +69,9 @@ def test_an_exported_step_needs_no_pytorch(make, command, tmp_path):
         caesura.export_step(tmp_path / "step", step, *arguments[0], **arguments[1])
     model = onnx.load(tmp_path / "step" / "model.onnx")
     onnx.checker.check_model(model)
-    assert {node.domain for node in model.graph.node} == {""}, "nodes that are not standard"
+    # BERT's row of padding does not learn from the embedding.
+    ours = {node.op_type for node in model.graph.node if node.domain}
+    assert ours == ({"Detach"} if make is bert else set()), "nodes that are not standard"
 
     np.savez(tmp_path / "data.npz", **{name: tensor.numpy() for name, tensor in everything.items()})
     log = tmp_path / "log.csv"

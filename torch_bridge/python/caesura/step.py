@@ -7,6 +7,7 @@ import logging
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from caesura import _core, fingerprint, program_cache, step_cache
 from caesura.aten.cuts import mark_cuts
@@ -266,8 +267,11 @@ class CompiledStep(_core.StepCalls):
             except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
                 raise StepRefused(f"the step cannot be one program:\n{error}") from error
             except torch._dynamo.exc.BackendCompilerFailed as error:
-                if isinstance(error.inner_exception, StepRefused):
-                    raise error.inner_exception from None
+                inner = error.inner_exception
+                if isinstance(inner, StepRefused):
+                    raise inner from None
+                if isinstance(inner, GuardOnDataDependentSymNode):
+                    raise StepRefused(f"the step cannot be one program:\n{inner}") from error
                 raise
 
     def _dispatch(self, args, kwargs):

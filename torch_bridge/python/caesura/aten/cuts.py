@@ -21,7 +21,8 @@ _WRITING.add(operator.setitem)
 
 
 def mark_cuts(graph: torch.fx.GraphModule) -> list:
-    """Marks the calls in dynamo's graph that no gradient passes. Returns what cannot be expressed so, a line each."""
+    """Marks the calls in dynamo's graph that no gradient passes, and takes the modes out of it that say so: AOTAutograd would
+    go by the last one, and trace a backward. Returns what cannot be expressed so, a line each."""
     problems, recording, inference = [], True, 0
     tracked, cut = set(), {}  # storages of tensors that require gradients; their views that do not, and the calls that made them
     stale = set()  # views of those whose storage was written to since
@@ -52,6 +53,10 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
         tracked.update(_storage(t) for t in results if t.requires_grad)
         if "autograd_function_apply" in str(node.target):
             problems.append(f"an autograd.Function with a backward of its own (at {describe(node)})")
+    for node in reversed(graph.graph.nodes):
+        if node.target is torch._C._set_grad_enabled or _inference(node):
+            graph.graph.erase_node(node)
+    graph.recompile()
     return list(dict.fromkeys(problems))
 
 
@@ -95,7 +100,10 @@ def _tensors(node):
 
 
 def _storage(tensor):
-    return tensor.untyped_storage()._cdata
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:  # inside of a vmap there is none
+        return id(tensor)
 
 
 def _inference(node):
