@@ -14,9 +14,9 @@ from caesura.aten.cuts import mark_cuts
 from caesura.aten.forward import KEPT
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.recurrent import by_layers
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import Recipe, Stepping, describe_optimizer
+from caesura.recurrent import by_layers
 from caesura.step_call import find_guards, find_sources, open_call
 from caesura.step_program import Captured, CapturedStep, StepProgram, StepRefused
 
