@@ -207,7 +207,7 @@ def other_sizes(task, model, reference, wrapped):
     return problems
 
 
-def run_one(task, model_type, class_name, changing=False):
+def run_one(task, model_type, class_name, changing=False, steps=False):
     """(verdict, detail) of one architecture."""
     import warnings
 
@@ -220,6 +220,8 @@ def run_one(task, model_type, class_name, changing=False):
     except Exception as error:  # noqa: BLE001
         return "not runnable in eager", f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
 
+    if steps:
+        return run_steps(model, batch, reference)
     import caesura
 
     with warnings.catch_warnings():
@@ -262,20 +264,12 @@ def run_one(task, model_type, class_name, changing=False):
     return "agree" if report.kernel_share >= KERNEL_SHARE else "mostly eager", detail
 
 
-def run_steps(task, model_type, class_name):
-    """(verdict, detail) of one architecture through compile_step."""
+def run_steps(model, batch, reference):
+    """run_one's (verdict, detail), through compile_step."""
     import warnings
 
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    try:
-        model, batch, reference, _ = runnable(task, class_name)
-    except Exception as error:  # noqa: BLE001
-        return "not runnable in eager", f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-
     import caesura
+    import torch
 
     reference.load_state_dict(model.initial)
     expected = train_in_eager(reference, batch)
@@ -467,9 +461,8 @@ def main():
     for task, model_type, class_name in list(cases(options.task, [o for o in options.only.split(",") if o]))[::options.every]:
         key = f"{task}/{model_type}"
         if key not in results:
-            case = (task, model_type, class_name)
-            run, arguments = (run_steps, case) if options.steps else (run_one, (*case, options.changing))
-            results[key] = in_process(run, arguments, options.timeout)
+            case = (task, model_type, class_name, options.changing, options.steps)
+            results[key] = in_process(run_one, case, options.timeout)
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps({"case": key, "verdict": results[key][0], "detail": results[key][1]}) + "\n")

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
+from compile_step_test import batches, eager, same  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -111,24 +112,12 @@ def fresh():
 
 
 
-def eager(module, data):
-    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
-    for x, y in data:
-        loss = F.cross_entropy(module(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def batches(count):
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(6, 6, generator=generator), torch.randint(0, 4, (6,), generator=generator)) for _ in range(count)]
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 def compiled(module, **options):
-    return caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1), **options)
+    return caesura.compile_step(module, F.cross_entropy, sgd(module), **options)
 
 
 MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Spectral, Keeps, Carries]
@@ -139,13 +128,12 @@ MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Spectral, Keeps, 
 def test_does_as_eager(make, outside):
     torch.manual_seed(0)
     module = make()
-    other, data = copy.deepcopy(module), batches(5)
-    losses = eager(module, data)
+    other, data = copy.deepcopy(module), batches(5, rows=6)
+    losses = eager(module, sgd(module), data)
     step = compiled(other)
     with torch.set_grad_enabled(outside):  # a step is one either way
         assert [step(x, y).item() for x, y in data] == pytest.approx(losses, rel=1e-5)
-    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, atol=1e-6), name
+    same(module, other)
     if module.seen is not None:
         assert torch.allclose(module.seen, other.seen, atol=1e-6)
     if make is Carries:
@@ -155,7 +143,7 @@ def test_does_as_eager(make, outside):
 def test_buffers_in_bfloat16_and_over_micro_steps():
     torch.manual_seed(0)
     module = Averages()
-    other, data = copy.deepcopy(module), batches(4)
+    other, data = copy.deepcopy(module), batches(4, rows=6)
     step = compiled(other, precision="bf16", accumulation_steps=2)
     before = copy.deepcopy(other)
     for k, (x, y) in enumerate(data):
@@ -184,8 +172,8 @@ def test_steps_on_disk_write_to_buffers_and_stop_gradients(tmp_path, make):
     """Trained on in a process of its own, in which nothing was trained before."""
     torch.manual_seed(0)
     module = make()
-    other, data = copy.deepcopy(module), batches(6)
-    losses = eager(module, data)
+    other, data = copy.deepcopy(module), batches(6, rows=6)
+    losses = eager(module, sgd(module), data)
     step = compiled(other)
     assert [step(x, y).item() for x, y in data[:3]] == pytest.approx(losses[:3], rel=1e-5)
     caesura.export_step(tmp_path / "step", step, *data[0])
@@ -194,19 +182,18 @@ def test_steps_on_disk_write_to_buffers_and_stop_gradients(tmp_path, make):
                          capture_output=True, text=True, check=True)
     assert [float(line) for line in ran.stdout.split()] == pytest.approx(losses[3:], rel=1e-5)
     caesura.load_step(tmp_path / "step", other)
-    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, atol=1e-6), name
+    same(module, other)
 
 
 def test_attributes_are_not_exported(tmp_path):
     with pytest.raises(ValueError, match="leaves tensors in attributes"):
-        caesura.export_step(tmp_path, compiled(Keeps()), *batches(1)[0])
+        caesura.export_step(tmp_path, compiled(Keeps()), *batches(1, rows=6)[0])
 
 
 def test_a_capture_changes_nothing():
     module = Carries()
     before = copy.deepcopy(module.state_dict())
-    compiled(module).capture(*batches(1)[0])
+    compiled(module).capture(*batches(1, rows=6)[0])
     assert module.seen is None and not hasattr(module, "count")
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
 
@@ -263,7 +250,7 @@ class KeepsAView(Net):
 def test_refuses_what_gradients_or_files_would_not_see(make, why):
     module = make()
     before = copy.deepcopy(module.state_dict())
-    x, y = batches(1)[0]
+    x, y = batches(1, rows=6)[0]
     given = x.clone()
     with pytest.raises(caesura.StepRefused, match=why):
         compiled(module)(x, y)

@@ -168,3 +168,22 @@ def test_a_compiled_step_names_the_device():
     step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
     with pytest.raises(Exception, match=f"{DEVICE.type}.*caesura.wrap"):
         step(torch.ones(3, 4, device=DEVICE), torch.zeros(3, dtype=torch.long, device=DEVICE))
+
+
+def test_recurrent_layers_are_pytorchs():
+    class Reads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.last = torch.nn.GRU(4, 6, batch_first=True), torch.nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.last(self.layers(x)[0][:, -1])
+
+    module = Reads()
+    wrapped, x = caesura.wrap(copy.deepcopy(module).to(DEVICE)), torch.randn(3, 5, 4)
+    given, expected = wrapped(x.to(DEVICE)), module(x)
+    torch.testing.assert_close(given.cpu(), expected, rtol=1e-4, atol=1e-5)
+    given.square().sum().backward()
+    expected.square().sum().backward()
+    for p, q in zip(wrapped.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.cpu(), q.grad, rtol=1e-4, atol=1e-5)

@@ -58,7 +58,7 @@ template <typename T>
 class RecurrentBackward {
  public:
   RecurrentBackward(const RecurrentSpec& spec, int64_t direction, int threads, const RecurrentInputs<T>& inputs,
-                    const RecurrentTrace<T>& trace, const RecurrentGradients<T>& gradients)
+                    const RecurrentTrace<const T>& trace, const RecurrentGradients<T>& gradients)
       : s_(spec), d_(direction), threads_(threads), in_(inputs), t_(trace), g_(gradients) {}
 
   // The output gradients may be null. Leaves the initial states' gradients in state and cell_state.
@@ -190,7 +190,7 @@ class RecurrentBackward {
   int64_t d_;
   int threads_;
   RecurrentInputs<T> in_;
-  RecurrentTrace<T> t_;
+  RecurrentTrace<const T> t_;
   RecurrentGradients<T> g_;
 };
 

@@ -68,7 +68,7 @@ void ColumnSums(int threads, int64_t rows, int64_t width, const T* g, T* out) {
 // dW, dR and dB of one direction.
 template <typename T>
 Status WeightGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, const RecurrentInputs<T>& in,
-                       const RecurrentTrace<T>& trace, const RecurrentGradients<T>& g) {
+                       const RecurrentTrace<const T>& trace, const RecurrentGradients<T>& g) {
   const RecurrentSpec& s = k.spec;
   const int64_t width = s.gate_width(), h = s.hidden;
   if (k.wanted[1]) {
@@ -94,7 +94,7 @@ Status WeightGradients(const RecurrentGrad& k, KernelContext& context, int64_t d
 
 // dinitial_h, dinitial_c and dP of one direction.
 template <typename T>
-void StateGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, const RecurrentTrace<T>& trace,
+void StateGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, const RecurrentTrace<const T>& trace,
                     const RecurrentGradients<T>& g) {
   const RecurrentSpec& s = k.spec;
   const int64_t h = s.hidden;
@@ -127,7 +127,7 @@ Status RunRecurrentGrad(const RecurrentGrad& k, KernelContext& context) {
   if (k.wanted[0]) std::fill_n(context.Output<T>(0), s.rows() * s.input, T(0));
   for (int64_t d = 0; d < s.directions; ++d) {
     const RecurrentInputs<T> in = InputsOfDirection<T>(s, context, k.first, d);
-    const auto trace = RecurrentTrace<T>::At(s, const_cast<T*>(context.Input<T>(k.trace)) + d * RecurrentTrace<T>::Count(s));
+    const auto trace = RecurrentTrace<const T>::At(s, context.Input<T>(k.trace) + d * RecurrentTrace<T>::Count(s));
     RecurrentBackward<T> backward(s, d, k.threads, in, trace, g);
     RETURN_IF_ERROR(backward.Run(k.backward, context, dy, dh, dc));
     if (k.wanted[0]) RETURN_IF_ERROR(k.weights.dx.Run(context, g.gates, in.w, context.Output<T>(0)));

@@ -124,7 +124,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
                                  inference_compiler=captured.compile_forward, decompositions=table,
                                  partition_fn=default_partition if away else partition)
     with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
-        compiled = compile_graph(by_layers(module), example_inputs)
+        compiled = compile_graph(module if away else by_layers(module), example_inputs)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:
         return compiled

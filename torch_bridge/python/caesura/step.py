@@ -263,7 +263,13 @@ class CompiledStep(_core.StepCalls):
     def _run(self, *args, **kwargs):
         with torch.enable_grad():
             try:
-                return self._dispatch(args, kwargs)
+                if self.programs:
+                    try:
+                        return self._call(*args, **kwargs)
+                    except torch._dynamo.exc.Unsupported:
+                        pass  # a new capture, which a logging call stands in the way of; nothing has run
+                with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True):
+                    return self._call(*args, **kwargs)
             except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
                 raise StepRefused(f"the step cannot be one program:\n{error}") from error
             except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -273,12 +279,3 @@ class CompiledStep(_core.StepCalls):
                 if isinstance(inner, GuardOnDataDependentSymNode):
                     raise StepRefused(f"the step cannot be one program:\n{inner}") from error
                 raise
-
-    def _dispatch(self, args, kwargs):
-        if self.programs:
-            try:
-                return self._call(*args, **kwargs)
-            except torch._dynamo.exc.Unsupported:
-                pass  # a new capture, which a logging call stands in the way of; nothing has run
-        with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True):
-            return self._call(*args, **kwargs)
