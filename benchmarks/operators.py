@@ -27,14 +27,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import caesura
 from caesura import _core
-from caesura.aten.forward import KEPT, import_forward
+from caesura.aten.complex_values import in_pairs
+from caesura.aten.forward import KEPT, ForwardImporter, import_forward
 from caesura.backend import decompositions
 from caesura.graph_program import GraphProgram
-from caesura.step_program import keep_inputs
+from caesura.step_program import as_real, keep_inputs
 
 # Sums in another order and exponentials that are right to a few units in the last place, through a backward: 250 units of
 # float32's rounding; in float64 a constant in float32 shows (6e-8), and 50,000 units do not.
-TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-11}
+TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-11, torch.complex64: 3e-5, torch.complex128: 1e-11}
 # Operators with constants in float32 whatever the dtype: the epsilon of ONNX's norms is such an attribute, and PyTorch's own
 # hardsigmoid multiplies its gradient with 1.0f / 6.
 FLOAT32_CONSTANTS = re.compile("batch_norm|instance_norm|hardsigmoid")
@@ -43,11 +44,16 @@ UNCAPTURED = ("DynamicOutputShapeException", "DataDependentOutputException", "Gu
               "UnsupportedOperatorException")
 
 # Left out of --steps, and why.
-NO_STEPS = {"nn.functional.linear_cross_entropy": "an autograd.Function, which compile_step refuses where dynamo shows it",
+NO_STEPS = {"nn.functional.linear_cross_entropy": "an autograd.Function, which only dynamo shows",
             "as_strided_scatter": "PyTorch's own derivative goes through what is overwritten"}
 
 
+def is_float(tensor):
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def compile_graph(module, example_inputs):
+    module = in_pairs(module)
     with unset_fake_temporarily():  # the graph's constants are real
         return GraphProgram(module)
 
@@ -70,7 +76,7 @@ def function_of(op, sample):
 def run(function, tensors, differentiable):
     """(results, gradients) with cotangents that repeat."""
     torch.manual_seed(0)
-    leaves = [t.detach().clone().requires_grad_(differentiable and t.is_floating_point()) for t in tensors]
+    leaves = [t.detach().clone().requires_grad_(differentiable and is_float(t)) for t in tensors]
     results = function(*leaves)
     wanted = [t for t in leaves if t.requires_grad]
     ys = [y for y in results if y.requires_grad]
@@ -132,8 +138,8 @@ def check(op, sample, dynamic):
         return Checked("left out", "gives bytes that nobody has written")
     if dynamic and op.name.startswith("resize_"):
         return Checked("left out", "PyTorch does not trace it with symbols")
-    if any(t.layout != torch.strided or t.is_complex() for t in tensors):
-        return Checked("left out", "complex or sparse")
+    if any(t.layout != torch.strided for t in tensors):
+        return Checked("left out", "sparse")
     try:
         differentiable, results, gradients = run_eager(function, tensors)
     except Exception as error:
@@ -170,18 +176,19 @@ def gradients_of_a_step(function, tensors, wanted):
         return module.forward
 
     def loss_of(*given):
+        results = (y.real if y.is_complex() else y for y in function(*given))  # cotangents are real numbers
         return sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
-                   for y, counts in zip(function(*given), wanted) if counts)
+                   for y, counts in zip(results, wanted) if counts)
 
     with torch.no_grad():
         aot_function(loss_of, keep, inference_compiler=keep, decompositions=decompositions(KEPT))(*tensors)
-    (graph,) = graphs
+    graph = in_pairs(*graphs, real_inputs=True)
     names = {n: f"input_{i}" for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
     (loss,) = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    model = import_forward(graph, names, loss)
+    model = import_forward(ForwardImporter(), graph, names, loss)
     read = {name for node in model.graph.node for name in node.input}
     keep_inputs(model, read)
-    given = {f"input_{i}": t.detach().clone().contiguous() for i, t in enumerate(tensors)}
+    given = {f"input_{i}": as_real(t.detach().clone().contiguous()) for i, t in enumerate(tensors)}
     trained = [name for name, t in given.items() if name in read and t.is_floating_point()]
     found = {}
     if trained:
@@ -192,20 +199,21 @@ def gradients_of_a_step(function, tensors, wanted):
         }, {name: given[name] for name in trained})
         session.step({name: t for name, t in given.items() if name in read and name not in trained})
         found = {name: torch.from_dlpack(g) for name, g in zip(session.parameter_names(), session.gradients())}
-    return [found.get(name, torch.zeros_like(t)).reshape(t.shape) for name, t in given.items() if t.is_floating_point()]
+    gradients = [found.get(name, torch.zeros_like(t)).reshape(t.shape) for name, t in given.items()]
+    return [torch.view_as_complex(g) if t.is_complex() else g for g, t in zip(gradients, tensors) if is_float(t)]
 
 
 def check_step(op, sample):
     function, tensors = function_of(op, sample)
-    if op.name in NO_STEPS or any(t.layout != torch.strided or t.is_complex() for t in tensors):
-        return Checked("left out", NO_STEPS.get(op.name, "complex or sparse"))
+    if op.name in NO_STEPS or any(t.layout != torch.strided for t in tensors):
+        return Checked("left out", NO_STEPS.get(op.name, "sparse"))
     try:
         _, _, gradients = run_eager(function, tensors)
     except Exception as error:
         return Checked("left out", f"eager: {type(error).__name__}: {error}")
     if not gradients:
         return Checked("left out", "no gradient")
-    results = function(*[t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors])
+    results = function(*[t.detach().clone().requires_grad_(is_float(t)) for t in tensors])
     caesura.reset_report()
     try:
         ours = gradients_of_a_step(function, tensors, [y.requires_grad for y in results])

@@ -311,10 +311,10 @@ def test_refuses_a_graph_break():
 
 
 def test_refuses_what_has_no_kernel():
-    class Spectrum(Net):
+    class Noisy(Net):
         def forward(self, x):
-            return torch.fft.rfft(super().forward(x)).abs()
-    refused(Spectrum(), r"fft.*complex64.*compile_step_test.py")
+            return super().forward(x) * torch.rand(4)
+    refused(Noisy(), r"rand.*compile_step_test.py")
 
 
 class Quantizes(Net):
@@ -366,23 +366,6 @@ def test_the_row_of_padding_does_not_learn_from_the_embedding(tied):
     step = caesura.compile_step(other, F.cross_entropy, torch.optim.SGD(other.parameters(), lr=0.5))
     assert [step(x, y).item() for x, y in data] == pytest.approx(losses, rel=1e-5)
     same(module, other)
-
-
-def test_refuses_gradients_of_ones_own():
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, dy):
-            return dy * 10
-
-    class Own(Net):
-        def forward(self, x):
-            return Double.apply(super().forward(x))
-
-    refused(Own(), "autograd.Function")
 
 
 def test_refuses_an_optimizer_that_evaluates_the_loss_itself():

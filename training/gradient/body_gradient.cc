@@ -53,6 +53,30 @@ std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMa
   return copy;
 }
 
+std::vector<Value*> CopyBody(const Graph& body, NodeWriter& writer, ValueMap bindings) {
+  auto counterpart = [&](Value* value) -> Value* {
+    if (value == nullptr || value->graph() != &body) return value;
+    Value*& copy = bindings[value];
+    if (copy == nullptr && body.Initializer(value) != nullptr) {
+      copy = writer.graph().AddInitializer(writer.FreshName("constant"), *body.Initializer(value));
+    }
+    return copy;
+  };
+  for (const auto& node : body.nodes()) {
+    std::vector<Value*> inputs, outputs;
+    for (Value* input : AllInputs(*node)) inputs.push_back(counterpart(input));
+    inputs.resize(node->inputs().size());  // implicit inputs were only to be bound
+    for (Value* output : node->outputs()) {
+      outputs.push_back(output == nullptr ? nullptr : writer.FreshValue(node->op_type(), output->type()));
+      if (output != nullptr) bindings[output] = outputs.back();
+    }
+    writer.AddWithOutputs(node->op_type(), inputs, outputs, CloneAttributes(*node, &writer.graph(), bindings), node->domain());
+  }
+  std::vector<Value*> results;
+  for (Value* output : body.outputs()) results.push_back(counterpart(output));
+  return results;
+}
+
 Graph& BodyOf(const GradientContext& g, const char* attribute) {
   return **g.node().FindAttr<std::shared_ptr<Graph>>(attribute);
 }

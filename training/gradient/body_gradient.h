@@ -16,6 +16,7 @@
 namespace caesura::gradient {
 
 class GradientContext;
+class NodeWriter;
 using ValueMap = std::unordered_map<const Value*, Value*>;
 
 class BodyGradient {
@@ -59,6 +60,9 @@ void AddCopyAsOutput(Graph& body, Value* value);
 // A copy of `body` inside of `parent` that reads `outer.at(v)` where `body` reads an outer value v that is listed, and
 // v itself otherwise.
 std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMap& outer);
+
+// Writes the nodes of `body`; `bindings` has a value for each of its inputs. Returns the counterparts of its outputs.
+std::vector<Value*> CopyBody(const Graph& body, NodeWriter& writer, ValueMap bindings);
 
 }  // namespace caesura::gradient
 

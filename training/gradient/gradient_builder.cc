@@ -11,6 +11,7 @@
 #include "core/graph/shape_inference.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/gradient/gradient_table.h"
+#include "training/gradient/training_mode.h"
 
 namespace caesura {
 namespace gradient {
@@ -212,6 +213,7 @@ Result<GradientGraph> Driver::Finish() {
     }
     out.dxs.push_back(dx);
   }
+  DropOwnGradients(graph_);
   RemoveDead(out.dxs);
   HoistShapes();
   out.nodes = nodes_;

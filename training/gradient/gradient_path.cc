@@ -9,10 +9,13 @@
 
 namespace caesura::gradient {
 
+bool IsComplex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
+
 bool MayCarryGradient(const ValueType& type) {
   switch (type.kind) {
     case ValueType::Kind::kUnknown: return true;
-    case ValueType::Kind::kTensor: return type.dtype == DType::kUndefined || IsDifferentiable(type.dtype);
+    case ValueType::Kind::kTensor:
+      return type.dtype == DType::kUndefined || IsDifferentiable(type.dtype) || IsComplex(type.dtype);
     case ValueType::Kind::kSequence:
     case ValueType::Kind::kOptional: return type.element == nullptr || MayCarryGradient(*type.element);
   }

@@ -34,6 +34,7 @@ class GradientPath {
   std::vector<Node*> nodes_;
 };
 
+bool IsComplex(DType dtype);
 // False where the type shows that no gradient can flow: integers, strings, sequences of them.
 bool MayCarryGradient(const ValueType& type);
 // False where `rule` (null: none is known) says that no gradient leaves through input i of the node.

@@ -14,7 +14,7 @@ std::vector<GradientRule> Collect() {
   std::vector<GradientRule> out;
   for (auto* family : {ElementwiseRules, ActivationRules, MatMulRules, EinsumRules, MovementRules, IndexingRules,
                        ReductionRules, NnRules, NormalizationRules, AttentionRules, ImageRules, QuantizeRules, SignalRules,
-                       SequenceRules, ControlFlowRules, TrainingOpRules, AtenRules, StopRules}) {
+                       SequenceRules, ControlFlowRules, TrainingOpRules, AtenRules, OwnRules, StopRules}) {
     for (GradientRule& rule : family()) out.push_back(std::move(rule));
   }
   return out;

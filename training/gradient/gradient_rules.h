@@ -61,6 +61,7 @@ std::vector<GradientRule> ControlFlowRules();   // rules_control_flow.cc: If, Lo
 std::vector<GradientRule> TrainingOpRules();    // rules_training_ops.cc: gradients of gradients
 std::vector<GradientRule> AtenRules();          // rules_aten.cc: operators of PyTorch
 const GradientRule& HookRule();                 // rules_hook.cc: the one for ops with a gradient hook
+std::vector<GradientRule> OwnRules();           // rules_own.cc: gradients that the model has itself
 std::vector<GradientRule> StopRules();          // rules_stop.cc: what no gradient flows through
 
 }  // namespace caesura::gradient

@@ -2,6 +2,10 @@
 #include "training/gradient/sequence_map.h"
 
 #include <memory>
+#include <string>
+
+#include "core/graph/aten_domain.h"
+#include "training/gradient/gradient_path.h"
 
 namespace caesura::gradient {
 namespace {
@@ -45,6 +49,9 @@ Expr ZerosOf(Expr x) {
 }
 
 Expr SumOf(Expr a, Expr b) {
+  if (IsComplex(a.dtype())) {  // only operators of PyTorch calculate with such
+    return Op(kAtenOp, {a, b}, {{"operator", std::string("aten::add")}, {"overload_name", std::string("Tensor")}}, kAtenDomain);
+  }
   if (!IsSequence(a.value()->type())) return a + b;
   return MapSequence({a, b}, ElementDType(a.value()->type()), [](const Exprs& e) { return e[0] + e[1]; });
 }

@@ -150,7 +150,29 @@ Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const Traini
   return switcher.Finish();
 }
 
+void DropOwnGradients(Graph& graph) {
+  std::vector<Node*> nodes;
+  for (const auto& node : graph.nodes()) nodes.push_back(node.get());
+  for (Node* node : nodes) {
+    if (!node->Is("WithGradient", kTrainingDomain)) {
+      for (Graph* body : node->Subgraphs()) DropOwnGradients(*body);
+      continue;
+    }
+    const std::vector<Value*> inputs = node->inputs(), outputs = graph.ReleaseOutputs(node);
+    const size_t first = graph.nodes().size();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i] == nullptr) continue;
+      Node* identity = graph.AddNode("Identity", {inputs[i]}, {outputs[i]}, {}, "", graph.UniqueName(node->name() + "/value"));
+      identity->set_source(node->source());
+      identity->set_since_version(SinceVersion("Identity"));
+    }
+    graph.MoveTailBefore(first, node);
+    graph.RemoveNode(node);
+  }
+}
+
 Status SwitchToEvaluation(Graph& graph) {
+  if (graph.parent() == nullptr) DropOwnGradients(graph);
   std::vector<Node*> nodes;
   for (const auto& node : graph.nodes()) nodes.push_back(node.get());
   for (Node* node : nodes) {

@@ -36,6 +36,8 @@ Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const Traini
 // The other way: BatchNormalization takes the running statistics (and hands them on unchanged where somebody reads the
 // new ones), Dropout drops nothing unless a graph input or a computed value asks for it, and nothing is assigned.
 Status SwitchToEvaluation(Graph& graph);
+// WithGradient nodes become Identities, in bodies too.
+void DropOwnGradients(Graph& graph);
 
 // The initializers that are running statistics of BatchNormalization nodes or that the model assigns to: not to be trained
 // by gradients.

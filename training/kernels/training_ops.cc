@@ -118,6 +118,20 @@ OpSchemaSpec Sized(const char* op_type, int min_inputs, int max_inputs) {
   return spec;
 }
 
+// Output i is input i.
+Status SameTypes(Graph&, Node* node) {
+  for (size_t i = 0; i < node->outputs().size() && i < node->inputs().size(); ++i) {
+    if (node->outputs()[i] != nullptr && node->inputs()[i] != nullptr) node->outputs()[i]->set_type(node->inputs()[i]->type());
+  }
+  return {};
+}
+
+OpSchemaSpec WithGradient() {
+  OpSchemaSpec spec = Spec("WithGradient", 1, 1024, 256, {});
+  spec.infer = SameTypes;
+  return spec;
+}
+
 OpSchemaSpec FusedMatMul() {
   OpSchemaSpec spec = Spec("FusedMatMul", 2, 4, 1, {});
   spec.infer = FusedMatMulShape;
@@ -136,7 +150,7 @@ std::vector<OpSchemaSpec> Elementwise() {
 std::vector<OpSchemaSpec> Movement() {
   return {
       Sized<1>("SumTo", 2, 2),   Sized<2>("GatherGrad", 3, 4), Sized<1>("SliceGrad", 4, 6),
-      Sized<1>("PadGrad", 3, 4), Sized<1>("ResizeGrad", 2, 5), FusedMatMul(),
+      Sized<1>("PadGrad", 3, 4), Sized<1>("ResizeGrad", 2, 5), FusedMatMul(), WithGradient(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };
 }

@@ -10,6 +10,8 @@
 // SumTo (dY, shape[host int64]) -> dX      sums dY over the axes that broadcasting expanded from `shape`; a view of dY
 //     where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
 // Detach (X) -> Y                          Y = X, and no gradient of Y reaches X
+// WithGradient (Y..., X...) -> Y...        Y as it came, with another gradient: that of X, by the graph of the attribute
+//     `gradient`, (dY..., X...) -> dX...; gradient_inputs: ints, the node's input that each dX is of. Never executed
 // ReluGrad (dY, Y) -> dX                   dX = dY where Y > 0
 // GeluGrad (dY, X) -> dX                   attribute approximate: "none" | "tanh"
 // SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX

@@ -97,6 +97,33 @@ TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
   EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
 }
 
+constexpr char kOwn[] = "a = Sin(x) y = ai.caesura.WithGradient<gradient_inputs = [%], gradient = own (float[2] dy, float[2] gx, "
+                        "float[2] ga) => (float[2] dx) { t = Mul(dy, ga) dx = Sub(t, dy) }>(a, x, a) loss = Exp(y)";
+
+std::string Own(const std::string& inputs) {
+  std::string text = kOwn;
+  return text.replace(text.find('%'), 1, inputs);
+}
+
+TEST_F(GradientBuilder, AGradientOfItsOwn) {
+  Load("(float[2] x) => (float[2] loss)", Own("1"));
+  const GradientGraph gradient = Differentiate({"x"}).value();
+  EXPECT_THAT(OpTypes(gradient.nodes), ElementsAre("Expand", "Mul", "Mul", "Sub"));
+  const Node* product = gradient.nodes[2];
+  EXPECT_EQ(product->input(1), V("a"));
+  EXPECT_EQ(gradient.dxs[0], gradient.nodes[3]->output(0));
+  EXPECT_EQ(V("y")->producer()->op_type(), "Identity");
+  for (const Node* node : gradient.nodes) EXPECT_EQ(node->phase(), Phase::kBackward);
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+}
+
+TEST_F(GradientBuilder, AGradientOfItsOwnThatDoesNotFit) {
+  Load("(float[2] x) => (float[2] loss)", Own("1, 2"));
+  const Status status = Differentiate({"x"}).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("other inputs and outputs than gradient_inputs"));
+}
+
 TEST_F(GradientBuilder, EqualShapesNeedNoSum) {
   Load("(float[N,3] a, float[N,3] b, float[3] c) => (float[N,3] y)", "s = Add(a, b) y = Add(s, c)");
   const GradientGraph gradient = Differentiate({"a", "b", "c"}).value();

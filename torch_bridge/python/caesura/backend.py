@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from caesura import call_cache, program_cache
 from caesura.again import differentiable_again
 from caesura.aten import TABLE
+from caesura.aten.complex_values import in_pairs
 from caesura.captured_call import describe_call, open_call
 from caesura.fingerprint import Unkeyed
 from caesura.graph_program import GraphProgram
@@ -64,27 +65,30 @@ def apart(function):
 
 
 class _Captured:
-    """What AOT autograd hands over while it compiles a graph."""
+    """What AOT autograd hands over while it compiles a graph. away: whether it is another device's."""
 
     forward = backward = metadata = None
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
+    def __init__(self, away):
+        self.away = away
+
     def compile_forward(self, module, example_inputs):
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
-        self.forward, self.metadata = _program(module), TracingContext.get().fw_metadata
+        self.forward, self.metadata = self._program(module), TracingContext.get().fw_metadata
         return _boxed(lambda: self.forward)
 
     def compile_backward(self, module, example_inputs):
         try:
-            self.backward = _program(module)
+            self.backward = self._program(module)
         except StrictError:
             self.refused = True
-        return _boxed(lambda: self.backward or _program(module))
+        return _boxed(lambda: self.backward or self._program(module))
 
-
-def _program(module):
-    with unset_fake_temporarily():  # the graph's constants are real
-        return GraphProgram(module)
+    def _program(self, module):
+        module = module if self.away else in_pairs(module)
+        with unset_fake_temporarily():  # the graph's constants are real
+            return GraphProgram(module)
 
 
 def _boxed(get_program):
@@ -112,7 +116,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
     # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
-    captured, table = _Captured(), {} if away else decompositions()
+    captured, table = _Captured(away), {} if away else decompositions()
     key = _key(module, example_inputs)
     if key is not None:
         with unset_fake_temporarily():

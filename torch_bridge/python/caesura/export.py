@@ -10,7 +10,7 @@ import torch
 
 from caesura.optimizers import Stepping
 from caesura.step import CompiledStep
-from caesura.step_program import calls_pytorch
+from caesura.step_program import as_real, calls_pytorch
 
 _METADATA = "caesura.step"
 
@@ -64,6 +64,7 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer = 
 
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     names = {id(tensor): name for name, tensor in own.items()}
+    own = {name: as_real(tensor) for name, tensor in own.items()}
     writes, problems = [], []
 
     def write(target, name, value):
@@ -91,6 +92,7 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer = 
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             state = optimizer.state[parameter]
             for key, value in states.get(names[id(parameter)], {}).items():
+                value = torch.view_as_complex(value) if parameter.is_complex() else value
                 if isinstance(state.get(key), torch.Tensor):
                     state[key].copy_(value)
                 else:

@@ -9,6 +9,7 @@ import torch
 
 from caesura import _core
 from caesura.aten import TABLE, Refused, import_graph
+from caesura.aten.complex_values import has_complex
 from caesura.aten.graph_import import Importer, describe, is_symbolic
 from caesura.aten.writer import Tensor, is_static, make_model
 from caesura.reports import RECORD, fall_back
@@ -19,7 +20,8 @@ aten = torch.ops.aten
 VIEWS = {
     aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
     aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
-    aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default,
+    aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default, aten.view_as_real.default,
+    aten.view_as_complex.default, aten.resolve_conj.default,
 }
 # Of these, what a program makes at no cost either, where nobody else sees what is looked at.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
@@ -99,13 +101,15 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif not draws(node):  # PyTorch's generator is PyTorch's to advance
+            elif not draws(node) and node.target not in VIEWS:  # PyTorch's generator is PyTorch's to advance
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
             problems.append((f"all calls on {device}", "caesura's kernels are the CPU's", describe(node)))
         return supported
 
     def _refusal(self, node):
+        if has_complex(node):
+            return "complex numbers have no kernels"
         if node.target not in TABLE:
             return "no equivalent in ONNX ops"
         importer = Importer(self.constants)

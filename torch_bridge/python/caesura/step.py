@@ -10,8 +10,10 @@ from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from caesura import _core, fingerprint, program_cache, step_cache
+from caesura.aten.complex_values import in_pairs
 from caesura.aten.cuts import mark_cuts
-from caesura.aten.forward import KEPT
+from caesura.aten.forward import KEPT, ForwardImporter
+from caesura.aten.own_gradient import parts_of, take_functions
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
@@ -149,26 +151,27 @@ class CompiledStep(_core.StepCalls):
         return loss.clone()  # by which it is known among the graph's outputs
 
     def _capture(self, graph, example_inputs):
-        problems = mark_cuts(graph)
+        functions, problems = take_functions(graph)
+        problems += [problem for part in parts_of(graph) for problem in mark_cuts(part)]
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
         away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
         if away:
             raise StepRefused(f"the step cannot be one program: of its tensors some lie on {', '.join(sorted(map(str, away)))}, and "
                               "caesura's kernels are the CPU's; caesura.wrap runs such modules by PyTorch's")
-        captured = []
+        captured, table = [], decompositions(KEPT)
 
         def keep(module, inputs):
-            captured.append((module, TracingContext.get().fw_metadata))
+            captured.append((in_pairs(module, real_inputs=True), TracingContext.get().fw_metadata))
             return module.forward
 
-        compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=decompositions(KEPT))
+        compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=table)
         with torch.no_grad():
             compile_graph(by_layers(graph), example_inputs)
         module, metadata = captured[0]
         outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
         loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
-        program = CapturedStep(self, module, metadata, loss, calls_pytorch_alone(graph))
+        program = CapturedStep(self, module, metadata, loss, calls_pytorch_alone(graph), ForwardImporter(functions, table))
         self.programs.append(program)
         return program
 

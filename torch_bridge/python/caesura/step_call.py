@@ -43,7 +43,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     if any(counter.dtype != torch.int64 or counter.numel() != 1 for counter, _ in counters):
         return None
     for value in (*(value for _, _, value in program.bound), *(counter for counter, _ in counters)):
-        if id(value) not in tensors:
+        if id(value) not in tensors or value.is_complex():
             return None
         watch.tensor(value, True)
     watch.item(vars(owner.optimizer), "param_groups", groups)

@@ -12,7 +12,7 @@ from caesura import _core
 from caesura.aten import Refused
 from caesura.aten.call import DOMAIN
 from caesura.aten.forward import import_forward
-from caesura.aten.writer import onnx_type
+from caesura.aten.writer import onnx_type, with_bodies
 
 
 class StepRefused(RuntimeError):
@@ -51,7 +51,7 @@ class StepProgram:
             "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
             "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
-        }, {name: value for name, _, value in bound} | self.kept)
+        }, {name: as_real(value) for name, _, value in bound} | self.kept)
         self.addresses = {name: value.data_ptr() for name, _, value in bound}
         self.bind_states()
         self.random = any(node.op_type == "Dropout" for node in forward.graph.node)
@@ -63,6 +63,7 @@ class StepProgram:
         parameters = {name: value for name, _, value in self.bound} | dict(self.constants)
         keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
         for name, value in parameters.items():
+            value = as_real(value)
             raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             made = helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True)
             model.graph.initializer.append(made)
@@ -74,7 +75,7 @@ class StepProgram:
         for name, _, value in self.bound:
             if id(value) in recipe.trained:
                 for what, tensor in recipe.bindings(value).items():
-                    self.session.bind_parameter(f"{what}.{name}", tensor)
+                    self.session.bind_parameter(f"{what}.{name}", as_real(tensor))
 
     def refuse_others(self, tensor_of):
         """tensor_of: the parameter that has a name now, None where there is none."""
@@ -87,7 +88,7 @@ class StepProgram:
         """Parameters whose elements have moved (p.data = ...)."""
         for name, _, value in self.bound:
             if value.data_ptr() != self.addresses[name]:
-                self.session.bind_parameter(name, value)
+                self.session.bind_parameter(name, as_real(value))
                 self.addresses[name] = value.data_ptr()
 
     @staticmethod
@@ -97,13 +98,14 @@ class StepProgram:
 
 class CapturedStep(StepProgram):
     """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. loss: which of the
-    graph's outputs it is; the others are what the call leaves in attributes. keyed: whether a key can hold what it calls."""
+    graph's outputs it is; the others are what the call leaves in attributes. keyed: whether a key can hold what it calls.
+    importer: a forward.ForwardImporter for the module's calls."""
 
     is_captured = True
 
-    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, keyed):
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, keyed, importer):
         super().__init__(owner)
-        self.module = module
+        self.module, self.importer = module, importer
         results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
         mutated = list(metadata.mutated_inp_runtime_indices)
         self.written = list(zip(mutated, results))  # (which input, what it becomes)
@@ -130,7 +132,7 @@ class CapturedStep(StepProgram):
         owner.recipe.begin(session, owner.micro_steps)
         if self.random:
             session.seed = self.draw_seed()
-        feeds = {name: values[i] for name, i in self.feeds}
+        feeds = {name: as_real(values[i]) for name, i in self.feeds}
         loss = session.step(feeds)
         owner.micro_steps += 1
         owner.recipe.end(session, owner.micro_steps)
@@ -162,10 +164,11 @@ class CapturedStep(StepProgram):
                 if id(value) in owner.names:
                     self.constants.append((name, value))
         try:
-            model = import_forward(self.module, names, self.loss, writes + self._results())
+            model = import_forward(self.importer, self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
-        self.is_kept = self.is_kept and not calls_pytorch(model)  # which another process would not be told of
+        # Another process would not be told of calls of PyTorch's.
+        self.is_kept = self.is_kept and not calls_pytorch(model) and not any(v.is_complex() for _, _, v in tensors)
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
@@ -187,6 +190,8 @@ class CapturedStep(StepProgram):
                 continue
             if id(value) not in buffers:
                 raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, which is no buffer")
+            if value.is_complex():
+                raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, whose numbers are complex")
             found.add(node)
             if not (result.args and getattr(result.args[0], "target", None) == target):
                 writes.append((names[id(value)], result))
@@ -214,9 +219,14 @@ class CapturedStep(StepProgram):
         return made
 
 
+def as_real(value):
+    """A tensor as programs have it: complex numbers with their parts along a last axis."""
+    return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
+
+
 def calls_pytorch(model) -> list:
     """The operators of PyTorch's that the model's nodes call."""
-    return sorted({a.s.decode() for node in model.graph.node if node.domain == DOMAIN for a in node.attribute
+    return sorted({a.s.decode() for node in with_bodies(model.graph.node) if node.domain == DOMAIN for a in node.attribute
                    if a.name == "operator"})
 
 

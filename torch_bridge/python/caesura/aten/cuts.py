@@ -51,8 +51,6 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
                 if _storage(tensor) in tracked:
                     cut.setdefault(_storage(tensor), []).append(node)
         tracked.update(_storage(t) for t in results if t.requires_grad)
-        if "autograd_function_apply" in str(node.target):
-            problems.append(f"an autograd.Function with a backward of its own (at {describe(node)})")
     for node in reversed(graph.graph.nodes):
         if node.target is torch._C._set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)

@@ -6,7 +6,9 @@ import functools
 import torch
 
 from caesura import torch_library
+from caesura.aten import own_gradient
 from caesura.aten.call import aten_node
+from caesura.aten.complex_values import has_complex
 from caesura.aten.cuts import stop_at_cuts
 from caesura.aten.graph_import import Importer, describe, is_symbolic, plain
 from caesura.aten.normalization import fixed_batch_norm
@@ -130,14 +132,20 @@ KEPT = set(TABLE) | set(_FORWARD) | {aten.special_log_ndtr.default}
 
 
 class ForwardImporter(Importer):
-    """Imports for training. `left` holds what PyTorch computes: (op, reason, place)."""
+    """Imports for training. `left` holds what PyTorch computes: (op, reason, place).
 
-    def __init__(self, constants=None):
-        super().__init__(constants)
-        self.left = []
+    functions: the autograd.Functions among the calls (own_gradient.py), whose backwards are traced with `decompositions`.
+    """
+
+    def __init__(self, functions=(), decompositions=None):
+        super().__init__()
+        self.left, self.functions, self.decompositions = [], functions, decompositions
 
     def function(self, node):
-        return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, super().function(node))
+        if node.target is own_gradient.TARGET:
+            return self._with_gradient
+        ours = None if has_complex(node) else super().function(node)
+        return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, ours)
 
     def _ours_or_pytorchs(self, ours, w, node, *arguments):
         reason = "no equivalent in ONNX ops"
@@ -151,7 +159,42 @@ class ForwardImporter(Importer):
         return result
 
 
-def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node, writes=()):
+    def _with_gradient(self, w, node, values, inputs, saved, number):
+        given = [[n.meta["val"] for n in nodes] for nodes in node.args[:3]]
+        traced = self.functions[number].trace(*given, self.decompositions)
+        backward = ForwardImporter()
+        backward.constants = attributes_of(traced)
+        names = [Tensor(w.fresh("given"), t.dtype, t.shape) for t in (*values, *inputs, *saved)]
+        backward.writer.begin_at(w)
+        places = [*range(len(values)), *range(len(values) + len(inputs), len(names))]
+        for placeholder, i in zip(traced.graph.find_nodes(op="placeholder"), places, strict=True):
+            backward.bind(placeholder, names[i].name)
+        backward.know_shapes()
+        for call in traced.graph.nodes:
+            if call.op == "call_function":
+                backward.write(call)
+        self.left += backward.left
+        (output,) = traced.graph.find_nodes(op="output")
+        of, results = [], []
+        for i, gradient in enumerate(output.args[0]):
+            if gradient is not None:
+                value = backward.argument(gradient)
+                of.append(len(values) + i)
+                results.append(Tensor(backward.writer.op("Identity", [value]), value.dtype, value.shape))
+        body = make_model(backward.writer, names, results).graph
+        w.begin_at(backward.writer)
+        outputs = [w.fresh("with_gradient") for _ in values]
+        w.node("WithGradient", [*(_detach(w, node, v) for v in values), *inputs, *(_detach(w, node, s) for s in saved)], outputs,
+               domain=DOMAIN, gradient=body, gradient_inputs=of)
+        return tuple(Tensor(name, value.dtype, value.shape) for name, value in zip(outputs, values))
+
+
+def attributes_of(module: torch.fx.GraphModule) -> dict:
+    """The graph's get_attr nodes and what they are."""
+    return {node: getattr(module, node.target) for node in module.graph.find_nodes(op="get_attr")}
+
+
+def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node, writes=()):
     """The ONNX model of a captured forward: its output is `loss`, and what it assigns.
 
     names: placeholder to the name of its input. writes: (name of an input, node): what a step leaves in that input; one that
@@ -162,8 +205,7 @@ def import_forward(module: torch.fx.GraphModule, names: dict, loss: torch.fx.Nod
     next(n for n in module.graph.nodes if n.op == "output").args = ((loss, *(node for _, node in writes)),)
     module.graph.eliminate_dead_code()
     stop_at_cuts(module)
-    constants = {n: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
-    importer = ForwardImporter(constants)
+    importer.constants = attributes_of(module)
     inputs = [importer.bind(node, name) for node, name in names.items()]
     importer.know_shapes()
     for node in module.graph.nodes:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic on SymInts: int64 scalars of the graph, which are host shape chains in the plan."""
 
+import functools
 import operator
 
 import torch
@@ -19,6 +20,11 @@ def _binary(op_type):
 for _function, _op_type in ((operator.add, "Add"), (operator.sub, "Sub"), (operator.mul, "Mul"),
                             (torch.sym_max, "Max"), (torch.sym_min, "Min")):
     TABLE[_function] = _binary(_op_type)
+
+
+@raises(torch.sym_sum)
+def sym_sum(w, node, sizes):
+    return Scalar(functools.reduce(lambda a, b: w.op("Add", [a, b]), map(w.scalar, sizes)), node.meta["val"])
 
 
 @raises(operator.floordiv)

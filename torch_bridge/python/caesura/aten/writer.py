@@ -19,7 +19,7 @@ ONNX_TYPES = {
     torch.bfloat16: TensorProto.BFLOAT16, torch.int64: TensorProto.INT64, torch.int32: TensorProto.INT32,
     torch.int16: TensorProto.INT16, torch.int8: TensorProto.INT8, torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL, torch.uint16: TensorProto.UINT16, torch.uint32: TensorProto.UINT32,
-    torch.uint64: TensorProto.UINT64,
+    torch.uint64: TensorProto.UINT64, torch.complex64: TensorProto.COMPLEX64, torch.complex128: TensorProto.COMPLEX128,
 }
 
 
@@ -66,6 +66,10 @@ class Writer:
     def fresh(self, stem: str) -> str:
         self._count += 1
         return f"{stem}_{self._count}"
+
+    def begin_at(self, other: "Writer") -> None:
+        """Names from here on are none that `other` has given."""
+        self._count = max(self._count, other._count)
 
     def op(self, op_type: str, inputs, outputs: int = 1, domain: str = "", **attributes):
         """Writes a node; gives the output's name, or a list of names where `outputs` is not 1.
@@ -224,6 +228,14 @@ def positive(axis: int, rank: int) -> int:
     return axis + max(rank, 1) if axis < 0 else axis
 
 
+def with_bodies(nodes):
+    """ONNX nodes, and those in the graphs that they have as attributes."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from with_bodies(attribute.g.node)
+
+
 def make_model(writer: Writer, inputs, outputs) -> onnx.ModelProto:
     """The graph as a model. `inputs`: Tensors and Scalars; `outputs`: Tensors."""
     def info(value):
@@ -233,6 +245,6 @@ def make_model(writer: Writer, inputs, outputs) -> onnx.ModelProto:
         return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), dims)
     graph = helper.make_graph(writer.nodes, "captured", [info(v) for v in inputs], [info(v) for v in outputs],
                               writer.initializers, value_info=[info(v) for v in writer.stated])
-    domains = dict.fromkeys((DOMAIN, *(node.domain for node in writer.nodes if node.domain)))
+    domains = dict.fromkeys((DOMAIN, *(node.domain for node in with_bodies(writer.nodes) if node.domain)))
     opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

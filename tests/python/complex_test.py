@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Complex numbers in wrapped modules, in graphs of torch.compile and in compiled steps, beside eager."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F, nn = torch.nn.functional, torch.nn
+
+import caesura  # noqa: E402
+from compile_step_test import eager, same  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+class Rotary(nn.Module):
+    """Rotary positions as complex factors, as Llama's first code had them."""
+
+    def __init__(self, width=16, heads=2):
+        super().__init__()
+        self.heads, self.project = heads, nn.Linear(width, 3 * width)
+        angles = torch.outer(torch.arange(32.0), 100 ** -torch.linspace(0, 1, width // heads // 2))
+        self.register_buffer("factors", torch.polar(torch.ones_like(angles), angles))
+        self.last = nn.Linear(width, 4)
+
+    def rotate(self, x):
+        pairs = torch.view_as_complex(x.to(self.factors.real.dtype).reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.factors[: x.shape[1], None]).flatten(3).type_as(x)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in self.project(x).chunk(3, -1))
+        q, k, v = (t.transpose(1, 2) for t in (self.rotate(q), self.rotate(k), v))
+        return self.last(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1)
+
+
+class Fourier(nn.Module):
+    """A Fourier layer with complex weights, magnitudes and phases."""
+
+    def __init__(self, width=16, modes=5):
+        super().__init__()
+        self.modes, self.lift = modes, nn.Linear(16, width)
+        self.weight = nn.Parameter(torch.randn(width, width, modes, dtype=torch.complex64) / width)
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, x):
+        x = self.lift(x).transpose(1, 2)
+        spectrum = torch.fft.rfft(x, norm="ortho")
+        mixed = torch.einsum("bim,iom->bom", spectrum[..., : self.modes], self.weight)
+        y = torch.fft.irfft(F.pad(mixed, (0, spectrum.shape[-1] - self.modes)), n=x.shape[-1], norm="ortho")
+        return self.last(F.gelu(x + y).mean(-1)) + spectrum.abs().mean() + (mixed * 1j).angle().cos().mean()
+
+
+class Parts(nn.Module):
+    """Arithmetic of all kinds, with numbers and real tensors in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x):
+        z = torch.complex(self.a(x), self.b(x))
+        w = (z * (2 - 1j) + z.conj() * z.real + 0.5).transpose(0, 1) / 3 - self.a(x).transpose(0, 1)
+        w = torch.cat([w, -w.conj(), z.transpose(0, 1)[::2] * 1j + 1], 0).sum(0) @ torch.eye(4).to(w.dtype)
+        return w.real + w.imag + torch.view_as_real(w.mean(0)).sum() + w.to(torch.complex128).imag.to(x.dtype)
+
+
+MODULES = [Rotary, Fourier, Parts]
+
+
+def data(count, time=12, dtype=torch.float32):
+    return [(torch.randn(3, time, 16, dtype=dtype), torch.randint(0, 4, (3,))) for _ in range(count)]
+
+
+def in_double(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return module
+
+
+def loss(y, target):
+    return F.cross_entropy(y if y.dim() == 2 else y.mean(1), target)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", MODULES)
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_wrap(make, dynamic):
+    module = make()
+    wrapped = caesura.wrap(copy.deepcopy(module), dynamic=dynamic or None)
+    for time in (12, 9, 12):
+        x, target = data(1, time)[0]
+        given = [x.clone().requires_grad_() for _ in range(2)]
+        for m, t in zip((module, wrapped), given):
+            loss(m(t), target).backward()
+        torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-4, atol=1e-6)
+        for expected, actual in zip(module.parameters(), wrapped.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", MODULES)
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_compile_step(make):
+    module = in_double(make())
+    other = copy.deepcopy(module)
+    batches = data(3, dtype=torch.float64) + data(2, 9, torch.float64)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
+    expected = eager(module, optimizers[0], batches, loss, clip=0.1)
+    step = caesura.compile_step(other, loss, optimizers[1], clip_norm=0.1)
+    losses = [step(*batch).item() for batch in batches]
+    assert losses == pytest.approx(expected, rel=1e-9)
+    same(module, other, atol=1e-5)
+    for p, q in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(optimizers[1].state[q]["exp_avg"], optimizers[0].state[p]["exp_avg"], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Rprop(p, lr=0.01)])
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_complex_parameters_move(optimizer):
+    module = Fourier()
+    other, batches = copy.deepcopy(module), data(4)
+    step = caesura.compile_step(other, loss, optimizer(other.parameters()))
+    its = optimizer(module.parameters())
+    expected = eager(module, its, batches[:2], loss)
+    assert [step(*batch).item() for batch in batches[:2]] == pytest.approx(expected, rel=1e-5)
+    other.weight.data = other.weight.data.clone() * 2
+    module.weight.data *= 2
+    assert [step(*batch).item() for batch in batches[2:]] == pytest.approx(eager(module, its, batches[2:], loss), rel=1e-5)
+    same(module, other, atol=1e-5)
+
+
+def test_rotary_positions_are_ours():
+    """Nothing is left to PyTorch, and the step can be exported."""
+    module = Rotary()
+    x, target = data(1)[0]
+    with caesura.strict():
+        loss(caesura.wrap(copy.deepcopy(module))(x), target).backward()
+        step = caesura.compile_step(module, loss, torch.optim.AdamW(module.parameters()))
+        step(x, target)
+    assert not caesura.report().fallbacks and caesura.report().eager_calls == 0
+
+
+class Rotates(nn.Module):
+    """Products of complex matrices alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 4, dtype=torch.complex64))
+
+    def forward(self, x):
+        y = torch.view_as_complex(x.unflatten(-1, (-1, 2))) @ self.weight
+        return y.real * y.real + y.imag * y.imag
+
+
+@pytest.mark.parametrize("make", [Rotary, Rotates])
+def test_exported(make, tmp_path):
+    module, batches = make(), data(4)
+    other = copy.deepcopy(module)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
+    expected = eager(module, optimizers[0], batches, loss)
+    caesura.export_step(tmp_path, caesura.compile_step(other, loss, optimizers[1]), *batches[0])
+    session = caesura.open_step(tmp_path)
+    losses = [session.step({"x": x.numpy(), "target": y.numpy()}) for x, y in batches]
+    assert losses == pytest.approx(expected, rel=1e-4)
+    session.save(tmp_path / "state.safetensors")
+    caesura.load_step(tmp_path, other, optimizers[1])
+    same(module, other, atol=1e-5)
+    for p, q in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(optimizers[1].state[q]["exp_avg"], optimizers[0].state[p]["exp_avg"], rtol=1e-3, atol=1e-6)
+
+
+def test_refuses_writes_to_complex_buffers():
+    class Keeps(Rotary):
+        def forward(self, x):
+            self.factors.mul_(1j)
+            return super().forward(x)
+
+    module = Keeps()
+    step = caesura.compile_step(module, loss, torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(caesura.StepRefused, match="factors, whose numbers are complex"):
+        step(*data(1)[0])

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""autograd.Functions in compiled steps: gradients are those that they have written, beside eager."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F, nn = torch.nn.functional, torch.nn
+
+import caesura  # noqa: E402
+from compile_step_test import Net, batches, eager, same  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Tenfold(torch.autograd.Function):
+    """Passes on what it gets; its gradient is another's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 10
+
+
+class Scaled(torch.autograd.Function):
+    """Several results, some without a gradient; numbers among the arguments; results and inputs that are saved."""
+
+    @staticmethod
+    def forward(ctx, x, w, n, unused=None):
+        y = (x * w).tanh() / n
+        places = (y > 0).long()
+        ctx.save_for_backward(x, w, y, places)
+        ctx.n = n
+        ctx.mark_non_differentiable(places)
+        return y, places, x.mean()
+
+    @staticmethod
+    def backward(ctx, dy, dplaces, dmean):
+        x, w, y, places = ctx.saved_tensors
+        dy = dy * (1 - (y * ctx.n).square()) / ctx.n * (1 + places)
+        dw = (dy * x).sum(0) if ctx.needs_input_grad[1] else None
+        return dy * w + dmean / 7, dw, None, None
+
+
+class Sorted(torch.autograd.Function):
+    """Its backward calls what no ONNX ops mean, and has a table of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        values, order = x.sort(-1)
+        ctx.save_for_backward(order)
+        return values
+
+    @staticmethod
+    def backward(ctx, dy):
+        (order,) = ctx.saved_tensors
+        weights = torch.tensor([1.0, 2.0, 0.5, 3.0]).to(dy)
+        return torch.zeros_like(dy).scatter(-1, order, dy * weights) + 0 * dy.sort(-1).values
+
+
+class Signs(torch.autograd.Function):
+    """With setup_context; the gradient of a sum over the batch comes back for each row."""
+
+    @staticmethod
+    def forward(x, bias):
+        return x.sign() + bias
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy * (x.abs() < 1), dy.sum(0)
+
+
+class Uses(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.use(super().forward(x))
+
+
+class UsesTenfold(Uses):
+    def use(self, y):
+        return Tenfold.apply(y) + Tenfold.apply(y * self.scale).detach() * y
+
+
+class UsesScaled(Uses):
+    def use(self, y):
+        y, places, mean = Scaled.apply(y, self.scale, 3)
+        return y * (2 - places) + mean * Scaled.apply(y, torch.ones(4).to(y), 2.5)[0]
+
+
+class UsesSorted(Uses):
+    def use(self, y):
+        return Sorted.apply(y) * self.scale
+
+
+class UsesSigns(Uses):
+    def use(self, y):
+        return Signs.apply(y, self.scale) * y
+
+
+class Unread(Uses):
+    """Of whose results one has no gradient, and one is read by nobody."""
+
+    def use(self, y):
+        return y + Scaled.apply(y.detach(), self.scale.detach(), 3)[0] + Scaled.apply(y, self.scale, 1)[2]
+
+
+class Stopped(Uses):
+    """A gradient that is stopped within a checkpoint."""
+
+    def use(self, y):
+        def part(y):
+            with torch.no_grad():
+                means = (y * self.scale).mean(0)
+            return y * self.scale - means
+        return torch.utils.checkpoint.checkpoint(part, y, use_reentrant=False)
+
+
+class Checkpointed(UsesScaled):
+    def use(self, y):
+        return torch.utils.checkpoint.checkpoint(super().use, y, use_reentrant=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Stopped])
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_like_eager(make, dynamic):
+    module = make().double()
+    other, data = copy.deepcopy(module), [(x.double(), y) for x, y in batches(3) + batches(2, 7)]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
+    expected = eager(module, optimizers[0], data)
+    step = caesura.compile_step(other, F.cross_entropy, optimizers[1], dynamic=dynamic or None)
+    assert [step(*batch).item() for batch in data] == pytest.approx(expected, rel=1e-9)
+    same(module, other)
+
+
+def test_is_not_what_autograd_would_do():
+    """The gradient is the Function's, not that of its forward."""
+    module = UsesTenfold()
+    plain = Net()
+    plain.load_state_dict(module.state_dict(), strict=False)
+    losses = {}
+    for m in (module, plain):
+        step = caesura.compile_step(m, F.cross_entropy, torch.optim.SGD(m.parameters(), lr=0.05))
+        torch.manual_seed(3)
+        losses[m] = [step(*batch).item() for batch in batches(2)]
+    assert losses[module][1] != pytest.approx(losses[plain][1], rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precision_and_budget(precision):
+    """With products in bfloat16, and values computed again in the backward."""
+    module = UsesScaled()
+    other, data = copy.deepcopy(module), batches(4)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
+    expected = eager(module, optimizers[0], data)
+    step = caesura.compile_step(other, F.cross_entropy, optimizers[1], precision=precision, memory_budget=3200)
+    losses = [step(*batch).item() for batch in data]
+    assert losses == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 2e-2)
+
+
+def test_exported(tmp_path):
+    module, data = UsesScaled(), batches(3)
+    other = copy.deepcopy(module)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
+    expected = eager(module, optimizers[0], data)
+    caesura.export_step(tmp_path, caesura.compile_step(other, F.cross_entropy, optimizers[1]), *data[0])
+    session = caesura.open_step(tmp_path)
+    assert [session.step({"x": x.numpy(), "target": y.numpy()}) for x, y in data] == pytest.approx(expected, rel=1e-5)
+
+
+def test_refuses_writes_to_its_inputs():
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * 2
+
+    class UsesWrites(Uses):
+        def use(self, y):
+            return Writes.apply(y * 1)
+
+    module = UsesWrites()
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(caesura.StepRefused):
+        step(*batches(1)[0])

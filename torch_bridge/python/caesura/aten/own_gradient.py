@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An autograd.Function in a forward that our rules differentiate: its forward is taken apart like everything else, and behind
+it stands caesura::with_gradient, which gives the values on and knows the backward that the Function has written for them.
+"""
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from caesura.aten.graph_import import describe
+
+_library = torch.library.Library("caesura", "FRAGMENT")
+_library.define("with_gradient(Tensor[] values, Tensor[] inputs, Tensor[] saved, int function) -> Tensor[]")
+TARGET = torch.ops.caesura.with_gradient.default
+
+
+@torch.library.register_fake("caesura::with_gradient", lib=_library)
+def _(values, inputs, saved, function):
+    return [torch.empty_like(value) for value in values]
+
+
+_TENSOR = object()  # in the place of a tensor that is given
+
+
+def take_functions(graph: torch.fx.GraphModule) -> tuple:
+    """Takes the autograd.Functions in dynamo's graph apart. Returns them, by the number that with_gradient has, and what
+    cannot be taken apart, a line each."""
+    functions, problems = [], []
+    for module in parts_of(graph):
+        for node in list(module.graph.nodes):
+            if "autograd_function_apply" not in str(node.target):
+                continue
+            bodies, options = node.args[:2], node.kwargs
+            if "saved_for_backward_idx" not in options or options.get("dirty_idx"):
+                why = "that writes to its inputs" if options.get("dirty_idx") else f"as PyTorch {torch.__version__} captures it"
+                problems.append(f"an autograd.Function {why} (at {describe(node)})")
+                continue
+            forward, backward = (_without_modes(getattr(module, body.target)) for body in bodies)
+            functions.append(_Function(forward, backward, len(functions), set(options["non_differentiable_idx"])))
+            node.target, node.args, node.kwargs = functions[-1], node.args[2:], {}
+            for body in bodies:
+                module.graph.erase_node(body)
+                delattr(module, body.target)
+        module.recompile()
+    return functions, problems
+
+
+def parts_of(graph: torch.fx.GraphModule) -> list:
+    """dynamo's graph and those that its calls run: what stands in a checkpoint."""
+    return [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
+def _without_modes(module):
+    for node in list(module.graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+class _Function:
+    """The call in dynamo's graph."""
+
+    __name__ = "autograd_function"
+
+    def __init__(self, forward, backward, number, fixed):
+        self.forward, self.backward, self.number, self.fixed = forward, backward, number, fixed
+
+    def __call__(self, *arguments):
+        results, saved = torch.fx.Interpreter(self.forward).run(*arguments)
+        several = isinstance(results, (list, tuple))
+        results = list(results) if several else [results]
+        moving = [i for i, r in enumerate(results) if _is_float(r) and i not in self.fixed]
+        self.inputs = [i for i, a in enumerate(arguments) if _is_float(a)]
+        self.saved = [_TENSOR if isinstance(s, torch.Tensor) else s for s in saved]
+        self.results = [_TENSOR if i in moving else (r.shape, r.dtype) if isinstance(r, torch.Tensor) else None
+                        for i, r in enumerate(results)]
+        tensors = [s for s in saved if isinstance(s, torch.Tensor)]
+        given = TARGET([results[i] for i in moving], [arguments[i] for i in self.inputs], tensors, self.number)
+        for i, value in zip(moving, given):
+            results[i] = value
+        return tuple(results) if several else results[0]
+
+    def trace(self, values, inputs, saved, decompositions):
+        """The backward as a graph of ATen calls: from the gradients of `values` and from `saved` to the gradients of `inputs`, None
+        where there is none (fake tensors all)."""
+        def run(gradients, tensors):
+            gradients, tensors = iter(gradients), iter(tensors)
+            # PyTorch gives zeros for results without a gradient.
+            given = [next(gradients) if r is _TENSOR else r and torch.zeros(r[0], dtype=r[1]) for r in self.results]
+            given += [next(tensors) if s is _TENSOR else s for s in self.saved]
+            found = torch.fx.Interpreter(self.backward).run(*given)
+            found = found if isinstance(found, (list, tuple)) else [found]
+            found = [found[i] for i in self.inputs]
+            return [g if g is None else g.sum_to_size(x.shape).to(x.dtype) for g, x in zip(found, inputs)]
+
+        with detect_fake_mode(values), torch.fx.traceback.preserve_node_meta():
+            given = [[torch.empty_like(t) for t in tensors] for tensors in (values, saved)]  # each another: a trace knows them by that
+            traced = make_fx(run, decomposition_table=decompositions)(*given)
+        traced.graph.eliminate_dead_code()
+        return traced
+
+
+def _is_float(value):
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
