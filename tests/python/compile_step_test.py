@@ -317,6 +317,41 @@ def test_refuses_what_has_no_kernel():
     refused(Noisy(), r"rand.*compile_step_test.py")
 
 
+class Partly(Net):
+    """With parameters that no gradient of the loss comes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.stopped, self.chosen, self.unread = (torch.nn.Parameter(torch.ones(4)) for _ in range(3))
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.seen = y * self.unread
+        table = torch.zeros(4)
+        table[1:] = (y * 2).mean(0)[1:]
+        return y * self.stopped.detach() + (self.chosen > 0) * y + table
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS["adamw"], OPTIMIZERS["momentum"], lambda p: torch.optim.Adagrad(p, weight_decay=0.1)])
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_parameters_without_a_gradient_stay(make):
+    """Decay, too, is for those that have one."""
+    module, data = Partly(), batches(4)
+    other = copy.deepcopy(module)
+    optimizers = [make(m.parameters()) for m in (module, other)]
+    step = caesura.compile_step(other, F.cross_entropy, optimizers[1])
+    assert [step(*batch).item() for batch in data] == pytest.approx(eager(module, optimizers[0], data), rel=1e-5)
+    same(module, other)
+    assert all(torch.equal(p, torch.ones(4)) for p in (other.stopped, other.chosen, other.unread))
+
+
+def test_refuses_a_loss_without_parameters():
+    class Constant(Net):
+        def forward(self, x):
+            return super().forward(x).detach()
+    refused(Constant(), "depends on no parameter")
+
+
 class Quantizes(Net):
     """A straight-through estimator, beside codes that follow what they stand for."""
 

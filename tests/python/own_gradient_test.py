@@ -184,22 +184,43 @@ def test_exported(tmp_path):
     assert [session.step({"x": x.numpy(), "target": y.numpy()}) for x, y in data] == pytest.approx(expected, rel=1e-5)
 
 
-def test_refuses_writes_to_its_inputs():
-    class Writes(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.mark_dirty(x)
-            return x.mul_(2)
+class Writes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        x.mul_(2)
+        return x
 
-        @staticmethod
-        def backward(ctx, dy):
-            return dy * 2
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
 
-    class UsesWrites(Uses):
-        def use(self, y):
-            return Writes.apply(y * 1)
 
-    module = UsesWrites()
+class Turns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1j
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * -1j
+
+
+class UsesWrites(Uses):
+    def use(self, y):
+        return Writes.apply(y * 1)
+
+
+class UsesTurns(Uses):
+    def use(self, y):
+        return Turns.apply(torch.complex(y, y)).real
+
+
+@pytest.mark.parametrize("make, match", [(UsesWrites, "writes to its inputs"), (UsesTurns, "of complex numbers")])
+def test_refusals(make, match):
+    module = make()
+    before = copy.deepcopy(module.state_dict())
     step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
-    with pytest.raises(caesura.StepRefused):
+    with pytest.raises(caesura.StepRefused, match=f"an autograd.Function .*{match}"):
         step(*batches(1)[0])
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))

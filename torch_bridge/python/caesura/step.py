@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """caesura.compile_step: forward, loss, backward and optimizer as one program."""
 
+import functools
 import inspect
 import logging
 
@@ -11,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from caesura import _core, fingerprint, program_cache, step_cache
 from caesura.aten.complex_values import in_pairs
-from caesura.aten.cuts import mark_cuts
+from caesura.aten.cuts import mark_cuts, reached_inputs
 from caesura.aten.forward import KEPT, ForwardImporter
 from caesura.aten.own_gradient import parts_of, take_functions
 from caesura.backend import decompositions
@@ -171,7 +172,8 @@ class CompiledStep(_core.StepCalls):
         module, metadata = captured[0]
         outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
         loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
-        program = CapturedStep(self, module, metadata, loss, calls_pytorch_alone(graph), ForwardImporter(functions, table))
+        program = CapturedStep(self, module, metadata, loss, reached_inputs(graph, outputs[loss]), calls_pytorch_alone(graph),
+                               functools.partial(ForwardImporter, functions, table))
         self.programs.append(program)
         return program
 

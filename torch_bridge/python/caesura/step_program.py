@@ -98,14 +98,15 @@ class StepProgram:
 
 class CapturedStep(StepProgram):
     """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. loss: which of the
-    graph's outputs it is; the others are what the call leaves in attributes. keyed: whether a key can hold what it calls.
-    importer: a forward.ForwardImporter for the module's calls."""
+    graph's outputs it is; the others are what the call leaves in attributes. reached: the positions of the inputs that have a
+    gradient of it. keyed: whether a key can hold what it calls.
+    make_importer: gives a forward.ForwardImporter for the module's calls."""
 
     is_captured = True
 
-    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, keyed, importer):
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, reached, keyed, make_importer):
         super().__init__(owner)
-        self.module, self.importer = module, importer
+        self.module, self.reached, self.make_importer = module, reached, make_importer
         results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
         mutated = list(metadata.mutated_inp_runtime_indices)
         self.written = list(zip(mutated, results))  # (which input, what it becomes)
@@ -155,7 +156,7 @@ class CapturedStep(StepProgram):
         statistics, writes = self._written(values, name_of)
         bound, names, self.feeds, self.constants = [], {}, [], []
         for i, node, value in tensors:
-            trained = id(value) in recipe.trained
+            trained = id(value) in recipe.trained and i in self.reached
             names[node] = name = name_of[id(value)]
             if trained or node in statistics:
                 bound.append((name, i, value))
@@ -164,16 +165,19 @@ class CapturedStep(StepProgram):
                 if id(value) in owner.names:
                     self.constants.append((name, value))
         try:
-            model = import_forward(self.importer, self.module, names, self.loss, writes + self._results())
+            model = import_forward(self.make_importer(), self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
-        # Another process would not be told of calls of PyTorch's.
-        self.is_kept = self.is_kept and not calls_pytorch(model) and not any(v.is_complex() for _, _, v in tensors)
+        # Another process would not be told of calls of PyTorch's, and would miss parameters that do not train.
+        self.is_kept = self.is_kept and not calls_pytorch(model) and not any(
+            v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
         read = {name for node in model.graph.node for name in node.input}
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
         bound = [(name, i, value) for name, i, value in bound if name in read]
         keep_inputs(model, read)
+        if not any(id(value) in recipe.trained for _, _, value in bound):
+            raise StepRefused("the loss depends on no parameter of the optimizer's")
         self.open(model, bound)
         self.dtype = self.loss.meta["val"].dtype
 

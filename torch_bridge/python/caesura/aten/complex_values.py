@@ -95,7 +95,7 @@ class _Interpreter(torch.fx.Interpreter):
             return _Pair(*args)
         if packet in _CONJUGATES and isinstance(args[0], complex):
             return args[0].conjugate()
-        if any(isinstance(leaf, _Pair) for leaf in tree_leaves((args, kwargs))):
+        if any(_is_imaginary(leaf) for leaf in tree_leaves((args, kwargs))):
             made = _by_parts(target, packet, args, kwargs)
             if made is not None:
                 return made
@@ -129,14 +129,13 @@ def _by_parts(target, packet, args, kwargs):
         a, b = map(_pair, args)
         return _Pair(target(a.re, b.re), target(a.im, b.im))
     if packet in _PRODUCTS and not kwargs:
-        a, b = args
+        a, b = (_pair(value) if _is_imaginary(value) else value for value in args)
         if not _is_imaginary(a):
             return _Pair(target(a, b.re), target(a, b.im))
         if not _is_imaginary(b):
             return _Pair(target(a.re, b), target(a.im, b))
-        a, b = map(_pair, args)
         return _Pair(target(a.re, b.re) - target(a.im, b.im), target(a.re, b.im) + target(a.im, b.re))
-    if packet is aten.div and len(args) == 2 and not kwargs and not _is_imaginary(args[1]):
+    if packet is aten.div and len(args) == 2 and not kwargs and isinstance(first, _Pair) and not _is_imaginary(args[1]):
         return _Pair(target(first.re, args[1]), target(first.im, args[1]))
     return None
 

@@ -58,6 +58,17 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
     return list(dict.fromkeys(problems))
 
 
+def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
+    """The positions of dynamo's inputs that autograd would hand a gradient of `loss`: PyTorch's optimizers leave the others as
+    they are, where a gradient of zeros would have them decay."""
+    leads = {loss}
+    for node in reversed(graph.graph.nodes):
+        passes = "example_value" not in node.meta or any(t.requires_grad for t in _tensors(node))
+        if (node in leads and passes) or _written(node) is not None:
+            leads.update(node.all_input_nodes)
+    return {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if node in leads}
+
+
 def stop_at_cuts(module: torch.fx.GraphModule):
     """Puts a detach behind each result of a marked call that others read."""
     for node in list(module.graph.nodes):

@@ -6,6 +6,7 @@ it stands caesura::with_gradient, which gives the values on and knows the backwa
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from caesura.aten.graph_import import describe
 
@@ -31,8 +32,8 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
             if "autograd_function_apply" not in str(node.target):
                 continue
             bodies, options = node.args[:2], node.kwargs
-            if "saved_for_backward_idx" not in options or options.get("dirty_idx"):
-                why = "that writes to its inputs" if options.get("dirty_idx") else f"as PyTorch {torch.__version__} captures it"
+            why = _problem(node)
+            if why is not None:
                 problems.append(f"an autograd.Function {why} (at {describe(node)})")
                 continue
             forward, backward = (_without_modes(getattr(module, body.target)) for body in bodies)
@@ -48,6 +49,16 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
 def parts_of(graph: torch.fx.GraphModule) -> list:
     """dynamo's graph and those that its calls run: what stands in a checkpoint."""
     return [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
+def _problem(node):
+    """Why the call is not taken apart; or None."""
+    if "saved_for_backward_idx" not in node.kwargs:
+        return f"as PyTorch {torch.__version__} captures it"
+    if node.kwargs.get("dirty_idx"):
+        return "that writes to its inputs"
+    values = tree_leaves([n.meta.get("example_value") for n in (node, *node.all_input_nodes)])
+    return "of complex numbers" if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values) else None
 
 
 def _without_modes(module):
