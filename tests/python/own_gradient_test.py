@@ -120,6 +120,21 @@ class Unread(Uses):
         return y + Scaled.apply(y.detach(), self.scale.detach(), 3)[0] + Scaled.apply(y, self.scale, 1)[2]
 
 
+class Hooked(Uses):
+    """With hooks on tensors: one that changes the gradient by what the forward has made, one that only looks at it."""
+
+    def use(self, y):
+        scale = self.scale.mean()
+        y.register_hook(lambda dy: (dy * scale).clamp(-0.05, 0.05))
+        y.register_hook(lambda dy: None)
+
+        def part(y):
+            z = y * self.scale
+            z.register_hook(lambda dz: dz * 3)
+            return z
+        return torch.utils.checkpoint.checkpoint(part, y, use_reentrant=False)
+
+
 class Stopped(Uses):
     """A gradient that is stopped within a checkpoint."""
 
@@ -137,7 +152,7 @@ class Checkpointed(UsesScaled):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Stopped])
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Hooked, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
     module = make().double()

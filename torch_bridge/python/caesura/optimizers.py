@@ -33,22 +33,31 @@ class Recipe:
     optimizer: torch.optim.Optimizer
     name: str
     coefficients: dict
-    groups: list       # (parameter names, learning rate as a factor of the first group's, weight decay)
+    groups: list       # (parameter names, learning rate as a factor of the leading group's, weight decay)
+    leading: int       # the group that the others' rates go by
     trained: dict      # id of a parameter to its group
     steps: torch.Tensor  # the parameters' update counts, one storage
     options: list        # the groups' own
 
     def learning_rate(self) -> float:
-        """Of the next update; raises ValueError when the groups' rates are no longer in proportion."""
-        base = self.optimizer.param_groups[0]["lr"]
-        for group, (_, scale, _) in zip(self.optimizer.param_groups, self.groups):
-            if abs(group["lr"] - base * scale) > 1e-9 * abs(group["lr"]):
-                raise ValueError("the learning rates of the parameter groups have changed their proportions")
-        return float(base)
+        """Of the next update: the leading group's."""
+        return float(self.optimizer.param_groups[self.leading]["lr"])
 
-    def has_options(self) -> bool:
-        """Whether the optimizer's options are those that were written into the update; rates may change."""
-        return self.options == _options(self.optimizer)
+    def change(self):
+        """What the optimizer has now that was not written into the update; or None. Rates may change in proportion."""
+        if self.options != _options(self.optimizer):
+            return "options that change between steps"
+        if _has_hooks(self.optimizer):
+            return _HOOKS
+        rate = self.learning_rate()
+        groups = zip(self.optimizer.param_groups, self.groups)
+        if any(abs(group["lr"] - rate * scale) > 1e-9 * abs(group["lr"]) for group, (_, scale, _) in groups):
+            return RATES
+        return None
+
+    def has_state(self) -> bool:
+        """Whether the optimizer's state is still what the update writes to."""
+        return all(p in self.optimizer.state for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
 
     def updates(self) -> int:
         return int(self.steps[0]) if len(self.steps) else 0
@@ -64,6 +73,7 @@ class Recipe:
 
     def begin(self, session, micro_steps: int) -> None:
         """Before a step of the session."""
+        self.optimizer._opt_called = True  # for schedulers, which ask whether it steps before they do
         session.learning_rate = self.learning_rate()
         session.set_position(self.updates(), micro_steps)
 
@@ -71,6 +81,14 @@ class Recipe:
         """Behind it; `micro_steps` counts it."""
         if session.updates != self.updates():  # with "fp16" an update may not happen
             self.steps.add_(1)
+
+
+_HOOKS = "hooks around its step"
+RATES = "learning rates of groups that change their proportions"
+
+
+def _has_hooks(optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def _options(optimizer) -> list:
@@ -110,13 +128,13 @@ class Stepping:
         self.optimizer.step()
 
 
-def describe_optimizer(optimizer, names, *, clip_norm, accumulation_steps, changing=False):
+def describe_optimizer(optimizer, names, *, clip_norm, accumulation_steps, changing=None):
     """What a training session needs to know of the optimizer: a Recipe, with the optimizer's state made where it has none
     yet; or, where there is no such update op, with a FallbackWarning, a Stepping. Raises ValueError where neither fits.
 
-    names: id of a parameter to its name. changing: whether options that a program would hold change between steps.
+    names: id of a parameter to its name. changing: what a program would hold but changes between steps.
     """
-    problem = "options that change between steps" if changing else _no_recipe(optimizer)
+    problem = changing or _no_recipe(optimizer)
     if problem is None:
         return _make_recipe(optimizer, names)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -132,6 +150,8 @@ def _no_recipe(optimizer):
     if row is None:
         return "there is no such update op"
     _, coefficients, _, forbidden = row
+    if _has_hooks(optimizer):
+        return _HOOKS
     groups = optimizer.param_groups
     for option in forbidden:
         if any(group.get(option) for group in groups):
@@ -146,12 +166,14 @@ def _no_recipe(optimizer):
 
 def _make_recipe(optimizer, names) -> Recipe:
     name, coefficients, states, _ = _OPTIMIZERS[type(optimizer)]
-    base = float(optimizer.param_groups[0]["lr"])
+    rate = "lr" if any(group["lr"] for group in optimizer.param_groups) else "initial_lr"  # where a schedule starts at 0
+    rates = [float(group.get(rate, 0.0)) for group in optimizer.param_groups]
+    leading = next((i for i, value in enumerate(rates) if value), 0)
     groups, trained = [], {}
-    for group in optimizer.param_groups:
+    for group, value in zip(optimizer.param_groups, rates):
         parameters = [p for p in group["params"] if p.requires_grad]
         trained.update((id(p), group) for p in parameters)
-        groups.append(([names[id(p)] for p in parameters], float(group["lr"]) / base if base else 1.0,
+        groups.append(([names[id(p)] for p in parameters], value / rates[leading] if rates[leading] else 1.0,
                        float(group["weight_decay"])))
     parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
     steps = torch.zeros(len(parameters))
@@ -163,5 +185,5 @@ def _make_recipe(optimizer, names) -> Recipe:
             if state.get(key) is None:
                 state[key] = torch.zeros_like(p, memory_format=torch.contiguous_format)
     first = coefficients(optimizer.param_groups[0])
-    return Recipe(optimizer, name, {k: float(v) for k, v in first.items()}, groups, trained, steps,
+    return Recipe(optimizer, name, {k: float(v) for k, v in first.items()}, groups, leading, trained, steps,
                   _options(optimizer))

@@ -18,7 +18,7 @@ from caesura.aten.own_gradient import parts_of, take_functions
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.optimizers import Recipe, Stepping, describe_optimizer
+from caesura.optimizers import RATES, Recipe, Stepping, describe_optimizer
 from caesura.recurrent import by_layers
 from caesura.step_call import find_guards, find_sources, open_call
 from caesura.step_program import Captured, CapturedStep, StepProgram, StepRefused
@@ -34,6 +34,7 @@ def _logging_calls():
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
+_PROPORTIONS = 3  # of the learning rates of groups, that programs are made anew for
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 
 
@@ -79,15 +80,23 @@ class CompiledStep(_core.StepCalls):
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads):
         super().__init__()
+        if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
+            raise StepRefused("a step does not exchange gradients between processes, as DistributedDataParallel does; "
+                              "DistributedDataParallel(caesura.wrap(module)) does")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
         self.names = {id(p): name for name, p in module.named_parameters()}
         self.names.update((id(b), name) for name, b in module.named_buffers())
+        if isinstance(loss_fn, torch.nn.Module):
+            self.names = {id(p): f"loss_fn.{name}" for name, p in loss_fn.named_parameters()} | self.names
+        others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names)
+        self.names.update([(id(p), f"parameter_{i}") for i, p in enumerate(others)])
         self.programs = []
         self._inputs = self._ran = None
         self._capturing = False
         self._keys = 0 if dynamic is True else _KEYS
+        self._proportions = _PROPORTIONS
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one.
@@ -95,7 +104,7 @@ class CompiledStep(_core.StepCalls):
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=64, **_ISOLATED)
 
-    def _describe(self, changing=False, restart=False):
+    def _describe(self, changing=None, restart=False):
         self._calls = []
         try:
             self.recipe = describe_optimizer(self.optimizer, self.names, clip_norm=self.clip_norm,
@@ -116,9 +125,16 @@ class CompiledStep(_core.StepCalls):
     def check_optimizer(self):
         """Describes it anew where it would no longer do what was written into the programs."""
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
-        changing = isinstance(self.recipe, Recipe) and not self.recipe.has_options()
-        if changing or trained != self.recipe.trained.keys():
-            self._describe(changing, restart=True)
+        change = self.recipe.change() if isinstance(self.recipe, Recipe) else None
+        if trained != self.recipe.trained.keys():
+            self._describe(restart=True)
+        elif change == RATES and self._proportions:
+            self._proportions -= 1
+            self._describe(restart=True)
+        elif change:
+            self._describe(change, restart=True)
+        elif isinstance(self.recipe, Recipe) and not self.recipe.has_state():
+            self._describe()
 
     def capture(self, *args, **kwargs) -> "CapturedStep":
         """The program for such inputs, captured if need be; nothing is run and nothing changes."""
@@ -151,6 +167,13 @@ class CompiledStep(_core.StepCalls):
             loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
         return loss.clone()  # by which it is known among the graph's outputs
 
+    def _refuse_hooks(self):
+        """What PyTorch's backward would call, and the program does not know of."""
+        hooked = [self.names[id(p)] for group in self.optimizer.param_groups for p in group["params"]
+                  if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
+        if hooked:
+            raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
+
     def _capture(self, graph, example_inputs):
         functions, problems = take_functions(graph)
         problems += [problem for part in parts_of(graph) for problem in mark_cuts(part)]
@@ -167,8 +190,11 @@ class CompiledStep(_core.StepCalls):
             return module.forward
 
         compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=table)
-        with torch.no_grad():
-            compile_graph(by_layers(graph), example_inputs)
+        try:
+            with torch.no_grad():
+                compile_graph(by_layers(graph), example_inputs)
+        except (TypeError, NotImplementedError, AssertionError) as error:
+            raise StepRefused(f"the step cannot be one program: PyTorch does not trace it: {error}") from error
         module, metadata = captured[0]
         outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
         loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
@@ -179,6 +205,7 @@ class CompiledStep(_core.StepCalls):
 
     def _first(self, args, kwargs) -> torch.Tensor:
         """A call that none of `_calls` fits."""
+        self._refuse_hooks()
         key = None
         if not self._capturing:
             key = self._key(args, kwargs)

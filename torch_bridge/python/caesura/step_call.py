@@ -46,12 +46,18 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
         if id(value) not in tensors or value.is_complex():
             return None
         watch.tensor(value, True)
-    watch.item(vars(owner.optimizer), "param_groups", groups)
+    optimizer = owner.optimizer
+    watch.item(vars(optimizer), "param_groups", groups)
+    watch.item(vars(optimizer), "state", optimizer.state)
+    for held in (optimizer.state, optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        watch.length(held)
     for group in groups:
         for name, value in group.items():
             if name not in ("lr", "params"):
                 watch.item(group, name, value)
-    scales = [scale for _, scale, _ in owner.recipe.groups]
+    rates = [(group, scale) for group, (_, scale, _) in zip(groups, owner.recipe.groups)]
+    rates.insert(0, rates[owner.recipe.leading])  # by which the others' are known
+    groups, scales = map(list, zip(*rates))
     return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, groups, scales,
                           owner.recipe.steps, list(counters), program.draw_seed if program.random else None)
 

@@ -37,12 +37,12 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
         if written is not None:
             for tensor in _tensors(written):
                 storage = _storage(tensor)
-                if storage in tracked and (not tensor.requires_grad or not recording or inference):
+                if storage in tracked and (not _tracked(tensor) or not recording or inference):
                     problems.append(f"{_name(node)} writes, past the gradients, to what depends on a parameter "
                                     f"(at {describe(node)})")
                 stale.update(cut.get(storage, ()))
             results = results or _tensors(written)
-        if any(t.requires_grad for t in given) and results and not any(t.requires_grad for t in results):
+        if any(map(_tracked, given)) and results and not any(map(_tracked, results)):
             node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
             if not _passes_marks():
                 problems.append(f"{_name(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
@@ -50,7 +50,7 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
             for tensor in results:
                 if _storage(tensor) in tracked:
                     cut.setdefault(_storage(tensor), []).append(node)
-        tracked.update(_storage(t) for t in results if t.requires_grad)
+        tracked.update(_storage(t) for t in results if _tracked(t))
     for node in reversed(graph.graph.nodes):
         if node.target is torch._C._set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
@@ -63,7 +63,7 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
     they are, where a gradient of zeros would have them decay."""
     leads = {loss}
     for node in reversed(graph.graph.nodes):
-        passes = "example_value" not in node.meta or any(t.requires_grad for t in _tensors(node))
+        passes = "example_value" not in node.meta or any(map(_tracked, _tensors(node)))
         if (node in leads and passes) or _written(node) is not None:
             leads.update(node.all_input_nodes)
     return {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if node in leads}
@@ -106,6 +106,13 @@ def _name(node):
 def _tensors(node):
     return [t for t in tree_leaves(node.meta.get("example_value"))
             if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())]
+
+
+def _tracked(tensor) -> bool:
+    """Whether autograd follows the tensor, by itself or inside of a vmap."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.requires_grad
 
 
 def _storage(tensor):

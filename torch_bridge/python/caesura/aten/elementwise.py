@@ -7,7 +7,7 @@ import torch
 
 from caesura.aten.results import result
 from caesura.aten.table import TABLE, Refused, aten, raises
-from caesura.aten.writer import DOMAIN, Scalar, Tensor
+from caesura.aten.writer import DOMAIN, Scalar, Tensor, same_shape
 
 # --- unary ---------------------------------------------------------------------------------------------------
 
@@ -139,25 +139,31 @@ def gelu(w, node, x, approximate):
     return w.make("Gelu", [x], *result(node), approximate=approximate)
 
 
+def _of_one_shape(w, node, *tensors):
+    """The call's tensors, which PyTorch broadcasts, in the shape of its result."""
+    _, shape = result(node)
+    return [t if same_shape(t.shape, shape) else w.make("Expand", [t, w.ints(shape)], t.dtype, shape) for t in tensors]
+
+
 @raises(aten.gelu_backward.default)
 def gelu_backward(w, node, dy, x, approximate):
-    return w.make("GeluGrad", [dy, x], *result(node), domain=DOMAIN, approximate=approximate)
+    return w.make("GeluGrad", _of_one_shape(w, node, dy, x), *result(node), domain=DOMAIN, approximate=approximate)
 
 
 @raises(aten.tanh_backward.default)
 def tanh_backward(w, node, dy, y):
-    return w.make("TanhGrad", [dy, y], *result(node), domain=DOMAIN)
+    return w.make("TanhGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
 
 
 @raises(aten.sigmoid_backward.default)
 def sigmoid_backward(w, node, dy, y):
-    return w.make("SigmoidGrad", [dy, y], *result(node), domain=DOMAIN)
+    return w.make("SigmoidGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
 
 
 @raises(aten.threshold_backward.default)
 def threshold_backward(w, node, dy, y, threshold):
     if threshold == 0:
-        return w.make("ReluGrad", [dy, y], *result(node), domain=DOMAIN)
+        return w.make("ReluGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
     dtype, shape = result(node)
     over = w.make("Greater", [y, w.constant(threshold, y.dtype)], torch.bool, y.shape)
     return w.make("Where", [over, dy, w.constant(0, dtype)], dtype, shape)

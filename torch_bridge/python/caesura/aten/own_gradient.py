@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An autograd.Function in a forward that our rules differentiate: its forward is taken apart like everything else, and behind
-it stands caesura::with_gradient, which gives the values on and knows the backward that the Function has written for them.
+it stands caesura::with_gradient, which gives the values on and knows the backward that the Function has written for them. A
+tensor's hook is a Function that gives the tensor on.
 """
 
 import torch
@@ -29,21 +30,36 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
     functions, problems = [], []
     for module in parts_of(graph):
         for node in list(module.graph.nodes):
-            if "autograd_function_apply" not in str(node.target):
+            is_hook = node.op == "call_function" and str(node.target) == "register_hook"
+            if not is_hook and "autograd_function_apply" not in str(node.target):
                 continue
-            bodies, options = node.args[:2], node.kwargs
-            why = _problem(node)
+            why = None if is_hook else _problem(node)
             if why is not None:
                 problems.append(f"an autograd.Function {why} (at {describe(node)})")
                 continue
-            forward, backward = (_without_modes(getattr(module, body.target)) for body in bodies)
-            functions.append(_Function(forward, backward, len(functions), set(options["non_differentiable_idx"])))
-            node.target, node.args, node.kwargs = functions[-1], node.args[2:], {}
+            bodies = node.args[1:2] if is_hook else node.args[:2]
+            runs = [torch.fx.Interpreter(_without_modes(getattr(module, body.target))).run for body in bodies]
+            given = [argument for argument in node.args if argument not in bodies]
+            forward, backward = (_give_on, _hooked(runs[0], len(given))) if is_hook else runs
+            functions.append(_Function(forward, backward, len(functions), set(node.kwargs.get("non_differentiable_idx", ()))))
+            node.target, node.args, node.kwargs = functions[-1], tuple(given), {}
             for body in bodies:
                 module.graph.erase_node(body)
                 delattr(module, body.target)
         module.recompile()
     return functions, problems
+
+
+def _give_on(x, *others):
+    return x, others
+
+
+def _hooked(hook, count):
+    def backward(dy, *others):
+        found = hook(dy, *others)
+        found = found[0] if isinstance(found, (list, tuple)) else found
+        return [dy if found is None else found] + [None] * (count - 1)
+    return backward
 
 
 def parts_of(graph: torch.fx.GraphModule) -> list:
@@ -70,7 +86,8 @@ def _without_modes(module):
 
 
 class _Function:
-    """The call in dynamo's graph."""
+    """The call in dynamo's graph. forward: gives the results and what is saved; backward: takes the results' gradients and
+    what was saved, and gives those of the arguments. fixed: the results that have no gradient."""
 
     __name__ = "autograd_function"
 
@@ -78,7 +95,7 @@ class _Function:
         self.forward, self.backward, self.number, self.fixed = forward, backward, number, fixed
 
     def __call__(self, *arguments):
-        results, saved = torch.fx.Interpreter(self.forward).run(*arguments)
+        results, saved = self.forward(*arguments)
         several = isinstance(results, (list, tuple))
         results = list(results) if several else [results]
         moving = [i for i, r in enumerate(results) if _is_float(r) and i not in self.fixed]
@@ -100,7 +117,7 @@ class _Function:
             # PyTorch gives zeros for results without a gradient.
             given = [next(gradients) if r is _TENSOR else r and torch.zeros(r[0], dtype=r[1]) for r in self.results]
             given += [next(tensors) if s is _TENSOR else s for s in self.saved]
-            found = torch.fx.Interpreter(self.backward).run(*given)
+            found = self.backward(*given)
             found = found if isinstance(found, (list, tuple)) else [found]
             found = [found[i] for i in self.inputs]
             return [g if g is None else g.sum_to_size(x.shape).to(x.dtype) for g, x in zip(found, inputs)]

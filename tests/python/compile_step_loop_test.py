@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training loops do around a compiled step, and functorch's transforms inside of it, beside eager."""
+
+import copy
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F, nn = torch.nn.functional, torch.nn
+
+import caesura  # noqa: E402
+from compile_step_test import Net, batches, same  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def beside_eager(make, optimizer=adamw, around=None, loss_fn=F.cross_entropy, count=5):
+    """around(module, optimizer): gives what is called behind each step."""
+    module = make()
+    other, data = copy.deepcopy(module), batches(count)
+    losses = []
+    for m, compiled in ((module, False), (other, True)):
+        own = optimizer(m.parameters())
+        after = around(m, own) if around else lambda: None
+        step = caesura.compile_step(m, loss_fn, own) if compiled else None
+        losses.append([])
+        for x, y in data:
+            if compiled:
+                loss = step(x, y)
+            else:
+                own.zero_grad()
+                loss = loss_fn(m(x), y)
+                loss.backward()
+                own.step()
+            losses[-1].append(loss.item())
+            after()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    same(module, other)
+
+
+# --- the optimizer ----------------------------------------------------------------------------------------------
+
+def in_groups(first, second):
+    def make(parameters):
+        parameters = list(parameters)
+        return torch.optim.AdamW([{"params": parameters[:2], "lr": first}, {"params": parameters[2:], "lr": second}])
+    return make
+
+
+def changed_once(module, optimizer):
+    calls = []
+
+    def after():
+        calls.append(None)
+        if len(calls) == 3:
+            optimizer.param_groups[1]["lr"] = 5e-2
+    return after
+
+
+def warm_up(module, optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 3).step
+
+
+def apart(module, optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda epoch: epoch / 3, lambda epoch: 1 / (epoch + 1)]).step
+
+
+@pytest.mark.parametrize("rates", [(0.0, 1e-2), (1e-2, 0.0), (0.0, 0.0), (1e-2, 1e-3)])
+@pytest.mark.parametrize("around", [None, changed_once, warm_up, apart])
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_rates_of_groups(rates, around):
+    beside_eager(Net, in_groups(*rates), around, count=7)
+
+
+def test_no_warning_of_a_schedule():
+    """Schedules ask PyTorch's optimizer whether it has stepped before they do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        beside_eager(Net, around=lambda m, optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5).step)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_hooks_around_the_optimizers_step():
+    def scaled(module, optimizer):
+        optimizer.register_step_pre_hook(lambda *_: [p.grad.mul_(0.1) for p in module.parameters()] and None)
+
+    def clamped_later(module, optimizer):
+        calls = []
+
+        def after():
+            calls.append(None)
+            if len(calls) == 3:
+                optimizer.register_step_post_hook(lambda *_: [p.data.clamp_(-0.2, 0.2) for p in module.parameters()] and None)
+        return after
+
+    beside_eager(Net, sgd, lambda m, o: scaled(m, o) or (lambda: None))
+    beside_eager(Net, adamw, clamped_later)
+
+
+def test_state_that_is_thrown_away():
+    def thrown(module, optimizer):
+        calls = []
+
+        def after():
+            calls.append(None)
+            if len(calls) == 3:
+                optimizer.state.clear()
+        return after
+    beside_eager(Net, adamw, thrown)
+
+
+@pytest.mark.parametrize("register", [lambda p: p.register_hook(lambda g: g * 0.1),
+                                      lambda p: p.register_post_accumulate_grad_hook(lambda p: None)])
+def test_refuses_hooks_of_parameters(register):
+    module = Net()
+    register(module.first.weight)
+    step = caesura.compile_step(module, F.cross_entropy, adamw(module.parameters()))
+    with pytest.raises(caesura.StepRefused, match="gradient hooks .* first.weight"):
+        step(*batches(1)[0])
+
+
+def test_parameters_of_the_loss():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((4,), 0.5))
+
+        def forward(self, y, target):
+            return F.cross_entropy(y * self.scale, target)
+
+    scales = [Scaled(), Scaled()]
+    modules = [Net(), Net()]
+    modules[1].load_state_dict(modules[0].state_dict())
+    optimizers = [adamw([*m.parameters(), *s.parameters()]) for m, s in zip(modules, scales)]
+    step = caesura.compile_step(modules[1], scales[1], optimizers[1])
+    for x, y in batches(4):
+        optimizers[0].zero_grad()
+        loss = scales[0](modules[0](x), y)
+        loss.backward()
+        optimizers[0].step()
+        assert step(x, y).item() == pytest.approx(loss.item(), rel=1e-5)
+    same(*modules)
+    same(*scales)
+    assert not torch.equal(scales[1].scale, torch.full((4,), 0.5))
+
+
+def test_refuses_distributed_data_parallel(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        module = nn.parallel.DistributedDataParallel(Net())
+        with pytest.raises(caesura.StepRefused, match="exchange gradients"):
+            caesura.compile_step(module, F.cross_entropy, adamw(module.parameters()))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# --- functorch --------------------------------------------------------------------------------------------------
+
+class Mapped(Net):
+    def forward(self, x):
+        return torch.vmap(lambda row: Net.forward(self, row))(x)
+
+
+class PartlyStopped(Net):
+    """A gradient that is stopped inside of a vmap."""
+
+    def forward(self, x):
+        def row(x):
+            y = self.norm(F.gelu(self.first(x)))
+            with torch.no_grad():
+                scale = y.square().mean()
+            return self.last(y * scale + y.detach())
+        return torch.vmap(row)(x)
+
+
+class GradientOfTheInput(Net):
+    def forward(self, x):
+        gradients = torch.vmap(torch.func.grad(lambda row: Net.forward(self, row).sum()))(x)
+        return super().forward(x) + gradients.square().sum()
+
+
+class Jacobian(Net):
+    transform = staticmethod(torch.func.jacrev)
+
+    def forward(self, x):
+        jacobian = torch.vmap(self.transform(lambda row: self.last(torch.tanh(self.first(row)))))(x)
+        return super().forward(x) + jacobian.square().sum((1, 2))[:, None]
+
+
+class ForwardJacobian(Jacobian):
+    transform = staticmethod(torch.func.jacfwd)
+
+
+@pytest.mark.parametrize("make", [Mapped, PartlyStopped, GradientOfTheInput, Jacobian, ForwardJacobian])
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_transforms(make):
+    beside_eager(make, sgd)
