@@ -166,6 +166,7 @@ std::vector<GradientRule> IndexingRules() {
       {.op_type = "ScatterND", .function = ScatterNdRule, .stops = {1}},
       {.op_type = "TensorScatter", .function = TensorScatterRule, .stops = {2}},
       {.op_type = "TopK", .function = TopKRule, .stops = {1}},
+      {.op_type = "TopK", .function = TopKRule, .domain = kCaesuraDomain, .stops = {1}},
   };
 }
 

@@ -126,6 +126,30 @@ Status SameTypes(Graph&, Node* node) {
   return {};
 }
 
+Status InferTopK(Graph& graph, Node* node) {
+  const Value *x = node->input(0), *k = node->input(1);
+  if (x == nullptr || k == nullptr || !x->type().is_tensor()) return {};
+  const Tensor* count = graph.Initializer(k);
+  for (int i = 0; i < static_cast<int>(node->outputs().size()); ++i) {
+    if (node->output(i) == nullptr || (node->output(i)->type().is_tensor() && node->output(i)->type().shape)) continue;
+    ValueType type = ValueType::Tensor(i == 0 ? x->dtype() : DType::kInt64);
+    if (x->type().shape && count != nullptr && count->shape().elements() == 1) {
+      type.shape = x->type().shape;
+      const int64_t rank = static_cast<int64_t>(type.shape->size()), axis = node->Attr<int64_t>("axis", -1);
+      if (axis < -rank || axis >= rank) return InvalidArgument(node->Label() + " has no axis " + std::to_string(axis));
+      (*type.shape)[axis < 0 ? axis + rank : axis] = Dim{count->ToVector<int64_t>()[0], ""};
+    }
+    node->output(i)->set_type(std::move(type));
+  }
+  return {};
+}
+
+OpSchemaSpec TopK() {
+  OpSchemaSpec spec = Spec("TopK", 2, 2, 2, {});
+  spec.infer = InferTopK;
+  return spec;
+}
+
 OpSchemaSpec WithGradient() {
   OpSchemaSpec spec = Spec("WithGradient", 1, 1024, 256, {});
   spec.infer = SameTypes;
@@ -150,7 +174,7 @@ std::vector<OpSchemaSpec> Elementwise() {
 std::vector<OpSchemaSpec> Movement() {
   return {
       Sized<1>("SumTo", 2, 2),   Sized<2>("GatherGrad", 3, 4), Sized<1>("SliceGrad", 4, 6),
-      Sized<1>("PadGrad", 3, 4), Sized<1>("ResizeGrad", 2, 5), FusedMatMul(), WithGradient(),
+      Sized<1>("PadGrad", 3, 4), Sized<1>("ResizeGrad", 2, 5), FusedMatMul(), WithGradient(), TopK(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };
 }

@@ -12,6 +12,7 @@
 // Detach (X) -> Y                          Y = X, and no gradient of Y reaches X
 // WithGradient (Y..., X...) -> Y...        Y as it came, with another gradient: that of X, by the graph of the attribute
 //     `gradient`, (dY..., X...) -> dX...; gradient_inputs: ints, the node's input that each dX is of. Never executed
+// TopK (X, K[host]) -> Y, I                as ONNX's, but of equal elements those that PyTorch takes; sorted: 0 leaves them as found
 // ReluGrad (dY, Y) -> dX                   dX = dY where Y > 0
 // GeluGrad (dY, X) -> dX                   attribute approximate: "none" | "tanh"
 // SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX

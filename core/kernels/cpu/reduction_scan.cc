@@ -166,10 +166,15 @@ Status CreateArgExtreme(KernelInfo& info) {
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
 }
 
+// Which of equal elements are taken: the first (ONNX), or those that PyTorch takes, whose topk calls the same functions of
+// the standard library.
+enum class Ties { kFirst, kAsPyTorch };
+
 struct TopKSpec {
   AxisView view;
   int64_t k;
-  bool largest;
+  bool largest, sorted;
+  Ties ties;
   int64_t parts;  // lines are split over so many threads, each with its own order buffer
 };
 
@@ -184,12 +189,17 @@ bool Precedes(const T& a, const T& b, bool largest) {
 template <typename T>
 void TopKLine(const TopKSpec& at, const T* x, int64_t* order, T* values, int64_t* indices) {
   const int64_t step = at.view.inner;
-  std::iota(order, order + at.view.count, int64_t{0});
-  std::partial_sort(order, order + at.k, order + at.view.count, [&](int64_t i, int64_t j) {
-    const T &a = x[i * step], &b = x[j * step];
-    if (Precedes(a, b, at.largest)) return true;
-    return i < j && !Precedes(b, a, at.largest);
-  });
+  int64_t* const end = order + at.view.count;
+  std::iota(order, end, int64_t{0});
+  auto ahead = [&](int64_t i, int64_t j) { return Precedes(x[i * step], x[j * step], at.largest); };
+  if (at.ties == Ties::kFirst) {
+    std::partial_sort(order, order + at.k, end, [&](int64_t i, int64_t j) { return ahead(i, j) || (i < j && !ahead(j, i)); });
+  } else if (at.k * 64 <= at.view.count) {
+    std::partial_sort(order, order + at.k, end, ahead);
+  } else if (at.k > 0) {
+    std::nth_element(order, order + at.k - 1, end, ahead);
+    if (at.sorted) std::sort(order, order + at.k - 1, ahead);
+  }
   for (int64_t i = 0; i < at.k; ++i) {
     if (values != nullptr) values[i * step] = x[order[i] * step];
     if (indices != nullptr) indices[i * step] = order[i];
@@ -212,6 +222,7 @@ void TopK(const TopKSpec& at, const T* x, int64_t* orders, T* values, int64_t* i
   });
 }
 
+template <Ties ties>
 Status CreateTopK(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.rank()));
@@ -219,7 +230,8 @@ Status CreateTopK(KernelInfo& info) {
   if (k.size() != 1 || k[0] < 0 || k[0] > shape[axis]) {
     return info.Invalid("K: expected one number from 0 to " + std::to_string(shape[axis]));
   }
-  TopKSpec spec = {ViewAxis(shape, axis), k[0], info.Attr<int64_t>("largest", 1) != 0, 1};
+  TopKSpec spec = {ViewAxis(shape, axis), k[0], info.Attr<int64_t>("largest", 1) != 0,
+                   info.Attr<int64_t>("sorted", 1) != 0, ties, 1};
   const int64_t lines = spec.view.outer * spec.view.inner;
   const int64_t worthwhile = lines * spec.view.count / kParallelGrain;
   spec.parts = std::max<int64_t>(1, std::min({int64_t{info.threads()}, lines, worthwhile}));
@@ -254,7 +266,12 @@ void RegisterScanKernels(KernelRegistry& registry) {
                 .create = CreateScan<true>});
   registry.Add({.op_type = "ArgMax", .types = kNumericTypes, .create = CreateArgExtreme<true>});
   registry.Add({.op_type = "ArgMin", .types = kNumericTypes, .create = CreateArgExtreme<false>});
-  registry.Add({.op_type = "TopK", .types = kNumericTypes, .host_inputs = {1}, .create = CreateTopK});
+  registry.Add({.op_type = "TopK", .types = kNumericTypes, .host_inputs = {1}, .create = CreateTopK<Ties::kFirst>});
+  registry.Add({.op_type = "TopK",
+                .domain = kCaesuraDomain,
+                .types = kNumericTypes,
+                .host_inputs = {1},
+                .create = CreateTopK<Ties::kAsPyTorch>});
 }
 
 }  // namespace caesura

@@ -78,13 +78,6 @@ def _log_softmax(w, node, x, axis, half_to_float):
     return y
 
 
-def _topk(w, node, x, k, axis, largest, ordered):
-    # Ties go to the lower index, as ONNX has it; PyTorch says nothing of them, so a program beside eager leaves it the call.
-    values, indices = w.op("TopK", [x, w.ints([k])], outputs=2, axis=axis, largest=int(largest), sorted=1)
-    shape = result(node, 0)[1]
-    return Tensor(values, x.dtype, shape), Tensor(indices, torch.int64, shape)
-
-
 def _by_pytorch(w, node, *arguments):
     """The call as a node that PyTorch computes and, by its own derivative, differentiates."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
@@ -118,7 +111,6 @@ def _by_pytorch(w, node, *arguments):
 _FORWARD = {
     aten.detach.default: _detach,
     aten.embedding.default: _embedding,
-    aten.topk.default: _topk,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
     aten.native_dropout.default: _dropout,

@@ -34,6 +34,14 @@ def index_select(w, node, x, axis, indices):
     return w.make("Gather", [x, indices], *result(node), axis=axis)
 
 
+@raises(aten.topk.default)
+def topk(w, node, x, k, axis, largest, ordered):
+    if x.rank == 0:
+        raise Refused("places in a scalar")
+    outputs = w.op("TopK", [x, w.ints([k])], outputs=2, domain=DOMAIN, axis=axis, largest=int(largest), sorted=int(ordered))
+    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
+
+
 @raises(aten.gather.default)
 def gather(w, node, x, axis, indices, sparse):
     if x.rank == 0 or indices.rank == 0:
