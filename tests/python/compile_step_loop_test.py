@@ -167,6 +167,53 @@ def test_refuses_distributed_data_parallel(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+# --- what calls are made with -----------------------------------------------------------------------------------
+
+class Times(Net):
+    def forward(self, x, factor):
+        return super().forward(x)[:, :factor] * factor
+
+
+def test_numbers_that_change():
+    """Captured for the first one, and then for all."""
+    module = Times()
+    other = copy.deepcopy(module)
+    optimizers = [sgd(m.parameters()) for m in (module, other)]
+    step = caesura.compile_step(other, lambda y, target: y.square().mean(), optimizers[1])
+    for i, (x, _) in enumerate(batches(8)):
+        optimizers[0].zero_grad()
+        loss = module(x, i % 3 + 2).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        assert step(x, i % 3 + 2, None).item() == pytest.approx(loss.item(), rel=1e-5)
+    same(module, other)
+    assert len(step.programs) <= 3
+
+
+def test_refuses_to_be_captured_without_end():
+    class Counts(Net):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    module = Counts()
+    step = caesura.compile_step(module, F.cross_entropy, sgd(module.parameters()))
+    with pytest.raises(caesura.StepRefused, match="captured 64 times"):
+        for _ in range(70):
+            step(*batches(1)[0])
+
+
+def test_refuses_a_loss_that_is_no_number():
+    module = Net()
+    step = caesura.compile_step(module, lambda y, target: F.cross_entropy(y, target, reduction="none"), sgd(module.parameters()))
+    with pytest.raises(caesura.StepRefused, match=r"the loss is no number but torch.float32 \[5\]"):
+        step(*batches(1)[0])
+
+
 # --- functorch --------------------------------------------------------------------------------------------------
 
 class Mapped(Net):

@@ -33,6 +33,7 @@ def _logging_calls():
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
+_CAPTURES = 64  # of one step
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
 _PROPORTIONS = 3  # of the learning rates of groups, that programs are made anew for
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
@@ -65,8 +66,8 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     Programs that a key can hold are kept on disk for the next process, see step_cache.py: CAESURA_PROGRAM_CACHE=off keeps
     none.
 
-    Each call returns the loss before the update, a scalar tensor that needs no gradient. Programs are captured at the
-    first call and for inputs that no program was captured for; logging calls are left out. Calls that have no equivalent
+    Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. Programs are
+    captured at the first call and for inputs that no program was captured for; logging calls are left out. Calls that have no equivalent
     in ONNX ops are PyTorch's inside of the program, with a FallbackWarning; StepRefused tells of what cannot be captured,
     with nothing changed. Not for use from several threads at the same time.
     """
@@ -102,7 +103,7 @@ class CompiledStep(_core.StepCalls):
         # PyTorch puts other tensors in the place of the state when it loads one.
         optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
-                                   recompile_limit=64, **_ISOLATED)
+                                   recompile_limit=_CAPTURES, **_ISOLATED)
 
     def _describe(self, changing=None, restart=False):
         self._calls = []
@@ -198,6 +199,9 @@ class CompiledStep(_core.StepCalls):
         module, metadata = captured[0]
         outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
         loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
+        value = outputs[loss].meta["example_value"]
+        if value.numel() != 1 or not value.is_floating_point():
+            raise StepRefused(f"the loss is no number but {value.dtype} {list(value.shape)}")
         program = CapturedStep(self, module, metadata, loss, reached_inputs(graph, outputs[loss]), calls_pytorch_alone(graph),
                                functools.partial(ForwardImporter, functions, table))
         self.programs.append(program)
@@ -302,6 +306,9 @@ class CompiledStep(_core.StepCalls):
                         pass  # a new capture, which a logging call stands in the way of; nothing has run
                 with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True):
                     return self._call(*args, **kwargs)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
+                                  "shape that changes (TORCH_LOGS=recompiles tells which)") from None
             except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
                 raise StepRefused(f"the step cannot be one program:\n{error}") from error
             except torch._dynamo.exc.BackendCompilerFailed as error:

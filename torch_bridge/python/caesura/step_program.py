@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from caesura import _core
 from caesura.aten import Refused
 from caesura.aten.call import DOMAIN
-from caesura.aten.forward import import_forward
+from caesura.aten.forward import import_forward, number_input
 from caesura.aten.writer import onnx_type, with_bodies
 
 
@@ -172,6 +172,7 @@ class CapturedStep(StepProgram):
         self.is_kept = self.is_kept and not calls_pytorch(model) and not any(
             v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
         read = {name for node in model.graph.node for name in node.input}
+        self.feeds += [(number_input(i), i) for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
         bound = [(name, i, value) for name, i, value in bound if name in read]
@@ -224,7 +225,9 @@ class CapturedStep(StepProgram):
 
 
 def as_real(value):
-    """A tensor as programs have it: complex numbers with their parts along a last axis."""
+    """A tensor as programs have it: complex numbers with their parts along a last axis. Of an int a scalar."""
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value)
     return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
 
 

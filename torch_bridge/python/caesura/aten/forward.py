@@ -189,8 +189,9 @@ def attributes_of(module: torch.fx.GraphModule) -> dict:
 def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node, writes=()):
     """The ONNX model of a captured forward: its output is `loss`, and what it assigns.
 
-    names: placeholder to the name of its input. writes: (name of an input, node): what a step leaves in that input; one that
-    is none of `names` is added. Everything else that the graph computes is taken out of it.
+    names: placeholder to the name of its input; a number that no shape tells becomes the input that number_input() names.
+    writes: (name of an input, node): what a step leaves in that input; one that is none of `names` is added. Everything else
+    that the graph computes is taken out of it.
     Calls that have no equivalent are nodes that PyTorch computes, loudly. Raises Refused, listing every one that cannot be so.
     """
     # What is read only for outputs that are left out is not to be made.
@@ -200,10 +201,13 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     importer.constants = attributes_of(module)
     inputs = [importer.bind(node, name) for node, name in names.items()]
     importer.know_shapes()
-    for node in module.graph.nodes:
-        if node.op == "placeholder" and node not in names and is_symbolic(node):
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if node not in names and is_symbolic(node):
             symbol = node.meta["val"]
-            importer.values[node] = Scalar(importer.writer.scalar(symbol).name, symbol)
+            try:
+                importer.values[node] = Scalar(importer.writer.scalar(symbol).name, symbol)
+            except Refused:
+                inputs.append(importer.bind(node, number_input(i)))
     problems = []
     for node in _needed(module, {loss, *(node for _, node in writes)}):
         try:
@@ -225,6 +229,11 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
         if name not in (i.name for i in inputs):
             inputs.append(Tensor(name, value.dtype, value.shape))
     return make_model(importer.writer, inputs, outputs)
+
+
+def number_input(i: int) -> str:
+    """The name of placeholder i's input, where it is a number."""
+    return f"number_{i}"
 
 
 def _needed(module, outputs):
