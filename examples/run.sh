@@ -15,7 +15,7 @@ has() { grep -q "CAESURA_$1:BOOL=ON" build/CMakeCache.txt; }
 around=()
 if has TORCH; then targets+=(train_libtorch_loop); around+=(torch); fi
 if has OPENVINO; then around+=(openvino); fi
-# A model's gradient is run by our own runtime, whoever runs the model.
+# Gradients of a model whose runtime has none (OpenVINO's) are run by our own.
 for runtime in "${around[@]}"; do targets+=("caesura_runtime_$runtime" caesura_runtime_caesura caesura_command train_around); done
 cmake --build build --target "${targets[@]}"
 folder=build/examples
