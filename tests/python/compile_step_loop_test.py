@@ -2,6 +2,7 @@
 """What training loops do around a compiled step, and functorch's transforms inside of it, beside eager."""
 
 import copy
+import types
 import warnings
 
 import pytest
@@ -10,13 +11,7 @@ torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
-from compile_step_test import Net, batches, same  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+from compile_step_test import Net, batches, eager, fresh, same  # noqa: E402, F401
 
 
 def adamw(parameters):
@@ -31,23 +26,15 @@ def beside_eager(make, optimizer=adamw, around=None, loss_fn=F.cross_entropy, co
     """around(module, optimizer): gives what is called behind each step."""
     module = make()
     other, data = copy.deepcopy(module), batches(count)
-    losses = []
-    for m, compiled in ((module, False), (other, True)):
-        own = optimizer(m.parameters())
-        after = around(m, own) if around else lambda: None
-        step = caesura.compile_step(m, loss_fn, own) if compiled else None
-        losses.append([])
-        for x, y in data:
-            if compiled:
-                loss = step(x, y)
-            else:
-                own.zero_grad()
-                loss = loss_fn(m(x), y)
-                loss.backward()
-                own.step()
-            losses[-1].append(loss.item())
-            after()
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    optimizers = [optimizer(m.parameters()) for m in (module, other)]
+    after = [around(m, o) if around else None for m, o in zip((module, other), optimizers)]
+    expected = eager(module, optimizers[0], data, loss_fn, schedule=after[0] and types.SimpleNamespace(step=after[0]))
+    step, losses = caesura.compile_step(other, loss_fn, optimizers[1]), []
+    for batch in data:
+        losses.append(step(*batch).item())
+        if after[1]:
+            after[1]()
+    assert losses == pytest.approx(expected, rel=1e-5)
     same(module, other)
 
 
@@ -106,7 +93,7 @@ def test_hooks_around_the_optimizers_step():
                 optimizer.register_step_post_hook(lambda *_: [p.data.clamp_(-0.2, 0.2) for p in module.parameters()] and None)
         return after
 
-    beside_eager(Net, sgd, lambda m, o: scaled(m, o) or (lambda: None))
+    beside_eager(Net, sgd, lambda m, o: scaled(m, o))
     beside_eager(Net, adamw, clamped_later)
 
 
@@ -145,13 +132,10 @@ def test_parameters_of_the_loss():
     modules = [Net(), Net()]
     modules[1].load_state_dict(modules[0].state_dict())
     optimizers = [adamw([*m.parameters(), *s.parameters()]) for m, s in zip(modules, scales)]
+    data = batches(4)
+    expected = eager(modules[0], optimizers[0], data, scales[0])
     step = caesura.compile_step(modules[1], scales[1], optimizers[1])
-    for x, y in batches(4):
-        optimizers[0].zero_grad()
-        loss = scales[0](modules[0](x), y)
-        loss.backward()
-        optimizers[0].step()
-        assert step(x, y).item() == pytest.approx(loss.item(), rel=1e-5)
+    assert [step(*batch).item() for batch in data] == pytest.approx(expected, rel=1e-5)
     same(*modules)
     same(*scales)
     assert not torch.equal(scales[1].scale, torch.full((4,), 0.5))

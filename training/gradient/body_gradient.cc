@@ -43,6 +43,43 @@ AttributeMap CloneAttributes(const Node& node, Graph* parent, const ValueMap& ou
   return out;
 }
 
+// Copies nodes of `from` to `target`, which reads `bindings` in the place of values.
+class Copier {
+ public:
+  Copier(const Graph& from, Graph& target, ValueMap bindings) : from_(from), target_(target), bindings_(std::move(bindings)) {}
+
+  Value* Counterpart(Value* value) {
+    if (value == nullptr || value->graph() != &from_) return value;
+    Value*& copy = bindings_[value];
+    if (copy == nullptr && from_.Initializer(value) != nullptr) {
+      copy = target_.AddInitializer(target_.UniqueName(value->name()), *from_.Initializer(value));
+    }
+    return copy;
+  }
+
+  // Nodes come in order.
+  Node* Copy(const Node& node) {
+    std::vector<Value*> inputs, outputs;
+    for (Value* input : AllInputs(node)) inputs.push_back(Counterpart(input));
+    inputs.resize(node.inputs().size());  // implicit inputs were only to be bound
+    for (Value* output : node.outputs()) {
+      outputs.push_back(output == nullptr ? nullptr : target_.AddValue(target_.UniqueName(output->name()), output->type()));
+      if (output != nullptr) bindings_[output] = outputs.back();
+    }
+    Node* copy = target_.AddNode(node.op_type(), inputs, outputs, CloneAttributes(node, &target_, bindings_), node.domain(),
+                                 target_.UniqueName(node.name()));
+    copy->set_phase(Phase::kBackward);
+    copy->set_since_version(node.since_version());
+    copy->set_source(node.source());
+    return copy;
+  }
+
+ private:
+  const Graph& from_;
+  Graph& target_;
+  ValueMap bindings_;
+};
+
 }  // namespace
 
 std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMap& outer) {
@@ -54,26 +91,10 @@ std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMa
 }
 
 std::vector<Value*> CopyBody(const Graph& body, NodeWriter& writer, ValueMap bindings) {
-  auto counterpart = [&](Value* value) -> Value* {
-    if (value == nullptr || value->graph() != &body) return value;
-    Value*& copy = bindings[value];
-    if (copy == nullptr && body.Initializer(value) != nullptr) {
-      copy = writer.graph().AddInitializer(writer.FreshName("constant"), *body.Initializer(value));
-    }
-    return copy;
-  };
-  for (const auto& node : body.nodes()) {
-    std::vector<Value*> inputs, outputs;
-    for (Value* input : AllInputs(*node)) inputs.push_back(counterpart(input));
-    inputs.resize(node->inputs().size());  // implicit inputs were only to be bound
-    for (Value* output : node->outputs()) {
-      outputs.push_back(output == nullptr ? nullptr : writer.FreshValue(node->op_type(), output->type()));
-      if (output != nullptr) bindings[output] = outputs.back();
-    }
-    writer.AddWithOutputs(node->op_type(), inputs, outputs, CloneAttributes(*node, &writer.graph(), bindings), node->domain());
-  }
+  Copier copier(body, writer.graph(), std::move(bindings));
+  for (const auto& node : body.nodes()) writer.Adopt(copier.Copy(*node));
   std::vector<Value*> results;
-  for (Value* output : body.outputs()) results.push_back(counterpart(output));
+  for (Value* output : body.outputs()) results.push_back(copier.Counterpart(output));
   return results;
 }
 
@@ -152,33 +173,14 @@ std::vector<Value*> BodyGradient::Saved(const std::vector<Value*>& wanted) const
 }
 
 std::vector<Value*> BodyGradient::CopyTo(Graph& target, const std::vector<Value*>& wanted, ValueMap bindings) const {
-  auto counterpart = [&](Value* value) -> Value* {
-    if (value == nullptr || value->graph() != body_) return value;
-    Value*& copy = bindings[value];
-    if (copy == nullptr && body_->Initializer(value) != nullptr) {
-      copy = target.AddInitializer(target.UniqueName(value->name()), *body_->Initializer(value));
-    }
-    return copy;
-  };
+  Copier copier(*body_, target, std::move(bindings));
   const std::unordered_set<const Node*> behind = NodesBehind(wanted);
   for (const Node* node : nodes_) {
-    if (!behind.count(node)) continue;
-    std::vector<Value*> inputs, outputs;
-    for (Value* input : AllInputs(*node)) inputs.push_back(counterpart(input));
-    inputs.resize(node->inputs().size());  // implicit inputs were only to be bound
-    for (Value* output : node->outputs()) {
-      outputs.push_back(output == nullptr ? nullptr : target.AddValue(target.UniqueName(output->name()), output->type()));
-      if (output != nullptr) bindings[output] = outputs.back();
-    }
-    Node* copy = target.AddNode(node->op_type(), inputs, outputs, CloneAttributes(*node, &target, bindings),
-                                node->domain(), target.UniqueName(node->name()));
-    copy->set_phase(Phase::kBackward);
-    copy->set_since_version(node->since_version());
-    copy->set_source(node->source());
+    if (behind.count(node)) copier.Copy(*node);
   }
   std::vector<Value*> results;
   for (Value* value : wanted) {
-    Node* identity = target.AddOp("Identity", {counterpart(value)}, {}, "", 1, value->name() + "/out");
+    Node* identity = target.AddOp("Identity", {copier.Counterpart(value)}, {}, "", 1, value->name() + "/out");
     identity->set_phase(Phase::kBackward);
     identity->output(0)->set_type(value->type());
     results.push_back(identity->output(0));

@@ -32,6 +32,8 @@ class NodeWriter {
   // A node whose outputs exist already (null: absent).
   Node* AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
                        AttributeMap attributes = {}, const std::string& domain = "");
+  // Takes a node of the graph's, made by somebody else, for one of its own.
+  void Adopt(Node* node) { nodes_.push_back(node); }
   // A name that is free here, built from the origin's, and a value of such a name.
   std::string FreshName(const std::string& stem);
   Value* FreshValue(const std::string& stem, ValueType type = {});

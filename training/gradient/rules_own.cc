@@ -10,6 +10,10 @@ namespace {
 // dX = gradient(dY, the inputs behind the values)
 void WithGradientRule(GradientContext& g) {
   const auto of = g.Attr<std::vector<int64_t>>("gradient_inputs", {});
+  bool fits = g.node().FindAttr<std::shared_ptr<Graph>>("gradient") != nullptr && g.output_count() <= g.input_count();
+  for (int i = 0; i < g.input_count(); ++i) fits = fits && g.HasInput(i);
+  for (const int64_t i : of) fits = fits && i >= g.output_count() && i < g.input_count();
+  if (!fits) return g.Refuse("needs a graph `gradient`, all its inputs, one for each output, and gradient_inputs among the others");
   const Graph& body = BodyOf(g, "gradient");
   if (body.inputs().size() != static_cast<size_t>(g.input_count()) || body.outputs().size() != of.size()) {
     return g.Refuse("has a body of other inputs and outputs than gradient_inputs and its own inputs say");

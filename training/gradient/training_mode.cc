@@ -154,7 +154,9 @@ void DropOwnGradients(Graph& graph) {
   std::vector<Node*> nodes;
   for (const auto& node : graph.nodes()) nodes.push_back(node.get());
   for (Node* node : nodes) {
-    if (!node->Is("WithGradient", kTrainingDomain)) {
+    bool passes = node->Is("WithGradient", kTrainingDomain);
+    for (size_t i = 0; i < node->outputs().size(); ++i) passes = passes && node->input(static_cast<int>(i)) != nullptr;
+    if (!passes) {
       for (Graph* body : node->Subgraphs()) DropOwnGradients(*body);
       continue;
     }

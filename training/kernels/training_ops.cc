@@ -133,7 +133,7 @@ Status InferTopK(Graph& graph, Node* node) {
   for (int i = 0; i < static_cast<int>(node->outputs().size()); ++i) {
     if (node->output(i) == nullptr || (node->output(i)->type().is_tensor() && node->output(i)->type().shape)) continue;
     ValueType type = ValueType::Tensor(i == 0 ? x->dtype() : DType::kInt64);
-    if (x->type().shape && count != nullptr && count->shape().elements() == 1) {
+    if (x->type().shape && count != nullptr && count->dtype() == DType::kInt64 && count->shape().elements() == 1) {
       type.shape = x->type().shape;
       const int64_t rank = static_cast<int64_t>(type.shape->size()), axis = node->Attr<int64_t>("axis", -1);
       if (axis < -rank || axis >= rank) return InvalidArgument(node->Label() + " has no axis " + std::to_string(axis));

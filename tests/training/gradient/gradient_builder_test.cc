@@ -124,6 +124,17 @@ TEST_F(GradientBuilder, AGradientOfItsOwnThatDoesNotFit) {
   EXPECT_THAT(status.message(), HasSubstr("other inputs and outputs than gradient_inputs"));
 }
 
+// Files are not believed.
+TEST_F(GradientBuilder, AGradientOfItsOwnThatIsNone) {
+  for (const std::string node : {"y = ai.caesura.WithGradient(x)", "y = ai.caesura.WithGradient<gradient = 3>(x)",
+                                 "y, z = ai.caesura.WithGradient<gradient_inputs = [0]>(x)"}) {
+    Load("(float[2] x) => (float[2] loss)", node + " loss = Exp(y)");
+    EXPECT_EQ(Differentiate({"x"}).status().code(), StatusCode::kUnsupported) << node;
+  }
+  Load("(float[2] x) => (float[2] loss)", Own("-1"));
+  EXPECT_EQ(Differentiate({"x"}).status().code(), StatusCode::kUnsupported);
+}
+
 TEST_F(GradientBuilder, EqualShapesNeedNoSum) {
   Load("(float[N,3] a, float[N,3] b, float[3] c) => (float[N,3] y)", "s = Add(a, b) y = Add(s, c)");
   const GradientGraph gradient = Differentiate({"a", "b", "c"}).value();

@@ -20,7 +20,7 @@ class TrainingMode : public testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
   void Load(const std::string& signature, const std::string& body) {
-    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 22]>\ng " + signature + " {" + body + "}").value();
+    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 22, \"ai.caesura\": 1]>\ng " + signature + " {" + body + "}").value();
     graph_ = model_.graph.get();
   }
   Value* V(const std::string& name) { return graph_->FindValue(name); }
@@ -28,6 +28,14 @@ class TrainingMode : public testing::Test {
   Model model_;
   Graph* graph_ = nullptr;
 };
+
+TEST_F(TrainingMode, GradientsOfItsOwnAreForTraining) {
+  Load("(float[2] x) => (float[2] y)", "y = ai.caesura.WithGradient<gradient_inputs = [1], gradient = own (float[2] dy, "
+       "float[2] gx) => (float[2] dx) { dx = Mul(dy, gx) }>(x, x)");
+  ASSERT_TRUE(SwitchToEvaluation(*graph_).ok());
+  EXPECT_EQ(V("y")->producer()->op_type(), "Identity");
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+}
 
 TEST_F(TrainingMode, BatchNormalizationLearnsItsStatistics) {
   Load(std::string("(float[N,3] x) => (float[N,3] y) ") + kStatistics,
