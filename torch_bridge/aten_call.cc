@@ -239,8 +239,8 @@ void AtenCall::AddInputs(const Node& node, int first_input, const std::vector<at
 
 void AtenCall::AddAttributes(const Node& node) {
   const auto none = node.Attr<std::vector<std::string>>("none", {});
-  std::unordered_set<std::string> expected = {"operator", "overload_name", "arguments", "none", "gradient_outputs",
-                                              "gradient_inputs"};
+  std::unordered_set<std::string> expected = {"operator",         "overload_name",   "arguments",    "none",
+                                              "gradient_outputs", "gradient_inputs", "random_stream"};
   for (size_t i = 0; i < arguments_.size(); ++i) {
     Argument& argument = arguments_[i];
     const c10::Argument& formal = op_.schema().arguments()[i];

@@ -12,6 +12,7 @@
 //   arguments       the schema's argument that each input is, or is an element of (a list takes several; an absent
 //                   input is None in a list of optional tensors); input i is argument i where this is left out
 //   none            names of arguments that are None although their default is something else
+//   random_stream   the name that the numbers of an operator with a Generator argument go by; else the node's own
 //   any other       an argument by its name: ints, floats and bools (an ONNX float has 32 bits: a tensor attribute of
 //                   one element, or of rank 1 for a list, carries float64, bool and complex numbers exactly), strings;
 //                   dtypes by their name ("float32", "bfloat16"), layouts ("strided"), devices ("cpu"; that of

@@ -120,17 +120,3 @@ def test_it_is_not_exported(tmp_path):
     assert not (tmp_path / "step").exists()
 
 
-@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
-def test_random_numbers_of_pytorchs_are_refused():
-    class Noisy(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(6, 4)
-
-        def forward(self, x):
-            return torch.poisson(self.layer(x).exp())
-
-    module = Noisy()
-    step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
-    with pytest.raises(Exception, match="aten.poisson"):
-        step(*next(batches()))

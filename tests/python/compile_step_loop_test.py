@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training loops do around a compiled step, and functorch's transforms inside of it, beside eager."""
+"""What training loops do around a compiled step, and torch.vmap inside of it, beside eager."""
 
 import copy
 import types
@@ -198,7 +198,7 @@ def test_refuses_a_loss_that_is_no_number():
         step(*batches(1)[0])
 
 
-# --- functorch --------------------------------------------------------------------------------------------------
+# --- torch.vmap --------------------------------------------------------------------------------------------------
 
 class Mapped(Net):
     def forward(self, x):
@@ -217,25 +217,7 @@ class PartlyStopped(Net):
         return torch.vmap(row)(x)
 
 
-class GradientOfTheInput(Net):
-    def forward(self, x):
-        gradients = torch.vmap(torch.func.grad(lambda row: Net.forward(self, row).sum()))(x)
-        return super().forward(x) + gradients.square().sum()
-
-
-class Jacobian(Net):
-    transform = staticmethod(torch.func.jacrev)
-
-    def forward(self, x):
-        jacobian = torch.vmap(self.transform(lambda row: self.last(torch.tanh(self.first(row)))))(x)
-        return super().forward(x) + jacobian.square().sum((1, 2))[:, None]
-
-
-class ForwardJacobian(Jacobian):
-    transform = staticmethod(torch.func.jacfwd)
-
-
-@pytest.mark.parametrize("make", [Mapped, PartlyStopped, GradientOfTheInput, Jacobian, ForwardJacobian])
+@pytest.mark.parametrize("make", [Mapped, PartlyStopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
-def test_transforms(make):
+def test_vmap(make):
     beside_eager(make, sgd)

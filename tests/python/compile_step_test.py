@@ -310,13 +310,6 @@ def test_refuses_a_graph_break():
     refused(Breaks(), "print")
 
 
-def test_refuses_what_has_no_kernel():
-    class Noisy(Net):
-        def forward(self, x):
-            return super().forward(x) * torch.rand(4)
-    refused(Noisy(), r"rand.*compile_step_test.py")
-
-
 class Partly(Net):
     """With parameters that no gradient of the loss comes to."""
 

@@ -11,22 +11,24 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that stays.
+// A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that stays, or drawn anew.
 struct Feed {
   RuntimeValue* value;  // in StepCall::values_
   bool in_kwargs = false;
   std::vector<nb::object> path;
   nb::object tensor;
+  nb::object draw;
+  nb::object drawn;  // while a step runs
 };
 
 // Thread safety: one thread at a time, as the session.
 class StepCall {
  public:
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
-  // match `signature`. feeds: (name, path or tensor). groups: the optimizer's own, whose rates are `scales` times the
-  // first one's. updates: the optimizer's count of updates by parameter, float32, which steps move. counters: (int64 tensor
-  // of one element, what each step adds to it). draw_seed: where the step draws, called before it. program: whose call it
-  // is, which is nothing to this.
+  // match `signature`. feeds: (name, path, tensor, or what draws one), in the order drawn. groups: the optimizer's own,
+  // whose rates are `scales` times the first one's. updates: the optimizer's count of updates by parameter, float32,
+  // which steps move. counters: (int64 tensor of one element, what each step adds to it). draw_seed: where the step draws
+  // by a seed, called before it. program: whose call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
            nb::list groups, std::vector<double> scales, nb::object updates, nb::list counters, nb::object draw_seed)
       : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
@@ -42,6 +44,8 @@ class StepCall {
         feed.path = nb::cast<std::vector<nb::object>>(row[1]);
         feed.in_kwargs = nb::cast<std::string>(feed.path.at(0)) == "kwargs";
         feed.path.erase(feed.path.begin());
+      } else if (PyCallable_Check(row[1].ptr()) != 0) {
+        feed.draw = row[1];
       } else {
         feed.tensor = row[1];
       }
@@ -54,7 +58,10 @@ class StepCall {
   // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or for none.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, int64_t micro_steps) {
     if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate()) return {};
-    for (const Feed& feed : feeds_) *feed.value = LentByTorch(Find(feed, args, kwargs));
+    for (Feed& feed : feeds_) {
+      if (feed.draw.is_valid()) feed.drawn = feed.draw();
+      *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
+    }
     float* counts = updates_.data<float>();
     const int64_t before = updates_.elements() > 0 ? static_cast<int64_t>(counts[0]) : 0;
     session_.SetPosition(before, micro_steps);
@@ -63,7 +70,10 @@ class StepCall {
       nb::gil_scoped_release release;
       return session_.Step(values_);
     }();
-    for (const Feed& feed : feeds_) *feed.value = {};
+    for (Feed& feed : feeds_) {
+      *feed.value = {};
+      feed.drawn = {};
+    }
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.updates() != before) {  // with "fp16" an update may not happen
       for (int64_t i = 0; i < updates_.elements(); ++i) counts[i] += 1;
@@ -77,7 +87,10 @@ class StepCall {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
     const StepCall& call = *nb::inst_ptr<StepCall>(self);
-    for (const Feed& feed : call.feeds_) Py_VISIT(feed.tensor.ptr());
+    for (const Feed& feed : call.feeds_) {
+      Py_VISIT(feed.tensor.ptr());
+      Py_VISIT(feed.draw.ptr());
+    }
     for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_, &call.watch_object_,
                                      &call.draw_seed_}) {
       Py_VISIT(object->ptr());

@@ -34,6 +34,9 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     left = calls_pytorch(program.forward)
     if left:
         raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")
+    if program.draws:
+        drawn = sorted({str(draw.target) for draw in program.draws})
+        raise ValueError(f"PyTorch draws the step's random numbers ({', '.join(drawn)}): it cannot be exported")
     if program.kept:
         raise ValueError("the step leaves tensors in attributes of the module, which no file has: it cannot be exported")
     recipe = step.recipe

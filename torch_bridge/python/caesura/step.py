@@ -7,13 +7,15 @@ import logging
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._decomp import get_decompositions
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import tree_map_only
 
 from caesura import _core, fingerprint, program_cache, step_cache
 from caesura.aten.complex_values import in_pairs
-from caesura.aten.cuts import mark_cuts, reached_inputs
-from caesura.aten.forward import KEPT, ForwardImporter
+from caesura.aten.cuts import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
+from caesura.aten.forward import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.aten.own_gradient import parts_of, take_functions
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
@@ -30,8 +32,25 @@ def _logging_calls():
     return {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
 
 
+def _as_leaf(value):
+    """A tensor that requires_grad_() may be called on: dynamo refuses it for what it is given."""
+    return value if value.requires_grad or not value.is_floating_point() else value.detach()
+
+
+def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
+    """The position of the loss among the graph's outputs, and its node, without _loss()'s detach."""
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    position, node = max((i, n) for i, n in enumerate(output.args[0])
+                         if isinstance(n, torch.fx.Node) and n.target == "detach" and n.args[0].target == "clone")
+    loss = node.args[0]
+    node.replace_all_uses_with(loss)
+    graph.graph.erase_node(node)
+    return position, loss
+
+
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+_GRADIENTS = {"trace_autograd_ops": True} if hasattr(torch._dynamo.config, "trace_autograd_ops") else {}  # in a forward
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 _CAPTURES = 64  # of one step
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
@@ -95,7 +114,7 @@ class CompiledStep(_core.StepCalls):
         self.names.update([(id(p), f"parameter_{i}") for i, p in enumerate(others)])
         self.programs = []
         self._inputs = self._ran = None
-        self._capturing = False
+        self._capturing = self._gives_leaves = False
         self._keys = 0 if dynamic is True else _KEYS
         self._proportions = _PROPORTIONS
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
@@ -161,12 +180,15 @@ class CompiledStep(_core.StepCalls):
         return found
 
     def _loss(self, *args, **kwargs):
+        if self._gives_leaves:
+            args, kwargs = tree_map_only(torch.Tensor, _as_leaf, (args, kwargs))
         if self.loss_fn is None:
             out = self.module(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
         else:
             loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
-        return loss.clone()  # by which it is known among the graph's outputs
+        # It is known among the graph's outputs by the clone; dynamo takes none that leads back to a requires_grad_().
+        return loss.clone().detach()
 
     def _refuse_hooks(self):
         """What PyTorch's backward would call, and the program does not know of."""
@@ -176,8 +198,12 @@ class CompiledStep(_core.StepCalls):
             raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
 
     def _capture(self, graph, example_inputs):
+        position, loss = _attached_loss(graph)
+        differentiates = any(map(takes_gradients, parts_of(graph)))
         functions, problems = take_functions(graph)
-        problems += [problem for part in parts_of(graph) for problem in mark_cuts(part)]
+        if differentiates and functions:
+            problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
+        problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, keep_modes=differentiates)]
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
         away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
@@ -185,25 +211,28 @@ class CompiledStep(_core.StepCalls):
             raise StepRefused(f"the step cannot be one program: of its tensors some lie on {', '.join(sorted(map(str, away)))}, and "
                               "caesura's kernels are the CPU's; caesura.wrap runs such modules by PyTorch's")
         captured, table = [], decompositions(KEPT)
+        if differentiates:
+            record(graph)
+            table |= get_decompositions(DECOMPOSED_TWICE)
 
         def keep(module, inputs):
+            if differentiates:
+                drop_detached(module)
             captured.append((in_pairs(module, real_inputs=True), TracingContext.get().fw_metadata))
             return module.forward
 
         compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=table)
         try:
             with torch.no_grad():
-                compile_graph(by_layers(graph), example_inputs)
+                compile_graph(graph if differentiates else by_layers(graph), example_inputs)
         except (TypeError, NotImplementedError) as error:  # as PyTorch's hessian ends
             raise StepRefused(f"the step cannot be one program: PyTorch does not trace it: {error}") from error
         module, metadata = captured[0]
-        outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-        loss = max(i for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and n.target == "clone")
-        value = outputs[loss].meta["example_value"]
+        value = loss.meta["example_value"]
         if value.numel() != 1 or not value.is_floating_point():
             raise StepRefused(f"the loss is no number but {value.dtype} {list(value.shape)}")
-        program = CapturedStep(self, module, metadata, loss, reached_inputs(graph, outputs[loss]), calls_pytorch_alone(graph),
-                               functools.partial(ForwardImporter, functions, table))
+        program = CapturedStep(self, module, metadata, position, reached_inputs(graph, loss), calls_pytorch_alone(graph),
+                               functools.partial(ForwardImporter, functions, table, differentiates))
         self.programs.append(program)
         return program
 
@@ -304,8 +333,14 @@ class CompiledStep(_core.StepCalls):
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported:
                         pass  # a new capture, which a logging call stands in the way of; nothing has run
-                with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True):
-                    return self._call(*args, **kwargs)
+                with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True, **_GRADIENTS):
+                    try:
+                        return self._call(*args, **kwargs)
+                    except torch._dynamo.exc.Unsupported as error:
+                        if self._gives_leaves or "requires_grad_()" not in str(error):
+                            raise
+                        self._gives_leaves = True
+                        return self._call(*args, **kwargs)
             except torch._dynamo.exc.FailOnRecompileLimitHit:
                 raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None

@@ -36,7 +36,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     """A _core.StepCall, which checks calls by dynamo's guards or by a step_cache.Key; None where dynamo must be asked.
     counters: (buffer of the module's, what each call adds to it)."""
     groups = owner.optimizer.param_groups
-    if any(type(group["lr"]) is not float for group in groups):
+    if any(type(group["lr"]) is not float for group in groups) or not all(draw.is_fixed for draw in program.draws):
         return None
     watch = _watch(owner.module) if key is None else key.watch
     tensors = named(owner.module)
@@ -58,6 +58,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     rates = [(group, scale) for group, (_, scale, _) in zip(groups, owner.recipe.groups)]
     rates.insert(0, rates[owner.recipe.leading])  # by which the others' are known
     groups, scales = map(list, zip(*rates))
+    sources = [*sources, *((draw.name, draw) for draw in program.draws)]
     return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, groups, scales,
                           owner.recipe.steps, list(counters), program.draw_seed if program.random else None)
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from caesura import _core
 from caesura.aten import Refused
 from caesura.aten.call import DOMAIN
+from caesura.aten.draws import sizes_of
 from caesura.aten.forward import import_forward, number_input
 from caesura.aten.writer import onnx_type, with_bodies
 
@@ -30,7 +31,7 @@ class Captured(Exception):
 class StepProgram:
     """One step as a program: captured, or read from disk."""
 
-    counters = ()
+    counters = draws = ()
     kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
     key = traced = places = None  # of a program that has a step_cache.Key's: it, the code traced, and where the feeds are
@@ -54,7 +55,7 @@ class StepProgram:
         }, {name: as_real(value) for name, _, value in bound} | self.kept)
         self.addresses = {name: value.data_ptr() for name, _, value in bound}
         self.bind_states()
-        self.random = any(node.op_type == "Dropout" for node in forward.graph.node)
+        self.random = any(map(draws_in_run, forward.graph.node))
 
     def model(self):
         """The forward as an ONNX model with the module's parameters and buffers as they are now."""
@@ -134,7 +135,8 @@ class CapturedStep(StepProgram):
         if self.random:
             session.seed = self.draw_seed()
         feeds = {name: as_real(values[i]) for name, i in self.feeds}
-        loss = session.step(feeds)
+        sizes = sizes_of(self.placeholders, values) if self.draws else {}
+        loss = session.step(feeds | {draw.name: draw(sizes) for draw in self.draws})
         owner.micro_steps += 1
         owner.recipe.end(session, owner.micro_steps)
         counters = [(values[position], count) for position, count in self.counters]
@@ -165,13 +167,15 @@ class CapturedStep(StepProgram):
                 if id(value) in owner.names:
                     self.constants.append((name, value))
         try:
-            model = import_forward(self.make_importer(), self.module, names, self.loss, writes + self._results())
+            importer = self.make_importer()
+            model = import_forward(importer, self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
         # Another process would not be told of calls of PyTorch's, and would miss parameters that do not train.
-        self.is_kept = self.is_kept and not calls_pytorch(model) and not any(
-            v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
         read = {name for node in model.graph.node for name in node.input}
+        self.draws = [draw for draw in importer.draws if draw.name in read]
+        self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
+            v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
         self.feeds += [(number_input(i), i) for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
@@ -179,7 +183,10 @@ class CapturedStep(StepProgram):
         keep_inputs(model, read)
         if not any(id(value) in recipe.trained for _, _, value in bound):
             raise StepRefused("the loss depends on no parameter of the optimizer's")
-        self.open(model, bound)
+        try:
+            self.open(model, bound)
+        except NotImplementedError as error:
+            raise StepRefused(f"the step cannot be one program:\n{error}") from None
         self.dtype = self.loss.meta["val"].dtype
 
     def _written(self, values, names):
@@ -229,6 +236,11 @@ def as_real(value):
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value)
     return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
+
+
+def draws_in_run(node: onnx.NodeProto) -> bool:
+    """Whether the session's seed decides what the node gives."""
+    return node.op_type == "Dropout" or any(a.name == "random_stream" for a in node.attribute)
 
 
 def calls_pytorch(model) -> list:

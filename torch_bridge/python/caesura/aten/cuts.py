@@ -16,20 +16,30 @@ from caesura.aten.graph_import import describe
 from caesura.aten.table import aten
 
 _MARK = "caesura_cut"
+_GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
 _WRITING.add(operator.setitem)
 
 
-def mark_cuts(graph: torch.fx.GraphModule) -> list:
+def takes_gradients(graph: torch.fx.GraphModule) -> bool:
+    """Whether calls of dynamo's graph take gradients, of which the loss is then made."""
+    return any(node.op == "call_function" and _name(node) in _GRADIENTS for node in graph.graph.nodes)
+
+
+def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
     """Marks the calls in dynamo's graph that no gradient passes, and takes the modes out of it that say so: AOTAutograd would
-    go by the last one, and trace a backward. Returns what cannot be expressed so, a line each."""
+    go by the last one, and trace a backward. keep_modes: they stay, for the gradients that the graph itself takes. Returns
+    what cannot be expressed so, a line each."""
     problems, recording, inference = [], True, 0
+    leaves = {node.args[0] for node in graph.graph.find_nodes(op="call_method", target="requires_grad_")}
     tracked, cut = set(), {}  # storages of tensors that require gradients; their views that do not, and the calls that made them
     stale = set()  # views of those whose storage was written to since
     for node in graph.graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             recording = node.args[0]
         inference += _inference(node)
+        if inference and keep_modes:
+            problems.append(f"inference_mode in a forward that takes gradients (at {describe(node)})")
         results, given = _tensors(node), [t for source in node.all_input_nodes for t in _tensors(source)]
         problems += [f"{_name(node)} reads what it shares with a tensor that was written to, past the gradients (at {describe(node)})"
                      for source in node.all_input_nodes if source in stale]
@@ -42,7 +52,7 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
                                     f"(at {describe(node)})")
                 stale.update(cut.get(storage, ()))
             results = results or _tensors(written)
-        if any(map(_tracked, given)) and results and not any(map(_tracked, results)):
+        if any(map(_tracked, given)) and results and (node in leaves or not any(map(_tracked, results))):
             node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
             if not _passes_marks():
                 problems.append(f"{_name(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
@@ -51,11 +61,30 @@ def mark_cuts(graph: torch.fx.GraphModule) -> list:
                 if _storage(tensor) in tracked:
                     cut.setdefault(_storage(tensor), []).append(node)
         tracked.update(_storage(t) for t in results if _tracked(t))
-    for node in reversed(graph.graph.nodes):
+    for node in [] if keep_modes else reversed(graph.graph.nodes):
         if node.target is torch._C._set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
+
+
+def record(graph: torch.fx.GraphModule):
+    """Has the graph switch autograd on, for gradients that it takes itself, and off at its end, where AOTAutograd looks."""
+    first, last = next(iter(graph.graph.nodes)), next(n for n in graph.graph.nodes if n.op == "output")
+    for node, mode in (first, True), (last, False):
+        with graph.graph.inserting_before(node):
+            graph.graph.call_function(torch._C._set_grad_enabled, (mode,))
+    graph.recompile()
+
+
+def drop_detached(module: torch.fx.GraphModule):
+    """Takes the detaches out of a trace that autograd puts behind results that it saves: no mark says that the forward has
+    them."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.detach.default):
+        if not _is_marked(node):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
@@ -132,7 +161,8 @@ def _inference(node):
 def _written(node):
     """The node whose tensor the call writes to."""
     if node.op == "call_method":
-        return node.args[0] if node.target[-1] == "_" and node.target[-2:] != "__" else None
+        writes = node.target[-1] == "_" and node.target[-2:] != "__" and node.target != "requires_grad_"
+        return node.args[0] if writes else None
     if node.op != "call_function":
         return None
     if node.target in _WRITING or (_name(node)[-1] == "_" and _name(node)[-2:] != "__"):

@@ -4,13 +4,15 @@
 import functools
 
 import torch
+from onnx.helper import make_attribute
 
 from caesura import torch_library
 from caesura.aten import own_gradient
 from caesura.aten.call import aten_node
 from caesura.aten.complex_values import has_complex
 from caesura.aten.cuts import stop_at_cuts
-from caesura.aten.graph_import import Importer, describe, is_symbolic, plain
+from caesura.aten.draws import DRAWS, Draw
+from caesura.aten.graph_import import Importer, describe, is_symbolic, plain, value_of
 from caesura.aten.normalization import fixed_batch_norm
 from caesura.aten.results import is_read, result
 from caesura.aten.table import TABLE, Refused, aten
@@ -78,10 +80,18 @@ def _log_softmax(w, node, x, axis, half_to_float):
     return y
 
 
+# Draws whose derivatives PyTorch has as zeros.
+_WITHOUT_GRADIENT = {aten.bernoulli, aten.binomial, aten.multinomial, aten.normal, aten.poisson}
+
+
 def _by_pytorch(w, node, *arguments):
     """The call as a node that PyTorch computes and, by its own derivative, differentiates."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+    if not isinstance(node.target, torch._ops.OpOverload):
         raise Refused("no equivalent in ONNX ops")
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    is_constant = node.target.overloadpacket in _WITHOUT_GRADIENT
+    if is_random and not is_constant:
+        raise Refused("no equivalent in ONNX ops, and PyTorch's draws random numbers, for its gradient others")
     try:
         loaded = torch_library.load()
     except NotImplementedError as error:  # built for another PyTorch
@@ -100,9 +110,13 @@ def _by_pytorch(w, node, *arguments):
         else:
             raise Refused(f"gives a {type(value).__name__}")
     given = [w.ints(a) if isinstance(a, list) and any(isinstance(i, Scalar) for i in a) else a for a in arguments]
+    if is_constant:
+        given = [_detach(w, node, a) if isinstance(a, Tensor) else a for a in given]
     written = aten_node(node.target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
                         [w.name(tensor) for tensor in made])
     written.name, written.doc_string = w.fresh("aten"), w.source
+    if is_random:
+        written.attribute.append(make_attribute("random_stream", written.name))
     w.nodes.append(written)
     w.stated += [tensor for tensor in made if tensor is not None]
     return tuple(made) if several else made[0]
@@ -120,23 +134,34 @@ _FORWARD = {
 }
 # Calls that are not to be decomposed on the way to a forward model; the last one PyTorch differentiates: infinity times zero
 # stands in the derivative of what it is made of.
-KEPT = set(TABLE) | set(_FORWARD) | {aten.special_log_ndtr.default}
+KEPT = set(TABLE) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default}
+# To be decomposed in a forward that takes gradients: our rules do not differentiate what our ops have for these.
+DECOMPOSED_TWICE = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
+                    aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default}
+
+
+def _is_left_twice(node):
+    transposed = node.target == aten.convolution_backward.default and node.args[7]
+    return transposed or node.target == aten.max_pool2d_with_indices_backward.default
 
 
 class ForwardImporter(Importer):
-    """Imports for training. `left` holds what PyTorch computes: (op, reason, place).
+    """Imports for training. `left` holds what PyTorch computes: (op, reason, place); `draws` the draws.Draws, each an input.
 
     functions: the autograd.Functions among the calls (own_gradient.py), whose backwards are traced with `decompositions`.
+    twice: whether there are gradients among the calls.
     """
 
-    def __init__(self, functions=(), decompositions=None):
+    def __init__(self, functions=(), decompositions=None, twice=False):
         super().__init__()
-        self.left, self.functions, self.decompositions = [], functions, decompositions
+        self.left, self.draws, self.functions, self.decompositions, self.twice = [], [], functions, decompositions, twice
 
     def function(self, node):
+        if node.target in DRAWS:
+            return self._draw
         if node.target is own_gradient.TARGET:
             return self._with_gradient
-        ours = None if has_complex(node) else super().function(node)
+        ours = None if has_complex(node) or (self.twice and _is_left_twice(node)) else super().function(node)
         return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, ours)
 
     def _ours_or_pytorchs(self, ours, w, node, *arguments):
@@ -150,6 +175,10 @@ class ForwardImporter(Importer):
         self.left.append((str(node.target), reason, describe(node)))
         return result
 
+
+    def _draw(self, w, node, *arguments):
+        self.draws.append(Draw(node, value_of(w.fresh("random"), node.meta["val"])))
+        return self.draws[-1].value
 
     def _with_gradient(self, w, node, values, inputs, saved, number):
         given = [[n.meta["val"] for n in nodes] for nodes in node.args[:3]]
@@ -165,6 +194,8 @@ class ForwardImporter(Importer):
         for call in traced.graph.nodes:
             if call.op == "call_function":
                 backward.write(call)
+        if backward.draws:
+            raise Refused("a backward that draws random numbers")
         self.left += backward.left
         (output,) = traced.graph.find_nodes(op="output")
         of, results = [], []
@@ -219,6 +250,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     if problems:
         raise Refused("\n".join(f"  {op}: {why} (at {where})" for op, why, where in dict.fromkeys(problems)))
     fall_back(importer.left)
+    inputs += [draw.value for draw in importer.draws]
     result_ = importer.values[loss]
     importer.writer.node("Identity", [result_], ["loss"])
     outputs = [Tensor("loss", result_.dtype, result_.shape)]
