@@ -2,7 +2,7 @@
 """PyTorch's operator samples through our own kernels, forward and backward, beside eager PyTorch.
 
     python benchmarks/operators.py [--ops REGEX] [--every N] [--samples N] [--dtypes float32,float64] [--dynamic | --steps]
-                                   [--list]
+                                   [--twice] [--list]
 
 Each sample of each operator (OpInfo) is captured as caesura.wrap captures it (AOT autograd, decompositions, the same
 importer) and runs in programs of ours; calls that have no equivalent stay with PyTorch. Results and the gradients of all
@@ -10,7 +10,8 @@ floating-point inputs are compared with eager's, to TOLERANCE of the largest ele
 the calls that stayed with PyTorch, by how many samples have them; why samples were left out or not captured; how far from
 eager's the others are; and how many ran in our kernels wholly, partly and not at all. Exits with 1 where one was wrong.
 
-With --steps each sample's forward is captured as caesura.compile_step captures it, and differentiated by our own rules.
+With --steps each sample's forward is captured as caesura.compile_step captures it, and differentiated by our own rules;
+with --twice the forward is the sample's gradient by torch.autograd.grad.
 """
 
 import collections
@@ -21,6 +22,7 @@ import warnings
 import torch
 from aten_nodes import Record, samples_of, selected, selection
 from functorch.compile import aot_function
+from torch._decomp import get_decompositions
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -28,7 +30,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import caesura
 from caesura import _core
 from caesura.aten.complex_values import in_pairs
-from caesura.aten.forward import KEPT, ForwardImporter, import_forward
+from caesura.aten.cuts import drop_detached
+from caesura.aten.forward import DECOMPOSED_TWICE, KEPT, ForwardImporter, import_forward
+from caesura.aten.linalg_checks import join_checks
 from caesura.backend import decompositions
 from caesura.graph_program import GraphProgram
 from caesura.step_program import as_real, keep_inputs
@@ -167,8 +171,22 @@ def check(op, sample, dynamic):
     return checked
 
 
-def gradients_of_a_step(function, tensors, wanted):
+def gradient_of(function):
+    """The gradients of the floating tensors as a function of all."""
+    def gradients(*tensors):
+        with torch.enable_grad():
+            ys = [y for y in function(*tensors) if y.requires_grad]
+            dys = [torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape) for y in ys]
+            found = torch.autograd.grad(ys, [t for t in tensors if t.requires_grad], dys, create_graph=True, allow_unused=True)
+        return [g for g in found if g is not None]
+    return gradients
+
+
+def gradients_of_a_step(function, tensors, wanted, twice):
     """The gradients of the floating tensors, in a training session that keeps them. wanted: the results that have one."""
+    table = decompositions(KEPT)
+    if twice:
+        tensors, table = [t.detach().requires_grad_(is_float(t)) for t in tensors], table | get_decompositions(DECOMPOSED_TWICE)
     graphs = []
 
     def keep(module, inputs):
@@ -181,11 +199,14 @@ def gradients_of_a_step(function, tensors, wanted):
                    for y, counts in zip(results, wanted) if counts)
 
     with torch.no_grad():
-        aot_function(loss_of, keep, inference_compiler=keep, decompositions=decompositions(KEPT))(*tensors)
+        aot_function(loss_of, keep, inference_compiler=keep, decompositions=table)(*tensors)
+    join_checks(graphs[0], len(graphs[0].graph.find_nodes(op="placeholder")) - len(tensors))
+    if twice:
+        drop_detached(graphs[0])
     graph = in_pairs(*graphs, real_inputs=True)
     names = {n: f"input_{i}" for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
     (loss,) = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    model = import_forward(ForwardImporter(), graph, names, loss)
+    model = import_forward(ForwardImporter(twice=twice), graph, names, loss)
     read = {name for node in model.graph.node for name in node.input}
     keep_inputs(model, read)
     given = {f"input_{i}": as_real(t.detach().clone().contiguous()) for i, t in enumerate(tensors)}
@@ -203,8 +224,9 @@ def gradients_of_a_step(function, tensors, wanted):
     return [torch.view_as_complex(g) if t.is_complex() else g for g, t in zip(gradients, tensors) if is_float(t)]
 
 
-def check_step(op, sample):
+def check_step(op, sample, twice):
     function, tensors = function_of(op, sample)
+    function = gradient_of(function) if twice else function
     if op.name in NO_STEPS or any(t.layout != torch.strided for t in tensors):
         return Checked("left out", NO_STEPS.get(op.name, "sparse"))
     try:
@@ -216,7 +238,7 @@ def check_step(op, sample):
     results = function(*[t.detach().clone().requires_grad_(is_float(t)) for t in tensors])
     caesura.reset_report()
     try:
-        ours = gradients_of_a_step(function, tensors, [y.requires_grad for y in results])
+        ours = gradients_of_a_step(function, tensors, [y.requires_grad for y in results], twice)
     except Exception as error:
         return Checked("refused", f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error) else ''}")
     checked = Checked("partly ours" if caesura.report().fallbacks else "ours", gradients=len(gradients))
@@ -238,6 +260,7 @@ def main():
     parser = selection(__doc__)
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols, as when they have changed between calls")
     parser.add_argument("--steps", action="store_true", help="the gradients of whole steps")
+    parser.add_argument("--twice", action="store_true", help="the gradients of steps whose forward takes gradients")
     parser.add_argument("--list", action="store_true", help="also the samples that are left out or not captured")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -245,7 +268,7 @@ def main():
     reasons, compared = collections.Counter(), collections.defaultdict(list)
     for op in selected(options):
         for dtype, sample in samples_of(op, options):
-            checked = check_step(op, sample) if options.steps else check(op, sample, options.dynamic)
+            checked = check_step(op, sample, options.twice) if options.steps or options.twice else check(op, sample, options.dynamic)
             name = str(dtype).removeprefix("torch.")
             places[checked.outcome].append(op.name)
             left.update(f"{target}: {why}" for target, why in caesura.report().fallbacks)

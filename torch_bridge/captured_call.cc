@@ -24,6 +24,12 @@ struct PlainScope {
   c10::impl::ExcludeDispatchKeyGuard casts{c10::autocast_dispatch_keyset};
 };
 
+// Whether it stands for a batch of gradients that torch.vmap takes at once (is_grads_batched).
+bool IsBatched(const at::Tensor& gradient) {
+  static constexpr c10::DispatchKeySet kBatched{c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched};
+  return gradient.defined() && gradient.key_set().has_any(kBatched);
+}
+
 std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>& tensors,
                                       const std::vector<int64_t>& sizes, const variable_list& gradients,
                                       const std::optional<at::Tensor>& random) {
@@ -88,7 +94,7 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   variable_list apply(variable_list&& dys) override {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
-    if (at::GradMode::is_enabled()) return Again(dys);
+    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) return Again(dys);
     const CallLayout& layout = call_->layout_;
     CapturedGraph::Values values = call_->backward_->Begin();
     auto saved = saved_.begin();

@@ -120,3 +120,51 @@ def test_it_is_not_exported(tmp_path):
     assert not (tmp_path / "step").exists()
 
 
+
+
+class Factorises(torch.nn.Module):
+    """A Gaussian process's likelihood."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.scale, self.noise = torch.nn.Parameter(torch.tensor(scale)), torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, y):
+        covariance = self.scale * (-torch.cdist(x, x).square()).exp() + self.noise * torch.eye(len(x))
+        lower = torch.linalg.cholesky(covariance)
+        inverse = torch.linalg.inv(covariance)
+        return (torch.cholesky_solve(y[:, None], lower).squeeze(1) * y).sum() + (y @ inverse @ y) + torch.logdet(covariance)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_factorisations_check_themselves():
+    module, x, y = Factorises(), torch.randn(6, 3), torch.randn(6)
+    other = copy.deepcopy(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (module, other)]
+    step = caesura.compile_step(other, None, optimizers[1])
+    for _ in range(3):
+        optimizers[0].zero_grad()
+        loss = module(x, y)
+        loss.backward()
+        optimizers[0].step()
+        assert step(x, y).item() == pytest.approx(loss.item(), rel=1e-5)
+    for p, q in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(p, q)
+    bad = Factorises(-1.0)
+    with pytest.raises(Exception, match="not positive-definite"):
+        caesura.compile_step(bad, None, torch.optim.SGD(bad.parameters(), lr=1.0))(x, y)
+    assert bad.scale == -1 and bad.noise == 0.5
+
+
+def test_strides_over_a_part_are_refused():
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 8)
+
+        def forward(self, x):
+            return self.layer(x)[:, 1:3].as_strided((2, 2), (8, 4)).square().sum()
+
+    module = Part()
+    with pytest.raises(caesura.StepRefused, match="aten.as_strided.default of a part of a tensor .*compile_step_aten_test.py"):
+        caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=1.0))(torch.randn(3, 6))

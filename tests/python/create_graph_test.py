@@ -267,3 +267,17 @@ def test_the_module_may_be_gone():
     assert gone() is None
     (dx,) = torch.autograd.grad(y, x, create_graph=True)
     assert dx.requires_grad
+
+
+def test_a_batch_of_gradients():
+    module, x = Net(torch.nn.Tanh()), torch.randn(2, 6, requires_grad=True)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    found = []
+    for net in (wrapped, module):
+        y = net(x)
+        rows = torch.eye(y.numel()).reshape(-1, *y.shape)
+        found.append(torch.autograd.grad(y, x, rows, is_grads_batched=True)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    assert not found[0].requires_grad
+    jacobians = [torch.autograd.functional.jacobian(net, x, vectorize=True) for net in (wrapped, module)]
+    torch.testing.assert_close(*jacobians, rtol=1e-4, atol=1e-6)

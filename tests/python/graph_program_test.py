@@ -226,3 +226,62 @@ def test_a_view_that_waits_for_a_size_is_made_from_a_view_of_before():
     transposed.append(size)
     for got, expected in zip(GraphProgram(traced)(x), function(x), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+# --- how results lie --------------------------------------------------------------------------------------------
+
+def channels_last(x):
+    return torch.nn.functional.conv2d(x.to(memory_format=torch.channels_last), torch.ones(4, 2, 1, 1))
+
+
+LYING = {
+    "channels_last": lambda x, w: channels_last(x.view(1, 2, 4, 4)),
+    "a view of such": lambda x, w: channels_last(x.view(1, 2, 4, 4)).permute(0, 2, 3, 1),
+    "transposed": lambda x, w: (x @ w).t().relu(),
+    "written to by a view": lambda x, w: written((x @ w)),
+    "by strides": lambda x, w: ((x @ w).t() * 2).as_strided((3, 4), (5, 2), 1),
+    "by strides, with gaps": lambda x, w: torch.relu((x @ w).t()).as_strided((4,), (3,)),
+    "by strides, of a view": lambda x, w: (x @ w)[:, 1:3].as_strided((2, 3), (8, 2)),
+    "by strides, written to": lambda x, w: written((x @ w).t() * 2, lambda v: v.as_strided((2, 2), (1, 3))),
+    "by strides, of zeros": lambda x, w: torch.zeros_like(x.t()).as_strided((4,), (3,)).add_(x[:, 0]),
+}
+
+
+def written(x, part=lambda v: v.t()[0]):
+    part(x).mul_(5)
+    return x
+
+
+@pytest.mark.parametrize("function", LYING.values(), ids=LYING)
+def test_results_lie_as_pytorch_s(function):
+    torch._dynamo.reset()
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    found = []
+    for run in (function, torch.compile(function, backend="caesura")):
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        y = run(*leaves)
+        y.square().sum().backward()
+        found.append((y.detach(), *(torch.zeros(()) if t.grad is None else t.grad for t in leaves)))
+    for got, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert found[1][0].stride() == found[0][0].stride()
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64])
+def test_quotients_that_round_to_whole_numbers(dtype):
+    """What Python's divmod knows: 0.7 // 0.1 is 6, though 0.7 / 0.1 is 7."""
+    def function(a, b):
+        return a % b, torch.div(a, b, rounding_mode="floor"), torch.div(a, b, rounding_mode="trunc"), a // 0.1, a % 0.1, a // -3, 7 % b
+
+    torch._dynamo.reset()
+    b = torch.randint(1, 9, (5000,)).to(dtype) if not dtype.is_floating_point else torch.randn(5000).to(dtype)
+    a = torch.randint(-50, 50, (5000,)).to(dtype) * b
+    if dtype.is_floating_point:
+        infinity = float("inf")
+        a = torch.cat([a, torch.randn(5000).to(dtype) * 100, torch.tensor([1, -1, 5, infinity, 1, -1, 0]).to(dtype)])
+        b = torch.cat([b, torch.randn(5000).to(dtype), torch.tensor([infinity, infinity, -infinity, 2, 0, 0, 0]).to(dtype)])
+    for got, expected in zip(torch.compile(function, backend="caesura")(a, b), function(a, b), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)

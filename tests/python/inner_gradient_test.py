@@ -103,8 +103,9 @@ def penalised(self, real):
 
 
 CONVOLUTIONS = {
-    "strided": lambda: [nn.Conv2d(1, 4, 3, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(4, 8, 3, 2, 1), nn.Tanh(), nn.Flatten(), nn.Linear(128, 1)],
-    "pooled": lambda: [nn.Conv2d(1, 4, 3, padding=1), nn.Softplus(), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 1)],
+    "strided": lambda: [nn.Conv2d(1, 4, 3), nn.LeakyReLU(0.2), nn.Conv2d(4, 8, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(32, 1)],
+    "pooled": lambda: [nn.Conv2d(1, 4, 3, padding=1), nn.Softplus(), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten(),
+                       nn.Linear(16, 1)],
     "group norm": lambda: [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(144, 1)],
     "transposed": lambda: [nn.ConvTranspose2d(1, 2, 2), nn.Tanh(), nn.Upsample(scale_factor=2), nn.Flatten(), nn.Linear(648, 1)],
 }

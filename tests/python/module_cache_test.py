@@ -189,6 +189,28 @@ def test_tied_parameters_and_state_dicts():
     assert not hit(module, x)
 
 
+class WritesAndReads(torch.nn.Module):
+    """Writes to a buffer and reads another, which may be the same memory."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("read", self.written.view(2) if shared else torch.zeros(2))
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        self.written.add_(1)
+        return x * self.weight * self.read
+
+
+def test_buffers_of_one_memory_are_another_module(folder):
+    x = torch.ones(2)
+    for shared in (False, True):
+        module = caesura.wrap(WritesAndReads(shared))
+        torch._dynamo.reset()
+        assert [module(x)[0].item() for _ in range(3)] == ([1, 2, 3] if shared else [0, 0, 0])
+
+
 def test_a_module_that_changes_is_noticed():
     module, x = Structured("tensor"), torch.randn(5, 6)
     hit(module, x)

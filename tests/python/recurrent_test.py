@@ -124,13 +124,19 @@ def test_given_states_have_gradients():
     agree(Given(module), caesura.wrap(Given(wrapped._original)), torch.randn(5, 3, 8), *states)
 
 
-def test_without_gradients_and_within_autocast():
-    module = Net(nn.LSTM, num_layers=2)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_without_gradients_and_within_autocast(kind):
+    module = Net(kind, num_layers=2)
     wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(5, 3, 8)
     with torch.no_grad(), caesura.strict():
         torch.testing.assert_close(wrapped(x), module(x), rtol=1e-5, atol=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
-        given, expected = wrapped(x), module(x)
+        try:
+            expected = module(x)
+        except RuntimeError as error:  # PyTorch's LSTM on chips without AVX-512
+            assert "could not create a primitive descriptor" in str(error)
+            return
+        given = wrapped(x)
     assert given.dtype == expected.dtype
     torch.testing.assert_close(given, expected, rtol=3e-2, atol=3e-2)  # eager rounds to bfloat16 inside of the layers, too
 

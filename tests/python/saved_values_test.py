@@ -104,3 +104,27 @@ def test_reads_behind_a_write_see_it(training):
         for _ in range(2):
             torch.testing.assert_close(wrapped(x), eager(x))
     assert module.calls == 2
+
+
+def test_batch_norms_within_a_checkpoint():
+    """PyTorch's own torch.compile counts such a batch once, too; eager twice."""
+    class Block(torch.nn.Module):
+        def __init__(self, checkpointed):
+            super().__init__()
+            torch.manual_seed(0)
+            self.checkpointed = checkpointed
+            self.block = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Tanh())
+
+        def forward(self, x):
+            if self.checkpointed:
+                return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+            return self.block(x)
+
+    torch._dynamo.reset()
+    x = torch.randn(6, 4)
+    expected, module = Block(False), Block(True)
+    for net in (expected, caesura.wrap(module)):
+        net(x).square().sum().backward()
+    for a, b in zip((*module.buffers(), *(p.grad for p in module.parameters())),
+                    (*expected.buffers(), *(p.grad for p in expected.parameters())), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -56,10 +56,10 @@ class Again:
     def run(self, tensors, sizes, random):
         """(stand-ins for `tensors`, the graph's outputs): stand-ins, so that an input that depends on another one does not
         pass its gradient on to it."""
+        what = "create_graph=True" if torch.is_grad_enabled() else "is_grads_batched=True"
         if self.refusal:
-            raise RuntimeError(f"caesura: create_graph=True through a module {self.refusal}")
-        fall_back([("backward(create_graph=True)", "derivatives of derivatives are PyTorch's: the forward is run again in "
-                    "eager", _caller())])
+            raise RuntimeError(f"caesura: {what} through a module {self.refusal}")
+        fall_back([(f"backward({what})", "such derivatives are PyTorch's: the forward is run again in eager", _caller())])
         with torch.enable_grad(), contextlib.ExitStack() as casts, torch.random.fork_rng([], enabled=self.random):
             for device, enabled, dtype in self.autocast:
                 casts.enter_context(torch.autocast(device, dtype, enabled))
@@ -110,10 +110,11 @@ class _Drawing(TorchDispatchMode):
 
 
 def _gradients(ys, dys, tensors):
-    """Of those of `tensors` that require one, with derivatives of their own. A `dy` of None is no gradient."""
+    """Of those of `tensors` that require one, with derivatives of their own where such are recorded. A `dy` of None is no
+    gradient."""
     pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if dy is not None]
     return list(torch.autograd.grad([y for y, _ in pairs], [t for t in tensors if t.requires_grad], [dy for _, dy in pairs],
-                                    create_graph=True, allow_unused=True, materialize_grads=True))
+                                    create_graph=torch.is_grad_enabled(), allow_unused=True, materialize_grads=True))
 
 
 def differentiate(key, tensors, sizes, gradients, random):

@@ -17,9 +17,10 @@ from caesura import call_cache, program_cache
 from caesura.again import differentiable_again
 from caesura.aten import TABLE
 from caesura.aten.complex_values import in_pairs
+from caesura.aten.strides import lay_results
 from caesura.captured_call import describe_call, open_call
 from caesura.fingerprint import Unkeyed
-from caesura.graph_program import GraphProgram
+from caesura.graph_program import VIEWS, GraphProgram
 from caesura.grouped_attention import take_unrepeated
 from caesura.recurrent import by_layers
 from caesura.reports import StrictError, fall_back
@@ -75,7 +76,10 @@ class _Captured:
 
     def compile_forward(self, module, example_inputs):
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
-        self.forward, self.metadata = self._program(module), TracingContext.get().fw_metadata
+        self.metadata = TracingContext.get().fw_metadata
+        if not self.away:
+            lay_results(module.graph, VIEWS, len(self.metadata.mutated_inp_runtime_indices), self.metadata.num_forward)
+        self.forward = self._program(module)
         return _boxed(lambda: self.forward)
 
     def compile_backward(self, module, example_inputs):

@@ -76,7 +76,8 @@ def registered() -> bool:
             return False
     except NotImplementedError:  # built for another PyTorch
         return False
-    _library().impl("differentiate", differentiate, "CompositeImplicitAutograd")
+    for key in ("CompositeImplicitAutograd", "Batched", "FuncTorchBatched"):
+        _library().impl("differentiate", differentiate, key)
     return True
 
 

@@ -77,6 +77,7 @@ class Fingerprint:
         self.watch = _core.Watch()
         self.functions = {}  # that were met, neither PyTorch's nor the standard library's, by what traced() gives of their code
         self.tensors = set()  # their ids
+        self._memory = {}  # storages of tensors, numbered
         self._hash = hashlib.sha256()
         self._numbers, self._held = {}, []
         _add_surroundings(self)
@@ -185,6 +186,9 @@ class Fingerprint:
             raise Unkeyed("a tensor with hooks or lazy signs")
         self.tensors.add(id(value))
         self._say(type(value).__name__, value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
+        storage = value.untyped_storage()
+        if storage.nbytes():
+            self._say("memory", self._memory.setdefault(storage._cdata, len(self._memory)), value.storage_offset())
         self.watch.tensor(value, False)
         for name in sorted(vars(value)):
             if not name.startswith("_dynamo_"):  # which dynamo gives to parameters

@@ -11,6 +11,7 @@ from caesura import _core
 from caesura.aten import TABLE, Refused, import_graph
 from caesura.aten.complex_values import has_complex
 from caesura.aten.graph_import import Importer, describe, is_symbolic
+from caesura.aten.strides import lay_arguments
 from caesura.aten.writer import Tensor, is_static, make_model
 from caesura.reports import RECORD, fall_back
 
@@ -64,6 +65,7 @@ class GraphProgram:
         self.graph = module.graph
         _draw_early(self.graph)
         _cancel_transposes(self.graph)
+        lay_arguments(self.graph, VIEWS)  # what is left is of the caller's tensors, which PyTorch looks at
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])

@@ -87,7 +87,8 @@ torch.library.register_autograd("caesura::recurrent", _backward, setup_context=_
 def _call(kind, x, hx, weights, has_biases, layers, dropout, training, bidirectional, batch_first):
     """What torch._VF.lstm, gru, rnn_tanh and rnn_relu compute."""
     directions, states, lasts = 2 if bidirectional else 1, hx if KINDS[kind][2] else (hx,), []
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    # Under autocast PyTorch's GRU gives float32, from its state of zeros, the others the dtype of their products.
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") and kind != "gru" else None
     x = x.transpose(0, 1) if batch_first else x
     step = 4 if has_biases else 2
     for layer in range(layers):

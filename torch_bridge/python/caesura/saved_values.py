@@ -12,6 +12,7 @@ import torch
 from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import CheckpointPolicy
 
 from caesura.graph_program import VIEWS
 from caesura.grouped_attention import take_unrepeated
@@ -26,10 +27,20 @@ def partition(joint_module, inputs, *, num_fwd_outputs, **options):
     """PyTorch's min-cut partition of a joint graph, with bases saved in the place of their views."""
     take_unrepeated(joint_module.graph)
     _merge_equal(joint_module.graph)
+    _save_batch_norms(joint_module.graph)
     with config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
         forward, backward = min_cut_rematerialization_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
     _save_bases(forward, backward, num_fwd_outputs)
     return forward, backward
+
+
+def _save_batch_norms(graph):
+    """Within a checkpoint, too, what a training batch norm gives is saved: to compute it again takes the running statistics,
+    which it has written to by then."""
+    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
+        if node.args[5]:
+            for result in (node, *node.users):
+                result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _merge_equal(graph):

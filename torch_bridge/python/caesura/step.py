@@ -16,7 +16,10 @@ from caesura import _core, fingerprint, program_cache, step_cache
 from caesura.aten.complex_values import in_pairs
 from caesura.aten.cuts import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
 from caesura.aten.forward import DECOMPOSED_TWICE, KEPT, ForwardImporter
+from caesura.aten.graph_import import describe
+from caesura.aten.linalg_checks import join_checks
 from caesura.aten.own_gradient import parts_of, take_functions
+from caesura.aten.strides import lay_arguments
 from caesura.backend import decompositions
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
@@ -216,9 +219,14 @@ class CompiledStep(_core.StepCalls):
             table |= get_decompositions(DECOMPOSED_TWICE)
 
         def keep(module, inputs):
+            metadata = TracingContext.get().fw_metadata
+            join_checks(module, len(metadata.tokens))
+            left = lay_arguments(module.graph, ())
+            if left:
+                raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")
             if differentiates:
                 drop_detached(module)
-            captured.append((in_pairs(module, real_inputs=True), TracingContext.get().fw_metadata))
+            captured.append((in_pairs(module, real_inputs=True), metadata))
             return module.forward
 
         compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=table)

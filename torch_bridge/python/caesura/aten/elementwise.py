@@ -270,21 +270,34 @@ def div_mode(w, node, a, b, rounding="floor"):
     dtype, shape = result(node)
     if rounding is None:
         return div(w, node, a, b)
-    a, b = operand(w, a, dtype), operand(w, b, dtype)
-    if dtype.is_floating_point:
-        quotient = w.make("Div", [a, b], dtype, shape)
-        return w.make("Floor", [quotient], dtype, shape) if rounding == "floor" else trunc(w, node, quotient)
-    quotient = w.make("Div", [a, b], dtype, shape)  # towards zero
     if rounding == "trunc":
-        return quotient
-    # One less where the remainder, of the divisor's sign, shows that the division was inexact and negative.
-    remainder = w.make("Sub", [a, w.make("Mul", [quotient, b], dtype, shape)], dtype, shape)
-    zero = w.constant(0, dtype)
-    inexact = w.make("Not", [w.make("Equal", [remainder, zero], torch.bool, shape)], torch.bool, shape)
-    signs = [w.make("Less", [v, zero], torch.bool, v.shape) for v in (remainder, b)]
-    differ = w.make("Xor", signs, torch.bool, shape)
-    lower = w.cast(w.make("And", [inexact, differ], torch.bool, shape), dtype)
-    return w.make("Sub", [quotient, lower], dtype, shape)
+        quotient = w.make("Div", [operand(w, a, dtype), operand(w, b, dtype)], dtype, shape)
+        return trunc(w, node, quotient) if dtype.is_floating_point else quotient
+    stated = dtype
+    if dtype in (torch.float16, torch.bfloat16) and not isinstance(b, Tensor):
+        dtype = torch.float32  # as PyTorch divides by a number
+    a, b = operand(w, a, dtype), operand(w, b, dtype)
+    rest = w.make("Mod", [a, b], dtype, shape, fmod=1)
+    lower = w.cast(_is_beyond(w, rest, b), dtype)
+    if not dtype.is_floating_point:
+        return w.make("Sub", [w.make("Div", [a, b], dtype, shape), lower], dtype, shape)
+    # A quotient that is rounded may be the next whole number, as Python's divmod knows; a whole one is that up to rounding.
+    whole = w.make("Div", [w.make("Sub", [a, rest], dtype, shape), b], dtype, shape)
+    whole = w.make("Sub", [whole, lower], dtype, shape)
+    floor = w.make("Floor", [whole], dtype, shape)
+    above = w.make("Greater", [w.make("Sub", [whole, floor], dtype, shape), w.constant(0.5, dtype)], torch.bool, shape)
+    floor = w.make("Add", [floor, w.cast(above, dtype)], dtype, shape)
+    by_zero = w.make("Floor", [w.make("Div", [a, b], dtype, shape)], dtype, shape)
+    is_by_zero = w.make("Equal", [b, w.constant(0, dtype)], torch.bool, b.shape)
+    return w.cast(w.make("Where", [is_by_zero, by_zero, floor], dtype, shape), stated)
+
+
+def _is_beyond(w, rest, b):
+    """Where fmod's rest, which has the dividend's sign, is not the divisor's."""
+    zero = w.constant(0, rest.dtype)
+    some = w.make("Not", [w.make("Equal", [rest, zero], torch.bool, rest.shape)], torch.bool, rest.shape)
+    signs = [w.make("Less", [v, zero], torch.bool, v.shape) for v in (rest, b)]
+    return w.make("And", [some, w.make("Xor", signs, torch.bool, rest.shape)], torch.bool, rest.shape)
 
 
 @raises(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
@@ -322,8 +335,8 @@ def remainder(w, node, a, b):
     a, b = operand(w, a, dtype), operand(w, b, dtype)
     if not dtype.is_floating_point:
         return w.make("Mod", [a, b], dtype, shape, fmod=0)
-    quotient = w.make("Floor", [w.make("Div", [a, b], dtype, shape)], dtype, shape)
-    return w.make("Sub", [a, w.make("Mul", [quotient, b], dtype, shape)], dtype, shape)
+    rest = w.make("Mod", [a, b], dtype, shape, fmod=1)
+    return w.make("Where", [_is_beyond(w, rest, b), w.make("Add", [rest, b], dtype, shape), rest], dtype, shape)
 
 
 def _comparison(op_type, negated=False):
