@@ -285,3 +285,37 @@ def test_quotients_that_round_to_whole_numbers(dtype):
     for got, expected in zip(torch.compile(function, backend="caesura")(a, b), function(a, b), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def beside(function, *arguments):
+    torch._dynamo.reset()
+    got, expected = torch.compile(function, backend="caesura")(*arguments), function(*arguments)
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_beside_halves_are_not_rounded(dtype):
+    """A loss's scale, above all."""
+    def function(t, number):
+        return t * 1e5, t / 1e5, t * 1e-8 * 1e8, t / 3.3, t * number, t / number, 3.3 / t, t.sum() * 65536.0, t * 0.1
+
+    beside(function, torch.tensor([1e-3, 0.5, 3.0, 100.0]).to(dtype), torch.tensor(7e4))
+
+
+def test_truth_of_nothing():
+    def function(t):
+        none = t[:0]
+        return (none.any(), none.all(), (none > 0).any(), t.view(1, 3)[:, :0].any(1), t.any(), t.all(), t.to(torch.uint8).any(),
+                t.to(torch.uint8).all(), t.view(3, 1).any(1, keepdim=True), t.view(3, 1).all(0))
+
+    beside(function, torch.tensor([0.0, -3.0, 1.0]))
+
+
+def test_numbers_that_a_type_does_not_hold():
+    def function(t):
+        return t == 256, t + 300, t > 2**40, t > -1, t * -1
+
+    for dtype in (torch.uint8, torch.int8, torch.int32):
+        beside(function, torch.tensor([0, 100, 127]).to(dtype))

@@ -211,7 +211,10 @@ def operand(w, value, dtype):
         if isinstance(value, Scalar):
             return w.cast(w.scalar(value), dtype)
         raise Refused(f"an operand of type {type(value).__name__}")
-    return w.constant(value, dtype)
+    try:
+        return w.constant(value, dtype)
+    except (RuntimeError, OverflowError):
+        raise Refused(f"{value}, which is no {dtype}") from None
 
 
 def common_dtype(a, b) -> torch.dtype:
@@ -221,6 +224,25 @@ def common_dtype(a, b) -> torch.dtype:
             return torch.empty((1,) * value.rank, dtype=value.dtype)
         return 1 if isinstance(value, Scalar) else value
     return torch.result_type(sample(a), sample(b))
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _is_finer(value, dtype) -> bool:
+    """Whether it is a number, or a tensor of one, that the dtype would round."""
+    if isinstance(value, Tensor):
+        return value.rank == 0 and value.dtype in (torch.float32, torch.float64)
+    return isinstance(value, Scalar) or torch.tensor(value, dtype=torch.float64).to(dtype).item() != value
+
+
+def scaling(w, op_type, node, a, b):
+    """A product or quotient: of halves PyTorch takes numbers in float32."""
+    dtype, shape = result(node)
+    if dtype not in _HALVES or not (_is_finer(a, dtype) or _is_finer(b, dtype)):
+        return arithmetic(w, op_type, node, a, b)
+    made = w.make(op_type, [operand(w, a, torch.float32), operand(w, b, torch.float32)], torch.float32, shape)
+    return w.cast(made, dtype)
 
 
 def arithmetic(w, op_type, node, a, b):
@@ -257,12 +279,12 @@ def rsub(w, node, a, b, alpha):
 def mul(w, node, a, b):
     if result(node)[0] == torch.bool:
         return w.make("And", [a, operand(w, b, torch.bool)], *result(node))
-    return arithmetic(w, "Mul", node, a, b)
+    return scaling(w, "Mul", node, a, b)
 
 
 @raises(aten.div.Tensor, aten.div.Scalar)
 def div(w, node, a, b):
-    return arithmetic(w, "Div", node, a, b)
+    return scaling(w, "Div", node, a, b)
 
 
 @raises(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -274,7 +296,7 @@ def div_mode(w, node, a, b, rounding="floor"):
         quotient = w.make("Div", [operand(w, a, dtype), operand(w, b, dtype)], dtype, shape)
         return trunc(w, node, quotient) if dtype.is_floating_point else quotient
     stated = dtype
-    if dtype in (torch.float16, torch.bfloat16) and not isinstance(b, Tensor):
+    if dtype in _HALVES and not isinstance(b, Tensor):
         dtype = torch.float32  # as PyTorch divides by a number
     a, b = operand(w, a, dtype), operand(w, b, dtype)
     rest = w.make("Mod", [a, b], dtype, shape, fmod=1)

@@ -78,18 +78,23 @@ def prod(w, node, x, axis=None, keepdim=False, *options):
     return reduce(w, "ReduceProd", w.cast(x, result(node)[0]), _axes(axis, x.rank), keepdim, *result(node))
 
 
-def _truth(op_type):
-    """any is the greatest of the truth values, all the least."""
-    def write(w, node, x, axes=None, keepdim=False):
-        _, shape = result(node)
-        truth = w.cast(w.cast(x, torch.bool), torch.int32)
-        return w.cast(reduce(w, op_type, truth, _axes(axes, x.rank), keepdim, torch.int32, shape), torch.bool)
-    return write
+def _all(w, x, axes, keepdim, shape):
+    """The least of the truth values; of none it is true."""
+    return w.cast(reduce(w, "ReduceMin", w.cast(x, torch.int32), axes, keepdim, torch.int32, shape), torch.bool)
 
 
-for _packet, _op_type in ((aten.any, "ReduceMax"), (aten.all, "ReduceMin")):
-    for _overload in (_packet.default, _packet.dim, _packet.dims):
-        TABLE[_overload] = _truth(_op_type)
+@raises(aten.all.default, aten.all.dim, aten.all.dims)
+def all_true(w, node, x, axes=None, keepdim=False):
+    dtype, shape = result(node)
+    return w.cast(_all(w, w.cast(x, torch.bool), _axes(axes, x.rank), keepdim, shape), dtype)
+
+
+@raises(aten.any.default, aten.any.dim, aten.any.dims)
+def any_true(w, node, x, axes=None, keepdim=False):
+    dtype, shape = result(node)
+    false = w.make("Not", [w.cast(x, torch.bool)], torch.bool, x.shape)
+    none = _all(w, false, _axes(axes, x.rank), keepdim, shape)
+    return w.cast(w.make("Not", [none], torch.bool, shape), dtype)
 
 
 @raises(aten.var.correction)
