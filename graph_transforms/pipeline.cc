@@ -90,7 +90,7 @@ PassList StepPasses(const ProviderList& providers, std::unordered_set<std::strin
   passes.push_back(MakeShapeInferencePass());
   passes.push_back(MakeRedundantNodesPass());
   // Rules ask for the same shapes, masks and transposed values again and again.
-  passes.push_back(MakeCommonSubexpressionPass({}));
+  passes.push_back(MakeCommonSubexpressionPass(changing));
   // For graphs that were captured with their backward: all others have none left.
   passes.push_back(MakeSplitSlicesPass());
   // Gradients of means and sums broadcast where they are used.

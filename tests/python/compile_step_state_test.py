@@ -256,3 +256,56 @@ def test_refuses_what_gradients_or_files_would_not_see(make, why):
         compiled(module)(x, y)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
     assert torch.equal(x, given) and module.seen is None
+
+
+# --- norms ------------------------------------------------------------------------------------------------------
+
+NORMS = {
+    # Its statistics are means of a batch norm's; they begin as weights and biases do, and move apart.
+    "instance norm": lambda: torch.nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+    "instance norm, plain": lambda: torch.nn.InstanceNorm2d(3, track_running_stats=True),
+    "batch norm, plain": lambda: torch.nn.BatchNorm2d(3, affine=False),
+    "batch norm without statistics": lambda: torch.nn.BatchNorm2d(3, track_running_stats=False),
+}
+
+
+class Normed(torch.nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Conv2d(2, 3, 3), norm, torch.nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        return (self.last(self.norm(self.first(x))) * torch.arange(4.0)).square().mean()
+
+
+def steps_as_eager(module, x_of):
+    other = copy.deepcopy(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in (module, other)]
+    step = caesura.compile_step(other, None, optimizers[1])
+    for _ in range(4):
+        x = x_of()
+        optimizers[0].zero_grad()
+        loss = module(x)
+        loss.backward()
+        optimizers[0].step()
+        assert step(x).item() == pytest.approx(loss.item(), rel=1e-5)
+    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda m: f"{name}: {m}")
+    return other, optimizers[1]
+
+
+@pytest.mark.parametrize("make", NORMS.values(), ids=NORMS)
+def test_norms(make):
+    torch._dynamo.reset()
+    steps_as_eager(Normed(make()), lambda: torch.randn(2, 2, 8, 8))
+
+
+def test_channels_last():
+    torch._dynamo.reset()
+    module = Normed(torch.nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+    other, optimizer = steps_as_eager(module, lambda: torch.randn(2, 2, 8, 8).to(memory_format=torch.channels_last))
+    assert other.first.weight.is_contiguous()
+    state = optimizer.state_dict()
+    state["state"][0]["momentum_buffer"] = state["state"][0]["momentum_buffer"].to(memory_format=torch.channels_last)
+    optimizer.load_state_dict(state)
+    caesura.compile_step(other, None, optimizer)(torch.randn(2, 2, 8, 8))

@@ -69,7 +69,9 @@ class Recipe:
     def bindings(self, parameter) -> dict:
         """Tensors of PyTorch's that a session's steps write to, by what the session calls them (".NAME" follows)."""
         names = _OPTIMIZERS[type(self.optimizer)][2](self.trained[id(parameter)])
-        return {f"optimizer.{name}": self.optimizer.state[parameter][name] for name in names}
+        state = self.optimizer.state[parameter]
+        state.update((name, state[name].contiguous()) for name in names)
+        return {f"optimizer.{name}": state[name] for name in names}
 
     def begin(self, session, micro_steps: int) -> None:
         """Before a step of the session."""

@@ -71,6 +71,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             loss = step(inputs, targets)
             scheduler.step()
 
+    module: parameters in another memory format (channels_last) become contiguous: each kernel takes the order that suits it.
     loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]); None when the module returns its loss (a scalar, or
         an object or dict with `loss`) and takes all arguments.
     optimizer: its parameters train; SGD, Adam, AdamW and RMSprop are written into the program, and their state lies in
@@ -247,6 +248,8 @@ class CompiledStep(_core.StepCalls):
     def _first(self, args, kwargs) -> torch.Tensor:
         """A call that none of `_calls` fits."""
         self._refuse_hooks()
+        for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
+            parameter.data = parameter.data.contiguous()
         key = None
         if not self._capturing:
             key = self._key(args, kwargs)

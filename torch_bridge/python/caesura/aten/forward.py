@@ -20,16 +20,23 @@ from caesura.aten.writer import DOMAIN, Scalar, Tensor, make_model, onnx_type
 from caesura.reports import fall_back
 
 
+def _is_made_into_more(node, index):
+    """Whether the new statistic is not only left in its buffer (an instance norm's is a mean of it)."""
+    return any(user.args[1] == index and any(reader.op != "output" for reader in user.users) for user in node.users)
+
+
 def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
     if not training:
         none = w.full(0, x.dtype, (0,))
         return fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
-    if is_read(node, 1) or is_read(node, 2):
+    if is_read(node, 1) or is_read(node, 2) or _is_made_into_more(node, 3) or _is_made_into_more(node, 4):
         return TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
     if momentum is None:
         raise Refused("running statistics as a plain mean of all batches")
     dtype, shape = result(node, 0)
     x = w.cast(x, mean.dtype)
+    weight = w.full(1, mean.dtype, mean.shape) if weight is None else weight
+    bias = w.full(0, mean.dtype, mean.shape) if bias is None else bias
     y = w.make("BatchNormalization", [x, weight, bias, mean, variance], x.dtype, shape, epsilon=float(epsilon),
                momentum=1 - float(momentum))
     return w.cast(y, dtype), None, None, mean, variance  # the training session writes the new statistics
