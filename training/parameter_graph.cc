@@ -183,9 +183,6 @@ Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes) {
   std::unordered_set<std::string> changing(trainable.begin(), trainable.end());
   for (const std::string& name : StatisticNames(*model.graph)) changing.insert(name);
-  for (const auto& node : model.graph->nodes()) {
-    if (node->Is("Assign", kTrainingDomain)) changing.insert(node->inputs()[0]->name());
-  }
   return RunPasses(ForwardPasses(std::move(changing)), model, disabled_passes).status();
 }
 

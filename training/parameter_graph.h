@@ -79,8 +79,7 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
 Result<std::unique_ptr<ParameterGraph>> OpenCaptured(Model model, const ProviderFallback::MakeProvider& make_provider,
                                                      int threads);
 
-// The forward passes, on a model whose initializers named in `trainable`, running statistics and what Assign writes to
-// change between runs.
+// The forward passes, on a model whose initializers named in `trainable` and running statistics change between runs.
 Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
                         const std::vector<std::string>& disabled_passes);
 

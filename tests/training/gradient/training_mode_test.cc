@@ -7,6 +7,7 @@
 #include "core/graph/graph_check.h"
 #include "core/graph/graph_text.h"
 #include "training/kernels/training_ops.h"
+#include "training/training_session.h"
 
 namespace caesura {
 namespace {
@@ -105,6 +106,22 @@ TEST_F(TrainingMode, WhatAModelAssignsIsWrittenBehindAStep) {
   EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("needs an initializer"));
   load("n = ai.caesura.Assign(u, u) m = ai.caesura.Assign(u, n) y = Identity(x)");
   EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("that nothing else writes to"));
+}
+
+// u and k are equal when the model is read, and only then.
+TEST_F(TrainingMode, WhatAModelAssignsIsNoConstant) {
+  Load("(float[2,3] x) => (float loss, float[3] n) <float[3] u = {1,1,1}, float[3] k = {1,1,1}, float[3] w = {1,1,1}, "
+       "int64[1] axes = {0}>",
+       "a = Mul(x, u) b = Mul(x, k) d = Sub(a, b) y = Mul(d, w) m = ReduceMean<keepdims = 0>(x, axes) "
+       "n = ai.caesura.Assign(u, m) loss = ReduceMean<keepdims = 0>(y)");
+  TrainingOptions options;
+  options.step.loss = Loss::Output("loss");
+  options.step.trainable = {"w"};
+  options.step.optimizer = Sgd{.learning_rate = 0};
+  auto session = TrainingSession::Create(std::move(model_), options).value();
+  const Tensor x = Tensor::Of<float>(Shape{2, 3}, {3, 3, 3, 3, 3, 3});
+  EXPECT_EQ(session->Step({{"x", x}}).value(), 0);
+  EXPECT_EQ(session->Step({{"x", x}}).value(), 6);
 }
 
 TEST_F(TrainingMode, DropoutDrops) {

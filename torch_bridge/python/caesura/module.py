@@ -19,6 +19,7 @@ from caesura.dynamo_code import is_plain
 from caesura.fingerprint import Unkeyed
 from caesura.places import mark_changing
 from caesura.reports import refusing
+from caesura.stand_ins import capturing
 
 _CALL = "_call_impl"  # of nn.Module: what is captured
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
@@ -107,7 +108,7 @@ class _Calls:
         self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
-        with refusing(), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, allow_rnn=True):  # hooks that come later are noticed
+        with refusing(), capturing(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):

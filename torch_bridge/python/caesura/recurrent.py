@@ -127,5 +127,3 @@ def by_layers(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             node.args, node.target = (_FUNCTIONS[node.target], *node.args), _call
     module.recompile()
     return module
-
-

@@ -4,6 +4,7 @@
 import functools
 import inspect
 import logging
+import warnings
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -25,14 +26,17 @@ from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import RATES, Recipe, Stepping, describe_optimizer
 from caesura.recurrent import by_layers
+from caesura.stand_ins import capturing
 from caesura.step_call import find_guards, find_sources, open_call
 from caesura.step_program import Captured, CapturedStep, StepProgram, StepRefused
 
 
 def _logging_calls():
-    """Methods of loggers that only write, those that libraries have added to the class (warning_once) included."""
+    """What only tells people something: print, warnings, methods of loggers, with those that libraries have added to the
+    class (warning_once)."""
     stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
-    return {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
+    methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
+    return methods | {print, warnings.warn}
 
 
 def _as_leaf(value):
@@ -90,9 +94,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     none.
 
     Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. Programs are
-    captured at the first call and for inputs that no program was captured for; logging calls are left out. Calls that have no equivalent
-    in ONNX ops are PyTorch's inside of the program, with a FallbackWarning; StepRefused tells of what cannot be captured,
-    with nothing changed. Not for use from several threads at the same time.
+    captured at the first call and for inputs that no program was captured for; calls of loggers, warnings and print are left
+    out. Calls that have no equivalent in ONNX ops are PyTorch's inside of the program, with a FallbackWarning; StepRefused
+    tells of what cannot be captured, with nothing changed. Not for use from several threads at the same time.
     """
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                         threads)
@@ -344,7 +348,7 @@ class CompiledStep(_core.StepCalls):
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported:
                         pass  # a new capture, which a logging call stands in the way of; nothing has run
-                with torch._dynamo.config.patch(ignore_logging_functions=_logging_calls(), allow_rnn=True, **_GRADIENTS):
+                with capturing(ignore_logging_functions=_logging_calls(), **_GRADIENTS):
                     try:
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported as error:

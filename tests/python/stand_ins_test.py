@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of PyTorch's that look at values, in captured graphs: caesura/stand_ins.py. (CTC losses: ctc_test.py.)"""
+
+import copy
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+
+MASK = torch.nn.Transformer.generate_square_subsequent_mask(6)
+MASKS = {"causal": MASK, "another": MASK.masked_fill(torch.ones(6, 6).tril(-4) > 0, -torch.inf)}
+
+
+class Masked(torch.nn.Module):
+    """Both parts of nn.Transformer, with masks and no word on whether they are causal."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = torch.nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True)
+
+    def forward(self, source, target, mask):
+        return self.transformer(source, target, src_mask=mask, tgt_mask=mask)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masks_of_transformers(mask):
+    torch._dynamo.reset()
+    module = Masked().double()
+    other, third = copy.deepcopy(module), copy.deepcopy(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, other)]
+    inputs = torch.randn(2, 3, 6, 8, dtype=torch.float64)
+    weights = torch.randn(3, 6, 8, dtype=torch.float64)
+    mask = mask.double()
+    step = caesura.compile_step(other, lambda out, weights: (out * weights).sum(), optimizers[1])
+    with caesura.strict():
+        torch.testing.assert_close(caesura.wrap(third)(*inputs, mask), module(*inputs, mask), rtol=1e-8, atol=1e-8)
+    for _ in range(3):
+        optimizers[0].zero_grad()
+        loss = (module(*inputs, mask) * weights).sum()
+        loss.backward()
+        optimizers[0].step()
+        assert step(*inputs, mask, weights).item() == pytest.approx(loss.item(), rel=1e-8)
+
+
+def test_what_only_tells_people_something():
+    class Talking(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def forward(self, x, y):
+            warnings.warn("said once more")
+            print("a batch of", x.shape[0])
+            return torch.nn.functional.mse_loss(self.layer(x), y)
+
+    torch._dynamo.reset()
+    module = Talking()
+    step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.1))
+    x = torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = module(x, x[:, :1]).item()
+        assert step(x, x[:, :1]).item() == pytest.approx(expected, rel=1e-6)
