@@ -48,6 +48,15 @@ def test_the_second_call_goes_past_dynamo(monkeypatch):
     both(first, second)
 
 
+def test_a_global_that_changes_and_is_named_as_an_attribute_is(monkeypatch):
+    scope = Net.forward.__globals__
+    monkeypatch.setitem(scope, "first", 0.0)
+    first, second = pair(Net())
+    both(first, second)
+    monkeypatch.setattr(second[2], "_first", lambda *args, **kwargs: pytest.fail("more than the attribute was looked at"))
+    both(first, second, lambda module, optimizer: scope.update(first=scope["first"] + 1))
+
+
 @pytest.mark.parametrize("change", [
     lambda module, optimizer: setattr(module.first.weight, "data", module.first.weight.data * 0.5),
     lambda module, optimizer: module.load_state_dict({k: v * 0.9 for k, v in module.state_dict().items()}),

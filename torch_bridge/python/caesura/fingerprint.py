@@ -12,6 +12,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
@@ -65,6 +66,12 @@ class _Dict(dict):
 
 class _OrderedDict(collections.OrderedDict):
     """The same of an ordered one."""
+
+
+def _globals_of(code) -> list:
+    """The names that it reads or writes as globals, in their order."""
+    named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))}
+    return [name for name in code.co_names if name in named]
 
 
 class Fingerprint:
@@ -302,18 +309,19 @@ class Fingerprint:
                 self.add(function.__kwdefaults__)
                 self._add_items(vars(function))
                 self._add_cells(function)
-            self._add_named(function.__globals__, code.co_names)
+            self._add_named(function.__globals__, code)
         return tuple(traced) in self.functions
 
-    def _add_named(self, scope, names):
+    def _add_named(self, scope, code):
         """What names stand for in a function's globals, in Python's, and in the modules that it names."""
-        for name in names:
+        names, own = code.co_names, _globals_of(code)
+        for name in own:
             if name not in scope and name in vars(builtins) and not _is_special(name):
                 self.add(getattr(builtins, name))
         scopes = [scope] + [vars(sys.modules[name]) for name in names if "." in name and name in sys.modules]  # imports
-        for scope in scopes:
+        for number, scope in enumerate(scopes):
             for name in names:
-                if name not in scope:
+                if name not in scope or (number == 0 and name not in own):  # an attribute may have a global's name
                     continue
                 value = scope[name]
                 self._say(name)
