@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled steps of forwards that take gradients themselves (torch.autograd.grad, torch.func), beside eager."""
+"""Forwards that take gradients themselves (torch.autograd.grad, torch.func), in steps and wrapped, beside eager."""
 
 import copy
 
@@ -34,18 +34,26 @@ class Net(nn.Module):
 
 def agrees(module, *shapes, rate=0.05, count=4):
     data = [[torch.randn(shape) if isinstance(shape, tuple) else shape for shape in shapes] for _ in range(count)]
-    other, losses, expected = copy.deepcopy(module), [], []
-    optimizer = torch.optim.SGD(module.parameters(), lr=rate)  # Adam would hide the gradients' scale
+    other, wrapped = copy.deepcopy(module), copy.deepcopy(module)
+    expected = trained(module, module, data, rate)
+    step = caesura.compile_step(other, None, torch.optim.SGD(other.parameters(), lr=rate))
+    assert [step(*batch).item() for batch in data] == pytest.approx(expected, rel=2e-5)
+    same(module, other)
+    assert trained(caesura.wrap(wrapped), wrapped, data, rate) == pytest.approx(expected, rel=2e-5)
+    same(module, wrapped)
+    assert "create_graph" not in str(caesura.report())
+
+
+def trained(call, module, data, rate):
+    """Losses of steps in which PyTorch takes the gradients of a call."""
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=rate), []  # Adam would hide the gradients' scale
     for batch in data:
         optimizer.zero_grad()
-        loss = module(*(t.clone() for t in batch))
+        loss = call(*(t.clone() for t in batch))
         loss.backward()
         optimizer.step()
-        expected.append(loss.item())
-    step = caesura.compile_step(other, None, torch.optim.SGD(other.parameters(), lr=rate))
-    losses = [step(*batch).item() for batch in data]
-    assert losses == pytest.approx(expected, rel=2e-5)
-    same(module, other)
+        losses.append(loss.item())
+    return losses
 
 
 # --- torch.autograd.grad ----------------------------------------------------------------------------------------

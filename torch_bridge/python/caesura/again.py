@@ -117,6 +117,7 @@ def _gradients(ys, dys, tensors):
                                     create_graph=torch.is_grad_enabled(), allow_unused=True, materialize_grads=True))
 
 
+@torch._dynamo.disable  # which sees it where a forward that it traces calls backward
 def differentiate(key, tensors, sizes, gradients, random):
     """caesura::differentiate (captured_call.h)."""
     again = Again.of(key)

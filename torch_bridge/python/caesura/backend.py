@@ -17,6 +17,8 @@ from caesura import call_cache, program_cache
 from caesura.again import differentiable_again
 from caesura.aten import TABLE
 from caesura.aten.complex_values import in_pairs
+from caesura.aten.cuts import takes_gradients
+from caesura.aten.own_gradient import parts_of
 from caesura.aten.strides import lay_results
 from caesura.captured_call import describe_call, open_call
 from caesura.fingerprint import Unkeyed
@@ -132,7 +134,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
                                  inference_compiler=captured.compile_forward, decompositions=table,
                                  partition_fn=default_partition if away else partition)
     with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
-        compiled = compile_graph(module if away else by_layers(module), example_inputs)
+        as_it_is = away or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
+        compiled = compile_graph(module if as_it_is else by_layers(module), example_inputs)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:
         return compiled

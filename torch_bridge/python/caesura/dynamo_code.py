@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that dynamo puts in a function's place."""
+"""What code does: that which dynamo puts in a function's place, and what a function names."""
 
 import dis
 
@@ -36,3 +36,9 @@ def is_plain(code) -> bool:
             return False
         before = i if i.opname != "CACHE" else before
     return True
+
+
+def globals_of(code) -> list:
+    """The names that it reads or writes as globals, in their order."""
+    named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))}
+    return [name for name in code.co_names if name in named]

@@ -12,7 +12,6 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
@@ -30,13 +29,14 @@ import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
 from caesura import _core
+from caesura.dynamo_code import globals_of
 from caesura.places import leaves
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
          torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}
 _SILENT = {"math", "cmath", "operator", "_operator", "functools", "_functools", "itertools", "typing", "types", "collections",
-           "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib",
-           "numbers", "string", "re", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
+           "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib", "re",
+           "numbers", "string", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
              types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
 # Of classes: what says nothing of calls. Of modules: what only saving and loading asks.
@@ -66,12 +66,6 @@ class _Dict(dict):
 
 class _OrderedDict(collections.OrderedDict):
     """The same of an ordered one."""
-
-
-def _globals_of(code) -> list:
-    """The names that it reads or writes as globals, in their order."""
-    named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))}
-    return [name for name in code.co_names if name in named]
 
 
 class Fingerprint:
@@ -231,8 +225,7 @@ class Fingerprint:
     # --- code ---
 
     def _add_method(self, value):
-        self.add(value.__func__)
-        self.add(value.__self__)
+        self.add((value.__func__, value.__self__))
 
     def _add_partial(self, value):
         self._say("partial")
@@ -314,22 +307,21 @@ class Fingerprint:
 
     def _add_named(self, scope, code):
         """What names stand for in a function's globals, in Python's, and in the modules that it names."""
-        names, own = code.co_names, _globals_of(code)
-        for name in own:
-            if name not in scope and name in vars(builtins) and not _is_special(name):
-                self.add(getattr(builtins, name))
+        names, own = code.co_names, globals_of(code)  # attributes may be named as globals are
+        for name in (n for n in own if n not in scope and n in vars(builtins) and not _is_special(n)):
+            self.add(getattr(builtins, name))
         scopes = [scope] + [vars(sys.modules[name]) for name in names if "." in name and name in sys.modules]  # imports
         for number, scope in enumerate(scopes):
             for name in names:
-                if name not in scope or (number == 0 and name not in own):  # an attribute may have a global's name
+                if name not in scope or (number == 0 and name not in own):
                     continue
                 value = scope[name]
                 self._say(name)
                 self.watch.item(scope, name, value)
                 self.add(value)
-                if isinstance(value, types.ModuleType) and not _is_silent(value.__name__):
-                    if not any(vars(value) is other for other in scopes):
-                        scopes.append(vars(value))
+                is_read = isinstance(value, types.ModuleType) and not _is_silent(value.__name__)
+                if is_read and not any(vars(value) is other for other in scopes):
+                    scopes.append(vars(value))
 
     def _add_cells(self, function):
         for cell in function.__closure__ or ():

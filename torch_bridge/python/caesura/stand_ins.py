@@ -21,6 +21,7 @@ _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.modules.transformer._detect_is_causal_mask: _is_causal,
 }
+_GRADIENTS = {"trace_autograd_ops": True} if hasattr(torch._dynamo.config, "trace_autograd_ops") else {}  # not in 2.12
 
 
 def _traced(function):
@@ -33,7 +34,9 @@ def _traced(function):
 
 @contextlib.contextmanager
 def capturing(**options):
-    """Dynamo traces them so, and takes recurrent layers into its graphs; further options are its own."""
+    """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
+    are its own."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()}
-    with torch._dynamo.config.patch(allow_rnn=True, **options), mock.patch.dict(VariableBuilder._id_dispatch(), builders):
+    with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
+            mock.patch.dict(VariableBuilder._id_dispatch(), builders):
         yield

@@ -57,7 +57,6 @@ def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
 
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
-_GRADIENTS = {"trace_autograd_ops": True} if hasattr(torch._dynamo.config, "trace_autograd_ops") else {}  # in a forward
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 _CAPTURES = 64  # of one step
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
@@ -348,7 +347,7 @@ class CompiledStep(_core.StepCalls):
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported:
                         pass  # a new capture, which a logging call stands in the way of; nothing has run
-                with capturing(ignore_logging_functions=_logging_calls(), **_GRADIENTS):
+                with capturing(ignore_logging_functions=_logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported as error:
