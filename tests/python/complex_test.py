@@ -70,7 +70,30 @@ class Parts(nn.Module):
         return w.real + w.imag + torch.view_as_real(w.mean(0)).sum() + w.to(torch.complex128).imag.to(x.dtype)
 
 
-MODULES = [Rotary, Fourier, Parts]
+class Placed(nn.Module):
+    """Values put into others, and chosen among several."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x):
+        z, rows = torch.complex(self.a(x), self.b(x)), torch.arange(x.shape[0]).flip(0)
+        w = torch.zeros_like(z)
+        w[..., :3] = z[..., 1:] * 2j
+        w[:, 0] = z[:, 1].conj()
+        w[:, 2, 1] = self.a(x)[:, 0, 0].to(z.dtype)
+        w = w.index_add(0, rows, z * 1j, alpha=2).index_copy(2, torch.tensor([3]), z[..., :1])
+        w = torch.where(x[..., :4] > 0, w, z * 3).masked_fill(x[..., 4:8] > 1, 0.5 - 1j)
+        w = w.scatter(2, torch.tensor([2, 1]).expand(*z.shape[:2], 2), z[..., 2:] * 1j)
+        w = w.index_put((rows,), z * w, accumulate=True) + torch.full_like(z, 2j) + torch.full(z.shape, 1 + 1j, dtype=z.dtype)
+        w = w.scatter_add(2, torch.tensor([3, 0]).expand(*z.shape[:2], 2), z[..., :2])
+        w = torch.diagonal_scatter(w, z[:, :4, 0] * 1j, dim1=1, dim2=2)
+        w = F.pad(w, (1, 2), value=1.5)
+        return w.real + w.imag.square()
+
+
+MODULES = [Rotary, Fourier, Parts, Placed]
 
 
 def data(count, time=12, dtype=torch.float32):

@@ -15,12 +15,19 @@ from caesura.aten.table import aten
 
 # What is done to each part alike; complex is the first argument, or all elements of the list that it is.
 _EACH = {
-    aten.alias, aten.cat, aten.clone, aten.cumsum, aten.detach, aten.diagonal, aten.expand, aten.flip, aten.gather, aten.index,
-    aten.index_select, aten.mean, aten.neg, aten._neg_view, aten.permute, aten.repeat, aten.resolve_conj, aten.resolve_neg,
+    aten.alias, aten.cat, aten.clone, aten.cumsum, aten.detach, aten.diagonal, aten.empty_like, aten.expand, aten.flip,
+    aten.gather, aten.index, aten.index_select, aten.mean, aten.neg, aten._neg_view, aten.new_zeros, aten.permute, aten.repeat, aten.resolve_conj, aten.resolve_neg,
     aten.roll, aten.select, aten.select_backward, aten.slice, aten.slice_backward, aten.split, aten.split_with_sizes,
     aten.squeeze, aten.stack, aten.sum, aten.t, aten.transpose, aten.tril, aten.triu, aten.unbind, aten.unsqueeze, aten.view,
-    aten._unsafe_view, aten.reshape,
+    aten._unsafe_view, aten.reshape, aten.zeros_like,
 }
+# What puts values into others, or takes some of several: which arguments are values.
+_PUTS = {
+    aten.constant_pad_nd: (0, 2), aten.copy: (0, 1), aten.diagonal_scatter: (0, 1), aten.index_add: (0, 3), aten.index_copy: (0, 3),
+    aten.index_put: (0, 2), aten.masked_fill: (0, 2), aten.scatter: (0, 3), aten.scatter_add: (0, 3), aten.select_scatter: (0, 1),
+    aten.slice_scatter: (0, 1), aten.where: (1, 2),
+}
+_FILLS = {aten.full, aten.full_like}
 _CONJUGATES = {aten._conj, aten.conj_physical, aten._conj_physical}
 _SUMS = {aten.add, aten.sub}
 _PRODUCTS = {aten.mul, aten.mm, aten.bmm}
@@ -66,6 +73,8 @@ class _Pair:
     def __init__(self, re, im):
         self.re, self.im = re, im
 
+    dtype = property(lambda self: {real: dtype for dtype, real in _REAL.items()}[self.re.dtype])
+
     @functools.cached_property
     def joined(self):
         re, im = torch.broadcast_tensors(self.re, self.im)
@@ -95,7 +104,7 @@ class _Interpreter(torch.fx.Interpreter):
             return _Pair(*args)
         if packet in _CONJUGATES and isinstance(args[0], complex):
             return args[0].conjugate()
-        if any(_is_imaginary(leaf) for leaf in tree_leaves((args, kwargs))):
+        if kwargs.get("dtype") in _REAL or any(map(_is_imaginary, tree_leaves((args, kwargs)))):
             made = _by_parts(target, packet, args, kwargs)
             if made is not None:
                 return made
@@ -105,20 +114,35 @@ class _Interpreter(torch.fx.Interpreter):
 
 def _by_parts(target, packet, args, kwargs):
     """The call's result from the parts of its arguments; None where this does not say how."""
-    first = args[0]
+    first = args[0] if args else None
     if packet in _EACH:
         if not all(isinstance(value, _Pair) for value in (first if isinstance(first, (list, tuple)) else [first])):
             return None
-        if "dtype" in kwargs:
-            kwargs = {**kwargs, "dtype": _REAL.get(kwargs["dtype"])}
+        if kwargs.get("dtype") is not None:
+            if kwargs["dtype"] not in _REAL:
+                return None
+            kwargs = {**kwargs, "dtype": _REAL[kwargs["dtype"]]}
         re, im = (target(_part(first, part), *args[1:], **kwargs) for part in ("re", "im"))
         return _Pair(re, im) if isinstance(re, torch.Tensor) else [_Pair(*parts) for parts in zip(re, im)]
+    if packet in _FILLS:
+        dtype = kwargs.get("dtype") or getattr(first, "dtype", None)
+        if dtype not in _REAL:
+            return None
+        kwargs, like = {**kwargs, "dtype": _REAL[dtype]}, first.re if isinstance(first, _Pair) else first
+        return _Pair(*(target(like, getattr(args[1], part), **kwargs) for part in ("real", "imag")))
+    if packet in _PUTS:
+        places = [i for i in _PUTS[packet] if i < len(args)]
+        if packet is not aten.where and not isinstance(first, _Pair):
+            return None
+        pairs = {i: _pair(args[i]) for i in places}
+        return _Pair(*(target(*(getattr(pairs[i], part) if i in pairs else a for i, a in enumerate(args)), **kwargs)
+                       for part in ("re", "im")))
     if packet is aten.view_as_real:
         return torch.stack(torch.broadcast_tensors(first.re, first.im), -1)
     if packet in _CONJUGATES:
         return _Pair(first.re, -first.im)
     if packet is aten._to_copy:
-        dtype = kwargs.get("dtype")
+        dtype, first = kwargs.get("dtype"), _pair(first)
         if dtype is not None and not dtype.is_complex:
             return target(first.re, **kwargs)
         if dtype is not None and dtype not in _REAL:
