@@ -198,6 +198,19 @@ def test_exported(make, tmp_path):
         torch.testing.assert_close(optimizers[1].state[q]["exp_avg"], optimizers[0].state[p]["exp_avg"], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_strides_of_what_is_put_together():
+    class Strided(nn.Module):
+        def forward(self, x):
+            return torch.as_strided_copy(x * 2j, (2, 2), (1, 2))
+
+    first = torch.randn(4, 4, dtype=torch.complex64, requires_grad=True)
+    second = first.detach().clone().requires_grad_()
+    for module, x in ((Strided(), first), (caesura.wrap(Strided()), second)):
+        module(x).abs().square().sum().backward()
+    torch.testing.assert_close(second.grad, first.grad)
+
+
 def test_refuses_writes_to_complex_buffers():
     class Keeps(Rotary):
         def forward(self, x):

@@ -18,6 +18,8 @@ def lay_arguments(graph: torch.fx.Graph, views) -> list:
     for node in [n for call in _CALLS for n in graph.find_nodes(op="call_function", target=call)]:
         base, given = node.args[0], node.args[0].meta["val"]
         while base.op == "call_function" and base.target in views and node.target == _CALLS[0]:
+            if base.args[0].meta["val"].dtype != given.dtype:  # a complex value by its parts
+                break
             base = base.args[0]
         x = base.meta["val"]
         if base is node.args[0] and x.is_contiguous() and x.storage_offset() == 0:
