@@ -63,6 +63,12 @@ def test_activations(act):
     check(Net(act), torch.randn(5, 6))
 
 
+def test_slopes_that_are_drawn_in_training_alone():
+    net, x = Net(torch.nn.RReLU()).eval(), torch.randn(5, 6)
+    with caesura.strict():
+        torch.testing.assert_close(caesura.wrap(copy.deepcopy(net))(x), net(x))
+
+
 def test_three_axes():
     check(Net(), torch.randn(2, 5, 6))
 

@@ -177,9 +177,20 @@ def silu(w, node, x):
 
 @raises(aten.leaky_relu.default)
 def leaky_relu(w, node, x, slope):
+    return _leaky(w, x, slope, *result(node))
+
+
+@raises(aten.rrelu_with_noise_functional.default)
+def rrelu(w, node, x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
+    if training:
+        raise Refused("slopes that are drawn")
+    return _leaky(w, x, (lower + upper) / 2, *result(node, 0)), noise
+
+
+def _leaky(w, x, slope, dtype, shape):
     if x.dtype != torch.float64:
-        return w.make("LeakyRelu", [x], *result(node), alpha=float(slope))
-    dtype, shape = result(node)  # ONNX's attributes are float32
+        return w.make("LeakyRelu", [x], dtype, shape, alpha=float(slope))
+    # ONNX's attributes are float32.
     over = w.make("Greater", [x, w.constant(0, dtype)], torch.bool, shape)
     return w.make("Where", [over, x, w.make("Mul", [x, w.constant(slope, dtype)], dtype, shape)], dtype, shape)
 
