@@ -91,11 +91,14 @@ Result<Tensor> FromTorch(const at::Tensor& tensor) try {
   const DType dtype = DTypeOf(tensor.scalar_type());
   if (dtype == DType::kUndefined) return Unsupported(std::string("torch type ") + c10::toString(tensor.scalar_type()));
   c10::intrusive_ptr<c10::TensorImpl> impl = tensor.getIntrusivePtr();
-  if (!tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj()) {
+  if (tensor._is_zerotensor()) {  // forward-mode derivatives make them: zeros that nobody has written down
+    impl = tensor.detach().clone(at::MemoryFormat::Contiguous).getIntrusivePtr();
+  } else if (!tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj()) {
     impl = tensor.detach().resolve_conj().resolve_neg().contiguous().getIntrusivePtr();
   }
   void* data = impl->mutable_data();
   static char nothing;  // an address for tensors of no elements: kernels take null for an absent input
+  if (data == nullptr && impl->numel() > 0) return Unsupported("a torch tensor without memory");
   if (data == nullptr) data = &nothing;
   Shape shape(impl->sizes().vec());
   const size_t bytes = static_cast<size_t>(impl->numel()) * DTypeSize(dtype);

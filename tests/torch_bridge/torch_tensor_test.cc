@@ -38,6 +38,7 @@ TEST(TorchTensorTest, ViewsComeAsWhatTheyShow) {
   EXPECT_THAT(FromTorch(source.t()).value().ToVector<float>(), ElementsAre(0, 3, 1, 4, 2, 5));
   EXPECT_THAT(FromTorch(at::_neg_view(source[1])).value().ToVector<float>(), ElementsAre(-3, -4, -5));
   EXPECT_THAT(FromTorch(source[1]).value().ToVector<float>(), ElementsAre(3, 4, 5));
+  EXPECT_THAT(FromTorch(at::_efficientzerotensor({2, 3}).t()).value().ToVector<float>(), ElementsAre(0, 0, 0, 0, 0, 0));
   EXPECT_NE(FromTorch(at::empty({0, 4})).value().raw(), nullptr);
   EXPECT_EQ(FromTorch(source.clone().set_requires_grad(true)).value().elements(), 6);
 }
@@ -70,6 +71,9 @@ TEST(TorchTensorTest, WhatHasNoPlainBytesIsRefused) {
   EXPECT_THAT(FromTorch(at::Tensor()).status().message(), HasSubstr("undefined"));
   EXPECT_THAT(FromTorch(at::ones({2, 2}).to_sparse()).status().message(), HasSubstr("not dense"));
   EXPECT_THAT(FromTorch(at::empty({2}, at::kMeta)).status().message(), HasSubstr("meta"));
+  const at::Tensor freed = at::ones({2});
+  freed.storage().unsafeGetStorageImpl()->reset();
+  EXPECT_THAT(FromTorch(freed).status().message(), HasSubstr("without memory"));
   EXPECT_THAT(ToTorch(Tensor::Of<std::string>({1}, {"a"})).status().message(), HasSubstr("string"));
 }
 

@@ -16,10 +16,10 @@ from caesura.aten.table import aten
 # What is done to each part alike; complex is the first argument, or all elements of the list that it is.
 _EACH = {
     aten.alias, aten.cat, aten.clone, aten.cumsum, aten.detach, aten.diagonal, aten.empty_like, aten.expand, aten.flip,
-    aten.gather, aten.index, aten.index_select, aten.mean, aten.neg, aten._neg_view, aten.new_zeros, aten.permute, aten.repeat, aten.resolve_conj, aten.resolve_neg,
-    aten.roll, aten.select, aten.select_backward, aten.slice, aten.slice_backward, aten.split, aten.split_with_sizes,
-    aten.squeeze, aten.stack, aten.sum, aten.t, aten.transpose, aten.tril, aten.triu, aten.unbind, aten.unsqueeze, aten.view,
-    aten._unsafe_view, aten.reshape, aten.zeros_like,
+    aten.gather, aten.index, aten.index_select, aten.mean, aten.neg, aten._neg_view, aten.new_zeros, aten.permute, aten.repeat,
+    aten.resolve_conj, aten.resolve_neg, aten.roll, aten.select, aten.select_backward, aten.slice, aten.slice_backward,
+    aten.split, aten.split_with_sizes, aten.squeeze, aten.stack, aten.sum, aten.t, aten.transpose, aten.tril, aten.triu,
+    aten.unbind, aten.unsqueeze, aten.view, aten._unsafe_view, aten.reshape, aten.zeros_like,
 }
 # What puts values into others, or takes some of several: which arguments are values.
 _PUTS = {

@@ -266,7 +266,7 @@ def _sizes(like, shape):
     return [s if isinstance(s, int) else n for s, n in zip(shape, named)]
 
 
-@raises(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+@raises(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
 def zeros(w, node, like, *options):
     dtype, shape = result(node)
     sizes = options[0] if options and isinstance(options[0], list) else like
