@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers in compiled steps: what PyTorch draws in eager it draws in a step, from the same generator."""
+"""Random numbers in compiled steps: what PyTorch draws in eager it draws in a step, from the same generator; Python's likewise."""
 
 import copy
+import random
 import re
 
 import pytest
@@ -114,6 +115,22 @@ def at_least_memory(module, *batch):
     least, most = map(int, re.search(r"at least (\d+) bytes.*?\((\d+) without", str(error.value)).groups())
     assert least < most
     return caesura.compile_step(module, None, sgd(module), memory_budget=least)
+
+
+def test_numbers_drawn_in_python_change_from_call_to_call():
+    def scaled(self, x):
+        return (self.net(x) * random.uniform(0.5, 1.5)).square().mean() + random.uniform(0, 1)
+
+    module, data = Net(scaled), [(torch.randn(6, 2),) for _ in range(4)]
+    other, wrapped = copy.deepcopy(module), copy.deepcopy(module)
+    found = []
+    for step in (in_eager(module), caesura.compile_step(other, None, sgd(other)), in_eager(caesura.wrap(wrapped))):
+        random.seed(3)
+        found.append(run(step, data)[0] + [random.random()])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[2] == pytest.approx(found[0], rel=1e-5)
+    same(module, other)
+    same(module, wrapped)
 
 
 def test_within_a_budget_the_backward_has_the_forward_s_numbers():

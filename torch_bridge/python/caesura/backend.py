@@ -21,6 +21,7 @@ from caesura.aten.cuts import takes_gradients
 from caesura.aten.own_gradient import parts_of
 from caesura.aten.strides import lay_results
 from caesura.captured_call import describe_call, open_call
+from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed
 from caesura.graph_program import VIEWS, GraphProgram
 from caesura.grouped_attention import take_unrepeated
@@ -120,6 +121,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
         raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
+    example_inputs = take_as_given(module, example_inputs)
     # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
     captured, table = _Captured(away), {} if away else decompositions()

@@ -22,6 +22,7 @@ from caesura.aten.linalg_checks import join_checks
 from caesura.aten.own_gradient import parts_of, take_functions
 from caesura.aten.strides import lay_arguments
 from caesura.backend import decompositions
+from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import RATES, Recipe, Stepping, describe_optimizer
@@ -205,6 +206,7 @@ class CompiledStep(_core.StepCalls):
             raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
 
     def _capture(self, graph, example_inputs):
+        example_inputs = take_as_given(graph, example_inputs)
         position, loss = _attached_loss(graph)
         differentiates = any(map(takes_gradients, parts_of(graph)))
         functions, problems = take_functions(graph)
