@@ -64,7 +64,7 @@ capped() {
 # python_tests PATH [PYTEST OPTION...]
 python_tests() {
   local rc=0
-  python -m pytest -q -o cache_dir="$build/.pytest_cache" --durations=5 --junitxml="$out/pytest.xml" "$@" || rc=$?
+  python -m pytest -q --show-capture=stderr -o cache_dir="$build/.pytest_cache" --durations=5 --junitxml="$out/pytest.xml" "$@" || rc=$?
   [[ $rc = 5 ]] && return 0  # no Python test in the tree
   return "$rc"
 }

@@ -96,6 +96,10 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
     if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) return Again(dys);
     const CallLayout& layout = call_->layout_;
+    // None where nothing comes, as in PyTorch: an optimizer would take zeros for a gradient.
+    if (std::none_of(dys.begin(), dys.end(), [](const at::Tensor& dy) { return dy.defined(); })) {
+      return variable_list(layout.backward_results.size());
+    }
     CapturedGraph::Values values = call_->backward_->Begin();
     auto saved = saved_.begin();
     for (size_t i = 0; i < layout.saved.size(); ++i) {

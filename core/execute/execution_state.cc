@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/plan/node_error.h"
@@ -39,14 +40,12 @@ ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan
   fetch_buffers_.resize(fetches);
 }
 
-ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan, ExecutionState&& old)
-    : ExecutionState(std::move(plan)) {
-  if (old.arenas_.size() != plan_->devices().size()) return;
-  arenas_ = std::move(old.arenas_);
+void ExecutionState::TakeArenas(ExecutionState& waiting) {
+  arenas_ = std::exchange(waiting.arenas_, {});
+  arenas_.resize(plan_->devices().size());
   for (size_t d = 0; d < arenas_.size(); ++d) {
-    const size_t size = arenas_[d] == nullptr ? 0 : arenas_[d]->size(), wanted = plan_->arenas()[d];
     const bool same_device = arenas_[d] != nullptr && arenas_[d]->device() == plan_->devices()[d].device;
-    if (!same_device || size < wanted || size / 2 > wanted) arenas_[d] = nullptr;
+    if (!same_device || arenas_[d]->size() < plan_->arenas()[d]) arenas_[d] = nullptr;
   }
 }
 

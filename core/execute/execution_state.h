@@ -49,8 +49,6 @@ class ExecutionState : public KernelHost {
   enum class Phase : uint8_t { kIdle, kReady, kYielded, kFinished, kFailed };
 
   explicit ExecutionState(std::shared_ptr<const ExecutionPlan> plan);
-  // Takes over the arenas of a state that is not needed any more, where they are large enough and not far too large.
-  ExecutionState(std::shared_ptr<const ExecutionPlan> plan, ExecutionState&& old);
   ExecutionState(const ExecutionState&) = delete;
   ExecutionState& operator=(const ExecutionState&) = delete;
 
@@ -88,6 +86,10 @@ class ExecutionState : public KernelHost {
 
   // Drops everything that the run holds; the arena is kept for the next Start.
   void Cancel();
+  // Whether Start finds arenas from before; takes those of a state that waits for its next run, in the place of its own: what
+  // is too small for this one is freed.
+  bool has_arenas() const { return !arenas_.empty(); }
+  void TakeArenas(ExecutionState& waiting);
 
   // KernelHost
   RuntimeValue ArgumentValue(const uint32_t* argument) override;

@@ -93,7 +93,19 @@ class Placed(nn.Module):
         return w.real + w.imag.square()
 
 
-MODULES = [Rotary, Fourier, Parts, Placed]
+class Correlation(nn.Module):
+    """A transform of transposed values, whose strides become others in pairs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = torch.fft.rfft(self.a(x).view(*x.shape[:2], 2, 8).transpose(1, 2), dim=2)
+        return torch.fft.irfft(y * y.conj(), n=x.shape[1], dim=2).transpose(1, 2).flatten(2)[..., :4] + y.real.mean()
+
+
+MODULES = [Rotary, Fourier, Parts, Placed, Correlation]
 
 
 def data(count, time=12, dtype=torch.float32):

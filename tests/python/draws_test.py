@@ -5,6 +5,7 @@ import copy
 import random
 import re
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -90,6 +91,7 @@ DRAWS = {
     "gumbel": lambda self, x: (F.gumbel_softmax(self.net(x), tau=0.7, hard=True) - x).square().mean(),
     "bernoulli": lambda self, x: (torch.bernoulli(self.net(x).sigmoid()) - self.net(x)).square().mean(),
     "reparametrised": lambda self, x: torch.distributions.Normal(self.net(x), 1.0).rsample().square().mean(),
+    "no generator": lambda self, x: (self.net(x) * torch.randn(2, generator=None)).square().mean(),
     "by a column": lambda self, x: (self.net(x) * torch.rand_like(x.t()).t()).square().mean(),
     "checkpoint": lambda self, x: torch.utils.checkpoint.checkpoint(lambda x: self.net(x + torch.randn_like(x)), x,
                                                                     use_reentrant=False).square().mean(),
@@ -131,6 +133,15 @@ def test_numbers_drawn_in_python_change_from_call_to_call():
     assert found[2] == pytest.approx(found[0], rel=1e-5)
     same(module, other)
     same(module, wrapped)
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int64"])
+def test_arrays_of_numpy_are_inputs(kind):
+    module = Net(lambda self, x: self.net(x).square().mean())
+    step = caesura.compile_step(module, lambda y, scale: y * torch.as_tensor(scale).float().sum(), sgd(module))
+    x, scale = torch.randn(6, 2), np.array([1, 2, 3, 4], kind)
+    expected = module(x).item() * 10
+    assert step(x, scale).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_within_a_budget_the_backward_has_the_forward_s_numbers():

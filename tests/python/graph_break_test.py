@@ -40,6 +40,29 @@ class Loops(torch.nn.Module):
         return x
 
 
+class Unused(torch.nn.Module):
+    """Nothing comes back from behind the break."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(x).sum() + y.sum(1).long().sum()
+
+
+class AnotherLine(Unused):
+    def forward(self, x):
+        return self.another_line(x)
+
+    def another_line(self, x):
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(y)
+
+
 ROUTES = {"wrap": caesura.wrap, "compile": lambda module: torch.compile(module, backend="caesura")}
 CASES = [(Prints, "Tensor.item"), (Loops, "graph break in loop")]
 
@@ -75,3 +98,21 @@ def test_other_backends_are_left_alone():
         warnings.simplefilter("error", caesura.FallbackWarning)
         torch.compile(Prints(), backend="eager")(torch.ones(3, 4))
     assert not caesura.report().fallbacks
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_no_gradient_comes_to_has_none(route):
+    module = Unused()
+    ROUTES[route](module)(torch.randn(3, 4)).backward()
+    assert module.first.weight.grad is None
+    assert module.last.weight.grad is not None
+
+
+def test_each_line_is_told():
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    for kind in (Unused, Loops):
+        with pytest.warns(caesura.FallbackWarning, match="graph break"):
+            caesura.wrap(kind())(x)
+    with pytest.warns(caesura.FallbackWarning, match="in another_line"):
+        caesura.wrap(AnotherLine())(x)

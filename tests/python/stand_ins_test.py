@@ -45,6 +45,41 @@ def test_masks_of_transformers(mask):
         assert step(*inputs, mask, weights).item() == pytest.approx(loss.item(), rel=1e-8)
 
 
+class Dropping(torch.nn.Module):
+    """Layers that are dropped as transformers drops them."""
+
+    def __init__(self, probability):
+        super().__init__()
+        self.layers, self.probability = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3)), probability
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.probability:
+                continue
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def test_layers_dropped_with_probability_0_are_no_branch():
+    torch._dynamo.reset()
+    module = Dropping(0.0)
+    other, optimizer = copy.deepcopy(module), torch.optim.SGD(module.parameters(), lr=0.1)
+    step, x = caesura.compile_step(other, None, torch.optim.SGD(other.parameters(), lr=0.1)), torch.randn(3, 4)
+    with caesura.strict():
+        assert caesura.wrap(copy.deepcopy(module))(x).item() == pytest.approx(module(x).item(), rel=1e-6)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = module(x)
+        loss.backward()
+        optimizer.step()
+        assert step(x).item() == pytest.approx(loss.item(), rel=1e-6)
+    dropping = Dropping(0.5)
+    with pytest.raises(caesura.StepRefused, match="Data-dependent branching"):
+        caesura.compile_step(dropping, None, torch.optim.SGD(dropping.parameters(), lr=0.1))(x)
+    with pytest.warns(caesura.FallbackWarning, match="graph break"):
+        caesura.wrap(dropping)(x)
+
+
 def test_what_only_tells_people_something():
     class Talking(torch.nn.Module):
         def __init__(self):

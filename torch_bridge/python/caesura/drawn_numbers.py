@@ -2,6 +2,7 @@
 """Numbers that a forward draws in Python (random.uniform)."""
 
 import torch
+from torch._dynamo.source import RandomValueSource
 
 
 def take_as_given(graph: torch.fx.GraphModule, example_inputs) -> list:
@@ -11,7 +12,7 @@ def take_as_given(graph: torch.fx.GraphModule, example_inputs) -> list:
     first = next(node for node in graph.graph.nodes if node.op != "placeholder")
     for i, node in enumerate(placeholders):
         argument = node.meta.get("grapharg")
-        if argument is None or not argument.pass_arg_as_tensor or inputs[i].dtype != torch.float32:
+        if argument is None or not isinstance(argument.source, RandomValueSource) or inputs[i].dtype != torch.float32:
             continue
         with graph.graph.inserting_before(first):
             cast = graph.graph.call_method("to", (node, torch.float32))

@@ -99,16 +99,17 @@ def refusing():
 
 
 def fall_back(problems) -> None:
-    """Tells of what stays with PyTorch: a list of (op, reason, place). Each pair of op and reason is told once."""
+    """Tells of what stays with PyTorch: a list of (op, reason, place). Each is told once."""
     if problems and _local.strict:
         listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
         _local.refusal = StrictError(f"strict: this would be left to PyTorch:\n{listed}")
         raise _local.refusal
     new = {}
     for op, reason, place in problems:
-        if (op, reason) not in RECORD.fallbacks:
+        places = RECORD.fallbacks.setdefault((op, reason), set())
+        if place not in places:
             new.setdefault((op, reason), place)
-        RECORD.fallbacks.setdefault((op, reason), set()).add(place)
+        places.add(place)
     if new:
         listed = "; ".join(f"{op} at {place}: {reason}" for (op, reason), place in new.items())
         warnings.warn(f"left to PyTorch: {listed}", FallbackWarning, stacklevel=3)

@@ -12,6 +12,7 @@ from caesura.aten.table import aten
 
 # Of what takes a tensor, these read no more of it than shape, strides and dtype.
 DRAWS = {
+    aten.rand.generator, aten.randn.generator, aten.randint.generator, aten.randint.low_generator, aten.randperm.generator,
     aten.rand.default, aten.randn.default, aten.randint.default, aten.randint.low, aten.randperm.default, aten.normal.float_float,
     aten.rand_like.default, aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype,
     aten.uniform.default, aten.normal_functional.default, aten.bernoulli.p, aten.exponential.default, aten.cauchy.default,

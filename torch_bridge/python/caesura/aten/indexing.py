@@ -55,10 +55,15 @@ def _scatter(w, x, axis, indices, source, reduction=None):
     return w.make("ScatterElements", [x, indices, source], x.dtype, x.shape, axis=axis, reduction=reduction)
 
 
+def _is_same(size, other):
+    """Whether the two sizes are one for sure: symbols are not compared."""
+    return size is other or (isinstance(size, int) and isinstance(other, int) and size == other)
+
+
 def _corner(w, source, indices):
     """The part of `source` that has the shape of `indices`: PyTorch lets it be larger."""
-    axes = [d for d in range(source.rank) if source.shape[d] is not indices.shape[d]]
-    if not axes or all(isinstance(s, int) and s == i for s, i in zip(source.shape, indices.shape)):
+    axes = [d for d in range(source.rank) if not _is_same(source.shape[d], indices.shape[d])]
+    if not axes:
         return source
     ends = w.ints([indices.shape[d] for d in axes])
     return w.make("Slice", [source, w.constant([0] * len(axes)), ends, w.constant(axes)], source.dtype, indices.shape)
@@ -98,7 +103,7 @@ def _places(w, node, x, indices):
     shape = _broadcast(tensors)
     parts = []
     for tensor in tensors:
-        if tuple(tensor.shape) != tuple(shape):
+        if tensor.rank < len(shape) or not all(map(_is_same, tensor.shape, shape)):
             tensor = w.make("Expand", [tensor, w.ints(shape)], torch.int64, shape)
         parts.append(w.make("Unsqueeze", [tensor, w.constant([len(shape)])], torch.int64, (*shape, 1)))
     whole = parts[0] if len(parts) == 1 else w.make("Concat", parts, torch.int64, (*shape, len(axes)), axis=len(shape))
