@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cut between a captured forward and its backward: what is computed twice is saved once, and nothing else is merged."""
 
+import copy
+
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -128,3 +130,28 @@ def test_batch_norms_within_a_checkpoint():
     for a, b in zip((*module.buffers(), *(p.grad for p in module.parameters())),
                     (*expected.buffers(), *(p.grad for p in expected.parameters())), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+    def block(self, x):
+        q, k, v = self.first(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.last(y.transpose(1, 2).flatten(2)).tanh()
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False).square().mean()
+
+
+def test_attention_within_a_checkpoint_is_ours():
+    torch._dynamo.reset()
+    module, x = Checkpointed(), torch.randn(2, 6, 8)
+    other = copy.deepcopy(module)
+    module(x).backward()
+    with caesura.strict():
+        caesura.wrap(other)(x).backward()
+    for expected, actual in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-6)

@@ -27,20 +27,22 @@ def partition(joint_module, inputs, *, num_fwd_outputs, **options):
     """PyTorch's min-cut partition of a joint graph, with bases saved in the place of their views."""
     take_unrepeated(joint_module.graph)
     _merge_equal(joint_module.graph)
-    _save_batch_norms(joint_module.graph)
+    _save_within_checkpoints(joint_module.graph)
     with config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
         forward, backward = min_cut_rematerialization_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
     _save_bases(forward, backward, num_fwd_outputs)
     return forward, backward
 
 
-def _save_batch_norms(graph):
-    """Within a checkpoint, too, what a training batch norm gives is saved: to compute it again takes the running statistics,
-    which it has written to by then."""
-    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
-        if node.args[5]:
-            for result in (node, *node.users):
-                result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+def _save_within_checkpoints(graph):
+    """What is not computed again within a checkpoint: a training batch norm, whose running statistics it has written to by
+    then, and an attention without dropout, which PyTorch takes to draw random numbers; that it saves is small."""
+    norm, attention = aten._native_batch_norm_legit_functional.default, aten._scaled_dot_product_flash_attention_for_cpu.default
+    saved = [n for n in graph.find_nodes(op="call_function", target=norm) if n.args[5]]
+    saved += [n for n in graph.find_nodes(op="call_function", target=attention) if not n.args[3:4] or n.args[3] == 0]
+    for node in saved:
+        for result in (node, *node.users):
+            result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _merge_equal(graph):
