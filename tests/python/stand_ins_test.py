@@ -99,3 +99,15 @@ def test_what_only_tells_people_something():
         warnings.simplefilter("ignore")
         expected = module(x, x[:, :1]).item()
         assert step(x, x[:, :1]).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_hooks_of_transformers_are_installed_while_it_is_traced():
+    transformers = pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    module = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2))
+    other, tokens = copy.deepcopy(module), torch.randint(0, 32, (2, 7))
+    with caesura.strict():
+        given = caesura.wrap(module)(input_ids=tokens, output_hidden_states=True)
+    expected = other(input_ids=tokens, output_hidden_states=True)
+    torch.testing.assert_close(given.hidden_states, expected.hidden_states, rtol=1e-4, atol=1e-5)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dynamo traces in the place of functions of PyTorch's that no graph holds, because they look at values. Results are theirs."""
+"""What dynamo traces in the place of functions of PyTorch's and transformers' that no graph holds, because they look at values
+or take locks. Results are theirs."""
 
 import contextlib
 import operator
+import sys
 from unittest import mock
 
 import torch
 from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.variables import TensorVariable, UserFunctionVariable
+from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
 from torch._dynamo.variables.builder import VariableBuilder
 
 from caesura.ctc import ctc_loss
@@ -37,19 +39,36 @@ def _as_constant(variable):
     return _as_python_constant(variable)
 
 
-def _traced(function):
+class _AtOnce(UserFunctionVariable):
+    """A function of a module that changes it once for all: called while dynamo traces, which finds the module changed."""
+
+    def call_function(self, tx, args, kwargs):
+        if len(args) != 1 or kwargs or not isinstance(getattr(args[0], "value", None), torch.nn.Module):
+            return super().call_function(tx, args, kwargs)
+        self.fn(args[0].value)
+        return ConstantVariable.create(None)
+
+
+def _traced(function, kind=UserFunctionVariable):
     def build(builder, value):
         builder.install_guards(GuardBuilder.CLOSURE_MATCH)
-        return UserFunctionVariable(function)
+        return kind(function)
 
     return build
+
+
+def _hooks_of_transformers():
+    """Its models install hooks when somebody first asks for hidden states, under a lock."""
+    module = sys.modules.get("transformers.utils.output_capturing")
+    install = getattr(module, "maybe_install_capturing_hooks", None)
+    return {} if install is None else {id(install): _traced(install, _AtOnce)}
 
 
 @contextlib.contextmanager
 def capturing(**options):
     """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
     are its own."""
-    builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()}
+    builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
             mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.dict(VariableBuilder._id_dispatch(), builders):
