@@ -80,6 +80,25 @@ def test_layers_dropped_with_probability_0_are_no_branch():
         caesura.wrap(dropping)(x)
 
 
+def test_lists_of_constants():
+    class Overlap(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Conv2d(1, 2, 3)
+
+        def forward(self, x):
+            y = self.layer(x).sigmoid()
+            return y.mean(dim=torch.arange(2, y.dim()).tolist()).square().sum()
+
+    torch._dynamo.reset()
+    module, x = Overlap(), torch.randn(2, 1, 5, 5)
+    expected = module(x).item()
+    with caesura.strict():
+        assert caesura.wrap(copy.deepcopy(module))(x).item() == pytest.approx(expected, rel=1e-6)
+        step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert step(x).item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_what_only_tells_people_something():
     class Talking(torch.nn.Module):
         def __init__(self):

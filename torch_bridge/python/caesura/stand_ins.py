@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 
 from caesura.ctc import ctc_loss
@@ -37,6 +38,17 @@ def _as_constant(variable):
         if isinstance(node.args[1], (int, float)) and node.args[1] <= 0:
             return False
     return _as_python_constant(variable)
+
+
+_tolist = TensorVariable.method_tolist
+
+
+def _to_list(variable, tx):
+    """`torch.arange(2, x.dim()).tolist()` is a list of numbers (MONAI's losses)."""
+    node = variable.proxy.node
+    if node.target is torch.arange and not node.kwargs and all(type(a) is int for a in node.args):
+        return VariableTracker.build(tx, list(range(*node.args)))
+    return _tolist(variable, tx)
 
 
 class _AtOnce(UserFunctionVariable):
@@ -71,5 +83,6 @@ def capturing(**options):
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
             mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
+            mock.patch.object(TensorVariable, "method_tolist", _to_list), \
             mock.patch.dict(VariableBuilder._id_dispatch(), builders):
         yield
