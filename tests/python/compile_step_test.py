@@ -309,6 +309,14 @@ def test_refuses_a_graph_break():
     refused(Breaks(), "Data-dependent branching")
 
 
+def test_refuses_sizes_that_data_decide():
+    class Splits(Net):
+        def forward(self, x):
+            counts = torch.bincount(x[:, 0].sign().long() + 1, minlength=3).tolist()
+            return torch.stack([part.sum() for part in super().forward(x).split(counts)])
+    refused(Splits(), "data-dependent")
+
+
 class Partly(Net):
     """With parameters that no gradient of the loss comes to."""
 

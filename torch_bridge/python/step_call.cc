@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A call of a compiled step from what Python hands over to the loss, where nothing has changed that the step was captured
 // for. StepCall: of one program. StepCalls: what Python calls, the base of caesura.step.CompiledStep.
+#include <algorithm>
 #include <cmath>
 
 #include "torch_bridge/python/watch.h"
@@ -21,22 +22,32 @@ struct Feed {
   nb::object drawn;  // while a step runs
 };
 
+// How far a compiled step has come, whichever of its programs ran. A window: the calls so far that go into one update.
+struct Progress {
+  int64_t micro_steps = 0;  // how often it has run
+  nb::object window;        // a frozenset: the parameters that have gradients in this window
+  double loss_scale = 1;    // that those are multiplied by
+};
+
 // Thread safety: one thread at a time, as the session.
 class StepCall {
  public:
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
   // match `signature`. feeds: (name, path, tensor, or what draws one), in the order drawn. groups: the optimizer's own,
-  // whose rates are `scales` times the first one's. updates: the optimizer's count of updates by parameter, float32,
-  // which steps move. counters: (int64 tensor of one element, what each step adds to it). draw_seed: where the step draws
-  // by a seed, called before it. program: whose call it is, which is nothing to this.
+  // whose rates are `scales` times the first one's. updates: for each of `trained`, a frozenset, the optimizer's count of
+  // updates, float32, which steps move; counts_matter: they must be alike. accumulation_steps: calls to one update.
+  // counters: (int64 tensor of one element, what each step adds to it). draw_seed: where the step draws by a seed, called
+  // before it. program: whose call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
-           nb::list groups, std::vector<double> scales, nb::object updates, nb::list counters, nb::object draw_seed)
+           nb::list groups, std::vector<double> scales, nb::list updates, bool counts_matter, nb::object trained,
+           int accumulation_steps, nb::list counters, nb::object draw_seed)
       : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
         guards_(std::move(guards)), watch_object_(watch), watch_(nb::cast<const Watch&>(watch)),
         signature_object_(std::move(signature)),
         signature_(signature_object_.is_none() ? nullptr : &nb::cast<const Signature&>(signature_object_)),
-        updates_(FromPython(updates)), groups_(std::move(groups)), scales_(std::move(scales)),
-        draw_seed_(std::move(draw_seed)) {
+        counts_matter_(counts_matter), trained_(std::move(trained)), accumulation_steps_(accumulation_steps),
+        groups_(std::move(groups)), scales_(std::move(scales)), draw_seed_(std::move(draw_seed)) {
+    for (nb::handle count : updates) updates_.push_back(FromPython(count));
     for (nb::handle row : counters) counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
     for (nb::handle row : feeds) {
       Feed feed{&values_[nb::cast<std::string>(row[0])], false, {}, {}};
@@ -56,16 +67,16 @@ class StepCall {
   nb::object program() const { return program_; }
 
   // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or for none.
-  nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, int64_t micro_steps) {
-    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate()) return {};
+  nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
+    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate() || !GoesOn(progress)) return {};
     for (Feed& feed : feeds_) {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
       *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
     }
-    float* counts = updates_.data<float>();
-    const int64_t before = updates_.elements() > 0 ? static_cast<int64_t>(counts[0]) : 0;
-    session_.SetPosition(before, micro_steps);
+    const auto before = static_cast<int64_t>(updates_.empty() ? 0 : *updates_[0].data<float>());
+    session_.SetPosition(before, progress.micro_steps);
     if (!draw_seed_.is_none()) session_.set_seed(nb::cast<uint64_t>(draw_seed_()));
+    const double scale = session_.loss_scale();
     auto loss = [&] {
       nb::gil_scoped_release release;
       return session_.Step(values_);
@@ -76,8 +87,11 @@ class StepCall {
     }
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.updates() != before) {  // with "fp16" an update may not happen
-      for (int64_t i = 0; i < updates_.elements(); ++i) counts[i] += 1;
+      for (const Tensor& count : updates_) *count.data<float>() += 1;
     }
+    progress.window = trained_;
+    progress.loss_scale = scale;
+    ++progress.micro_steps;
     for (const auto& [counter, count] : counters_) *counter.data<int64_t>() += count;
     return ToTorch(Tensor::Scalar(value));
   }
@@ -92,7 +106,7 @@ class StepCall {
       Py_VISIT(feed.draw.ptr());
     }
     for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_, &call.watch_object_,
-                                     &call.draw_seed_}) {
+                                     &call.draw_seed_, &call.trained_}) {
       Py_VISIT(object->ptr());
     }
     Py_VISIT(call.groups_.ptr());
@@ -116,6 +130,18 @@ class StepCall {
     locals["args"] = args;
     locals["kwargs"] = kwargs;
     return nb::cast<bool>(guards_(locals));
+  }
+
+  // Whether the update that this step makes, or comes before, is of parameters that were updated equally often and of all
+  // those that have gradients in this window, in its session's scale.
+  bool GoesOn(const Progress& progress) const {
+    if (accumulation_steps_ > 1 && progress.micro_steps % accumulation_steps_ != 0) {
+      if (!progress.window.is_valid() || progress.loss_scale != session_.loss_scale()) return false;
+      if (!progress.window.is(trained_) && !progress.window.equal(trained_)) return false;
+    }
+    if (!counts_matter_) return true;
+    return std::all_of(updates_.begin(), updates_.end(),
+                       [&](const Tensor& count) { return *count.data<float>() == *updates_[0].data<float>(); });
   }
 
   bool SetRate() {
@@ -149,7 +175,10 @@ class StepCall {
   const Watch& watch_;
   nb::object signature_object_;
   const Signature* signature_;
-  Tensor updates_;
+  std::vector<Tensor> updates_;
+  bool counts_matter_;
+  nb::object trained_;
+  int accumulation_steps_;
   std::vector<std::pair<Tensor, int64_t>> counters_;
   NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
@@ -160,17 +189,15 @@ class StepCall {
 
 // Python's subclass has a method _first(args, kwargs), for what no call fits.
 struct StepCalls {
-  nb::list calls;           // of StepCall, the latest first
-  int64_t micro_steps = 0;  // how often it has run
+  nb::list calls;  // of StepCall, the latest first
+  Progress progress;
 
   // The loss by one of the calls; null where none fits.
   nb::object Quick(nb::handle self, nb::handle args, nb::handle kwargs) {
     const nb::list held = calls;  // which a call may change
     for (size_t i = 0; i < held.size(); ++i) {
-      nb::object loss = nb::inst_ptr<StepCall>(held[i])->Run(self, args, kwargs, micro_steps);
-      if (!loss.is_valid()) continue;
-      ++micro_steps;
-      return loss;
+      nb::object loss = nb::inst_ptr<StepCall>(held[i])->Run(self, args, kwargs, progress);
+      if (loss.is_valid()) return loss;
     }
     return {};
   }
@@ -210,10 +237,10 @@ void BindStepCall(nb::module_& m) {
                                       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, std::vector<double>,
-                    nb::object, nb::list, nb::object>(),
+                    nb::list, bool, nb::object, int, nb::list, nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"),
-           nb::arg("feeds"), nb::arg("groups"), nb::arg("scales"), nb::arg("updates"),
-           nb::arg("counters"), nb::arg("draw_seed").none())
+           nb::arg("feeds"), nb::arg("groups"), nb::arg("scales"), nb::arg("updates"), nb::arg("counts_matter"),
+           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("draw_seed").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
                                            {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},
@@ -227,7 +254,15 @@ void BindStepCall(nb::module_& m) {
             for (nb::handle call : calls) nb::cast<const StepCall&>(call);
             s.calls = calls;
           })
-      .def_rw("micro_steps", &StepCalls::micro_steps)
+      .def_prop_rw(
+          "micro_steps", [](const StepCalls& s) { return s.progress.micro_steps; },
+          [](StepCalls& s, int64_t micro_steps) { s.progress.micro_steps = micro_steps; })
+      .def_prop_rw(
+          "_window", [](const StepCalls& s) { return s.progress.window.is_valid() ? s.progress.window : nb::frozenset(); },
+          [](StepCalls& s, nb::object window) { s.progress.window = std::move(window); })
+      .def_prop_rw(
+          "_loss_scale", [](const StepCalls& s) { return s.progress.loss_scale; },
+          [](StepCalls& s, double scale) { s.progress.loss_scale = scale; })
       .def("_quick", [](nb::handle self, nb::tuple args, nb::dict kwargs) {
         nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, kwargs);
         return loss.is_valid() ? loss : nb::none();

@@ -11,32 +11,53 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-PyObject* RequiresGrad() {
-  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
-  return name;
-}
-
 PyTypeObject* TensorType() {
   static PyObject* const type = nb::object(nb::module_::import_("torch").attr("Tensor")).release().ptr();
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
-// The property that PyTorch's tensors have; null where it is another kind of thing.
-const PyGetSetDef* RequiresGradProperty() {
-  static const PyGetSetDef* const property = [] {
-    PyObject* found = _PyType_Lookup(TensorType(), RequiresGrad());
+// A property that PyTorch's tensors have, read past the attribute's look-up.
+class TensorProperty {
+ public:
+  explicit TensorProperty(const char* name) : name_(PyUnicode_InternFromString(name)) {
+    PyObject* found = _PyType_Lookup(TensorType(), name_);
     const bool plain = found != nullptr && Py_TYPE(found) == &PyGetSetDescr_Type;
-    return plain ? reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset : nullptr;
-  }();
-  return property;
-}
+    property_ = plain ? reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset : nullptr;
+  }
+
+  nb::object Of(nb::handle tensor) const {
+    nb::object value = nb::steal(property_ != nullptr ? property_->get(tensor.ptr(), property_->closure)
+                                                      : PyObject_GetAttr(tensor.ptr(), name_));
+    if (!value.is_valid()) throw nb::python_error();
+    return value;
+  }
+
+ private:
+  PyObject* name_;
+  const PyGetSetDef* property_;  // null where it is another kind of thing
+};
 
 bool AsksForGradient(nb::handle tensor) {
-  const PyGetSetDef* property = RequiresGradProperty();
-  const nb::object asked = nb::steal(property != nullptr ? property->get(tensor.ptr(), property->closure)
-                                                         : PyObject_GetAttr(tensor.ptr(), RequiresGrad()));
-  if (!asked.is_valid()) throw nb::python_error();
-  return asked.ptr() == Py_True;
+  static const TensorProperty property("requires_grad");
+  return property.Of(tensor).ptr() == Py_True;
+}
+
+// How many hooks PyTorch has registered, of whatever: another object where it is another number. Null where none tells.
+nb::object HooksMade() {
+  static PyObject* const handles =
+      nb::object(nb::module_::import_("torch.utils.hooks").attr("RemovableHandle")).release().ptr();
+  static PyObject* const name = PyUnicode_InternFromString("next_id");
+  return nb::borrow(_PyType_Lookup(reinterpret_cast<PyTypeObject*>(handles), name));
+}
+
+// Whether its gradient has none; a dict that is empty is what a hook that was removed leaves behind.
+bool IsUnhooked(nb::handle tensor) {
+  static const TensorProperty before("_backward_hooks"), behind("_post_accumulate_grad_hooks");
+  const auto none = [&](const TensorProperty& property) {
+    const nb::object hooks = property.Of(tensor);
+    return hooks.is_none() || (PyDict_Check(hooks.ptr()) && PyDict_GET_SIZE(hooks.ptr()) == 0);
+  };
+  return none(before) && none(behind);
 }
 
 uint64_t TypeNumber(const DLTensor& view) {
@@ -103,6 +124,15 @@ void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
   RowsOf(dict).items.emplace_back(std::move(key), std::move(value));
 }
 
+void Watch::Whole(nb::dict dict) {
+  DictRows rows;
+  for (auto [key, value] : dict) rows.items.emplace_back(nb::borrow(key), nb::borrow(value));
+  rows.length = PyDict_GET_SIZE(dict.ptr());
+  rows.whole = true;
+  rows.dict = std::move(dict);
+  dicts_.push_back(std::move(rows));
+}
+
 void Watch::Length(nb::object container) {
   const Py_ssize_t length = LengthOf(container.ptr());
   if (length < 0) throw nb::python_error();
@@ -127,7 +157,8 @@ void Watch::Cell(nb::object cell) {
 }
 
 void Watch::Class(nb::object type) {
-  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()), RequiresGrad());  // any name: gives the class its version
+  static PyObject* const any_name = PyUnicode_InternFromString("__call__");
+  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()), any_name);  // gives the class its version
   const Py_ssize_t version = ClassVersion(type.ptr());
   rows_.push_back({Kind::kClass, std::move(type), {}, version});
 }
@@ -139,6 +170,11 @@ void Watch::Function(nb::object function) {
 
 void Watch::Returns(nb::object call, nb::object result) {
   rows_.push_back({Kind::kReturns, std::move(call), std::move(result)});
+}
+
+void Watch::Unhooked(nb::object tensor) {
+  hooks_made_.reset();
+  unhooked_.push_back(std::move(tensor));
 }
 
 void Watch::TorchTensor(nb::object tensor, bool bytes) {
@@ -155,8 +191,15 @@ bool Watch::Holds(const DictRows& rows) {
   const uint64_t version = VersionOf(rows.dict.ptr());
   if (version != 0 && version == rows.version) return true;
   if (rows.length >= 0 && rows.length != PyDict_GET_SIZE(rows.dict.ptr())) return false;
+  Py_ssize_t at = 0;
   for (const auto& [key, value] : rows.items) {
-    if (PyDict_GetItemWithError(rows.dict.ptr(), key.ptr()) != value.ptr()) return false;
+    PyObject *found_key = key.ptr(), *found = nullptr;
+    if (!rows.whole) {
+      found = PyDict_GetItemWithError(rows.dict.ptr(), key.ptr());
+    } else if (!PyDict_Next(rows.dict.ptr(), &at, &found_key, &found)) {
+      return false;
+    }
+    if (found != value.ptr() || found_key != key.ptr()) return false;
   }
   rows.version = version;
   return true;
@@ -187,12 +230,22 @@ bool Watch::Holds(const Row& row) {
   return false;
 }
 
+bool Watch::HasNoHooks() const {
+  if (unhooked_.empty()) return true;
+  nb::object made = HooksMade();
+  if (made.is_valid() && made.is(hooks_made_)) return true;
+  if (!std::all_of(unhooked_.begin(), unhooked_.end(), [](nb::handle tensor) { return IsUnhooked(tensor); })) return false;
+  hooks_made_ = std::move(made);
+  return true;
+}
+
 bool Watch::Unchanged() const {
   const auto hold = [](const auto& rows) { return std::all_of(rows.begin(), rows.end(), [](auto& r) { return Holds(r); }); };
   if (!hold(dicts_) || !hold(rows_)) {
     if (PyErr_Occurred()) throw nb::python_error();
     return false;
   }
+  if (!HasNoHooks()) return false;
   for (const TensorRow& row : tensors_) {
     if (!SameTensor(row.tensor, row.facts, row.bytes)) return false;
   }
@@ -212,6 +265,7 @@ int Watch::Traverse(visitproc visit, void* arg) const {
     Py_VISIT(row.value.ptr());
   }
   for (const TensorRow& row : tensors_) Py_VISIT(row.tensor.ptr());
+  for (const nb::object& tensor : unhooked_) Py_VISIT(tensor.ptr());
   return 0;
 }
 
@@ -220,6 +274,7 @@ void Watch::Clear() {
   numbers_.clear();
   rows_.clear();
   tensors_.clear();
+  unhooked_.clear();
 }
 
 Signature::Part::Part(nb::handle value, std::vector<PyObject*>& tensors)
@@ -299,6 +354,7 @@ void BindWatch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch", nb::type_slots(slots))
       .def(nb::init<>())
       .def("item", &Watch::Item, nb::arg("dict"), nb::arg("key"), nb::arg("value").none())
+      .def("whole", &Watch::Whole)
       .def("length", &Watch::Length)
       .def("elements", &Watch::Elements)
       .def("cell", &Watch::Cell)
@@ -306,6 +362,7 @@ void BindWatch(nb::module_& m) {
       .def("function", &Watch::Function)
       .def("returns", &Watch::Returns, nb::arg("call"), nb::arg("result").none())
       .def("tensor", &Watch::TorchTensor, nb::arg("tensor"), nb::arg("bytes"))
+      .def("unhooked", &Watch::Unhooked)
       .def("unchanged", &Watch::Unchanged);
   nb::class_<Signature>(m, "Signature").def(nb::init<nb::tuple, nb::dict>()).def("matches", &Signature::Matches);
 }

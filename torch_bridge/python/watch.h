@@ -28,9 +28,10 @@ struct TensorFacts {
 // All objects are held. Not for use without the GIL.
 class Watch {
  public:
-  // What is to stay: dict[key], the length of a dict, list or set, list[i] for all i, what a closure's cell holds, a class
-  // with its bases, a function's code and defaults, what a call returns.
+  // What is to stay: dict[key], all that a dict holds and its order, the length of a dict, list or set, list[i] for all i,
+  // what a closure's cell holds, a class with its bases, a function's code and defaults, what a call returns.
   void Item(nanobind::dict dict, nanobind::object key, nanobind::object value);
+  void Whole(nanobind::dict dict);
   void Length(nanobind::object container);
   void Elements(nanobind::list list);
   void Cell(nanobind::object cell);
@@ -39,6 +40,8 @@ class Watch {
   void Returns(nanobind::object call, nanobind::object result);
   // A torch.Tensor's dtype, device, shape, strides and whether it requires a gradient; with `bytes` where its elements are, too.
   void TorchTensor(nanobind::object tensor, bool bytes);
+  // A torch.Tensor is to have no hooks of its gradient. Looked at where a hook of anything was registered meanwhile.
+  void Unhooked(nanobind::object tensor);
 
   bool Unchanged() const;
 
@@ -57,6 +60,7 @@ class Watch {
     nanobind::object dict;
     std::vector<std::pair<nanobind::object, nanobind::object>> items;
     Py_ssize_t length = -1;        // -1: any
+    bool whole = false;            // the items are all, in the dict's order: no key is hashed
     mutable uint64_t version = 0;  // the dict's own, when all was last seen to be as it was
   };
   struct TensorRow {
@@ -67,10 +71,13 @@ class Watch {
   DictRows& RowsOf(nanobind::handle dict);
   static bool Holds(const DictRows& rows);
   static bool Holds(const Row& row);
+  bool HasNoHooks() const;
   std::vector<DictRows> dicts_;
   std::unordered_map<PyObject*, size_t> numbers_;  // of dicts_, by dict
   std::vector<Row> rows_;
   std::vector<TensorRow> tensors_;
+  std::vector<nanobind::object> unhooked_;
+  mutable nanobind::object hooks_made_;  // PyTorch's count of hooks, when the unhooked were last seen to have none
 };
 
 // Tensors, and None, bools, ints, floats and strings, in tuples, lists and dicts. Two tensors are the same one in both calls

@@ -53,7 +53,7 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     onnx.save(model, whole)
     os.replace(whole, folder / "model.onnx")
     program.session.learning_rate = recipe.learning_rate()
-    program.session.set_position(recipe.updates(), step.micro_steps)
+    program.session.set_position(program.updates(), step.micro_steps)
     program.session.save(os.fspath(folder / "state.safetensors"))
 
 

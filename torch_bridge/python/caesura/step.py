@@ -25,7 +25,7 @@ from caesura.backend import decompositions
 from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.optimizers import RATES, Recipe, Stepping, describe_optimizer
+from caesura.optimizers import MEMBERS, RATES, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.recurrent import by_layers
 from caesura.stand_ins import capturing
 from caesura.step_call import find_guards, find_sources, open_call
@@ -114,12 +114,7 @@ class CompiledStep(_core.StepCalls):
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
-        self.names = {id(p): name for name, p in module.named_parameters()}
-        self.names.update((id(b), name) for name, b in module.named_buffers())
-        if isinstance(loss_fn, torch.nn.Module):
-            self.names = {id(p): f"loss_fn.{name}" for name, p in loss_fn.named_parameters()} | self.names
-        others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names)
-        self.names.update([(id(p), f"parameter_{i}") for i, p in enumerate(others)])
+        self.recipe, self.gradients = None, Gradients()
         self.programs = []
         self._inputs = self._ran = None
         self._capturing = self._gives_leaves = False
@@ -132,37 +127,59 @@ class CompiledStep(_core.StepCalls):
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=_CAPTURES, **_ISOLATED)
 
-    def _describe(self, changing=None, restart=False):
+    def _describe(self, changing=None):
         self._calls = []
+        self.names = self._name_tensors()
         try:
-            self.recipe = describe_optimizer(self.optimizer, self.names, clip_norm=self.clip_norm,
-                                             accumulation_steps=self.accumulation_steps, changing=changing)
+            recipe = describe_optimizer(self.optimizer, self.names, self.gradients, clip_norm=self.clip_norm,
+                                        accumulation_steps=self.accumulation_steps, changing=changing)
         except ValueError as error:
             raise StepRefused(str(error)) from None
-        if isinstance(self.recipe, Stepping) and self.precision == "fp16":
+        if isinstance(recipe, Stepping) and self.precision == "fp16":
             raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
                               "cannot be written into; 'bf16' needs no scaled loss")
-        if restart:
+        if self.recipe is not None and self.recipe.written() != recipe.written():
             self.programs = [p for p in self.programs if p.is_captured]
-        for program in self.programs:
-            if restart:
+            for program in self.programs:
                 program.session = None  # made for another update
-            elif program.session is not None:
-                program.bind_states()
+        self.recipe = recipe
+
+    def _name_tensors(self) -> dict:
+        """Ids of the module's parameters and buffers, the loss's and the optimizer's, to their names."""
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        names.update((id(b), name) for name, b in self.module.named_buffers())
+        if isinstance(self.loss_fn, torch.nn.Module):
+            names = {id(p): f"loss_fn.{name}" for name, p in self.loss_fn.named_parameters()} | names
+        others = (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in names)
+        return names | {id(p): f"parameter_{i}" for i, p in enumerate(others)}
 
     def check_optimizer(self):
         """Describes it anew where it would no longer do what was written into the programs."""
-        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
-        change = self.recipe.change() if isinstance(self.recipe, Recipe) else None
-        if trained != self.recipe.trained.keys():
-            self._describe(restart=True)
-        elif change == RATES and self._proportions:
+        change = self.recipe.change()
+        if change == RATES and self._proportions:
             self._proportions -= 1
-            self._describe(restart=True)
-        elif change:
-            self._describe(change, restart=True)
-        elif isinstance(self.recipe, Recipe) and not self.recipe.has_state():
             self._describe()
+        elif change:
+            self._describe(None if change == MEMBERS else change)
+
+    def join_window(self, program) -> bool:
+        """Makes the program's next call part of the window, the calls that go into one update. False where the update cannot
+        be the program's: it is PyTorch's then, and the program closed."""
+        is_first = self.micro_steps % self.accumulation_steps == 0
+        window = frozenset() if is_first else self._window
+        misfit = self.recipe.misfit(program, window)
+        if misfit:
+            self._describe(misfit)
+            return False
+        if not is_first:  # otherwise the session begins with new gradients
+            scale = program.session.loss_scale / self._loss_scale
+            for parameter, gradient in self.gradients.tensors.items():
+                if id(parameter) not in window:
+                    gradient.zero_()
+                elif scale != 1:
+                    gradient.mul_(scale)
+        self._window, self._loss_scale = window | program.learning, program.session.loss_scale
+        return True
 
     def capture(self, *args, **kwargs) -> "CapturedStep":
         """The program for such inputs, captured if need be; nothing is run and nothing changes."""
@@ -252,11 +269,13 @@ class CompiledStep(_core.StepCalls):
 
     def _first(self, args, kwargs) -> torch.Tensor:
         """A call that none of `_calls` fits."""
+        self.check_optimizer()
         self._refuse_hooks()
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
             parameter.data = parameter.data.contiguous()
         key = None
         if not self._capturing:
+            self.optimizer._opt_called = True  # for schedulers, which ask whether it steps before they do
             key = self._key(args, kwargs)
             loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
@@ -272,7 +291,6 @@ class CompiledStep(_core.StepCalls):
 
     def _key(self, args, kwargs):
         """The call's step_cache.Key, by which it is checked at little cost and its program found on disk; or None."""
-        self.check_optimizer()
         own = tensors_of(self.module)
         for program in self.programs:
             if not program.is_captured:
@@ -305,6 +323,8 @@ class CompiledStep(_core.StepCalls):
             self.programs.append(program)
             self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
         program.rebind()
+        if not self.join_window(program):
+            return False
         call = open_call(self, program, unplaced(program.places, self.module), None, key)
         if call is not None:
             self._keep(call)
@@ -360,7 +380,8 @@ class CompiledStep(_core.StepCalls):
             except torch._dynamo.exc.FailOnRecompileLimitHit:
                 raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None
-            except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
+            except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.InternalTorchDynamoError,
+                    GuardOnDataDependentSymNode) as error:
                 raise StepRefused(f"the step cannot be one program:\n{error}") from error
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 inner = error.inner_exception

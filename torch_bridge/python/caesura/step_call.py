@@ -36,37 +36,49 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     """A _core.StepCall, which checks calls by dynamo's guards or by a step_cache.Key; None where dynamo must be asked.
     counters: (buffer of the module's, what each call adds to it)."""
     groups = owner.optimizer.param_groups
-    if any(type(group["lr"]) is not float for group in groups) or not all(draw.is_fixed for draw in program.draws):
+    if any(type(group["lr"]) is not float or type(group["params"]) is not list for group in groups):
+        return None
+    if not all(draw.is_fixed for draw in program.draws):
         return None
     watch = _watch(owner.module) if key is None else key.watch
     tensors = named(owner.module)
     if any(counter.dtype != torch.int64 or counter.numel() != 1 for counter, _ in counters):
         return None
-    for value in (*(value for _, _, value in program.bound), *(counter for counter, _ in counters)):
-        if id(value) not in tensors or value.is_complex():
+    if any(id(value) not in tensors or value.is_complex() for _, _, value in program.bound):
+        return None
+    for counter, _ in counters:
+        if id(counter) not in tensors:
             return None
-        watch.tensor(value, True)
-    optimizer = owner.optimizer
-    watch.item(vars(optimizer), "param_groups", groups)
-    watch.item(vars(optimizer), "state", optimizer.state)
-    for held in (optimizer.state, optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
-        watch.length(held)
-    for group in groups:
-        for name, value in group.items():
-            if name not in ("lr", "params"):
-                watch.item(group, name, value)
+        watch.tensor(counter, True)
+    program.watch(watch)
+    _watch_optimizer(watch, owner.optimizer)
+    for parameter in program.learners:
+        watch.unhooked(parameter)
     rates = [(group, scale) for group, (_, scale, _) in zip(groups, owner.recipe.groups)]
     rates.insert(0, rates[owner.recipe.leading])  # by which the others' are known
     groups, scales = map(list, zip(*rates))
     sources = [*sources, *((draw.name, draw) for draw in program.draws)]
     return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, groups, scales,
-                          owner.recipe.steps, list(counters), program.draw_seed if program.random else None)
+                          program.counts(), owner.recipe.counts_matter, program.learning, owner.accumulation_steps,
+                          list(counters), program.draw_seed if program.random else None)
 
 
 def _calls_alone(code, program) -> bool:
     scope = vars(sys.modules[__package__ + ".step"])
     called = [getattr(scope.get(name), "_torchdynamo_orig_callable", None) for name in graphs_called(code)]
     return len(called) == 1 and called[0] is program and is_plain(code)
+
+
+def _watch_optimizer(watch, optimizer):
+    """Its groups, their parameters, what an update may read of them but the rates, and hooks around its step."""
+    watch.item(vars(optimizer), "param_groups", optimizer.param_groups)
+    watch.elements(optimizer.param_groups)
+    for group in optimizer.param_groups:
+        watch.elements(group["params"])
+        for name in group.keys() & (optimizer.defaults.keys() | {"params"}) - {"lr"}:
+            watch.item(group, name, group[name])
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        watch.length(hooks)
 
 
 def _watch(module):

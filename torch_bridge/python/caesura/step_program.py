@@ -40,12 +40,15 @@ class StepProgram:
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
+        self._watch = None  # of what rebind() has bound last
 
     def open(self, forward: onnx.ModelProto, bound):
         """forward: the model. bound: (name, position among the capture's values, tensor) that the session holds itself."""
         owner, recipe = self.owner, self.owner.recipe
         self.forward, self.bound = forward, bound
         self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
+        self.learners = [value for _, _, value in bound if id(value) in recipe.trained]
+        self.learning = frozenset(map(id, self.learners))
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
@@ -53,8 +56,9 @@ class StepProgram:
             "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
         }, {name: as_real(value) for name, _, value in bound} | self.kept)
-        self.addresses = {name: value.data_ptr() for name, _, value in bound}
-        self.bind_states()
+        self._held = {name: (value, value.data_ptr()) for name, _, value in bound}
+        self._watch = None
+        self.rebind()
         self.random = any(map(draws_in_run, forward.graph.node))
 
     def model(self):
@@ -70,13 +74,42 @@ class StepProgram:
             model.graph.initializer.append(made)
         return model
 
-    def bind_states(self):
-        """Makes the optimizer's state, or the gradients, the tensors that the session's steps write to."""
+    def rebind(self):
+        """Makes what the session's steps write to the tensors that there are now: parameters whose elements have moved
+        (p.data = ...), the optimizer's state, or the gradients."""
+        if self._watch is not None and self._watch.unchanged():
+            return
         recipe = self.owner.recipe
-        for name, _, value in self.bound:
-            if id(value) in recipe.trained:
-                for what, tensor in recipe.bindings(value).items():
-                    self.session.bind_parameter(f"{what}.{name}", as_real(tensor))
+        try:
+            for name, _, value in self.bound:
+                self._bind(name, value)
+                for what, tensor in recipe.bindings(value).items() if id(value) in self.learning else ():
+                    self._bind(f"{what}.{name}", tensor)
+        except ValueError as error:
+            raise StepRefused(str(error)) from None
+        self._watch = _core.Watch()
+        self.watch(self._watch)
+
+    def _bind(self, name, tensor):
+        held = tensor, tensor.data_ptr()
+        before = self._held.get(name)
+        if before is None or before[0] is not tensor or before[1] != held[1]:
+            self.session.bind_parameter(name, as_real(tensor))
+            self._held[name] = held
+
+    def watch(self, watch):
+        """Adds to a _core.Watch what rebind() goes by."""
+        for _, _, value in self.bound:
+            watch.tensor(value, True)
+        self.owner.recipe.watch(watch, self.learners)
+
+    def counts(self) -> list:
+        """How often each of its parameters was updated: the optimizer's own tensors."""
+        return [self.owner.optimizer.state[parameter]["step"] for parameter in self.learners]
+
+    def updates(self) -> int:
+        """How often they were, where that is alike."""
+        return int(self.owner.optimizer.state[self.learners[0]]["step"])
 
     def refuse_others(self, tensor_of):
         """tensor_of: the parameter that has a name now, None where there is none."""
@@ -84,13 +117,6 @@ class StepProgram:
             now = tensor_of(name)
             if now is not None and now is not value:
                 raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
-
-    def rebind(self):
-        """Parameters whose elements have moved (p.data = ...)."""
-        for name, _, value in self.bound:
-            if value.data_ptr() != self.addresses[name]:
-                self.session.bind_parameter(name, as_real(value))
-                self.addresses[name] = value.data_ptr()
 
     @staticmethod
     def draw_seed():
@@ -125,20 +151,23 @@ class CapturedStep(StepProgram):
         owner.check_optimizer()
         if self.session is None:
             self._open(values)
-        session = self.session
-        if owner._capturing:
-            raise Captured(self)
         positions = {name: position for name, position, _ in self.bound}
         self.refuse_others(lambda name: values[positions[name]])
         self.rebind()
-        owner.recipe.begin(session, owner.micro_steps)
+        if owner._capturing:
+            raise Captured(self)
+        if not owner.join_window(self):
+            self._open(values)  # for an optimizer that PyTorch steps
+            owner.join_window(self)
+        session = self.session
+        owner.recipe.begin(self, owner.micro_steps)
         if self.random:
             session.seed = self.draw_seed()
         feeds = {name: as_real(values[i]) for name, i in self.feeds}
         sizes = sizes_of(self.placeholders, values) if self.draws else {}
         loss = session.step(feeds | {draw.name: draw(sizes) for draw in self.draws})
         owner.micro_steps += 1
-        owner.recipe.end(session, owner.micro_steps)
+        owner.recipe.end(self, owner.micro_steps, owner._window)
         counters = [(values[position], count) for position, count in self.counters]
         for counter, count in counters:
             counter.add_(count)
