@@ -168,3 +168,48 @@ def test_strides_over_a_part_are_refused():
     module = Part()
     with pytest.raises(caesura.StepRefused, match="aten.as_strided.default of a part of a tensor .*compile_step_aten_test.py"):
         caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=1.0))(torch.randn(3, 6))
+
+
+ROUTES = {
+    "wrap": lambda module: caesura.wrap(module), "compile": lambda module: torch.compile(module, backend="caesura"),
+    "step": lambda module: caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=1.0)),
+}
+
+
+class OfParameter(torch.nn.Module):
+    def __init__(self, loss, value):
+        super().__init__()
+        self.loss, self.value = loss, torch.nn.Parameter(torch.tensor(value))
+
+    def forward(self, *given):
+        return self.loss(self.value, *given)
+
+
+def some_and(p, x, y):
+    """x where it is no y, behind p: a part whose length shows only in the run."""
+    return (torch.cat([x[x != y], p]) * p.sum()).square().sum()
+
+
+ROWS = torch.tensor([[0, -1, -1], [1, 2, -1]])
+PARAMETERS = {
+    "labels of rows": (lambda p: F.multilabel_margin_loss(p.view(2, 3), ROWS), [-1., 0, 1, 0, .5, 6]),
+    "labels": (lambda p: F.multilabel_margin_loss(p, torch.tensor([0, -1, -1])), [-1., 0, 1]),
+    "labels behind the end": (lambda p: F.multilabel_margin_loss(p, torch.tensor([2, -1, 0]), reduction="sum"), [-1., 0, 1]),
+    "a part of unknown length": (lambda p: some_and(p, torch.arange(6.), torch.tensor([0., 1, 9, 3, 9, 9])), [1., -2, .5]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("loss, value", PARAMETERS.values(), ids=PARAMETERS)
+def test_every_route_has_eager_s_numbers(loss, value, route):
+    module = OfParameter(loss, value)
+    other = copy.deepcopy(module)
+    expected = module()
+    expected.backward()
+    given = ROUTES[route](other)()
+    if route != "step":
+        given.backward()
+    assert given.item() == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(other.value.grad if route != "step" else module.value - other.value, module.value.grad)
+    assert caesura.report().fallbacks

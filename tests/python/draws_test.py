@@ -204,3 +204,35 @@ def test_export_is_refused(tmp_path):
     module = Net(autoencoder)
     with pytest.raises(ValueError, match="PyTorch draws the step's random numbers .aten.randn_like.default."):
         caesura.export_step(tmp_path, caesura.compile_step(module, None, sgd(module)), torch.randn(6, 2))
+
+
+LAID = {
+    "normal": lambda y: y + torch.randn_like(y), "uniform": lambda y: y + torch.rand_like(y),
+    "dropout": lambda y: F.dropout(y, 0.5),
+    "in place": lambda y: y + torch.empty_like(y).uniform_(), "by values": lambda y: y + torch.normal(y.detach(), 0.5),
+    "transposed": lambda y: y.transpose(1, 3) + torch.randn_like(y.transpose(1, 3)),
+    "a part": lambda y: y[..., ::2] + torch.randn_like(y[..., ::2]), "alpha": lambda y: F.alpha_dropout(y, 0.5),
+}
+
+
+@pytest.mark.parametrize("sizes", [[(4, 4)] * 2, [(4, 4), (5, 4), (6, 3)]], ids=["one size", "sizes that change"])
+@pytest.mark.parametrize("noise", LAID.values(), ids=LAID)
+def test_wrapped_they_lie_as_in_eager(noise, sizes):
+    """In channels_last they come channel by channel."""
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 2, 1)
+
+        def forward(self, x):
+            return noise(self.conv(x))
+
+    module = Noisy()
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    for rows, size in enumerate(sizes, 2):
+        x = torch.randn(rows, 3, *size).to(memory_format=torch.channels_last)
+        results = []
+        for net in (module, wrapped):
+            torch.manual_seed(2)
+            results.append((net(x), torch.rand(())))
+        torch.testing.assert_close(results[1], results[0])

@@ -116,3 +116,43 @@ def test_each_line_is_told():
             caesura.wrap(kind())(x)
     with pytest.warns(caesura.FallbackWarning, match="in another_line"):
         caesura.wrap(AnotherLine())(x)
+
+
+class Assigns(torch.nn.Module):
+    """As the first call of a layer that takes its scale from the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.scale.data = x.std(0)
+                self.shift.data = -x.mean(0)
+                self.shift.data = self.shift.data * 2
+                self.calls.data = self.calls + 1
+        return ((x * self.scale + self.shift) ** 2).sum()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_data_that_the_forward_assigns(route):
+    x, plain, other = torch.randn(5, 4), Assigns(), Assigns()
+    module = ROUTES[route](other)
+    told = r"a graph at .*graph_break_test.py:\d+ in forward: it assigns the data"
+    with pytest.warns(caesura.FallbackWarning, match=told):
+        given = module(x)
+    for expected, again in ((plain(x), given), (plain(x + 1), module(x + 1))):
+        torch.testing.assert_close(again, expected)
+        expected.backward()
+        again.backward()
+    for a, b in zip([*other.parameters(), *other.buffers()], [*plain.parameters(), *plain.buffers()]):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a.grad, b.grad)
+    plain.eval(), other.eval()
+    with caesura.strict():
+        torch.testing.assert_close(module(x), plain(x))
+    torch._dynamo.reset()
+    with caesura.strict(), pytest.raises(Exception, match="it assigns the data"):
+        ROUTES[route](Assigns())(x)

@@ -53,8 +53,8 @@ def test_wrapped(norm, dtype, tolerance):
             results.append([y, given.grad, *(p.grad for p in module.parameters())])
         for expected, actual in zip(*results):
             torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-        for expected, actual in zip(plain.buffers(), wrapped.buffers()):  # the momentum is a float32 in an ONNX attribute
-            torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+        for expected, actual in zip(plain.buffers(), wrapped.buffers()):
+            torch.testing.assert_close(actual, expected, rtol=min(tolerance, 1e-6), atol=min(tolerance, 1e-6))
     left = [line for line in str(caesura.report()).splitlines() if "norm" in line]
     assert not left, left
 
@@ -100,3 +100,36 @@ def test_compiled_step(norm):
     assert actual == pytest.approx(expected, rel=1e-4)
     for a, b in zip(trained, plain):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+DOUBLES = {
+    "batch": lambda: nn.BatchNorm2d(6, 1e-3, 0.3),
+    "batch, twice": lambda: (lambda n: nn.Sequential(n, n))(nn.BatchNorm2d(6, 1e-3, 0.3)),
+    "batch, fixed": lambda: fixed(nn.BatchNorm2d(6, 1e-3)), "instance": lambda: nn.InstanceNorm2d(6, 1e-3, 0.3, True, True),
+    "group": lambda: nn.GroupNorm(2, 6, 1e-3),
+}
+
+
+@pytest.mark.parametrize("of_sizes", [[X] * 3, [X, (4, 6, 3, 3), (2, 6, 5, 5)]], ids=["one size", "sizes that change"])
+@pytest.mark.parametrize("make", DOUBLES.values(), ids=DOUBLES)
+def test_options_are_doubles(make, of_sizes):
+    """Epsilon and momentum of float64, which ONNX has as attributes of float32."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    plain = make().double()
+    wrapped, trained = copy.deepcopy(plain), copy.deepcopy(plain)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (plain, wrapped, trained)]
+    run, step = caesura.wrap(wrapped), caesura.compile_step(trained, lambda y, scale: (y ** 3).sum() * scale, optimizers[2])
+    scale = torch.tensor(1e-3, dtype=torch.float64)
+    for size in of_sizes:
+        x = torch.randn(size, dtype=torch.float64)
+        losses = []
+        for module, optimizer in zip((plain, run), optimizers):
+            losses.append((module(x) ** 3).sum() * scale)
+            optimizer.zero_grad()
+            losses[-1].backward()
+            optimizer.step()
+        assert [losses[1].item(), step(x, scale).item()] == pytest.approx([losses[0].item()] * 2, rel=1e-11)
+    for module in (wrapped, trained):
+        for a, b in zip(module.state_dict().values(), plain.state_dict().values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)

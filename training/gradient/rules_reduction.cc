@@ -77,9 +77,10 @@ void ReduceLogSumRule(GradientContext& g) {
   g.SetInputGradient(0, SpreadOver(g, Restored(g, g.dY() * Exp(-g.output()))));
 }
 
-// Y = ln(sum of e^X);  dX = dY e^(X - Y), 0 where Y is infinite
+// Y = ln(sum of e^X);  dX = dY e^(X - Y), 0 where all X are -infinity
 void ReduceLogSumExpRule(GradientContext& g) {
-  const Expr y = Where(Op("IsInf", {g.output()}), Number(0, g.dY()), g.output());
+  const Expr nothing = Op("IsInf", {g.output()}, {{"detect_positive", int64_t{0}}});
+  const Expr y = Where(nothing, Number(0, g.dY()), g.output());
   g.SetInputGradient(0, Restored(g, g.dY()) * Exp(g.input(0) - Restored(g, y)));
 }
 

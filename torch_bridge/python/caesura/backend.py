@@ -5,6 +5,7 @@ import logging
 import types
 
 import torch
+from torch._C import DispatchKey
 from torch._decomp import core_aten_decompositions
 from torch._dynamo import symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
@@ -18,6 +19,7 @@ from caesura.again import differentiable_again
 from caesura.aten import TABLE
 from caesura.aten.complex_values import in_pairs
 from caesura.aten.cuts import takes_gradients
+from caesura.aten.graph_import import describe
 from caesura.aten.own_gradient import parts_of
 from caesura.aten.strides import lay_results
 from caesura.captured_call import describe_call, open_call
@@ -57,9 +59,17 @@ def _tell_of_graph_break(translator, *arguments, **named):
 symbolic_convert.InstructionTranslatorBase.log_graph_break = _tell_of_graph_break
 
 
+# Whose decomposition in PyTorch 2.13 counts a row's classes with other rows' targets; it runs while a graph is traced, whatever
+# the table says.
+_WRONG = torch.ops.aten.multilabel_margin_loss_forward.default
+if _WRONG.py_kernels.pop(DispatchKey.Autograd, None) is not None:
+    _WRONG._dispatch_cache.clear()
+
+
 def decompositions(kept=TABLE):
     """PyTorch's own decompositions of the calls that are not `kept` as they are."""
-    return {target: function for target, function in core_aten_decompositions().items() if target not in kept}
+    return {target: function for target, function in core_aten_decompositions().items()
+            if target not in kept and target is not _WRONG}
 
 
 def apart(function):
@@ -122,6 +132,11 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if options:
         raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
     example_inputs = take_as_given(module, example_inputs)
+    assigned = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
+    assigned = [node for node in assigned if node.args[0].op == "placeholder"]
+    if assigned:  # p.data = ...; AOT autograd has no graph for it
+        fall_back([("a graph", "it assigns the data of a tensor that it is given", describe(n)) for n in assigned])
+        return module.forward
     # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
     captured, table = _Captured(away), {} if away else decompositions()

@@ -10,8 +10,9 @@ import torch
 from caesura import _core
 from caesura.aten import TABLE, Refused, import_graph
 from caesura.aten.complex_values import has_complex
+from caesura.aten.draws import DRAWS
 from caesura.aten.graph_import import Importer, describe, is_symbolic
-from caesura.aten.strides import lay_arguments
+from caesura.aten.strides import as_traced, lay_arguments
 from caesura.aten.writer import Tensor, is_static, make_model
 from caesura.reports import RECORD, fall_back
 
@@ -27,6 +28,8 @@ VIEWS = {
 # Of these, what a program makes at no cost either, where nobody else sees what is looked at.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
              aten.squeeze.dim, aten.squeeze.dims}
+# Holds nothing that a kernel has made.
+_EMPTY = aten.empty_strided.default
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -103,7 +106,7 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif not draws(node) and node.target not in VIEWS:  # PyTorch's generator is PyTorch's to advance
+            elif not draws(node) and node.target not in VIEWS and node.target != _EMPTY:  # PyTorch's generator is PyTorch's
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
             problems.append((f"all calls on {device}", "caesura's kernels are the CPU's", describe(node)))
@@ -295,16 +298,28 @@ def devices_of(nodes) -> set:
 
 
 def _draw_early(graph: torch.fx.Graph) -> None:
-    """Random numbers in the shape of a tensor do not wait for the tensor where the shape is known."""
+    """Random numbers in the shape of a tensor do not wait for the tensor where the shape is known. They are drawn for a
+    tensor that lies as eager's does, where ours would lie dense: they come in the order of its memory."""
     for node in list(graph.nodes):
-        if node.target == aten.rand_like.default and is_static(node.meta["val"].shape):
-            value = node.meta["val"]
-            with graph.inserting_before(node):
+        source = node.args[0] if draws(node) and node.args else None
+        if not isinstance(source, torch.fx.Node) or not is_tensor(source) or source.meta["val"].device.type != "cpu":
+            continue
+        given, value = source.meta["val"], node.meta["val"]
+        if node.target not in DRAWS or not is_static((*given.shape, *given.stride())):
+            node.args = (as_traced(graph, node, source), *node.args[1:])
+            continue
+        with graph.inserting_before(node):
+            if node.target == aten.rand_like.default and value.is_contiguous():
                 drawn = graph.call_function(aten.rand.default, (list(value.shape),),
                                             {"dtype": value.dtype, "device": value.device})
-            drawn.meta = dict(node.meta)
-            node.replace_all_uses_with(drawn)
-            graph.erase_node(node)
+            else:
+                like = graph.call_function(aten.empty_strided.default, (list(given.shape), list(given.stride())),
+                                           {"dtype": given.dtype, "device": given.device})
+                like.meta = {**node.meta, "val": given}
+                drawn = graph.call_function(node.target, (like, *node.args[1:]), node.kwargs)
+        drawn.meta = dict(node.meta)
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
 
 
 def _cancel_transposes(graph: torch.fx.Graph) -> None:
@@ -339,7 +354,7 @@ class CallStep:
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes = node, node.all_input_nodes, [node]
         self.target = _AS.get(node.target, node.target)
-        self.counts = node.target not in VIEWS and not is_symbolic(node) and node.target is not operator.getitem
+        self.counts = node.target not in (*VIEWS, _EMPTY, operator.getitem) and not is_symbolic(node)
 
     def __call__(self, values):
         began = time.perf_counter()

@@ -2,6 +2,7 @@
 """A captured forward as a model to be trained: batch norms and dropout as the ONNX ops that training mode switches on."""
 
 import functools
+import operator
 
 import torch
 from onnx.helper import make_attribute
@@ -10,6 +11,7 @@ from caesura import torch_library
 from caesura.aten import own_gradient
 from caesura.aten.call import aten_node
 from caesura.aten.complex_values import has_complex
+from caesura.aten.conventions import CONVENTIONS
 from caesura.aten.cuts import stop_at_cuts
 from caesura.aten.draws import DRAWS, Draw
 from caesura.aten.graph_import import Importer, describe, is_symbolic, plain, value_of
@@ -25,10 +27,22 @@ def _is_made_into_more(node, index):
     return any(user.args[1] == index and any(reader.op != "output" for reader in user.users) for user in node.users)
 
 
+def _buffer(node, index):
+    """The statistic that the call's argument `index` was before other calls of the same batch norm."""
+    source = node.args[index]
+    while source.target is operator.getitem and source.args[0].target == node.target:
+        source = source.args[0].args[index]
+    return source
+
+
 def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
     if not training:
         none = w.full(0, x.dtype, (0,))
         return fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
+    if mean.dtype == torch.float64:  # epsilon and momentum, as attributes, would be rounded to float32
+        made = TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
+        w.assigned += [(_buffer(node, i), made[i]) for i in (3, 4) if not _is_made_into_more(node, i)]
+        return made
     if is_read(node, 1) or is_read(node, 2) or _is_made_into_more(node, 3) or _is_made_into_more(node, 4):
         return TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
     if momentum is None:
@@ -141,7 +155,7 @@ _FORWARD = {
 }
 # Calls that are not to be decomposed on the way to a forward model; the last one PyTorch differentiates: infinity times zero
 # stands in the derivative of what it is made of.
-KEPT = set(TABLE) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default}
+KEPT = set(TABLE) | set(CONVENTIONS) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default}
 # To be decomposed in a forward that takes gradients: our rules do not differentiate what our ops have for these.
 DECOMPOSED_TWICE = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
                     aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default}
@@ -168,7 +182,9 @@ class ForwardImporter(Importer):
             return self._draw
         if node.target is own_gradient.TARGET:
             return self._with_gradient
-        ours = None if has_complex(node) or (self.twice and _is_left_twice(node)) else super().function(node)
+        ours = CONVENTIONS.get(node.target) or super().function(node)
+        if has_complex(node) or (self.twice and _is_left_twice(node)):
+            ours = None
         return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, ours)
 
     def _ours_or_pytorchs(self, ours, w, node, *arguments):
@@ -261,8 +277,8 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     result_ = importer.values[loss]
     importer.writer.node("Identity", [result_], ["loss"])
     outputs = [Tensor("loss", result_.dtype, result_.shape)]
-    for name, node in writes:
-        value = importer.values[node]
+    assigned = [(names[node], value) for node, value in importer.writer.assigned if node in names]
+    for name, value in [(name, importer.values[node]) for name, node in writes] + assigned:
         outputs.append(Tensor(importer.writer.fresh("written"), value.dtype, value.shape))
         importer.writer.node("Assign", [name, value], [outputs[-1].name], domain=DOMAIN)
         if name not in (i.name for i in inputs):

@@ -86,10 +86,20 @@ def scatter_add(w, node, x, axis, indices, source):
 
 @raises(aten.scatter_reduce.two)
 def scatter_reduce(w, node, x, axis, indices, source, reduction, include_self):
-    reductions = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-    if reduction not in reductions or not include_self:
-        raise Refused(f"scatter by {reduction}{'' if include_self else ' without the target'}")
-    return _scatter(w, x, axis, indices, _corner(w, source, indices), reductions[reduction])
+    dtype, source = x.dtype, _corner(w, source, indices)
+    if dtype == torch.bool or (reduction == "mean" and not dtype.is_floating_point):
+        raise Refused(f"scatter by {reduction} of {dtype}")
+    least, most = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    kind, nothing = {"sum": ("add", 0), "mean": ("add", 0), "prod": ("mul", 1), "amax": ("max", least),
+                     "amin": ("min", most)}[reduction]
+    if not include_self:
+        x = _scatter(w, x, axis, indices, w.full(nothing, dtype, indices.shape))
+    y = _scatter(w, x, axis, indices, source, kind)
+    if reduction != "mean":
+        return y
+    counts = _scatter(w, w.full(int(include_self), dtype, x.shape), axis, indices, w.full(1, dtype, indices.shape), "add")
+    counts = counts if include_self else w.make("Max", [counts, w.constant(1, dtype)], dtype, x.shape)
+    return w.make("Div", [y, counts], dtype, x.shape)
 
 
 # --- x[i, j] ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 
 from caesura.aten.results import is_read, result
 from caesura.aten.table import Refused, aten, raises
-from caesura.aten.writer import Scalar, Tensor, is_static, positive, same_dim
+from caesura.aten.writer import DOMAIN, Scalar, Tensor, is_static, positive, same_dim
 
 _END = 2**63 - 1  # "to the end", in PyTorch's slices
 
@@ -189,18 +189,80 @@ def select_scatter(w, node, x, source, axis, index):
     return _scatter_range(w, x, source, axis, index, index + 1, 1)
 
 
-@raises(aten.diagonal.default)
-def diagonal(w, node, x, offset, first, second):
+def _matrices(w, x, offset, first, second):
+    """(x with the two axes last and made one, the places of their diagonal in that, the order of axes, the sizes before)."""
     first, second = positive(first, x.rank), positive(second, x.rank)
     if not is_static(x.shape):
         raise Refused("the diagonal of sizes that are not numbers")
-    rest = [d for d in range(x.rank) if d not in (first, second)]
-    x = w.transpose(x, [*rest, first, second])
-    dtype, shape = result(node)
+    order = [d for d in range(x.rank) if d not in (first, second)] + [first, second]
+    x = w.transpose(x, order)
     rows, columns = x.shape[-2:]
-    places = torch.arange(shape[-1]) * (columns + 1) + (offset if offset >= 0 else -offset * columns)
-    flat = w.reshape(x, [*x.shape[:-2], rows * columns])
-    return w.make("Gather", [flat, w.constant(places)], dtype, shape, axis=len(rest))
+    count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+    places = torch.arange(count) * (columns + 1) + (offset if offset >= 0 else -offset * columns)
+    return w.reshape(x, [*x.shape[:-2], rows * columns]), w.constant(places), order, x.shape
+
+
+@raises(aten.diagonal.default)
+def diagonal(w, node, x, offset, first, second):
+    flat, places, _, _ = _matrices(w, x, offset, first, second)
+    return w.make("Gather", [flat, places], *result(node), axis=flat.rank - 1)
+
+
+@raises(aten.diagonal_scatter.default)
+def diagonal_scatter(w, node, x, source, offset, first, second):
+    flat, places, order, sizes = _matrices(w, x, offset, first, second)
+    places = w.make("Expand", [places, w.constant(list(source.shape))], torch.int64, source.shape)
+    inputs = [flat, places, w.cast(source, x.dtype)]
+    written = w.reshape(w.make("ScatterElements", inputs, x.dtype, flat.shape, axis=flat.rank - 1), sizes)
+    return w.transpose(written, [order.index(d) for d in range(x.rank)])
+
+
+def _windows(extent, size, step):
+    if not all(isinstance(v, int) for v in (extent, size, step)):
+        raise Refused("windows over sizes that are not numbers")
+    return torch.arange(0, extent - size + 1, step).unsqueeze(1) + torch.arange(size)
+
+
+@raises(aten.unfold.default)
+def unfold(w, node, x, axis, size, step):
+    dtype, shape = result(node)
+    if x.rank == 0:
+        return w.reshape(x, shape)
+    axis = positive(axis, x.rank)
+    places = _windows(x.shape[axis], size, step)
+    cut = [*x.shape[:axis], *places.shape, *x.shape[axis + 1:]]
+    if size == step and places.numel() == x.shape[axis]:
+        rows = w.reshape(x, cut)
+    else:
+        rows = w.make("Gather", [x, w.constant(places)], dtype, cut, axis=axis)
+    return w.transpose(rows, [d for d in range(x.rank + 1) if d != axis + 1] + [axis + 1])
+
+
+@raises(aten.unfold_backward.default)
+def unfold_backward(w, node, dy, sizes, axis, size, step):
+    dtype, shape = result(node)
+    if not shape:
+        return w.reshape(dy, shape)
+    axis = positive(axis, len(shape))
+    places = _windows(shape[axis], size, step)
+    rows = w.transpose(dy, [*range(axis + 1), len(shape), *range(axis + 1, len(shape))])
+    if size == step and places.numel() == shape[axis]:
+        return w.reshape(rows, shape)
+    return w.make("GatherGrad", [rows, w.constant(places), w.ints(shape)], dtype, shape, domain=DOMAIN, axis=axis)
+
+
+@raises(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
+        aten.replication_pad3d_backward.default)
+def replication_pad_backward(w, node, dy, x, pads):
+    if not is_static((*x.shape, *pads)):
+        raise Refused("padding of sizes that are not numbers")
+    for i in range(len(pads) // 2):
+        axis = x.rank - 1 - i
+        if pads[2 * i] or pads[2 * i + 1]:
+            places = torch.arange(-pads[2 * i], x.shape[axis] + pads[2 * i + 1]).clamp(0, x.shape[axis] - 1)
+            shape = [*dy.shape[:axis], x.shape[axis], *dy.shape[axis + 1:]]
+            dy = w.make("GatherGrad", [dy, w.constant(places), w.ints(shape)], dy.dtype, shape, domain=DOMAIN, axis=axis)
+    return dy
 
 
 @raises(aten.flip.default)
@@ -211,6 +273,17 @@ def flip(w, node, x, axes):
     return w.make("Slice", inputs, *result(node)) if count else x
 
 
+@raises(aten.sort.stable)
+def sort_stable(w, node, x, stable, axis, descending):
+    if not stable or x.dtype == torch.bool:  # what is not stable takes equal elements as the standard library happens to
+        raise Refused("an order of bool" if stable else "an order in which equal elements may change places")
+    if x.rank == 0:
+        return x, w.full(0, torch.int64, ())
+    axis = positive(axis, x.rank)
+    outputs = w.op("TopK", [x, w.ints([x.shape[axis]])], outputs=2, axis=axis, largest=int(descending), sorted=1)
+    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
+
+
 # --- together ------------------------------------------------------------------------------------------------
 
 @raises(aten.cat.default)
@@ -218,7 +291,7 @@ def cat(w, node, tensors, axis):
     dtype, shape = result(node)
     axis = positive(axis, len(shape))
     # PyTorch passes over tensors of shape [0], whatever the rank of the others.
-    tensors = [w.cast(t, dtype) for t in tensors if not (t.rank == 1 and t.shape[0] == 0 and len(shape) != 1)]
+    tensors = [w.cast(t, dtype) for t in tensors if not (t.rank == 1 and len(shape) != 1 and same_dim(t.shape[0], 0))]
     return tensors[0] if len(tensors) == 1 else w.make("Concat", tensors, dtype, shape, axis=axis)
 
 

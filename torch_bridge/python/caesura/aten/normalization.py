@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layer, batch and group normalization, forward and backward."""
 
+import math
+
 import torch
 
 from caesura.aten.results import is_read, result
@@ -91,9 +93,43 @@ def _widened(w, x, *vectors):
     return w.cast(x, next((v.dtype for v in vectors if v is not None), x.dtype))
 
 
+def _elements(w, x, axes):
+    """How many elements x has along the axes, as a scalar in x's dtype."""
+    if is_static(x.shape):
+        return w.constant(math.prod(x.shape[d] for d in axes), x.dtype)
+    sizes = w.op("Gather", [w.op("Shape", [x]), w.constant(axes)])
+    return w.cast(w.make("ReduceProd", [sizes], torch.int64, (), keepdims=0), x.dtype)
+
+
+def _batch_norm_in_double(w, x, weight, bias, mean, variance, momentum, epsilon):
+    """Of training mode, by arithmetic: epsilon and momentum, as attributes, would be rounded to float32.
+
+    (y, mean of the batch, inverse deviation, new mean, new variance).
+    """
+    axes = [d for d in range(x.rank) if d != 1]
+    make = lambda op_type, *inputs: w.make(op_type, inputs, x.dtype, x.shape[1:2])  # noqa: E731
+    total = lambda t: w.make("ReduceSum", [t, w.constant(axes)], x.dtype, x.shape[1:2], keepdims=0)  # noqa: E731
+    y, batch_mean, inv_std = _normalize(w, x, axes, epsilon)
+    y = _scaled(w, y, weight, bias)
+    batch_mean, inv_std = (w.make("Squeeze", [s, w.constant(axes)], s.dtype, x.shape[1:2]) for s in (batch_mean, inv_std))
+    away = w.make("Sub", [x, _along_channels(w, x, batch_mean)], x.dtype, x.shape)
+    others = make("Sub", _elements(w, x, axes), w.constant(1.0, x.dtype))
+    batch_variance = make("Div", total(w.make("Mul", [away, away], x.dtype, x.shape)), others)
+    share = lambda old, new: make("Add", make("Mul", old, w.constant(1 - float(momentum), x.dtype)),  # noqa: E731
+                                  make("Mul", new, w.constant(float(momentum), x.dtype)))
+    return y, batch_mean, inv_std, share(mean, batch_mean), share(variance, batch_variance)
+
+
 @raises(aten._native_batch_norm_legit_functional.default)
 def batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
-    x = _widened(w, x, weight, mean)
+    given, x = x, _widened(w, x, weight, mean)
+    if x.dtype == torch.float64:
+        if not training:
+            y = fixed_batch_norm(w, node, given, weight, bias, mean, variance, epsilon)
+            return y, w.full(0, x.dtype, (0,)), w.full(0, x.dtype, (0,)), mean, variance
+        weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
+        made = _batch_norm_in_double(w, x, weight, bias, mean, variance, momentum, epsilon)
+        return tuple(w.cast(t, result(node, i)[0]) for i, t in enumerate(made))
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     dtype, shape = result(node, 0)
     if not training:
@@ -118,16 +154,19 @@ def _along_channels(w, x, vector):
     return w.make("Unsqueeze", [vector, w.constant(list(range(1, x.rank - 1)))], vector.dtype, shape)
 
 
+def _scaled(w, y, weight, bias):
+    for op_type, vector in (("Mul", weight), ("Add", bias)):
+        y = w.make(op_type, [y, _along_channels(w, y, vector)], y.dtype, y.shape)
+    return y
+
+
 @raises(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_statistics(w, node, x, weight, bias, training, momentum, epsilon):
     x = _widened(w, x, weight)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     axes = [d for d in range(x.rank) if d != 1]
     y, mean, inv_std = _normalize(w, w.cast(x, _statistics(x.dtype)), axes, epsilon)
-    y = w.cast(y, x.dtype)
-    for op_type, vector in (("Mul", weight), ("Add", bias)):
-        y = w.make(op_type, [y, _along_channels(w, x, vector)], x.dtype, x.shape)
-    y = w.cast(y, result(node, 0)[0])
+    y = w.cast(_scaled(w, w.cast(y, x.dtype), weight, bias), result(node, 0)[0])
     return y, *(w.make("Squeeze", [s, w.constant(axes)], s.dtype, x.shape[1:2]) for s in (mean, inv_std))
 
 
@@ -175,14 +214,21 @@ def group_norm(w, node, x, weight, bias, batch, channels, positions, groups, eps
     x = _widened(w, x, weight)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     dtype, shape = result(node, 0)
-    y = w.make("GroupNormalization", [x, weight, bias], x.dtype, shape, num_groups=groups, epsilon=float(epsilon))
+    in_double, has_statistics = x.dtype == torch.float64, is_read(node, 1) or is_read(node, 2)
+    if in_double or has_statistics:
+        wide = w.cast(x, _statistics(x.dtype))
+        size = channels // groups * positions if isinstance(positions, int) else -1
+        if size == 0:
+            raise Refused("the statistics of nothing")
+        run = w.make("Reshape", [wide, w.constant([0, groups, size])], wide.dtype, [x.shape[0], groups, size])
+        y, *statistics = _normalize(w, run, [2], epsilon)
+    if in_double:  # epsilon, as an attribute, would be rounded to float32
+        sizes = w.constant(list(shape)) if is_static(shape) else w.op("Shape", [x])
+        y = _scaled(w, w.make("Reshape", [y, sizes], x.dtype, shape), weight, bias)
+    else:
+        y = w.make("GroupNormalization", [x, weight, bias], x.dtype, shape, num_groups=groups, epsilon=float(epsilon))
     y = w.cast(y, dtype)
-    if not is_read(node, 1) and not is_read(node, 2):
+    if not has_statistics:
         return y, None, None
-    wide = w.cast(x, _statistics(x.dtype))
-    size = channels // groups * positions if isinstance(positions, int) else -1
-    if size == 0:
-        raise Refused("the statistics of nothing")
-    run = w.make("Reshape", [wide, w.constant([0, groups, size])], wide.dtype, [x.shape[0], groups, size])
-    statistics = [w.make("Squeeze", [s, w.constant([2])], s.dtype, s.shape[:2]) for s in _normalize(w, run, [2], epsilon)[1:]]
+    statistics = [w.make("Squeeze", [s, w.constant([2])], s.dtype, s.shape[:2]) for s in statistics]
     return y, *(w.cast(s, result(node, i)[0]) for i, s in enumerate(statistics, 1))

@@ -61,6 +61,21 @@ def lay_results(graph: torch.fx.Graph, views, first: int, last: int):
     output.args = (type(output.args[0])(results),)
 
 
+def as_traced(graph, node, source):
+    """For a call `node` that goes by how `source` lies: a copy with the axes in memory as the trace has them; `source`
+    itself where they lie in order, or one element lies for several."""
+    x = source.meta["val"]
+    sizes, strides = ([d if isinstance(d, int) else d.node.hint for d in of] for of in (x.shape, x.stride()))
+    if None in (*sizes, *strides):
+        return source
+    order = sorted(range(len(sizes)), key=lambda axis: -strides[axis])
+    moving = [axis for axis in order if sizes[axis] != 1]
+    if moving == sorted(moving) or 0 in [strides[axis] for axis in moving]:
+        return source
+    with graph.inserting_before(node):
+        return _back(graph, _dense(graph, source, order), order)
+
+
 def _order(x):
     """The axes from the outermost in memory to the innermost; None where it is a part of something, or sizes are symbols."""
     if x.layout != torch.strided or not is_static((*x.shape, *x.stride(), x.storage_offset())) or x.storage_offset() != 0:

@@ -55,6 +55,7 @@ class Writer:
     nodes: list = field(default_factory=list)
     initializers: list = field(default_factory=list)
     stated: list = field(default_factory=list)  # results whose dtype and shape no op's schema tells
+    assigned: list = field(default_factory=list)  # (placeholder, what a step leaves in it), of what FX's outputs do not tell
     origin: dict = field(default_factory=dict)
     _constants: dict = field(default_factory=dict)
     _known: dict = field(default_factory=dict)  # SymInt's expression to the scalar that holds its value

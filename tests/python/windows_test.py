@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows, diagonals, scatters and orders of elements through wrap and compile_step: nothing is left to PyTorch."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+
+INDEX = torch.tensor([[0, 2, 2, 5, 0], [1, 1, 1, 1, 1], [3, 0, 3, 0, 3], [5, 5, 0, 0, 2]])
+
+
+def scatter(kind, include_self):
+    return lambda x: x[0, 0].scatter_reduce(0, INDEX, x[1, 0, :4, :5], kind, include_self=include_self)
+
+
+CALLS = {
+    "unfold": lambda x: x.unfold(2, 3, 2), "unfold the last, a rest": lambda x: x.unfold(-1, 4, 3), "unfold a patch":
+    lambda x: x.unfold(1, 2, 2).unfold(3, 2, 2), "unfold whole": lambda x: x.unfold(2, 7, 1),
+    "pool 3, 4": lambda x: F.adaptive_avg_pool2d(x, (3, 4)), "pool to more": lambda x: F.adaptive_avg_pool2d(x, (9, 4)),
+    "pool one image": lambda x: F.adaptive_avg_pool2d(x[0], (7, 3)),
+    "pool a volume": lambda x: F.adaptive_avg_pool3d(x, (3, 4, 5)),
+    "pool to a half": lambda x: F.adaptive_avg_pool2d(x, (7, 3)), "pool a line": lambda x: F.adaptive_avg_pool1d(x[0], 4),
+    "divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+    "divisor, ceil": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False, divisor_override=2),
+    "diagonal": lambda x: x.diagonal_scatter(x[:, 1, :, :4] * 2, 0, 1, 3),
+    "diagonal below": lambda x: x.diagonal_scatter(x[:, :, 0, :5] * 2, -2, 2, 3),
+    "replication": lambda x: F.pad(x, (2, 1, 0, 3), mode="replicate"),
+    "stable": lambda x: x.round().sort(dim=2, stable=True, descending=True).values * torch.arange(6),
+} | {f"scatter {kind}{'' if own else ' without'}": scatter(kind, own) for kind in ("sum", "mean", "prod", "amax", "amin")
+     for own in (True, False)}
+
+
+class Call(torch.nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call, self.scale = call, torch.nn.Parameter(torch.randn(2, 4, 7, 6))
+
+    def forward(self, x):
+        y = self.call(self.scale * x)
+        return (y * torch.linspace(1, 2, y.numel()).view(y.shape)).sum()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_as_eager(call):
+    plain, x = Call(call), torch.randn(2, 4, 7, 6)
+    wrapped, trained = copy.deepcopy(plain), copy.deepcopy(plain)
+    expected = plain(x)
+    expected.backward()
+    with caesura.strict():
+        given = caesura.wrap(wrapped)(x)
+        given.backward()
+        loss = caesura.compile_step(trained, None, torch.optim.SGD(trained.parameters(), lr=1.0))(x)
+    assert [given.item(), loss.item()] == pytest.approx([expected.item()] * 2, rel=1e-5, abs=1e-4)
+    torch.testing.assert_close(wrapped.scale.grad, plain.scale.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(plain.scale - trained.scale, plain.scale.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_keeps_what_is_infinite_in_its_windows(dtype):
+    x = torch.ones(1, 2, 7, 5, dtype=dtype)
+    x[0, 0, 0, 0], x[0, 1, 6, 4] = torch.inf, torch.nan
+    with caesura.strict():
+        y = caesura.wrap(torch.nn.AdaptiveAvgPool2d((3, 4)))(x)
+    torch.testing.assert_close(y, F.adaptive_avg_pool2d(x, (3, 4)), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("descending", [False, True])
+def test_equal_elements_keep_their_order(dtype, descending):
+    class Order(torch.nn.Module):
+        def forward(self, x):
+            values = x.sort(dim=0, descending=descending, stable=True).values
+            return torch.argsort(x, descending=descending, stable=True), values
+
+    x = torch.randint(0, 4, (3, 100)).to(dtype)
+    if dtype == torch.float32:
+        x[:, 50] = torch.nan
+    with caesura.strict():
+        order, values = caesura.wrap(Order())(x)
+    assert torch.equal(order, torch.argsort(x, descending=descending, stable=True))
+    torch.testing.assert_close(values, x.sort(0, descending).values, equal_nan=True)
