@@ -267,8 +267,8 @@ write() {
 }
 
 write_deps() {
-  local launcher=""
-  command -v ccache >/dev/null && launcher='set(CMAKE_CXX_COMPILER_LAUNCHER ccache CACHE STRING "")'
+  local launcher="" options="env;CCACHE_BASEDIR=$root;CCACHE_NOHASHDIR=1"  # what one checkout has compiled, others find
+  command -v ccache >/dev/null && launcher="set(CMAKE_CXX_COMPILER_LAUNCHER \"$options;ccache\" CACHE STRING \"\")"
   write "$build/deps.cmake" <<EOF
 # Where the dependencies are: cmake -S . -B build -G Ninja -C build/deps.cmake. Written by cmake/setup.sh.
 set(CMAKE_PREFIX_PATH "$onnx;$venv" CACHE STRING "" FORCE)
