@@ -11,14 +11,7 @@ F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
 from caesura.optimizers import Recipe  # noqa: E402
-from compile_step_test import Net, batches, same  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    caesura.reset_report()
+from compile_step_test import Net, batches, fresh, same  # noqa: E402, F401
 
 
 def adam(module, **options):

@@ -15,6 +15,7 @@ import caesura  # noqa: E402
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
+    caesura.reset_report()
 
 
 class Net(torch.nn.Module):

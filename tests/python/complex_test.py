@@ -9,14 +9,7 @@ torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
-from compile_step_test import eager, same  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    caesura.reset_report()
+from compile_step_test import eager, fresh, same  # noqa: E402, F401
 
 
 class Rotary(nn.Module):

@@ -11,13 +11,7 @@ F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
 from caesura import recurrent  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    caesura.reset_report()
+from compile_step_test import fresh  # noqa: E402, F401
 
 
 class Net(nn.Module):

@@ -165,7 +165,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     was captured for; a size that changes becomes a symbol (dynamic=None), is one from the start (True), or never is (False).
 
     Calls that caesura has no kernel for stay with PyTorch, with a FallbackWarning, and so does what dynamo does not capture
-    (behind a graph break; nn.LSTM and its like); caesura.strict() forbids it, caesura.report() tells of it. On another
+    (behind a graph break); caesura.strict() forbids it, caesura.report() tells of it. On another
     device than the CPU all calls stay. Thread safety: that of the module.
     """
     if not isinstance(module, torch.nn.Module):

@@ -6,6 +6,7 @@ Importing the package fills the table.
 
 from caesura.aten import (  # noqa: F401
     attention,
+    conventions,
     convolution,
     elementwise,
     indexing,

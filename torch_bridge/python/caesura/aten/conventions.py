@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls in a step's forward as ONNX ops whose gradients by our rules are eager's: at kinks, zeros, and far out.
+"""Calls as ONNX ops whose gradients by our rules, too, are eager's: at kinks, zeros, and far out.
 
 PyTorch's derivatives.yaml is one formula a call; that of what a call is made of may be another at a bound, or infinity times
 zero where a branch that is not taken overflows. So branches get harmless numbers where they are not taken.
@@ -12,10 +12,11 @@ import torch
 from caesura.aten.elementwise import operand
 from caesura.aten.reduction import reduce, var, var_mean
 from caesura.aten.results import result
-from caesura.aten.table import Refused, aten
+from caesura.aten.table import Refused, aten, raises
 from caesura.aten.writer import Tensor, positive
 
-# A call to its function (writer, node, *arguments): what a ForwardImporter takes in the place of table.TABLE's.
+# A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
+# backward these calls are decomposed, or written otherwise.
 CONVENTIONS = {}
 
 
@@ -49,7 +50,7 @@ def _math(w, node, *tensors):
 
 # --- bounds --------------------------------------------------------------------------------------------------
 
-@_conventional(aten.clamp.default, aten.clamp.Tensor)
+@raises(aten.clamp.default, aten.clamp.Tensor)
 def clamp(w, node, x, low, high):
     """The whole gradient at a bound."""
     dtype, shape = result(node)
@@ -67,12 +68,12 @@ def clamp(w, node, x, low, high):
     return x
 
 
-@_conventional(aten.clamp_min.default, aten.clamp_min.Tensor)
+@raises(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(w, node, x, low):
     return clamp(w, node, x, low, None)
 
 
-@_conventional(aten.clamp_max.default, aten.clamp_max.Tensor)
+@raises(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(w, node, x, high):
     return clamp(w, node, x, None, high)
 
@@ -83,7 +84,7 @@ def _within(m, x, low, high, inside, below, above):
     return m.op("Where", m.test("LessOrEqual", x, low), below, inside)
 
 
-@_conventional(aten.hardtanh.default)
+@raises(aten.hardtanh.default)
 def hardtanh(w, node, x, low, high):
     dtype, shape = result(node)
     return _within(_Math(w, dtype, shape), w.cast(x, dtype), low, high, x, low, high)
@@ -116,7 +117,7 @@ def mish(w, node, x):
     return w.make("Mish", [x], *result(node))
 
 
-@_conventional(aten.elu.default)
+@raises(aten.elu.default)
 def elu(w, node, x, alpha, scale, input_scale):
     dtype, m, (x,) = _math(w, node, x)
     if alpha == scale == input_scale == 1:
@@ -131,7 +132,7 @@ def celu(w, node, x, alpha):
     return elu(w, node, x, alpha, 1, 1 / alpha)
 
 
-@_conventional(aten.expm1.default)
+@raises(aten.expm1.default)
 def expm1(w, node, x):
     """2 t / (1 - t) with t = tanh(x / 2) where e^x - 1 would be rounded."""
     dtype, m, (x,) = _math(w, node, x)
@@ -139,6 +140,21 @@ def expm1(w, node, x):
     t = m.op("Tanh", m.op("Mul", m.op("Where", far, 0, x), 0.5))
     near = m.op("Div", m.op("Add", t, t), m.op("Sub", 1, t))
     return w.cast(m.op("Where", far, m.op("Sub", m.op("Exp", x), 1), near), dtype)
+
+
+def _log1p(m, x):
+    """log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4)."""
+    u = m.op("Add", x, 1)
+    exact, infinite = m.test("Equal", u, 1), m.test("Equal", u, math.inf)
+    ratio = m.op("Div", x, m.op("Where", exact, 1, m.op("Sub", u, 1)))
+    product = m.op("Mul", m.op("Log", u), m.op("Where", infinite, 1, ratio))
+    return m.op("Where", exact, x, product)
+
+
+@raises(aten.log1p.default)
+def log1p(w, node, x):
+    dtype, m, (x,) = _math(w, node, x)
+    return w.cast(_log1p(m, x), dtype)
 
 
 # --- zeros ---------------------------------------------------------------------------------------------------
@@ -149,15 +165,6 @@ def sinc(w, node, x):
     zero = m.test("Equal", x, 0)
     angle = m.op("Mul", m.op("Where", zero, 1, x), math.pi)
     return w.cast(m.op("Where", zero, 1, m.op("Div", m.op("Sin", angle), angle)), dtype)
-
-
-def _log1p(m, x):
-    """As elementwise.log1p: log(u) x / (u - 1) with u = 1 + x."""
-    u = m.op("Add", x, 1)
-    exact, infinite = m.test("Equal", u, 1), m.test("Equal", u, math.inf)
-    ratio = m.op("Div", x, m.op("Where", exact, 1, m.op("Sub", u, 1)))
-    product = m.op("Mul", m.op("Log", u), m.op("Where", infinite, 1, ratio))
-    return m.op("Where", exact, x, product)
 
 
 def _times_log(w, node, x, y, log, nothing):

@@ -65,35 +65,6 @@ def log10(w, node, x):
     return _times(w, w.make("Log", [w.cast(x, dtype)], dtype, shape), 1 / math.log(10))
 
 
-@raises(aten.log1p.default)
-def log1p(w, node, x):
-    """log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4)."""
-    dtype, shape = result(node)
-    x, one = w.cast(x, dtype), w.constant(1, dtype)
-    u = w.make("Add", [x, one], dtype, shape)
-    exact = w.make("Equal", [u, one], torch.bool, shape)
-    away = w.make("Where", [exact, one, w.make("Sub", [u, one], dtype, shape)], dtype, shape)
-    infinite = w.make("Equal", [u, w.constant(math.inf, dtype)], torch.bool, shape)
-    ratio = w.make("Where", [infinite, one, w.make("Div", [x, away], dtype, shape)], dtype, shape)
-    product = w.make("Mul", [w.make("Log", [u], dtype, shape), ratio], dtype, shape)
-    return w.make("Where", [exact, x, product], dtype, shape)
-
-
-@raises(aten.expm1.default)
-def expm1(w, node, x):
-    """(u - 1) x / log(u) with u = e^x (Kahan); u - 1 itself where that is exact enough or where u is 0 or infinite."""
-    dtype, shape = result(node)
-    x, one = w.cast(x, dtype), w.constant(1, dtype)
-    u = w.make("Exp", [x], dtype, shape)
-    plain = w.make("Sub", [u, one], dtype, shape)
-    exact = w.make("Equal", [u, one], torch.bool, shape)
-    far = w.make("Greater", [w.make("Abs", [x], dtype, shape), one], torch.bool, shape)
-    log = w.make("Where", [w.make("Or", [exact, far], torch.bool, shape), one, w.make("Log", [u], dtype, shape)], dtype, shape)
-    near = w.make("Div", [w.make("Mul", [plain, x], dtype, shape), log], dtype, shape)
-    near = w.make("Where", [exact, x, near], dtype, shape)
-    return w.make("Where", [far, plain, near], dtype, shape)
-
-
 @raises(aten.logical_not.default)
 def logical_not(w, node, x):
     return w.make("Not", [w.cast(x, torch.bool)], *result(node))
@@ -193,23 +164,6 @@ def _leaky(w, x, slope, dtype, shape):
     # ONNX's attributes are float32.
     over = w.make("Greater", [x, w.constant(0, dtype)], torch.bool, shape)
     return w.make("Where", [over, x, w.make("Mul", [x, w.constant(slope, dtype)], dtype, shape)], dtype, shape)
-
-
-@raises(aten.elu.default)
-def elu(w, node, x, alpha, scale, input_scale):
-    if scale != 1 or input_scale != 1:
-        raise Refused("scales other than 1")
-    if x.dtype != torch.float64 or alpha == 1:
-        return w.make("Elu", [x], *result(node), alpha=float(alpha))
-    dtype, shape = result(node)  # ONNX's attributes are float32
-    y = w.make("Elu", [x], dtype, shape)
-    over = w.make("Greater", [x, w.constant(0, dtype)], torch.bool, shape)
-    return w.make("Where", [over, y, w.make("Mul", [y, w.constant(alpha, dtype)], dtype, shape)], dtype, shape)
-
-
-@raises(aten.hardtanh.default)
-def hardtanh(w, node, x, low, high):
-    return clamp(w, node, x, low, high)
 
 
 # --- binary --------------------------------------------------------------------------------------------------
@@ -422,26 +376,6 @@ def where(w, node, condition, a, b):
 def masked_fill(w, node, x, mask, value):
     dtype, shape = result(node)
     return w.make("Where", [mask, operand(w, value, dtype), x], dtype, shape)
-
-
-@raises(aten.clamp.default, aten.clamp.Tensor)
-def clamp(w, node, x, low, high):
-    dtype, shape = result(node)
-    x = w.cast(x, dtype)
-    for bound, op_type in ((low, "Max"), (high, "Min")):
-        if bound is not None:
-            x = w.make(op_type, [x, operand(w, bound, dtype)], dtype, shape)
-    return x
-
-
-@raises(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(w, node, x, low):
-    return clamp(w, node, x, low, None)
-
-
-@raises(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(w, node, x, high):
-    return clamp(w, node, x, None, high)
 
 
 # --- dtypes and copies ---------------------------------------------------------------------------------------

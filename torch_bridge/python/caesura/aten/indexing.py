@@ -6,7 +6,7 @@ import torch
 from caesura.aten.elementwise import operand
 from caesura.aten.results import result
 from caesura.aten.table import Refused, aten, raises
-from caesura.aten.writer import DOMAIN, Tensor
+from caesura.aten.writer import DOMAIN, Tensor, positive, same_dim, same_shape
 
 
 @raises(aten.embedding.default)
@@ -42,6 +42,17 @@ def topk(w, node, x, k, axis, largest, ordered):
     return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
 
 
+@raises(aten.sort.stable)
+def sort_stable(w, node, x, stable, axis, descending):
+    if not stable or x.dtype == torch.bool:  # what is not stable takes equal elements as the standard library happens to
+        raise Refused("an order of bool" if stable else "an order in which equal elements may change places")
+    if x.rank == 0:
+        return x, w.full(0, torch.int64, ())
+    axis = positive(axis, x.rank)
+    outputs = w.op("TopK", [x, w.ints([x.shape[axis]])], outputs=2, axis=axis, largest=int(descending), sorted=1)
+    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
+
+
 @raises(aten.gather.default)
 def gather(w, node, x, axis, indices, sparse):
     if x.rank == 0 or indices.rank == 0:
@@ -55,14 +66,9 @@ def _scatter(w, x, axis, indices, source, reduction=None):
     return w.make("ScatterElements", [x, indices, source], x.dtype, x.shape, axis=axis, reduction=reduction)
 
 
-def _is_same(size, other):
-    """Whether the two sizes are one for sure: symbols are not compared."""
-    return size is other or (isinstance(size, int) and isinstance(other, int) and size == other)
-
-
 def _corner(w, source, indices):
     """The part of `source` that has the shape of `indices`: PyTorch lets it be larger."""
-    axes = [d for d in range(source.rank) if not _is_same(source.shape[d], indices.shape[d])]
+    axes = [d for d in range(source.rank) if not same_dim(source.shape[d], indices.shape[d])]
     if not axes:
         return source
     ends = w.ints([indices.shape[d] for d in axes])
@@ -113,7 +119,7 @@ def _places(w, node, x, indices):
     shape = _broadcast(tensors)
     parts = []
     for tensor in tensors:
-        if tensor.rank < len(shape) or not all(map(_is_same, tensor.shape, shape)):
+        if not same_shape(tensor.shape, shape):
             tensor = w.make("Expand", [tensor, w.ints(shape)], torch.int64, shape)
         parts.append(w.make("Unsqueeze", [tensor, w.constant([len(shape)])], torch.int64, (*shape, 1)))
     whole = parts[0] if len(parts) == 1 else w.make("Concat", parts, torch.int64, (*shape, len(axes)), axis=len(shape))

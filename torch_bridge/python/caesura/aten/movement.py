@@ -273,17 +273,6 @@ def flip(w, node, x, axes):
     return w.make("Slice", inputs, *result(node)) if count else x
 
 
-@raises(aten.sort.stable)
-def sort_stable(w, node, x, stable, axis, descending):
-    if not stable or x.dtype == torch.bool:  # what is not stable takes equal elements as the standard library happens to
-        raise Refused("an order of bool" if stable else "an order in which equal elements may change places")
-    if x.rank == 0:
-        return x, w.full(0, torch.int64, ())
-    axis = positive(axis, x.rank)
-    outputs = w.op("TopK", [x, w.ints([x.shape[axis]])], outputs=2, axis=axis, largest=int(descending), sorted=1)
-    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
-
-
 # --- together ------------------------------------------------------------------------------------------------
 
 @raises(aten.cat.default)
