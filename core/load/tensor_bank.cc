@@ -89,9 +89,9 @@ void TensorBank::Keep(Tensor tensor, onnx::TensorProto* placeholder) {
     Fail(InvalidModel("the model's tensors take more than " + std::to_string(limits_.max_bytes) + " bytes"));
     return;
   }
-  const std::string name = placeholder->name();
-  placeholder->Clear();
-  placeholder->set_name(name);
+  onnx::TensorProto empty;  // Clear() would keep the memory of what was stored until the whole model goes
+  empty.set_name(placeholder->name());
+  placeholder->Swap(&empty);
   placeholder->set_data_type(static_cast<int>(tensor.dtype()));
   placeholder->add_dims(0);
   placeholder->mutable_segment()->set_begin(static_cast<int64_t>(tensors_.size()));
