@@ -209,6 +209,17 @@ class GraphProgram:
             return node.target in _RESHAPES and source in inside and len(source.users) == 1 and (
                 source.target not in VIEWS or is_reshaped(source))
 
+        def laid(node):
+            """How a result lies, or a view of it as PyTorch would make it: a tensor without memory."""
+            if node not in inside or node.target not in VIEWS or is_reshaped(node):
+                return torch.empty([_size(d) for d in node.meta["val"].shape], device="meta")
+            arguments = torch.fx.map_arg(node.args, lambda n: laid(n) if is_tensor(n) else _size(n.meta["val"]))
+            return _AS.get(node.target, node.target)(*arguments, **node.kwargs)
+
+        def is_copied(node):
+            """Whether PyTorch could make it from results of ours by a copy only."""
+            return node.target in _AS and not laid(node)._is_view()
+
         def provide(node):
             """Makes `node` a result of the program, or, where it is a view, what it looks at."""
             if node in views or node in outputs:
@@ -218,7 +229,7 @@ class GraphProgram:
                     provide(node.args[0])
                     views.append(node)
                 return
-            if node.target in VIEWS and not is_reshaped(node):
+            if node.target in VIEWS and not is_reshaped(node) and not is_copied(node):
                 provide(node.args[0])
                 views.append(node)
             else:
