@@ -50,6 +50,21 @@ def test_a_transposed_result_is_a_view():
     assert steps(lambda x, w: [(x @ w).t().unsqueeze(0)], X, W) == ["program", "t", "unsqueeze"]
 
 
+def attend(q):
+    """An attention's result and its heads side by side, which in PyTorch are the same memory; ours lies head by head."""
+    q = q.transpose(1, 2)
+    y = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0]
+    return [y, y.transpose(1, 2).view(2, 8, 32)]
+
+
+def test_a_reshape_that_needs_a_copy_is_the_programs():
+    q = torch.randn(2, 8, 4, 8)
+    program = GraphProgram(make_fx(attend)(q))
+    assert [isinstance(step, RunStep) for step, _ in program.steps] == [True]
+    for got, expected in zip(program(q), attend(q)):
+        torch.testing.assert_close(got, expected)
+
+
 def test_transposed_twice_is_not_transposed():
     assert steps(lambda x, w: [(x @ w).t().t()], X, W) == ["program"]
     assert steps(lambda x, w: [(x @ w).t().t(), (x @ w).t()], X, W) == ["program", "t"]
