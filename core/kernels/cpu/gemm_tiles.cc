@@ -40,27 +40,31 @@ struct Target {
   const float *bias, *addend;
 };
 
+// What is added to a sum, or to a vector of sums, before it is C's at `place`.
+template <typename Sum, typename Load>
+inline void Finish(const Target& to, int64_t place, int64_t column, Sum& sum, Load load) {
+  if (to.s.alpha != 1.0f) sum = to.s.alpha * sum;
+  if (to.add) sum += load(to.c + place);
+  if (to.bias != nullptr) sum += load(to.bias + column);
+  if (to.addend != nullptr) sum += load(to.addend + place);
+}
+
+template <typename R>
+inline void WriteVector(const Target& to, int64_t place, int64_t column, typename R::Floats sum) {
+  Finish(to, place, column, sum, [](const float* p) -> const auto& { return R::Load(p); });
+  R::Store(to.c + place, sum);
+}
+
 // Writes [rows][columns] sums, rows of kPanel, to C from `row` and `column` on.
 template <typename R>
 inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, sums += kPanel) {
     const int64_t first = (row + r) * to.s.c.row + column;
-    auto finish = [&](auto& sum, int64_t j, auto load) {
-      if (to.s.alpha != 1.0f) sum = to.s.alpha * sum;
-      if (to.add) sum += load(to.c + first + j);
-      if (to.bias != nullptr) sum += load(to.bias + column + j);
-      if (to.addend != nullptr) sum += load(to.addend + first + j);
-    };
     int64_t j = 0;
-    for (; j + R::kWidth <= columns; j += R::kWidth) {
-      auto load = [](const float* p) -> const auto& { return R::Load(p); };
-      typename R::Floats sum = R::Load(sums + j);
-      finish(sum, j, load);
-      R::Store(to.c + first + j, sum);
-    }
+    for (; j + R::kWidth <= columns; j += R::kWidth) WriteVector<R>(to, first + j, column + j, R::Load(sums + j));
     for (; j < columns; ++j) {
       float sum = sums[j];
-      finish(sum, j, [](const float* p) { return *p; });
+      Finish(to, first + j, column + j, sum, [](const float* p) { return *p; });
       to.c[first + j] = sum;
     }
   }
@@ -70,16 +74,28 @@ inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t
 template <typename R, int kRows, bool kAcross>
 inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t column, int64_t columns, const float* a,
                           int64_t a_step, const float* b, int64_t b_step, int64_t depth) {
-  alignas(64) float sums[kRows * kPanel];
+  const bool plain = to.s.alpha == 1.0f && !to.add && to.bias == nullptr && to.addend == nullptr;
   for (; first + kRows <= last; first += kRows) {
     const float* rows = a + first * (kAcross ? 1 : a_step);
-    int64_t j = 0;
-    auto store = [&](int r, int v, const typename R::Floats& sum) { R::Store(sums + r * kPanel + j + v * R::kWidth, sum); };
-    for (; j + R::kWidth < columns; j += R::kVectors * R::kWidth) {
-      MultiplyBlock<R, kRows, R::kVectors, kAcross>(rows, a_step, b + j, b_step, depth, store);
+    const auto multiply = [&](auto store) {  // store(row, column of the panel, sum)
+      int64_t j = 0;
+      const auto put = [&](int r, int v, const typename R::Floats& sum) { store(r, j + v * R::kWidth, sum); };
+      for (; j + R::kWidth < columns; j += R::kVectors * R::kWidth) {
+        MultiplyBlock<R, kRows, R::kVectors, kAcross>(rows, a_step, b + j, b_step, depth, put);
+      }
+      if (j < columns) MultiplyBlock<R, kRows, 1, kAcross>(rows, a_step, b + j, b_step, depth, put);
+    };
+    if (columns % R::kWidth == 0) {  // from the registers to C
+      float* const c = to.c + first * to.s.c.row + column;
+      multiply([&, c, step = to.s.c.row](int r, int64_t j, const typename R::Floats& sum) {
+        if (plain) return R::Store(c + r * step + j, sum);
+        WriteVector<R>(to, (first + r) * step + column + j, column + j, sum);
+      });
+    } else {
+      alignas(64) float sums[kRows * kPanel];
+      multiply([&](int r, int64_t j, const typename R::Floats& sum) { R::Store(sums + r * kPanel + j, sum); });
+      WriteBlock<R>(to, sums, first, kRows, column, columns);
     }
-    if (j < columns) MultiplyBlock<R, kRows, 1, kAcross>(rows, a_step, b + j, b_step, depth, store);
-    WriteBlock<R>(to, sums, first, kRows, column, columns);
   }
   if constexpr (kRows > 1) {
     if (first < last) {
