@@ -40,9 +40,11 @@ def test_a_reshape_of_what_is_a_result_too_shares_its_elements():
         return [y, y.view(32)]
 
     assert steps(function, X, W) == ["program", "reshape"]
-    program = GraphProgram(make_fx(function)(X, W))
-    y, flat = program(X, W)
-    assert y.data_ptr() == flat.data_ptr()
+    graph = make_fx(function)(X, W)
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            y, flat = GraphProgram(graph)(X, W)
+        assert y.data_ptr() == flat.data_ptr()
 
 
 def test_a_transposed_result_is_a_view():

@@ -212,13 +212,15 @@ class GraphProgram:
         def laid(node):
             """How a result lies, or a view of it as PyTorch would make it: a tensor without memory."""
             if node not in inside or node.target not in VIEWS or is_reshaped(node):
-                return torch.empty([_size(d) for d in node.meta["val"].shape], device="meta")
+                value = node.meta["val"]
+                return torch.empty([_size(d) for d in value.shape], dtype=value.dtype, device="meta")
             arguments = torch.fx.map_arg(node.args, lambda n: laid(n) if is_tensor(n) else _size(n.meta["val"]))
             return _AS.get(node.target, node.target)(*arguments, **node.kwargs)
 
         def is_copied(node):
             """Whether PyTorch could make it from results of ours by a copy only."""
-            return node.target in _AS and not laid(node)._is_view()
+            with torch.inference_mode(False):  # in it no tensor says that it is a view
+                return node.target in _AS and not laid(node)._is_view()
 
         def provide(node):
             """Makes `node` a result of the program, or, where it is a view, what it looks at."""

@@ -42,19 +42,15 @@ def reset_peak() -> None:
         pass  # the peak is then that of the whole process
 
 
-def fetch_memory(parameters: int) -> None:
-    """Touches about as much memory as a step takes, and lets go of it. The host of a virtual machine takes back what
-    lies free there, and what it needs to bring it again, which can be 2 ms a megabyte, is no system's own."""
-    np.ones(min(2**29 + 32 * parameters, available_bytes() // 2), np.uint8)
-
-
 class Runner:
     """A loaded system and its batches, with what its first steps were like."""
 
     def __init__(self, load, system: str, folder: pathlib.Path, job: dict):
         with np.load(folder / "batches.npz") as file:
             arrays = [(file[f"x{i}"], file[f"y{i}"]) for i in range(job["batches"])]
-        fetch_memory(job["parameters"])
+        # The host of a virtual machine takes back memory that lies free there; what it takes to bring it again, up to 2 ms
+        # a megabyte, is no system's own. So about as much as a step needs is touched, and let go, before the clock starts.
+        np.ones(min(2**29 + 32 * job["parameters"], available_bytes() // 2), np.uint8)
         reset_peak()
         before, began = resident_bytes(), time.perf_counter()
         self._step, make_batch = load(system, folder, job)
