@@ -122,9 +122,11 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
 }
 
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
-  Value* factor = graph_.AddInitializer("caesura.gradient_factor",
-                                        Tensor::Scalar<double>(1.0 / std::max(1, options_.accumulation_steps)));
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  Value* factor = options_.accumulation_steps == 0
+                      ? graph_.AddInput(kGradientFactorInput, wide)
+                      : graph_.AddInitializer("caesura.gradient_factor",
+                                              Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
@@ -182,6 +184,24 @@ void WarnOfFolding(const Model& model, const std::vector<std::string>& trained) 
 
 }  // namespace
 
+Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names) {
+  std::vector<Value*> found;
+  std::string unknown;
+  for (const std::string& name : names) {
+    const auto& outputs = graph.outputs();
+    auto it = std::find_if(outputs.begin(), outputs.end(), [&](const Value* output) { return output->name() == name; });
+    if (it == outputs.end()) {
+      unknown += " '" + name + "'";
+    } else {
+      found.push_back(*it);
+    }
+  }
+  if (unknown.empty()) return found;
+  std::string known;
+  for (const Value* output : graph.outputs()) known += " '" + output->name() + "'";
+  return InvalidArgument("the model has no output" + unknown + "; its outputs are" + known);
+}
+
 Result<DType> PrecisionByName(const std::string& name) {
   if (name == "fp32") return DType::kFloat32;
   if (name == "bf16") return DType::kBFloat16;
@@ -190,7 +210,7 @@ Result<DType> PrecisionByName(const std::string& name) {
 }
 
 bool IsProgramInput(const std::string& name) {
-  const std::string own[] = {kLearningRateInput, kStepInput, kResetInput, kLossScaleInput};
+  const std::string own[] = {kLearningRateInput, kStepInput, kResetInput, kGradientFactorInput, kLossScaleInput};
   return std::find(std::begin(own), std::end(own), name) != std::end(own);
 }
 
@@ -244,11 +264,13 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   program.statistics = static_cast<int>(statistics.size());
 
   std::vector<Value*> gradients = gradient.dxs;
+  ASSIGN_OR_RETURN(const std::vector<Value*> kept, FindOutputs(graph, options.keep_outputs));
   graph.ClearOutputs();
   graph.AddOutput(loss);
+  for (Value* output : kept) graph.AddOutput(output);
   UpdateWriter writer(graph, options, program);
   if (loss_scale != nullptr) writer.Unscale(loss_scale);
-  if (options.accumulation_steps > 1) writer.Accumulate(gradients);
+  if (options.accumulation_steps != 1) writer.Accumulate(gradients);
   if (options.keep_gradients) {
     for (Value* dx : gradients) graph.AddOutput(writer.Handed(dx));
   }

@@ -30,10 +30,13 @@ struct StepOptions {
   std::vector<std::string> trainable;
   std::vector<std::string> frozen;  // taken out of the above
   double clip_norm = 0;             // 0: gradients are not clipped
-  int accumulation_steps = 1;       // micro-steps to one update; their mean gradient counts
+  // Micro-steps to one update; their mean gradient counts. 0: the caller decides (TrainingSession::Accumulate).
+  int accumulation_steps = 1;
   CommitMode commit = CommitMode::kLate;
   // Also hand out the gradient of each parameter ("gradient.NAME").
   bool keep_gradients = false;
+  // Outputs of the model that a step also hands out, by name.
+  std::vector<std::string> keep_outputs;
   // What products, convolutions and attention compute in (graph_transforms/mixed_precision.h): float32, bfloat16, or
   // float16, whose small gradients are saved by a scaled loss. Parameters, optimizer state, losses and norms stay
   // float32.
@@ -51,12 +54,14 @@ Result<DType> PrecisionByName(const std::string& name);
 inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float64 scalar
 inline constexpr char kStepInput[] = "caesura.step";                   // int64 scalar, counts updates from 1
 inline constexpr char kResetInput[] = "caesura.reset";                 // bool scalar: the first micro-step of an update
+// float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when to update.
+inline constexpr char kGradientFactorInput[] = "caesura.gradient_factor";
 inline constexpr char kLossScaleInput[] = "caesura.loss_scale";        // float32 scalar, where the loss is scaled
 
 bool IsProgramInput(const std::string& name);
 
 struct StepProgram {
-  // Outputs: the loss (not scaled), then gradients if they are kept; then, where the loss is scaled and the program
+  // Outputs: the loss (not scaled), then the outputs and the gradients that are kept; then, where the loss is scaled and the program
   // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;
   // The names behind the entries of the ParameterSet that the program reads and writes, in its order: trained
@@ -71,6 +76,9 @@ struct StepProgram {
 // (core/load/model_reader.h).
 Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
                                                 const std::vector<std::string>& frozen);
+
+// The graph's outputs of these names, in their order. Fails listing all names that are none.
+Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names);
 
 // `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's types are inferred, and
 // the pass of options.precision has run on it.

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
@@ -30,6 +31,21 @@ double ScalarOf(const Tensor& tensor) {
   return value;
 }
 
+// Leaves these outputs, and what they need.
+Status KeepOutputs(const std::vector<std::string>& names, Model& model) {
+  Graph& graph = *model.graph;
+  ASSIGN_OR_RETURN(const std::vector<Value*> outputs, FindOutputs(graph, names));
+  graph.ClearOutputs();
+  for (Value* output : outputs) graph.AddOutput(output);
+  RETURN_IF_ERROR(RunPasses({MakeDeadNodeEliminationPass()}, model, {}).status());
+  const std::vector<Value*> inputs = graph.inputs();
+  for (Value* input : inputs) {
+    if (input->uses().empty() && !graph.IsGraphOutput(input)) graph.RemoveInput(input);
+  }
+  graph.RemoveUnusedValues();
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model, TrainingOptions options) try {
@@ -44,7 +60,10 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model, Tr
 Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   RETURN_IF_ERROR(options_.schedule.Check());
-  if (options_.step.accumulation_steps < 1) return InvalidArgument("accumulation_steps must be at least 1");
+  if (options_.step.accumulation_steps < 0) {
+    return InvalidArgument("accumulation_steps: expected 0 (the caller decides) or more, got " +
+                           std::to_string(options_.step.accumulation_steps));
+  }
   fallback_ = TrainingFallback(std::move(options_.providers), options_.fallback);
   const DTypeSet precisions = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   if (!precisions.Contains(options_.step.precision)) {
@@ -56,6 +75,7 @@ Status TrainingSession::Prepare(Model model) {
   program_feeds_ = {{kLearningRateInput, Tensor::Scalar<double>(0)},
                     {kStepInput, Tensor::Scalar<int64_t>(0)},
                     {kResetInput, Tensor::Scalar<bool>(false)},
+                    {kGradientFactorInput, Tensor::Scalar<double>(1)},
                     {kLossScaleInput, Tensor::Scalar<float>(1)}};
   learning_rate_ = LearningRate(options_.step.optimizer);
   bound_ = options_.share_parameters;
@@ -74,7 +94,7 @@ Status TrainingSession::Prepare(Model model) {
   }
 
   ASSIGN_OR_RETURN(update_, MakeStep(model, trainable, true));
-  if (options_.step.accumulation_steps > 1) {
+  if (options_.step.accumulation_steps != 1) {
     ASSIGN_OR_RETURN(accumulate_, MakeStep(model, trainable, false));
   }
   return MakeEvaluation(model);
@@ -138,7 +158,8 @@ const NamedValues& TrainingSession::ProgramFeeds() {
   };
   set(kLearningRateInput, learning_rate());
   set(kStepInput, updates_ + 1);
-  set(kResetInput, micro_steps_ % options_.step.accumulation_steps == 0);
+  set(kResetInput, accumulated() == 0);
+  set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated() + 1));
   set(kLossScaleInput, scaler_.scale());
   return program_feeds_;
 }
@@ -158,9 +179,27 @@ RunOptions TrainingSession::MakeRun(uint64_t step) {
   return run;
 }
 
-Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) try {
+int64_t TrainingSession::accumulated() const {
+  const int steps = options_.step.accumulation_steps;
+  return steps == 0 ? accumulated_ : micro_steps_ % steps;
+}
+
+Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) {
+  const int steps = options_.step.accumulation_steps;
+  return RunStep(steps == 0 || accumulated() + 1 == steps, feeds, std::move(observers));
+}
+
+Result<double> TrainingSession::Accumulate(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) {
+  if (options_.step.accumulation_steps != 0) {
+    return InvalidArgument("Accumulate: the session counts micro-steps itself, accumulation_steps is " +
+                           std::to_string(options_.step.accumulation_steps) + "; with 0 the caller decides");
+  }
+  return RunStep(/*updates=*/false, feeds, std::move(observers));
+}
+
+Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
+                                        std::vector<ExecutionObserver*> observers) try {
   if (lost_) return InvalidArgument("an earlier step failed in the middle of its updates; Restore a checkpoint first");
-  const bool updates = (micro_steps_ + 1) % options_.step.accumulation_steps == 0;
   ParameterGraph& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program.Order(feeds, ProgramFeeds()));
   RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
@@ -171,6 +210,7 @@ Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<Execu
   // up, behind an update that did not happen.
   lost_ = false;
   ++micro_steps_;
+  accumulated_ = updates ? 0 : accumulated_ + 1;
   parameters_.TouchAll();
   const double loss = ScalarOf(results->front().tensor());
   results->erase(results->begin());
@@ -181,6 +221,9 @@ Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<Execu
     RETURN_IF_ERROR(UpdateLossScale(!skipped));
   }
   if (updates && !skipped) ++updates_;
+  const auto first_gradient = results->begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
+  kept_outputs_.assign(std::make_move_iterator(results->begin()), std::make_move_iterator(first_gradient));
+  results->erase(results->begin(), first_gradient);
   gradients_ = *std::move(results);
   return loss;
 } catch (const std::bad_alloc&) {
@@ -231,13 +274,14 @@ Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
   return {};
 }
 
-Result<Model> TrainingSession::TrainedModel() const try {
+Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outputs) const try {
   Model model = original_.Clone();
   RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
   for (const std::string& name : ParameterNames()) {
     ASSIGN_OR_RETURN(Tensor copy, parameters_.tensor(parameters_.Find(name)).Clone());
     model.graph->SetInitializer(model.graph->FindValue(name), std::move(copy));
   }
+  if (!outputs.empty()) RETURN_IF_ERROR(KeepOutputs(outputs, model));
   return model;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while the trained model was copied");

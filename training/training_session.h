@@ -63,6 +63,9 @@ class TrainingSession {
   // done again on the default providers, with the same random numbers. With a scaled loss an update whose
   // gradients are not finite does not happen (updates() stays); it fails when no scale is small enough.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
+  // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step updates with the mean
+  // gradient of these micro-steps and its own. Returns the loss; fails where accumulation_steps is not 0.
+  Result<double> Accumulate(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
 
   // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes.
   Result<Evaluation> Evaluate(const NamedValues& feeds);
@@ -95,6 +98,8 @@ class TrainingSession {
   // Of the random ops of the next steps.
   uint64_t seed() const { return options_.seed; }
   void set_seed(uint64_t seed) { options_.seed = seed; }
+  // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
+  const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
   // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
@@ -105,9 +110,10 @@ class TrainingSession {
   // caller's properties.
   Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
 
-  // The model with its trained parameters and statistics, as it came in but in evaluation mode.
-  Result<Model> TrainedModel() const;
-  Status ExportModel(const std::string& path) const;
+  // The model with its trained parameters and statistics, as it came in but in evaluation mode. With `outputs` (names of
+  // the model's outputs) it has these in this order, and neither nodes nor inputs that only the others need.
+  Result<Model> TrainedModel(const std::vector<std::string>& outputs = {}) const;
+  Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
 
   // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a step.
   Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
@@ -130,6 +136,9 @@ class TrainingSession {
   Status MakeEvaluation(const Model& model);
   // Inputs of the programs that are not the model's, as they are in the next step.
   const NamedValues& ProgramFeeds();
+  Result<double> RunStep(bool updates, const NamedValues& feeds, std::vector<ExecutionObserver*> observers);
+  // Micro-steps since the last update.
+  int64_t accumulated() const;
   Status UpdateLossScale(bool gradients_finite);
   RunOptions MakeRun(uint64_t step);
 
@@ -141,12 +150,13 @@ class TrainingSession {
   std::vector<std::string> names_;  // of the ParameterSet, in order
   int trained_ = 0, statistics_ = 0;
   std::unique_ptr<ParameterGraph> update_, accumulate_, evaluate_, predict_;
-  std::vector<RuntimeValue> gradients_;
+  std::vector<RuntimeValue> kept_outputs_, gradients_;
   NamedValues program_feeds_;  // scalars whose values each step sets
   GradScaler scaler_;
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
+  int64_t accumulated_ = 0;  // micro-steps since the last update, where the caller decides when to update
   bool bound_ = false;           // some parameters are the caller's own
   bool lost_ = false;            // a step has written to parameters and then failed
 };

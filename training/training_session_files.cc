@@ -13,6 +13,7 @@ namespace {
 constexpr char kUpdates[] = "session.updates";
 constexpr char kMicroSteps[] = "session.micro_steps";
 constexpr char kLearningRate[] = "session.learning_rate";
+constexpr char kAccumulated[] = "session.accumulated";  // where the caller decides when to update
 constexpr char kSeed[] = "session.seed";
 constexpr char kLossScale[] = "session.loss_scale";  // these two where the loss is scaled
 constexpr char kGoodSteps[] = "session.good_steps";
@@ -31,6 +32,7 @@ Status TrainingSession::Save(const std::string& path,
   for (auto& [name, property] : properties) checkpoint.properties[kCallerPrefix + name] = std::move(property);
   checkpoint.properties[kUpdates] = updates_;
   checkpoint.properties[kMicroSteps] = micro_steps_;
+  if (options_.step.accumulation_steps == 0) checkpoint.properties[kAccumulated] = accumulated_;
   checkpoint.properties[kLearningRate] = learning_rate_;
   checkpoint.properties[kSeed] = static_cast<int64_t>(options_.seed);
   if (options_.step.scales_loss()) {
@@ -48,6 +50,10 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   ASSIGN_OR_RETURN(const int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
   ASSIGN_OR_RETURN(const double learning_rate, checkpoint.Get<double>(kLearningRate));
   ASSIGN_OR_RETURN(const int64_t seed, checkpoint.Get<int64_t>(kSeed));
+  int64_t accumulated = 0;
+  if (options_.step.accumulation_steps == 0) {
+    ASSIGN_OR_RETURN(accumulated, checkpoint.Get<int64_t>(kAccumulated));
+  }
   double loss_scale = 0;
   int64_t good_steps = 0;
   if (options_.step.scales_loss()) {
@@ -82,6 +88,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   parameters_.TouchAll();
   updates_ = updates;
   micro_steps_ = micro_steps;
+  accumulated_ = accumulated;
   learning_rate_ = learning_rate;
   options_.seed = static_cast<uint64_t>(seed);
   if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
@@ -91,8 +98,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   return OutOfMemory("memory ran out while '" + path + "' was restored");
 }
 
-Status TrainingSession::ExportModel(const std::string& path) const {
-  ASSIGN_OR_RETURN(const Model model, TrainedModel());
+Status TrainingSession::ExportModel(const std::string& path, const std::vector<std::string>& outputs) const {
+  ASSIGN_OR_RETURN(const Model model, TrainedModel(outputs));
   return WriteModel(model, path);
 }
 

@@ -55,6 +55,11 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.step.accumulation_steps = nb::cast<int>(get("accumulation_steps"));
   options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
   options.step.keep_gradients = nb::cast<bool>(get("keep_gradients"));
+  if (arguments.contains("keep_outputs")) options.step.keep_outputs = nb::cast<std::vector<std::string>>(get("keep_outputs"));
+  if (arguments.contains("schedule")) {
+    options.schedule = Unwrap(NamedSchedule(nb::cast<std::string>(get("schedule")), nb::cast<int64_t>(get("total_steps")),
+                                            nb::cast<int64_t>(get("warmup_steps"))));
+  }
   const auto commit = nb::cast<std::string>(get("commit"));
   if (commit != "late" && commit != "eager-consume") Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
@@ -102,6 +107,15 @@ void BindTraining(nb::module_& m) {
              }();
              return Unwrap(std::move(loss));
            })
+      .def("accumulate",
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
+             auto loss = [&] {
+               nb::gil_scoped_release release;
+               return session.Accumulate(feeds);
+             }();
+             return Unwrap(std::move(loss));
+           })
       .def("profile_step",
            [](TrainingSession& session, nb::dict arrays, const std::string& trace) {
              const NamedValues feeds = FeedsOf(arrays);
@@ -133,6 +147,7 @@ void BindTraining(nb::module_& m) {
              }();
              return Unwrap(std::move(result));
            })
+      .def("kept_outputs", [](const TrainingSession& session) { return session.kept_outputs(); })
       .def("gradients", [](const TrainingSession& session) { return session.gradients(); })
       .def("parameter_names", &TrainingSession::ParameterNames)
       .def("parameter",
@@ -155,7 +170,9 @@ void BindTraining(nb::module_& m) {
       .def("save", [](const TrainingSession& session, const std::string& path) { Check(session.Save(path), /*of_file=*/true); })
       .def("restore", [](TrainingSession& session, const std::string& path) { Unwrap(session.Restore(path), /*of_file=*/true); })
       .def("export",
-           [](const TrainingSession& session, const std::string& path) { Check(session.ExportModel(path), /*of_file=*/true); })
+           [](const TrainingSession& session, const std::string& path, const std::vector<std::string>& outputs) {
+             Check(session.ExportModel(path, outputs), /*of_file=*/true);
+           })
       .def("plan", [](TrainingSession& session, nb::dict arrays) {
         const auto plan = Unwrap(session.StepPlan(FeedsOf(arrays)));
         return nb::make_tuple(plan->ToString(), plan->arena_bytes());

@@ -2,7 +2,6 @@
 """Running an ONNX model, with the conventions of onnxruntime.InferenceSession: moving is an import line."""
 
 import importlib.util
-import os
 import sys
 import time
 import weakref
@@ -12,6 +11,7 @@ from caesura import _core, torch_library
 from caesura.io_binding import IOBinding
 from caesura.provider_fallback import FallsBack
 from caesura.session_options import SessionOptions
+from caesura.values import model_source
 
 _CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
 _OPENVINO = "OpenVINOExecutionProvider"
@@ -105,8 +105,7 @@ class InferenceSession(FallsBack):
 
     def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
                  provider_options: Optional[Sequence[dict]] = None, *, threads: int = 0, provider: Optional[str] = None):
-        bytes_like = isinstance(path_or_bytes, (bytes, bytearray, memoryview))
-        self._source = bytes(path_or_bytes) if bytes_like else os.fspath(path_or_bytes)
+        self._source = model_source(path_or_bytes)
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._settings = self._options.settings()
         if threads:

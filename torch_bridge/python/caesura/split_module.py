@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model cut behind its outputs: forward now, backward when their gradients are there."""
 
-import os
 from typing import Optional, Sequence
 
 from caesura import _core
 from caesura.provider_fallback import FallsBack
 from caesura.session_options import CustomOps
-from caesura.values import from_value, holds_torch, to_value
+from caesura.values import from_value, holds_torch, model_source, to_value
 
 
 class ForwardRun:
@@ -71,8 +70,7 @@ class SplitModule(FallsBack):
 
     def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), inputs: Sequence[str] = (),
                  training: bool = True, threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None):
-        source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
-        self._session = _core.Split.open(source, {
+        self._session = _core.Split.open(model_source(model), {
             "trainable": list(trainable), "frozen": list(frozen), "inputs": list(inputs), "training": training,
             "threads": threads, "seed": seed, "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })

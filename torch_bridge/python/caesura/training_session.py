@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 from caesura import _core
 from caesura.provider_fallback import FallsBack
 from caesura.session_options import CustomOps
-from caesura.values import from_value, holds_torch, to_value
+from caesura.values import from_value, holds_torch, model_source, to_value
 
 
 class TrainingSession(FallsBack):
@@ -18,7 +18,7 @@ class TrainingSession(FallsBack):
         loss = session.step({"images": images, "labels": labels})
         session.export("trained.onnx")
 
-    model: a path, or the bytes of an ONNX file.
+    model: a path, the bytes of an ONNX file, or an onnx.ModelProto.
     loss: "cross_entropy", "mse", "l1" or "bce_with_logits" between the output `prediction` ("": the first) and a new
         input named `target`; "output" when the model's own scalar output `prediction` is the loss.
     class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
@@ -27,13 +27,17 @@ class TrainingSession(FallsBack):
     trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics and
         what torch.onnx.export has marked as a buffer if empty.
     clip_norm: global norm to clip gradients at; 0 does not clip.
-    accumulation_steps: step() calls to one update.
+    accumulation_steps: step() calls to one update, which goes by the mean of their gradients. 0: the caller decides;
+        accumulate() adds a batch, step() adds the last one and updates.
+    schedule: what the learning rate follows: "constant", "linear" or "cosine" (to 0 at update `total_steps`), "polynomial"
+        (power 2) or "step" (a tenth after each third); `warmup_steps` of them rise from 0 at the beginning.
     commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
     precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, parameters, optimizer, losses
         and norms in float32; "fp16": likewise, with a scaled loss: an update whose gradients overflow does not happen.
     memory_budget: bytes that the arena of a step may take (plan() tells what it takes); what does not fit is computed
         again in the backward. MemoryError when the least possible is above it. 0: no limit.
     keep_gradients: hold the last step's gradients for gradients().
+    keep_outputs: names of the model's outputs that outputs() gives after each step.
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
     custom_ops: CustomOps: ops from shared libraries (with their gradients), options of nodes and model ops.
 
@@ -47,21 +51,27 @@ class TrainingSession(FallsBack):
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), clip_norm: float = 0.0, accumulation_steps: int = 1,
                  commit: str = "late", precision: str = "fp32", memory_budget: int = 0, keep_gradients: bool = False,
+                 keep_outputs: Sequence[str] = (), schedule: str = "constant", total_steps: int = 0, warmup_steps: int = 0,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
-        source = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else os.fspath(model)
-        self._session = _core.Training.open(source, {
+        self._keep_outputs = tuple(keep_outputs)
+        self._session = _core.Training.open(model_source(model), {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
             "optimizer": optimizer, "groups": [], "coefficients": {k: float(v) for k, v in coefficients.items()},
             "trainable": list(trainable), "frozen": list(frozen), "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
             "memory_budget": memory_budget,
-            "keep_gradients": keep_gradients, "threads": threads, "seed": seed,
+            "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
+            "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
 
     def step(self, feeds: dict) -> float:
         """One (micro-)step; the loss before the update."""
         return self._session.step(feeds)
+
+    def accumulate(self, feeds: dict) -> float:
+        """A micro-step that only adds its gradients; the loss. Needs accumulation_steps=0."""
+        return self._session.accumulate(feeds)
 
     def profile_step(self, feeds: dict, trace="") -> str:
         """One step under the profiler: a table of time and bytes by op type, the slowest first.
@@ -88,9 +98,13 @@ class TrainingSession(FallsBack):
     def set_parameter(self, name: str, value) -> None:
         self._session.set_parameter(name, to_value(value))
 
-    def gradients(self) -> list:
-        """Gradients of the last step in the order of the trained parameters; needs keep_gradients=True."""
-        return [from_value(value) for value in self._session.gradients()]
+    def gradients(self) -> dict:
+        """Gradients of the last step, by the names of the trained parameters; needs keep_gradients=True."""
+        return dict(zip(self._session.parameter_names(), map(from_value, self._session.gradients())))
+
+    def outputs(self) -> dict:
+        """The outputs of the last step that keep_outputs names."""
+        return dict(zip(self._keep_outputs, map(from_value, self._session.kept_outputs())))
 
     @property
     def updates(self) -> int:
@@ -116,9 +130,9 @@ class TrainingSession(FallsBack):
     def restore(self, path) -> None:
         self._session.restore(os.fspath(path))
 
-    def export(self, path) -> None:
-        """The trained model as ONNX, in evaluation mode."""
-        self._session.export(os.fspath(path))
+    def export(self, path, outputs: Sequence[str] = ()) -> None:
+        """Writes the trained model as ONNX, in evaluation mode; with `outputs` only these and what they need."""
+        self._session.export(os.fspath(path), list(outputs))
 
     def plan(self, feeds: dict) -> tuple:
         """(the step's plan as text, its arena in bytes) for feeds of these shapes; nothing is run."""
@@ -132,5 +146,6 @@ def open_step(path, *, threads: int = 0, seed: int = 0) -> TrainingSession:
     what the folder says of itself is not as it should be.
     """
     session = TrainingSession.__new__(TrainingSession)
+    session._keep_outputs = ()
     session._session = _core.Training.open_step(os.fspath(path), threads, seed)
     return session

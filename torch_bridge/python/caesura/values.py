@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays, strings, sequences and optionals to and from the library's values."""
 
+import os
 import sys
 
 import numpy as np
@@ -26,6 +27,13 @@ def _numpy_dtype(number: int) -> np.dtype:
         import ml_dtypes  # only for dtypes that NumPy does not have
 
         return np.dtype(getattr(ml_dtypes, name))
+
+
+def model_source(model):
+    """A path, or the bytes of an ONNX file: those of `model` where it is bytes or an onnx.ModelProto."""
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return bytes(model)
+    return model.SerializeToString() if hasattr(model, "SerializeToString") else os.fspath(model)
 
 
 def dtype_number(element_type) -> int:
