@@ -2,8 +2,12 @@
 #include "graph_transforms/attention_fusion.h"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
+#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
+#include "core/kernels/cpu/attention_spec.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 #include "graph_transforms/scalar_value.h"
@@ -19,6 +23,9 @@ const Dims* DimsOf(const Value* value) {
   return value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
 }
 
+// The others' kernel writes the scores, as the nodes do.
+bool HasTiledKernel(DType dtype) { return kFloatTypes.Contains(dtype) && dtype != DType::kFloat64; }
+
 // The last two dims in each other's place.
 template <typename T>
 std::vector<T> Swapped(std::vector<T> items) {
@@ -33,12 +40,16 @@ class Fuser {
   bool Run() {
     std::vector<Node*> products;
     for (const auto& node : graph_.nodes()) {
+      whole_ = node.get();
       if (node->Is("MatMul") && SoftmaxBehind(node->input(0)) != nullptr) products.push_back(node.get());
     }
     const size_t before = graph_.nodes().size();
     const bool fused = std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
     bool grouped = false;
-    for (const auto& node : graph_.nodes()) grouped |= node->Is("Attention") && TakeUnrepeated(*node);
+    for (const auto& node : graph_.nodes()) {
+      whole_ = node.get();
+      grouped |= node->Is("Attention") && TakeUnrepeated(*node);
+    }
     return fused || grouped || graph_.nodes().size() != before;  // what was begun for a match that failed is left unread
   }
 
@@ -46,34 +57,42 @@ class Fuser {
   struct Scores {
     Value *q = nullptr, *k = nullptr, *mask = nullptr;
     double scale = 1;
+    std::optional<float> hidden;  // the score of keys that a bool mask hides
   };
+
+  // The node of ONNX's `op_type` that makes the value and may be a part of the node that is looked at, or null.
+  const Node* Part(const Value* value, const char* op_type) const {
+    const Node* node = MadeBy(value, op_type);
+    return node != nullptr && MayBecomeOne(*whole_, *node) ? node : nullptr;
+  }
 
   bool ReadBy(const Value* value, size_t readers) const {
     return value->uses().size() == readers && !graph_.IsGraphOutput(value);
   }
 
-  // What makes the probabilities `value`, which nobody else reads. Exporters put zeros in the place of NaN, for queries that
-  // see nothing: so does Attention.
+  // The Softmax that makes the probabilities `value`, which nothing else reads. Exporters put zeros in the place of NaN, for
+  // queries that see nothing.
   const Node* SoftmaxBehind(const Value* value) const {
     if (!ReadBy(value, 1)) return nullptr;
-    const Node* where = MadeBy(value, "Where");
-    if (where == nullptr) return MadeBy(value, "Softmax");
-    const Node* test = MadeBy(where->input(0), "IsNaN");
+    const Node* where = Part(value, "Where");
+    if (where == nullptr) return Part(value, "Softmax");
+    const Node* test = Part(where->input(0), "IsNaN");
     const Value* softmax = where->input(2);
     const bool guard = test != nullptr && test->input(0) == softmax && ScalarValue(where->input(1), parameters_) == 0.0;
-    return guard && ReadBy(softmax, 2) ? MadeBy(softmax, "Softmax") : nullptr;
+    return guard && ReadBy(softmax, 2) ? Part(softmax, "Softmax") : nullptr;
   }
 
   // `value` without multiplications by numbers, which go into `scale`.
   Value* Unscaled(Value* value, double* scale) const {
     for (;;) {
-      const Node* node = value->producer();
-      if (node == nullptr || !(node->Is("Mul") || node->Is("Div"))) return value;
+      const Node* node = Part(value, "Mul");
+      if (node == nullptr) node = Part(value, "Div");
+      if (node == nullptr) return value;
       Value* next = nullptr;
       for (int side : {0, 1}) {
         if (side == 1 && node->Is("Div")) break;
         const auto factor = ScalarValue(node->input(1 - side), parameters_);
-        if (!factor || *factor == 0) continue;
+        if (!factor || *factor == 0 || !std::isfinite(*factor)) continue;
         next = node->input(side);
         *scale = node->Is("Div") ? *scale / *factor : *scale * *factor;
         break;
@@ -87,13 +106,14 @@ class Fuser {
   Value* Add(const char* op_type, std::vector<Value*> inputs, ValueType type, AttributeMap attributes = {}) {
     Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes));
     node->set_since_version(SinceVersion(op_type, ""));
+    CopyMetadata(*whole_, node);
     node->output(0)->set_type(std::move(type));
     return node->output(0);
   }
 
   // K, of which `value` is the transpose; null where that does not show.
   Value* Untransposed(Value* value) {
-    if (const Node* node = MadeBy(value, "Transpose")) {
+    if (const Node* node = Part(value, "Transpose")) {
       Value* x = node->input(0);
       std::vector<int64_t> perm = node->Attr<std::vector<int64_t>>("perm", {});
       if (perm.size() != 4) return nullptr;
@@ -104,9 +124,9 @@ class Fuser {
       return Add("Transpose", {x}, std::move(type), {{"perm", perm}});
     }
     // Through three dims, as exporters write it.
-    const Node* outer = MadeBy(value, "Reshape");
-    const Node* swap = outer == nullptr ? nullptr : MadeBy(outer->input(0), "Transpose");
-    const Node* inner = swap == nullptr ? nullptr : MadeBy(swap->input(0), "Reshape");
+    const Node* outer = Part(value, "Reshape");
+    const Node* swap = outer == nullptr ? nullptr : Part(outer->input(0), "Transpose");
+    const Node* inner = swap == nullptr ? nullptr : Part(swap->input(0), "Reshape");
     if (inner == nullptr || swap->Attr<std::vector<int64_t>>("perm", {}) != std::vector<int64_t>{0, 2, 1}) return nullptr;
     Value* x = inner->input(0);
     const Dims *whole = DimsOf(x), *flat = DimsOf(swap->input(0)), *dims = DimsOf(value);
@@ -125,11 +145,12 @@ class Fuser {
   }
 
   // Keys or values before each head was repeated for its group; `value` itself where none was.
-  static Value* Unrepeated(Value* value) {
-    const Node* joined = MadeBy(value, "Reshape");
-    const Node* repeated = joined == nullptr ? nullptr : MadeBy(joined->input(0), "Expand");
-    const Node* opened = repeated == nullptr ? nullptr : repeated->input(0)->producer();
-    if (opened == nullptr || !(opened->Is("Unsqueeze") || opened->Is("Reshape"))) return value;
+  Value* Unrepeated(Value* value) const {
+    const Node* joined = Part(value, "Reshape");
+    const Node* repeated = joined == nullptr ? nullptr : Part(joined->input(0), "Expand");
+    const Node* opened = repeated == nullptr ? nullptr : Part(repeated->input(0), "Unsqueeze");
+    if (repeated != nullptr && opened == nullptr) opened = Part(repeated->input(0), "Reshape");
+    if (opened == nullptr) return value;
     Value* x = opened->input(0);
     const Dims *from = DimsOf(x), *one = DimsOf(opened->output(0)), *all = DimsOf(repeated->output(0));
     if (from == nullptr || one == nullptr || all == nullptr || from->size() != 4 || one->size() != 5) return value;
@@ -159,31 +180,20 @@ class Fuser {
     return false;
   }
 
-  // A mask to be added, for one that Where puts in: Where(hidden, low, scores), or the other way round.
-  Value* AddedMask(const Node& where, int scores, double low) {
-    ValueType type = ValueType::Tensor(where.output(0)->dtype());
-    type.shape = where.input(0)->type().shape;
-    Value* const bounds[] = {Scalar(0, type.dtype), Scalar(low, type.dtype)};
-    return Add("Where", {where.input(0), bounds[scores == 2], bounds[scores == 1]}, std::move(type));
-  }
-
-  Value* Scalar(double number, DType dtype) {
-    Tensor tensor = Tensor::Zeros(dtype, Shape{});
-    DispatchFloat(dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      *tensor.data<T>() = static_cast<T>(static_cast<Accumulator<T>>(number));
-    });
-    return graph_.AddInitializer(graph_.UniqueName("attention_mask"), std::move(tensor));
+  // The mask of keys that are seen, for Where(hidden, low, scores), or the other way round.
+  Value* SeenMask(const Node& where, int scores) {
+    Value* condition = where.input(0);
+    return scores == 1 ? condition : Add("Not", {condition}, condition->type());
   }
 
   bool IsProduct(Value* value) const {
     double scale = 1;
-    return MadeBy(Unscaled(value, &scale), "MatMul") != nullptr;
+    return Part(Unscaled(value, &scale), "MatMul") != nullptr;
   }
 
   // Takes the mask off the scores; what is left.
   Value* Unmasked(Value* value, Scores* scores) {
-    if (const Node* sum = MadeBy(value, "Add")) {
+    if (const Node* sum = Part(value, "Add")) {
       for (int side : {0, 1}) {
         const Dims *whole = DimsOf(value), *part = DimsOf(sum->input(side));
         if (whole == nullptr || part == nullptr || !SameDims(*whole, *part)) continue;
@@ -193,11 +203,12 @@ class Fuser {
       }
       return nullptr;
     }
-    if (const Node* where = MadeBy(value, "Where")) {
+    if (const Node* where = Part(value, "Where")) {
       for (int side : {1, 2}) {
         const auto low = ScalarValue(where->input(3 - side), parameters_);
-        if (!low || *low > kHidden || !IsProduct(where->input(side))) continue;
-        scores->mask = AddedMask(*where, side, *low);
+        if (!low || !(*low <= kHidden) || !IsProduct(where->input(side))) continue;
+        scores->mask = SeenMask(*where, side);
+        scores->hidden = static_cast<float>(*low);
         return where->input(side);
       }
       return nullptr;
@@ -208,14 +219,17 @@ class Fuser {
   bool MatchScores(Value* value, Scores* scores) {
     value = Unmasked(value, scores);
     if (value == nullptr) return false;
-    const Node* product = MadeBy(Unscaled(value, &scores->scale), "MatMul");
+    const Node* product = Part(Unscaled(value, &scores->scale), "MatMul");
     if (product == nullptr) return false;
     scores->q = Unscaled(product->input(0), &scores->scale);
     scores->k = Untransposed(Unscaled(product->input(1), &scores->scale));
     if (scores->k == nullptr) return false;
     if (scores->mask == nullptr) return true;
-    const Dims* mask = DimsOf(scores->mask);
-    return mask != nullptr && mask->size() >= 2 && mask->size() <= 4 && !DependsOnParameters(scores->mask);
+    // Attention takes a mask of fewer keys for one that hides the others.
+    const Dims *mask = DimsOf(scores->mask), *k = DimsOf(scores->k);
+    const bool fits = mask != nullptr && k != nullptr && k->size() == 4 && mask->size() >= 2 && mask->size() <= 4 &&
+                      SameDim(mask->back(), (*k)[2]);
+    return fits && !DependsOnParameters(scores->mask);
   }
 
   // Whether Attention takes them so.
@@ -243,9 +257,10 @@ class Fuser {
   }
 
   bool Fuse(Node* product) {
+    whole_ = product;
     const Node* softmax = SoftmaxBehind(product->input(0));
     const int64_t axis = softmax->Attr<int64_t>("axis", -1);
-    if ((axis != -1 && axis != 3) || !kFloatTypes.Contains(product->output(0)->dtype())) return false;
+    if ((axis != -1 && axis != 3) || !HasTiledKernel(product->output(0)->dtype())) return false;
     const size_t first = graph_.nodes().size();
     Scores scores;
     bool matches = MatchScores(softmax->input(0), &scores);
@@ -258,11 +273,14 @@ class Fuser {
     if (matches) {
       std::vector<Value*> inputs = {scores.q, k, v};
       if (scores.mask != nullptr) inputs.push_back(scores.mask);
-      Node* attention = graph_.AddNode("Attention", std::move(inputs), graph_.ReleaseOutputs(product),
-                                       {{"scale", static_cast<float>(scores.scale)}}, "",
-                                       graph_.UniqueName(product->name() + ".attention"));
+      const bool zeros = Part(product->input(0), "Where") != nullptr;
+      AttributeMap attributes = {{"scale", static_cast<float>(scores.scale)},
+                                 {kNanRows, static_cast<int64_t>(zeros ? NanRows::kZero : NanRows::kKept)}};
+      if (scores.hidden) attributes[kHiddenScore] = *scores.hidden;
+      Node* attention = graph_.AddNode("Attention", std::move(inputs), graph_.ReleaseOutputs(product), std::move(attributes),
+                                       "", graph_.UniqueName(product->name() + ".attention"));
       attention->set_since_version(SinceVersion("Attention", ""));
-      attention->set_source(product->source());
+      CopyMetadata(*product, attention);
     }
     graph_.MoveTailBefore(first, product);
     if (matches) graph_.RemoveNode(product);
@@ -271,6 +289,7 @@ class Fuser {
 
   Graph& graph_;
   const std::unordered_set<std::string>& parameters_;
+  const Node* whole_ = nullptr;  // that the parts are looked for of
 };
 
 class AttentionFusion : public Pass {

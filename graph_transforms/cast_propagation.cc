@@ -34,7 +34,7 @@ class CastPropagation : public Pass {
     for (const auto& node : graph.nodes()) {
       Node* cast = node.get();
       while (Node* view = MakerOfWidened(graph, *cast)) {
-        if (!IsView(*view)) break;
+        if (!IsView(*view) || view->provider() != cast->provider()) break;
         Value* source = view->input(0);
         TakeOutput(graph, view, cast);
         ValueType type = source->type();
@@ -45,7 +45,7 @@ class CastPropagation : public Pass {
         ahead[cast] = view;
       }
       Node* sum = MakerOfWidened(graph, *cast);
-      if (sum == nullptr || !sum->Is("SumTo", kCaesuraDomain)) continue;
+      if (sum == nullptr || !sum->Is("SumTo", kCaesuraDomain) || !MayBecomeOne(*sum, *cast)) continue;
       TakeOutput(graph, sum, cast);
       sum->SetAttribute("dtype", static_cast<int64_t>(DType::kFloat32));
       gone.insert(cast);

@@ -74,6 +74,7 @@ class CommonSubexpression : public Pass {
   std::string NodeKey(const Node& node) const {
     if (node.phase() == Phase::kOptimizer || IsRandom(node) || node.Is("YieldOp", kCaesuraDomain)) return {};
     std::string key = node.domain() + "::" + node.op_type() + "/" + std::to_string(node.since_version());
+    key += "@" + node.provider();
     for (const auto& [name, attribute] : node.attributes()) {
       key += "|" + name + "=";
       if (!AppendAttribute(key, attribute)) return {};

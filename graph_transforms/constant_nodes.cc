@@ -32,9 +32,18 @@ bool RunOn(Graph& graph) {
     if (!node->Is("Constant")) continue;
     const std::optional<Tensor> constant = ConstantOf(*node);
     if (!constant) continue;  // a sparse one stays
-    Value* value = graph.AddInitializer(node->output(0)->name() + "_value", *constant);
-    replacements.Replace(node->output(0), value);
-    gone.insert(node.get());
+    // An output of the model keeps its name, and so the node that makes it; outputs of bodies go by their places.
+    Value* output = node->output(0);
+    const bool exported = graph.parent() == nullptr && graph.IsGraphOutput(output);
+    if (exported && output->uses().empty()) continue;
+    Value* value = graph.AddInitializer(output->name() + "_value", *constant);
+    if (exported) {
+      for (const Value::Use& use : std::vector<Value::Use>(output->uses())) use.node->SetInput(use.index, value);
+      changed = true;
+    } else {
+      replacements.Replace(output, value);
+      gone.insert(node.get());
+    }
   }
   replacements.Finish(graph);
   graph.RemoveNodes(gone);

@@ -6,6 +6,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/graph/node_metadata.h"
 #include "graph_transforms/cpu_fallback_modes.h"
 #include "graph_transforms/shape_cut.h"
 
@@ -35,8 +36,7 @@ std::unordered_map<const Value*, Value*> AddTwins(const std::vector<Node*>& both
     Node* twin = graph.AddNode(node->op_type(), node->inputs(), std::move(outputs), node->attributes(), node->domain(),
                                node->name() + "_on_device");
     twin->set_since_version(node->since_version());
-    twin->set_phase(node->phase());
-    twin->set_source(node->source());
+    CopyMetadata(*node, twin);
     twin_of[node] = twin;
     graphs.insert(&graph);
   }

@@ -5,6 +5,7 @@
 #include <array>
 #include <string_view>
 
+#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 
 namespace caesura {
@@ -37,8 +38,7 @@ void GoBehind(Graph& graph, Node& node, int i, const Shape& shape) {
                   graph.AddNode("Expand", {small, expand->input(1)}, outputs, {}, "", graph.UniqueName(expand->name()))};
   for (Node* each : made) {
     each->set_since_version(SinceVersion(each->op_type(), ""));
-    each->set_phase(node.phase());
-    each->set_source(node.source());
+    CopyMetadata(node, each);
   }
   graph.MoveTailBefore(tail, &node);
 }
@@ -60,7 +60,8 @@ bool RunOn(Graph& graph) {
       if (*shape == *result) {
         node.SetInput(i, x);
         changed = true;
-      } else if (other->elements() == 1 && *node.input(i)->type().ConcreteShape() == *result) {
+      } else if (other->elements() == 1 && *node.input(i)->type().ConcreteShape() == *result &&
+                 node.input(i)->producer()->provider() == node.provider()) {
         GoBehind(graph, node, i, *shape);
         gone.insert(&node);
         n += 2;  // the node itself has moved on by two places

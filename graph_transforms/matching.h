@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/graph/node.h"
+#include "core/providers/cpu_provider.h"
 
 namespace caesura {
 
@@ -28,6 +29,12 @@ inline bool IsWideningCast(const Node& node) {
   const Value* from = node.input(0);
   const bool half = from != nullptr && (from->dtype() == DType::kFloat16 || from->dtype() == DType::kBFloat16);
   return half && node.Is("Cast") && node.output(0)->dtype() == DType::kFloat32;
+}
+
+// Whether one node of another op may do the work of both: they are pinned alike, and not to a provider that may not know
+// that op. The node takes over the metadata of `a` (CopyMetadata).
+inline bool MayBecomeOne(const Node& a, const Node& b) {
+  return a.provider() == b.provider() && (a.provider().empty() || a.provider() == kCpuProviderName);
 }
 
 }  // namespace caesura

@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "core/graph/node_metadata.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 
@@ -58,10 +59,11 @@ class MatMulEpilogue : public Pass {
   }
 
  private:
-  // The product behind `value`, if `value` has one reader alone.
-  static const Node* ProductOf(const Graph& graph, const Value* value) {
+  // The product that makes `value`, if only `reader` reads that and both may be one node.
+  static const Node* ProductOf(const Graph& graph, const Value* value, const Node& reader) {
     const Node* product = value == nullptr ? nullptr : value->producer();
-    const bool own = product != nullptr && value->uses().size() == 1 && !graph.IsGraphOutput(value);
+    const bool own = product != nullptr && value->uses().size() == 1 && !graph.IsGraphOutput(value) &&
+                     MayBecomeOne(*product, reader);
     return own && (product->Is("MatMul") || product->Is("FusedMatMul", kCaesuraDomain)) ? product : nullptr;
   }
 
@@ -69,8 +71,8 @@ class MatMulEpilogue : public Pass {
   Node* Replace(Graph& graph, const Node* product, Node* reader, std::vector<Value*> inputs, AttributeMap attributes) {
     Node* fused = graph.AddNode("FusedMatMul", std::move(inputs), graph.ReleaseOutputs(reader), std::move(attributes),
                                 kCaesuraDomain, reader->name() + ".product");
+    CopyMetadata(*product, fused);
     fused->set_phase(reader->phase());
-    fused->set_source(product->source());
     made_.insert(fused);
     products_.insert(product);
     return fused;
@@ -80,7 +82,7 @@ class MatMulEpilogue : public Pass {
     for (int side : {0, 1}) {
       Value *factor = sum->input(side), *term = sum->input(1 - side);
       if (factor == nullptr || term == nullptr || factor == term) continue;
-      const Node* product = ProductOf(graph, factor);
+      const Node* product = ProductOf(graph, factor, *sum);
       const int slot = product == nullptr ? -1 : Slot(*product, *sum->output(0), *term);
       if (slot < 0) continue;
       std::vector<Value*> inputs = product->inputs();
@@ -92,7 +94,7 @@ class MatMulEpilogue : public Pass {
   }
 
   Node* FuseCast(Graph& graph, Node* cast) {
-    const Node* product = ProductOf(graph, cast->input(0));
+    const Node* product = ProductOf(graph, cast->input(0), *cast);
     if (product == nullptr || product->input(kAddend) != nullptr) return nullptr;
     AttributeMap attributes = product->attributes();
     attributes["dtype"] = static_cast<int64_t>(DType::kFloat32);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/graph/node_metadata.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -48,6 +49,7 @@ class Rewriter {
     for (const auto& node : graph_.nodes()) nodes.push_back(node.get());
     bool changed = false;
     for (Node* node : nodes) {
+      node_ = node;
       const int inputs = ComputesInHalf(*node) ? INT_MAX : Follows(*node) ? FollowingInputs(*node) : 0;
       std::vector<Node*> widened;
       if (inputs > 0 && IsFloat32(node->output(0))) {
@@ -88,9 +90,12 @@ class Rewriter {
     return type;
   }
 
+  // For the node that is at work.
   Node* AddCast(Value* from, Value* to, DType dtype) {
-    return graph_.AddNode("Cast", {from}, {to}, {{"to", static_cast<int64_t>(dtype)}}, "",
-                          graph_.UniqueName(from->name() + "/cast"));
+    Node* cast = graph_.AddNode("Cast", {from}, {to}, {{"to", static_cast<int64_t>(dtype)}}, "",
+                                graph_.UniqueName(from->name() + "/cast"));
+    CopyMetadata(*node_, cast);
+    return cast;
   }
 
   // The value in half: as it was made, or cast once for all readers, ahead of its views.
@@ -106,7 +111,7 @@ class Rewriter {
       Node* view = graph_.AddNode(producer->op_type(), std::move(inputs), {half}, producer->attributes(), "",
                                   graph_.UniqueName(producer->name() + "/half"));
       view->set_since_version(producer->since_version());
-      view->set_source(producer->source());
+      CopyMetadata(*producer, view);
       order_.push_back(view);
     } else {
       order_.push_back(AddCast(value, half, half_));
@@ -136,6 +141,7 @@ class Rewriter {
 
   Graph& graph_;
   const DType half_;
+  const Node* node_ = nullptr;
   std::vector<const Node*> order_;
   std::unordered_map<const Value*, Value*> narrow_;  // made in half
   std::unordered_map<const Value*, Value*> casts_;   // cast to half for those who compute in it

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/norm_fusion.h"
 
+#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
@@ -19,19 +20,28 @@ class Fuser {
       if (node->Is("Mul")) products.push_back(node.get());
     }
     bool changed = false;
-    for (Node* node : products) changed |= Fuse(node, 0) || Fuse(node, 1);
+    for (Node* node : products) {
+      whole_ = node;
+      changed |= Fuse(node, 0) || Fuse(node, 1);
+    }
     return changed;
   }
 
  private:
+  // The node of ONNX's `op_type` that makes the value and may be a part of the norm, or null.
+  const Node* Part(const Value* value, const char* op_type) const {
+    const Node* node = MadeBy(value, op_type);
+    return node != nullptr && MayBecomeOne(*whole_, *node) ? node : nullptr;
+  }
+
   bool IsNumber(const Value* value, double number) const {
     const auto found = ScalarValue(value, parameters_);
     return found && *found == number;
   }
 
   bool IsSquare(const Value* value, const Value* x) const {
-    if (const Node* power = MadeBy(value, "Pow")) return power->input(0) == x && IsNumber(power->input(1), 2);
-    const Node* product = MadeBy(value, "Mul");
+    if (const Node* power = Part(value, "Pow")) return power->input(0) == x && IsNumber(power->input(1), 2);
+    const Node* product = Part(value, "Mul");
     return product != nullptr && product->input(0) == x && product->input(1) == x;
   }
 
@@ -44,10 +54,10 @@ class Fuser {
 
   // epsilon, where `value` is sqrt(mean(x^2) + epsilon).
   std::optional<double> EpsilonOfRoot(const Value* value, const Value* x) const {
-    const Node* root = MadeBy(value, "Sqrt");
-    const Node* sum = root == nullptr ? nullptr : MadeBy(root->input(0), "Add");
+    const Node* root = Part(value, "Sqrt");
+    const Node* sum = root == nullptr ? nullptr : Part(root->input(0), "Add");
     for (int side : {0, 1}) {
-      const Node* mean = sum == nullptr ? nullptr : MadeBy(sum->input(side), "ReduceMean");
+      const Node* mean = sum == nullptr ? nullptr : Part(sum->input(side), "ReduceMean");
       if (mean == nullptr || !IsRowMean(*mean, x) || !IsSquare(mean->input(0), x)) continue;
       return ScalarValue(sum->input(1 - side), parameters_);
     }
@@ -62,7 +72,7 @@ class Fuser {
       if (x == nullptr || !x->type().is_tensor() || !x->type().shape || x->type().shape->empty()) continue;
       std::optional<double> found;
       if (node.Is("Div") && side == 0) found = EpsilonOfRoot(other, x);
-      if (const Node* inverse = MadeBy(other, "Reciprocal"); inverse != nullptr && node.Is("Mul")) {
+      if (const Node* inverse = Part(other, "Reciprocal"); inverse != nullptr && node.Is("Mul")) {
         found = EpsilonOfRoot(inverse->input(0), x);
       }
       if (!found) continue;
@@ -77,7 +87,8 @@ class Fuser {
     const Value* normalized = product->input(side);
     Value* scale = product->input(1 - side);
     const Node* node = normalized == nullptr ? nullptr : normalized->producer();
-    if (node == nullptr || scale == nullptr || normalized->uses().size() != 1 || graph_.IsGraphOutput(normalized)) {
+    if (node == nullptr || scale == nullptr || normalized->uses().size() != 1 || graph_.IsGraphOutput(normalized) ||
+        !MayBecomeOne(*whole_, *node)) {
       return false;
     }
     double epsilon = 0;
@@ -89,7 +100,7 @@ class Fuser {
                                 {{"axis", int64_t{-1}}, {"epsilon", static_cast<float>(epsilon)}}, "",
                                 graph_.UniqueName(product->name() + ".norm"));
     norm->set_since_version(SinceVersion("RMSNormalization", ""));
-    norm->set_source(product->source());
+    CopyMetadata(*product, norm);
     graph_.MoveTailBefore(first, product);
     graph_.RemoveNode(product);
     return true;
@@ -97,6 +108,7 @@ class Fuser {
 
   Graph& graph_;
   const std::unordered_set<std::string>& parameters_;
+  const Node* whole_ = nullptr;  // that the parts are looked for of
 };
 
 class NormFusion : public Pass {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "core/base/status_macros.h"
+#include "core/graph/node_metadata.h"
 #include "graph_transforms/dead_node_elimination.h"
 
 namespace caesura {
@@ -155,8 +156,7 @@ class Rewriter {
     Node* copy = graph_.AddNode(node.op_type(), std::move(inputs), std::move(outputs), std::move(attributes),
                                 node.domain(), graph_.UniqueName(node.name() + "/again"));
     copy->set_since_version(node.since_version());
-    copy->set_source(node.source());
-    copy->set_provider(node.provider());
+    CopyMetadata(node, copy);
     copy->set_phase(Phase::kBackward);
     order_.push_back(copy);
   }

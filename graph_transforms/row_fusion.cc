@@ -5,6 +5,8 @@
 #include <queue>
 #include <unordered_map>
 
+#include "core/graph/node_metadata.h"
+#include "graph_transforms/matching.h"
 #include "graph_transforms/row_op.h"
 
 namespace caesura {
@@ -116,7 +118,7 @@ class RowFusion : public Pass {
         if (input == nullptr || input->producer() == nullptr) continue;
         Group* other = GroupOf(input->producer());
         if (other == nullptr || other == own || !(other->rows == own->rows) || other->phase != own->phase) continue;
-        if (fixed_.count(node) != fixed_.count(input->producer())) continue;
+        if (fixed_.count(node) != fixed_.count(input->producer()) || !MayBecomeOne(*node, *input->producer())) continue;
         // Sums over rows are there when all tiles have run: nobody in the group can read them.
         const auto& columns = ops_.at(input->producer()).columns;
         const auto& outputs = input->producer()->outputs();
@@ -245,15 +247,13 @@ class RowFusion : public Pass {
         Node* copy = body->AddNode(member->op_type(), std::move(reads), std::move(writes), member->attributes(),
                                    member->domain(), member->name());
         copy->set_since_version(member->since_version());
-        copy->set_phase(member->phase());
-        copy->set_source(member->source());
+        CopyMetadata(*member, copy);
         ops += (ops.empty() ? "" : "+") + member->op_type();
       }
       Node* fused = graph_.AddNode("FusedRows", std::move(inputs), std::move(outputs),
                                    {{"body", body}, {"column_outputs", columns}, {"ops", ops}}, kCaesuraDomain,
                                    group.members.back()->name() + ".rows");
-      fused->set_phase(group.phase);
-      fused->set_source(group.members.back()->source());
+      CopyMetadata(*group.members.back(), fused);
       return fused;
     }
 

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/graph/node_metadata.h"
+#include "graph_transforms/matching.h"
+
 namespace caesura {
 namespace {
 
@@ -51,6 +54,7 @@ bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
     int64_t position = ConstantInput(*use.node, 1)->ToVector<int64_t>()[0];
     if (position < 0) position += count;
     if (position < 0 || position >= count || graph.IsGraphOutput(use.node->output(0))) return false;
+    if (!MayBecomeOne(node, *use.node)) return false;
     takers.emplace_back(use.node, position);
   }
   Value* split = graph.AddInitializer(sequence->name() + "_sizes", Tensor::Of<int64_t>(Shape{count}, *sizes));
@@ -63,7 +67,7 @@ bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
     parts.push_back(graph.AddValue(sequence->name() + "_part", std::move(type)));
   }
   Node* fresh = graph.AddNode("Split", {node.input(0), split}, parts, {{"axis", node.Attr<int64_t>("axis", 0)}});
-  fresh->set_source(node.source());
+  CopyMetadata(node, fresh);
   fresh->set_since_version(18);
   for (const auto& [taker, position] : takers) {
     graph.ReplaceAllUses(taker->output(0), parts[position]);

@@ -5,7 +5,9 @@
 #include <map>
 #include <optional>
 
+#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
+#include "graph_transforms/matching.h"
 #include "graph_transforms/replacements.h"
 #include "graph_transforms/same_dims.h"
 
@@ -51,6 +53,11 @@ bool Cover(std::vector<Part>& parts, int64_t size) {
   return end == size;
 }
 
+// Whether `node` and all parts may become one node.
+bool AreOf(const Node& node, const std::vector<Part>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return MayBecomeOne(node, *part.slice); });
+}
+
 bool SplitParts(Graph& graph) {
   std::map<std::pair<uint32_t, int64_t>, std::vector<Part>> sliced;  // by the position of the first and the axis
   std::unordered_map<const Value*, uint32_t> firsts;
@@ -66,6 +73,7 @@ bool SplitParts(Graph& graph) {
     Node* earliest = parts.front().slice;
     Value* x = earliest->input(0);
     if (parts.size() < 2 || !Cover(parts, (*x->type().shape)[key.second].value)) continue;
+    if (!AreOf(*earliest, parts)) continue;
     std::vector<int64_t> sizes;
     std::vector<Value*> outputs;
     for (const Part& part : parts) {
@@ -79,8 +87,7 @@ bool SplitParts(Graph& graph) {
     Node* node = graph.AddNode("Split", {x, split}, std::move(outputs), {{"axis", key.second}}, "",
                                graph.UniqueName(earliest->name() + ".split"));
     node->set_since_version(SinceVersion("Split", ""));
-    node->set_phase(earliest->phase());
-    node->set_source(earliest->source());
+    CopyMetadata(*earliest, node);
     graph.MoveTailBefore(tail, earliest);
   }
   graph.RemoveNodes(gone);
@@ -113,7 +120,7 @@ Sum SumOf(const Graph& graph, const Node& root) {
   while (!open.empty()) {
     Value* x = open.back();
     open.pop_back();
-    if (!IsSum(x->producer()) || !OnlyReadOnce(graph, x)) {
+    if (!IsSum(x->producer()) || !OnlyReadOnce(graph, x) || !MayBecomeOne(root, *x->producer())) {
       sum.terms.push_back(x);
       continue;
     }
@@ -132,7 +139,7 @@ bool HasItsSizes(const Part& part, std::vector<Dim> dims) {
 }
 
 // Of a sum's terms, the SliceGrads along one axis that fill all of it; none where they do not.
-std::vector<Part> PartsOf(const Graph& graph, const Sum& sum, const std::vector<Dim>& shape) {
+std::vector<Part> PartsOf(const Graph& graph, const Node& root, const Sum& sum, const std::vector<Dim>& shape) {
   std::map<int64_t, std::vector<Part>> along;
   for (Value* term : sum.terms) {
     Node* node = term->producer();
@@ -141,7 +148,7 @@ std::vector<Part> PartsOf(const Graph& graph, const Sum& sum, const std::vector<
     if (part && HasItsSizes(*part, shape)) along[part->axis].push_back(*part);
   }
   for (auto& [axis, parts] : along) {
-    if (parts.size() > 1 && Cover(parts, shape[axis].value)) return parts;
+    if (parts.size() > 1 && Cover(parts, shape[axis].value) && AreOf(root, parts)) return parts;
   }
   return {};
 }
@@ -168,7 +175,7 @@ bool JoinGradients(Graph& graph) {
     const ValueType type = result->type();
     const size_t count = sum.terms.size();
     if (!std::all_of(sum.terms.begin(), sum.terms.end(), IsEmptyPart)) std::erase_if(sum.terms, IsEmptyPart);
-    const std::vector<Part> parts = PartsOf(graph, sum, *type.shape);
+    const std::vector<Part> parts = PartsOf(graph, *root, sum, *type.shape);
     if (parts.empty() && (sum.terms.size() == count || (sum.terms.size() == 1 && graph.IsGraphOutput(result)))) continue;
     gone.insert(sum.nodes.begin(), sum.nodes.end());
     if (parts.empty() && sum.terms.size() == 1) {
@@ -180,8 +187,7 @@ bool JoinGradients(Graph& graph) {
       std::vector<Value*> outputs = last ? graph.ReleaseOutputs(root) : std::vector{graph.AddValue("", type)};
       Node* node = graph.AddNode(op, std::move(inputs), outputs, std::move(attributes), "", graph.UniqueName(root->name()));
       node->set_since_version(SinceVersion(op, ""));
-      node->set_phase(root->phase());
-      node->set_source(root->source());
+      CopyMetadata(*root, node);
       return outputs[0];
     };
     if (!parts.empty()) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/graph/node_metadata.h"
 #include "core/kernels/cpu/dnnl_ops.h"
 
 namespace caesura {
@@ -82,8 +83,7 @@ class WeightPacking : public Pass {
     inputs[1] = weights;
     Node* made = graph.AddNode("PackedMatMul", std::move(inputs), graph.ReleaseOutputs(node), std::move(attributes),
                                kCaesuraDomain, node->name() + ".packed");
-    made->set_phase(node->phase());
-    made->set_source(node->source());
+    CopyMetadata(*node, made);
     return made;
   }
 

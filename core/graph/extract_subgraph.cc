@@ -3,6 +3,8 @@
 
 #include <unordered_map>
 
+#include "core/graph/node_metadata.h"
+
 namespace caesura {
 
 bool IsConstant(const Graph& graph, const Value* value, const std::unordered_set<std::string>& changing) {
@@ -38,7 +40,7 @@ ExtractedSubgraph ExtractSubgraph(const Graph& graph, const std::vector<const No
     Node* copy = out.graph->AddNode(node->op_type(), std::move(reads), std::move(writes), node->attributes(),
                                     node->domain(), node->name());
     copy->set_since_version(node->since_version());
-    copy->set_source(node->source());
+    CopyMetadata(*node, copy);
   }
   for (const Value* value : outputs) out.graph->AddOutput(copies.at(value));
   return out;

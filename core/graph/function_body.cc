@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/graph/node_metadata.h"
 #include "core/graph/shape_inference.h"
 #include "core/load/graph_export.h"
 #include "core/load/graph_import.h"
@@ -102,7 +103,6 @@ Result<bool> ExpandFunctionBody(Graph& graph, Node* node) {
   call.inputs = node->inputs();
   call.attributes = BoundAttributes(*schema, *proto);
   call.prefix = node->name() + "/";
-  call.source = node->source();
   call.outputs = graph.ReleaseOutputs(node);
   const size_t first = graph.nodes().size();
   GraphImporter importer({}, nullptr);
@@ -111,8 +111,7 @@ Result<bool> ExpandFunctionBody(Graph& graph, Node* node) {
   std::vector<Node*> fresh;
   for (size_t i = first; i < graph.nodes().size(); ++i) {
     fresh.push_back(graph.nodes()[i].get());
-    fresh.back()->set_phase(node->phase());
-    fresh.back()->set_provider(node->provider());
+    CopyMetadata(*node, fresh.back());
   }
   graph.MoveTailBefore(first, node);
   graph.RemoveNode(node);

@@ -7,6 +7,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/graph/node_metadata.h"
+
 namespace caesura {
 
 Value* Graph::AddValue(const std::string& name, ValueType type) {
@@ -293,9 +295,7 @@ std::unique_ptr<Graph> Graph::Clone(Graph* parent, std::unordered_map<const Valu
     }
     Node* fresh = copy->AddNode(node->op_type_, inputs, outputs, std::move(attributes), node->domain_, node->name_);
     fresh->since_version_ = node->since_version_;
-    fresh->phase_ = node->phase_;
-    fresh->source_ = node->source_;
-    fresh->provider_ = node->provider_;
+    CopyMetadata(*node, fresh);
   }
   for (const Value* value : outputs_) copy->outputs_.push_back(translate(value));
   return copy;

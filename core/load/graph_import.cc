@@ -15,7 +15,7 @@ struct GraphImporter::Scope {
   const OpsetMap* opsets = nullptr;
   // In a function: what its attribute references stand for, and the scope that each was written in.
   const std::map<std::string, std::pair<const onnx::AttributeProto*, Scope*>>* attributes = nullptr;
-  std::string prefix, source;
+  std::string prefix, source, provider;  // the latter two of the call that nodes of a function stand for
   int depth = 0;
   std::unordered_map<std::string, Value*> values;  // null: an absent optional input
   const Graph* graph = nullptr;                    // where names are looked up that no scope has
@@ -51,12 +51,21 @@ Phase PhaseFromName(const std::string& name) {
   return name == "optimizer" ? Phase::kOptimizer : Phase::kForward;
 }
 
-void CopyMetadata(const onnx::NodeProto& proto, const std::string& inherited_source, Node* node) {
-  const std::string source = NodeSource(proto);
+// The provider that the node is pinned to; empty: none.
+std::string ProviderOf(const onnx::NodeProto& proto) {
+  for (const auto& entry : proto.metadata_props()) {
+    if (entry.key() == kProviderKey) return entry.value();
+  }
+  return "";
+}
+
+void CopyMetadata(const onnx::NodeProto& proto, const std::string& inherited_source,
+                  const std::string& inherited_provider, Node* node) {
+  const std::string source = NodeSource(proto), provider = ProviderOf(proto);
   node->set_source(source.empty() ? inherited_source : source);
+  node->set_provider(provider.empty() ? inherited_provider : provider);
   for (const auto& entry : proto.metadata_props()) {
     if (entry.key() == kPhaseKey) node->set_phase(PhaseFromName(entry.value()));
-    if (entry.key() == kProviderKey) node->set_provider(entry.value());
   }
 }
 
@@ -175,7 +184,7 @@ Status GraphImporter::ImportNode(const onnx::NodeProto& proto, Graph* graph, Sco
   Node* node = graph->AddNode(proto.op_type(), inputs, outputs, std::move(attributes), domain, name);
   auto opset = scope.opsets->find(domain);
   node->set_since_version(SinceVersion(proto.op_type(), domain, opset == scope.opsets->end() ? 0 : opset->second));
-  CopyMetadata(proto, scope.source, node);
+  CopyMetadata(proto, scope.source, scope.provider, node);
   return {};
 }
 
@@ -242,6 +251,7 @@ Result<std::shared_ptr<Graph>> GraphImporter::ImportSubgraph(const onnx::GraphPr
   inner.attributes = scope.attributes;
   inner.prefix = scope.prefix;
   inner.source = scope.source;
+  inner.provider = scope.provider;
   inner.depth = scope.depth + 1;
   RETURN_IF_ERROR(FillGraph(proto, graph.get(), inner, false));
   return graph;
@@ -267,6 +277,7 @@ Status GraphImporter::InlineCall(const onnx::NodeProto& call, const onnx::Functi
   inner.attributes = &attributes;
   inner.prefix = scope.prefix + (call.name().empty() ? call.op_type() : call.name()) + "/";
   inner.source = NodeSource(call).empty() ? scope.source : NodeSource(call);
+  inner.provider = ProviderOf(call).empty() ? scope.provider : ProviderOf(call);
   inner.depth = scope.depth + 1;
   if (call.input_size() > function.input_size() || call.output_size() > function.output_size()) {
     return InvalidModel(NodeName(call) + " has more inputs or outputs than its function");
@@ -310,6 +321,7 @@ Status GraphImporter::ImportFunctionNodes(const onnx::FunctionProto& function, c
     Node* identity = graph->AddNode("Identity", {value}, {output}, {}, "", scope.prefix + formal + "_copy");
     identity->set_since_version(SinceVersion("Identity"));
     identity->set_source(scope.source);
+    identity->set_provider(scope.provider);
   }
   return {};
 }
@@ -323,7 +335,6 @@ Status GraphImporter::ImportBody(const onnx::FunctionProto& function, const Call
   scope.attributes = &attributes;
   scope.graph = graph;  // bodies among the attributes read the values around the call
   scope.prefix = call.prefix;
-  scope.source = call.source;
   for (int i = 0; i < function.input_size(); ++i) {
     scope.values[function.input(i)] = i < static_cast<int>(call.inputs.size()) ? call.inputs[i] : nullptr;
   }

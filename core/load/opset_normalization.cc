@@ -103,16 +103,18 @@ const std::multimap<std::string, const RuleRow*>& RuleTable() {
   return *table;
 }
 
-// Applies every rule that lies ahead of the node's version. False when one of them cannot.
+// Applies every rule that lies ahead of the node's version. False when one of them cannot: the node then has the version
+// that the rules before it have led to, whose schema fits what they have written.
 bool Rewrite(NodeRewrite& rewrite) {
   DropConsumedInputs(rewrite);
-  const int version = rewrite.node().since_version();
-  const auto [begin, end] = RuleTable().equal_range(rewrite.node().op_type());
+  Node& node = rewrite.node();
+  const auto [begin, end] = RuleTable().equal_range(node.op_type());
   for (auto it = begin; it != end; ++it) {
     const RuleRow& row = *it->second;
-    if (version >= row.version || version == 0) continue;
+    if (node.since_version() >= row.version || node.since_version() == 0) continue;
     if (row.rule == kNoRule || !row.rule(rewrite)) return false;
     if (rewrite.was_replaced()) break;
+    if (row.version != kAlways) node.set_since_version(row.version);
   }
   return true;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/opset_rewrite.h"
 
+#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 
 namespace caesura {
@@ -37,9 +38,7 @@ std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
 
 Node* NodeRewrite::Settle(Node* node) {
   node->set_since_version(SinceVersion(node->op_type(), node->domain()));
-  node->set_phase(node_->phase());
-  node->set_source(node_->source());
-  node->set_provider(node_->provider());
+  CopyMetadata(*node_, node);
   graph_.MoveTailBefore(graph_.nodes().size() - 1, node_);
   added_.push_back(node);
   was_changed_ = true;

@@ -2,6 +2,7 @@
 #include "training/gradient/body_gradient.h"
 
 #include "core/base/status_macros.h"
+#include "core/graph/node_metadata.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/gradient_context.h"
 #include "training/gradient/gradient_path.h"
@@ -68,9 +69,9 @@ class Copier {
     }
     Node* copy = target_.AddNode(node.op_type(), inputs, outputs, CloneAttributes(node, &target_, bindings_), node.domain(),
                                  target_.UniqueName(node.name()));
+    CopyMetadata(node, copy);
     copy->set_phase(Phase::kBackward);
     copy->set_since_version(node.since_version());
-    copy->set_source(node.source());
     return copy;
   }
 

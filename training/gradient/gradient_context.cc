@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/gradient/gradient_context.h"
 
+#include "core/graph/node_metadata.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/gradient/sequence_map.h"
 #include "training/kernels/training_ops.h"
@@ -119,9 +120,7 @@ Expr GradientContext::TrainingOutput(const std::string& training_op, int i, Valu
   const size_t last = graph.nodes().size();
   Node* training = graph.AddNode(training_op, node_.inputs(), outputs, node_.attributes(), kTrainingDomain,
                                  graph.UniqueName(node_.name() + "/training"));
-  training->set_phase(node_.phase());
-  training->set_source(node_.source());
-  training->set_provider(node_.provider());
+  CopyMetadata(node_, training);
   training->set_since_version(1);
   graph.MoveTailBefore(last, &node_);
   return Wrap(outputs[i]);

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "core/base/status_macros.h"
+#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 #include "training/kernels/training_ops.h"
 
@@ -69,8 +70,7 @@ void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
   const size_t last = graph.nodes().size();
   Node* training = graph.AddNode("BatchNormalizationTraining", inputs, outputs, std::move(attributes), kTrainingDomain,
                                  graph.UniqueName(node.name() + "/training"));
-  training->set_source(node.source());
-  training->set_provider(node.provider());
+  CopyMetadata(node, training);
   training->set_since_version(1);
   graph.MoveTailBefore(last, &node);
   RecordStatistics(*training);
@@ -165,7 +165,7 @@ void DropOwnGradients(Graph& graph) {
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i] == nullptr) continue;
       Node* identity = graph.AddNode("Identity", {inputs[i]}, {outputs[i]}, {}, "", graph.UniqueName(node->name() + "/value"));
-      identity->set_source(node->source());
+      CopyMetadata(*node, identity);
       identity->set_since_version(SinceVersion("Identity"));
     }
     graph.MoveTailBefore(first, node);
@@ -195,7 +195,7 @@ Status SwitchToEvaluation(Graph& graph) {
     const size_t last = graph.nodes().size();
     Node* fresh = graph.AddNode("BatchNormalization", node->inputs(), {outputs[0]}, std::move(attributes), "",
                                 graph.UniqueName(node->name() + "/evaluation"));
-    fresh->set_source(node->source());
+    CopyMetadata(*node, fresh);
     fresh->set_since_version(node->since_version());
     graph.MoveTailBefore(last, node);
     graph.RemoveNode(node);

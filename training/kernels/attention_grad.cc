@@ -144,9 +144,9 @@ void Book(KernelInfo& info, DType dtype, AttentionGrad& g) {
 }
 
 // Checks the inputs and sets the outputs.
-Result<AttentionSpec> MakeGradSpec(KernelInfo& info) {
+Result<AttentionSpec> MakeGradSpec(KernelInfo& info, bool keep_mask = false) {
   const DType dtype = info.InputDType(1);
-  ASSIGN_OR_RETURN(AttentionSpec s, MakeAttentionSpec(info, 1, false));
+  ASSIGN_OR_RETURN(AttentionSpec s, MakeAttentionSpec(info, 1, false, keep_mask));
   const Shape y = OutputShape(info.InputShape(1), s);
   for (int i : {0, 5}) {
     if (info.HasInput(i) && (info.InputDType(i) != dtype || info.InputShape(i) != y)) {
@@ -196,9 +196,11 @@ Status CreateTiledGrad(KernelInfo& info) {
   const TiledAttentionGrad::Layouts layouts = {
       layout(0, info.input(0).layout, s.q), layout(1, info.OutputLayout(0), s.q), layout(2, info.OutputLayout(1), s.k),
       layout(3, info.OutputLayout(2), s.v)};
-  const TiledAttentionGrad grad = TiledAttentionGrad::Make(info, info.InputDType(1), s, layouts);
+  ASSIGN_OR_RETURN(AttentionSpec whole, MakeGradSpec(info, /*keep_mask=*/true));
+  whole.y = s.y;
+  const TiledAttentionGrad grad = TiledAttentionGrad::Make(info, info.InputDType(1), s, whole, layouts);
   const bool wanted[] = {info.HasOutput(0), info.HasOutput(1), info.HasOutput(2)};
-  const bool masked = s.mask != MaskKind::kNone;
+  const bool masked = whole.mask != MaskKind::kNone;
   info.SetCompute([=](KernelContext& context) {
     auto gradient = [&](int i) { return wanted[i] ? context.Output<void>(i) : nullptr; };
     grad.Run(context, {context.Input<void>(0), context.Input<void>(1), context.Input<void>(2), context.Input<void>(3),

@@ -27,7 +27,7 @@ struct KeySums {
 };
 
 struct Task {
-  const AttentionSpec& s;
+  const AttentionSpec &s, &whole;
   const TiledAttentionGrad::Layouts& d;
   const TiledAttentionGrad::Tensors& t;
   DType dtype;
@@ -198,8 +198,8 @@ template <typename Products>
 class BackwardWorker {
  public:
   BackwardWorker(const Task& task, Carver memory)
-      : s_(task.s), d_(task.d), t_(task.t), dtype_(task.dtype), parts_(task.parts), products_(task, memory),
-        size_(RoundUp(s_.q.size, kLanes)), value_size_(RoundUp(s_.v.size, kLanes)) {
+      : spec_(task.s), whole_(task.whole), d_(task.d), t_(task.t), dtype_(task.dtype), parts_(task.parts),
+        products_(task, memory), size_(RoundUp(spec_.q.size, kLanes)), value_size_(RoundUp(spec_.v.size, kLanes)) {
     dy_ = memory.Take(kQueries * value_size_);
     dq_ = memory.Take(kQueries * std::max(size_, value_size_));
     scores_ = memory.Take(kQueries * kKeys);
@@ -212,14 +212,15 @@ class BackwardWorker {
 
   // Unit u: a key head and a part of the query tiles that look at it, the latter faster. Fills `sums`, writes dQ.
   void Run(int64_t unit, const KeySums& sums) {
-    const int64_t tiles = TilesOf(s_), all = tiles * s_.group();
-    const int64_t key_head = unit / parts_, part = unit % parts_, h = key_head % s_.k.heads;
+    const int64_t tiles = TilesOf(spec_), all = tiles * spec_.group();
+    const int64_t key_head = unit / parts_, part = unit % parts_, h = key_head % spec_.k.heads;
     std::fill_n(sums.dk, sums.floats, 0.0f);
-    tile_.b = key_head / s_.k.heads;
+    tile_.b = key_head / spec_.k.heads;
     products_.LoadKeys(tile_.b, h);
+    s_ = StandsForMask(spec_, whole_) && !IsFinite(h) ? &whole_ : &spec_;
     for (int64_t u = all * part / parts_; u < all * (part + 1) / parts_; ++u) {
-      tile_.head = h * s_.group() + u / tiles;
-      tile_.Place(s_, u % tiles, tiles, nullptr);
+      tile_.head = h * spec_.group() + u / tiles;
+      tile_.Place(*s_, u % tiles, tiles, nullptr);
       RunTile(sums);
     }
   }
@@ -228,12 +229,18 @@ class BackwardWorker {
   using R = typename Products::Registers;
   using Floats = typename R::Floats;
 
+  // Whether all products of a key head are.
+  bool IsFinite(int64_t h) const {
+    return ProductsAreFinite(dtype_, spec_, tile_.b, h, t_.q, spec_.q, t_.k, spec_.k) &&
+           ProductsAreFinite(dtype_, spec_, tile_.b, h, t_.dy, d_.dy, t_.v, spec_.v);
+  }
+
   void LoadQueries() {
     const int64_t rows = RoundUp(tile_.rows(), kStrip);
-    const float* lse = t_.lse + (tile_.b * s_.q.heads + tile_.head) * s_.queries() + tile_.begin;
+    const float* lse = t_.lse + (tile_.b * spec_.q.heads + tile_.head) * spec_.queries() + tile_.begin;
     float* y = dq_;
     LoadRows(dtype_, t_.dy, tile_.Rows(d_.dy), 1.0f, {dy_, rows, value_size_});
-    LoadRows(dtype_, t_.y, tile_.Rows(s_.y), 1.0f, {y, rows, value_size_});
+    LoadRows(dtype_, t_.y, tile_.Rows(spec_.y), 1.0f, {y, rows, value_size_});
     products_.LoadQueries(tile_, dy_);
     for (int64_t r = 0; r < tile_.rows(); ++r) {
       Floats dot = {};
@@ -241,6 +248,8 @@ class BackwardWorker {
       for (int64_t c = 0; c < value_size_; c += R::kWidth) dot += R::At(dy_ + row + c) * R::At(y + row + c);
       mean_[r] = Sum(dot);
       lse_[r] = lse[r];
+      // Zeros were put in the place of NaN probabilities: softmax's own gradient is NaN there.
+      if (spec_.nan_rows == NanRows::kZero && lse[r] == -kMinusInfinity) mean_[r] = std::numeric_limits<float>::quiet_NaN();
     }
     std::fill_n(dq_, kQueries * size_, 0.0f);
   }
@@ -253,7 +262,7 @@ class BackwardWorker {
       products_.AddGradients(tile_, j, scores_, slopes_, t_.dq == nullptr ? nullptr : dq_, sums);
     }
     if (t_.dq == nullptr) return;
-    StoreRows(dtype_, {dq_, tile_.rows(), size_}, static_cast<float>(s_.scale), tile_.Rows(d_.dq), t_.dq);
+    StoreRows(dtype_, {dq_, tile_.rows(), size_}, static_cast<float>(spec_.scale), tile_.Rows(d_.dq), t_.dq);
   }
 
   // S becomes P, and dP becomes dS.
@@ -269,7 +278,7 @@ class BackwardWorker {
         std::fill_n(slope, count, 0.0f);
         continue;
       }
-      BiasRow(dtype_, s_, t_.mask, s_.MaskRow(tile_.b, tile_.head, i), keys, s_.Sees(tile_.b, i, nullptr), p);
+      BiasRow(dtype_, *s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i), keys, s_->Sees(tile_.b, i, nullptr), p);
       const float lse = lse_[r], mean = mean_[r];
       for (int64_t j = 0; j < count; j += R::kWidth) {
         Floats x = R::At(p + j) - lse;
@@ -280,7 +289,8 @@ class BackwardWorker {
     }
   }
 
-  const AttentionSpec& s_;
+  const AttentionSpec &spec_, &whole_;
+  const AttentionSpec* s_ = nullptr;  // the one of the two that serves the head
   const TiledAttentionGrad::Layouts& d_;
   const TiledAttentionGrad::Tensors& t_;
   const DType dtype_;
@@ -318,7 +328,7 @@ int64_t FloatsOf(const Task& task) {
 }  // namespace
 
 void TiledAttentionGrad::Run(KernelContext& context, const Tensors& tensors) const {
-  const Task task = {spec_, d_, tensors, dtype_, parts_};
+  const Task task = {spec_, whole_, d_, tensors, dtype_, parts_};
   const int64_t sum_floats = KeySums(spec_, nullptr).floats;
   const int64_t heads = spec_.batch * spec_.k.heads, units = heads * parts_;
   WorkQueue queue(units);
@@ -351,9 +361,10 @@ void TiledAttentionGrad::Run(KernelContext& context, const Tensors& tensors) con
 }
 
 TiledAttentionGrad TiledAttentionGrad::Make(KernelInfo& info, DType dtype, const AttentionSpec& spec,
-                                            const Layouts& d) {
+                                            const AttentionSpec& whole, const Layouts& d) {
   TiledAttentionGrad out;
   out.spec_ = spec;
+  out.whole_ = whole;
   out.d_ = d;
   out.dtype_ = dtype;
   // A thread is worth about 64k products.
@@ -365,7 +376,7 @@ TiledAttentionGrad TiledAttentionGrad::Make(KernelInfo& info, DType dtype, const
   out.threads_ = static_cast<int>(threads);
   const int64_t sums = out.parts_ == 1 ? threads : heads * out.parts_;
   out.by_amx_ = AmxServes(dtype, spec);
-  const Task task = {out.spec_, out.d_, {}, dtype, out.parts_};
+  const Task task = {out.spec_, out.whole_, out.d_, {}, dtype, out.parts_};
   out.floats_ = out.by_amx_ ? FloatsOf<AmxProducts>(task) : FloatsOf<FloatProducts<Registers<Vectors16>>>(task);
   const int64_t floats = threads * out.floats_ + sums * KeySums(spec, nullptr).floats;
   out.scratch_ = info.BookScratch(floats * sizeof(float));

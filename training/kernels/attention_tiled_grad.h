@@ -16,7 +16,8 @@ class TiledAttentionGrad {
   struct Layouts {
     HeadLayout dy, dq, dk, dv;
   };
-  static TiledAttentionGrad Make(KernelInfo& info, DType dtype, const AttentionSpec& spec, const Layouts& d);
+  static TiledAttentionGrad Make(KernelInfo& info, DType dtype, const AttentionSpec& spec, const AttentionSpec& whole,
+                                 const Layouts& d);
 
   // `mask` is null where the spec has none; so are gradients that nobody wants.
   struct Tensors {
@@ -27,7 +28,7 @@ class TiledAttentionGrad {
   void Run(KernelContext& context, const Tensors& tensors) const;
 
  private:
-  AttentionSpec spec_;
+  AttentionSpec spec_, whole_;
   Layouts d_;
   DType dtype_ = DType::kFloat32;
   int threads_ = 1;

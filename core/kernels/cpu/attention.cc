@@ -156,13 +156,16 @@ Status CreateTiledAttention(KernelInfo& info) {
   spec.v = cache.values;
   SetOutputs(info, spec, DType::kFloat32);
   spec.y = HeadsOf(OutputShape(info.InputShape(0), spec), info.OutputLayout(0), spec.q.heads);
-  const TiledAttention attention = TiledAttention::Make(info, dtype, spec);
+  ASSIGN_OR_RETURN(AttentionSpec whole, MakeAttentionSpec(info, 0, true, /*keep_mask=*/true));
+  whole.k = spec.k;
+  whole.v = spec.v;
+  const TiledAttention attention = TiledAttention::Make(info, dtype, spec, whole);
   const bool has_lse = info.HasOutput(4);
   DispatchDType<float, Float16, BFloat16>(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([=](KernelContext& context) {
       const auto [keys, values] = KeysAndValues<T>(cache, context);
-      attention.Run(context, {context.Input<void>(0), keys, values, Mask(cache.spec, context),
+      attention.Run(context, {context.Input<void>(0), keys, values, Mask(whole, context),
                               Lengths(cache.spec, context), context.Output<void>(0),
                               has_lse ? context.Output<float>(4) : nullptr});
     });

@@ -2,6 +2,7 @@
 #include "core/kernels/cpu/attention_rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "core/kernels/cpu/arithmetic_type.h"
@@ -58,20 +59,42 @@ void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, 
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
   const int64_t step = s.mask_strides[3];
   if (s.mask == MaskKind::kBool) {
-    OnBestIsa([=] {
+    OnBestIsa([=, &s] {
       const bool* see = static_cast<const bool*>(mask) + at;
-      for (int64_t j = 0; j < count; ++j) scores[j] = see[j * step] ? scores[j] : kMinusInfinity;
+      for (int64_t j = 0; j < count; ++j) scores[j] = see[j * step] ? scores[j] : s.hidden;
     });
     return;
   }
   ForDType(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* bias = static_cast<const T*>(mask) + at;
+    if (s.nan_rows != NanRows::kByMask) {
+      for (int64_t j = 0; j < count; ++j) scores[j] += Widen(bias[j * step]);
+      return;
+    }
     for (int64_t j = 0; j < count; ++j) {
       const float b = Widen(bias[j * step]);
       scores[j] = b == kMinusInfinity ? kMinusInfinity : scores[j] + b;
     }
   });
+}
+
+float Magnitude(DType dtype, const void* x, const HeadRows& rows) {
+  int32_t bits = 0;  // of a float without its sign: ordered as the floats are, NaN last
+  ForDType(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const HeadLayout& layout = *rows.layout;
+    const T* from = static_cast<const T*>(x) + rows.head + rows.first * layout.row_stride;
+    const int64_t size = layout.size, step = layout.col_stride;
+    for (int64_t i = rows.first; i < rows.last; ++i, from += layout.row_stride) {
+      if (step == 1) {
+        for (int64_t c = 0; c < size; ++c) bits = std::max(bits, std::bit_cast<int32_t>(Widen(from[c])) & 0x7fffffff);
+      } else {
+        for (int64_t c = 0; c < size; ++c) bits = std::max(bits, std::bit_cast<int32_t>(Widen(from[c * step])) & 0x7fffffff);
+      }
+    }
+  });
+  return std::bit_cast<float>(bits);
 }
 
 }  // namespace caesura::tiles

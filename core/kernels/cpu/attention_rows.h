@@ -24,7 +24,10 @@ void LoadRows(DType dtype, const void* x, const HeadRows& rows, float scale, con
 // y = scale * tile.
 void StoreRows(DType dtype, const Tile& tile, float scale, const HeadRows& rows, void* y);
 
-// Adds the mask's bias to `count` neighbouring scores of a query, or puts -inf there. `at`: the mask's element of
+// The largest absolute value; NaN where one is NaN.
+float Magnitude(DType dtype, const void* x, const HeadRows& rows);
+
+// Adds the mask's bias to `count` neighbouring scores of a query, or puts there what hidden keys have. `at`: the mask's element of
 // the first one. Float masks are of `dtype`.
 void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* scores);
 

@@ -65,7 +65,7 @@ class ScoreSoftmax {
     if (s.score_count() == 0) return {};
     const int64_t rows = s.score_count() / s.total, n = s.total;
     if (dnnl_.defined()) RETURN_IF_ERROR(dnnl_.Run(context, {scores, scores}));
-    const bool done = dnnl_.defined();
+    const bool done = dnnl_.defined(), zeros = s.nan_rows == NanRows::kZero;
     ParallelFor(threads_, rows, 1 + kParallelGrain / (16 * n), [=](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r) {
         T* row = scores + r * n;
@@ -74,6 +74,7 @@ class ScoreSoftmax {
         } else if (!done) {
           Line(row, n);
         }
+        if (zeros) std::replace_if(row, row + n, [](T p) { return std::isnan(p); }, T(0));
       }
     });
     return {};

@@ -40,7 +40,7 @@ bool IsCausal(const Tensor& mask, int64_t keys) {
   return causal;
 }
 
-Status ReadMask(const KernelInfo& info, int input, AttentionSpec& s) {
+Status ReadMask(const KernelInfo& info, int input, bool keep, AttentionSpec& s) {
   if (!info.HasInput(input)) return {};
   const Shape& m = info.InputShape(input);
   if (info.InputDType(input) == DType::kBool) {
@@ -66,7 +66,7 @@ Status ReadMask(const KernelInfo& info, int input, AttentionSpec& s) {
   const bool plain = s.past == 0 && !s.has_lengths && s.left < 0 && s.right < 0 && !info.HasOutput(3);
   const bool square = m.rank() >= 2 && m[m.rank() - 2] == s.q.positions && m[m.rank() - 1] == s.total &&
                       m.elements() == s.q.positions * s.total;
-  if (plain && square && info.InputValue(input) != nullptr && IsCausal(*info.InputValue(input), s.total)) {
+  if (!keep && plain && square && info.InputValue(input) != nullptr && IsCausal(*info.InputValue(input), s.total)) {
     s.causal = true;
     s.mask = MaskKind::kNone;
     std::fill_n(s.mask_strides, 4, 0);
@@ -107,7 +107,7 @@ HeadLayout HeadsOf(const Shape& shape, const Layout& layout, int64_t heads) {
   return {heads, shape[1], size, d[0], size * d[2], d[1], d[2], layout.offset};
 }
 
-Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache) {
+Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache, bool keep_mask) {
   AttentionSpec s;
   const int rank = info.InputShape(first).rank();
   if (rank != 3 && rank != 4) return info.Invalid("Q of rank 3 or 4 expected");
@@ -133,9 +133,12 @@ Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool 
   s.left = info.Attr<int64_t>("left_window_size", -1);
   s.right = info.Attr<int64_t>("right_window_size", -1);
   if (s.left < -1 || s.right < -1) return info.Invalid("window sizes of -1 or more expected");
+  s.nan_rows = static_cast<NanRows>(info.Attr<int64_t>(kNanRows, 0));
+  s.hidden = info.Attr<float>(kHiddenScore, s.hidden);
   if (cache) RETURN_IF_ERROR(ReadCache(info, first, s));
   s.total = s.past + s.k.positions;
-  RETURN_IF_ERROR(ReadMask(info, first + 3, s));
+  if (s.total == 0) s.nan_rows = NanRows::kByMask;  // sums of nothing are zero
+  RETURN_IF_ERROR(ReadMask(info, first + 3, keep_mask, s));
   return s;
 }
 

@@ -33,6 +33,15 @@ struct HeadLayout {
 
 enum class MaskKind { kNone, kBool, kFloat };
 
+// What becomes of a query whose probabilities are NaN, because it may look nowhere or a score of it is NaN or +inf.
+// kByMask: ONNX's rule, zeros where the mask hides all keys. kKept, kZero: as MatMul, Add, Softmax and MatMul have it that
+// one node stands for, without and with zeros put in the place of NaN; what the inputs hold that is not finite then reaches
+// the outputs as it would through those nodes, also from keys that are hidden.
+enum class NanRows { kByMask, kKept, kZero };
+// Attributes of Attention and its gradient, beside ONNX's: NanRows as an integer, and the score of a key that a bool mask
+// hides (-inf where it is left out).
+inline constexpr char kNanRows[] = "nan_rows", kHiddenScore[] = "hidden_score";
+
 // Positions [first, last).
 struct KeyRange {
   int64_t first, last;
@@ -47,6 +56,8 @@ struct AttentionSpec {
   MaskKind mask = MaskKind::kNone;
   int64_t mask_length = 0, mask_strides[4] = {};  // of batch, head, query and key; 0 where it broadcasts
   bool has_past = false, has_lengths = false;
+  NanRows nan_rows = NanRows::kByMask;
+  float hidden = -std::numeric_limits<float>::infinity();  // the score of a key that a bool mask hides
 
   int64_t group() const { return q.heads / k.heads; }  // query heads a key head
   int64_t queries() const { return q.positions; }
@@ -77,7 +88,8 @@ struct AttentionSpec {
 
 // Inputs Q, K, V, attn_mask? from input `first` on, of which Q, K, V may have any layout; behind them past_key?,
 // past_value?, nonpad_kv_seqlen? where `cache`. Y is dense.
-Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache);
+// A constant mask that hides what causality hides becomes that, unless `keep_mask`.
+Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache, bool keep_mask = false);
 
 // Y's shape.
 Shape OutputShape(const Shape& q, const AttentionSpec& s);
@@ -97,21 +109,22 @@ bool AttentionSpec::AddBias(int64_t b, int64_t head, int64_t i, const void* mask
   const auto [first, last] = Sees(b, i, lengths);
   std::fill(scores, scores + first, minus_infinity);
   std::fill(scores + last, scores + total, minus_infinity);
-  if (mask == MaskKind::kNone) return first < last;
+  const bool by_mask = nan_rows == NanRows::kByMask;
+  if (mask == MaskKind::kNone) return first < last || !by_mask;
   const int64_t at = MaskRow(b, head, i), step = mask_strides[3];
   bool any = false;
   for (int64_t j = first; j < last; ++j) {
     if (mask == MaskKind::kBool) {
       const bool see = static_cast<const bool*>(mask_data)[at + j * step];
-      if (!see) scores[j] = minus_infinity;
+      if (!see) scores[j] = static_cast<T>(hidden);
       any = any || see;
     } else {
       const T bias = static_cast<const T*>(mask_data)[at + j * step];
-      scores[j] = bias == minus_infinity ? minus_infinity : scores[j] + bias;
+      scores[j] = by_mask && bias == minus_infinity ? minus_infinity : scores[j] + bias;
       any = any || bias != minus_infinity;
     }
   }
-  return any;
+  return any || !by_mask;
 }
 
 }  // namespace caesura

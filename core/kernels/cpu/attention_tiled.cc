@@ -118,24 +118,28 @@ class AmxProducts {
 template <typename Products>
 class ForwardWorker {
  public:
-  ForwardWorker(const AttentionSpec& s, DType dtype, const TiledAttention::Tensors& t, Carver memory)
-      : s_(s), dtype_(dtype), t_(t), products_(s, dtype, t, memory), value_size_(RoundUp(s.v.size, kLanes)),
-        scores_(memory.Take(kQueries * kKeys)), y_(memory.Take(kQueries * value_size_)), floats_(memory.taken()) {}
+  ForwardWorker(const AttentionSpec& spec, const AttentionSpec& whole, DType dtype, const TiledAttention::Tensors& t, Carver memory)
+      : spec_(spec), whole_(whole), dtype_(dtype), t_(t), products_(spec, dtype, t, memory),
+        value_size_(RoundUp(spec.v.size, kLanes)), scores_(memory.Take(kQueries * kKeys)),
+        y_(memory.Take(kQueries * value_size_)), floats_(memory.taken()) {}
 
   // That its memory has.
   int64_t floats() const { return floats_; }
 
   // Unit u: a query head and a tile of it, the latter faster.
   void Run(int64_t first, int64_t last) {
-    const int64_t tiles = TilesOf(s_);
+    const int64_t tiles = TilesOf(spec_);
     int64_t loaded = -1;
     for (int64_t u = first; u < last; ++u) {
-      const int64_t key_head = u / tiles / s_.group();
-      tile_.b = u / tiles / s_.q.heads;
-      tile_.head = u / tiles % s_.q.heads;
-      tile_.Place(s_, u % tiles, tiles, t_.lengths);
-      if (key_head != loaded) products_.LoadKeys(tile_.b, key_head % s_.k.heads);
+      const int64_t key_head = u / tiles / spec_.group();
+      tile_.b = u / tiles / spec_.q.heads;
+      tile_.head = u / tiles % spec_.q.heads;
+      if (key_head != loaded) {
+        products_.LoadKeys(tile_.b, key_head % spec_.k.heads);
+        s_ = StandsForMask(spec_, whole_) && !IsFinite(key_head % spec_.k.heads) ? &whole_ : &spec_;
+      }
       loaded = key_head;
+      tile_.Place(*s_, u % tiles, tiles, t_.lengths);
       RunTile();
     }
   }
@@ -143,6 +147,12 @@ class ForwardWorker {
  private:
   using R = typename Products::Registers;
   using Floats = typename R::Floats;
+
+  // Whether all scores and values of a key head are.
+  bool IsFinite(int64_t h) const {
+    const float value = Magnitude(dtype_, t_.v, {&spec_.v, spec_.v.Head(tile_.b, h), 0, spec_.v.positions});
+    return std::isfinite(value) && ProductsAreFinite(dtype_, spec_, tile_.b, h, t_.q, spec_.q, t_.k, spec_.k);
+  }
 
   void RunTile() {
     products_.LoadQueries(tile_);
@@ -165,7 +175,7 @@ class ForwardWorker {
       float* row = scores_ + r * kKeys + keys.from() - block;
       const int64_t i = tile_.begin + r;
       if (r < tile_.rows()) {
-        BiasRow(dtype_, s_, t_.mask, s_.MaskRow(tile_.b, tile_.head, i), keys, s_.Sees(tile_.b, i, t_.lengths), row);
+        BiasRow(dtype_, *s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i), keys, s_->Sees(tile_.b, i, t_.lengths), row);
         Softmax(r, row, count);
       } else {
         std::fill_n(row, count, 0.0f);
@@ -196,17 +206,36 @@ class ForwardWorker {
   }
 
   void Store() {
+    const NanRows nan = spec_.nan_rows;
     for (int64_t r = 0; r < tile_.rows(); ++r) {
-      const float inverse = sum_[r] == 0 ? 0.0f : 1 / sum_[r];
+      if (nan == NanRows::kZero && std::isnan(sum_[r])) ZeroRow(r);
+      const float inverse = sum_[r] == 0 && nan != NanRows::kKept ? 0.0f : 1 / sum_[r];
       for (int64_t c = 0; c < value_size_; c += R::kWidth) R::At(y_ + r * value_size_ + c) *= inverse;
     }
-    StoreRows(dtype_, {y_, tile_.rows(), value_size_}, 1.0f, tile_.Rows(s_.y), t_.y);
+    StoreRows(dtype_, {y_, tile_.rows(), value_size_}, 1.0f, tile_.Rows(spec_.y), t_.y);
     if (t_.lse == nullptr) return;
-    float* lse = t_.lse + (tile_.b * s_.q.heads + tile_.head) * s_.queries() + tile_.begin;
-    for (int64_t r = 0; r < tile_.rows(); ++r) lse[r] = sum_[r] == 0 ? -kMinusInfinity : max_[r] + std::log(sum_[r]);
+    float* lse = t_.lse + (tile_.b * spec_.q.heads + tile_.head) * spec_.queries() + tile_.begin;
+    const float nowhere = nan == NanRows::kKept ? std::numeric_limits<float>::quiet_NaN() : -kMinusInfinity;
+    for (int64_t r = 0; r < tile_.rows(); ++r) lse[r] = sum_[r] == 0 ? nowhere : max_[r] + std::log(sum_[r]);
   }
 
-  const AttentionSpec& s_;
+  // A row of NaN probabilities becomes what zeros in their place give: zeros, but for values that are not finite.
+  void ZeroRow(int64_t r) {
+    sum_[r] = 0;
+    float* row = y_ + r * value_size_;
+    std::fill_n(row, value_size_, 0.0f);
+    const HeadLayout& values = spec_.v;
+    const int64_t head = values.Head(tile_.b, tile_.head / spec_.group());
+    for (int64_t c = 0; c < values.size; ++c) {
+      HeadLayout column = values;
+      column.size = 1;
+      const float top = Magnitude(dtype_, t_.v, {&column, head + c * values.col_stride, 0, values.positions});
+      row[c] = 0 * top;
+    }
+  }
+
+  const AttentionSpec &spec_, &whole_;
+  const AttentionSpec* s_ = nullptr;  // the one of the two that serves the head
   const DType dtype_;
   const TiledAttention::Tensors& t_;
   Products products_;
@@ -220,7 +249,7 @@ class ForwardWorker {
 // The floats of one worker's memory.
 template <typename Products>
 int64_t FloatsOf(const AttentionSpec& s, DType dtype) {
-  return ForwardWorker<Products>(s, dtype, {}, Carver(nullptr)).floats();
+  return ForwardWorker<Products>(s, s, dtype, {}, Carver(nullptr)).floats();
 }
 
 }  // namespace
@@ -236,7 +265,7 @@ void TiledAttention::Run(KernelContext& context, const Tensors& tensors) const {
       OnBestTiles([&](auto registers) {
         using R = decltype(registers);
         auto run = [&]<typename Products>(std::type_identity<Products>) {
-          ForwardWorker<Products> worker(spec_, dtype_, tensors, Carver(scratch + thread * floats_));
+          ForwardWorker<Products> worker(spec_, whole_, dtype_, tensors, Carver(scratch + thread * floats_));
           for (int64_t i; queue.Take(&i);) worker.Run(units * i / items, units * (i + 1) / items);
         };
         if constexpr (std::is_same_v<R, AmxProducts::Registers>) {
@@ -248,9 +277,10 @@ void TiledAttention::Run(KernelContext& context, const Tensors& tensors) const {
   });
 }
 
-TiledAttention TiledAttention::Make(KernelInfo& info, DType dtype, const AttentionSpec& spec) {
+TiledAttention TiledAttention::Make(KernelInfo& info, DType dtype, const AttentionSpec& spec, const AttentionSpec& whole) {
   TiledAttention out;
   out.spec_ = spec;
+  out.whole_ = whole;
   out.dtype_ = dtype;
   // A thread is worth about 64k products.
   const int64_t work = (spec.score_count() * (spec.q.size + spec.v.size)) >> 16;

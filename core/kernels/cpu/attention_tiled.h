@@ -12,11 +12,13 @@ namespace caesura {
 // are bfloat16 if the tensors are. All forms but softcap. Results do not depend on the number of threads.
 class TiledAttention {
  public:
-  // Y is written as `spec.y` says. `spec.k` and `spec.v` hold `spec.total` positions: the past is in them.
-  static TiledAttention Make(KernelInfo& info, DType dtype, const AttentionSpec& spec);
+  // Y is written as `spec.y` says. `spec.k` and `spec.v` hold `spec.total` positions: the past is in them. `whole`: the same
+  // with the mask as it stands, where `spec` says causal for it.
+  static TiledAttention Make(KernelInfo& info, DType dtype, const AttentionSpec& spec, const AttentionSpec& whole);
 
   // `lse`: for each query the logarithm of the sum of its scores' exponentials, [batch, heads, queries], +inf where it
-  // may look nowhere (Y is 0 there); may be null, as may `mask` and `lengths` where the spec has none.
+  // may look nowhere and Y is 0 for that (NaN where Y is NaN); may be null, as may `mask` and `lengths` where `whole` has
+  // none.
   struct Tensors {
     const void *q, *k, *v, *mask;
     const int64_t* lengths;
@@ -26,7 +28,7 @@ class TiledAttention {
   void Run(KernelContext& context, const Tensors& tensors) const;
 
  private:
-  AttentionSpec spec_;
+  AttentionSpec spec_, whole_;
   DType dtype_ = DType::kFloat32;
   int threads_ = 1;
   bool by_amx_ = false;

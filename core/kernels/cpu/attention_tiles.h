@@ -192,6 +192,26 @@ inline void BiasRow(DType dtype, const AttentionSpec& s, const void* mask, int64
   }
 }
 
+// Whether no sum of products of a key head's rows of `y` with its query heads' rows of `x` can be other than finite.
+inline bool ProductsAreFinite(DType dtype, const AttentionSpec& s, int64_t b, int64_t key_head, const void* x,
+                              const HeadLayout& x_layout, const void* y, const HeadLayout& y_layout) {
+  const auto magnitude = [&](const void* at, const HeadLayout& layout, int64_t head) -> double {
+    return Magnitude(dtype, at, {&layout, layout.Head(b, head), 0, layout.positions});
+  };
+  const double of_y = magnitude(y, y_layout, key_head), depth = static_cast<double>(y_layout.size) + 1;
+  bool finite = true;
+  for (int64_t h = key_head * s.group(); finite && h < (key_head + 1) * s.group(); ++h) {
+    finite = std::max(1.0, magnitude(x, x_layout, h)) * of_y * depth < 1e38;  // false for NaN, too
+  }
+  return finite;
+}
+
+// Whether `s` says causal for a mask of nodes that one node stands for. What is hidden must then be looked at first: a
+// value that is not finite reaches the queries before it even with a probability of 0, as do scores of +inf and NaN.
+inline bool StandsForMask(const AttentionSpec& s, const AttentionSpec& whole) {
+  return whole.mask != s.mask && s.nan_rows != NanRows::kByMask;
+}
+
 // --- where the products are AMX's ---
 
 // Whether they are: a tile's sixteen rows pay from that many queries on.
