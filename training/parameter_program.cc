@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/parameter_program.h"
 
+#include <map>
+
 #include "core/base/status_macros.h"
 #include "core/execute/subgraph.h"
 #include "core/plan/function_expansion.h"
@@ -15,13 +17,21 @@ Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, 
   if (options.ops != nullptr) {
     ASSIGN_OR_RETURN(providers, options.ops->WithKernels(given));
   }
+  std::map<std::string, Tensor> initial;
+  for (const std::string& name : options.parameters) {
+    initial[name] = *model.graph->Initializer(model.graph->FindValue(name));
+  }
   RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
   RETURN_IF_ERROR(RunPasses(options.passes ? options.passes(providers) : PassList(), model, options.disabled_passes).status());
   auto report = std::make_shared<CpuFallbackReport>();
   const PassList placement = PlacementPasses(providers, {.report = report});
   RETURN_IF_ERROR(RunPasses(placement, model, options.disabled_passes).status());
   PlanOptions plan = options.plan;
-  for (const std::string& name : options.parameters) plan.parameters.push_back(model.graph->FindValue(name));
+  for (const auto& name : options.parameters) {
+    // Passes drop a parameter that nothing reads; it has its place among the others all the same.
+    if (model.graph->FindValue(name) == nullptr) model.graph->AddInitializer(name, initial.at(name));
+    plan.parameters.push_back(model.graph->FindValue(name));
+  }
   std::shared_ptr<ParameterProgram> out(new ParameterProgram(
       std::move(model.graph), providers, WithSubgraphs(std::move(plan), providers), options.memory_budget));
   out->cpu_fallback_ = *std::move(report);

@@ -33,6 +33,7 @@
 #include "graph_transforms/split_slices.h"
 #include "graph_transforms/weight_packing.h"
 #include "training/kernels/training_ops.h"
+#include "training/split_module.h"
 
 namespace caesura {
 namespace {
@@ -265,6 +266,35 @@ TEST_P(EveryPass, LeavesWhatIsNanOrInfinite) {
     ExpectAlike(RunModel(plain, InferencePasses, feeds), expected, c.tolerance);
     const auto as_step = [](const ProviderList& providers) { return StepPasses(providers); };
     ExpectAlike(RunModel(plain, as_step, feeds), expected, c.tolerance);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Attention and norms have gradients of their own, in the place of those of the nodes that they stand for.
+TEST_P(EveryPass, LeavesGradientsThatAreNanOrInfinite) {
+  const PassCase& c = GetParam();
+  const std::string pass = c.pass->name();
+  if (pass != "attention_fusion" && pass != "norm_fusion") return;
+  std::mt19937 random(11);
+  for (int round = 0; round < 48; ++round) {
+    const Model plain = Parse(c, round, random);
+    NamedValues feeds;
+    SplitModuleOptions options;
+    options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+    for (const auto& [value, tensor] : plain.graph->initializers()) options.frozen.push_back(value->name());
+    for (const Value* input : plain.graph->inputs()) {
+      feeds[input->name()] = Drawn(input->dtype(), *input->type().ConcreteShape(), round, random);
+      if (input->dtype() == DType::kFloat32) options.inputs.push_back(input->name());
+    }
+    const Tensor dy = Drawn(DType::kFloat32, *plain.graph->outputs()[0]->type().ConcreteShape(), 0, random);
+    const auto gradients = [&](std::vector<std::string> disabled) {
+      options.disabled_passes = std::move(disabled);
+      auto module = SplitModule::Create(plain.Clone(), options);
+      EXPECT_TRUE(module.ok()) << module.status().ToString();
+      return (*module)->Forward(feeds).value().Backward({dy}).value();
+    };
+    SCOPED_TRACE("round " + std::to_string(round));
+    ExpectAlike(gradients({}), gradients({pass}), 1e-4f);
     if (HasFatalFailure()) return;
   }
 }

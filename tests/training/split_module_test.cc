@@ -95,6 +95,15 @@ TEST(SplitModule, ForwardAndBackward) {
   EXPECT_FALSE(run.pending());
 }
 
+// row_fusion drops values that nothing uses.
+TEST(SplitModule, AParameterThatNothingReadsHasAGradientOfZeros) {
+  const auto module = Open(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>", "a = Exp(x) b = Neg(a) y = Add(b, x)"));
+  ForwardRun run = module->Forward({{"x", Batch(0)}}).value();
+  const std::vector<RuntimeValue> gradients = run.Backward({Batch(0)}).value();
+  ASSERT_EQ(module->gradient_names(), (std::vector<std::string>{"x", "spare"}));
+  EXPECT_THAT(gradients[1].tensor().ToVector<double>(), ElementsAre(0, 0));
+}
+
 TEST(SplitModule, ManyForwardsThenBackwardsInAnyOrder) {
   auto module = Open(TwoHeads());
   std::vector<std::vector<Doubles>> expected;

@@ -18,7 +18,7 @@ namespace {
 struct AttentionGrad {
   AttentionSpec spec;
   HeadLayout q, k, v, y;
-  size_t q_at, k_at, v_at, dy_at, dq_at, dk_at, dv_at, capped_at, p_at, dp_at, blind_at;  // scratch
+  size_t q_at, k_at, v_at, dy_at, dq_at, dk_at, dv_at, capped_at, p_at, dp_at, rows_are_at;  // scratch
   Gemm qk, dv, dp, dq, dk;
   ScoreSoftmax softmax;
   bool wanted[4];
@@ -32,11 +32,14 @@ int64_t Elements(const AttentionSpec& s, const HeadLayout& layout) { return s.ba
 template <typename T>
 void SoftmaxGradient(const AttentionGrad& g, const T* p, T* dp) {
   const int64_t n = g.spec.total, rows = g.spec.score_count() / std::max<int64_t>(1, n);
+  const bool zeros = g.spec.nan_rows == NanRows::kZero;
   ParallelFor(g.threads, rows, 1 + kParallelGrain / (4 * n + 1), [=](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       const T* y = p + r * n;
       T *d = dp + r * n, dot = 0;
       for (int64_t j = 0; j < n; ++j) dot += d[j] * y[j];
+      // Zeros in the place of NaN: softmax's own gradient is NaN there.
+      if (zeros && std::all_of(y, y + n, [](T p) { return p == 0; })) dot = std::numeric_limits<T>::quiet_NaN();
       for (int64_t j = 0; j < n; ++j) d[j] = y[j] * (d[j] - dot);
     }
   });
@@ -61,9 +64,9 @@ Status Probabilities(const AttentionGrad& g, KernelContext& context, T* capped, 
   RETURN_IF_ERROR(g.qk.Run(context, context.Scratch<T>(g.q_at), context.Scratch<T>(g.k_at), p));
   CapScores(s, g.threads, p);
   if (s.softcap > 0) std::copy_n(p, s.score_count(), capped);
-  uint8_t* blind = context.Scratch<uint8_t>(g.blind_at);
-  BiasScores(s, g.threads, s.mask == MaskKind::kNone ? nullptr : context.Input<void>(4), nullptr, p, blind);
-  return g.softmax.Run(s, context, blind, p);
+  uint8_t* rows_are = context.Scratch<uint8_t>(g.rows_are_at);
+  BiasScores(s, g.threads, s.mask == MaskKind::kNone ? nullptr : context.Input<void>(4), nullptr, p, rows_are);
+  return g.softmax.Run(s, context, rows_are, p);
 }
 
 template <typename T>
@@ -140,7 +143,7 @@ void Book(KernelInfo& info, DType dtype, AttentionGrad& g) {
   g.p_at = book(s.score_count());
   g.dp_at = book(s.score_count());
   g.capped_at = book(s.softcap > 0 ? s.score_count() : 0);
-  g.blind_at = info.BookScratch(s.batch * s.q.heads * s.q.positions);
+  g.rows_are_at = info.BookScratch(s.batch * s.q.heads * s.q.positions);
 }
 
 // Checks the inputs and sets the outputs.

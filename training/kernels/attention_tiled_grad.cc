@@ -3,6 +3,8 @@
 //   dP = dY V^T, dS = P * (dP - sum of dY Y), dQ += scale * dS K, dK += scale * dS^T Q, dV += P^T dY
 #include "training/kernels/attention_tiled_grad.h"
 
+#include <cmath>
+#include <numeric>
 #include <type_traits>
 
 #include "core/kernels/cpu/attention_tiles.h"
@@ -248,14 +250,34 @@ class BackwardWorker {
       for (int64_t c = 0; c < value_size_; c += R::kWidth) dot += R::At(dy_ + row + c) * R::At(y + row + c);
       mean_[r] = Sum(dot);
       lse_[r] = lse[r];
-      // Zeros were put in the place of NaN probabilities: softmax's own gradient is NaN there.
-      if (spec_.nan_rows == NanRows::kZero && lse[r] == -kMinusInfinity) mean_[r] = std::numeric_limits<float>::quiet_NaN();
     }
     std::fill_n(dq_, kQueries * size_, 0.0f);
   }
 
+  // P = e^(S - lse) says nothing where scores are so large that lse has no digits left, as of queries whose keys all have
+  // -1e9 added: the sums of such rows are taken again.
+  void ScaleFarRows() {
+    constexpr float kFar = 1e4f;
+    std::fill_n(factor_, kQueries, 1.0f);
+    const auto is_far = [](float lse) { return std::fabs(lse) > kFar && std::isfinite(lse); };
+    if (std::none_of(lse_, lse_ + tile_.rows(), is_far)) return;
+    float total[kQueries] = {};
+    for (int64_t j = RoundDown(tile_.all.first, kPanel); j < tile_.all.last; j += kKeys) {
+      products_.Scores(tile_, j, scores_, slopes_);
+      for (int64_t r = 0; r < tile_.rows(); r += kStrip) Slopes(r, j);
+      for (int64_t r = 0; r < tile_.rows(); ++r) {
+        const StripKeys keys = tile_.Keys(r, j, j + kKeys);
+        if (!keys.empty()) total[r] = std::accumulate(scores_ + r * kKeys + keys.first - j, scores_ + r * kKeys + keys.last - j, total[r]);
+      }
+    }
+    for (int64_t r = 0; r < tile_.rows(); ++r) {
+      if (is_far(lse_[r])) factor_[r] = 1 / total[r];
+    }
+  }
+
   void RunTile(const KeySums& sums) {
     LoadQueries();
+    ScaleFarRows();
     for (int64_t j = RoundDown(tile_.all.first, kPanel); j < tile_.all.last; j += kKeys) {
       products_.Scores(tile_, j, scores_, slopes_);
       for (int64_t r = 0; r < tile_.rows(); r += kStrip) Slopes(r, j);
@@ -280,11 +302,26 @@ class BackwardWorker {
       }
       BiasRow(dtype_, *s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i), keys, s_->Sees(tile_.b, i, nullptr), p);
       const float lse = lse_[r], mean = mean_[r];
+      if (s_->nan_rows == NanRows::kZero && lse == -kMinusInfinity) {  // softmax's own gradient is NaN there
+        std::fill_n(p, count, 0.0f);
+        std::fill_n(slope, count, std::numeric_limits<float>::quiet_NaN());
+        continue;
+      }
       for (int64_t j = 0; j < count; j += R::kWidth) {
         Floats x = R::At(p + j) - lse;
         Exp<R>(x);
         R::At(p + j) = x;
         R::At(slope + j) = x * (R::At(slope + j) - mean);
+      }
+      if (factor_[r] != 1) {
+        for (int64_t j = 0; j < count; ++j) {
+          p[j] *= factor_[r];
+          slope[j] *= factor_[r];
+        }
+      }
+      if (s_->nan_rows != NanRows::kByMask && s_->mask == MaskKind::kBool) {
+        HideSlopes(*s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i) + keys.from() * s_->mask_strides[3],
+                   std::min(keys.to(), s_->total) - keys.from(), slope);
       }
     }
   }
@@ -300,7 +337,7 @@ class BackwardWorker {
   float *dy_, *dq_, *scores_, *slopes_;  // dq: before that, Y
   int64_t floats_;
   QueryTile tile_;
-  float lse_[kQueries], mean_[kQueries];
+  float lse_[kQueries], mean_[kQueries], factor_[kQueries];
 };
 
 // Adds the parts of a key head to the first of them, in order, and writes the result.

@@ -25,7 +25,7 @@ struct AttentionKernel {
   AttentionSpec spec;
   bool has_scores, has_lse;
   int64_t score_mode;
-  size_t scores, blind;
+  size_t scores, rows_are;
   Gemm qk, pv;
   ScoreSoftmax softmax;
   int threads;
@@ -71,11 +71,11 @@ Status RunAttention(const AttentionKernel& k, KernelContext& context) {
   emit(0);
   CapScores(s, k.threads, scores);
   emit(1);
-  uint8_t* blind = context.Scratch<uint8_t>(k.blind);
-  BiasScores(s, k.threads, Mask(s, context), Lengths(s, context), scores, blind);
+  uint8_t* rows_are = context.Scratch<uint8_t>(k.rows_are);
+  BiasScores(s, k.threads, Mask(s, context), Lengths(s, context), scores, rows_are);
   emit(2);
-  if (k.has_lse) LogSumExp(s, blind, scores, context.Output<T>(4));
-  RETURN_IF_ERROR(k.softmax.Run(s, context, blind, scores));
+  if (k.has_lse) LogSumExp(s, rows_are, scores, context.Output<T>(4));
+  RETURN_IF_ERROR(k.softmax.Run(s, context, rows_are, scores));
   emit(3);
   return k.pv.Run(context, scores, values, context.Output<T>(0));
 }
@@ -138,7 +138,7 @@ Status CreatePlainAttention(KernelInfo& info) {
   k.score_mode = info.Attr<int64_t>("qk_matmul_output_mode", 0);
   if (k.score_mode < 0 || k.score_mode > 3) return info.Invalid("qk_matmul_output_mode of 0 to 3 expected");
   k.scores = info.BookScratch(s.score_count() * DTypeSize(dtype));
-  k.blind = info.BookScratch(s.batch * s.q.heads * s.q.positions);
+  k.rows_are = info.BookScratch(s.batch * s.q.heads * s.q.positions);
   RETURN_IF_ERROR(MakeProducts(info, dtype, k));
   SetOutputs(info, s, dtype);
   DispatchDType<float, double>(dtype, [&](auto tag) {

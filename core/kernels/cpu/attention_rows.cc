@@ -79,6 +79,14 @@ void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, 
   });
 }
 
+void HideSlopes(const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* slopes) {
+  const bool* see = static_cast<const bool*>(mask) + at;
+  const int64_t step = s.mask_strides[3];
+  OnBestIsa([=] {
+    for (int64_t j = 0; j < count; ++j) slopes[j] = see[j * step] ? slopes[j] : 0.0f;
+  });
+}
+
 float Magnitude(DType dtype, const void* x, const HeadRows& rows) {
   int32_t bits = 0;  // of a float without its sign: ordered as the floats are, NaN last
   ForDType(dtype, [&](auto tag) {

@@ -22,31 +22,51 @@ void CapScores(const AttentionSpec& s, int threads, T* scores) {
   });
 }
 
-// Adds the bias to each row; rows that may look nowhere become zero instead, which `blind` (one byte a row) marks.
+// Rows of scores: kBlind ones may look nowhere, kUndefined ones have no softmax (a score is NaN or +inf, or all are -inf).
+enum ScoreRow : uint8_t { kDefined, kBlind, kUndefined };
+
+template <typename T>
+ScoreRow KindOfScores(const T* scores, int64_t n) {
+  T top = -std::numeric_limits<T>::infinity();
+  bool nan = false;
+  for (int64_t j = 0; j < n; ++j) {
+    nan = nan || std::isnan(scores[j]);
+    top = std::max(top, scores[j]);
+  }
+  return !nan && std::isfinite(top) ? kDefined : kUndefined;
+}
+
+// Adds the bias to each row, and says of each (one byte a row) what it is.
 template <typename T>
 void BiasScores(const AttentionSpec& s, int threads, const void* mask, const int64_t* lengths, T* scores,
-                uint8_t* blind) {
+                uint8_t* rows_are) {
   const int64_t rows = s.batch * s.q.heads * s.q.positions;
   ParallelFor(threads, rows, 1 + kParallelGrain / (2 * s.total + 1), [=, &s](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads, b = r / s.q.positions / s.q.heads;
-      blind[r] = s.AddBias(b, head, i, mask, lengths, scores + r * s.total) ? 0 : 1;
+      T* row = scores + r * s.total;
+      rows_are[r] = s.AddBias(b, head, i, mask, lengths, row) ? KindOfScores(row, s.total) : kBlind;
     }
   });
 }
 
-// The logarithm of each row's sum of e^score; +inf for blind rows.
+// The logarithm of each row's sum of e^score; +inf for blind rows, NaN where it is not defined.
 template <typename T>
-void LogSumExp(const AttentionSpec& s, const uint8_t* blind, const T* scores, T* out) {
+void LogSumExp(const AttentionSpec& s, const uint8_t* rows_are, const T* scores, T* out) {
   for (int64_t r = 0; r < s.batch * s.q.heads * s.q.positions; ++r) {
-    const T *row = scores + r * s.total, max = blind[r] != 0 ? 0 : *std::max_element(row, row + s.total);
+    if (rows_are[r] != kDefined) {
+      using Limits = std::numeric_limits<T>;
+      out[r] = rows_are[r] == kBlind ? Limits::infinity() : Limits::quiet_NaN();
+      continue;
+    }
+    const T *row = scores + r * s.total, max = *std::max_element(row, row + s.total);
     T sum = 0;
     for (int64_t j = 0; j < s.total; ++j) sum += std::exp(row[j] - max);
-    out[r] = blind[r] != 0 ? std::numeric_limits<T>::infinity() : max + std::log(sum);
+    out[r] = max + std::log(sum);
   }
 }
 
-// Softmax over keys, in place; blind rows end as zeros.
+// Softmax over keys, in place; blind rows end as zeros, others that have none as NaN, or zeros where the spec says so.
 class ScoreSoftmax {
  public:
   static Result<ScoreSoftmax> Make(KernelInfo& info, DType dtype, const AttentionSpec& s) {
@@ -61,7 +81,7 @@ class ScoreSoftmax {
   }
 
   template <typename T>
-  Status Run(const AttentionSpec& s, KernelContext& context, const uint8_t* blind, T* scores) const {
+  Status Run(const AttentionSpec& s, KernelContext& context, const uint8_t* rows_are, T* scores) const {
     if (s.score_count() == 0) return {};
     const int64_t rows = s.score_count() / s.total, n = s.total;
     if (dnnl_.defined()) RETURN_IF_ERROR(dnnl_.Run(context, {scores, scores}));
@@ -69,12 +89,11 @@ class ScoreSoftmax {
     ParallelFor(threads_, rows, 1 + kParallelGrain / (16 * n), [=](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r) {
         T* row = scores + r * n;
-        if (blind[r] != 0) {
-          std::fill_n(row, n, T(0));
+        if (rows_are[r] != kDefined) {
+          std::fill_n(row, n, rows_are[r] == kBlind || zeros ? T(0) : std::numeric_limits<T>::quiet_NaN());
         } else if (!done) {
           Line(row, n);
         }
-        if (zeros) std::replace_if(row, row + n, [](T p) { return std::isnan(p); }, T(0));
       }
     });
     return {};
