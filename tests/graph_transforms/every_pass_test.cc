@@ -124,33 +124,38 @@ std::vector<PassCase> Cases() {
                                              "[1.0, -inf, 0.0, inf]> () y = Add (x, c) }"},
       {"Redundant", MakeRedundantNodesPass(), "(float[4] x) => (float[4] y) { i = Identity (x) y = Neg (i) }"},
       {"Sequences", MakeSplitSequencesPass(), "(float[4,6] x) => (float[2,6] y) <int64 two = {2}, int64 none = {0}, "
-       "int64 one = {1}> { s = SplitToSequence <axis = 0> (x, two) a = SequenceAt (s, none) b = SequenceAt (s, one) y = Mul (a, b) }"},
+       "int64 one = {1}> { s = SplitToSequence <axis = 0> (x, two) a = SequenceAt (s, none) b = SequenceAt (s, one) "
+       "y = Mul (a, b) }"},
       {"Twice", MakeCommonSubexpressionPass({}), "(float[4] x) => (float[4] y) { a = Exp (x) b = Exp (x) y = Mul (a, b) }"},
       {"Slices", MakeSplitSlicesPass(), "(float[3,8] x) => (float[3,4] y) <int64[1] none = {0}, int64[1] four = {4}, "
-       "int64[1] eight = {8}, int64[1] one = {1}> { a = Slice (x, none, four, one) b = Slice (x, four, eight, one) y = Mul (b, a) }"},
+       "int64[1] eight = {8}, int64[1] one = {1}> { a = Slice (x, none, four, one) b = Slice (x, four, eight, one) "
+       "y = Mul (b, a) }"},
       {"SliceGradients", MakeSplitSlicesPass(), "(float[3,4] a, float[3,4] b) => (float[3,8] y) <int64[1] none = {0}, "
        "int64[1] four = {4}, int64[1] eight = {8}, int64[1] one = {1}, int64[2] s = {3, 8}> { "
        "c = ai.caesura.SliceGrad (a, s, none, four, one) d = ai.caesura.SliceGrad (b, s, four, eight, one) y = Add (c, d) }"},
-      {"Norm", MakeNormFusionPass({}), "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, float e = {1e-6}> "
-       "{ q = Mul (x, x) m = ReduceMean (q, last) v = Add (m, e) r = Sqrt (v) n = Div (x, r) y = Mul (n, g) }"},
+      {"Norm", MakeNormFusionPass({}), "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, "
+       "float e = {1e-6}> { q = Mul (x, x) m = ReduceMean (q, last) v = Add (m, e) r = Sqrt (v) n = Div (x, r) "
+       "y = Mul (n, g) }"},
       {"NormByReciprocal", MakeNormFusionPass({}), "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, "
        "float e = {0}, float two = {2}> { q = Pow (x, two) m = ReduceMean (q, last) v = Add (m, e) r = Sqrt (v) "
        "i = Reciprocal (r) n = Mul (x, i) y = Mul (g, n) }"},
       {"Transposes", MakeMovementEliminationPass(), "(float[3,4] x) => (float[3,4] y) { a = Transpose (x) b = Transpose (a) "
                                                     "y = Neg (b) }"},
-      {"Casts", MakeMovementEliminationPass(), "(float[3,4] x) => (float[3,4] y) { a = Cast <to = 11> (x) b = Cast <to = 1> (a) "
-                                               "y = Neg (b) }"},
+      {"Casts", MakeMovementEliminationPass(), "(float[3,4] x) => (float[3,4] y) { a = Cast <to = 11> (x) "
+                                               "b = Cast <to = 1> (a) y = Neg (b) }"},
       {"Reshapes", MakeMovementEliminationPass(), "(float[3,4] x) => (float[12] y) <int64[2] s = {2, 6}, int64[1] t = {12}> "
                                                   "{ a = Reshape (x, s) y = Reshape (a, t) }"},
       {"Dead", MakeDeadNodeEliminationPass(), "(float[4] x) => (float[4] y) { a = Neg (x) y = Exp (x) }"},
-      {"Shapes", MakeShapeSimplificationPass(), "(float[3,4] x, float[12] z) => (float[3,4] y) { s = Shape (x) y = Reshape (z, s) }"},
+      {"Shapes", MakeShapeSimplificationPass(), "(float[3,4] x, float[12] z) => (float[3,4] y) { s = Shape (x) "
+                                                  "y = Reshape (z, s) }"},
       {"Epilogue", MakeMatMulEpiloguePass(), "(float[9,16] x, float[16,24] w, float[24] b, float[9,24] r) => (float[9,24] y) "
                                              "{ p = MatMul (x, w) q = Add (p, b) y = Add (r, q) }"},
       {"LargeEpilogue", MakeMatMulEpiloguePass(), "(float[64,80] x, float[80,96] w, float[96] b) => (float[64,96] y) "
                                                   "{ p = MatMul (x, w) y = Add (p, b) }"},
       {"EpilogueOfHalves", MakeMatMulEpiloguePass(), "(float16[9,16] x, float16[16,24] w) => (float[9,24] y) "
                                                      "{ p = MatMul (x, w) y = Cast <to = 1> (p) }", 2e-2f},
-      {"Packing", MakeWeightPackingPass(), "(float[8,512] x, float[512,320] w) => (float[8,320] y) { y = MatMul (x, w) }", 1e-4f, "w"},
+      {"Packing", MakeWeightPackingPass(), "(float[8,512] x, float[512,320] w) => (float[8,320] y) "
+                                           "{ y = MatMul (x, w) }", 1e-4f, "w"},
       {"PackingOfGemm", MakeWeightPackingPass(), "(float[8,512] x, float[320,512] w, float[320] b) => (float[8,320] y) "
                                                  "{ y = Gemm <transB = 1> (x, w, b) }", 1e-4f, "w"},
       {"Expands", MakeExpandSinkingPass(), "(float[3,1] x, float[3,4] z) => (float[3,4] y) <int64[2] s = {3, 4}> "
@@ -161,8 +166,9 @@ std::vector<PassCase> Cases() {
                                                "{ v = Reshape (x, s) y = Cast <to = 1> (v) }"},
       {"WideSums", MakeCastPropagationPass(), "(float16[7,4] x) => (float[4] y) <int64[1] s = {4}> "
                                               "{ v = ai.caesura.SumTo (x, s) y = Cast <to = 1> (v) }", 1e-2f},
-      {"Mixed", MakeMixedPrecisionPass(DType::kBFloat16), "(float[9,16] x, float[16,24] w) => (float[9,24] y) <float one = {1}> "
-                                                          "{ p = MatMul (x, w) q = Add (p, one) y = Relu (q) }", 0.2f},
+      {"Mixed", MakeMixedPrecisionPass(DType::kBFloat16), "(float[9,16] x, float[16,24] w) => (float[9,24] y) "
+                                                          "<float one = {1}> { p = MatMul (x, w) q = Add (p, one) "
+                                                          "y = Relu (q) }", 0.2f},
       {"Inlined", MakeFunctionInliningPass({}), "(float[9,5] x) => (float[9,5] y) { y = Softplus (x) }"},
   };
   for (const auto& more : {AttentionCases(), RowCases()}) out.insert(out.end(), more.begin(), more.end());

@@ -97,7 +97,8 @@ TEST(SplitModule, ForwardAndBackward) {
 
 // row_fusion drops values that nothing uses.
 TEST(SplitModule, AParameterThatNothingReadsHasAGradientOfZeros) {
-  const auto module = Open(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>", "a = Exp(x) b = Neg(a) y = Add(b, x)"));
+  const auto module = Open(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>",
+                                 "a = Exp(x) b = Neg(a) y = Add(b, x)"));
   ForwardRun run = module->Forward({{"x", Batch(0)}}).value();
   const std::vector<RuntimeValue> gradients = run.Backward({Batch(0)}).value();
   ASSERT_EQ(module->gradient_names(), (std::vector<std::string>{"x", "spare"}));

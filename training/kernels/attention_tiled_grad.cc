@@ -4,7 +4,6 @@
 #include "training/kernels/attention_tiled_grad.h"
 
 #include <cmath>
-#include <numeric>
 #include <type_traits>
 
 #include "core/kernels/cpu/attention_tiles.h"
@@ -267,7 +266,8 @@ class BackwardWorker {
       for (int64_t r = 0; r < tile_.rows(); r += kStrip) Slopes(r, j);
       for (int64_t r = 0; r < tile_.rows(); ++r) {
         const StripKeys keys = tile_.Keys(r, j, j + kKeys);
-        if (!keys.empty()) total[r] = std::accumulate(scores_ + r * kKeys + keys.first - j, scores_ + r * kKeys + keys.last - j, total[r]);
+        const float* row = scores_ + r * kKeys - j;
+        for (int64_t k = keys.first; k < keys.last; ++k) total[r] += row[k];
       }
     }
     for (int64_t r = 0; r < tile_.rows(); ++r) {

@@ -118,7 +118,8 @@ class AmxProducts {
 template <typename Products>
 class ForwardWorker {
  public:
-  ForwardWorker(const AttentionSpec& spec, const AttentionSpec& whole, DType dtype, const TiledAttention::Tensors& t, Carver memory)
+  ForwardWorker(const AttentionSpec& spec, const AttentionSpec& whole, DType dtype, const TiledAttention::Tensors& t,
+                Carver memory)
       : spec_(spec), whole_(whole), dtype_(dtype), t_(t), products_(spec, dtype, t, memory),
         value_size_(RoundUp(spec.v.size, kLanes)), scores_(memory.Take(kQueries * kKeys)),
         y_(memory.Take(kQueries * value_size_)), floats_(memory.taken()) {}

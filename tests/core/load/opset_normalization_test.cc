@@ -178,7 +178,8 @@ TEST(OpsetNormalizationTest, ReductionsOfAllVersionsTakeTheirAxesAlong) {
           const bool behind = before[0] == 'h';
           const std::string graph = std::string("(") + type + "[2, 3] x) => (y) { " + before + op +
                                     " <axes = [1], keepdims = 0> (" + (behind ? "h" : "x") + ") }";
-          Result<Model> model = ParseModelText("<ir_version: 7, opset_import: [\"\" : " + std::to_string(opset) + "]> g " + graph);
+          const std::string head = "<ir_version: 7, opset_import: [\"\" : " + std::to_string(opset) + "]> g ";
+          Result<Model> model = ParseModelText(head + graph);
           ASSERT_TRUE(model.ok()) << opset << " " << graph << "\n" << model.status().ToString();
           EXPECT_EQ(Constant<int64_t>(*Find(*model, op), 1), Ints{1}) << opset << " " << graph;
         }
