@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/parameter_graph.h"
 
-#include <algorithm>
 #include <unordered_set>
 #include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
+#include "core/execute/run_cancel.h"
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
@@ -14,24 +14,6 @@
 #include "training/write_journal.h"
 
 namespace caesura {
-namespace {
-
-// The step that a run has failed at does not count: kernels that update in place fail, if at all, before they write.
-bool HasWritten(const ExecutionState& state) {
-  const ExecutionPlan& plan = state.plan();
-  for (int i = 0; i < state.program_counter(); ++i) {
-    const Step& step = plan.steps()[i];
-    if (step.kind == Step::Kind::kLate && step.node->phase() == Phase::kOptimizer) return true;
-    const uint32_t* outputs = plan.arguments().data() + step.first_argument + step.input_count;
-    const bool writes = std::any_of(outputs, outputs + step.output_count, [&](uint32_t id) {
-      return plan.buffers()[id].kind == PlannedBuffer::Kind::kParameter;
-    });
-    if (writes) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<Graph> graph,
                                                                std::shared_ptr<ProviderFallback> fallback,

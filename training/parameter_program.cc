@@ -26,6 +26,7 @@ Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, 
   auto report = std::make_shared<CpuFallbackReport>();
   const PassList placement = PlacementPasses(providers, {.report = report});
   RETURN_IF_ERROR(RunPasses(placement, model, options.disabled_passes).status());
+  RETURN_IF_ERROR(CheckKernels(*model.graph, providers));
   PlanOptions plan = options.plan;
   for (const auto& name : options.parameters) {
     // Passes drop a parameter that nothing reads; it has its place among the others all the same.

@@ -176,6 +176,7 @@ RunOptions TrainingSession::MakeRun(uint64_t step) {
   run.parameters = &parameters_;
   run.seed = options_.seed;
   run.step = step;
+  run.cancel = terminate_;
   return run;
 }
 

@@ -13,6 +13,7 @@
 #ifndef CAESURA_TRAINING_TRAINING_SESSION_H_
 #define CAESURA_TRAINING_TRAINING_SESSION_H_
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -95,6 +96,10 @@ class TrainingSession {
     updates_ = updates;
     micro_steps_ = micro_steps;
   }
+  // From any thread: true ends the step, evaluation or prediction that runs now, and each one from here on, with kCancelled,
+  // which changes nothing; but not a step that has begun to update parameters. False: calls run again.
+  void set_terminate(bool terminate) { *terminate_ = terminate; }
+  bool terminate() const { return *terminate_; }
   // Of the random ops of the next steps.
   uint64_t seed() const { return options_.seed; }
   void set_seed(uint64_t seed) { options_.seed = seed; }
@@ -153,6 +158,7 @@ class TrainingSession {
   std::vector<RuntimeValue> kept_outputs_, gradients_;
   NamedValues program_feeds_;  // scalars whose values each step sets
   GradScaler scaler_;
+  const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/base/env.h"
 
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <limits>
 
 namespace caesura::env {
 namespace {
@@ -46,6 +52,18 @@ std::string ProgramCache() {
 int ProgramCacheMegabytes() {
   const int megabytes = ReadInt("CAESURA_PROGRAM_CACHE_MEGABYTES");
   return megabytes > 0 ? megabytes : 256;
+}
+
+size_t MemoryBytes() {
+  static const size_t bytes = [] {
+    struct sysinfo machine = {};
+    struct rlimit limit = {};
+    uint64_t out = std::numeric_limits<uint64_t>::max();
+    if (::sysinfo(&machine) == 0) out = (uint64_t{machine.totalram} + machine.totalswap) * machine.mem_unit;
+    if (::getrlimit(RLIMIT_AS, &limit) == 0) out = std::min<uint64_t>(out, limit.rlim_cur);
+    return out;
+  }();
+  return bytes;
 }
 
 }  // namespace caesura::env

@@ -3,6 +3,7 @@
 #ifndef CAESURA_CORE_BASE_ENV_H_
 #define CAESURA_CORE_BASE_ENV_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ std::vector<std::string> PluginPath();
 std::string ProgramCache();
 // CAESURA_PROGRAM_CACHE_MEGABYTES: how large it may become; 256 where unset.
 int ProgramCacheMegabytes();
+
+// As many bytes as this process can ever hold: memory and swap of the machine, or the limit of its address space
+// (ulimit -v), as it was when this was first asked.
+size_t MemoryBytes();
 
 }  // namespace caesura::env
 

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "core/execute/execution_observer.h"
+#include "core/execute/run_cancel.h"
 #include "core/plan/node_error.h"
 
 namespace caesura {
@@ -73,13 +74,26 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   }
   const ExecutionPlan& plan = *state.plan_;
   const int end = std::clamp(limit, 0, static_cast<int>(plan.steps().size()));
+  // Ends soon after the caller wants it, in bodies too. Once a parameter has been written the run goes on to its end, as half
+  // of an update is of no use.
+  const auto run = [&]<bool observed>() -> Result<RunOutcome> {
+    constexpr int kStepsBetweenLooks = 16;
+    const std::atomic<bool>* cancel = state.options_.cancel.get();
+    if (cancel == nullptr) return RunSteps<observed>(state, end);
+    const RunCancel scope(state.options_.cancel);
+    while (!*cancel || HasWritten(state)) {
+      Result<RunOutcome> outcome = RunSteps<observed>(state, std::min(end, state.pc_ + kStepsBetweenLooks));
+      if (!outcome.ok() || *outcome != RunOutcome::kStopped || state.pc_ == end) return outcome;
+    }
+    return Cancelled("the run was ended by its caller");
+  };
   if (state.options_.observers.empty()) {
-    Result<RunOutcome> outcome = RunSteps<false>(state, end);
+    Result<RunOutcome> outcome = run.template operator()<false>();
     if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
     return outcome;
   }
   for (ExecutionObserver* observer : state.options_.observers) observer->OnEnter(plan, state);
-  Result<RunOutcome> outcome = RunSteps<true>(state, end);
+  Result<RunOutcome> outcome = run.template operator()<true>();
   if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
   for (ExecutionObserver* observer : state.options_.observers) observer->OnLeave(plan, state, outcome.status());
   return outcome;

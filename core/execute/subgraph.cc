@@ -5,6 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
+#include "core/execute/run_cancel.h"
 #include "core/execute/state_pool.h"
 #include "core/plan/placement.h"
 #include "core/plan/plan_cache.h"
@@ -33,6 +34,7 @@ class PlannedSubgraph : public SubgraphRunner {
     const RandomKey key = outer.random_key();
     options.seed = key.seed + 0x9e3779b97f4a7c15ull * (key.stream + 1);
     options.step = (key.step << 24) + iteration;
+    options.cancel = RunCancel::Current();
     RETURN_IF_ERROR(state->Start(std::move(inputs), std::move(options)));
     ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
     if (outcome != RunOutcome::kFinished) return Unsupported("a yield inside of a body of If, Loop or Scan");

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "core/base/status_macros.h"
+#include "core/graph/attribute_limits.h"
 #include "core/graph/op_schema.h"
 #include "core/graph/shape_refinement.h"
 #include "core/load/graph_export.h"
@@ -123,6 +124,16 @@ bool KnowsAllInputs(const Node& node) {
     }
   }
   return true;
+}
+
+// Whether the dims that are known make more than a value may have.
+bool IsTooLarge(const ValueType& type) {
+  if (!type.is_tensor() || !type.shape) return false;
+  std::vector<int64_t> known;
+  for (const Dim& dim : *type.shape) {
+    if (dim.known()) known.push_back(dim.value);
+  }
+  return !CheckedShape(std::move(known), type.dtype).ok();
 }
 
 }  // namespace
@@ -249,16 +260,23 @@ void TypeInference::SetType(Value* value, ValueType type) {
 
 void TypeInference::Merge(Node& node, Value* output, const ValueType& found) {
   ValueType type = output->type();
-  if (MergeTypes(found, &type)) {
-    SetType(output, std::move(type));
-  } else {
+  if (!MergeTypes(found, &type)) {
     Fault(node, "makes '" + output->name() + "' a " + found.ToString() + ", but it is declared as " +
                     output->type().ToString());
+  } else if (IsTooLarge(type)) {
+    Fault(node, "makes '" + output->name() + "' a " + type.ToString() + ", which is too large");
+  } else {
+    SetType(output, std::move(type));
   }
 }
 
 void TypeInference::InferGraph(Graph& graph) {
-  for (Value* input : graph.inputs()) SetType(input, input->type());
+  for (Value* input : graph.inputs()) {
+    if (IsTooLarge(input->type())) {
+      faults_.push_back("input '" + input->name() + "', a " + input->type().ToString() + ", is too large");
+    }
+    SetType(input, input->type());
+  }
   for (const auto& node : graph.nodes()) InferNode(*node);
 }
 
@@ -310,6 +328,8 @@ void TypeInference::Refine(const Node& node, ValueType* found) {
 }
 
 void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
+  const std::string fault = AttributeFault(node);
+  if (!fault.empty()) return Fault(node, fault);
   NodeContext context(node, *this);
   const bool knows_inputs = KnowsAllInputs(node);
   try {

@@ -2,6 +2,7 @@
 #include "core/kernels/kernel_registry.h"
 
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_creation.h"
 
 namespace caesura {
 namespace {
@@ -63,7 +64,7 @@ Result<const KernelDef*> KernelRegistry::Create(KernelInfo& info, const std::str
   std::string refusals;
   for (const KernelDef* def : Find(info.node(), dtypes)) {
     info.Reset();
-    Status status = def->create(info);
+    Status status = CreateKernel(*def, info);
     if (status.ok()) return def;
     if (status.code() != StatusCode::kUnsupported) return status;
     refusals += "; " + status.message();

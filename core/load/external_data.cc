@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/base/status_macros.h"
@@ -25,7 +27,7 @@ Status Refused(const std::string& location, const std::string& why) {
 // What an open that failed with `error` says about the location.
 Status OpenFailure(const std::string& location, int error) {
   switch (error) {
-    case ELOOP: return Refused(location, "goes through a symbolic link");
+    case ELOOP: return Refused(location, "goes through a symbolic link that is not followed");
     case EXDEV: return Refused(location, "leads out of the model's folder");
     case ENOENT: return NotFound("external data '" + location + "' is not there");
     case ENOTDIR: return Refused(location, "is no file, or goes through a file or a link");
@@ -71,10 +73,38 @@ Status CheckLocation(const std::string& location) {
   return {};
 }
 
-Result<std::unique_ptr<ExternalFolder>> ExternalFolder::Open(const std::string& path) {
-  const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return IoError("folder '" + path + "' cannot be opened: " + Reason());
-  return std::unique_ptr<ExternalFolder>(new ExternalFolder(std::make_unique<FileHandle>(fd)));
+Result<std::unique_ptr<ExternalFolder>> ExternalFolder::Open(const std::string& path, const std::string& model_path) {
+  auto open = [](const std::string& folder) {
+    return std::make_unique<FileHandle>(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  };
+  std::unique_ptr<ExternalFolder> out(new ExternalFolder(open(path)));
+  if (out->folder_->fd() < 0) return IoError("folder '" + path + "' cannot be opened: " + Reason());
+  char real[PATH_MAX];
+  if (!model_path.empty() && ::realpath(model_path.c_str(), real) != nullptr) {
+    const std::string real_path = real;
+    out->beside_ = open(real_path.substr(0, std::max<size_t>(1, real_path.rfind('/'))));
+  }
+  return out;
+}
+
+int ExternalFolder::OpenBeside(const std::string& location, int flags) const {
+  if (beside_ == nullptr || beside_->fd() < 0) return -1;
+  const size_t slash = location.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : location.substr(0, slash);
+  const std::string name = slash == std::string::npos ? location : location.substr(slash + 1);
+  const FileHandle parent(OpenComponents(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  char target[PATH_MAX];
+  const ssize_t length = parent.fd() < 0 ? -1 : ::readlinkat(parent.fd(), name.c_str(), target, sizeof(target));
+  if (length <= 0 || length == static_cast<ssize_t>(sizeof(target)) || target[0] == '/') return -1;
+  std::string last(target, static_cast<size_t>(length));
+  last.erase(0, last.rfind('/') + 1);  // all of it where there is no slash
+  if (last.empty() || last == "." || last == "..") return -1;
+  const int file = ::openat(beside_->fd(), last.c_str(), flags | O_NOFOLLOW);
+  struct stat opened = {}, linked = {};
+  const bool same = file >= 0 && ::fstat(file, &opened) == 0 && ::fstatat(parent.fd(), name.c_str(), &linked, 0) == 0 &&
+                    opened.st_dev == linked.st_dev && opened.st_ino == linked.st_ino;
+  if (file >= 0 && !same) ::close(file);
+  return same ? file : -1;
 }
 
 int ExternalFolder::OpenComponents(const std::string& location, int flags) const {
@@ -104,13 +134,16 @@ Result<int> ExternalFolder::OpenBeneath(const std::string& location, int flags) 
   if (has_openat2_) {
     open_how how = {};
     how.flags = static_cast<uint64_t>(flags);
-    how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
+    how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
     fd = static_cast<int>(::syscall(SYS_openat2, folder_->fd(), location.c_str(), &how, sizeof(how)));
     // Old kernels lack the call; sandboxes deny it.
     if (fd < 0 && (errno == ENOSYS || errno == EPERM)) has_openat2_ = false;
   }
   if (!has_openat2_) fd = OpenComponents(location, flags);
-  if (fd < 0) return OpenFailure(location, errno);
+  if (fd >= 0) return fd;
+  const int error = errno;
+  fd = OpenBeside(location, flags);
+  if (fd < 0) return OpenFailure(location, error);
   return fd;
 }
 

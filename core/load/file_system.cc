@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -165,6 +166,20 @@ class Posix : public FileSystem {
   }
 };
 
+// What `path` names where it is a symbolic link, or a chain of them: the file that others see under it, there or not yet.
+Result<std::string> BehindLinks(std::string path) {
+  constexpr int kMostLinks = 40;  // as open(2) follows
+  for (int i = 0; i < kMostLinks; ++i) {
+    char target[PATH_MAX];
+    const ssize_t length = ::readlink(path.c_str(), target, sizeof(target));
+    if (length < 0) return path;  // no link; what else is wrong with it shows when it is written
+    if (length == static_cast<ssize_t>(sizeof(target))) break;
+    const std::string next(target, static_cast<size_t>(length));
+    path = next[0] == '/' ? next : FolderOf(path) + "/" + next;
+  }
+  return IoError("'" + path + "' cannot be written: too many symbolic links");
+}
+
 }  // namespace
 
 FileSystem& PosixFileSystem() {
@@ -178,8 +193,10 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Status WriteFileAtomically(FileSystem& files, const std::string& path,
+// A symbolic link at `given` stays: the file that it leads to is replaced.
+Status WriteFileAtomically(FileSystem& files, const std::string& given,
                            const std::function<Status(WritableFile&)>& write) {
+  ASSIGN_OR_RETURN(const std::string path, BehindLinks(given));
   const std::string temporary = path + ".tmp";
   Result<std::unique_ptr<WritableFile>> created = files.Create(temporary);
   if (!created.ok()) return created.status();

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/graph/attribute_limits.h"
 #include "core/graph/op_schema.h"
 #include "core/load/tensor_bank.h"
 
@@ -179,6 +180,8 @@ Status GraphImporter::ImportNode(const onnx::NodeProto& proto, Graph* graph, Sco
   }
   ASSIGN_OR_RETURN(AttributeMap attributes, ImportAttributes(proto, graph, scope));
   const std::string domain = FoldDomain(proto.domain());
+  const std::string fault = AttributeFault(domain, attributes);
+  if (!fault.empty()) return InvalidModel(NodeName(proto) + " " + fault);
   const std::string own_name = proto.name().empty() && !scope.prefix.empty() ? proto.op_type() : proto.name();
   const std::string name = own_name.empty() ? own_name : scope.prefix + own_name;
   Node* node = graph->AddNode(proto.op_type(), inputs, outputs, std::move(attributes), domain, name);

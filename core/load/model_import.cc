@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/graph/graph_check.h"
 #include "core/graph/shape_inference.h"
 #include "core/load/graph_import.h"
@@ -92,13 +93,13 @@ Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options,
   Model model;
   model.opsets = OpsetsFromProto(proto.opset_import());
   model.ir_version = static_cast<int>(proto.ir_version());
-  model.producer = proto.producer_name();
-  model.producer_version = proto.producer_version();
-  model.domain = proto.domain();
+  model.producer = EscapedToUtf8(proto.producer_name());
+  model.producer_version = EscapedToUtf8(proto.producer_version());
+  model.domain = EscapedToUtf8(proto.domain());
   model.version = proto.model_version();
-  model.description = proto.doc_string();
-  model.graph_description = proto.graph().doc_string();
-  for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = entry.value();
+  model.description = EscapedToUtf8(proto.doc_string());
+  model.graph_description = EscapedToUtf8(proto.graph().doc_string());
+  for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = EscapedToUtf8(entry.value());
   KeepMarks(proto.graph(), &model);
   GraphImporter importer({options.max_nodes, options.max_depth}, &bank.tensors());
   for (const auto& function : proto.functions()) importer.AddFunction(function);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/graph/op_schema.h"
 #include "core/load/graph_import.h"
 #include "core/load/model_import.h"
@@ -103,7 +104,7 @@ class ModelProtoCheck {
 
   Status Verdict() const {
     std::string text;
-    for (const FaultList* list : {&imports_, &unknown_, &values_, &attributes_}) {
+    for (const FaultList* list : {&names_, &imports_, &unknown_, &values_, &attributes_}) {
       if (!list->empty()) text += (text.empty() ? "" : "\n") + list->ToString();
     }
     return text.empty() ? Status() : InvalidModel(text);
@@ -112,6 +113,7 @@ class ModelProtoCheck {
   Status CheckMetadata() const {
     std::unordered_set<std::string_view> keys;
     for (const auto& entry : model_.metadata_props()) {
+      if (!IsUtf8(entry.key())) return InvalidModel("metadata key '" + EscapedToUtf8(entry.key()) + "' is not UTF-8");
       if (!keys.insert(entry.key()).second)
         return InvalidModel("metadata key '" + entry.key() + "' is there twice");
     }
@@ -122,6 +124,7 @@ class ModelProtoCheck {
     if (imports.empty()) return InvalidModel(who + " imports no opset");
     for (const auto& import : imports) {
       const std::string domain = FoldDomain(import.domain());
+      if (!IsUtf8(domain)) return InvalidModel(who + " imports domain '" + EscapedToUtf8(domain) + "', which is not UTF-8");
       const std::string shown = domain.empty() ? "the default domain" : "domain '" + domain + "'";
       const int64_t version = import.version();
       if (version < 1 || version > INT32_MAX || (IsClosedDomain(domain) && version > LatestOpset(domain))) {
@@ -137,6 +140,7 @@ class ModelProtoCheck {
 
   Status ListFunctions() {
     for (const auto& function : model_.functions()) {
+      for (const std::string* name : {&function.domain(), &function.name(), &function.overload()}) CheckName(*name);
       if (!functions_.emplace(KeyOf(function), FunctionFacts{&function}).second) {
         return InvalidModel("function " + function.domain() + "::" + function.name() + " is there twice");
       }
@@ -205,12 +209,19 @@ class ModelProtoCheck {
     return {};
   }
 
+  // Names go into messages, files and Python's strings, which must be able to take them.
+  void CheckName(const std::string& name) {
+    if (!IsUtf8(name)) names_.Add("'" + EscapedToUtf8(name) + "'");
+  }
+
   void CheckGraph(const onnx::GraphProto& graph, const Names* outer) {
     Names names;
     names.outer = outer;
+    CheckName(graph.name());
     for (const auto& input : graph.input()) Make(input.name(), "graph '" + graph.name() + "' as input", &names);
     std::unordered_set<std::string_view> initializers;
     auto initializer = [&](const onnx::TensorProto& tensor) {
+      CheckName(tensor.name());
       if (tensor.name().empty() || !initializers.insert(tensor.name()).second) {
         values_.Add("initializer '" + tensor.name() + "' has no name or is there twice");
       }
@@ -227,6 +238,7 @@ class ModelProtoCheck {
   }
 
   void Make(const std::string& name, const std::string& maker, Names* names) {
+    CheckName(name);
     if (name.empty()) {
       values_.Add(maker + " makes a value without a name");
     } else if (names->Has(name)) {
@@ -255,6 +267,8 @@ class ModelProtoCheck {
   void CheckAttributes(const onnx::NodeProto& node, const Names* names) {
     std::unordered_set<std::string_view> seen;
     for (const auto& attribute : node.attribute()) {
+      CheckName(attribute.name());
+      CheckName(attribute.ref_attr_name());
       if (!seen.insert(attribute.name()).second)
         attributes_.Add(Label(node) + " has '" + attribute.name() + "' twice");
       if (attribute.name().empty()) attributes_.Add(Label(node) + " has one without a name");
@@ -264,6 +278,7 @@ class ModelProtoCheck {
   }
 
   void CheckOp(const onnx::NodeProto& node) {
+    for (const std::string* name : {&node.op_type(), &node.domain(), &node.name(), &node.overload()}) CheckName(*name);
     const std::string domain = FoldDomain(node.domain());
     if (node.op_type().empty()) return unknown_.Add(Label(node) + " has no op type");
     auto opset = opsets_->find(domain);
@@ -316,6 +331,7 @@ class ModelProtoCheck {
   const OpsetMap* opsets_ = nullptr;
   std::map<FunctionKey, FunctionFacts> functions_;
   int64_t node_count_ = 0;
+  FaultList names_{"these names are not UTF-8"};
   FaultList imports_{"these domains are used but not imported"};
   FaultList unknown_{"these ops are not known"};
   FaultList values_{"these values are not made once, before they are read"};

@@ -72,7 +72,8 @@ Result<Model> ReadPath(const std::string& path, const ReadOptions& options) {
   RETURN_IF_ERROR(CheckSize(file->size(), options));
   const std::string folder_path =
       options.external_data_folder.empty() ? FolderOf(path) : options.external_data_folder;
-  ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(folder_path));
+  const bool is_own = options.external_data_folder.empty();
+  ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(folder_path, is_own ? path : ""));
   FilePieces pieces(*file);
   google::protobuf::io::CopyingInputStreamAdaptor stream(&pieces, FilePieces::kBytes);
   Result<Model> model = ReadFrom(stream, options, folder.get());

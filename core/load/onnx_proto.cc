@@ -3,6 +3,7 @@
 #include "core/load/onnx_proto.h"
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 
 namespace caesura {
 namespace {
@@ -41,7 +42,7 @@ Result<std::vector<Tensor>> TensorsFromProto(const AttributeProto& proto) {
 Dim DimFromProto(const onnx::TensorShapeProto::Dimension& proto) {
   Dim dim;
   if (proto.has_dim_value() && proto.dim_value() >= 0) dim.value = proto.dim_value();
-  if (proto.has_dim_param()) dim.symbol = proto.dim_param();
+  if (proto.has_dim_param()) dim.symbol = EscapedToUtf8(proto.dim_param());
   return dim;
 }
 

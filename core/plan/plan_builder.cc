@@ -7,6 +7,7 @@
 
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
+#include "core/plan/function_expansion.h"
 #include "core/plan/node_error.h"
 #include "core/providers/compiled_subgraph.h"
 
@@ -189,7 +190,10 @@ PlanBuilder::Draft PlanBuilder::MakeDraft(const Node& node, int position) {
 }
 
 void PlanBuilder::AddBodies(Draft& draft) {
-  for (const Graph* body : draft.node->Subgraphs()) FindMissing(*body);
+  for (const Graph* body : draft.node->Subgraphs()) {  // planned when they are reached; what they lack should be known before
+    const std::vector<std::string> lines = MissingInBody(*body, plan_->providers_);
+    missing_.insert(missing_.end(), lines.begin(), lines.end());
+  }
   if (!plan_->options_.make_subgraph) return;
   SubgraphRequest request;
   request.first_captured = draft.explicit_inputs;
@@ -204,24 +208,6 @@ void PlanBuilder::AddBodies(Draft& draft) {
     if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute)) {
       request.body = *body;
       draft.bodies.emplace_back(name, plan_->options_.make_subgraph(request));
-    }
-  }
-}
-
-// Bodies are planned when they are reached; what they lack should be known before.
-void PlanBuilder::FindMissing(const Graph& body) {
-  for (const auto& node : body.nodes()) {
-    if (!IsCompiled(*node)) {
-      for (const Graph* nested : node->Subgraphs()) FindMissing(*nested);
-    }
-    std::string why;
-    const bool served = std::any_of(plan_->providers_.begin(), plan_->providers_.end(), [&](const auto& provider) {
-      why.clear();
-      return !provider->kernels().Find(*node, &why).empty();
-    });
-    if (!served) {
-      missing_.push_back(node->Label() + " in the body '" + body.name() + "' has no kernel on " +
-                         plan_->providers_.back()->name() + ": " + why);
     }
   }
 }
@@ -346,11 +332,7 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(const std::vecto
   for (const auto& node : graph_.nodes()) {
     if (needed_[++position]) RETURN_IF_ERROR(AddNode(*node, position));
   }
-  if (!missing_.empty()) {
-    std::string text = std::to_string(missing_.size()) + " node(s) have no kernel:";
-    for (const std::string& line : missing_) text += "\n  " + line;
-    return Unsupported(text);
-  }
+  RETURN_IF_ERROR(NoKernels(missing_));
   RETURN_IF_ERROR(AddFetches());
   ComputeLifetimes();
   MoveFetches();

@@ -61,7 +61,6 @@ class PlanBuilder {
   Result<bool> TryProvider(Draft& draft, std::string* why);
   Draft MakeDraft(const Node& node, int position);
   void AddBodies(Draft& draft);
-  void FindMissing(const Graph& body);
   bool MustBeLate(Draft& draft) const;
   Status AddFetches();
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/kernels/kernel_creation.h"
 #include "core/plan/node_error.h"
 #include "core/plan/plan_builder.h"
 
@@ -97,7 +98,7 @@ class PlanResizer {
 
   // By the same kernel as before.
   bool Create(const NodeRecord& record, KernelInfo& info) {
-    if (record.first) return Succeeded(record.def->create(info));
+    if (record.first) return Succeeded(CreateKernel(*record.def, info));
     const Result<const KernelDef*> chosen = record.provider->kernels().Create(info, record.provider->name());
     return Succeeded(chosen.status()) && *chosen == record.def;
   }

@@ -3,6 +3,7 @@
 // Split), or parts that their producers can write to where they are wanted (Transpose, Concat).
 #include <algorithm>
 
+#include "core/kernels/kernel_creation.h"
 #include "core/plan/plan_builder.h"
 
 namespace caesura {
@@ -136,7 +137,7 @@ bool PlanBuilder::Apply(const std::vector<Rewrite>& rewrites) {
     const Writer& writer = writers_.at(step);
     KernelInfo info(*plan_->steps_[step].node, writer.infos, plan_->threads_);
     info.set_output_layouts(wanted);
-    if (!writer.def->create(info).ok()) return false;
+    if (!CreateKernel(*writer.def, info).ok()) return false;
     made[step] = {info.TakeCompute(), info.scratch_bytes()};
   }
   for (auto& [step, kernel] : made) {

@@ -2,7 +2,6 @@
 #include "core/session/session.h"
 
 #include <algorithm>
-#include <climits>
 #include <new>
 
 #include "core/base/status_macros.h"
@@ -60,6 +59,7 @@ Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, cons
   // What the list has not offered them, or made anew.
   if (AnyCompiles(providers)) passes.push_back(MakeSubgraphPartitionPass(providers));
   RETURN_IF_ERROR(RunPasses(passes, model, options_.disabled_passes).status());
+  RETURN_IF_ERROR(CheckKernels(*model.graph, providers));
   auto program = std::make_shared<Program>();
   program->model = std::move(model);
   program->plans = std::make_unique<PlanCache>(program->model.graph, providers, WithSubgraphs(options_.plan, providers));
@@ -165,16 +165,9 @@ Result<std::vector<RuntimeValue>> Session::RunOrdered(std::vector<RuntimeValue> 
 
 Result<std::vector<RuntimeValue>> Session::RunPlan(Program& program, const std::shared_ptr<const ExecutionPlan>& plan,
                                                    std::vector<RuntimeValue> feeds, RunOptions options) {
-  constexpr int kStepsBetweenLooks = 16;  // at `cancel`
   std::unique_ptr<ExecutionState> state = program.states.Borrow(plan);
-  const std::shared_ptr<const std::atomic<bool>> cancel = options.cancel;
   RETURN_IF_ERROR(state->Start(std::move(feeds), std::move(options)));
-  RunOutcome outcome = RunOutcome::kStopped;
-  while (outcome == RunOutcome::kStopped) {
-    if (cancel != nullptr && *cancel) return Cancelled("the run was ended by its caller");
-    const int limit = cancel == nullptr ? INT_MAX : state->program_counter() + kStepsBetweenLooks;
-    ASSIGN_OR_RETURN(outcome, PartialExecutor::Run(*state, limit));
-  }
+  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
   if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
   std::vector<RuntimeValue> results = state->TakeFetches();
   program.states.Return(std::move(state));

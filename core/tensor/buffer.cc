@@ -13,6 +13,8 @@
 #include <mutex>
 #include <new>
 
+#include "core/base/env.h"
+
 namespace caesura {
 namespace {
 
@@ -21,6 +23,7 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 
 void* AllocateHost(size_t bytes) {
+  if (bytes > env::MemoryBytes()) return nullptr;  // else a system that promises more than it has would kill who writes there
   if (bytes < kHugePage) return std::aligned_alloc(kBufferAlignment, bytes);
   void* data = nullptr;  // not of aligned_alloc, which wants whole multiples of the alignment
   if (posix_memalign(&data, kHugePage, bytes) != 0) return nullptr;
@@ -138,7 +141,7 @@ Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size) {
   constexpr size_t kLarge = size_t{128} << 10;
   if (size >= kLarge) {
     const size_t mapped = size + kBufferAlignment;  // as much behind the end as other buffers have
-    void* data = mapped < size ? MAP_FAILED
+    void* data = mapped < size || mapped > env::MemoryBytes() ? MAP_FAILED
                                : mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
     auto unmap = [mapped](void* p) { munmap(p, mapped); };

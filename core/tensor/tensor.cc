@@ -13,6 +13,7 @@ Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer, size_t 
 }
 
 Result<Tensor> Tensor::Allocate(DType dtype, Shape shape, Allocator& allocator) {
+  RETURN_IF_ERROR(CheckedShape(shape.dims(), dtype).status());
   if (dtype == DType::kString) {
     const size_t count = static_cast<size_t>(shape.elements());
     return Tensor(dtype, std::move(shape), AllocateStrings(count));

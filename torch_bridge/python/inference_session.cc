@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/base/utf8.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/profile/chrome_trace.h"
 #include "core/providers/counting_provider.h"
@@ -137,7 +138,7 @@ class PythonSession {
       for (const RuntimeValue& value : results.ok() ? *results : std::vector<RuntimeValue>()) {
         outputs.append(ObjectOf(value, torch));
       }
-      (*held)(outputs, results.status().message());
+      (*held)(outputs, EscapedToUtf8(results.status().message()));
     };
     const Status begun = session_->RunAsync(Take(feeds), std::move(names), call, OptionsOf(settings));
     if (!begun.ok()) Raise(begun);

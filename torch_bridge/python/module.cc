@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include "core/base/env.h"
+#include "core/base/utf8.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/load/model_reader.h"
 #include "core/providers/cpu_provider.h"
@@ -63,7 +64,7 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, 
 }
 
 void Raise(const Status& status, bool of_file) {
-  const char* text = status.message().c_str();
+  const std::string text = EscapedToUtf8(status.message());  // it may quote what a model or a file holds
   PyObject* type = PyExc_RuntimeError;
   switch (status.code()) {
     case StatusCode::kInvalidArgument:
@@ -74,7 +75,7 @@ void Raise(const Status& status, bool of_file) {
     case StatusCode::kUnsupported: type = PyExc_NotImplementedError; break;
     default: break;
   }
-  PyErr_SetString(type, text);
+  PyErr_SetString(type, text.c_str());
   throw nanobind::python_error();
 }
 

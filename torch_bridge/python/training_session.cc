@@ -164,6 +164,7 @@ void BindTraining(nb::module_& m) {
            })
       .def("set_position", &TrainingSession::SetPosition)
       .def_prop_rw("seed", &TrainingSession::seed, &TrainingSession::set_seed)
+      .def_prop_rw("terminate", &TrainingSession::terminate, &TrainingSession::set_terminate)
       .def_prop_ro("updates", &TrainingSession::updates)
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate, &TrainingSession::set_learning_rate)

@@ -31,22 +31,19 @@ void UnpoolBin(const RoiSpec& spec, const RoiPoints<A>& points, int64_t bin, A g
                const UnpoolPlane<T>& to) {
   A best = 0, weight = 0;
   int64_t place = -1;
-  for (int64_t row = 0; row < points.rows(); ++row) {
-    for (int64_t column = 0; column < points.columns(); ++column) {
-      const RoiPoint<A> at = points.At(bin / spec.out_width, bin % spec.out_width, row, column);
-      for (int k = 0; k < 4; ++k) {
-        if (!spec.max) {
-          to.sums[at.offset[k]] += at.weight[k] * gradient / points.count();
-          continue;
-        }
-        const A value = at.weight[k] * static_cast<A>(to.x[at.offset[k]]);
-        if (place >= 0 && !(value > best)) continue;
-        best = value;
-        weight = at.weight[k];
-        place = at.offset[k];
+  points.ForEach(bin / spec.out_width, bin % spec.out_width, [&](const RoiPoint<A>& at) {
+    for (int k = 0; k < 4; ++k) {
+      if (!spec.max) {
+        to.sums[at.offset[k]] += at.weight[k] * gradient / points.count();
+        continue;
       }
+      const A value = at.weight[k] * static_cast<A>(to.x[at.offset[k]]);
+      if (place >= 0 && !(value > best)) continue;
+      best = value;
+      weight = at.weight[k];
+      place = at.offset[k];
     }
-  }
+  });
   if (place >= 0) to.sums[place] += weight * gradient;
 }
 

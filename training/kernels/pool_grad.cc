@@ -25,7 +25,7 @@ Result<PoolGeometry> MakePoolGradient(KernelInfo& info) {
 // The first maximum of a window takes its gradient.
 template <typename T>
 void SetMaxPoolGrad(KernelInfo& info, const PoolGeometry& g) {
-  const Window3 w(g.window);
+  const Window3 w(g.seen);
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const size_t places = info.BookScratch(images * outputs * sizeof(int32_t));
   const size_t maxima = info.BookScratch(images * outputs * sizeof(T));
@@ -59,7 +59,7 @@ Status CreateMaxPoolGrad(KernelInfo& info) {
 // Each element of a window takes an equal share.
 template <typename T>
 void SetAveragePoolGrad(KernelInfo& info, const PoolGeometry& g) {
-  const Window3 w(g.window);
+  const Window3 w(g.seen);
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const int threads = info.threads();
   const bool include_pad = info.Attr<int64_t>("count_include_pad", 0) != 0;
@@ -91,7 +91,7 @@ Status CreateAveragePoolGrad(KernelInfo& info) {
 // Y = (sum |X|^p)^(1/p): dX = dY * sign(X) * (|X| / Y)^(p - 1); nothing where Y = 0.
 template <typename T>
 void SetLpPoolGrad(KernelInfo& info, const PoolGeometry& g) {
-  const Window3 w(g.window);
+  const Window3 w(g.seen);
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const int threads = info.threads();
   const T power = static_cast<T>(info.Attr<int64_t>("p", 2) - 1);

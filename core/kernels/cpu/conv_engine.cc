@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/capped_product.h"
 #include "core/kernels/cpu/dnnl_ops.h"
 #include "core/kernels/cpu/im2col.h"
 #include "core/kernels/cpu/parallel.h"
@@ -96,8 +97,8 @@ Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection
   }
   if (g.window.rank() > 3) return info.Refuse("more than three spatial axes");
   ASSIGN_OR_RETURN(out.gemm_, Gemm::Create(info, ProductSpec(dtype, direction, g)));
-  const int64_t taps = g.channels / g.groups * g.window.KernelCount();
-  out.columns_ = info.BookScratch(taps * g.window.OutputCount() * DTypeSize(dtype));
+  out.columns_ = info.BookScratch(static_cast<size_t>(CappedProduct(
+      {g.channels / g.groups, g.window.KernelCount(), g.window.OutputCount(), static_cast<int64_t>(DTypeSize(dtype))})));
   return out;
 }
 

@@ -5,14 +5,14 @@
 #include <string>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/capped_product.h"
+#include "core/kernels/cpu/factory_checks.h"
 
 namespace caesura {
 namespace {
 
-// Every product of two such numbers, and their sums, stay far from overflow.
-constexpr int64_t kMaxSize = int64_t{1} << 31;
-
-// An attribute with one number a spatial axis, within [least, kMaxSize]; `fallback` for all when it is absent.
+// An attribute with one number a spatial axis, of at least `least` (attribute_limits.h keeps them so small that products of two
+// stay far from overflow); `fallback` for all when it is absent.
 Result<std::vector<int64_t>> AxisNumbers(const KernelInfo& info, const char* name, size_t count, int64_t least,
                                          int64_t fallback) {
   const auto* given = info.node().FindAttr<std::vector<int64_t>>(name);
@@ -22,7 +22,7 @@ Result<std::vector<int64_t>> AxisNumbers(const KernelInfo& info, const char* nam
                         std::to_string(given->size()));
   }
   for (int64_t v : *given) {
-    if (v < least || v > kMaxSize) return info.Invalid(std::string(name) + " has a bad number: " + std::to_string(v));
+    if (v < least) return info.Invalid(std::string(name) + " has a bad number: " + std::to_string(v));
   }
   return *given;
 }
@@ -78,6 +78,24 @@ int64_t WindowGeometry::Product(const std::vector<int64_t>& dims) {
   return out;
 }
 
+WindowGeometry WithoutUnseen(WindowGeometry g) {
+  for (int a = 0; a < g.rank(); ++a) {
+    const int64_t step = g.dilations[a], furthest = g.pads_begin[a] - (g.output[a] - 1) * g.strides[a];
+    const int64_t last = std::clamp<int64_t>((g.pads_begin[a] + g.input[a] - 1) / step, 0, g.kernel[a] - 1);
+    const int64_t first = std::clamp<int64_t>((furthest + step - 1) / step, 0, last);
+    g.kernel[a] = last - first + 1;
+    g.pads_begin[a] -= first * step;
+    g.pads_end[a] = (g.output[a] - 1) * g.strides[a] + g.Extent(a) - g.input[a] - g.pads_begin[a];
+  }
+  return g;
+}
+
+int64_t ConvGeometry::multiply_adds() const {
+  std::vector<int64_t> factors = {batch, outputs, channels / groups};
+  for (const auto* dims : {&window.output, &window.kernel}) factors.insert(factors.end(), dims->begin(), dims->end());
+  return CappedProduct(factors);
+}
+
 Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x, std::vector<int64_t> kernel) {
   ASSIGN_OR_RETURN(WindowGeometry g, ReadWindow(info, x, std::move(kernel)));
   const std::string auto_pad = info.Attr<std::string>("auto_pad", "NOTSET");
@@ -109,12 +127,13 @@ Result<ConvGeometry> MakeConvGeometry(const KernelInfo& info, const Shape& x, co
   g.channels = x[1];
   g.outputs = w[0];
   g.groups = info.Attr<int64_t>("group", 1);
-  if (g.groups < 1 || g.groups > kMaxSize || w[1] * g.groups != g.channels || g.outputs % g.groups != 0) {
+  if (w[1] * g.groups != g.channels || g.outputs % g.groups != 0) {
     return info.Invalid("group " + std::to_string(g.groups) + " does not fit X " + shapes);
   }
   const std::vector<int64_t> kernel(w.begin() + 2, w.end());
   if (WindowGeometry::Product(kernel) <= 0) return info.Invalid("an empty window: " + shapes);
   ASSIGN_OR_RETURN(g.window, MakeWindowGeometry(info, x, kernel));
+  RETURN_IF_ERROR(CheckDims(info, g.Dst().dims(), DType::kFloat64).status());
   return g;
 }
 
@@ -125,7 +144,7 @@ Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Sha
   g.batch = x[0];
   g.groups = info.Attr<int64_t>("group", 1);
   g.outputs = x[1];
-  if (g.groups < 1 || g.groups > kMaxSize || w[0] != x[1] || g.outputs % g.groups != 0) {
+  if (w[0] != x[1] || g.outputs % g.groups != 0) {
     return info.Invalid("group " + std::to_string(g.groups) + " does not fit X " + shapes);
   }
   g.channels = w[1] * g.groups;
@@ -154,6 +173,7 @@ Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Sha
     if (v.input[a] < 0) return info.Invalid("pads leave no output for X " + shapes);
     v.pads_end[a] = (v.output[a] - 1) * v.strides[a] + v.Extent(a) - v.input[a] - v.pads_begin[a];
   }
+  RETURN_IF_ERROR(CheckDims(info, g.Src().dims(), DType::kFloat64).status());
   return g;
 }
 

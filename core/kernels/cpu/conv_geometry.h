@@ -25,6 +25,10 @@ struct WindowGeometry {
   static int64_t Product(const std::vector<int64_t>& dims);
 };
 
+// `g` without the kernel positions that meet no element of the input for any output: padding as long as a kernel may be costs
+// nothing then. For ops in which such positions count for nothing.
+WindowGeometry WithoutUnseen(WindowGeometry g);
+
 // Reads the node's attributes for an input of shape `x`; `kernel` is the window where the op has a weight, otherwise
 // empty: then kernel_shape is required. Output sizes honour ceil_mode, which drops windows that start in the padding
 // behind the input.
@@ -45,9 +49,7 @@ struct ConvGeometry {
   Shape Src() const { return WithSpatial({batch, channels}, window.input); }
   Shape Weights() const { return WithSpatial({outputs, channels / groups}, window.kernel); }
   Shape Dst() const { return WithSpatial({batch, outputs}, window.output); }
-  int64_t multiply_adds() const {
-    return batch * outputs * window.OutputCount() * (channels / groups) * window.KernelCount();
-  }
+  int64_t multiply_adds() const;
 
  private:
   static Shape WithSpatial(std::vector<int64_t> dims, const std::vector<int64_t>& spatial);

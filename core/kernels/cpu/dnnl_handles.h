@@ -3,6 +3,8 @@
 #ifndef CAESURA_CORE_KERNELS_CPU_DNNL_HANDLES_H_
 #define CAESURA_CORE_KERNELS_CPU_DNNL_HANDLES_H_
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,10 +37,16 @@ dnnl_engine_t DnnlCpuEngine();
 // Ok, or what oneDNN answered to `what`: kUnsupported where it has no implementation.
 Status DnnlStatus(dnnl_status_t status, const char* what);
 
+// oneDNN calculates with 32 bits in places, and ends the process where sizes do not fit (a division by a dim of 2^32): all
+// sizes, steps and counts that it is given are asked about here first.
+inline bool FitDnnl(const std::vector<int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](int64_t n) { return n >= -INT32_MAX && n <= INT32_MAX; });
+}
+
 // The order of packed weights of these dims; null where there is none.
 DnnlMemoryDesc MakePackedDesc(const DnnlTensor& weights);
 
-// Null where the dtype has no counterpart or the strides are refused.
+// Null where the dtype has no counterpart, a dim does not fit, or the strides are refused.
 DnnlMemoryDesc MakeDnnlMemoryDesc(const DnnlTensor& tensor);
 // Dims and dtype of `tensor` in a layout that oneDNN chooses.
 DnnlMemoryDesc MakeDnnlAnyDesc(const DnnlTensor& tensor);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/capped_product.h"
 #include "core/kernels/cpu/dnnl_handles.h"
 
 namespace caesura {
@@ -22,6 +23,7 @@ Result<DnnlPrimitiveDesc> Take(dnnl_status_t status, dnnl_primitive_desc_t desc,
 struct ConvDescs {
   DnnlMemoryDesc src, weights, bias, dst;
   dnnl_dims_t strides, dilations, pads_begin, pads_end;
+  bool fit = true;  // all numbers, and the elements of an image
 
   ConvDescs(const DnnlConvSpec& spec, bool plain) {
     auto make = [&](const DnnlTensor& t) { return plain ? MakeDnnlMemoryDesc(t) : MakeDnnlAnyDesc(t); };
@@ -29,7 +31,13 @@ struct ConvDescs {
     weights = make(spec.weights);
     dst = make(spec.dst);
     if (Present(spec.bias)) bias = MakeDnnlMemoryDesc(spec.bias);
-    for (size_t i = 0; i < spec.strides.size(); ++i) {
+    for (const auto* numbers : {&spec.strides, &spec.dilations, &spec.pads_begin, &spec.pads_end}) fit &= FitDnnl(*numbers);
+    for (const DnnlTensor* tensor : {&spec.src, &spec.weights, &spec.dst}) {
+      fit &= FitDnnl({CappedProduct({tensor->dims.begin() + 1, tensor->dims.end()})});
+    }
+    const int64_t* kernel = spec.weights.dims.data() + spec.weights.dims.size() - spec.strides.size();
+    for (size_t i = 0; i < spec.strides.size(); ++i) fit &= FitDnnl({CappedProduct({kernel[i], spec.dilations[i]})});
+    for (size_t i = 0; fit && i < spec.strides.size(); ++i) {
       strides[i] = spec.strides[i];
       dilations[i] = spec.dilations[i] - 1;
       pads_begin[i] = spec.pads_begin[i];
@@ -45,6 +53,9 @@ bool FewChannels(const DnnlConvSpec& spec) {
 }
 
 Result<DnnlPrimitiveDesc> ConvForward(const ConvDescs& descs, dnnl_primitive_attr_t attributes) {
+  if (!descs.fit || !descs.src || !descs.weights || !descs.dst) {
+    return Unsupported("oneDNN does not take a convolution of such sizes");
+  }
   dnnl_primitive_desc_t desc = nullptr;
   const dnnl_status_t status = dnnl_convolution_forward_primitive_desc_create(
       &desc, DnnlCpuEngine(), dnnl_forward_training, dnnl_convolution_direct, descs.src.get(), descs.weights.get(),
@@ -113,7 +124,7 @@ Result<DnnlCall> MakeDnnlMatMul(KernelInfo& info, int threads, const DnnlMatMulS
   const DnnlMemoryDesc src = MakeDnnlMemoryDesc(spec.src), weights = MakeDnnlMemoryDesc(spec.weights),
                        dst = MakeDnnlMemoryDesc(spec.dst);
   const DnnlMemoryDesc bias = Present(spec.bias) ? MakeDnnlMemoryDesc(spec.bias) : nullptr;
-  if (!src || !weights || !dst) return info.Refuse("oneDNN does not take one of the tensors");
+  if (!src || !weights || !dst || (Present(spec.bias) && !bias)) return info.Refuse("oneDNN does not take one of the tensors");
   DnnlAttributes attributes = MakeDnnlAttributes();
   dnnl_post_ops_t ops = nullptr;
   RETURN_IF_ERROR(DnnlStatus(dnnl_post_ops_create(&ops), "post-ops"));

@@ -26,6 +26,10 @@ bool ToDnnlType(DType dtype, dnnl_data_type_t* out) {
   }
 }
 
+bool IsTaken(const DnnlTensor& tensor, dnnl_data_type_t* type) {
+  return ToDnnlType(tensor.dtype, type) && tensor.dims.size() <= DNNL_MAX_NDIMS && FitDnnl(tensor.dims);
+}
+
 const_dnnl_memory_desc_t QueryDesc(const_dnnl_primitive_desc_t desc, dnnl_query_t what, int index) {
   return dnnl_primitive_desc_query_md(desc, what, index);
 }
@@ -203,7 +207,7 @@ Status DnnlStatus(dnnl_status_t status, const char* what) {
 DnnlMemoryDesc MakeDnnlMemoryDesc(const DnnlTensor& tensor) {
   if (tensor.packed) return MakePackedDesc(tensor);
   dnnl_data_type_t type;
-  if (!ToDnnlType(tensor.dtype, &type) || tensor.dims.size() > DNNL_MAX_NDIMS) return nullptr;
+  if (!IsTaken(tensor, &type)) return nullptr;
   dnnl_dims_t dims, strides;
   int64_t stride = 1;
   for (size_t i = tensor.dims.size(); i-- > 0;) {
@@ -218,7 +222,7 @@ DnnlMemoryDesc MakeDnnlMemoryDesc(const DnnlTensor& tensor) {
 
 DnnlMemoryDesc MakeDnnlAnyDesc(const DnnlTensor& tensor) {
   dnnl_data_type_t type;
-  if (!ToDnnlType(tensor.dtype, &type) || tensor.dims.size() > DNNL_MAX_NDIMS) return nullptr;
+  if (!IsTaken(tensor, &type)) return nullptr;
   dnnl_dims_t dims;
   std::copy(tensor.dims.begin(), tensor.dims.end(), dims);
   dnnl_memory_desc_t out = nullptr;

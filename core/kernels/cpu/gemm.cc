@@ -7,6 +7,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/amx_tiles.h"
 #include "core/kernels/cpu/best_isa.h"
+#include "core/kernels/cpu/capped_product.h"
 #include "core/kernels/cpu/dnnl_ops.h"
 #include "core/kernels/cpu/gemm_tiles.h"
 #include "core/kernels/cpu/parallel.h"
@@ -289,7 +290,7 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   Simplify(spec);
   if (spec.c_dtype == DType::kUndefined) spec.c_dtype = spec.dtype;
   Gemm out;
-  const int64_t work = BatchCount(spec) * spec.m * spec.n * spec.k;
+  const int64_t work = CappedProduct({BatchCount(spec), spec.m, spec.n, spec.k});
   const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
   if ((!IsSmall(spec, work) && (dnnl_type || spec.dtype == DType::kFloat16)) || (spec.packed_b && work > 0)) {
     out.spec_ = spec;

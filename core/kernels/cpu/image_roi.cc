@@ -83,23 +83,20 @@ void PoolBin(const RoiSpec& spec, const RoiPoints<A>& points, const BinPlace& pl
   A sums[kChannelBlock] = {};
   const int64_t h = place.bin / spec.out_width, w = place.bin % spec.out_width;
   bool first = true;
-  for (int64_t row = 0; row < points.rows(); ++row) {
-    for (int64_t column = 0; column < points.columns(); ++column) {
-      const RoiPoint<A> at = points.At(h, w, row, column);
-      for (int64_t c = 0; c < place.channels; ++c) {
-        const T* plane = x + c * spec.plane();
-        A parts[4];
-        for (int k = 0; k < 4; ++k) parts[k] = at.weight[k] * static_cast<A>(plane[at.offset[k]]);
-        if (spec.max) {
-          const A largest = std::max(std::max(parts[0], parts[1]), std::max(parts[2], parts[3]));
-          sums[c] = first ? largest : std::max(sums[c], largest);
-        } else {
-          sums[c] += parts[0] + parts[1] + parts[2] + parts[3];
-        }
+  points.ForEach(h, w, [&](const RoiPoint<A>& at) {
+    for (int64_t c = 0; c < place.channels; ++c) {
+      const T* plane = x + c * spec.plane();
+      A parts[4];
+      for (int k = 0; k < 4; ++k) parts[k] = at.weight[k] * static_cast<A>(plane[at.offset[k]]);
+      if (spec.max) {
+        const A largest = std::max(std::max(parts[0], parts[1]), std::max(parts[2], parts[3]));
+        sums[c] = first ? largest : std::max(sums[c], largest);
+      } else {
+        sums[c] += parts[0] + parts[1] + parts[2] + parts[3];
       }
-      first = false;
     }
-  }
+    first = false;
+  });
   const A divisor = spec.max ? A(1) : points.count();
   for (int64_t c = 0; c < place.channels; ++c) y[c * spec.out_plane()] = static_cast<T>(sums[c] / divisor);
 }

@@ -20,7 +20,7 @@ int64_t ColumnMajorPlace(const Window3& w, int64_t at) {
 // Indices count through the whole of X; an empty window has none (-1).
 template <typename T>
 void SetMaxPool(KernelInfo& info, const PoolGeometry& g) {
-  const Window3 w(g.window);
+  const Window3 w(g.seen);
   const bool has_indices = info.HasOutput(1), column_major = info.Attr<int64_t>("storage_order", 0) != 0;
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const size_t places = has_indices ? info.BookScratch(images * outputs * sizeof(int32_t)) : 0;
@@ -55,7 +55,7 @@ Status CreateMaxPool(KernelInfo& info) {
 
 template <typename T>
 void SetAveragePool(KernelInfo& info, const PoolGeometry& g) {
-  const Window3 w(g.window);
+  const Window3 w(g.seen);
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const int threads = info.threads();
   const bool include_pad = info.Attr<int64_t>("count_include_pad", 0) != 0;
@@ -81,7 +81,7 @@ void SetAveragePool(KernelInfo& info, const PoolGeometry& g) {
 // Y = (sum |X|^p)^(1/p)
 template <typename T>
 void SetLpPool(KernelInfo& info, const PoolGeometry& g) {
-  const Window3 w(g.window);
+  const Window3 w(g.seen);
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const int threads = info.threads();
   const T p = static_cast<T>(info.Attr<int64_t>("p", 2));

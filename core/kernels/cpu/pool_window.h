@@ -4,18 +4,22 @@
 #ifndef CAESURA_CORE_KERNELS_CPU_POOL_WINDOW_H_
 #define CAESURA_CORE_KERNELS_CPU_POOL_WINDOW_H_
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/capped_product.h"
 #include "core/kernels/cpu/conv_geometry.h"
+#include "core/kernels/cpu/factory_checks.h"
 #include "core/kernels/cpu/im2col.h"
 #include "core/kernels/cpu/parallel.h"
 
 namespace caesura {
 
 struct PoolGeometry {
-  WindowGeometry window;
+  WindowGeometry window;  // as the node has it
+  WindowGeometry seen;    // without what meets padding only
   int64_t images = 0;
   Shape output;
 };
@@ -27,12 +31,15 @@ inline Result<PoolGeometry> MakePoolGeometry(const KernelInfo& info, const Shape
   g.images = x[0] * x[1];
   std::vector<int64_t> dims = {x[0], x[1]};
   dims.insert(dims.end(), g.window.output.begin(), g.window.output.end());
-  g.output = Shape(std::move(dims));
+  ASSIGN_OR_RETURN(g.output, CheckDims(info, std::move(dims), DType::kInt64));
+  g.seen = WithoutUnseen(g.window);
   return g;
 }
 
 // How many images a thread must have to be worth it.
-inline int64_t PoolGrain(const Window3& w) { return 1 + kParallelGrain / (w.OutputCount() * w.KernelCount() + 1); }
+inline int64_t PoolGrain(const Window3& w) {
+  return 1 + kParallelGrain / (CappedProduct({w.OutputCount(), w.KernelCount()}) + 1);
+}
 
 // y[o] = the maximum of window o; NaN wins. `at`, where wanted, is the place of the first maximum in the image.
 template <typename T>
@@ -73,12 +80,10 @@ std::vector<T> WindowReciprocals(const WindowGeometry& g, bool include_pad) {
       rest /= g.output[a];
       const int64_t low = include_pad ? -g.pads_begin[a] : 0;
       const int64_t high = include_pad ? g.input[a] + g.pads_end[a] : g.input[a];
-      int64_t inside = 0;
-      for (int64_t k = 0; k < g.kernel[a]; ++k) {
-        const int64_t i = start + k * g.dilations[a];
-        inside += i >= low && i < high;
-      }
-      count *= inside;
+      const int64_t step = g.dilations[a];  // positions k with low <= start + k * step < high
+      const int64_t first = start >= low ? 0 : (low - start + step - 1) / step;
+      const int64_t end = start >= high ? 0 : std::min(g.kernel[a], (high - start - 1) / step + 1);
+      count *= std::max<int64_t>(0, end - first);
     }
     out[o] = count == 0 ? T(0) : T(1) / static_cast<T>(count);
   }

@@ -65,10 +65,38 @@ class RoiPoints {
     rows_ = spec.sampling > 0 ? spec.sampling : Adaptive(bin_height_);
   }
 
-  int64_t rows() const { return rows_; }
-  int64_t columns() const { return columns_; }
+  // Calls fn(point) for the points of bin (h, w), row by row. Those that lie outside of the plane, all of weight 0, come as
+  // one: regions of any size take no longer than the plane is large.
+  template <typename Fn>
+  void ForEach(int64_t h, int64_t w, Fn fn) const {
+    const Range rows = Near(top_ + static_cast<A>(h) * bin_height_, bin_height_, rows_, spec_.height);
+    const Range columns = Near(left_ + static_cast<A>(w) * bin_width_, bin_width_, columns_, spec_.width);
+    const bool all = rows.last - rows.first == rows_ && columns.last - columns.first == columns_;
+    const bool begins_outside = rows.first > 0 || columns.first > 0;
+    if (!all && begins_outside) fn(RoiPoint<A>());
+    for (int64_t row = rows.first; row < rows.last; ++row) {
+      for (int64_t column = columns.first; column < columns.last; ++column) fn(At(h, w, row, column));
+    }
+    if (!all && !begins_outside) fn(RoiPoint<A>());
+  }
   // Of a bin, at least 1: what a mean divides by.
   A count() const { return static_cast<A>(std::max<int64_t>(1, rows_ * columns_)); }
+
+ private:
+  struct Range {
+    int64_t first, last;
+  };
+
+  // Which of `count` points in a bin from `start` on may lie in [-1, length]; a few more, as At knows it exactly.
+  static Range Near(A start, A bin, int64_t count, int64_t length) {
+    const double spacing = static_cast<double>(bin) / static_cast<double>(std::max<int64_t>(1, count));
+    if (spacing == 0) return {0, count};
+    const double ends[2] = {(-1 - static_cast<double>(start)) / spacing,
+                            (static_cast<double>(length) - static_cast<double>(start)) / spacing};
+    const double low = std::min(ends[0], ends[1]) - 3, high = std::max(ends[0], ends[1]) + 3, most = static_cast<double>(count);
+    if (!(low < most && high > 0)) return {0, 0};  // or no numbers
+    return {static_cast<int64_t>(std::max(low, 0.0)), static_cast<int64_t>(std::min(high, most))};
+  }
 
   // Point (row, column) of bin (h, w); all weights 0 where it lies outside of the plane.
   RoiPoint<A> At(int64_t h, int64_t w, int64_t row, int64_t column) const {
@@ -90,7 +118,6 @@ class RoiPoints {
     return out;
   }
 
- private:
   static int64_t Adaptive(A bin) {
     const A points = std::ceil(bin);
     if (!(points > 0)) return 0;

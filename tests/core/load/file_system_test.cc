@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <filesystem>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -96,6 +98,36 @@ TEST(FileSystemTest, AFailedWriteLeavesTheOldFileAndNothingElse) {
   EXPECT_EQ(status.code(), StatusCode::kCancelled);
   EXPECT_EQ(Text(files, folder.path("a")), "old");
   EXPECT_EQ(files.List(folder.path()).value(), std::vector<std::string>{"a"});
+}
+
+// Files that are managed by links (a cache, a folder of releases) stay so.
+TEST(FileSystemTest, ALinkStaysAndWhatItLeadsToIsReplaced) {
+  namespace fs = std::filesystem;
+  TemporaryFolder folder;
+  FileSystem& files = PosixFileSystem();
+  fs::create_directories(folder.path("blobs"));
+  fs::create_directories(folder.path("links"));
+  ASSERT_TRUE(WriteText(files, folder.path("blobs/old"), "old").ok());
+  fs::create_symlink("../blobs/old", folder.path("links/near"));
+  fs::create_symlink(folder.path("links/near"), folder.path("links/chain"));
+  fs::create_symlink("../blobs/not_yet", folder.path("links/dangling"));
+  ASSERT_TRUE(WriteText(files, folder.path("links/near"), "new").ok());
+  EXPECT_TRUE(fs::is_symlink(folder.path("links/near")));
+  EXPECT_EQ(Text(files, folder.path("blobs/old")), "new");
+  ASSERT_TRUE(WriteText(files, folder.path("links/chain"), "newer").ok());
+  EXPECT_TRUE(fs::is_symlink(folder.path("links/chain")));
+  EXPECT_EQ(Text(files, folder.path("blobs/old")), "newer");
+  ASSERT_TRUE(WriteText(files, folder.path("links/dangling"), "fresh").ok());
+  EXPECT_EQ(Text(files, folder.path("blobs/not_yet")), "fresh");
+  EXPECT_EQ(files.List(folder.path("links")).value(), (std::vector<std::string>{"chain", "dangling", "near"}));
+  EXPECT_EQ(files.List(folder.path("blobs")).value(), (std::vector<std::string>{"not_yet", "old"}));
+
+  const Status failed = WriteFileAtomically(files, folder.path("links/near"), [](WritableFile&) { return Cancelled("no"); });
+  EXPECT_EQ(failed.code(), StatusCode::kCancelled);
+  EXPECT_EQ(Text(files, folder.path("blobs/old")), "newer");
+  fs::create_symlink("b", folder.path("a"));
+  fs::create_symlink("a", folder.path("b"));
+  EXPECT_THAT(WriteText(files, folder.path("a"), "x").message(), HasSubstr("too many symbolic links"));
 }
 
 TEST(FileSystemTest, FoldersOfPaths) {

@@ -46,6 +46,24 @@ TEST(Sessions, RunByNameAndSelectOutputs) {
   EXPECT_THAT(ToFloats(some[2]), ElementsAre(11, 22));
 }
 
+// Before any run, and all of them; but not what no output needs.
+TEST(Sessions, WithoutAKernelAreNotMade) {
+  const Status status = TrySession(R"((float[2] x, bool c) => (float[2] y) {
+    [one] a = Sin (x)
+    [two] y = If (c) <
+      then_branch = t () => (float[2] p) { [inner] p = Tan (a) },
+      else_branch = e () => (float[2] q) { q = Neg (a) }
+    >
+  })").status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("2 node(s) have no kernel"));
+  EXPECT_THAT(status.message(), HasSubstr("[Sin 'one'] has no kernel on tiny"));
+  EXPECT_THAT(status.message(), HasSubstr("[Tan 'inner'] in the body 't' has no kernel on tiny"));
+  EXPECT_THAT(TrySession("(double[2] x) => (double[2] y) { y = Neg (x) }").status().message(),
+              HasSubstr("input 0 is float64, the kernel takes float32"));
+  EXPECT_TRUE(TrySession("(float[2] x) => (float[2] y) { unused = Sin (x) y = Neg (x) }").ok());
+}
+
 // What only the outputs that nobody asks for need is not computed, and need not succeed.
 TEST(Sessions, ComputeWhatIsAskedFor) {
   auto counted = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());

@@ -49,9 +49,10 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     model.producer_name = "caesura"
     model.metadata_props.add(key=_METADATA, value=json.dumps(facts))
     folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / ".model.onnx.part"
+    target = (folder / "model.onnx").resolve()  # a link stays, and what it leads to is replaced
+    whole = target.with_name(".model.onnx.part")
     onnx.save(model, whole)
-    os.replace(whole, folder / "model.onnx")
+    os.replace(whole, target)
     program.session.learning_rate = recipe.learning_rate()
     program.session.set_position(program.updates(), step.micro_steps)
     program.session.save(os.fspath(folder / "state.safetensors"))

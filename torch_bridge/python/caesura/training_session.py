@@ -123,6 +123,16 @@ class TrainingSession(FallsBack):
     def learning_rate(self, rate: float) -> None:
         self._session.learning_rate = rate
 
+    @property
+    def terminate(self) -> bool:
+        """Set to True (from another thread, too) it ends the call that runs now and all later ones with RuntimeError.
+        Nothing is changed, and an update that has begun is done first. False lets calls run again."""
+        return self._session.terminate
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        self._session.terminate = value
+
     def save(self, path) -> None:
         """A checkpoint (safetensors): parameters, optimizer state, counters. A crash leaves the old one or the new."""
         self._session.save(os.fspath(path))

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/kernel_creation.h"
+
+#include "core/base/env.h"
+#include "core/base/status_macros.h"
+#include "core/graph/attribute_limits.h"
+
+namespace caesura {
+namespace {
+
+Status TooMuchMemory(const KernelInfo& info, const std::string& what, uint64_t bytes) {
+  return OutOfMemory(info.node().Label() + " " + what + " takes " + std::to_string(bytes) + " bytes, more than the " +
+                     std::to_string(env::MemoryBytes()) + " of memory here");
+}
+
+Status CheckSizes(const KernelInfo& info) {
+  for (size_t i = 0; i < info.outputs().size(); ++i) {
+    const OutputInfo& output = info.outputs()[i];
+    if (output.kind != OutputInfo::Kind::kPlanned) continue;
+    const Result<Shape> checked = CheckedShape(output.shape.dims(), output.dtype);
+    if (!checked.ok()) return info.Invalid("output " + std::to_string(i) + ": " + checked.status().message());
+    const uint64_t bytes = static_cast<uint64_t>(output.shape.elements()) * DTypeSize(output.dtype);
+    if (bytes <= env::MemoryBytes()) continue;
+    return TooMuchMemory(info, "output " + std::to_string(i) + ", " + DTypeName(output.dtype) + output.shape.ToString() + ",",
+                         bytes);
+  }
+  if (info.scratch_bytes() <= env::MemoryBytes()) return {};
+  return TooMuchMemory(info, "needs scratch memory that", info.scratch_bytes());
+}
+
+}  // namespace
+
+Status CreateKernel(const KernelDef& def, KernelInfo& info) {
+  const std::string fault = AttributeFault(info.node());
+  if (!fault.empty()) return info.Invalid(fault);
+  RETURN_IF_ERROR(def.create(info));
+  return CheckSizes(info);
+}
+
+}  // namespace caesura
