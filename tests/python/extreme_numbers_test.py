@@ -5,6 +5,7 @@ The ONNX node tests are run with one integer attribute, or one integer input, re
 otherwise one for each op.
 """
 
+import functools
 import multiprocessing
 import os
 import resource
@@ -22,6 +23,10 @@ MEMORY = 4 << 30  # of a worker; what wants more is refused
 PATIENCE = 20  # seconds for one mutant, on a machine that does other things too
 LONG = os.environ.get("CAESURA_LONG") == "1"
 KINDS = (defs.OpSchema.AttrType.INT, defs.OpSchema.AttrType.INTS)
+FILLED = {defs.OpSchema.AttrType.INT: 1, defs.OpSchema.AttrType.INTS: [1, 1], defs.OpSchema.AttrType.STRING: "linear",
+          defs.OpSchema.AttrType.FLOAT: 1.0}
+TENSORS = {"tensor(float)": 1, "tensor(double)": 11, "tensor(int64)": 7, "tensor(int32)": 6, "tensor(bool)": 9,
+           "tensor(string)": 8}
 
 
 def schema_of(case, node):
@@ -76,17 +81,66 @@ def mutants_of(case):
                     yield f"input {name} = {value}", case.model.SerializeToString(), feeds | {name: changed}
 
 
+def model_of(schema, rank: int, name: str, value) -> bytes:
+    """One node with the attribute (or, "", with integer constants of the value), on inputs of dims 2; None for some ops."""
+    inputs, constants, arguments = [], [], {}
+    for attribute, row in schema.attributes.items():
+        if attribute == name:
+            arguments[attribute] = [value, value] if row.type == KINDS[1] else value
+        elif row.required and row.type not in FILLED:
+            return None
+        elif row.required:
+            arguments[attribute] = FILLED[row.type]
+    for index, formal in enumerate(schema.inputs):
+        kind = next((text for text in sorted(formal.types) if text in TENSORS), None)
+        if kind is None:
+            return None
+        if not name and index > 0 and "tensor(int64)" in formal.types:
+            constants.append(onnx.numpy_helper.from_array(np.array([value, 1], np.int64), f"i{index}"))
+        else:
+            inputs.append(helper.make_tensor_value_info(f"i{index}", TENSORS[kind], [2] * rank))
+    outputs = [f"o{index}" for index in range(len(schema.outputs))]
+    names = [f"i{index}" for index in range(len(schema.inputs))]
+    node = helper.make_node(schema.name, names, outputs, domain=schema.domain, **arguments)
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info(o, 1, None) for o in outputs], constants)
+    opset = helper.make_opsetid(schema.domain, schema.since_version)
+    others = [helper.make_opsetid("", 17)] if schema.domain else []
+    return helper.make_model(graph, opset_imports=[opset] + others, ir_version=8).SerializeToString()
+
+
+def label_of(schema) -> str:
+    return f"{schema.domain}::{schema.name} of version {schema.since_version}"
+
+
+def schemas() -> list:
+    """All versions of all ops in the long tests; otherwise the newest ones."""
+    return defs.get_all_schemas_with_history() if LONG else defs.get_all_schemas()
+
+
+def inference_mutants(schema):
+    for rank in range(5) if LONG else (2, 4):
+        for value in EXTREMES:
+            for name, row in sorted(schema.attributes.items()) + [("", None)]:
+                if row is None or row.type in KINDS:
+                    model = model_of(schema, rank, name, value)
+                    if model is not None:
+                        yield f"rank {rank}, {name or 'constants'} = {value}", model, None
+
+
 def work(connection):
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     import caesura
 
-    cases = {case.name: case for case in conformance.collect()}
+    mutants = {case.name: functools.partial(mutants_of, case) for case in conformance.collect()}
+    mutants |= {label_of(schema): functools.partial(inference_mutants, schema) for schema in schemas()}
     connection.send("ready")
     while (name := connection.recv()) is not None:
-        for label, model, feeds in mutants_of(cases[name]):
+        for label, model, feeds in mutants[name]():
             connection.send(label)
             try:
-                caesura.InferenceSession(model).run(None, feeds)
+                session = caesura.InferenceSession(model)
+                if feeds is not None:
+                    session.run(None, feeds)
             except (ValueError, NotImplementedError, MemoryError, RuntimeError, KeyError):
                 pass
         connection.send(None)
@@ -119,32 +173,35 @@ class Worker:
 
 
 def chosen(cases: list) -> list:
+    """Names of the cases: all, or the smallest one for each op."""
     if LONG:
-        return cases
+        return [case.name for case in cases]
     kept = {}
     for case in sorted(cases, key=lambda case: (len(case.model.graph.node), case.model.ByteSize())):
         node = case.model.graph.node[-1]
         kept.setdefault((node.domain, node.op_type), case)
-    return list(kept.values())
+    return [case.name for case in kept.values()]
 
 
-def sweep(cases: list) -> tuple:
+def sweep(names: list) -> tuple:
     worker, total, harms = None, 0, []
-    for case in cases:
+    for name in names:
         worker = worker or Worker()
-        count, harm = worker.harm(case.name)
+        count, harm = worker.harm(name)
         total += count
         if harm:
             harms.append(harm)
             worker = None
-    worker.connection.send(None)
+    if worker is not None:
+        worker.connection.send(None)
     return total, harms
 
 
-def test_extreme_integers_harm_nobody():
-    cases = chosen(conformance.collect())
+@pytest.mark.parametrize("of, least", [("runs", 2000), ("inference", 2000)])
+def test_extreme_integers_harm_nobody(of, least):
+    names = chosen(conformance.collect()) if of == "runs" else [label_of(schema) for schema in schemas()]
     began = time.time()
-    total, harms = sweep(cases)
-    print(f"{total} mutants of {len(cases)} cases in {time.time() - began:.0f} s")
-    assert total > 2000
+    total, harms = sweep(names)
+    print(f"{total} mutants of {len(names)} cases in {time.time() - began:.0f} s")
+    assert total > least
     assert not harms, "\n".join(harms)

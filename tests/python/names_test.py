@@ -28,7 +28,7 @@ def broken(name: str) -> bytes:
 def test_a_name_is_refused(name):
     model = model_bytes()
     assert name.encode() in model
-    with pytest.raises(ValueError, match=r"not UTF-8[\s\S]*\\xff" + name[1:]):
+    with pytest.raises(ValueError, match=r"UTF-8[\s\S]*\\xff|\\xff[\s\S]*UTF-8"):
         caesura.InferenceSession(model.replace(name.encode(), broken(name)))
 
 
