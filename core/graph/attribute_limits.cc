@@ -46,6 +46,8 @@ const std::unordered_map<std::string_view, Limits>& Table() {
       // ends of ranges: the largest number means "to the end"
       {"end", kAny},
       {"ends", kAny},
+      {"max_gram_length", kAny},
+      {"max_skip_count", kAny},
       {"maxsplit", kAny},
       {"start", kAny},
       {"starts", kAny},
@@ -61,7 +63,6 @@ const std::unordered_map<std::string_view, Limits>& Table() {
       // counts
       {"batch_dims", kNotNegative},
       {"block_size", kNotNegative},
-      {"max_skip_count", kNotNegative},
       {"ngram_indexes", kNotNegative},
       // a bin's points are the square of it
       {"sampling_ratio", {0, kMostSamples}},

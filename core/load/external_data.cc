@@ -28,7 +28,7 @@ Status Refused(const std::string& location, const std::string& why) {
 Status OpenFailure(const std::string& location, int error) {
   switch (error) {
     case ELOOP: return Refused(location, "goes through a symbolic link that is not followed");
-    case EXDEV: return Refused(location, "leads out of the model's folder");
+    case EXDEV: return Refused(location, "leads out of the model's folder, by itself or by a symbolic link");
     case ENOENT: return NotFound("external data '" + location + "' is not there");
     case ENOTDIR: return Refused(location, "is no file, or goes through a file or a link");
     default: return IoError("external data '" + location + "' cannot be opened: " + std::strerror(error));

@@ -62,7 +62,7 @@ std::vector<std::string> MissingInBody(const Graph& body, const ProviderList& pr
   for (const auto& node : body.nodes()) {
     AddMissingWithin(*node, providers, &lines);
     std::string why;
-    if (HasKernel(*node, providers)) continue;
+    if (!IsYield(*node) && HasKernel(*node, providers)) continue;
     providers.back()->kernels().Find(*node, &why);
     lines.push_back(node->Label() + " in the body '" + body.name() + "' has no kernel on " + providers.back()->name() +
                     ": " + why);
