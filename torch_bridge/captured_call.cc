@@ -57,7 +57,8 @@ void CheckLayout(const CallLayout& l, int64_t values, int64_t backward_values, b
   if (differentiated) {
     fits = fits && l.backward_saved.size() == l.saved.size() && l.backward_saved_sizes.size() == l.saved_sizes.size() &&
            l.backward_gradients.size() == l.differentiable.size() && l.backward_results.size() == l.tensors.size() &&
-           below(l.backward_results, backward_values, -1);
+           below(l.backward_results, backward_values, -1) && below(l.reached, 2) &&
+           l.reached.size() == l.tensors.size() * l.differentiable.size();
   }
   TORCH_CHECK(fits, "a call's layout does not fit its graphs");
 }
@@ -76,7 +77,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     for (int64_t i : layout.mutated) written[i] = true;
     inputs_.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
-      inputs_.emplace_back(written[i] ? tensors[i].detach() : tensors[i], /*is_output=*/false);
+      const bool cut = written[i] || (layout.backward_results[i] < 0 && tensors[i].requires_grad());
+      inputs_.emplace_back(cut ? tensors[i].detach() : tensors[i], /*is_output=*/false);
     }
     sizes_ = sizes.vec();
     random_ = std::move(random);
@@ -94,12 +96,10 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   variable_list apply(variable_list&& dys) override {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
-    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) return Again(dys);
     const CallLayout& layout = call_->layout_;
-    // None where nothing comes, as in PyTorch: an optimizer would take zeros for a gradient.
-    if (std::none_of(dys.begin(), dys.end(), [](const at::Tensor& dy) { return dy.defined(); })) {
-      return variable_list(layout.backward_results.size());
-    }
+    const std::vector<bool> wanted = Wanted(dys);
+    if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return variable_list(wanted.size());
+    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) return Again(dys, wanted);
     CapturedGraph::Values values = call_->backward_->Begin();
     auto saved = saved_.begin();
     for (size_t i = 0; i < layout.saved.size(); ++i) {
@@ -116,7 +116,7 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     variable_list dxs(layout.backward_results.size());
     for (size_t i = 0; i < dxs.size(); ++i) {
       const int64_t from = layout.backward_results[i];
-      if (from >= 0 && task_should_compute_output(i) && !values[from].isNone()) dxs[i] = values[from].toTensor();
+      if (wanted[i] && !values[from].isNone()) dxs[i] = values[from].toTensor();
     }
     return dxs;
   }
@@ -129,6 +129,20 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   std::string name() const override { return "CaesuraBackward"; }
 
  private:
+  // Of each input, whether it gets a gradient. None where nothing comes, as in PyTorch: an optimizer would take zeros for a
+  // gradient.
+  std::vector<bool> Wanted(const variable_list& dys) {
+    const CallLayout& layout = call_->layout_;
+    std::vector<bool> wanted(layout.backward_results.size());
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (layout.backward_results[i] < 0 || !task_should_compute_output(i)) continue;
+      for (size_t k = 0; k < dys.size() && !wanted[i]; ++k) {
+        wanted[i] = dys[k].defined() && layout.reached[i * dys.size() + k] != 0;
+      }
+    }
+    return wanted;
+  }
+
   void Release() {
     released_ = true;
     saved_.clear();
@@ -136,14 +150,16 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   }
 
   // The gradients with derivatives of their own: the forward is run again by PyTorch.
-  variable_list Again(const variable_list& dys) {
+  variable_list Again(const variable_list& dys, const std::vector<bool>& wanted) {
     std::vector<at::Tensor> tensors;
     for (const SavedVariable& input : inputs_) tensors.push_back(input.unpack());
     const std::vector<at::Tensor> gradients = Differentiate(call_->key_, tensors, sizes_, dys, random_);
     variable_list dxs(tensors.size());
     size_t next = 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].requires_grad()) dxs[i] = gradients.at(next++);
+      if (!tensors[i].requires_grad()) continue;
+      if (wanted[i]) dxs[i] = gradients.at(next);
+      ++next;
     }
     return dxs;
   }
@@ -164,7 +180,7 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intru
   CallLayout& l = layout_;
   std::vector<int64_t>* const lists[] = {&l.tensors, &l.sizes, &l.outputs, &l.differentiable, &l.mutated, &l.new_values,
                                          &l.saved, &l.saved_sizes, &l.backward_saved, &l.backward_saved_sizes,
-                                         &l.backward_gradients, &l.backward_results};
+                                         &l.backward_gradients, &l.backward_results, &l.reached};
   TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists), " lists");
   for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
   CheckLayout(l, forward_->value_count(), backward_ ? backward_->value_count() : 0, backward_ != nullptr);
@@ -214,7 +230,11 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
     }
   }
   if (node) {
-    node->set_next_edges(::torch::autograd::collect_next_edges(tensors));
+    ::torch::autograd::edge_list edges = ::torch::autograd::collect_next_edges(tensors);
+    for (size_t i = 0; i < edges.size(); ++i) {
+      if (layout_.backward_results[i] < 0) edges[i] = {};
+    }
+    node->set_next_edges(std::move(edges));
     for (int64_t i : layout_.differentiable) ::torch::autograd::set_history(outputs[i], node);
     node->Save(tensors, sizes, values, outputs, std::move(random));
   }

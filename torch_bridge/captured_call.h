@@ -29,7 +29,9 @@ struct CallLayout {
   std::vector<int64_t> mutated, new_values;     // positions among `tensors` that are written to, and what is written
   std::vector<int64_t> saved, saved_sizes;      // what the backward reads
   std::vector<int64_t> backward_saved, backward_saved_sizes, backward_gradients;
-  std::vector<int64_t> backward_results;        // gradients of `tensors`; -1: there is none
+  std::vector<int64_t> backward_results;        // gradients of `tensors`; -1: there is none, autograd does not go there
+  std::vector<int64_t> reached;                 // a row for each of `tensors`: of each gradient that comes in, whether (1, 0)
+                                                // the tensor's own depends on it
 };
 
 // Thread safety: as CapturedGraph; a forward's backward locks.

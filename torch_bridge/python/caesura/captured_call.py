@@ -132,7 +132,7 @@ def _layout(forward, backward, metadata):
               [number[n] for n in new_values], [number[n] for n in held],
               [number[n] for n in saved if not is_tensor(n)]]
     if backward is None:
-        return None if saved else layout + [[], [], [], []]
+        return None if saved else layout + [[], [], [], [], []]
     number = {n: i for i, n in enumerate(backward.graph.nodes)}
     inputs = [number[n] for n in backward.placeholders]
     ints, count = len(saved) - len(held), len(saved)
@@ -142,7 +142,20 @@ def _layout(forward, backward, metadata):
         return None
     results = [number[r] if isinstance(r, torch.fx.Node) else -1
                for n, r in zip(forward.placeholders, backward.results) if is_tensor(n)]
-    return layout + [inputs[ints:count], inputs[:ints], inputs[count:], results]
+    reached = _reached(backward, backward.placeholders[count:])
+    return layout + [inputs[ints:count], inputs[:ints], inputs[count:], results,
+                     [k for n, row in zip(forward.placeholders, reached) if is_tensor(n) for k in row]]
+
+
+def _reached(backward, gradients) -> list:
+    """A row for each of the backward's results: of each of the `gradients` that it is given, 1 if the result depends on it, or 0.
+    A result that depends on none of them (the zeros of a step function) comes with each of them."""
+    sources = {node: 1 << i for i, node in enumerate(gradients)}  # of each value, a bit for each gradient
+    for node in backward.graph.nodes:
+        if node not in sources:
+            sources[node] = functools.reduce(operator.or_, map(sources.__getitem__, node.all_input_nodes), 0)
+    masks = [sources.get(result) or -1 if isinstance(result, torch.fx.Node) else 0 for result in backward.results]
+    return [[mask >> i & 1 for i in range(len(gradients))] for mask in masks]
 
 
 def _describe_graph(program: GraphProgram):
