@@ -89,3 +89,26 @@ def test_equal_elements_keep_their_order(dtype, descending):
         order, values = caesura.wrap(Order())(x)
     assert torch.equal(order, torch.argsort(x, descending=descending, stable=True))
     torch.testing.assert_close(values, x.sort(0, descending).values, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")  # of the transforms themselves
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_an_inverse_transform_divides_by_one_envelope_for_the_whole_batch(batch):
+    window = torch.hann_window(16, dtype=torch.float64)
+
+    class Spectral(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x):
+            spectrum = torch.stft(x * self.scale, 16, 4, window=window, return_complex=True)
+            return torch.istft(spectrum * spectrum.abs(), 16, 4, window=window)
+
+    torch._dynamo.reset()
+    module = Spectral()
+    wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(batch, 64, dtype=torch.float64)
+    for net in (module, wrapped):
+        net(x).square().sum().backward()
+    torch.testing.assert_close(wrapped(x), module(x))
+    torch.testing.assert_close(wrapped.scale.grad, module.scale.grad)

@@ -5,7 +5,7 @@ import torch
 
 from caesura.aten.results import is_read, result
 from caesura.aten.table import Refused, aten, raises
-from caesura.aten.writer import DOMAIN, Scalar, Tensor, is_static, positive, same_dim
+from caesura.aten.writer import DOMAIN, Scalar, Tensor, is_static, positive, same_dim, same_shape
 
 _END = 2**63 - 1  # "to the end", in PyTorch's slices
 
@@ -245,6 +245,11 @@ def unfold_backward(w, node, dy, sizes, axis, size, step):
         return w.reshape(dy, shape)
     axis = positive(axis, len(shape))
     places = _windows(shape[axis], size, step)
+    given = [*shape[:axis], len(places), *shape[axis + 1:], size]
+    if dy.rank != len(given):
+        raise Refused("windows of another rank")
+    if not same_shape(dy.shape, given):  # istft divides by windows that are the same for the whole batch
+        dy = w.make("Expand", [dy, w.ints(given)], dtype, given)
     rows = w.transpose(dy, [*range(axis + 1), len(shape), *range(axis + 1, len(shape))])
     if size == step and places.numel() == shape[axis]:
         return w.reshape(rows, shape)
