@@ -30,6 +30,8 @@ _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.defaul
              aten.squeeze.dim, aten.squeeze.dims}
 # Holds nothing that a kernel has made.
 _EMPTY = aten.empty_strided.default
+# Numbers that are eager's own by design, which PyTorch's generator gives; they depend on shapes only.
+_GENERATED = DRAWS | {aten.native_dropout.default}
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -106,7 +108,8 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif not draws(node) and node.target not in VIEWS and node.target != _EMPTY:  # PyTorch's generator is PyTorch's
+            elif node.target not in VIEWS and node.target != _EMPTY and node.target not in _GENERATED:
+                reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
             problems.append((f"all calls on {device}", "caesura's kernels are the CPU's", describe(node)))

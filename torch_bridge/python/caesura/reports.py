@@ -20,8 +20,9 @@ class Report:
     """Seconds and calls since the start or the last reset; `fallbacks` maps (op, reason) to where it was met.
 
     kernel_seconds: in programs of caesura's own kernels. eager_seconds: in ATen calls of captured graphs that were left
-    to PyTorch. What runs outside of captured graphs (behind a graph break, which is among the fallbacks; an optimizer of
-    PyTorch's, data loading) is not counted.
+    to PyTorch, and in draws from its generator. Draws of a given shape (dropout masks, rand, randn_like) are no fallbacks: they
+    are eager's own numbers by design. Draws that depend on values (multinomial, poisson) are. What runs outside of captured
+    graphs (behind a graph break, which is among the fallbacks; an optimizer of PyTorch's, data loading) is not counted.
     """
     kernel_seconds: float = 0.0
     eager_seconds: float = 0.0

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers in wrapped modules: masks and noise are eager's own by design; draws that depend on values are fallbacks."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F, nn = torch.nn.functional, torch.nn
+
+import caesura  # noqa: E402
+
+BY_DESIGN = {
+    "dropout": lambda h: F.dropout(h, 0.5), "alpha dropout": lambda h: F.alpha_dropout(h, 0.5, training=True),
+    "feature dropout": lambda h: F.dropout1d(h, 0.5), "rand": lambda h: h + torch.rand(3, 4),
+    "randn_like": lambda h: h + torch.randn_like(h), "randint": lambda h: h + torch.randint(0, 5, (3, 4)),
+    "randperm": lambda h: h[:, torch.randperm(4)], "bernoulli_": lambda h: h * torch.empty(3, 4).bernoulli_(0.5),
+    "normal of numbers": lambda h: h + torch.normal(0.0, 1.0, (3, 4)), "uniform_": lambda h: h + torch.empty(3, 4).uniform_(),
+    "exponential_": lambda h: h + torch.empty(3, 4).exponential_(), "gumbel_softmax": lambda h: F.gumbel_softmax(h),
+    "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),  # numbers of a shape, which are compared with values
+}
+FALLBACKS = {
+    "multinomial": lambda h: h.gather(1, torch.multinomial(h.softmax(-1), 1)),
+    "normal of tensors": lambda h: h + torch.normal(h.detach(), h.detach().exp()), "poisson": lambda h: h * torch.poisson(h.detach().exp()),
+    "binomial": lambda h: h * torch.binomial(torch.full((3, 4), 5.0), h.detach().sigmoid()),
+    "rrelu": lambda h: F.rrelu(h, training=True),
+}
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.net, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x):
+        return self.draw(self.net(x))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+def agree(draw):
+    """In two calls of one seed."""
+    plain = Drawing(draw)
+    ours, x = copy.deepcopy(plain), torch.randn(3, 4)
+    wrapped = caesura.wrap(ours)
+    found = []
+    for module in (plain, wrapped):
+        torch.manual_seed(7)
+        y = [module(x) for _ in range(2)]
+        sum(y).sum().backward()
+        found.append((*y, *(p.grad for p in module.parameters()), torch.rand(())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("draw", BY_DESIGN.values(), ids=BY_DESIGN)
+def test_masks_and_noise_are_eagers_own(draw):
+    with caesura.strict():
+        agree(draw)
+    assert not caesura.report().fallbacks and caesura.report().eager_calls > 0
+
+
+@pytest.mark.parametrize("draw", FALLBACKS.values(), ids=FALLBACKS)
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_draws_that_depend_on_values_are_told_of(draw):
+    with pytest.warns(caesura.FallbackWarning, match="random numbers depend on values"):
+        agree(draw)
+    assert any("depend on values" in reason for _, reason in caesura.report().fallbacks)
+    torch._dynamo.reset()
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="depend on values"):
+        caesura.wrap(Drawing(draw))(torch.randn(3, 4))
