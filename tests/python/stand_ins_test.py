@@ -130,3 +130,50 @@ def test_hooks_of_transformers_are_installed_while_it_is_traced():
         given = caesura.wrap(module)(input_ids=tokens, output_hidden_states=True)
     expected = other(input_ids=tokens, output_hidden_states=True)
     torch.testing.assert_close(given.hidden_states, expected.hidden_states, rtol=1e-4, atol=1e-5)
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.last, self.options = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), {} if reentrant is None else {
+            "use_reentrant": reentrant}
+
+    def forward(self, x, more=None):
+        h = torch.utils.checkpoint.checkpoint(lambda x, more: self.first(x).tanh(), x, more, **self.options)
+        return self.last(h).mean()
+
+
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")
+@pytest.mark.parametrize("reentrant", [True, False, None])
+@pytest.mark.parametrize("route", ["wrap", "step"])
+def test_checkpoints_of_inputs_without_gradients(route, reentrant):
+    torch._dynamo.reset()
+    module, x = Checkpointed(reentrant), torch.randn(3, 4)
+    other, more = copy.deepcopy(module), torch.ones(3, 4, requires_grad=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        module(x).backward()
+    eager = [str(w.message) for w in told if "Gradients will be None" in str(w.message)]
+    assert bool(eager) == (reentrant is not False) == (module.first.weight.grad is None)
+    with warnings.catch_warnings(record=True) as told, caesura.strict():
+        warnings.simplefilter("always")
+        if route == "wrap":
+            wrapped = caesura.wrap(other)
+            wrapped(x).backward()
+        else:
+            optimizer = torch.optim.SGD(other.parameters(), lr=1.0, weight_decay=0.5)
+            caesura.compile_step(other, None, optimizer)(x)
+    assert [str(w.message) for w in told if "Gradients will be None" in str(w.message)] == eager
+    if route == "step":
+        torch.optim.SGD(module.parameters(), lr=1.0, weight_decay=0.5).step()
+        for ours, theirs in zip(other.parameters(), module.parameters()):
+            torch.testing.assert_close(ours, theirs)
+        return
+    for ours, theirs in zip(other.parameters(), module.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    for given in ((x.clone().requires_grad_(), None), (x, more)):  # which pass gradients to the parameters, too
+        for net in (module, wrapped):
+            net.zero_grad()
+            net(*given).backward()
+        for ours, theirs in zip(other.parameters(), module.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad)

@@ -9,9 +9,11 @@ from unittest import mock
 
 import torch
 from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.utils import build_checkpoint_variable
 from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.ctc import ctc_loss
 
@@ -61,6 +63,26 @@ class _AtOnce(UserFunctionVariable):
         return ConstantVariable.create(None)
 
 
+def _cut(function, *args):
+    with torch.no_grad():
+        return function(*args)
+
+
+class _Checkpoint(UserFunctionVariable):
+    """A reentrant checkpoint gives no gradients where none of its arguments requires one, and says so; dynamo knows one kind of
+    checkpoint only."""
+
+    def call_function(self, tx, args, kwargs):
+        chosen = kwargs.get("use_reentrant")
+        reentrant = chosen is None or chosen.is_python_constant() and chosen.as_python_constant() in (True, None)
+        given = [a.realize() for a in args[1:]]
+        inputs = [a.as_proxy().node.meta["example_value"] for a in given if isinstance(a, TensorVariable)]
+        if not reentrant or not torch.is_grad_enabled() or any(value.requires_grad for value in inputs):
+            return build_checkpoint_variable().call_function(tx, args, kwargs)
+        check_backward_validity(inputs)  # warns
+        return UserFunctionVariable(_cut).call_function(tx, args, {})
+
+
 def _traced(function, kind=UserFunctionVariable):
     def build(builder, value):
         builder.install_guards(GuardBuilder.CLOSURE_MATCH)
@@ -81,6 +103,7 @@ def capturing(**options):
     """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
     are its own."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
+    builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
             mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.object(TensorVariable, "method_tolist", _to_list), \
