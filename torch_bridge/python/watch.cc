@@ -124,6 +124,8 @@ void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
   RowsOf(dict).items.emplace_back(std::move(key), std::move(value));
 }
 
+void Watch::Lacks(nb::dict dict, nb::object key) { RowsOf(dict).items.emplace_back(std::move(key), nb::object()); }
+
 void Watch::Whole(nb::dict dict) {
   DictRows rows;
   for (auto [key, value] : dict) rows.items.emplace_back(nb::borrow(key), nb::borrow(value));
@@ -154,6 +156,11 @@ void Watch::Cell(nb::object cell) {
   nb::object value = nb::steal(PyCell_Get(cell.ptr()));
   PyErr_Clear();  // an empty one holds null
   rows_.push_back({Kind::kCell, std::move(cell), std::move(value)});
+}
+
+void Watch::ClassOf(nb::object object) {
+  nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+  rows_.push_back({Kind::kClassOf, std::move(object), std::move(type)});
 }
 
 void Watch::Class(nb::object type) {
@@ -212,6 +219,7 @@ bool Watch::Holds(const Row& row) {
     case Kind::kElement:
       return row.number < PyList_GET_SIZE(object) && PyList_GET_ITEM(object, row.number) == row.value.ptr();
     case Kind::kCell: return PyCell_GET(object) == row.value.ptr();
+    case Kind::kClassOf: return reinterpret_cast<PyObject*>(Py_TYPE(object)) == row.value.ptr();
     case Kind::kClass: return row.number != 0 && ClassVersion(object) == row.number;
     case Kind::kFunction: {
       auto same = [&](PyObject* now, int i) {
@@ -354,10 +362,12 @@ void BindWatch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch", nb::type_slots(slots))
       .def(nb::init<>())
       .def("item", &Watch::Item, nb::arg("dict"), nb::arg("key"), nb::arg("value").none())
+      .def("lacks", &Watch::Lacks)
       .def("whole", &Watch::Whole)
       .def("length", &Watch::Length)
       .def("elements", &Watch::Elements)
       .def("cell", &Watch::Cell)
+      .def("class_of", &Watch::ClassOf)
       .def("class_", &Watch::Class)
       .def("function", &Watch::Function)
       .def("returns", &Watch::Returns, nb::arg("call"), nb::arg("result").none())

@@ -28,13 +28,16 @@ struct TensorFacts {
 // All objects are held. Not for use without the GIL.
 class Watch {
  public:
-  // What is to stay: dict[key], all that a dict holds and its order, the length of a dict, list or set, list[i] for all i,
-  // what a closure's cell holds, a class with its bases, a function's code and defaults, what a call returns.
+  // What is to stay: dict[key], that a dict lacks a key, all that a dict holds and its order, the length of a dict, list or
+  // set, list[i] for all i, what a closure's cell holds, an object's class, a class with its bases, a function's code and
+  // defaults, what a call returns.
   void Item(nanobind::dict dict, nanobind::object key, nanobind::object value);
+  void Lacks(nanobind::dict dict, nanobind::object key);
   void Whole(nanobind::dict dict);
   void Length(nanobind::object container);
   void Elements(nanobind::list list);
   void Cell(nanobind::object cell);
+  void ClassOf(nanobind::object object);
   void Class(nanobind::object type);
   void Function(nanobind::object function);
   void Returns(nanobind::object call, nanobind::object result);
@@ -49,7 +52,7 @@ class Watch {
   void Clear();
 
  private:
-  enum class Kind { kLength, kElement, kCell, kClass, kFunction, kReturns };
+  enum class Kind { kLength, kElement, kCell, kClassOf, kClass, kFunction, kReturns };
   struct Row {
     Kind kind;
     nanobind::object object, value;
@@ -58,7 +61,7 @@ class Watch {
   // What one dict is to hold.
   struct DictRows {
     nanobind::object dict;
-    std::vector<std::pair<nanobind::object, nanobind::object>> items;
+    std::vector<std::pair<nanobind::object, nanobind::object>> items;  // key and value; no value where it lacks the key
     Py_ssize_t length = -1;        // -1: any
     bool whole = false;            // the items are all, in the dict's order: no key is hashed
     mutable uint64_t version = 0;  // the dict's own, when all was last seen to be as it was

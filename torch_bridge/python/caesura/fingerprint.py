@@ -17,26 +17,20 @@ import functools
 import hashlib
 import logging
 import operator
-import pathlib
-import platform
 import sys
-import sysconfig
 import types
 import typing
 
-import onnx
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
 from caesura import _core
 from caesura.dynamo_code import globals_of
+from caesura.known_code import is_known, is_plain_class, is_silent, is_special, releases
 from caesura.places import leaves
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
          torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}
-_SILENT = {"math", "cmath", "operator", "_operator", "functools", "_functools", "itertools", "typing", "types", "collections",
-           "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib", "re",
-           "numbers", "string", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
              types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
 # Of classes: what says nothing of calls. Of modules: what only saving and loading asks.
@@ -47,25 +41,12 @@ _SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_
            "_load_state_dict_post_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
            "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}  # the last three: read where there are hooks
 _RANDOM = {"_original_object_hash"}  # attributes of transformers' that each process has another value for
-_TORCH = str(pathlib.Path(torch.__file__).parent) + "/"
-_STANDARD = str(pathlib.Path(sysconfig.get_path("stdlib"))) + "/"
 _LIMIT = 50000  # objects
+_MADE_IN_PYTHON = 1 << 9  # a flag of classes whose objects may be given another class
 
 
 class Unkeyed(Exception):
     """No key can hold this; the message says what."""
-
-
-class _Object:
-    """As big as an object is that holds nothing outside of Python's sight."""
-
-
-class _Dict(dict):
-    """The same of a dict."""
-
-
-class _OrderedDict(collections.OrderedDict):
-    """The same of an ordered one."""
 
 
 class Fingerprint:
@@ -107,8 +88,10 @@ class Fingerprint:
             raise Unkeyed(f"more than {_LIMIT} objects")
         self._numbers[id(value)] = len(self._numbers)
         self._held.append(value)
+        if kind.__flags__ & _MADE_IN_PYTHON:
+            self.watch.class_of(value)
         for kinds, method in _KINDS:
-            if isinstance(value, kinds):
+            if issubclass(kind, kinds):  # an object may claim to be of another class
                 return method(self, value)
         self._add_instance(value)
 
@@ -145,7 +128,7 @@ class Fingerprint:
 
     def _add_sequence(self, value):
         if type(value) not in (tuple, list):
-            if not (isinstance(value, tuple) and hasattr(value, "_fields")):
+            if not (isinstance(value, tuple) and hasattr(type(value), "_fields")):
                 raise Unkeyed(f"a {type(value).__name__}")
             self.add(type(value))
         self._say(type(value).__name__, len(value))
@@ -165,6 +148,10 @@ class Fingerprint:
         cls = type(value)
         self._say(cls.__name__)
         self._add_items(value)
+        if issubclass(cls, collections.OrderedDict) and len(value) > 1:  # whose order is another one than the dict's below it
+            keys = functools.partial(tuple, collections.OrderedDict.keys(value))
+            self.watch.returns(keys, keys())
+            self.add(keys())
         if cls not in (dict, collections.OrderedDict):
             if not is_plain_class(cls):
                 raise Unkeyed(f"a {cls.__name__}")
@@ -172,9 +159,15 @@ class Fingerprint:
             self._add_items(vars(value))
 
     def _add_items(self, items: dict, unread=()):
-        self.watch.length(items)
+        if unread:
+            self.watch.length(items)
+        else:
+            self.watch.whole(items)
         for key, value in dict.items(items):
-            if key not in unread:
+            if not unread:
+                self.add(key)
+                self.add(value)
+            elif key not in unread:
                 self.add(key)
                 self.watch.item(items, key, value)
                 self.add(value)
@@ -191,6 +184,7 @@ class Fingerprint:
         if storage.nbytes():
             self._say("memory", self._memory.setdefault(storage._cdata, len(self._memory)), value.storage_offset())
         self.watch.tensor(value, False)
+        self.watch.length(vars(value))
         for name in sorted(vars(value)):
             if not name.startswith("_dynamo_"):  # which dynamo gives to parameters
                 self._say(name)
@@ -252,7 +246,7 @@ class Fingerprint:
             self.add(owner)
             owner = type(owner)
         module = getattr(value, "__module__", None) or getattr(owner, "__module__", None)
-        if not _is_silent(module or "builtins"):
+        if not is_silent(module or "builtins"):
             raise Unkeyed(f"{module}.{value.__name__}")
         self._say("builtin", module, getattr(owner, "__name__", ""), value.__name__)
 
@@ -270,7 +264,7 @@ class Fingerprint:
         self._say("function", value.__module__, value.__qualname__, code.co_qualname, code.co_firstlineno)
         if not is_known(code.co_filename):
             self._meet(value, code)
-        elif not _is_silent(value.__module__ or "") and not hasattr(value, "__wrapped__"):
+        elif not is_silent(value.__module__ or "") and not hasattr(value, "__wrapped__"):
             raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty one
@@ -308,20 +302,25 @@ class Fingerprint:
     def _add_named(self, scope, code):
         """What names stand for in a function's globals, in Python's, and in the modules that it names."""
         names, own = code.co_names, globals_of(code)  # attributes may be named as globals are
-        for name in (n for n in own if n not in scope and n in vars(builtins) and not _is_special(n)):
-            self.add(getattr(builtins, name))
-        scopes = [scope] + [vars(sys.modules[name]) for name in names if "." in name and name in sys.modules]  # imports
-        for number, scope in enumerate(scopes):
+        for name in (n for n in own if n not in scope and n in vars(builtins) and not is_special(n)):
+            self.watch.lacks(scope, name)
+            self.watch.item(vars(builtins), name, vars(builtins)[name])
+            self.add(vars(builtins)[name])
+        imported = [sys.modules[name] for name in names if "." in name and name in sys.modules]
+        scopes = [(scope, False)] + [(vars(module), is_silent(module.__name__)) for module in imported]
+        for number, (scope, silent) in enumerate(scopes):  # silent: a module's that is known but for what somebody has put there
             for name in names:
                 if name not in scope or (number == 0 and name not in own):
                     continue
                 value = scope[name]
-                self._say(name)
                 self.watch.item(scope, name, value)
-                self.add(value)
-                is_read = isinstance(value, types.ModuleType) and not _is_silent(value.__name__)
-                if is_read and not any(vars(value) is other for other in scopes):
-                    scopes.append(vars(value))
+                if silent and type(value) not in PLAIN:
+                    self._add_patch(name, value)
+                else:
+                    self._say(name)
+                    self.add(value)
+                if isinstance(value, types.ModuleType) and not any(vars(value) is other for other, _ in scopes):
+                    scopes.append((vars(value), is_silent(value.__name__)))
 
     def _add_cells(self, function):
         for cell in function.__closure__ or ():
@@ -343,30 +342,39 @@ class Fingerprint:
         """By name; what it holds where code names that."""
         if type(value) is not types.ModuleType:
             raise Unkeyed(f"module {value.__name__}, which makes its parts when they are asked for")
-        if not _is_silent(value.__name__) and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
+        if not is_silent(value.__name__) and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
             raise Unkeyed(f"module {value.__name__}")
         self._say("module", value.__name__)
 
     def _add_class(self, value):
-        if type(value) not in (type, enum.EnumMeta) and not _is_silent(type(value).__module__):
+        if type(value) not in (type, enum.EnumMeta) and not is_silent(type(value).__module__):
             self.add(type(value))
         self.watch.class_(value)
         self._say("class", len(value.__mro__))
         for base in value.__mro__:
             self._say(base.__module__, base.__qualname__)
             own = is_known(getattr(sys.modules.get(base.__module__), "__file__", None) or "<built-in>")
-            if own and not _is_silent(base.__module__):
+            if own and not is_silent(base.__module__):
                 raise Unkeyed(f"class {base.__module__}.{base.__qualname__}")
             for name, item in vars(base).items():
                 if own:
                     self._add_patch(name, item)
+                    if base is not torch.nn.Module and isinstance(item, types.FunctionType):
+                        self._add_known_names(item)
                 elif name not in _UNREAD:
                     self._say(name)
                     self.add(item)
-                    if _is_special(name) and isinstance(item, types.FunctionType):  # which a capture may just call
+                    if is_special(name) and isinstance(item, types.FunctionType):  # which a capture may just call
                         self._say_code(item.__code__)
                 elif isinstance(item, types.FunctionType):
                     self._meet(item, item.__code__)
+
+    def _add_known_names(self, function):
+        """What a function of PyTorch's names, where somebody may have put something else."""
+        scope = function.__globals__
+        for name in (name for name in function.__code__.co_names if name in scope):
+            self._say(name, type(scope[name]).__name__, getattr(scope[name], "__name__", None))
+            self.watch.item(scope, name, scope[name])
 
     def _add_patch(self, name, item):
         """What is called by a name of PyTorch's. Of code that somebody has put there the key holds only that itself, not what it
@@ -380,7 +388,7 @@ class Fingerprint:
                 self._say_code(function.__code__)
         else:
             of = function if isinstance(function, type) else type(function)
-            if of is functools.partial or not _is_silent(of.__module__):
+            if of is functools.partial or not is_silent(of.__module__):
                 self.add(function)
 
 
@@ -438,38 +446,6 @@ def _value_in_context(variable):
         return ...
 
 
-def is_plain_class(cls) -> bool:
-    """Whether its objects, and dicts that are its objects, hold nothing outside of Python's sight."""
-    like = _OrderedDict if issubclass(cls, collections.OrderedDict) else _Dict if issubclass(cls, dict) else _Object
-    return cls.__basicsize__ == like.__basicsize__ and not cls.__itemsize__
-
-
-def is_known(filename: str) -> bool:
-    """Whether a file is PyTorch's or the standard library's."""
-    standard = filename.startswith(_STANDARD) and "/site-packages/" not in filename
-    return standard or filename.startswith(_TORCH) or filename in ("<built-in>", "<frozen abc>", "<frozen _collections_abc>")
-
-
-def _is_silent(module: str) -> bool:
-    """Whether what the module does depends on its arguments and on what _add_surroundings() adds, alone."""
-    return module in _SILENT or module == "torch" or module.startswith(("torch.", "typing."))
-
-
-def _is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
-@functools.cache
-def _releases() -> tuple:
-    """All that is told by release: Python, PyTorch, ONNX, this package."""
-    package = hashlib.sha256()
-    folder = pathlib.Path(__file__).resolve().parent  # a build's folder has links, which rglob() does not follow
-    for path in sorted(folder.rglob("*.py")):
-        package.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return (sys.version, str(torch.__version__), torch.version.git_version, onnx.__version__, platform.machine(),
-            torch.backends.cpu.get_cpu_capability(), package.hexdigest())
-
-
 def _add_surroundings(fingerprint: Fingerprint) -> None:
     """What PyTorch's own code reads beside its arguments."""
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level():
@@ -477,7 +453,7 @@ def _add_surroundings(fingerprint: Fingerprint) -> None:
     hooks = vars(torch.nn.modules.module)
     if any(hooks[name] for name in hooks if name.startswith("_global_") and isinstance(hooks[name], dict)):
         raise Unkeyed("global hooks of modules")
-    fingerprint.add(_releases())
+    fingerprint.add(releases())
     fingerprint.add((
         torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
@@ -486,9 +462,13 @@ def _add_surroundings(fingerprint: Fingerprint) -> None:
         torch.backends.cuda.math_sdp_enabled(), _settings(torch._dynamo.config), _settings(torch._functorch.config)))
     fingerprint.watch.returns(GlobalStateGuard().check, True)
     fingerprint.watch.returns(torch._C._len_torch_function_stack, 0)
+    fingerprint.watch.returns(torch.is_inference_mode_enabled, torch.is_inference_mode_enabled())
+    fingerprint.watch.class_(torch.Tensor)
     for namespace in (torch, torch.Tensor, torch.nn.functional):
         for name, item in vars(namespace).items():
             fingerprint._add_patch(name, item)
+            if namespace is not torch.Tensor and callable(item):
+                fingerprint.watch.item(vars(namespace), name, item)
     for name in (n for n in hooks if n.startswith("_global_") and isinstance(hooks[n], dict)):
         fingerprint.watch.length(hooks[name])
 

@@ -4,6 +4,7 @@ arguments), and, since that does not tell what of its code is called, the code t
 is noted under the first part; where it, and all that it names, is as it was, both together are the program's key.
 """
 
+import contextlib
 import logging
 
 from caesura import program_cache
@@ -24,7 +25,8 @@ class Key:
 
     def _start(self):
         self._fingerprint, self._traced, self._program = Fingerprint(), None, ""
-        self.signature = self._fill(self._fingerprint)
+        with _keyed():
+            self.signature = self._fill(self._fingerprint)
         self.watch = self._fingerprint.watch
 
     def follow(self, traced) -> str:
@@ -36,7 +38,8 @@ class Key:
                 self._start()
             self._traced = traced
             try:
-                self._program = self._fingerprint.key() if self._fingerprint.follow(traced) else ""
+                with _keyed():
+                    self._program = self._fingerprint.key() if self._fingerprint.follow(traced) else ""
             except Unkeyed as error:
                 logging.getLogger("caesura").info("a call is not kept on disk: the code of its capture leads to %s", error)
                 self._program = ""
@@ -54,6 +57,18 @@ class Key:
         noted, traced = _noted(self.text), [list(code) for code in traced]
         if traced not in noted:
             program_cache.store(self.text, {"traced": [traced, *noted[:_TRACES - 1]]}, b"")
+
+
+@contextlib.contextmanager
+def _keyed():
+    """An error that objects of the user's raise when they are looked at, and nests too deep to be walked through, are Unkeyed: no
+    call ends for the sake of its key."""
+    try:
+        yield
+    except Unkeyed:
+        raise
+    except Exception as error:
+        raise Unkeyed(f"an object: {type(error).__name__}: {error}") from error
 
 
 def _noted(text: str) -> list:

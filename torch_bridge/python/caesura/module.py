@@ -3,6 +3,7 @@
 
 import copy
 import dis
+import functools
 import logging
 import types
 import weakref
@@ -15,13 +16,14 @@ from caesura import module_cache, program_cache
 from caesura.backend import apart, decompositions
 from caesura.backend import backend as torch_backend
 from caesura.captured_call import is_operator
+from caesura.classes import Classes
 from caesura.dynamo_code import is_plain
 from caesura.fingerprint import Unkeyed
 from caesura.places import mark_changing
 from caesura.reports import refusing
 from caesura.stand_ins import capturing
 
-_CALL = "_call_impl"  # of nn.Module: what is captured
+_CALLED = {"_call_impl", "plain_forward"}  # what is captured, by the names that wrap() and _Forward have for it
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 _CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
 
@@ -46,11 +48,18 @@ class _Calls:
     Where none of them fits, or the code goes on in frames that dynamo must see (behind a graph break), dynamo is asked.
     """
 
-    def __init__(self, compiled, module, dynamic):
-        self.compiled, self.module, self.dynamic = compiled, module, dynamic
-        self.candidate = None  # a call that may be kept
+    def __init__(self, function, module, dynamic, kept=True):
+        """kept: whether calls are looked for on disk."""
+        self.function, self.module, self.dynamic = function, module, dynamic
         self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
-        self.keys = 0 if dynamic is True or not program_cache.enabled() else _KEYS
+        self.keys = _KEYS if kept and dynamic is not True and program_cache.enabled() else 0
+        self._begin()
+
+    def _begin(self):
+        """Forgets what was captured."""
+        self.compiled = torch.compile(apart(self.function), backend=torch_backend, dynamic=self.dynamic, recompile_limit=64)
+        self.candidate = None  # a call that may be kept
+        self.classes = None  # those that the captures were made of
         self.captures = []  # (guards, function), the latest first
         self.known = weakref.WeakSet()  # the code of all that were seen
 
@@ -60,6 +69,8 @@ class _Calls:
         for call in self.recalled:
             if call.fits(args, kwargs):
                 return call(args, kwargs)
+        if self.classes is not None and not self.classes.unchanged():
+            self._begin()
         frame = {"args": args, "kwargs": kwargs, "module": self.module}
         for guards, function in self.captures:
             if guards(frame):
@@ -89,6 +100,8 @@ class _Calls:
             with module_cache.recording() as records:
                 results = self._ask_dynamo(args, kwargs)
         function = self._find()
+        if self.classes is None or function is not None:
+            self.classes = Classes(self.module)
         if key is not None:
             try:
                 self.candidate = module_cache.Candidate(key, records, results, self.compiled._torchdynamo_orig_callable.__code__)
@@ -130,10 +143,45 @@ class _Calls:
             if entry.code in self.known:
                 continue
             self.known.add(entry.code)
-            if not any(i.argval == _CALL for i in dis.get_instructions(entry.code)):  # else a graph break is in it
+            if not any(i.argval in _CALLED for i in dis.get_instructions(entry.code)):  # else a graph break is in it
                 function = types.FunctionType(entry.code, _past_dynamo(call.__globals__), call.__name__, None, call.__closure__)
                 self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
         return function
+
+
+class _Forward(property):
+    """A wrapped module's `forward`: the original's as it is at the time, captured. It calls no hooks, as in PyTorch."""
+
+    def __init__(self, module, dynamic):
+        super().__init__(self._captured, self._set, self._delete)
+        self.module, self.dynamic = module, dynamic
+        self.plain = self.run = None
+
+    def __get__(self, wrapped, cls=None):
+        return type(self.module).forward if wrapped is None else super().__get__(wrapped, cls)
+
+    def _captured(self, wrapped):
+        plain_forward = self.module.forward
+        if torch.compiler.is_dynamo_compiling():
+            return plain_forward
+        is_method = isinstance(plain_forward, types.MethodType)
+        if self.plain != plain_forward:
+            calls = _Calls(lambda *args, **kwargs: plain_forward(*args, **kwargs), self.module, self.dynamic, kept=False)
+
+            @functools.wraps(plain_forward.__func__ if is_method else plain_forward)
+            def run(*args, **kwargs):
+                return calls(args[is_method:], kwargs)
+
+            self.plain, self.run = plain_forward, run
+        return types.MethodType(self.run, wrapped) if is_method else self.run
+
+    @staticmethod
+    def _set(wrapped, forward):
+        vars(wrapped)["forward"] = forward
+
+    @staticmethod
+    def _delete(wrapped):
+        del vars(wrapped)["forward"]
 
 
 class _Wrapped:
@@ -160,7 +208,8 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
         loss.backward()
 
     The wrapped module and the original share everything (parameters, buffers, attributes, hooks, training mode): what
-    changes in one has changed in the other. The original still runs in PyTorch. state_dict() has the original's names.
+    changes in one has changed in the other; an attribute set on one is set on the other. `forward` is captured, too, without
+    the hooks. The original still runs in PyTorch. state_dict() has the original's names.
     Graphs are captured at the first call, and again for inputs whose dtypes, devices, ranks or non-tensor values no graph
     was captured for; a size that changes becomes a symbol (dynamic=None), is one from the start (True), or never is (False).
 
@@ -174,11 +223,10 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
         return module
 
     def call(*args, **kwargs):
-        return module._call_impl(*args, **kwargs)  # _CALL
+        return module._call_impl(*args, **kwargs)
 
-    compiled = torch.compile(apart(call), backend=torch_backend, dynamic=dynamic, recompile_limit=64)
     cls = type(type(module).__name__, (_Wrapped, type(module)), {
-        "_original": module, "_calls": _Calls(compiled, module, dynamic),
+        "_original": module, "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic),
         "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped = object.__new__(cls)

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from caesura import call_cache, captured_call, fingerprint, keys, program_cache
-from caesura.fingerprint import is_plain_class
+from caesura.known_code import is_plain_class
 from caesura.places import leaves, named, tensors_of
 
 _VALUES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # that results may hold

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes after a call is noticed by the next one: by a process that has captured it, and by one that found it on disk."""
+
+import json
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from caesura import module as wrapping  # noqa: E402
+from changes import CALLS, CHANGES, Net, difference, outcome  # noqa: E402
+from program_cache_test import start  # noqa: E402
+
+
+UNGUARDED = {"ordered dict's order", "builtin shadowed"}  # what dynamo's guards do not see, in the process that has captured
+
+
+def sweep(recalls: bool, names=(*CHANGES, *CALLS)) -> dict:
+    """The differences to eager after each change, by its name; in a process that finds its first calls on disk, or none."""
+    warnings.simplefilter("ignore")
+    count, original = [], wrapping.torch_backend
+    wrapping.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
+    x, found = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)), {}
+    for name in (name for name in names if recalls or name not in UNGUARDED):
+        torch.manual_seed(0)
+        module = Net()
+        wrapped = caesura.wrap(module)
+        before, expected = (outcome(module, call, (x,), {}) for call in (wrapped, module))
+        problems = [difference(before, expected)]
+        if recalls and count:
+            problems.append("was not found on disk")
+        args, kwargs = CALLS[name](x) if name in CALLS else ((x.double() if name == "dtype" else x,), {})
+        with CHANGES[name](module) if name in CHANGES else warnings.catch_warnings():
+            problems.append(difference(*(outcome(module, call, args, kwargs) for call in (wrapped, module))))
+        problems.append(difference(outcome(module, wrapped, (x,), {}), outcome(module, module, (x,), {})))
+        if any(problems):
+            found[name] = [problem for problem in problems if problem]
+        count.clear()
+    return found
+
+
+@pytest.mark.parametrize("recalls", [False, True])
+def test_every_change_is_noticed(recalls, tmp_path, monkeypatch):
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "programs"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if recalls:  # what another process has kept
+        keeping = start("import torch, caesura, changes; m = caesura.wrap(changes.Net()); x = torch.randn(4, 4)\n"
+                        "for _ in range(3): changes.outcome(m, m, (x,), {})")
+        assert keeping.wait(120) == 0, keeping.stderr.read()
+        assert list((tmp_path / "programs").iterdir())
+    else:
+        monkeypatch.setenv("CAESURA_PROGRAM_CACHE", "off")
+    process = start(f"import json, changes_test; print(json.dumps(changes_test.sweep({recalls})))")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err[-3000:]
+    assert json.loads(out.splitlines()[-1]) == {}

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is changed for many modules at once after a capture, which dynamo's guards do not look at: functions of classes
+(`Layer.forward = ...`), and hooks of all modules."""
+
+import torch
+
+from caesura import _core
+
+
+class Classes:
+    """The classes of a module and of all in it, and of tensors, as they are when this is made; and hooks of all modules."""
+
+    def __init__(self, module):
+        kinds = {type(part) for part in module.modules()} | {torch.Tensor}
+        self._functions = {cls: _functions(cls) for kind in kinds for cls in kind.__mro__[:-1]}
+        self._hooks = list(map(len, _hooks()))
+        self._begin()
+
+    def _begin(self):
+        self._watch = _core.Watch()
+        for cls in self._functions:
+            self._watch.class_(cls)
+        for hooks in _hooks():
+            self._watch.length(hooks)
+
+    def unchanged(self) -> bool:
+        """Whether their functions are the same. Costs little until something of a class has changed."""
+        if self._watch.unchanged():
+            return True
+        if self._hooks != list(map(len, _hooks())):
+            return False
+        for cls, functions in self._functions.items():
+            now = _functions(cls)
+            if now.keys() != functions.keys() or any(now[name] is not function for name, function in functions.items()):
+                return False
+        self._begin()  # a number of a class, which dynamo looks at
+        return True
+
+
+def _hooks() -> list:
+    held = vars(torch.nn.modules.module)
+    return [hooks for name, hooks in held.items() if name.startswith("_global_") and isinstance(hooks, dict)]
+
+
+def _functions(cls) -> dict:
+    """By name, what is called, or called for an attribute."""
+    return {name: value for name, value in vars(cls).items() if callable(value) or hasattr(type(value), "__get__")}
