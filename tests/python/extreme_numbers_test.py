@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integers that no exporter writes, in every op: each ends in an error or runs, quickly, and harms nobody.
+"""Numbers that no exporter writes, in every op: each ends in an error or runs, quickly, and harms nobody.
 
-The ONNX node tests are run with one integer attribute, or one integer input, replaced. CAESURA_LONG=1: all of them;
+The ONNX node tests are run with one integer attribute, or one small input, replaced. CAESURA_LONG=1: all of them;
 otherwise one for each op.
 """
 
@@ -19,6 +19,7 @@ from onnx import defs, helper
 from caesura import conformance
 
 EXTREMES = (-(1 << 63), -(1 << 31) - 1, -1, 0, (1 << 31) - 1, 1 << 31, 1 << 62, (1 << 63) - 1)
+REALS = (float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 1e-30)  # that sizes and counts are made from
 MEMORY = 4 << 30  # of a worker; what wants more is refused
 PATIENCE = 20  # seconds for one mutant, on a machine that does other things too
 LONG = os.environ.get("CAESURA_LONG") == "1"
@@ -71,10 +72,10 @@ def mutants_of(case):
         for value in EXTREMES:
             yield f"{name} = {value}", with_attribute(case, index, name, many, value), feeds
     for name, array in feeds.items():
-        if not isinstance(array, np.ndarray) or array.dtype not in (np.int64, np.int32) or not 0 < array.size <= 8:
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or not 0 < array.size <= 8:
             continue
-        for value in EXTREMES:
-            if np.iinfo(array.dtype).min <= value <= np.iinfo(array.dtype).max:
+        for value in EXTREMES if array.dtype.kind == "i" else REALS:
+            if array.dtype.kind == "f" or np.iinfo(array.dtype).min <= value <= np.iinfo(array.dtype).max:
                 for last_only in (False, True):
                     changed = array.copy()
                     changed.reshape(-1)[-1 if last_only else slice(None)] = value
@@ -198,7 +199,7 @@ def sweep(names: list) -> tuple:
 
 
 @pytest.mark.parametrize("of, least", [("runs", 2000), ("inference", 2000)])
-def test_extreme_integers_harm_nobody(of, least):
+def test_extreme_numbers_harm_nobody(of, least):
     names = chosen(conformance.collect()) if of == "runs" else [label_of(schema) for schema in schemas()]
     began = time.time()
     total, harms = sweep(names)
