@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
-from caesura import fingerprint, program_cache  # noqa: E402
+from caesura import known_code, program_cache  # noqa: E402
 from caesura.fingerprint import Fingerprint, Unkeyed, traced  # noqa: E402
 from compile_step_calls_test import both  # noqa: E402
 from compile_step_test import Net, batches, eager, same  # noqa: E402
@@ -245,8 +245,8 @@ def patched(owner, name, value):
 def test_other_surroundings_are_another_program(change):
     before = fingerprint_of(Net())
     with contextlib.ExitStack() as stack:
-        stack.callback(fingerprint._releases.cache_clear)
-        fingerprint._releases.cache_clear()
+        stack.callback(known_code.releases.cache_clear)
+        known_code.releases.cache_clear()
         change(stack)
         assert fingerprint_of(Net()) != before
     assert fingerprint_of(Net()) == before
