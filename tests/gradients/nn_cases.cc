@@ -87,6 +87,13 @@ std::vector<GradientCase> LossCases() {
        .feeds = labels, .initializers = weights},
       {.name = "NegativeLogLikelihoodLossNone", .inputs = deep,
        .body = "y = NegativeLogLikelihoodLoss<reduction = \"none\", ignore_index = 2>(x, l)", .feeds = deep_labels},
+      // The slopes are those of what log_probs are the log-softmax of.
+      {.name = "CtcLoss", .inputs = "double[6,2,4] x, int64[2,3] l",
+       .body = "p = LogSoftmax(x)\ny, slopes = ai.caesura.CtcLoss(p, l, n, k)", .feeds = {{"l", {1, 1, 3, 2, 0, 0}}},
+       .initializers = "<int64[2] n = {6, 4}, int64[2] k = {3, 1}>"},
+      {.name = "CtcLossInARow", .inputs = "double[6,2,4] x, int64[4] l",
+       .body = "p = LogSoftmax(x)\ny, slopes = ai.caesura.CtcLoss<blank = 2>(p, l, n, k)", .feeds = {{"l", {1, 1, 3, 0}}},
+       .initializers = "<int64[2] n = {6, 4}, int64[2] k = {3, 1}>"},
   };
 }
 

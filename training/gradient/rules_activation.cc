@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of activations. At a kink the side that PyTorch takes.
+// Gradient rules of activations. At a kink, and where X is NaN, the side that PyTorch takes.
 #include "training/gradient/gradient_rules.h"
 
 namespace caesura::gradient {
 namespace {
 
-// Y = max(X, 0);  dX = dY where Y > 0
+// Y = max(X, 0);  dX = dY but where Y <= 0
 void ReluRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("ReluGrad", {g.dY(), g.output()})); }
 
 // Y = s(X) = 1 / (1 + e^-X);  dX = dY Y (1 - Y)
@@ -37,21 +37,21 @@ void PReluRule(GradientContext& g) {
 void EluRule(GradientContext& g) {
   const Expr x = g.input(0);
   const Expr curved = g.dY() * (g.output() + g.FloatAttr("alpha", 1));
-  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY(), curved));
+  g.SetInputGradient(0, Where(LessOrEqual(x, Number(0, x)), curved, g.dY()));
 }
 
 // Y = c X where X > 0, else c a (e^X - 1);  dX = c dY, or dY (Y + c a)
 void SeluRule(GradientContext& g) {
   const double a = g.FloatAttr("alpha", 1.67326319217681884765625), c = g.FloatAttr("gamma", 1.05070102214813232421875);
   const Expr x = g.input(0);
-  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY() * c, g.dY() * (g.output() + c * a)));
+  g.SetInputGradient(0, Where(LessOrEqual(x, Number(0, x)), g.dY() * (g.output() + c * a), g.dY() * c));
 }
 
 // Y = X where X > 0, else a (e^(X/a) - 1);  dX = dY, or dY (Y / a + 1)
 void CeluRule(GradientContext& g) {
   const Expr x = g.input(0);
   const Expr curved = g.dY() * (g.output() / g.FloatAttr("alpha", 1) + 1);
-  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY(), curved));
+  g.SetInputGradient(0, Where(LessOrEqual(x, Number(0, x)), curved, g.dY()));
 }
 
 // Y = ln(1 + e^X);  dX = dY s(X)
@@ -70,7 +70,7 @@ void HardSigmoidRule(GradientContext& g) {
 // Y = X clip(X/6 + 1/2, 0, 1);  dX = dY (X/3 + 1/2) where |X| < 3, dY above, 0 below
 void HardSwishRule(GradientContext& g) {
   const Expr x = g.input(0), dy = g.dY();
-  const Expr above = Where(GreaterOrEqual(x, Number(3, x)), dy, dy * (x / 3 + 0.5));
+  const Expr above = Where(Less(x, Number(3, x)), dy * (x / 3 + 0.5), dy);
   g.SetInputGradient(0, Where(LessOrEqual(x, Number(-3, x)), Number(0, x), above));
 }
 

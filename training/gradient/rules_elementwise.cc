@@ -121,8 +121,16 @@ void ModRule(GradientContext& g) {
   g.SetInputGradient(1, -(g.dY() * Op("Round", {(g.input(0) - g.output()) / g.input(1)})));
 }
 
-// Y = max(X1, X2, ...), or min;  dXi = dY [Xi = Y] / (how many of them equal Y)
+// Y = max(X1, X2, ...), or min;  dXi = dY [Xi = Y] / (how many of them equal Y). Of two, both take all of dY where one is NaN.
 void ExtremumRule(GradientContext& g) {
+  if (g.input_count() == 2) {
+    const Expr a = g.input(0), b = g.input(1), zero = Number(0, g.dY());
+    const Expr share = Where(Equal(a, b), g.dY() / 2, g.dY()), less = Less(a, b), greater = Greater(a, b);
+    const bool is_max = g.node().Is("Max");
+    g.SetInputGradient(0, Where(is_max ? less : greater, zero, share));
+    g.SetInputGradient(1, Where(is_max ? greater : less, zero, share));
+    return;
+  }
   Exprs masks;
   for (int i = 0; i < g.input_count(); ++i) masks.push_back(Mask(Equal(g.input(i), g.output()), g.output()));
   Expr ties = masks[0];
@@ -185,6 +193,7 @@ std::vector<GradientRule> ElementwiseRules() {
       {.op_type = "Erf", .function = ErfRule},
       {.op_type = "Exp", .function = ExpRule},
       {.op_type = "Identity", .function = IdentityRule},
+      {.op_type = "Check", .function = IdentityRule, .domain = kCaesuraDomain, .stops = {1}},
       {.op_type = "Log", .function = LogRule},
       {.op_type = "Max", .function = ExtremumRule, .broadcasts = true},
       {.op_type = "Mean", .function = MeanRule, .broadcasts = true},

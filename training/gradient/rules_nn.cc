@@ -73,6 +73,12 @@ void NegativeLogLikelihoodLossRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("NegativeLogLikelihoodLossGrad", inputs, g.Attributes({"reduction", "ignore_index"})));
 }
 
+// losses and their slopes by X;  dX = dlosses times the slopes
+void CtcLossRule(GradientContext& g) {
+  const Expr slopes = g.EnsureOutput(1, g.input(0).value()->type());
+  g.SetInputGradient(0, slopes * Unsqueeze(g.dY(0), {1}));
+}
+
 // h_t = f(W x_t + R h_(t-1) + B);  back through time
 void RnnRule(GradientContext& g, const std::string& op) {
   Exprs inputs = {g.dY(0), g.dY(1)};
@@ -98,6 +104,7 @@ std::vector<GradientRule> NnRules() {
       {.op_type = "AveragePool", .function = AveragePoolRule},
       {.op_type = "Conv", .function = ConvRule},
       {.op_type = "ConvTranspose", .function = ConvTransposeRule},
+      {.op_type = "CtcLoss", .function = CtcLossRule, .domain = kTrainingDomain, .stops = {1, 2, 3}},
       {.op_type = "DeformConv", .function = DeformConvRule},
       {.op_type = "GRU", .function = GruRule, .stops = {4}},
       {.op_type = "GRUTraining", .function = GruRule, .domain = kTrainingDomain, .stops = {4}},

@@ -193,7 +193,7 @@ Status CreateSoftmaxGrad(KernelInfo& info) {
 }
 
 constexpr UnaryRow kRows[] = {
-    {"ReluGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return (y > 0) ? dy : decltype(dy){0}; }>},
+    {"ReluGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return (y <= 0) ? decltype(dy){0} : dy; }>},
     {"GeluGrad", kFloatTypes, CreateGeluGrad},
     {"SigmoidGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return dy * y * (1 - y); }>},
     {"TanhGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return dy * (1 - y * y); }>},

@@ -10,6 +10,7 @@ void RegisterTrainingKernels(KernelRegistry& registry) {
   RegisterPoolGradKernels(registry);
   RegisterNormalizationGradKernels(registry);
   RegisterLossGradKernels(registry);
+  RegisterCtcLossKernels(registry);
   RegisterRecurrentGradKernels(registry);
   RegisterImageGradKernels(registry);
   RegisterAttentionGradKernels(registry);

@@ -168,6 +168,7 @@ std::vector<OpSchemaSpec> Elementwise() {
       Spec("TanhGrad", 2, 2, 1, {0}),       Spec("SoftmaxGrad", 2, 2, 1, {0}),    Spec("LogSoftmaxGrad", 2, 2, 1, {0}),
       Spec("DropoutGrad", 3, 3, 1, {0}),    Spec("CumProdGrad", 3, 3, 1, {1}),    Spec("ReduceProdGrad", 2, 3, 1, {1}),
       Spec("DetGrad", 3, 3, 1, {1}),        Spec("Detach", 1, 1, 1, {0}),
+      Spec("Check", 2, 2, 1, {0}),
   };
 }
 
@@ -214,6 +215,12 @@ OpSchemaSpec AttentionTraining() {
   return spec;
 }
 
+OpSchemaSpec CtcLoss() {
+  OpSchemaSpec spec = Spec("CtcLoss", 4, 4, 2, {-1, 0});
+  spec.infer = SameDType;
+  return spec;
+}
+
 // {op, inputs at least, at most, outputs at most, whose type each output has}
 std::vector<OpSchemaSpec> Layers() {
   return {
@@ -235,6 +242,7 @@ std::vector<OpSchemaSpec> Layers() {
       Spec("GroupNormalizationGrad", 3, 3, 3, {1, 2, 2}),
       Spec("SoftmaxCrossEntropyLossGrad", 3, 4, 1, {1}),
       Sized<3>("NegativeLogLikelihoodLossGrad", 4, 4),
+      CtcLoss(),
       Spec("RNNTraining", 3, 6, 3, {-1}),
       Spec("GRUTraining", 3, 6, 3, {-1}),
       Spec("LSTMTraining", 3, 8, 4, {-1}),

@@ -10,10 +10,11 @@
 // SumTo (dY, shape[host int64]) -> dX      sums dY over the axes that broadcasting expanded from `shape`; a view of dY
 //     where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
 // Detach (X) -> Y                          Y = X, and no gradient of Y reaches X
+// Check (X, holds[bool]) -> Y              Y = X where all of `holds` is true, otherwise the run fails with the attribute `message`
 // WithGradient (Y..., X...) -> Y...        Y as it came, with another gradient: that of X, by the graph of the attribute
 //     `gradient`, (dY..., X...) -> dX...; gradient_inputs: ints, the node's input that each dX is of. Never executed
 // TopK (X, K[host]) -> Y, I                as ONNX's, but of equal elements those that PyTorch takes; sorted: 0 leaves them as found
-// ReluGrad (dY, Y) -> dX                   dX = dY where Y > 0
+// ReluGrad (dY, Y) -> dX                   dX = dY, 0 where Y <= 0 (not where it is NaN)
 // GeluGrad (dY, X) -> dX                   attribute approximate: "none" | "tanh"
 // SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX
 // SoftmaxGrad (dY, Y) -> dX                attribute axis. dX = Y * (dY - sum(dY * Y, axis))
@@ -43,6 +44,9 @@
 // SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?) -> dScores  attributes reduction, ignore_index;
 //     log_prob is the optional second output of the forward op
 // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput   attributes likewise
+// CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one behind the other, input_lengths[int64],
+//     target_lengths[int64]) -> losses [batch], slopes   attributes blank, zero_infinity. slopes: of each loss the derivative
+//     by its log_probs, as PyTorch has it: of what log_probs are the log-softmax of. float32 and float64
 // RNNTraining, GRUTraining (as ONNX's) -> Y, Y_h, trace; LSTMTraining -> Y, Y_h, Y_c, trace   the trace [directions, ...] is
 //     the gates, states and cells of all steps (core/kernels/cpu/recurrent_cell.h)
 // RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?, trace) -> dX, dW, dR, dB, dinitial_h
@@ -107,6 +111,7 @@ void RegisterNormalizationGradKernels(KernelRegistry& registry);  // normalizati
 void RegisterBatchNormGradKernels(KernelRegistry& registry);      // normalization_batch_grad.cc
 void RegisterGroupNormGradKernels(KernelRegistry& registry);      // normalization_group_grad.cc
 void RegisterLossGradKernels(KernelRegistry& registry);           // loss_grad.cc
+void RegisterCtcLossKernels(KernelRegistry& registry);            // ctc_loss.cc
 void RegisterRecurrentGradKernels(KernelRegistry& registry);      // recurrent_grad.cc
 void RegisterImageGradKernels(KernelRegistry& registry);          // image_grad.cc: Resize, GridSample, RoiAlign
 void RegisterRoiGradKernels(KernelRegistry& registry);            // image_roi_grad.cc: RoiAlign, MaxRoiPool

@@ -28,12 +28,11 @@ T Magnitude(T x) {
   return x < 0 ? Negated(x) : x;
 }
 
-// -1, 0, 1; a NaN stays.
+// -1, 0, 1; of NaN, of which ONNX says nothing, 0 as PyTorch has it.
 template <typename T>
 T SignOf(T x) {
   if constexpr (std::is_unsigned_v<T>) return x > 0;
-  const T sign = static_cast<T>((x > 0) - (x < 0));
-  return x == x ? sign : x;
+  return static_cast<T>((x > 0) - (x < 0));
 }
 
 template <typename T>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identity (tensors of any type, sequences, optionals), Detach, and Clip.
+// Identity (tensors of any type, sequences, optionals), Detach, Check, and Clip.
+#include <algorithm>
 #include <limits>
+#include <string>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/kernel_list.h"
@@ -33,6 +35,22 @@ Status CreateIdentity(KernelInfo& info) {
     const void* x = context.Input<void>(0);
     void* y = context.Output<void>(0);
     if (x != y) CopyElements(dtype, x, y, count);
+  });
+  return {};
+}
+
+Status CreateCheck(KernelInfo& info) {
+  if (info.InputDType(1) != DType::kBool) return info.Invalid("what is to hold must be bool");
+  const DType dtype = info.InputDType(0);
+  const int64_t count = info.InputShape(0).elements(), conditions = info.InputShape(1).elements();
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([=, message = info.Attr<std::string>("message", "a check failed")](KernelContext& context) -> Status {
+    const bool* holds = context.Input<bool>(1);
+    if (!std::all_of(holds, holds + conditions, [](bool holds) { return holds; })) return InvalidArgument(message);
+    const void* x = context.Input<void>(0);
+    void* y = context.Output<void>(0);
+    if (x != y) CopyElements(dtype, x, y, count);
+    return {};
   });
   return {};
 }
@@ -89,6 +107,7 @@ Status CreateClip(KernelInfo& info) {
 void RegisterIdentityKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Identity", .aliases = {View(0, 0)}, .create = CreateIdentity});
   registry.Add({.op_type = "Detach", .domain = kCaesuraDomain, .aliases = {View(0, 0)}, .create = CreateIdentity});
+  registry.Add({.op_type = "Check", .domain = kCaesuraDomain, .aliases = {MayReuse(0, 0)}, .create = CreateCheck});
   registry.Add({.op_type = "Clip", .types = kNumericTypes, .aliases = {MayReuse(0, 0)}, .create = CreateClip});
 }
 

@@ -41,7 +41,7 @@ inline int64_t PoolGrain(const Window3& w) {
   return 1 + kParallelGrain / (CappedProduct({w.OutputCount(), w.KernelCount()}) + 1);
 }
 
-// y[o] = the maximum of window o; NaN wins. `at`, where wanted, is the place of the first maximum in the image.
+// y[o] = the maximum of window o; NaN wins. `at`, where wanted, is the place of the first maximum in the image, of the last NaN.
 template <typename T>
 void MaxOfWindows(const Window3& w, const T* x, T* y, int32_t* at) {
   const int64_t outputs = w.OutputCount();
@@ -60,7 +60,7 @@ void MaxOfWindows(const Window3& w, const T* x, T* y, int32_t* at) {
       }
       for (int64_t o = first; o < last; ++o) {
         const T v = x[from + o * step], best = y[line + o];
-        const bool wins = v > best || (v != v && best == best) || at[line + o] < 0;
+        const bool wins = v > best || v != v || at[line + o] < 0;
         y[line + o] = wins ? v : best;
         at[line + o] = wins ? static_cast<int32_t>(from + o * step) : at[line + o];
       }

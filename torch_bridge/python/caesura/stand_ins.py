@@ -15,6 +15,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
+from caesura.checked import gaussian_nll_loss
 from caesura.ctc import ctc_loss
 
 
@@ -25,8 +26,28 @@ def _is_causal(mask, is_causal=None, size=None):
 
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
+    torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
     torch.nn.modules.transformer._detect_is_causal_mask: _is_causal,
 }
+_BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+_batch_norm = _BatchNorm.forward
+
+
+def _cumulative_batch_norm(self, x):
+    """Without a momentum the statistics are the mean of all batches' so far, whose number PyTorch reads off a tensor."""
+    if self.momentum is not None or not self.training or self.num_batches_tracked is None:
+        return _batch_norm(self, x)
+    self._check_input_dim(x)
+    self.num_batches_tracked.add_(1)
+    batch = [torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)]
+    y = torch.nn.functional.batch_norm(x, *batch, self.weight, self.bias, True, 1.0, self.eps)
+    with torch.no_grad():
+        for kept, new in zip((self.running_mean, self.running_var), batch):
+            share = self.num_batches_tracked.to(kept.dtype).reciprocal()
+            kept.mul_(1 - share).add_(new * share)
+    return y
+
+
 _GRADIENTS = {"trace_autograd_ops": True} if hasattr(torch._dynamo.config, "trace_autograd_ops") else {}  # not in 2.12
 
 
@@ -107,5 +128,6 @@ def capturing(**options):
     with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
             mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.object(TensorVariable, "method_tolist", _to_list), \
+            mock.patch.object(_BatchNorm, "forward", _cumulative_batch_norm), \
             mock.patch.dict(VariableBuilder._id_dispatch(), builders):
         yield

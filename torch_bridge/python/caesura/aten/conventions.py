@@ -10,10 +10,11 @@ import math
 import torch
 
 from caesura.aten.elementwise import operand
+from caesura.aten.indexing import broadcast_shape
 from caesura.aten.reduction import reduce, var, var_mean
 from caesura.aten.results import result
 from caesura.aten.table import Refused, aten, raises
-from caesura.aten.writer import Tensor, positive
+from caesura.aten.writer import DOMAIN, Tensor, positive
 
 # A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
 # backward these calls are decomposed, or written otherwise.
@@ -56,7 +57,7 @@ def clamp(w, node, x, low, high):
     dtype, shape = result(node)
     x = w.cast(x, dtype)
     bounds = [bound if bound is None else operand(w, bound, dtype) for bound in (low, high)]
-    if not any(isinstance(bound, Tensor) for bound in (low, high)):
+    if not any(isinstance(bound, Tensor) or bound != bound for bound in (low, high)):
         return w.make("Clip", [x, *bounds], dtype, shape)
     m = _Math(w, dtype, shape)
     for bound, beyond in zip(bounds, ("Less", "Greater")):
@@ -143,18 +144,54 @@ def expm1(w, node, x):
 
 
 def _log1p(m, x):
-    """log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4)."""
+    """log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4).
+
+    Written as log(u), whose derivative is the function's own, and a correction that has none.
+    """
     u = m.op("Add", x, 1)
-    exact, infinite = m.test("Equal", u, 1), m.test("Equal", u, math.inf)
+    exact, log = m.test("Equal", u, 1), m.op("Log", u)
     ratio = m.op("Div", x, m.op("Where", exact, 1, m.op("Sub", u, 1)))
-    product = m.op("Mul", m.op("Log", u), m.op("Where", infinite, 1, ratio))
-    return m.op("Where", exact, x, product)
+    product = m.op("Where", exact, x, m.op("Mul", log, ratio))
+    finite = m.test("Less", m.op("Abs", log), math.inf)
+    correction = m.op("Where", finite, m.op("Sub", product, log), 0)
+    return m.op("Add", log, m.op("Detach", correction, domain=DOMAIN))
 
 
 @raises(aten.log1p.default)
 def log1p(w, node, x):
     dtype, m, (x,) = _math(w, node, x)
     return w.cast(_log1p(m, x), dtype)
+
+
+# --- distances -----------------------------------------------------------------------------------------------
+
+def _reduced(w, each, reduction, dtype):
+    if reduction:
+        each = reduce(w, "ReduceMean" if reduction == 1 else "ReduceSum", each, list(range(each.rank)), False, each.dtype, ())
+    return w.cast(each, dtype)
+
+
+def _bent(w, node, x, target, reduction, knee, square, line):
+    """square(m, d) of distances d below the knee, and of NaN; line(m, |d|) of others."""
+    dtype, _ = result(node)
+    inner = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    m = _Math(w, inner, broadcast_shape([x, target]))
+    distance = m.op("Sub", w.cast(x, inner), w.cast(target, inner))
+    far = m.test("GreaterOrEqual", m.op("Abs", distance), knee)
+    near = square(m, m.op("Where", far, 0, distance))
+    return _reduced(w, m.op("Where", far, line(m, m.op("Abs", distance)), near), reduction, dtype)
+
+
+@_conventional(aten.huber_loss.default)
+def huber_loss(w, node, x, target, reduction, delta):
+    return _bent(w, node, x, target, reduction, delta, lambda m, d: m.op("Mul", m.op("Mul", d, d), 0.5),
+                 lambda m, d: m.op("Mul", m.op("Sub", d, 0.5 * delta), delta))
+
+
+@_conventional(aten.smooth_l1_loss.default)
+def smooth_l1_loss(w, node, x, target, reduction, beta):
+    return _bent(w, node, x, target, reduction, beta,
+                 lambda m, d: m.op("Mul", m.op("Mul", d, d), 0.5 / beta if beta else 0), lambda m, d: m.op("Sub", d, 0.5 * beta))
 
 
 # --- zeros ---------------------------------------------------------------------------------------------------
@@ -256,6 +293,4 @@ def binary_cross_entropy(w, node, p, target, weight, reduction):
     each = m.op("Where", saturated, line, plain)
     if weight is not None:
         each = m.op("Mul", each, w.cast(weight, inner))
-    if reduction != 0:
-        each = reduce(w, "ReduceMean" if reduction == 1 else "ReduceSum", each, list(range(p.rank)), False, inner, ())
-    return w.cast(each, dtype)
+    return _reduced(w, each, reduction, dtype)

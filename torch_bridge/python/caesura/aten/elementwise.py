@@ -136,8 +136,8 @@ def threshold_backward(w, node, dy, y, threshold):
     if threshold == 0:
         return w.make("ReluGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
     dtype, shape = result(node)
-    over = w.make("Greater", [y, w.constant(threshold, y.dtype)], torch.bool, y.shape)
-    return w.make("Where", [over, dy, w.constant(0, dtype)], dtype, shape)
+    below = w.make("LessOrEqual", [y, w.constant(threshold, y.dtype)], torch.bool, y.shape)
+    return w.make("Where", [below, w.constant(0, dtype), dy], dtype, shape)
 
 
 @raises(aten.silu.default)
@@ -297,6 +297,8 @@ def pow(w, node, a, b):
         return w.cast(a, dtype)
     if b == 0.5 and dtype.is_floating_point:
         return w.make("Sqrt", [w.cast(a, dtype)], dtype, shape)
+    if b == -0.5 and dtype.is_floating_point:
+        return rsqrt(w, node, a)
     return arithmetic(w, "Pow", node, a, b)
 
 

@@ -163,7 +163,8 @@ DECOMPOSED_TWICE = {aten.native_layer_norm.default, aten.native_layer_norm_backw
 
 def _is_left_twice(node):
     transposed = node.target == aten.convolution_backward.default and node.args[7]
-    return transposed or node.target == aten.max_pool2d_with_indices_backward.default
+    return transposed or node.target in (aten.max_pool2d_with_indices_backward.default,
+                                         aten.max_pool3d_with_indices_backward.default)
 
 
 class ForwardImporter(Importer):

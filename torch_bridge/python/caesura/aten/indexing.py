@@ -116,7 +116,7 @@ def _places(w, node, x, indices):
     if any(indices[d].dtype in (torch.bool, torch.uint8) for d in axes):
         raise Refused("places given by a mask")
     tensors = [w.cast(indices[d], torch.int64) for d in axes]
-    shape = _broadcast(tensors)
+    shape = broadcast_shape(tensors)
     parts = []
     for tensor in tensors:
         if not same_shape(tensor.shape, shape):
@@ -126,7 +126,7 @@ def _places(w, node, x, indices):
     return axes, whole, shape
 
 
-def _broadcast(tensors):
+def broadcast_shape(tensors):
     rank = max(t.rank for t in tensors)
     shape = [1] * rank
     for tensor in tensors:

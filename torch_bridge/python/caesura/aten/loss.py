@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negative log likelihood loss, forward and backward."""
+"""Losses, forward and backward: of negative log likelihoods, of margins to several labels, and ctc_loss."""
 
 import torch
 
+import caesura.checked  # noqa: F401  the operators
+import caesura.ctc  # noqa: F401
+
 from caesura.aten.results import is_read, result
-from caesura.aten.table import aten, raises
+from caesura.aten.table import Refused, aten, raises
 from caesura.aten.writer import DOMAIN, Tensor
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -44,3 +47,83 @@ def nll_loss_backward(w, node, dloss, x, target, weight, reduction, ignore_index
     dx = w.make("NegativeLogLikelihoodLossGrad", inputs, dtype, scores.shape, domain=DOMAIN,
                 reduction=_REDUCTIONS[reduction], ignore_index=ignore_index)
     return w.reshape(Tensor(dx.name, dtype, scores.shape), shape)
+
+
+# --- labels by margins ------------------------------------------------------------------------------------------
+
+def _rows(w, *tensors):
+    """Vectors as batches of one."""
+    return [t if t.rank > 1 else w.reshape(t, (1, *(t.shape or (1,)))) for t in tensors]
+
+
+def _labels(w, target):
+    """Of a row of labels, which ends at the first that is negative: (whether each counts, the labels with 0 for others)."""
+    shape = target.shape
+    ends = w.cast(w.make("Less", [target, w.constant(0, target.dtype)], torch.bool, shape), torch.int64)
+    ended = w.make("CumSum", [ends, w.constant(1)], torch.int64, shape)
+    counts = w.make("Equal", [ended, w.constant(0)], torch.bool, shape)
+    return counts, w.make("Where", [counts, target, w.constant(0, target.dtype)], target.dtype, shape)
+
+
+def _margins(w, x, target, is_target):
+    """1 - (x of a label - x of another class), [rows, labels, classes]; and those that count and are positive."""
+    counts, labels = _labels(w, target)
+    scores = w.make("GatherElements", [x, labels], x.dtype, x.shape, axis=1)
+    shape = (*x.shape, x.shape[1])
+    column, row = (*x.shape, 1), (x.shape[0], 1, x.shape[1])
+    margins = w.make("Sub", [w.constant(1, x.dtype), w.reshape(scores, column)], x.dtype, column)
+    margins = w.make("Add", [margins, w.reshape(x, row)], x.dtype, shape)
+    others = w.make("Equal", [w.reshape(is_target, row), w.constant(0, x.dtype)], torch.bool, row)
+    positive = w.make("Not", [w.make("LessOrEqual", [margins, w.constant(0, x.dtype)], torch.bool, shape)], torch.bool, shape)
+    counting = w.make("And", [w.reshape(counts, column), others], torch.bool, shape)
+    return margins, w.make("And", [counting, positive], torch.bool, shape), labels
+
+
+@raises(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(w, node, x, target, reduction):
+    dtype, _ = result(node, 0)
+    given, shape = target.shape, () if reduction or x.rank < 2 else x.shape[:1]  # PyTorch's own trace has [1] of a row
+    x, target = _rows(w, x, target)
+    if 0 in x.shape:
+        raise Refused("margins of nothing")
+    counts, labels = _labels(w, target)
+    nothing = w.make("Expand", [w.constant(0, dtype), w.ints(x.shape)], dtype, x.shape)
+    is_target = w.make("ScatterElements", [nothing, labels, w.cast(counts, dtype)], dtype, x.shape, axis=1, reduction="max")
+    margins, positive, _ = _margins(w, x, target, is_target)
+    margins = w.make("Where", [positive, margins, w.constant(0, dtype)], dtype, margins.shape)
+    loss = w.make("ReduceSum", [margins, w.constant([1, 2])], dtype, x.shape[:1], keepdims=0)
+    loss = w.make("Div", [loss, w.cast(w.scalar(x.shape[1]), dtype)], dtype, loss.shape)
+    if reduction:
+        loss = w.make("ReduceMean" if reduction == 1 else "ReduceSum", [loss], dtype, (), keepdims=0)
+    return w.reshape(loss, shape), w.reshape(is_target, given)
+
+
+@raises(aten.multilabel_margin_loss_backward.default)
+def multilabel_margin_loss_backward(w, node, dloss, x, target, reduction, is_target):
+    dtype, shape = result(node)
+    x, target, is_target = _rows(w, x, target, is_target)
+    margins, positive, labels = _margins(w, x, target, is_target)
+    each = w.cast(positive, dtype)
+    dx = w.make("ReduceSum", [each, w.constant([1])], dtype, x.shape, keepdims=0)
+    lost = w.make("ReduceSum", [each, w.constant([2])], dtype, x.shape, keepdims=0)
+    dx = w.make("ScatterElements", [dx, labels, w.make("Neg", [lost], dtype, x.shape)], dtype, x.shape, axis=1, reduction="add")
+    count = w.scalar(x.shape[1])
+    if reduction == 1:
+        count = w.make("Mul", [count, w.scalar(x.shape[0])], torch.int64, ())
+    scale = w.make("Div", [dloss, w.cast(count, dtype)], dtype, dloss.shape)
+    scale = w.reshape(scale, (x.shape[0], 1)) if scale.rank else scale
+    return w.reshape(w.make("Mul", [dx, scale], dtype, x.shape), shape)
+
+
+# --- operators of ours ------------------------------------------------------------------------------------------
+
+@raises(torch.ops.caesura.ctc_loss.default)
+def ctc_loss(w, node, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+    inputs = [log_probs, *(w.cast(t, torch.int64) for t in (targets, input_lengths, target_lengths))]
+    names = w.op("CtcLoss", inputs, outputs=2, domain=DOMAIN, blank=blank, zero_infinity=int(zero_infinity))
+    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(names))
+
+
+@raises(torch.ops.caesura.check.default)
+def check(w, node, x, holds, message):
+    return w.make("Check", [x, holds], *result(node), domain=DOMAIN, message=message)

@@ -52,3 +52,14 @@ def linear(w, node, x, weight, bias):
 @raises(aten.mv.default, aten.dot.default)
 def mv(w, node, a, b):
     return w.make("MatMul", [a, b], *result(node))
+
+
+@raises(aten._trilinear.default)
+def trilinear(w, node, a, b, c, expanded_a, expanded_b, expanded_c, summed, unrolled):
+    """The product of three tensors with axes of size 1 at `expanded`, summed over the axes `summed`."""
+    dtype, shape = result(node)
+    rank = a.rank + len(expanded_a)
+    axes = [chr(ord("a") + d) for d in range(rank)]
+    terms = ["".join(axis for d, axis in enumerate(axes) if d not in gone)
+             for gone in (expanded_a, expanded_b, expanded_c, summed)]
+    return w.make("Einsum", [a, b, c], dtype, shape, equation=f"{','.join(terms[:3])}->{terms[3]}")

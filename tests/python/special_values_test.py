@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NaN, infinities, zeros of both signs and kinks through elementwise functions and reductions: values and gradients are eager's,
+by wrap and by compile_step."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+
+NUMBERS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, 3.0, -3.0, 6.0, 0.25, 100.0, -100.0, 1e30,
+           -1e30, 1e-30]
+UNARY = {name: getattr(torch, name) for name in (
+    "abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh sigmoid erf sign sgn floor ceil round trunc frac relu selu celu isnan isinf isfinite isposinf isneginf signbit "
+    "logical_not nan_to_num sinc deg2rad positive").split()} | {
+    name: getattr(F, name) for name in (
+        "relu6 elu gelu silu mish hardtanh hardsigmoid hardswish softplus softsign logsigmoid leaky_relu tanhshrink hardshrink "
+        "softshrink").split()} | {
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "threshold": lambda x: F.threshold(x, 0.5, 2.0),
+    "clamp": lambda x: x.clamp(-1, 1), "clamp min": lambda x: x.clamp(min=0.5), "clamp max": lambda x: x.clamp(max=0.5),
+    "clamp inf": lambda x: x.clamp(-math.inf, 1), "clamp nan": lambda x: x.clamp(max=math.nan),
+    "x ** 2": lambda x: x ** 2, "x ** 3": lambda x: x ** 3, "x ** 0.5": lambda x: x ** 0.5, "x ** -1": lambda x: x ** -1,
+    "x ** 0": lambda x: x ** 0, "2 ** x": lambda x: 2 ** x, "0 ** x": lambda x: torch.pow(0.0, x), "x ** 1.5": lambda x: x ** 1.5,
+    "nan_to_num of one's own": lambda x: x.nan_to_num(3.0, 5.0, -5.0), "logit": lambda x: torch.logit(x, 1e-3),
+    "where": lambda x: torch.where(x > 0, x, x * 2), "masked_fill": lambda x: x.masked_fill(x.isnan(), 0.0),
+    "round to 1": lambda x: torch.round(x, decimals=1), "remainder 2": lambda x: x % 2, "floor_divide 2": lambda x: x // 2,
+    "fmod 2": lambda x: torch.fmod(x, 2), "x == x": lambda x: x == x, "to int": lambda x: x.clamp(-5, 5).nan_to_num().to(torch.int64),
+}
+BINARY = {name: getattr(torch, name) for name in (
+    "add sub mul div maximum minimum fmax fmin remainder fmod floor_divide pow atan2 hypot copysign heaviside xlogy logaddexp "
+    "logaddexp2 eq ne lt le gt ge logical_and logical_or logical_xor").split()} | {
+    "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "clamp by tensors": lambda a, b: a.clamp(b, b + 1),
+    "where": lambda a, b: torch.where(a < b, a, b), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "isclose": lambda a, b: torch.isclose(a, b),
+    "prelu": lambda a, b: torch.where(a > 0, a, a * b), "addcdiv": lambda a, b: torch.addcdiv(a, a, b), "huber": lambda a, b: F.huber_loss(
+        a, b, reduction="none"), "smooth_l1": lambda a, b: F.smooth_l1_loss(a, b, reduction="none"), "l1": lambda a, b: F.l1_loss(
+        a, b, reduction="none"), "mse": lambda a, b: F.mse_loss(a, b, reduction="none"),
+}
+ROWS = [[1.0, math.nan, 2.0, math.nan], [math.nan] * 4, [math.inf, 1.0, -math.inf, 0.0], [math.inf, math.inf, 1.0, 2.0],
+        [-math.inf] * 4, [-math.inf, -math.inf, 1.0, 0.0], [-0.0, 0.0, -0.0, 0.0], [2.0, 2.0, 1.0, 2.0], [0.0, 3.0, 0.0, 2.0],
+        [0.0] * 4, [math.nan, math.inf, 1.0, -math.inf], [1e30, 1e30, -1e30, 1e30], [-3.0, 5.0, 1.0, -3.0], [5.0, 1.0, 4.0, 2.0]]
+REDUCTIONS = {name: (lambda x, f=getattr(torch, name): f(x, dim=1)) for name in (
+    "sum mean prod amax amin var std logsumexp softmax log_softmax cumsum cumprod argmax argmin nansum nanmean all any cummax cummin "
+    "logcumsumexp median count_nonzero argsort").split()} | {
+    "max": lambda x: x.max(1), "min": lambda x: x.min(1), "aminmax": lambda x: torch.aminmax(x, dim=1), "sort": lambda x: x.sort(1),
+    "topk": lambda x: x.topk(2, 1), "topk smallest": lambda x: x.topk(2, 1, largest=False), "norm": lambda x: x.norm(dim=1),
+    "norm 1": lambda x: x.norm(p=1, dim=1), "norm inf": lambda x: x.norm(p=math.inf, dim=1), "norm 3": lambda x: x.norm(p=3, dim=1),
+    "max pool": lambda x: F.max_pool1d(x, 2), "average pool": lambda x: F.avg_pool1d(x, 2), "normalize": lambda x: F.normalize(x, dim=1),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)), "rms_norm": lambda x: F.rms_norm(x, (4,)),
+    "adaptive max pool": lambda x: F.adaptive_max_pool1d(x, 3), "cosine": lambda x: F.cosine_similarity(x, x.flip(1)),
+    "all of": lambda x: (x > 0).all(1), "max of all": lambda x: x[-1].max() * x[:, 0], "median of all": lambda x: x[-1].median() * x[:, 0],
+}
+
+
+def grid(count):
+    """All combinations of the numbers."""
+    return [axis.flatten() for axis in torch.meshgrid(*[torch.tensor(NUMBERS, dtype=torch.float64)] * count, indexing="ij")]
+
+
+CASES = {f"{kind} {name}": (f, given) for kind, functions, given in (
+    ("unary", UNARY, grid(1)), ("binary", BINARY, grid(2)), ("of a row", REDUCTIONS, [torch.tensor(ROWS, dtype=torch.float64)]))
+    for name, f in functions.items()}
+
+
+class Functions(torch.nn.Module):
+    """Gives what each function gives of its own copy of the numbers. The parameters are zeros that leave a zero's sign as it is,
+    and so become the negative gradients by a step of SGD."""
+
+    def __init__(self, cases, dtype):
+        super().__init__()
+        self.cases = cases
+        self.given = [[t.to(dtype) for t in given] for _, given in cases]
+        self.offsets = torch.nn.ParameterList(torch.full_like(t, -0.0) for given in self.given for t in given)
+        self.values = None
+
+    def forward(self):
+        offsets, results = iter(self.offsets), []
+        for (function, _), given in zip(self.cases, self.given):
+            made = function(*(t + next(offsets) for t in given))
+            results += [made] if isinstance(made, torch.Tensor) else list(made)
+        return results
+
+    def loss(self):
+        return sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
+                   for y in self.forward() if y.requires_grad)
+
+
+class Loss(torch.nn.Module):
+    def __init__(self, functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self):
+        return self.functions.loss()
+
+
+def differences(name, ours, theirs):
+    """What differs, element by element, NaN and infinities included."""
+    tolerance = 1e-5 if theirs.dtype == torch.float32 else 1e-10
+    same = torch.isclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    return [f"{name}[{i.tolist()}]: {ours[tuple(i)].item()}, eager {theirs[tuple(i)].item()}" for i in (~same).nonzero()]
+
+
+def check(cases, dtype, routes=("wrap", "step")):
+    """What differs from eager: lines."""
+    torch._dynamo.reset()
+    found = []
+    for name, case in cases.items():
+        plain = Functions([case], dtype)
+        expected = plain()
+        with_gradient = any(y.requires_grad for y in expected)
+        if with_gradient:
+            plain.loss().backward()
+        for route in routes:
+            tried = Functions([case], dtype)
+            if route == "wrap":
+                results = caesura.wrap(tried)()
+                for i, (a, b) in enumerate(zip(results, expected, strict=True)):
+                    found += differences(f"{name}, {route}, result {i}", a.detach(), b.detach())
+                if not with_gradient:
+                    continue
+                sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
+                    for y in results if y.requires_grad).backward()
+                gradients = [p.grad for p in tried.offsets]
+            elif with_gradient:
+                try:
+                    caesura.compile_step(Loss(tried), None, torch.optim.SGD(tried.parameters(), lr=1.0))()
+                except caesura.StepRefused as error:
+                    found.append(f"{name}, {route}: {error}")
+                    continue
+                gradients = [-p.detach() for p in tried.offsets]
+            else:
+                continue
+            for i, (a, p) in enumerate(zip(gradients, plain.offsets)):
+                if p.grad is not None:
+                    found += differences(f"{name}, {route}, gradient {i}", a, p.grad)
+    return found
