@@ -10,7 +10,12 @@ torch = pytest.importorskip("torch")
 import caesura  # noqa: E402
 
 F = torch.nn.functional
-pytestmark = pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+
+
+@pytest.fixture(autouse=True)
+def ours_alone():
+    with caesura.strict():
+        yield
 
 
 class Net(torch.nn.Module):

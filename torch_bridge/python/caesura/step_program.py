@@ -13,6 +13,7 @@ from caesura.aten import Refused
 from caesura.aten.call import DOMAIN
 from caesura.aten.draws import sizes_of
 from caesura.aten.forward import import_forward, number_input
+from caesura.aten.graph_import import describe
 from caesura.aten.writer import onnx_type, with_bodies
 
 
@@ -222,15 +223,18 @@ class CapturedStep(StepProgram):
         """The placeholders of buffers that the program writes to, and what else than batch norms' statistics is left in them:
         (name, node). Sets `counters`, the buffers that it does not know of."""
         target = torch.ops.aten._native_batch_norm_legit_functional.default
-        buffers = {id(b) for b in self.owner.module.buffers()}
+        trained = self.owner.recipe.trained
+        kept = {id(b) for b in self.owner.module.buffers()}
+        kept |= {id(p) for p in self.owner.module.parameters() if id(p) not in trained}  # a momentum encoder's
         found, writes, self.counters = set(), [], []
         for position, result in self.written:
             node, value = self.placeholders[position], values[position]
             if result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
                 self.counters.append((position, result.args[1]))
                 continue
-            if id(value) not in buffers:
-                raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, which is no buffer")
+            if id(value) not in kept:
+                what = "which the optimizer trains" if id(value) in trained else "which is no buffer or parameter of the module"
+                raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, {what} (at {describe(result)})")
             if value.is_complex():
                 raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, whose numbers are complex")
             found.add(node)
@@ -246,6 +250,10 @@ class CapturedStep(StepProgram):
             value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
             if node is self.loss:
                 self.gives.append(None)
+            elif isinstance(value, torch.SymInt):
+                kept = self.kept[f"result_{i}"] = torch.empty((), dtype=torch.int64)
+                self.gives.append(lambda values, kept=kept: kept.item())
+                made.append((f"result_{i}", node))
             elif info.output_type == OutputType.is_input:
                 self.gives.append(lambda values, at=info.base_idx: values[at])
             elif value is None:

@@ -125,7 +125,7 @@ def elu(w, node, x, alpha, scale, input_scale):
         return w.cast(m.op("Elu", x), dtype)
     curved = m.op("Elu", x if input_scale == 1 else m.op("Mul", x, input_scale))
     curved = m.op("Mul", curved, alpha * scale)
-    return w.cast(m.op("Where", m.test("Greater", x, 0), x if scale == 1 else m.op("Mul", x, scale), curved), dtype)
+    return w.cast(m.op("Where", m.test("LessOrEqual", x, 0), curved, x if scale == 1 else m.op("Mul", x, scale)), dtype)
 
 
 @_conventional(aten.celu.default)

@@ -31,6 +31,8 @@ def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
     go by the last one, and trace a backward. keep_modes: they stay, for the gradients that the graph itself takes. Returns
     what cannot be expressed so, a line each."""
     problems, recording, inference = [], True, 0
+    for node in graph.graph.find_nodes(op="call_method", target="item"):
+        _detach(graph, node)
     leaves = {node.args[0] for node in graph.graph.find_nodes(op="call_method", target="requires_grad_")}
     tracked, cut = set(), {}  # storages of tensors that require gradients; their views that do not, and the calls that made them
     stale = set()  # views of those whose storage was written to since
@@ -66,6 +68,17 @@ def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
+
+
+def _detach(graph, node):
+    """What AOTAutograd makes of a number that is computed with is a tensor, whose gradient is the tensor's that it was read off."""
+    (source,) = node.args
+    value = source.meta.get("example_value")
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        with graph.graph.inserting_before(node):
+            read = graph.graph.call_method("detach", (source,))
+        read.meta.update(example_value=value.detach(), stack_trace=node.meta.get("stack_trace"))
+        node.args = (read,)
 
 
 def record(graph: torch.fx.GraphModule):

@@ -280,6 +280,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     outputs = [Tensor("loss", result_.dtype, result_.shape)]
     assigned = [(names[node], value) for node, value in importer.writer.assigned if node in names]
     for name, value in [(name, importer.values[node]) for name, node in writes] + assigned:
+        value = importer.writer.scalar(value) if isinstance(value, Scalar) else value
         outputs.append(Tensor(importer.writer.fresh("written"), value.dtype, value.shape))
         importer.writer.node("Assign", [name, value], [outputs[-1].name], domain=DOMAIN)
         if name not in (i.name for i in inputs):

@@ -49,6 +49,19 @@ def nll_loss_backward(w, node, dloss, x, target, weight, reduction, ignore_index
     return w.reshape(Tensor(dx.name, dtype, scores.shape), shape)
 
 
+@raises(aten.smooth_l1_loss_backward.default)
+def smooth_l1_loss_backward(w, node, dloss, x, target, reduction, beta):
+    dtype, shape = result(node)
+    distance = w.make("Sub", [w.cast(x, dtype), w.cast(target, dtype)], dtype, shape)
+    far = w.make("Abs", [distance], dtype, shape)
+    far = w.make("GreaterOrEqual", [far, w.constant(beta, dtype)], torch.bool, shape)
+    near = distance if beta == 0 else w.make("Div", [distance, w.constant(beta, dtype)], dtype, shape)
+    dx = w.make("Where", [far, w.make("Sign", [distance], dtype, shape), near], dtype, shape)
+    if reduction == 1:
+        dloss = w.make("Div", [dloss, w.cast(Tensor(w.op("Size", [x]), torch.int64, ()), dtype)], dtype, dloss.shape)
+    return w.make("Mul", [dx, dloss], dtype, shape)
+
+
 # --- labels by margins ------------------------------------------------------------------------------------------
 
 def _rows(w, *tensors):

@@ -3,6 +3,7 @@
 
 import torch
 
+from caesura.aten.elementwise import operand
 from caesura.aten.results import is_read, result
 from caesura.aten.table import Refused, aten, raises
 from caesura.aten.writer import DOMAIN, Scalar, Tensor, is_static, positive, same_dim, same_shape
@@ -361,10 +362,7 @@ def empty(w, node, like, *options):
 
 @raises(aten.scalar_tensor.default)
 def scalar_tensor(w, node, value, *options):
-    dtype, _ = result(node)
-    if isinstance(value, Scalar):
-        return w.cast(w.scalar(value), dtype)
-    return w.constant(value, dtype)
+    return operand(w, value, result(node)[0])
 
 
 @raises(aten.arange.start_step)

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on SymInts: int64 scalars of the graph, which are host shape chains in the plan."""
+"""Arithmetic on numbers: SymInts are int64 scalars of the graph, which are host shape chains in the plan; what is read off a tensor
+of floats is a float64 tensor, as Python computes."""
 
 import functools
 import operator
 
 import torch
 
+from caesura.aten.elementwise import operand
 from caesura.aten.table import TABLE, Refused, aten, raises
 from caesura.aten.writer import Scalar
 
 
 def _binary(op_type):
     def write(w, node, a, b):
+        if not isinstance(node.meta["val"], (torch.SymInt, int)):
+            return w.make(op_type, [operand(w, value, torch.float64) for value in (a, b)], torch.float64, ())
         made = w.op(op_type, [w.scalar(a), w.scalar(b)])
         return Scalar(made, node.meta["val"])
     return write
 
 
 for _function, _op_type in ((operator.add, "Add"), (operator.sub, "Sub"), (operator.mul, "Mul"),
-                            (torch.sym_max, "Max"), (torch.sym_min, "Min")):
+                            (operator.truediv, "Div"), (torch.sym_max, "Max"), (torch.sym_min, "Min")):
     TABLE[_function] = _binary(_op_type)
 
 
@@ -56,3 +60,20 @@ def sym_size(w, node, x, axis):
 @raises(aten.sym_numel.default)
 def sym_numel(w, node, x):
     return Scalar(w.op("Size", [x]), node.meta["val"])
+
+
+# --- values of tensors -------------------------------------------------------------------------------------------
+
+@raises(aten._local_scalar_dense.default)
+def local_scalar(w, node, x):
+    x = w.reshape(x, ())
+    if x.dtype.is_floating_point:
+        return w.cast(x, torch.float64)
+    if not isinstance(node.meta["val"], torch.SymInt):
+        raise Refused("a truth value that decides what runs")
+    return Scalar(w.cast(x, torch.int64).name, node.meta["val"])
+
+
+@raises(torch.sym_float)
+def sym_float(w, node, value):
+    return operand(w, value, torch.float64)
