@@ -61,7 +61,7 @@ def test_a_negative_variance_is_an_error(route):
     module = Loss(lambda a, b: F.gaussian_nll_loss(a, b, b))
     before = copy.deepcopy(module.state_dict())
     run = caesura.wrap(module) if route == "wrap" else caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=1.0))
-    with pytest.raises(ValueError, match="var has negative entry/entries"):
+    with pytest.raises(RuntimeError if route == "wrap" else ValueError, match="var has negative entry/entries"):
         run()
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
 
@@ -78,5 +78,5 @@ def test_ctc_labels_that_are_none_are_an_error(route):
 
     module = Ctc()
     run = caesura.wrap(module) if route == "wrap" else caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=1.0))
-    with pytest.raises(ValueError, match="sample 0: labels from 0 to 2 expected, got 3"):
+    with pytest.raises(RuntimeError if route == "wrap" else ValueError, match="sample 0: labels from 0 to 2 expected, got 3"):
         run(torch.tensor([[1, 3]]))

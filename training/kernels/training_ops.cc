@@ -217,7 +217,15 @@ OpSchemaSpec AttentionTraining() {
 
 OpSchemaSpec CtcLoss() {
   OpSchemaSpec spec = Spec("CtcLoss", 4, 4, 2, {-1, 0});
-  spec.infer = SameDType;
+  spec.infer = [](Graph&, Node* node) {
+    const Value* log_probs = node->input(0);
+    if (log_probs == nullptr || !log_probs->type().is_tensor()) return Status();
+    ValueType losses = ValueType::Tensor(log_probs->dtype());
+    const auto& shape = log_probs->type().shape;
+    if (shape && shape->size() == 3) losses.shape = std::vector<Dim>{(*shape)[1]};
+    if (node->output(0) != nullptr) node->output(0)->set_type(std::move(losses));
+    return Status();
+  };
   return spec;
 }
 

@@ -2,8 +2,8 @@
 """ctc_loss in captured graphs.
 
 PyTorch's call leaves its backward a tensor whose size is a matter of the target lengths' values, which no graph holds. Here it
-is an operator, caesura::ctc_loss, that PyTorch's kernels compute and that gives the losses of a batch together with their
-derivatives (Graves et al., 2006, equation 16): both of known sizes.
+is an operator, caesura::ctc_loss, that gives the losses of a batch together with their derivatives (Graves et al., 2006,
+equation 16): both of known sizes. aten/loss.py says it in our ops.
 """
 
 import math
