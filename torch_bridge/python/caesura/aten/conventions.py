@@ -14,7 +14,7 @@ from caesura.aten.indexing import broadcast_shape
 from caesura.aten.reduction import reduce, var, var_mean
 from caesura.aten.results import result
 from caesura.aten.table import Refused, aten, raises
-from caesura.aten.writer import DOMAIN, Tensor, positive
+from caesura.aten.writer import Tensor, positive
 
 # A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
 # backward these calls are decomposed, or written otherwise.
@@ -144,17 +144,14 @@ def expm1(w, node, x):
 
 
 def _log1p(m, x):
-    """log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4).
-
-    Written as log(u), whose derivative is the function's own, and a correction that has none.
-    """
-    u = m.op("Add", x, 1)
-    exact, log = m.test("Equal", u, 1), m.op("Log", u)
-    ratio = m.op("Div", x, m.op("Where", exact, 1, m.op("Sub", u, 1)))
-    product = m.op("Where", exact, x, m.op("Mul", log, ratio))
-    finite = m.test("Less", m.op("Abs", log), math.inf)
-    correction = m.op("Where", finite, m.op("Sub", product, log), 0)
-    return m.op("Add", log, m.op("Detach", correction, domain=DOMAIN))
+    """Near zero log(u) x / (u - 1) with u = 1 + x: what rounding takes from u stands in both factors (Goldberg 1991, theorem 4)."""
+    far = m.test("GreaterOrEqual", m.op("Abs", x), 0.5)
+    near = m.op("Where", far, 0, x)
+    u = m.op("Add", near, 1)
+    exact = m.test("Equal", u, 1)
+    product = m.op("Mul", m.op("Log", u), m.op("Div", near, m.op("Where", exact, 1, m.op("Sub", u, 1))))
+    plain = m.op("Log", m.op("Where", far, m.op("Add", x, 1), 1))
+    return m.op("Where", far, plain, m.op("Where", exact, near, product))
 
 
 @raises(aten.log1p.default)
