@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products inside kernels: C = alpha * A B + bias + addend, or C += alpha * A B, over batches and with any
 // strides.
-// Large float32 and bfloat16 products go to oneDNN, all others through a plain blocked loop.
+// Large float32 and bfloat16 products go to oneDNN, all others through a plain blocked loop. Sums of float32 over many terms
+// are taken in blocks, whose sums are then added: the error grows with the root of a block's length, not of all of it.
 #ifndef CAESURA_CORE_KERNELS_CPU_GEMM_H_
 #define CAESURA_CORE_KERNELS_CPU_GEMM_H_
 
@@ -57,7 +58,18 @@ class Gemm {
   GemmSpec spec_;
   int threads_ = 1;
   PlainFunction plain_ = nullptr;
-  // One call, or, where threads come for panels of rows, one for each thread, which has scratch of its own.
+  // A part of the product: some rows, and some terms of their sums.
+  struct Part {
+    size_t call;
+    int64_t row, term;
+    bool first;  // terms
+  };
+  // Makes the calls for blocks of `terms` terms.
+  Status MakeParts(KernelInfo& info, int threads, int64_t terms);
+
+  std::vector<Part> parts_;  // in order; empty: the whole at once
+  // One call, or those of the parts, or, where threads come for panels of rows, one for each thread, which has scratch of
+  // its own.
   std::vector<DnnlCall> calls_, last_calls_;  // last: of the last panel where that has fewer rows
   int64_t panel_rows_ = 0;                    // 0: one call for all
 };

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of float32 sum in blocks of terms: their mean error, beside float64, is that of such sums, not of one long one.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "core/graph/graph_text.h"
+#include "core/providers/cpu_provider.h"
+#include "core/session/session.h"
+
+namespace caesura {
+namespace {
+
+struct Product {
+  const char* name;
+  int64_t m, n;
+  int trans_a, trans_b;
+};
+void PrintTo(const Product& p, std::ostream* out) { *out << p.name; }
+
+// The mean error of C = A B with sums of `block` terms, which are then added up.
+double ErrorOfBlocks(const std::vector<float>& a, const std::vector<float>& b, const std::vector<double>& exact, int64_t k,
+                     int64_t block) {
+  const int64_t n = static_cast<int64_t>(b.size()) / k;
+  double error = 0;
+  for (size_t e = 0; e < exact.size(); ++e) {
+    const float* row = a.data() + static_cast<int64_t>(e) / n * k;
+    const float* column = b.data() + static_cast<int64_t>(e) % n * k;
+    float total = 0;
+    for (int64_t p = 0; p < k; p += block) {
+      float sum = 0;
+      for (int64_t q = p; q < std::min(k, p + block); ++q) sum = std::fma(row[q], column[q], sum);
+      total += sum;
+    }
+    error += std::abs(total - exact[e]);
+  }
+  return error / static_cast<double>(exact.size());
+}
+
+class GemmPrecision : public testing::TestWithParam<Product> {};
+
+TEST_P(GemmPrecision, IsThatOfSumsInBlocks) {
+  const Product& p = GetParam();
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const int64_t k : {256, 512, 784, 1024, 4096}) {
+    const auto dims = [&](int64_t rows, int64_t columns, int turned) {
+      return turned != 0 ? Shape{columns, rows} : Shape{rows, columns};
+    };
+    std::vector<float> a(p.m * k), b(p.n * k);  // rows of A, columns of B
+    for (float& x : a) x = normal(random);
+    for (float& x : b) x = normal(random);
+    std::vector<double> exact(p.m * p.n);
+    for (int64_t e = 0; e < p.m * p.n; ++e) {
+      for (int64_t q = 0; q < k; ++q) exact[e] += static_cast<double>(a[e / p.n * k + q]) * b[e % p.n * k + q];
+    }
+    const Tensor x = Tensor::Zeros(DType::kFloat32, dims(p.m, k, p.trans_a));
+    const Tensor y = Tensor::Zeros(DType::kFloat32, dims(k, p.n, p.trans_b));
+    for (int64_t q = 0; q < k; ++q) {
+      for (int64_t i = 0; i < p.m; ++i) x.data<float>()[p.trans_a != 0 ? q * p.m + i : i * k + q] = a[i * k + q];
+      for (int64_t j = 0; j < p.n; ++j) y.data<float>()[p.trans_b != 0 ? j * k + q : q * p.n + j] = b[j * k + q];
+    }
+    const std::string flags = "<transA = " + std::to_string(p.trans_a) + ", transB = " + std::to_string(p.trans_b) + ">";
+    SessionOptions options;
+    options.providers = {MakeCpuProvider()};
+    const std::string graph = "g (float[I,J] x, float[K,L] y) => (float[M,N] z) { z = Gemm " + flags + " (x, y) }";
+    auto session = Session::Create(ParseModelText("<ir_version: 10, opset_import: [\"\": 17]> " + graph).value(),
+                                   std::move(options)).value();
+    const Tensor z = session->Run({{"x", x}, {"y", y}}).value()[0].tensor();
+    double error = 0;
+    for (int64_t e = 0; e < z.elements(); ++e) error += std::abs(z.data<float>()[e] - exact[e]);
+    error /= static_cast<double>(z.elements());
+    // Blocks of at most 288 terms, and of at most half of the sum. Another order of such sums: 3% of some thousand elements.
+    const int64_t blocks = std::max<int64_t>(2, (k + 287) / 288);
+    const double in_blocks = ErrorOfBlocks(a, b, exact, k, (k + blocks - 1) / blocks);
+    EXPECT_LE(error, 1.06 * in_blocks) << "of " << k << " terms";
+    EXPECT_GT(ErrorOfBlocks(a, b, exact, k, k), 1.2 * in_blocks);  // so that one long sum fails here
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Products, GemmPrecision,
+                         testing::Values(Product{"Small", 32, 32, 0, 0}, Product{"SmallTurned", 32, 32, 1, 1},
+                                         Product{"Large", 256, 192, 0, 0}, Product{"WeightGradient", 320, 192, 1, 0},
+                                         Product{"TransposedWeights", 512, 128, 0, 1}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace caesura
