@@ -4,8 +4,6 @@
 import contextlib
 import itertools
 import operator
-import os
-import traceback
 import weakref
 
 import torch
@@ -13,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from caesura.graph_program import devices_of, draws, is_tensor
 from caesura.reports import fall_back
+from caesura.user_code import calling_line, is_users
 
 
 class Again:
@@ -127,9 +126,8 @@ def differentiate(key, tensors, sizes, gradients, random):
 
 def _caller() -> str:
     """The user's line that called for a backward."""
-    libraries = ("<", os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-    places = [f for f in traceback.extract_stack() if not f.filename.startswith(libraries)]
-    return f"{places[-1].filename}:{places[-1].lineno}" if places else "a thread of PyTorch's"
+    file, line, _ = calling_line()
+    return f"{file}:{line}" if is_users(file) else "a thread of PyTorch's"
 
 
 # --- graphs in AOT autograd's own wrappers --------------------------------------------------------------------------

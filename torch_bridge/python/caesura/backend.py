@@ -7,14 +7,13 @@ import types
 import torch
 from torch._C import DispatchKey
 from torch._decomp import core_aten_decompositions
-from torch._dynamo import symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from caesura import call_cache, program_cache
+from caesura import call_cache, frames, program_cache
 from caesura.again import differentiable_again
 from caesura.aten import TABLE
 from caesura.aten.complex_values import in_pairs
@@ -30,34 +29,6 @@ from caesura.grouped_attention import take_unrepeated
 from caesura.recurrent import by_layers
 from caesura.reports import StrictError, fall_back
 from caesura.saved_values import partition
-
-
-_funcname = symbolic_convert.get_funcname
-
-
-def _funcname_if_logged(filename, lineno):
-    """The name for a line of dynamo's log, which dynamo tokenizes whole source files for (0.5 s of a Llama's capture) even
-    where it logs nothing."""
-    return _funcname(filename, lineno) if symbolic_convert.trace_call_log.isEnabledFor(logging.DEBUG) else None
-
-
-symbolic_convert.get_funcname = _funcname_if_logged
-_log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
-
-
-def _tell_of_graph_break(translator, *arguments, **named):
-    """Before dynamo logs it, for those who have asked for that log: what follows runs in eager, up to the next graph."""
-    ours = getattr(translator.output.compiler_fn, "compiler_fn", None) is backend
-    exc = next((a for a in (*arguments, *named.values()) if isinstance(a, Exception)), None)
-    if ours and exc is not None and not getattr(exc, "logged", False):
-        stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
-        cause = getattr(exc, "gb_type", None) or type(exc).__name__
-        fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
-    _log_graph_break(translator, *arguments, **named)
-
-
-symbolic_convert.InstructionTranslatorBase.log_graph_break = _tell_of_graph_break
-
 
 # Whose decomposition in PyTorch 2.13 counts a row's classes with other rows' targets; it runs while a graph is traced, whatever
 # the table says.
@@ -130,7 +101,7 @@ def _key(module, example_inputs):
 def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
-        raise ValueError(f"backend 'caesura' has no options {sorted(options)}")
+        raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")
     example_inputs = take_as_given(module, example_inputs)
     assigned = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
     assigned = [node for node in assigned if node.args[0].op == "placeholder"]
@@ -166,3 +137,6 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if captured.backward is None:
         return compiled
     return differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+
+
+frames.watch(backend)

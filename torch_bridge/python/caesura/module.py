@@ -20,7 +20,7 @@ from caesura.classes import Classes
 from caesura.dynamo_code import is_plain
 from caesura.fingerprint import Unkeyed
 from caesura.places import mark_changing
-from caesura.reports import refusing
+from caesura.reports import refusing, told_at_the_end
 from caesura.stand_ins import capturing
 
 _CALLED = {"_call_impl", "plain_forward"}  # what is captured, by the names that wrap() and _Forward have for it
@@ -121,7 +121,7 @@ class _Calls:
         self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
-        with refusing(), capturing(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
+        with refusing(), told_at_the_end(), capturing(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):

@@ -2,9 +2,13 @@
 """What runs where: how much time our kernels and PyTorch take, and what was left to PyTorch and why."""
 
 import contextlib
+import copy
+import os
 import threading
 import warnings
 from dataclasses import dataclass, field
+
+from caesura.user_code import calling_line, is_users
 
 
 class FallbackWarning(UserWarning):
@@ -45,6 +49,7 @@ class Report:
 class _Local(threading.local):
     strict = False
     refusal = None  # the latest StrictError
+    waiting = None  # what is told if the call ends well
 
 
 RECORD = Report()
@@ -58,14 +63,14 @@ def collect_from(take) -> None:
 
 
 def report() -> Report:
-    """The counters as they are now: print it, or read its fields."""
+    """The counters as they are now, which later calls leave as they are: print it, or read its fields."""
     for take in _sources:
         counted = take()
         RECORD.kernel_seconds += counted[0]
         RECORD.kernel_calls += counted[1]
         RECORD.eager_seconds += counted[2]
         RECORD.eager_calls += counted[3]
-    return RECORD
+    return copy.deepcopy(RECORD)
 
 
 def reset_report() -> None:
@@ -113,4 +118,35 @@ def fall_back(problems) -> None:
         places.add(place)
     if new:
         listed = "; ".join(f"{op} at {place}: {reason}" for (op, reason), place in new.items())
-        warnings.warn(f"left to PyTorch: {listed}", FallbackWarning, stacklevel=3)
+        warnings.warn_explicit(f"left to PyTorch: {listed}", FallbackWarning, *_line_of(*new.values()))
+
+
+def _line_of(*places) -> tuple:
+    """(file, line) of the first of the places ("model.py:12 in forward") in a file that is no installed package's; of the line
+    that calls where there is none."""
+    for place in places:
+        file, _, line = place.partition(" in ")[0].rpartition(":")
+        if line.isdigit() and is_users(file) and f"{os.sep}site-packages{os.sep}" not in file:
+            return file, int(line)
+    return calling_line()[:2]
+
+
+def fall_back_if_it_ends_well(problem, is_users_error: bool) -> None:
+    """Tells of a capture that has failed, of a call that runs in eager now: if that ends well, within told_at_the_end(). Outside
+    of it nobody knows how the call ends: an error that looks like the user's own is not told there."""
+    if _local.waiting is not None:
+        _local.waiting.append(problem)
+    elif not is_users_error:
+        fall_back([problem])
+
+
+@contextlib.contextmanager
+def told_at_the_end():
+    """Captures that fail in it are told of when it ends well: where it ends in an error, the error is what there is to tell."""
+    before, _local.waiting = _local.waiting, []
+    try:
+        yield
+        problems = _local.waiting
+    finally:
+        _local.waiting = before
+    fall_back(problems)

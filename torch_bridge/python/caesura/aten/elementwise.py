@@ -172,9 +172,7 @@ def operand(w, value, dtype):
     """A tensor or a number, as a tensor of `dtype`."""
     if isinstance(value, Tensor):
         return w.cast(value, dtype)
-    if isinstance(value, Scalar) or not isinstance(value, (bool, int, float)):
-        if isinstance(value, Scalar):
-            return w.cast(w.scalar(value), dtype)
+    if not isinstance(value, (Scalar, bool, int, float)):
         raise Refused(f"an operand of type {type(value).__name__}")
     try:
         return w.constant(value, dtype)
@@ -187,7 +185,7 @@ def common_dtype(a, b) -> torch.dtype:
     def sample(value):
         if isinstance(value, Tensor):
             return torch.empty((1,) * value.rank, dtype=value.dtype)
-        return 1 if isinstance(value, Scalar) else value
+        return (1.0 if value.dtype.is_floating_point else 1) if isinstance(value, Scalar) else value
     return torch.result_type(sample(a), sample(b))
 
 

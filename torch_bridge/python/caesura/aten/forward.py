@@ -14,7 +14,8 @@ from caesura.aten.complex_values import has_complex
 from caesura.aten.conventions import CONVENTIONS
 from caesura.aten.cuts import stop_at_cuts
 from caesura.aten.draws import DRAWS, Draw
-from caesura.aten.graph_import import Importer, describe, is_symbolic, plain, value_of
+from caesura.aten.graph_import import Importer, describe, is_symbolic, plain, value_of, written
+from caesura.aten.loss import with_ignored
 from caesura.aten.normalization import fixed_batch_norm
 from caesura.aten.results import is_read, result
 from caesura.aten.table import TABLE, Refused, aten
@@ -88,6 +89,7 @@ def _nll_loss(w, node, x, target, weight, reduction, ignore_index):
     kind, scores, _ = w.origin.get(x.name, (None, None, None))
     if kind != "LogSoftmax" or x.rank < 2:
         return TABLE[node.target](w, node, x, target, weight, reduction, ignore_index)
+    target, ignore_index = with_ignored(w, target, ignore_index)
     inputs = [scores, target] + ([weight] if weight is not None else [])
     dtype, shape = result(node, 0)
     return w.make("SoftmaxCrossEntropyLoss", inputs, dtype, shape, reduction=("none", "mean", "sum")[reduction],
@@ -192,7 +194,7 @@ class ForwardImporter(Importer):
         reason = "no equivalent in ONNX ops"
         if ours is not None:
             try:
-                return ours(w, node, *arguments)
+                return written(ours, w, node, arguments)
             except Refused as error:  # what it has written by then, nobody reads
                 reason = str(error)
         result = _by_pytorch(w, node, *arguments)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An FX graph of ATen calls, node by node, as an ONNX model."""
 
+import logging
 import operator
 
 import torch
@@ -32,15 +33,15 @@ def value_of(name: str, meta):
         if meta.layout != torch.strided:
             raise Refused(f"layout {meta.layout}")
         return Tensor(name, meta.dtype, tuple(plain(d) for d in meta.shape))
-    if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
+    if isinstance(meta, (torch.SymInt, torch.SymFloat, int, float)) and not isinstance(meta, bool):
         return Scalar(name, meta)
     raise Refused(f"values of type {type(meta).__name__}")
 
 
 def plain(dim):
-    """A size as an int where it is one."""
-    if isinstance(dim, torch.SymInt) and dim.node.expr.is_number:
-        return int(dim.node.expr)
+    """A size as an int where it is one; a SymFloat likewise."""
+    if isinstance(dim, torch.SymInt | torch.SymFloat) and dim.node.expr.is_number:
+        return int(dim.node.expr) if isinstance(dim, torch.SymInt) else float(dim.node.expr)
     return dim
 
 
@@ -55,6 +56,17 @@ def arguments_of(node: torch.fx.Node) -> list:
         else:
             out.append(node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
     return out
+
+
+def written(function, writer, node, arguments):
+    """What a rule makes of a call. A rule that fails has no say: PyTorch can do the call."""
+    try:
+        return function(writer, node, *arguments)
+    except Refused:
+        raise
+    except Exception as error:
+        logging.getLogger("caesura").info("the rule of %s fails", node.target, exc_info=True)
+        raise Refused(f"its rule fails, {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 class Importer:
@@ -85,9 +97,8 @@ class Importer:
             if item in self.constants and item not in self.values:
                 self.values[item] = self.writer.constant(self.constants[item])
             value = self.values[item]
-            if isinstance(value, Scalar) and isinstance(value.symbol, int):
-                return value.symbol
-            return value
+            symbol = plain(value.symbol) if isinstance(value, Scalar) else None
+            return value if symbol is None or isinstance(symbol, torch.SymInt | torch.SymFloat) else symbol
         if isinstance(item, (list, tuple)):
             return [self.argument(i) for i in item]
         return item
@@ -105,7 +116,7 @@ class Importer:
         if function is None:
             raise Refused("no equivalent in ONNX ops")
         self.writer.source = describe(node)
-        result = function(self.writer, node, *[self.argument(a) for a in arguments_of(node)])
+        result = written(function, self.writer, node, [self.argument(a) for a in arguments_of(node)])
         if isinstance(result, Scalar) and isinstance(result.symbol, torch.SymInt):
             self.writer.know(result.symbol, result.name)
         for value in result if isinstance(result, tuple) else (result,):

@@ -19,7 +19,7 @@ def embedding_backward(w, node, dy, indices, count, padding, by_frequency):
     if by_frequency:
         raise Refused("gradients scaled by frequency")
     dtype, shape = result(node)
-    if isinstance(padding, int) and padding >= 0:
+    if padding >= 0:
         is_padding = w.make("Equal", [indices, w.constant(padding, indices.dtype)], torch.bool, indices.shape)
         is_padding = w.make("Unsqueeze", [is_padding, w.constant([-1])], torch.bool, (*indices.shape, 1))
         dy = w.make("Where", [is_padding, w.constant(0, dy.dtype), dy], dy.dtype, dy.shape)

@@ -8,7 +8,7 @@ import caesura.ctc  # noqa: F401
 
 from caesura.aten.results import is_read, result
 from caesura.aten.table import Refused, aten, raises
-from caesura.aten.writer import DOMAIN, Tensor
+from caesura.aten.writer import DOMAIN, Scalar, Tensor
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -20,10 +20,22 @@ def _batched(w, x, target):
     return w.reshape(x, (1, *x.shape)), w.reshape(target, (1,))
 
 
+_IGNORED = -2**62  # no class
+
+
+def with_ignored(w, labels, ignore_index):
+    """(labels, ignore_index), where the index is a number: one that changes with a size is written into the labels."""
+    if not isinstance(ignore_index, Scalar):
+        return labels, ignore_index
+    is_ignored = w.make("Equal", [labels, w.constant(ignore_index, labels.dtype)], torch.bool, labels.shape)
+    return w.make("Where", [is_ignored, w.constant(_IGNORED, labels.dtype), labels], labels.dtype, labels.shape), _IGNORED
+
+
 @raises(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(w, node, x, target, weight, reduction, ignore_index):
     dtype, shape = result(node, 0)
     scores, labels = _batched(w, x, target)
+    labels, ignore_index = with_ignored(w, labels, ignore_index)
     inputs = [scores, labels] + ([weight] if weight is not None else [])
     loss_shape = labels.shape if reduction == 0 else ()
     loss = w.make("NegativeLogLikelihoodLoss", inputs, dtype, loss_shape, reduction=_REDUCTIONS[reduction],
@@ -43,6 +55,7 @@ def nll_loss(w, node, x, target, weight, reduction, ignore_index):
 def nll_loss_backward(w, node, dloss, x, target, weight, reduction, ignore_index, total):
     dtype, shape = result(node)
     scores, labels = _batched(w, x, target)
+    labels, ignore_index = with_ignored(w, labels, ignore_index)
     inputs = [dloss, labels, weight, w.ints(scores.shape)]
     dx = w.make("NegativeLogLikelihoodLossGrad", inputs, dtype, scores.shape, domain=DOMAIN,
                 reduction=_REDUCTIONS[reduction], ignore_index=ignore_index)

@@ -322,9 +322,6 @@ def triangle(w, node, x, k):
 @raises(aten.full.default, aten.full_like.default)
 def full(w, node, like, value, *options):
     dtype, shape = result(node)
-    if isinstance(value, Scalar):
-        filled = w.cast(w.scalar(value), dtype)
-        return w.make("Expand", [filled, w.ints(_sizes(like, shape))], dtype, shape)
     return w.full(value, dtype, _sizes(like, shape))
 
 

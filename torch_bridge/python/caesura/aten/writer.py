@@ -2,12 +2,15 @@
 """What an imported graph is written with: ONNX nodes, constants, and the shapes that SymInts stand for."""
 
 import functools
+import operator
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper
+from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from caesura.aten.table import Refused
 
@@ -29,11 +32,71 @@ def onnx_type(dtype: torch.dtype) -> int:
     return ONNX_TYPES[dtype]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scalar:
-    """A SymInt: the name of an int64 scalar in the graph, and the symbol."""
+    """A number that the capture knows by a symbol (a SymInt or SymFloat): the name of an int64 or float64 scalar in the graph,
+    and the symbol. A rule passes it on as an input where the op takes one.
+
+    A rule that uses it as a number (an attribute, arithmetic, an index) gets the value that it has in this call, and the
+    capture is from then on one for this value: another value is captured anew. A comparison is guarded as such.
+    """
     name: str
     symbol: object
+
+    def number(self):
+        symbol = self.symbol
+        if isinstance(symbol, (torch.SymInt, torch.SymFloat)):
+            if not symbol.node.expr.is_number and TracingContext.try_get() is None:  # nobody would notice another value
+                raise Refused("a number that changes, where the op takes a fixed one")
+            symbol = int(symbol) if isinstance(symbol, torch.SymInt) else float(symbol)
+        return symbol
+
+    def __eq__(self, other):
+        return guard_or_false(self.symbol == (other.symbol if isinstance(other, Scalar) else other))
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __bool__(self):
+        return self != 0
+
+    def __index__(self):
+        return operator.index(self.number())
+
+    def __int__(self):
+        return int(self.number())
+
+    def __float__(self):
+        return float(self.number())
+
+    @property
+    def dtype(self):
+        return torch.float64 if isinstance(self.symbol, (torch.SymFloat, float)) else torch.int64
+
+
+def _of_numbers(function):
+    return lambda *values: function(*map(number, values))
+
+
+def _reversed(function):
+    return lambda a, b: function(number(b), number(a))
+
+
+for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    setattr(Scalar, f"__{_name}__", _of_numbers(getattr(operator, _name)))
+    setattr(Scalar, f"__r{_name}__", _reversed(getattr(operator, _name)))
+for _name in ("neg", "abs"):
+    setattr(Scalar, f"__{_name}__", _of_numbers(getattr(operator, _name)))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Scalar, f"__{_name}__", lambda a, b, compare=getattr(operator, _name): bool(compare(
+        a.symbol, b.symbol if isinstance(b, Scalar) else b)))
+
+
+def number(value):
+    """`value`, and what is in a list or tuple of it, with numbers in the place of Scalars."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(number, value))
+    return value.number() if isinstance(value, Scalar) else value
 
 
 @dataclass(frozen=True)
@@ -83,7 +146,7 @@ class Writer:
 
     def node(self, op_type: str, inputs, outputs, domain: str = "", **attributes) -> None:
         """Writes a node whose outputs have these names, "" for absent ones."""
-        attributes = {k: v for k, v in attributes.items() if v is not None}
+        attributes = {k: number(v) for k, v in attributes.items() if v is not None}
         names = [self.name(i) for i in inputs]
         self.nodes.append(helper.make_node(op_type, names, outputs, name=outputs[0], domain=domain,
                                            doc_string=self.source, **attributes))
@@ -98,7 +161,10 @@ class Writer:
 
     # --- constants ---
     def constant(self, value, dtype: torch.dtype = torch.int64) -> Tensor:
-        """A constant of the graph from a number, a list or a CPU tensor; equal small ones are shared."""
+        """A constant of the graph from a number, a list or a CPU tensor; equal small ones are shared. A Scalar is an input."""
+        if isinstance(value, Scalar):
+            return self.cast(self.scalar(value), dtype)
+        value = number(value)
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
         tensor = tensor.detach().contiguous()
         raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
@@ -114,6 +180,8 @@ class Writer:
 
     def full(self, value, dtype: torch.dtype, shape) -> Tensor:
         """A tensor of `shape` that holds `value` everywhere."""
+        if isinstance(value, Scalar):
+            return self.make("Expand", [self.constant(value, dtype), self.ints(shape)], dtype, shape)
         fill = torch.full((1,), value, dtype=dtype)
         made = helper.make_tensor("value", onnx_type(dtype), [1], fill.view(torch.uint8).numpy().tobytes(), raw=True)
         return self.make("ConstantOfShape", [self.ints(shape)], dtype, shape, value=made)
@@ -129,11 +197,11 @@ class Writer:
         return Tensor(self.op("Concat", parts, axis=0), torch.int64, (len(values),))
 
     def scalar(self, value) -> Tensor:
-        """An int64 scalar."""
+        """A scalar: an int64, or a float64 for a Scalar that is one."""
         if isinstance(value, int):
             return self.constant(value)
         if isinstance(value, Scalar):
-            return Tensor(value.name, torch.int64, ())
+            return Tensor(value.name, value.dtype, ())
         return Tensor(self._size(value.node.expr), torch.int64, ())
 
     def _size(self, size) -> str:
@@ -241,7 +309,7 @@ def make_model(writer: Writer, inputs, outputs) -> onnx.ModelProto:
     """The graph as a model. `inputs`: Tensors and Scalars; `outputs`: Tensors."""
     def info(value):
         if isinstance(value, Scalar):
-            return helper.make_tensor_value_info(value.name, TensorProto.INT64, [])
+            return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), [])
         dims = [d if isinstance(d, int) else str(d) for d in map(expression, value.shape)]
         return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), dims)
     graph = helper.make_graph(writer.nodes, "captured", [info(v) for v in inputs], [info(v) for v in outputs],

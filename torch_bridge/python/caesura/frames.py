@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames that dynamo captures for this package's backend, and what happens where it cannot.
+
+A frame whose capture fails runs in eager, in this call: PyTorch does what it can do, and an error of the user's comes from the
+user's line with eager's own type. The next call is captured anew.
+"""
+
+import contextlib
+import logging
+import sys
+
+import torch
+from torch._C._dynamo.eval_frame import _FrameAction as Action, _FrameExecStrategy as Strategy
+from torch._dynamo import convert_frame, symbolic_convert
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported, UserError
+from torch._dynamo.types import ConvertFrameReturn
+
+from caesura.reports import StrictError, fall_back, fall_back_if_it_ends_well
+from caesura.user_code import calling_line, is_users
+
+_TRIALS = 3  # captures of one frame that may fail, after which it is not tried again
+_FAILED = "caesura: failed captures"  # a key of dynamo's state of a frame: [how often, what is told of it]
+_OBSERVED = "Observed exception"  # of the forward's own, that dynamo has traced
+
+_backends = []
+
+
+class OptionError(ValueError):
+    """torch.compile() was given options that the backend does not have."""
+
+
+def watch(backend) -> None:
+    """Frames that are captured for `backend`, a function that torch.compile takes, are ours."""
+    _backends.append(backend)
+
+
+def _is_ours(compiler) -> bool:
+    return getattr(compiler, "compiler_fn", None) in _backends
+
+
+def is_users_error(error) -> bool:
+    """Whether the trace of a forward ended as the forward itself most likely does."""
+    if isinstance(error, Unsupported):
+        return (getattr(error, "gb_type", None) or "").startswith(_OBSERVED)
+    return isinstance(error, (TorchRuntimeError, IndexError, AssertionError))
+
+
+def first_line(error) -> str:
+    """The error's type and first line, without what dynamo puts around it."""
+    if isinstance(error, BackendCompilerFailed):
+        error = error.inner_exception
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("Explanation: ")), None)  # of TorchRuntimeError
+    return f"{type(error).__name__}: {told.removeprefix('Explanation: ') if told else lines[0] if lines else ''}"
+
+
+def _place(error) -> str:
+    """The user's line that was traced last."""
+    frames = [f for f in getattr(error, "real_stack", None) or () if is_users(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "{}:{} in {}".format(*calling_line())
+
+
+@contextlib.contextmanager
+def quietly():
+    """PyTorch's log does not tell of errors in the trace, which the caller tells of."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(_is_no_failure)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_failure)
+
+
+def _is_no_failure(record) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta")
+
+
+_convert = convert_frame.ConvertFrameAssert.__call__
+
+
+def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
+    """dynamo's capture of one frame; where it fails, the frame and all that it calls run in eager."""
+    if not _is_ours(self._torchdynamo_orig_backend):
+        return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
+    failed = frame_state.setdefault(_FAILED, [0, None])
+    if failed[0] < _TRIALS:
+        try:
+            with quietly():
+                return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        except Exception as error:
+            if self._one_graph or _ends_the_call(error):
+                raise
+            logging.getLogger("caesura").info("a capture failed", exc_info=True)
+            is_limit = getattr(error, "frame_exec_strategy", None) is not None
+            why = "it was captured too often, each time for other inputs" if is_limit else f"its capture fails: {first_line(error)}"
+            problem = ("a call", why, _place(error))
+            if not is_users_error(error):
+                failed[:] = _TRIALS if is_limit else failed[0] + 1, problem
+            fall_back_if_it_ends_well(problem, is_users_error(error))
+    else:
+        fall_back_if_it_ends_well(failed[1], False)
+    return ConvertFrameReturn(frame_exec_strategy=Strategy(Action.SKIP, Action.SKIP), apply_to_code=False,
+                              skip_reason="its capture has failed")
+
+
+def _ends_the_call(error) -> bool:
+    """Graph breaks are dynamo's to go on from; what forbids eager, or is a mistake in torch.compile()'s arguments, is told."""
+    if isinstance(error, BackendCompilerFailed):
+        return isinstance(error.inner_exception, (StrictError, OptionError))
+    if isinstance(error, Unsupported):
+        return not is_users_error(error) and error.frame_exec_strategy is None
+    return isinstance(error, (UserError, StrictError))
+
+
+convert_frame.ConvertFrameAssert.__call__ = _convert_or_run
+
+_clone = convert_frame.ConvertFrame._clone_with_backend
+
+
+def _stay_whole(self):
+    """Under DistributedDataParallel dynamo would cut the graph where its buckets end, and hand over pieces without memory."""
+    return (lambda backend: self) if _is_ours(self._torchdynamo_orig_backend) else _clone.fget(self)
+
+
+convert_frame.ConvertFrame._clone_with_backend = property(_stay_whole)
+
+_funcname = symbolic_convert.get_funcname
+
+
+def _funcname_if_logged(filename, lineno):
+    """The name for a line of dynamo's log, which dynamo tokenizes whole source files for (0.5 s of a Llama's capture) even
+    where it logs nothing."""
+    return _funcname(filename, lineno) if symbolic_convert.trace_call_log.isEnabledFor(logging.DEBUG) else None
+
+
+symbolic_convert.get_funcname = _funcname_if_logged
+_log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
+
+
+def _tell_of_graph_break(translator, *arguments, **named):
+    """Before dynamo logs it, for those who have asked for that log: what follows runs in eager, up to the next graph."""
+    exc = next((a for a in (*arguments, *named.values()) if isinstance(a, Exception)), None)
+    if _is_ours(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
+        stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
+        cause = getattr(exc, "gb_type", None) or type(exc).__name__
+        if not is_users_error(exc):  # of which the frame tells
+            fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
+    _log_graph_break(translator, *arguments, **named)
+
+
+symbolic_convert.InstructionTranslatorBase.log_graph_break = _tell_of_graph_break
