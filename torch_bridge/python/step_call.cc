@@ -2,7 +2,12 @@
 // A call of a compiled step from what Python hands over to the loss, where nothing has changed that the step was captured
 // for. StepCall: of one program. StepCalls: what Python calls, the base of caesura.step.CompiledStep.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <tuple>
+
+#include <nanobind/stl/tuple.h>
 
 #include "torch_bridge/python/watch.h"
 #include "training/training_session.h"
@@ -11,6 +16,9 @@ namespace nb = nanobind;
 
 namespace caesura::python {
 namespace {
+
+// Of all steps' calls by StepCall since the last look.
+std::atomic<int64_t> step_nanoseconds = 0, step_calls = 0;
 
 // A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that stays, or drawn anew.
 struct Feed {
@@ -77,10 +85,13 @@ class StepCall {
     session_.SetPosition(before, progress.micro_steps);
     if (!draw_seed_.is_none()) session_.set_seed(nb::cast<uint64_t>(draw_seed_()));
     const double scale = session_.loss_scale();
+    const auto began = std::chrono::steady_clock::now();
     auto loss = [&] {
       nb::gil_scoped_release release;
       return session_.Step(values_);
     }();
+    step_nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
+    ++step_calls;
     for (Feed& feed : feeds_) {
       *feed.value = {};
       feed.drawn = {};
@@ -232,6 +243,9 @@ struct StepCalls {
 }  // namespace
 
 void BindStepCall(nb::module_& m) {
+  m.def("take_step_counts", [] {
+    return std::tuple(1e-9 * static_cast<double>(step_nanoseconds.exchange(0)), step_calls.exchange(0), 0.0, int64_t{0});
+  });
   static const PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCall::Traverse)},
                                       {Py_tp_clear, reinterpret_cast<void*>(&StepCall::Clear)},
                                       {0, nullptr}};

@@ -173,6 +173,8 @@ def _describe_graph(program: GraphProgram):
     for step, release in program.steps:
         dead = [number[n] for n in release]
         if isinstance(step, RunStep):
+            if any(isinstance(n.meta.get("val"), (torch.SymFloat, float)) for n in step.reads):
+                return None
             model = step.program.model.SerializeToString()
             calls.append(("add_program", model, [number[n] for n in step.reads], [number[n] for n in step.writes], dead))
             continue

@@ -7,9 +7,7 @@ user's line with eager's own type. The next call is captured anew.
 
 import contextlib
 import logging
-import sys
 
-import torch
 from torch._C._dynamo.eval_frame import _FrameAction as Action, _FrameExecStrategy as Strategy
 from torch._dynamo import convert_frame, symbolic_convert
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported, UserError
@@ -54,7 +52,7 @@ def first_line(error) -> str:
     return f"{type(error).__name__}: {told.removeprefix('Explanation: ') if told else lines[0] if lines else ''}"
 
 
-def _place(error) -> str:
+def place_of(error) -> str:
     """The user's line that was traced last."""
     frames = [f for f in getattr(error, "real_stack", None) or () if is_users(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "{}:{} in {}".format(*calling_line())
@@ -93,7 +91,7 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
             logging.getLogger("caesura").info("a capture failed", exc_info=True)
             is_limit = getattr(error, "frame_exec_strategy", None) is not None
             why = "it was captured too often, each time for other inputs" if is_limit else f"its capture fails: {first_line(error)}"
-            problem = ("a call", why, _place(error))
+            problem = ("a call", why, place_of(error))
             if not is_users_error(error):
                 failed[:] = _TRIALS if is_limit else failed[0] + 1, problem
             fall_back_if_it_ends_well(problem, is_users_error(error))

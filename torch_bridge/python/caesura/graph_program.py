@@ -142,7 +142,8 @@ class GraphProgram:
         if key not in self._problems:
             outputs = [Tensor(writer.op("Identity", [value]), value.dtype, value.shape) for value in outputs]
             model = make_model(writer, inputs, outputs).SerializeToString()
-            sizes = [[_size(d) for d in value.shape] if isinstance(value, Tensor) else _size(value.symbol) for value in inputs]
+            sizes = [[_size(d) for d in value.shape] if isinstance(value, Tensor) else
+                     [] if value.dtype == torch.float64 else _size(value.symbol) for value in inputs]
             self._problems[key] = " ".join(self._kernels.problem(model, sizes).split()) or None
         return self._problems[key]
 
@@ -358,7 +359,7 @@ class RunStep:
 
     def __call__(self, values):
         began = time.perf_counter()
-        results = self.program([values[n] for n in self.reads])
+        results = self.program([as_scalar(values[n]) for n in self.reads])
         values.update(zip(self.writes, results))
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
@@ -380,6 +381,11 @@ class CallStep:
         if self.counts:
             RECORD.eager_seconds += time.perf_counter() - began
             RECORD.eager_calls += 1
+
+
+def as_scalar(value):
+    """A value as programs take it: a float, which no shape follows from, as a tensor."""
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
 
 
 def _size(dim) -> int:

@@ -3,12 +3,11 @@
 
 import contextlib
 import copy
-import os
 import threading
 import warnings
 from dataclasses import dataclass, field
 
-from caesura.user_code import calling_line, is_users
+from caesura.user_code import calling_line, is_installed, is_users
 
 
 class FallbackWarning(UserWarning):
@@ -23,10 +22,11 @@ class StrictError(RuntimeError):
 class Report:
     """Seconds and calls since the start or the last reset; `fallbacks` maps (op, reason) to where it was met.
 
-    kernel_seconds: in programs of caesura's own kernels. eager_seconds: in ATen calls of captured graphs that were left
-    to PyTorch, and in draws from its generator. Draws of a given shape (dropout masks, rand, randn_like) are no fallbacks: they
-    are eager's own numbers by design. Draws that depend on values (multinomial, poisson) are. What runs outside of captured
-    graphs (behind a graph break, which is among the fallbacks; an optimizer of PyTorch's, data loading) is not counted.
+    kernel_seconds: in programs of caesura's own kernels, and in steps of compile_step(), with the calls in them that PyTorch
+    computes. eager_seconds: in ATen calls of captured graphs that were left to PyTorch, and in draws from its generator. Draws
+    of a given shape (dropout masks, rand, randn_like) are no fallbacks: they are eager's own numbers by design. Draws that
+    depend on values (multinomial, poisson) are. What runs outside of captured graphs (behind a graph break, which is among
+    the fallbacks; an optimizer of PyTorch's, data loading) is not counted, but calls whose capture failed are eager_calls.
     """
     kernel_seconds: float = 0.0
     eager_seconds: float = 0.0
@@ -126,7 +126,7 @@ def _line_of(*places) -> tuple:
     that calls where there is none."""
     for place in places:
         file, _, line = place.partition(" in ")[0].rpartition(":")
-        if line.isdigit() and is_users(file) and f"{os.sep}site-packages{os.sep}" not in file:
+        if line.isdigit() and is_users(file) and not is_installed(file):
             return file, int(line)
     return calling_line()[:2]
 
@@ -150,3 +150,4 @@ def told_at_the_end():
     finally:
         _local.waiting = before
     fall_back(problems)
+    RECORD.eager_calls += len(problems)

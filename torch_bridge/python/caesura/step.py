@@ -6,6 +6,7 @@ import inspect
 import logging
 import warnings
 
+import numpy
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._decomp import get_decompositions
@@ -24,9 +25,11 @@ from caesura.aten.strides import lay_arguments
 from caesura.backend import decompositions
 from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
+from caesura.frames import first_line, is_users_error, place_of, quietly
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import MEMBERS, RATES, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.recurrent import by_layers
+from caesura.reports import collect_from
 from caesura.stand_ins import capturing
 from caesura.step_call import find_guards, find_sources, open_call
 from caesura.step_program import Captured, CapturedStep, StepProgram, StepRefused
@@ -55,6 +58,8 @@ def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
     graph.graph.erase_node(node)
     return position, loss
 
+
+collect_from(_core.take_step_counts)
 
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
@@ -102,15 +107,23 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
                         threads)
 
 
+def _refuse_ranks(module):
+    """Each rank would train for itself."""
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+    if ranks > 1 or any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
+        raise StepRefused(f"a step does not exchange gradients between processes, of which there are {ranks}: write "
+                          "DistributedDataParallel(caesura.wrap(module)) and a plain loop, with loss.backward() and optimizer.step()")
+
+
 class CompiledStep(_core.StepCalls):
     """What compile_step() returns. Calls like an earlier one are run by the base, the others by _first()."""
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads):
         super().__init__()
-        if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
-            raise StepRefused("a step does not exchange gradients between processes, as DistributedDataParallel does; "
-                              "DistributedDataParallel(caesura.wrap(module)) does")
+        _refuse_ranks(module)
+        if not clip_norm >= 0:
+            raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
@@ -269,6 +282,11 @@ class CompiledStep(_core.StepCalls):
 
     def _first(self, args, kwargs) -> torch.Tensor:
         """A call that none of `_calls` fits."""
+        _refuse_ranks(self.module)
+        for path, leaf in torch.utils._pytree.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
+            if isinstance(leaf, numpy.ndarray):
+                raise TypeError(f"a step takes tensors, got a NumPy array at {torch.utils._pytree.keystr(path)}: torch.from_numpy() "
+                                "makes a tensor of it, without a copy")
         self.check_optimizer()
         self._refuse_hooks()
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
@@ -361,8 +379,24 @@ class CompiledStep(_core.StepCalls):
     def _keep(self, call):
         self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
 
+    def _raise_as_eager(self, error, args, kwargs):
+        """Raises the forward's own error, where the capture has ended by it. Buffers stay as they are."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        try:
+            with torch.random.fork_rng([]), torch.enable_grad():
+                self._loss(*args, **kwargs)
+        except Exception as own:
+            own.__suppress_context__ = True
+            raise
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+        raise StepRefused(f"the step cannot be one program: its capture fails where eager goes on: {first_line(error)} "
+                          f"(at {place_of(error)})") from None
+
     def _run(self, *args, **kwargs):
-        with torch.enable_grad():
+        with torch.enable_grad(), quietly():
             try:
                 if self.programs:
                     try:
@@ -380,8 +414,12 @@ class CompiledStep(_core.StepCalls):
             except torch._dynamo.exc.FailOnRecompileLimitHit:
                 raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None
+            except (torch._dynamo.exc.TorchRuntimeError, IndexError, AssertionError) as error:
+                self._raise_as_eager(error, args, kwargs)
             except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.InternalTorchDynamoError,
                     GuardOnDataDependentSymNode) as error:
+                if is_users_error(error):
+                    self._raise_as_eager(error, args, kwargs)
                 raise StepRefused(f"the step cannot be one program:\n{error}") from error
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 inner = error.inner_exception

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of a compiled step: the forward as a model, opened for training on the module's own tensors."""
 
+import time
+
 import onnx
 import torch
 from onnx import helper
@@ -15,6 +17,7 @@ from caesura.aten.draws import sizes_of
 from caesura.aten.forward import import_forward, number_input
 from caesura.aten.graph_import import describe
 from caesura.aten.writer import onnx_type, with_bodies
+from caesura.reports import RECORD
 
 
 class StepRefused(RuntimeError):
@@ -166,7 +169,11 @@ class CapturedStep(StepProgram):
             session.seed = self.draw_seed()
         feeds = {name: as_real(values[i]) for name, i in self.feeds}
         sizes = sizes_of(self.placeholders, values) if self.draws else {}
-        loss = session.step(feeds | {draw.name: draw(sizes) for draw in self.draws})
+        feeds_and_draws = feeds | {draw.name: draw(sizes) for draw in self.draws}
+        began = time.perf_counter()
+        loss = session.step(feeds_and_draws)
+        RECORD.kernel_seconds += time.perf_counter() - began
+        RECORD.kernel_calls += 1
         owner.micro_steps += 1
         owner.recipe.end(self, owner.micro_steps, owner._window)
         counters = [(values[position], count) for position, count in self.counters]

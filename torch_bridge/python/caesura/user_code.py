@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lines are the user's: those outside of PyTorch and of this package."""
+"""Which lines are the user's: those outside of PyTorch, of this package and of Python's own library."""
 
+import contextlib
 import os
 import sys
 
 import torch
 
 _OTHERS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
+_PYTHONS = os.path.dirname(contextlib.__file__) + os.sep
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
 def is_users(filename: str) -> bool:
-    return not filename.startswith((*_OTHERS, "<"))
+    return not filename.startswith((*_OTHERS, "<")) and (is_installed(filename) or not filename.startswith(_PYTHONS))
+
+
+def is_installed(filename: str) -> bool:
+    """Whether it is a package's that somebody else has written."""
+    return _PACKAGES in filename
 
 
 def calling_line() -> tuple:

@@ -245,7 +245,7 @@ def mul(w, node, a, b):
     return scaling(w, "Mul", node, a, b)
 
 
-@raises(aten.div.Tensor, aten.div.Scalar)
+@raises(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(w, node, a, b):
     return scaling(w, "Div", node, a, b)
 

@@ -144,11 +144,14 @@ def slice_backward(w, node, dy, sizes, axis, start, end, step):
 def select_backward(w, node, dy, sizes, axis, index):
     dtype, shape = result(node)
     axis = positive(axis, len(shape))
-    if not isinstance(index, int):
-        raise Refused("an index that is not a number")
     dy = w.reshape(dy, [*dy.shape[:axis], 1, *dy.shape[axis:]])
-    end = index + 1 if index != -1 else _END
-    inputs = [dy, w.ints(sizes), w.constant([index]), w.constant([end]), w.constant([axis])]
+    if index == -1:
+        end = _END
+    elif isinstance(index, Scalar):
+        end = Scalar(w.op("Add", [w.scalar(index), w.constant(1)]), index.symbol + 1)
+    else:
+        end = index + 1
+    inputs = [dy, w.ints(sizes), w.ints([index]), w.ints([end]), w.constant([axis])]
     return w.make("SliceGrad", inputs, dtype, shape, domain="ai.caesura")
 
 
