@@ -9,7 +9,7 @@ import contextlib
 import logging
 
 from torch._C._dynamo.eval_frame import _FrameAction as Action, _FrameExecStrategy as Strategy
-from torch._dynamo import convert_frame, symbolic_convert
+from torch._dynamo import convert_frame, graph_break_hints, symbolic_convert
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn
 
@@ -19,6 +19,7 @@ from caesura.user_code import calling_line, is_users
 _TRIALS = 3  # captures of one frame that may fail, after which it is not tried again
 _FAILED = "caesura: failed captures"  # a key of dynamo's state of a frame: [how often, what is told of it]
 _OBSERVED = "Observed exception"  # of the forward's own, that dynamo has traced
+_USERS = graph_break_hints.USER_ERROR[0]  # among the hints of a graph break that eager most likely ends at
 
 _backends = []
 
@@ -39,7 +40,7 @@ def _is_ours(compiler) -> bool:
 def is_users_error(error) -> bool:
     """Whether the trace of a forward ended as the forward itself most likely does."""
     if isinstance(error, Unsupported):
-        return (getattr(error, "gb_type", None) or "").startswith(_OBSERVED)
+        return (getattr(error, "gb_type", None) or "").startswith(_OBSERVED) or _USERS in str(error)
     return isinstance(error, (TorchRuntimeError, IndexError, AssertionError))
 
 
@@ -141,8 +142,11 @@ def _tell_of_graph_break(translator, *arguments, **named):
     if _is_ours(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
         cause = getattr(exc, "gb_type", None) or type(exc).__name__
-        if not is_users_error(exc):  # of which the frame tells
-            fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
+        problem = ("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")
+        if is_users_error(exc):
+            fall_back_if_it_ends_well(problem, True)
+        else:
+            fall_back([problem])
     _log_graph_break(translator, *arguments, **named)
 
 
