@@ -142,11 +142,11 @@ def _tell_of_graph_break(translator, *arguments, **named):
     if _is_ours(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
         cause = getattr(exc, "gb_type", None) or type(exc).__name__
-        problem = ("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")
-        if is_users_error(exc):
-            fall_back_if_it_ends_well(problem, True)
-        else:
-            fall_back([problem])
+        if is_users_error(exc):  # no place to go on from: the frame's capture ends
+            own = TorchRuntimeError(str(exc))
+            own.real_stack = stack
+            raise own
+        fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
     _log_graph_break(translator, *arguments, **named)
 
 
