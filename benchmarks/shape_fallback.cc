@@ -117,7 +117,7 @@ Status Measure(const Model& original, const Given& given, const Case& row) {
   const Shapes& shapes = given.shapes;
   std::map<std::string, Tensor> sizes = given.sizes;
   if (row.sizes == Sizes::kInputs) TakeSizesAsInputs(*model.graph, shapes, &sizes);
-  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, {}, {}));
+  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, {}));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, {}));
   if (row.backward) RETURN_IF_ERROR(BuildModuleGraph(*model.graph, {trainable, {}}).status());
   ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*model.graph, providers));

@@ -107,7 +107,7 @@ Module::Module(Model model, ModuleOptions options)
   for (const Value* input : model_.graph->inputs()) {
     if (model_.graph->Initializer(input) == nullptr) input_names_.push_back(input->name());
   }
-  for (const std::string& name : Checked(TrainableNames(model_, options_.trainable, options_.frozen))) {
+  for (const std::string& name : Checked(TrainableNames(model_, {options_.trainable, options_.frozen}))) {
     AddState(name, /*is_parameter=*/true);
   }
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model_.graph);

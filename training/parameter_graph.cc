@@ -196,8 +196,12 @@ void ShareParameters(const ParameterSet& parameters, int count, Graph* graph) {
 Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value) {
   const int i = parameters.Find(name);
   if (i < 0) return NotFound("there is no parameter '" + name + "'");
-  const Tensor& own = parameters.tensor(i);
-  if (own.dtype() == value.dtype() && own.shape() == value.shape()) return i;
+  RETURN_IF_ERROR(CheckReplaceable(name, parameters.tensor(i), value));
+  return i;
+}
+
+Status CheckReplaceable(const std::string& name, const Tensor& own, const Tensor& value) {
+  if (own.dtype() == value.dtype() && own.shape() == value.shape()) return {};
   return InvalidArgument("parameter '" + name + "' is " + DTypeName(own.dtype()) + own.shape().ToString() + ", got " +
                          DTypeName(value.dtype()) + value.shape().ToString());
 }

@@ -94,6 +94,8 @@ void AddParameters(const Graph& graph, const std::vector<std::string>& names, Pa
 // Makes the first `count` parameters the initializers of their names: one copy of them in memory.
 void ShareParameters(const ParameterSet& parameters, int count, Graph* graph);
 
+// kInvalidArgument where `value` has another dtype or shape than parameter `name` has.
+Status CheckReplaceable(const std::string& name, const Tensor& own, const Tensor& value);
 // The index of parameter `name`: kNotFound when there is none, kInvalidArgument when `value` has another dtype or shape.
 Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value);
 

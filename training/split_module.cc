@@ -88,10 +88,11 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   seed_ = options.seed;
   shares_parameters_ = options.share_parameters;
-  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options.trainable, options.frozen));
+  ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options.custom_ops));
+  RETURN_IF_ERROR(ops->Attach(model));  // gradients go through ops of the user's, too
+  ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options));
   auto program = std::make_shared<ForwardRun::Program>();
   for (const Value* output : model.graph->outputs()) program->outputs.push_back(output->name());
-  ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options.custom_ops));
   RETURN_IF_ERROR(ops->Attach(model, trainable));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options.disabled_passes));
   program->parameters = trainable;

@@ -17,13 +17,12 @@
 #include <vector>
 
 #include "training/parameter_graph.h"
+#include "training/trainable.h"
 
 namespace caesura {
 
-struct SplitModuleOptions {
-  // Initializers to train, as in StepOptions. A model without any may still have gradients of its inputs.
-  std::vector<std::string> trainable;
-  std::vector<std::string> frozen;
+// A model without anything to train may still have gradients of its inputs.
+struct SplitModuleOptions : TrainableOptions {
   std::vector<std::string> inputs;  // graph inputs whose gradients are wanted
   // Batch statistics and dropout in Forward; false: the model as it is, with running statistics and without dropout.
   bool training = true;

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_set>
 
-#include "core/base/log.h"
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
@@ -171,17 +168,6 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
   for (const Group& group : Groups()) UpdateGroup(group, gradients, learning_rate, step, scale);
 }
 
-// A model that its exporter optimised for inference is not the module that was exported.
-void WarnOfFolding(const Model& model, const std::vector<std::string>& trained) {
-  const std::unordered_set<std::string> folded = FoldedInitializers(model);
-  const size_t kept = std::count_if(trained.begin(), trained.end(), [&](const auto& name) { return folded.count(name) > 0; });
-  if (folded.empty()) return;
-  LogWarning("the model was optimised when it was exported: of its initializers " + std::to_string(folded.size()) +
-             " were folded from others (" + std::to_string(kept) +
-             " of them, from parameters, are trained as they are now), and equal parameters may have become one; to train what the "
-             "module trains, export it with torch.onnx.export(..., optimize=False)");
-}
-
 }  // namespace
 
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names) {
@@ -212,30 +198,6 @@ Result<DType> PrecisionByName(const std::string& name) {
 bool IsProgramInput(const std::string& name) {
   const std::string own[] = {kLearningRateInput, kStepInput, kResetInput, kGradientFactorInput, kLossScaleInput};
   return std::find(std::begin(own), std::end(own), name) != std::end(own);
-}
-
-Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
-                                                const std::vector<std::string>& frozen) {
-  const std::unordered_set<const Value*> statistics = RunningStatistics(*model.graph);
-  const std::unordered_set<std::string> buffers = MarkedBuffers(model);
-  auto matches = [](const std::vector<std::string>& patterns, const std::string& name) {
-    return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return MatchesName(p, name); });
-  };
-  std::vector<std::string> names;
-  for (const Value* value : model.graph->Values()) {
-    const Tensor* tensor = model.graph->Initializer(value);
-    if (tensor == nullptr || !IsDifferentiable(tensor->dtype()) || statistics.count(value)) continue;
-    const bool wanted = trainable.empty() ? tensor->shape().rank() >= 1 && !buffers.count(value->name())
-                                          : matches(trainable, value->name());
-    if (wanted && !matches(frozen, value->name())) names.push_back(value->name());
-  }
-  WarnOfFolding(model, names);
-  for (const std::string& pattern : trainable) {
-    if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return MatchesName(pattern, name); })) {
-      return InvalidArgument("'" + pattern + "' selects no floating initializer for training");
-    }
-  }
-  return names;
 }
 
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,

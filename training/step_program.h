@@ -11,6 +11,7 @@
 #include "training/loss.h"
 #include "training/optimizer/grad_scaler.h"
 #include "training/optimizer/optimizer.h"
+#include "training/trainable.h"
 
 namespace caesura {
 
@@ -21,14 +22,10 @@ enum class CommitMode {
                   // by global norm; a step that fails in the middle is lost, and says so
 };
 
-struct StepOptions {
+struct StepOptions : TrainableOptions {
   Loss loss;
   Optimizer optimizer = AdamW{};
   std::vector<ParameterGroup> groups;
-  // Names of initializers to train ('*' matches anything). Empty: every floating initializer of rank >= 1 that is no
-  // running statistic and that the model does not mark as a buffer (MarkedBuffers, core/load/model_reader.h).
-  std::vector<std::string> trainable;
-  std::vector<std::string> frozen;  // taken out of the above
   double clip_norm = 0;             // 0: gradients are not clipped
   // Micro-steps to one update; their mean gradient counts. 0: the caller decides (TrainingSession::Accumulate).
   int accumulation_steps = 1;
@@ -70,12 +67,6 @@ struct StepProgram {
   int trained = 0;      // how many of them are trained parameters
   int statistics = 0;   // and running statistics
 };
-
-// The names that the patterns select for training (StepOptions::trainable and frozen), in the model's order; none when
-// the model has no parameters. Fails when a pattern of `trainable` selects nothing. Warns of FoldedInitializers
-// (core/load/model_reader.h).
-Result<std::vector<std::string>> TrainableNames(const Model& model, const std::vector<std::string>& trainable,
-                                                const std::vector<std::string>& frozen);
 
 // The graph's outputs of these names, in their order. Fails listing all names that are none.
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names);

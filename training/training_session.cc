@@ -79,39 +79,44 @@ Status TrainingSession::Prepare(Model model) {
                     {kLossScaleInput, Tensor::Scalar<float>(1)}};
   learning_rate_ = LearningRate(options_.step.optimizer);
   bound_ = options_.share_parameters;
-  original_ = model.Clone();
-  ASSIGN_OR_RETURN(const std::vector<std::string> trainable,
-                   TrainableNames(model, options_.step.trainable, options_.step.frozen));
-  if (trainable.empty()) return InvalidArgument("no initializer of the model is selected for training");
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
-  RETURN_IF_ERROR(ops_->Attach(model, trainable));
-  RETURN_IF_ERROR(RunForwardPasses(model, trainable, options_.disabled_passes));
+  RETURN_IF_ERROR(ops_->Attach(model));  // gradients go through ops of the user's, too
+  ASSIGN_OR_RETURN(trainable_, TrainableNames(model, options_.step, &options_.step.loss));
+  original_ = std::move(model);
+  return MakePrograms();
+}
+
+Status TrainingSession::MakePrograms() {
+  Model model = original_.Clone();
+  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
+  RETURN_IF_ERROR(ops_->Attach(model, trainable_));
+  RETURN_IF_ERROR(RunForwardPasses(model, trainable_, options_.disabled_passes));
   RETURN_IF_ERROR(RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes).status());
-  if (!options_.share_parameters) {
-    for (const auto& names : {trainable, StatisticNames(*model.graph)}) {
+  if (names_.empty() && !options_.share_parameters) {
+    for (const auto& names : {trainable_, StatisticNames(*model.graph)}) {
       RETURN_IF_ERROR(CopyInitializers(names, {model.graph.get(), original_.graph.get()}));
     }
   }
 
-  ASSIGN_OR_RETURN(update_, MakeStep(model, trainable, true));
+  ASSIGN_OR_RETURN(update_, MakeStep(model, true));
   if (options_.step.accumulation_steps != 1) {
-    ASSIGN_OR_RETURN(accumulate_, MakeStep(model, trainable, false));
+    ASSIGN_OR_RETURN(accumulate_, MakeStep(model, false));
   }
-  return MakeEvaluation(model);
+  RETURN_IF_ERROR(MakeEvaluation(model));
+  stale_ = false;
+  return {};
 }
 
-Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& model,
-                                                                  const std::vector<std::string>& trainable,
-                                                                  bool with_update) {
-  ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable, options_.step, with_update));
+Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& model, bool with_update) {
+  ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, options_.step, with_update));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
-  if (with_update) {
+  if (names_.empty()) {
     names_ = program.parameters;
     trained_ = program.trained;
     statistics_ = program.statistics;
     AddParameters(*program.graph, names_, &parameters_);
   } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
-    return Internal("the accumulating program's parameters are no prefix of the updating one's");
+    return Internal("the parameters of two programs of a session differ");
   } else {
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
@@ -201,6 +206,7 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds, std::vector
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
   if (lost_) return InvalidArgument("an earlier step failed in the middle of its updates; Restore a checkpoint first");
+  RETURN_IF_ERROR(Refresh());
   ParameterGraph& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program.Order(feeds, ProgramFeeds()));
   RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
@@ -232,6 +238,7 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
 }
 
 Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
+  RETURN_IF_ERROR(Refresh());
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, evaluate_->Order(feeds, {}));
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> outputs, evaluate_->Run(std::move(ordered), MakeRun(0)));
   Evaluation out;
@@ -244,6 +251,7 @@ Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
 }
 
 Result<std::vector<RuntimeValue>> TrainingSession::Predict(const NamedValues& feeds) try {
+  RETURN_IF_ERROR(Refresh());
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, predict_->Order(feeds, {}));
   return predict_->Run(std::move(ordered), MakeRun(0));
 } catch (const std::bad_alloc&) {
@@ -254,13 +262,33 @@ std::vector<std::string> TrainingSession::ParameterNames() const {
   return {names_.begin(), names_.begin() + trained_ + statistics_};
 }
 
+std::vector<std::string> TrainingSession::FrozenNames() const {
+  std::vector<std::string> out;
+  for (const Value* value : original_.graph->Values()) {
+    const Tensor* tensor = original_.graph->Initializer(value);
+    const bool frozen = tensor != nullptr && IsDifferentiable(tensor->dtype()) && parameters_.Find(value->name()) < 0;
+    if (frozen) out.push_back(value->name());
+  }
+  return out;
+}
+
 Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
   const int i = parameters_.Find(name);
-  if (i < 0) return NotFound("the session has no parameter '" + name + "'");
-  return parameters_.tensor(i);
+  if (i >= 0) return parameters_.tensor(i);
+  const Tensor* frozen = original_.graph->Initializer(original_.graph->FindValue(name));
+  return frozen != nullptr ? Result<Tensor>(*frozen) : NotFound("the session has no parameter '" + name + "'");
 }
 
 Status TrainingSession::SetParameter(const std::string& name, const Tensor& value) {
+  if (Value* frozen = original_.graph->FindValue(name); parameters_.Find(name) < 0 && original_.graph->Initializer(frozen)) {
+    const Tensor own = *original_.graph->Initializer(frozen);
+    RETURN_IF_ERROR(CheckReplaceable(name, own, value));
+    ASSIGN_OR_RETURN(Tensor copy, value.Clone());
+    replaced_.emplace(name, own);
+    original_.graph->SetInitializer(frozen, std::move(copy));
+    stale_ = true;
+    return {};
+  }
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
   const Tensor& own = parameters_.tensor(i);
   CopyElements(own.dtype(), value.raw(), own.raw(), own.elements());
@@ -289,6 +317,7 @@ Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outp
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(const NamedValues& feeds) try {
+  RETURN_IF_ERROR(Refresh());
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, update_->Order(feeds, ProgramFeeds()));
   return update_->Plan(ordered);
 } catch (const std::bad_alloc&) {

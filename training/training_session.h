@@ -14,6 +14,7 @@
 #define CAESURA_TRAINING_TRAINING_SESSION_H_
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,9 +84,13 @@ class TrainingSession {
 
   // Trained parameters, then running statistics, by the model's names.
   std::vector<std::string> ParameterNames() const;
-  // A view that the next step changes. Fails with kNotFound. Optimizer state is there too ("optimizer.exp_avg.NAME").
+  // The model's other floating initializers: frozen, or without a gradient.
+  std::vector<std::string> FrozenNames() const;
+  // A view that the next step changes; for other initializers of the model the value that the steps read. Fails with
+  // kNotFound. Optimizer state is there too ("optimizer.exp_avg.NAME").
   Result<Tensor> Parameter(const std::string& name) const;
-  // Copies `value` (same dtype and shape) into the parameter.
+  // Copies `value` (same dtype and shape) into the parameter, or into another initializer of the model: then the programs
+  // are made again before the next run, since what followed from the old value may be in them.
   Status SetParameter(const std::string& name, const Tensor& value);
   // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape): steps write to it, and
   // its owner may write to it between calls. Models that were exported or cloned before keep what they had.
@@ -108,11 +113,12 @@ class TrainingSession {
   // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
-  // Parameters, statistics, optimizer state, schedule position and random counters; see training/checkpoint.h for what
+  // Parameters, statistics, frozen values that were set, optimizer state, schedule position and random counters; see training/checkpoint.h for what
   // a crash leaves behind. `properties` are the caller's own (a sampler's position).
   Status Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties = {}) const;
   // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does not. Returns the
-  // caller's properties.
+  // caller's properties. Frozen parameters take what the checkpoint has for them, and the model's own values where it has
+  // none.
   Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
 
   // The model with its trained parameters and statistics, as it came in but in evaluation mode. With `outputs` (names of
@@ -136,8 +142,10 @@ class TrainingSession {
  private:
   TrainingSession() = default;
   Status Prepare(Model model);
-  Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, const std::vector<std::string>& trainable,
-                                                   bool with_update);
+  // From original_; once more where frozen values have changed.
+  Status MakePrograms();
+  Status Refresh() { return stale_ ? MakePrograms() : Status(); }
+  Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, bool with_update);
   Status MakeEvaluation(const Model& model);
   // Inputs of the programs that are not the model's, as they are in the next step.
   const NamedValues& ProgramFeeds();
@@ -149,7 +157,10 @@ class TrainingSession {
 
   TrainingOptions options_;
   std::shared_ptr<ProviderFallback> fallback_;
-  Model original_;  // as it came, for export
+  Model original_;  // as it came, for export; with the frozen values that were set
+  std::vector<std::string> trainable_;
+  std::map<std::string, Tensor> replaced_;  // the model's own values of the frozen parameters that were set
+  bool stale_ = false;                      // the programs hold other frozen values than original_
   std::shared_ptr<OpBinding> ops_;
   ParameterSet parameters_;
   std::vector<std::string> names_;  // of the ParameterSet, in order

@@ -29,6 +29,9 @@ Status TrainingSession::Save(const std::string& path,
     auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
     part[parameters_.name(i)] = parameters_.tensor(i);
   }
+  for (const auto& [name, own] : replaced_) {
+    ASSIGN_OR_RETURN(checkpoint.parameters[name], Parameter(name));
+  }
   for (auto& [name, property] : properties) checkpoint.properties[kCallerPrefix + name] = std::move(property);
   checkpoint.properties[kUpdates] = updates_;
   checkpoint.properties[kMicroSteps] = micro_steps_;
@@ -75,6 +78,15 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
     }
     found.push_back(it == part.end() ? nullptr : &it->second);
   }
+  std::map<std::string, Tensor> frozen = replaced_;  // what the frozen ones become; where nothing is said, their own values
+  for (const auto& [name, value] : checkpoint.parameters) {
+    if (parameters_.Find(name) >= 0) continue;
+    const Result<Tensor> own = Parameter(name);
+    if (!own.ok()) continue;
+    const Status fits = CheckReplaceable(name, *own, value);
+    if (!fits.ok()) wrong += "\n  " + fits.message();
+    frozen[name] = value;
+  }
   if (!wrong.empty()) return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
   std::map<std::string, Checkpoint::Property> properties;
   const std::string prefix = kCallerPrefix;
@@ -86,6 +98,11 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
     CopyElements(own.dtype(), found[i]->raw(), own.raw(), own.elements());
   }
   parameters_.TouchAll();
+  for (const auto& [name, value] : frozen) {
+    const bool own = !checkpoint.parameters.count(name);
+    RETURN_IF_ERROR(SetParameter(name, value));
+    if (own) replaced_.erase(name);
+  }
   updates_ = updates;
   micro_steps_ = micro_steps;
   accumulated_ = accumulated;

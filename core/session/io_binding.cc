@@ -56,6 +56,16 @@ Status IoBinding::BindOutput(const std::string& name, Tensor buffer, Overlap ove
 Status IoBinding::BindOutput(const std::string& name, Device device) {
   const int index = Find(session_->outputs(), name);
   if (index < 0) return InvalidArgument("the model has no output '" + name + "' to bind");
+  std::string places;
+  bool reachable = device.is_host();
+  for (const auto& provider : session_->fallback_->providers()) {
+    reachable |= provider->device() == device;
+    if (!provider->device().is_host()) places += ", " + provider->device().ToString();
+  }
+  if (!reachable) {
+    return InvalidArgument("output '" + name + "' cannot be bound to " + device.ToString() + ": the session's memory is on cpu" +
+                           places);
+  }
   return Put({static_cast<size_t>(index), Tensor(), device, Overlap::kRefused});
 }
 

@@ -205,7 +205,7 @@ TEST(SplitModule, WrongFeedsAndNames) {
   EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(), HasSubstr("no input 'q'"));
   options.inputs.clear();
   options.trainable = {"v*"};
-  EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(), HasSubstr("'v*' selects no"));
+  EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(), HasSubstr("no floating initializer 'v*'"));
 }
 
 TEST(SplitModule, FrozenParametersAndNothingToTrain) {

@@ -211,6 +211,12 @@ class PythonBinding {
   std::vector<RuntimeValue> results_;
 };
 
+// True of the symbols that shape inference gives to dims that the model leaves open: "unk__3".
+bool IsOwnSymbol(const std::string& symbol) {
+  const std::string prefix = "unk__";
+  return symbol.rfind(prefix, 0) == 0 && symbol.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+}
+
 // (name, type text, dims: int, symbol or None; None when the rank is unknown)
 nb::tuple Describe(const Value* value) {
   nb::object dims = nb::none();
@@ -218,7 +224,7 @@ nb::tuple Describe(const Value* value) {
     nb::list list;
     for (const Dim& dim : *value->type().shape) {
       if (dim.known()) list.append(dim.value);
-      else if (!dim.symbol.empty()) list.append(dim.symbol);
+      else if (!dim.symbol.empty() && !IsOwnSymbol(dim.symbol)) list.append(dim.symbol);
       else list.append(nb::none());
     }
     dims = list;

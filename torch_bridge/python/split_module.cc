@@ -14,6 +14,7 @@ std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
   SplitModuleOptions options;
   options.trainable = names("trainable");
   options.frozen = names("frozen");
+  options.train_constants = nb::cast<bool>(arguments["train_constants"]);
   options.inputs = names("inputs");
   options.training = nb::cast<bool>(arguments["training"]);
   options.threads = nb::cast<int>(arguments["threads"]);

@@ -51,6 +51,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   }
   options.step.trainable = nb::cast<std::vector<std::string>>(get("trainable"));
   options.step.frozen = nb::cast<std::vector<std::string>>(get("frozen"));
+  if (arguments.contains("train_constants")) options.step.train_constants = nb::cast<bool>(get("train_constants"));
   options.step.clip_norm = nb::cast<double>(get("clip_norm"));
   options.step.accumulation_steps = nb::cast<int>(get("accumulation_steps"));
   options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
@@ -150,6 +151,7 @@ void BindTraining(nb::module_& m) {
       .def("kept_outputs", [](const TrainingSession& session) { return session.kept_outputs(); })
       .def("gradients", [](const TrainingSession& session) { return session.gradients(); })
       .def("parameter_names", &TrainingSession::ParameterNames)
+      .def("frozen_names", &TrainingSession::FrozenNames)
       .def("parameter",
            [](const TrainingSession& session, const std::string& name) {
              return RuntimeValue(Unwrap(Unwrap(session.Parameter(name)).Clone()));

@@ -134,6 +134,7 @@ OrtValue Borrowed(nb::handle object) {
     out.value = *std::move(array);
   } else if (IsArray(object)) {
     out.value = ValueOf(object, &copied);
+    copied &= out.value.is_tensor() && out.value.tensor().dtype() != DType::kString;  // NumPy's strings have other bytes
     out.read_only = !nb::cast<bool>(object.attr("flags").attr("writeable"));
   } else {
     DlpackImport facts;

@@ -101,6 +101,9 @@ void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
   app.add_option("--trainable", o->trainable, "Parameters to train ('*' matches anything); by default all")
       ->allow_extra_args(false)->group(group);
   app.add_option("--frozen", o->frozen, "Parameters that stay as they are")->allow_extra_args(false)->group(group);
+  app.add_flag("--train-constants", o->train_constants,
+               "Train floating Constant nodes that gradients reach, too, by their outputs' names")
+      ->group(group);
   app.add_flag("--eager", o->eager,
                "Update each parameter as soon as its gradient is there: least memory, no --clip")
       ->group(group);
@@ -231,6 +234,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.step.accumulation_steps = options.accumulate;
   out.step.trainable = options.trainable;
   out.step.frozen = options.frozen;
+  out.step.train_constants = options.train_constants;
   out.step.commit = options.eager ? CommitMode::kEagerConsume : CommitMode::kLate;
   out.seed = options.seed;
   out.threads = options.threads;

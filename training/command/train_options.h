@@ -38,6 +38,7 @@ struct TrainOptions {
   std::string precision = "fp32";
   size_t memory_budget = 0;
   std::vector<std::string> trainable, frozen;
+  bool train_constants = false;
   // run
   double epochs = 10;
   int64_t steps = 0, batch = 32, validate_every = 0;

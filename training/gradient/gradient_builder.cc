@@ -20,7 +20,7 @@ namespace {
 class Driver {
  public:
   Driver(Graph& graph, const GradientOptions& options)
-      : graph_(graph), options_(options), writer_(graph, Phase::kBackward, options.name_prefix), store_(&writer_) {}
+      : graph_(graph), options_(options), writer_(graph, Phase::kBackward, options.name_prefix), store_(&writer_), links_(graph) {}
 
   Result<GradientGraph> Build();
 
@@ -46,6 +46,7 @@ class Driver {
   const GradientOptions& options_;
   NodeWriter writer_;
   GradientStore store_;
+  const QuantizedLinks links_;
   std::unique_ptr<GradientPath> path_;
   std::unordered_set<const Node*> bodiless_;  // their schema has a body, but none for their inputs
   std::vector<std::string> problems_;

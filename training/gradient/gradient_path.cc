@@ -30,6 +30,27 @@ bool InputCarries(const GradientRule* rule, const Node& node, int i) {
   return rule->function != nullptr && !KernelDef::Lists(rule->stops, i);
 }
 
+bool IsSetting(const GradientRule* rule, const Node& node, int i) {
+  if (node.Is("DequantizeLinear")) return i == 1;
+  return rule != nullptr && KernelDef::Lists(rule->refuses, i);
+}
+
+QuantizedLinks::QuantizedLinks(Graph& graph) {
+  for (const auto& node : graph.nodes()) {
+    if (!node->Is("DequantizeLinear") || node->input(kQuantizedFrom) != nullptr || node->input(0) == nullptr) continue;
+    const Node* quantize = node->input(0)->producer();
+    const bool is_pair = quantize != nullptr && quantize->output(0) == node->input(0) &&
+                         (quantize->Is("QuantizeLinear") || quantize->Is("DynamicQuantizeLinear"));
+    if (!is_pair || quantize->graph() != &graph || !MayCarryGradient(quantize->input(0)->type())) continue;
+    linked_.emplace_back(node.get(), static_cast<int>(node->inputs().size()));
+    node->SetInput(kQuantizedFrom, quantize->input(0));
+  }
+}
+
+QuantizedLinks::~QuantizedLinks() {
+  for (const auto& [node, inputs] : linked_) node->TruncateInputs(inputs);
+}
+
 std::vector<Value*> AllInputs(const Node& node) {
   std::vector<Value*> out = node.inputs();
   const std::vector<Value*> implicit = Graph::ImplicitInputs(node);
@@ -38,10 +59,14 @@ std::vector<Value*> AllInputs(const Node& node) {
 }
 
 GradientPath::GradientPath(const Graph& graph, const std::vector<Value*>& xs, const std::vector<Value*>& ys,
-                           const std::unordered_set<const Value*>& stop)
-    : stop_(stop) {
+                           const std::unordered_set<const Value*>& stop, Inputs inputs)
+    : inputs_(inputs), stop_(stop) {
   SweepForward(graph, xs);
   SweepBackward(graph, ys);
+}
+
+bool GradientPath::Carries(const GradientRule* rule, const Node& node, int i) const {
+  return InputCarries(rule, node, i) && (inputs_ == Inputs::kAll || !IsSetting(rule, node, i));
 }
 
 bool GradientPath::Passes(const Node& node) const {
@@ -50,7 +75,7 @@ bool GradientPath::Passes(const Node& node) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i] == nullptr || !reached_.count(inputs[i])) continue;
     const bool explicit_input = i < node.inputs().size();
-    if (explicit_input ? InputCarries(rule, node, static_cast<int>(i)) : MayCarryGradient(inputs[i]->type())) return true;
+    if (explicit_input ? Carries(rule, node, static_cast<int>(i)) : MayCarryGradient(inputs[i]->type())) return true;
   }
   return false;
 }
@@ -80,7 +105,7 @@ void GradientPath::SweepBackward(const Graph& graph, const std::vector<Value*>& 
     const std::vector<Value*> inputs = AllInputs(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i] == nullptr || !reached_.count(inputs[i]) || !MayCarryGradient(inputs[i]->type())) continue;
-      if (i < node.inputs().size() && !InputCarries(rule, node, static_cast<int>(i))) continue;
+      if (i < node.inputs().size() && !Carries(rule, node, static_cast<int>(i))) continue;
       leads.insert(inputs[i]);
     }
   }

@@ -41,7 +41,7 @@ const std::vector<GradientEntry>& GradientTable() {
       {"DFT", Kind::kRule, ""},
       {"DeformConv", Kind::kRule, ""},
       {"DepthToSpace", Kind::kRule, ""},
-      {"DequantizeLinear", Kind::kRule, "by the scale; blocked scales are refused"},
+      {"DequantizeLinear", Kind::kRule, "straight to what QuantizeLinear took, where it did not clip; by the scale, but blocked scales"},
       {"Det", Kind::kRule, ""},
       {"Div", Kind::kRule, ""},
       {"Dropout", Kind::kRule, ""},

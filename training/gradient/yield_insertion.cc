@@ -187,6 +187,7 @@ void MoveUp(Graph& graph, const Node* last) {
 
 Result<ModuleGraph> BuildModuleGraph(Graph& graph, const ModuleGraphOptions& options) {
   ASSIGN_OR_RETURN(std::vector<Value*> xs, FindXs(graph, options));
+  const gradient::QuantizedLinks links(graph);
   return ModuleBuilder(graph, std::move(xs), options.extra).Build();
 }
 

@@ -56,8 +56,9 @@ class SplitModule(FallsBack):
         gradients = run.backward({"y": dy})  # {"x": dx, "weight": ..., ...}
 
     model: a path, or the bytes of an ONNX file.
-    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics and
-        what torch.onnx.export has marked as a buffer if empty.
+    trainable, frozen: names of initializers ('*' matches anything); if empty all floating weights but running statistics
+        and what torch.onnx.export has marked as a buffer. Scales of quantization and of Resize are no weights.
+    train_constants: floating Constant nodes that gradients reach are trained, too, by their outputs' names.
     inputs: names of graph inputs whose gradients are wanted.
     training: batch statistics and dropout in forward(); False leaves the model as it is.
     threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
@@ -68,11 +69,11 @@ class SplitModule(FallsBack):
     the same time; they release the interpreter lock.
     """
 
-    def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), inputs: Sequence[str] = (),
-                 training: bool = True, threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None):
+    def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), train_constants: bool = False,
+                 inputs: Sequence[str] = (), training: bool = True, threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None):
         self._session = _core.Split.open(model_source(model), {
-            "trainable": list(trainable), "frozen": list(frozen), "inputs": list(inputs), "training": training,
-            "threads": threads, "seed": seed, "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
+            "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants, "inputs": list(inputs),
+            "training": training, "threads": threads, "seed": seed, "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
         self._output_names, self._gradient_names = self._session.output_names(), self._session.gradient_names()
 

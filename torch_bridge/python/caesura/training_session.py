@@ -24,8 +24,10 @@ class TrainingSession(FallsBack):
     class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
     optimizer: "sgd", "adam", "adamw", "lamb", "lion" or "rmsprop"; `coefficients` are its own, by PyTorch's meaning
         (learning_rate, beta1, beta2, epsilon, weight_decay, momentum, ...), with PyTorch's defaults.
-    trainable, frozen: names of initializers ('*' matches anything); all floating ones but running statistics and
-        what torch.onnx.export has marked as a buffer if empty.
+    trainable, frozen: names of initializers ('*' matches anything); if empty all floating weights that a gradient of the
+        loss reaches but running statistics and what torch.onnx.export has marked as a buffer. Scales of quantization and
+        of Resize are no weights. ValueError where a name is none of the model's.
+    train_constants: floating Constant nodes that gradients reach are trained, too, by their outputs' names.
     clip_norm: global norm to clip gradients at; 0 does not clip.
     accumulation_steps: step() calls to one update, which goes by the mean of their gradients. 0: the caller decides;
         accumulate() adds a batch, step() adds the last one and updates.
@@ -49,7 +51,7 @@ class TrainingSession(FallsBack):
 
     def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
-                 frozen: Sequence[str] = (), clip_norm: float = 0.0, accumulation_steps: int = 1,
+                 frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,
                  commit: str = "late", precision: str = "fp32", memory_budget: int = 0, keep_gradients: bool = False,
                  keep_outputs: Sequence[str] = (), schedule: str = "constant", total_steps: int = 0, warmup_steps: int = 0,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
@@ -57,7 +59,8 @@ class TrainingSession(FallsBack):
         self._session = _core.Training.open(model_source(model), {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
             "optimizer": optimizer, "groups": [], "coefficients": {k: float(v) for k, v in coefficients.items()},
-            "trainable": list(trainable), "frozen": list(frozen), "clip_norm": float(clip_norm),
+            "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants,
+            "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
             "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
@@ -91,11 +94,14 @@ class TrainingSession(FallsBack):
         torch = holds_torch(feeds.values())
         return [from_value(value, torch) for value in self._session.predict(feeds)]
 
-    def parameters(self) -> dict:
-        """Copies of trained parameters and running statistics, by the model's names."""
-        return {name: from_value(self._session.parameter(name)) for name in self._session.parameter_names()}
+    def parameters(self, frozen: bool = False) -> dict:
+        """Copies of trained parameters and running statistics, by the model's names. frozen: the model's other floating
+        initializers, too."""
+        names = self._session.parameter_names() + (self._session.frozen_names() if frozen else [])
+        return {name: from_value(self._session.parameter(name)) for name in names}
 
     def set_parameter(self, name: str, value) -> None:
+        """Also of frozen ones, after which the next run makes the step anew."""
         self._session.set_parameter(name, to_value(value))
 
     def gradients(self) -> dict:
