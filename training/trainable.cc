@@ -163,12 +163,13 @@ Status Selection::FindEnds(const Loss* loss) {
   return graph_->SortTopologically();
 }
 
-// True where all that reads the value takes it for a setting or passes it no gradient.
+// True where all that reads the value takes it for a setting: an op without any gradient (Floor) does not.
 bool Selection::IsOnlySet(const Value* value) const {
   return std::all_of(value->uses().begin(), value->uses().end(), [](const Value::Use& use) {
     if (!use.node->Subgraphs().empty()) return false;
     const gradient::GradientRule* rule = gradient::FindGradientRule(*use.node);
-    return !gradient::InputCarries(rule, *use.node, use.index) || gradient::IsSetting(rule, *use.node, use.index);
+    const bool stops = rule != nullptr && rule->function != nullptr && !gradient::InputCarries(rule, *use.node, use.index);
+    return stops || gradient::IsSetting(rule, *use.node, use.index);
   });
 }
 

@@ -26,7 +26,7 @@ def inputs(shape=(4, 3, 5), seed=0):
     return (rng.standard_normal(shape) * CLIPPED).astype(np.float32), rng.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype, low, high, zero", [("int8", -128, 127, 3), ("uint8", 0, 255, 120), ("int4", -8, 7, -1),
+@pytest.mark.parametrize("dtype, low, high, zero", [("int8", -128, 127, 3), ("uint8", 0, 255, 120), ("int4", -8, 7, 1),
                                                      ("uint4", 0, 15, 7), ("int16", -32768, 32767, 0)])
 def test_per_tensor(dtype, low, high, zero):
     x, dy = inputs()

@@ -82,10 +82,10 @@ def test_few_parameters_beside_many_constants_are_a_warning(capfd):
 
 
 LAYERS = """net (float[N,2] x) => (float[N,2] y)
-<float[2,2] first.weight = {1, 2, 3, 4}, float[2] first.bias = {1, 2}, float[2,2] second.weight = {1, 0, 0, 1}> {
-  a = MatMul (x, first.weight)
-  b = Add (a, first.bias)
-  y = MatMul (b, second.weight)
+<float[2,2] first_weight = {1, 2, 3, 4}, float[2] first_bias = {1, 2}, float[2,2] second_weight = {1, 0, 0, 1}> {
+  a = MatMul (x, first_weight)
+  b = Add (a, first_bias)
+  y = MatMul (b, second_weight)
 }"""
 
 
@@ -94,22 +94,22 @@ LAYERS = """net (float[N,2] x) => (float[N,2] y)
 @pytest.mark.parametrize("option", ["trainable", "frozen"])
 def test_names_that_are_none_are_all_listed_with_the_nearest(make, option):
     with pytest.raises(ValueError) as error:
-        make(**{option: ["first.wieght", "first.bias", "third*", "9.weight"]})
+        make(**{option: ["first_wieght", "first_bias", "third*", "9_weight"]})
     text = str(error.value)
-    assert option in text and "'first.wieght' (nearest: 'first.weight')" in text
-    assert "'third*'" in text and "'9.weight'" in text and "'first.bias'," not in text
+    assert option in text and "'first_wieght' (nearest: 'first_weight')" in text
+    assert "'third*'" in text and "'9_weight'" in text and "'first_bias'," not in text
 
 
 def test_frozen_parameters_are_read_and_set(tmp_path):
     options = {"loss": "mse", "optimizer": "sgd", "learning_rate": 0.1, "accumulation_steps": 1}
     session = caesura.TrainingSession(parse(LAYERS), frozen=["first*"], **options)
     session.step(BATCH)
-    assert list(session.parameters()) == ["second.weight"]
-    np.testing.assert_array_equal(session.parameters(frozen=True)["first.weight"], [[1, 2], [3, 4]])
+    assert list(session.parameters()) == ["second_weight"]
+    np.testing.assert_array_equal(session.parameters(frozen=True)["first_weight"], [[1, 2], [3, 4]])
     other = np.array([[0, 1], [1, 0]], np.float32)
-    session.set_parameter("first.weight", other)
-    np.testing.assert_array_equal(session.parameters(frozen=True)["first.weight"], other)
-    expected = (BATCH["x"] @ other + np.array([1, 2], np.float32)) @ session.parameters()["second.weight"]
+    session.set_parameter("first_weight", other)
+    np.testing.assert_array_equal(session.parameters(frozen=True)["first_weight"], other)
+    expected = (BATCH["x"] @ other + np.array([1, 2], np.float32)) @ session.parameters()["second_weight"]
     np.testing.assert_allclose(session.predict({"x": BATCH["x"]})[0], expected, rtol=1e-6)
     loss = session.step(BATCH)
     assert loss == pytest.approx(np.mean((expected - BATCH["target"]) ** 2), rel=1e-5)
@@ -117,7 +117,7 @@ def test_frozen_parameters_are_read_and_set(tmp_path):
 
     session.save(tmp_path / "checkpoint")
     again = caesura.TrainingSession(parse(LAYERS), frozen=["first*"], **options)
-    again.set_parameter("first.bias", np.array([5, 5], np.float32))  # not in the checkpoint: the model's own comes back
+    again.set_parameter("first_bias", np.array([5, 5], np.float32))  # not in the checkpoint: the model's own comes back
     again.restore(tmp_path / "checkpoint")
     for name, value in session.parameters(frozen=True).items():
         np.testing.assert_array_equal(again.parameters(frozen=True)[name], value)
@@ -139,7 +139,7 @@ def test_what_was_trained_before_it_was_frozen_comes_with_its_checkpoint(tmp_pat
 
 def test_what_does_not_fit_a_frozen_parameter():
     session = caesura.TrainingSession(parse(LAYERS), frozen=["first*"], loss="mse")
-    with pytest.raises(ValueError, match="parameter 'first.weight' is float32.2, 2., got float32.3."):
-        session.set_parameter("first.weight", np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="parameter 'first_weight' is float32.2, 2., got float32.3."):
+        session.set_parameter("first_weight", np.zeros(3, np.float32))
     with pytest.raises(KeyError, match="no parameter 'fisrt"):
-        session.set_parameter("fisrt.weight", np.zeros(3, np.float32))
+        session.set_parameter("fisrt_weight", np.zeros(3, np.float32))
