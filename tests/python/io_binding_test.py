@@ -6,6 +6,7 @@ import gc
 import pathlib
 
 import numpy as np
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -308,3 +309,37 @@ def test_jax_takes_an_output_without_a_copy(doubling):
     (value,) = doubling.run_with_iobinding(binding)
     array = jnp.from_dlpack(value)
     assert array.tolist() == [2.0 * i for i in range(16)] and array.unsafe_buffer_pointer() == value.data_ptr()
+
+
+STRINGS = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,?] x, string[N] s) => (float[N,?] y, string[N] t) {
+  y = Relu (x)
+  t = Identity (s)
+}"""
+
+
+def test_strings_are_bound():
+    session = caesura.InferenceSession(onnx.parser.parse_model(STRINGS))
+    for texts in (np.array(["a", "bcd"]), np.array(["a", "bcd"], dtype=object)):
+        for bind in ("array", "value"):
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", np.ones((2, 3), np.float32))
+            if bind == "array":
+                binding.bind_cpu_input("s", texts)
+            else:
+                binding.bind_ortvalue_input("s", caesura.OrtValue.ortvalue_from_numpy(texts))
+            binding.bind_output("t")
+            session.run_with_iobinding(binding)
+            assert binding.copy_outputs_to_cpu()[0].tolist() == ["a", "bcd"]
+
+
+def test_memory_that_the_session_does_not_have():
+    binding = caesura.InferenceSession(onnx.parser.parse_model(STRINGS)).io_binding()
+    with pytest.raises(ValueError, match="output 'y' cannot be bound to cuda:0: the session's memory is on cpu"):
+        binding.bind_output("y", "cuda")
+
+
+def test_open_dims_have_no_name():
+    session = caesura.InferenceSession(onnx.parser.parse_model(STRINGS))
+    assert [i.shape for i in session.get_inputs()] == [["N", None], ["N"]]
+    assert [o.shape for o in session.get_outputs()] == [["N", None], ["N"]]

@@ -41,7 +41,7 @@ class IOBinding:
         self.run = self._binding.run
 
     def bind_cpu_input(self, name: str, arr_on_cpu):
-        """A NumPy array, or any tensor with DLPack. It is kept alive, and read in the run."""
+        """A NumPy array, or any tensor with DLPack. It is kept alive, and read in the run; strings are copied here."""
         self._binding.bind_input(name, arr_on_cpu if isinstance(arr_on_cpu, OrtValue) else OrtValue.from_dlpack(arr_on_cpu))
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type, shape: Sequence[int], buffer_ptr: int):
