@@ -106,5 +106,44 @@ TEST(TrainingSessionTest, ExportsChosenOutputs) {
   EXPECT_FALSE(session->TrainedModel({"none"}).ok());
 }
 
+constexpr char kTwoLayers[] = R"(<ir_version: 10, opset_import: ["": 21]>
+net (float[N,2] x) => (float[N,2] y)
+<float[2,2] w = {0.5, -0.25, 0.125, 1}, float[2,2] v = {1, 0, 0, 1}> {
+  h = MatMul (x, w)
+  y = MatMul (h, v)
+})";
+
+TrainingOptions Frozen(std::vector<std::string> frozen) {
+  TrainingOptions options;
+  options.step.loss = Loss::MeanSquaredError("t");
+  options.step.optimizer = Sgd{.learning_rate = 0.5};
+  options.step.frozen = std::move(frozen);
+  return options;
+}
+
+TEST(TrainingSessionTest, FrozenParametersAreReadAndSet) {
+  testing::TemporaryFolder folder;
+  const NamedValues feeds = {{"x", Tensor::Of<float>({1, 2}, {1, 2})}, {"t", Tensor::Of<float>({1, 2}, {0, 0})}};
+  auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"w"})).value();
+  EXPECT_EQ(session->ParameterNames(), std::vector<std::string>{"v"});
+  EXPECT_EQ(session->FrozenNames(), std::vector<std::string>{"w"});
+  EXPECT_EQ(session->Parameter("w")->ToVector<float>(), (std::vector<float>{0.5, -0.25, 0.125, 1}));
+  const Tensor identity = Tensor::Of<float>({2, 2}, {1, 0, 0, 1});
+  ASSERT_TRUE(session->SetParameter("w", identity).ok());
+  EXPECT_EQ(session->Step(feeds).value(), 2.5);  // of x itself
+  EXPECT_EQ(session->Parameter("w")->ToVector<float>(), identity.ToVector<float>());
+  ASSERT_TRUE(session->Save(folder.path("c")).ok());
+  auto again = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"w"})).value();
+  ASSERT_TRUE(again->Restore(folder.path("c")).ok());
+  EXPECT_EQ(again->Step(feeds).value(), session->Step(feeds).value());
+}
+
+TEST(TrainingSessionTest, NamesThatAreNone) {
+  const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"v", "9.weight", "ww"}));
+  ASSERT_FALSE(session.ok());
+  EXPECT_THAT(session.status().message(), HasSubstr("frozen: the model has no floating initializer '9.weight'"));
+  EXPECT_THAT(session.status().message(), HasSubstr("'ww' (nearest: 'w', 'v')"));
+}
+
 }  // namespace
 }  // namespace caesura
