@@ -214,7 +214,7 @@ def gradients_of_a_step(function, tensors, wanted, twice):
     found = {}
     if trained:
         session = _core.Training.open(model.SerializeToString(), {
-            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": "sgd", "coefficients": {},
+            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": "sgd", "coefficients": {}, "fed": [],
             "groups": [], "trainable": trained, "frozen": [], "clip_norm": 0.0, "accumulation_steps": 1, "commit": "late",
             "precision": "fp32", "memory_budget": 0, "keep_gradients": True, "threads": 0, "seed": 0,
         }, {name: given[name] for name in trained})

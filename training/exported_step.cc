@@ -90,7 +90,13 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
     ParameterGroup& made = out.groups.emplace_back();
     made.names = group.Texts("names");
     made.learning_rate_scale = group.Number("learning_rate_scale");
-    made.weight_decay = group.Number("weight_decay");
+    if (item.contains("coefficients")) {
+      auto own = MakeOptimizer(group.Text("optimizer"), group.Numbers("coefficients"));
+      if (!own.ok()) return InvalidModel(where + ": " + own.status().message());
+      made.optimizer = *own;
+    } else {  // a step of 2026-11, whose groups differ in nothing else
+      made.weight_decay = group.Number("weight_decay");
+    }
   }
   if (!(accumulation >= 1 && accumulation <= 1e6)) entries.Complain("accumulation_steps");
   if (!(out.clip_norm >= 0)) entries.Complain("clip_norm");

@@ -26,6 +26,9 @@ struct StepOptions : TrainableOptions {
   Loss loss;
   Optimizer optimizer = AdamW{};
   std::vector<ParameterGroup> groups;
+  // Coefficients ("learning_rate" among them) that each step is given, a row a group and a last one for the parameters of none:
+  // TrainingSession::coefficients(). They take the place of the optimizers' own, and of the schedule. Empty: none is.
+  std::vector<std::string> fed_coefficients;
   double clip_norm = 0;             // 0: gradients are not clipped
   // Micro-steps to one update; their mean gradient counts. 0: the caller decides (TrainingSession::Accumulate).
   int accumulation_steps = 1;
@@ -49,6 +52,7 @@ Result<DType> PrecisionByName(const std::string& name);
 
 // Inputs that the program adds to the model's.
 inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float64 scalar
+inline constexpr char kCoefficientsInput[] = "caesura.coefficients";    // float64 [(groups + 1) * fed], where any is fed
 inline constexpr char kStepInput[] = "caesura.step";                   // int64 scalar, counts updates from 1
 inline constexpr char kResetInput[] = "caesura.reset";                 // bool scalar: the first micro-step of an update
 // float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when to update.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <new>
 #include <unordered_set>
+#include <utility>
 
 #include "core/base/status_macros.h"
 #include "graph_transforms/dead_node_elimination.h"
@@ -78,6 +79,7 @@ Status TrainingSession::Prepare(Model model) {
                     {kGradientFactorInput, Tensor::Scalar<double>(1)},
                     {kLossScaleInput, Tensor::Scalar<float>(1)}};
   learning_rate_ = LearningRate(options_.step.optimizer);
+  RETURN_IF_ERROR(FillCoefficients());
   bound_ = options_.share_parameters;
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops_->Attach(model));  // gradients go through ops of the user's, too
@@ -105,6 +107,30 @@ Status TrainingSession::MakePrograms() {
   RETURN_IF_ERROR(MakeEvaluation(model));
   stale_ = false;
   return {};
+}
+
+Status TrainingSession::FillCoefficients() {
+  const std::vector<std::string>& fed = options_.step.fed_coefficients;
+  if (fed.empty()) return {};
+  const auto& groups = options_.step.groups;
+  Tensor all = Tensor::Zeros(DType::kFloat64, Shape{static_cast<int64_t>(fed.size() * (groups.size() + 1))});
+  double* at = all.data<double>();
+  for (size_t g = 0; g <= groups.size(); ++g) {
+    const Optimizer& own = options_.step.optimizer;
+    const std::map<std::string, double> values = Coefficients(g < groups.size() ? ForGroup(own, groups[g]) : own);
+    for (const std::string& name : fed) {
+      const auto found = values.find(name);
+      if (found == values.end()) return InvalidArgument("fed_coefficients: the optimizer has no '" + name + "'");
+      *at++ = found->second;
+    }
+  }
+  program_feeds_.emplace(kCoefficientsInput, std::move(all));
+  return {};
+}
+
+std::span<double> TrainingSession::coefficients() {
+  const Tensor& all = program_feeds_.at(kCoefficientsInput).tensor();
+  return {all.data<double>(), static_cast<size_t>(all.elements())};
 }
 
 Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& model, bool with_update) {
@@ -210,6 +236,10 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   ParameterGraph& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program.Order(feeds, ProgramFeeds()));
   RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
+  if (const auto seed = std::exchange(next_seed_, std::nullopt)) {
+    run.seed = *seed;
+    run.step = 0;
+  }
   run.observers = std::move(observers);
   auto results = program.Run(std::move(ordered), std::move(run), &lost_);
   if (!results.ok()) return lost_ ? results.status().WithPrefix(kLostStep) : results.status();

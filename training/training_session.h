@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,9 @@ class TrainingSession {
   double learning_rate() const;
   // Of the loss: 1 but for StepOptions::precision float16.
   double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
+  // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a group and a last one for the
+  // parameters of none. They start as the optimizers' own.
+  std::span<double> coefficients();
   // From here on the base learning rate, in place of the optimizer's.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
@@ -105,9 +109,8 @@ class TrainingSession {
   // which changes nothing; but not a step that has begun to update parameters. False: calls run again.
   void set_terminate(bool terminate) { *terminate_ = terminate; }
   bool terminate() const { return *terminate_; }
-  // Of the random ops of the next steps.
-  uint64_t seed() const { return options_.seed; }
-  void set_seed(uint64_t seed) { options_.seed = seed; }
+  // The next step's random ops draw by this seed, however many steps came before; those behind it by the session's own.
+  void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
   const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
   // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
@@ -147,6 +150,7 @@ class TrainingSession {
   Status Refresh() { return stale_ ? MakePrograms() : Status(); }
   Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, bool with_update);
   Status MakeEvaluation(const Model& model);
+  Status FillCoefficients();
   // Inputs of the programs that are not the model's, as they are in the next step.
   const NamedValues& ProgramFeeds();
   Result<double> RunStep(bool updates, const NamedValues& feeds, std::vector<ExecutionObserver*> observers);
@@ -173,6 +177,7 @@ class TrainingSession {
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
+  std::optional<uint64_t> next_seed_;
   int64_t accumulated_ = 0;  // micro-steps since the last update, where the caller decides when to update
   bool bound_ = false;           // some parameters are the caller's own
   bool lost_ = false;            // a step has written to parameters and then failed

@@ -30,6 +30,13 @@ struct Feed {
   nb::object drawn;  // while a step runs
 };
 
+// Where a group of the optimizer's has a coefficient.
+struct Place {
+  nb::object key;
+  int64_t index;  // of a tuple's; -1: the value itself
+  bool keeps_zero;  // whether the update is another one where it is zero
+};
+
 // How far a compiled step has come, whichever of its programs ran. A window: the calls so far that go into one update.
 struct Progress {
   int64_t micro_steps = 0;  // how often it has run
@@ -41,20 +48,27 @@ struct Progress {
 class StepCall {
  public:
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
-  // match `signature`. feeds: (name, path, tensor, or what draws one), in the order drawn. groups: the optimizer's own,
-  // whose rates are `scales` times the first one's. updates: for each of `trained`, a frozenset, the optimizer's count of
+  // match `signature`. feeds: (name, path, tensor, or what draws one), in the order drawn. groups: the optimizer's own;
+  // places: (key, index or -1, whether it stays zero or not) of the coefficients that the session is fed of each. updates: for each of `trained`, a frozenset, the optimizer's count of
   // updates, float32, which steps move; counts_matter: they must be alike. accumulation_steps: calls to one update.
-  // counters: (int64 tensor of one element, what each step adds to it). draw_seed: where the step draws by a seed, called
-  // before it. program: whose call it is, which is nothing to this.
+  // counters: (int64 tensor of one element, what each step adds to it). seed: where the step draws, an int64 tensor whose
+  // random_() PyTorch calls before it; otherwise None. program: whose call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
-           nb::list groups, std::vector<double> scales, nb::list updates, bool counts_matter, nb::object trained,
-           int accumulation_steps, nb::list counters, nb::object draw_seed)
+           nb::list groups, nb::list places, nb::list updates, bool counts_matter, nb::object trained,
+           int accumulation_steps, nb::list counters, nb::object seed)
       : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
         guards_(std::move(guards)), watch_object_(watch), watch_(nb::cast<const Watch&>(watch)),
         signature_object_(std::move(signature)),
         signature_(signature_object_.is_none() ? nullptr : &nb::cast<const Signature&>(signature_object_)),
         counts_matter_(counts_matter), trained_(std::move(trained)), accumulation_steps_(accumulation_steps),
-        groups_(std::move(groups)), scales_(std::move(scales)), draw_seed_(std::move(draw_seed)) {
+        groups_(std::move(groups)) {
+    for (nb::handle row : places) {
+      places_.push_back({nb::borrow(row[0]), nb::cast<int64_t>(row[1]), nb::cast<bool>(row[2])});
+    }
+    if (!seed.is_none()) {
+      seed_ = FromPython(seed);
+      draw_seed_ = seed.attr("random_");
+    }
     for (nb::handle count : updates) updates_.push_back(FromPython(count));
     for (nb::handle row : counters) counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
     for (nb::handle row : feeds) {
@@ -76,14 +90,17 @@ class StepCall {
 
   // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or for none.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
-    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !SetRate() || !GoesOn(progress)) return {};
+    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() || !GoesOn(progress)) return {};
     for (Feed& feed : feeds_) {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
       *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
     }
     const auto before = static_cast<int64_t>(updates_.empty() ? 0 : *updates_[0].data<float>());
     session_.SetPosition(before, progress.micro_steps);
-    if (!draw_seed_.is_none()) session_.set_seed(nb::cast<uint64_t>(draw_seed_()));
+    if (draw_seed_.is_valid()) {
+      draw_seed_();
+      session_.DrawNextBy(static_cast<uint64_t>(*seed_.data<int64_t>()));
+    }
     const double scale = session_.loss_scale();
     const auto began = std::chrono::steady_clock::now();
     auto loss = [&] {
@@ -155,18 +172,27 @@ class StepCall {
                        [&](const Tensor& count) { return *count.data<float>() == *updates_[0].data<float>(); });
   }
 
-  bool SetRate() {
-    static PyObject* const name = PyUnicode_InternFromString("lr");
-    if (groups_.size() != scales_.size()) return false;
-    double first = 0;
-    for (size_t i = 0; i < scales_.size(); ++i) {
-      PyObject* rate = PyDict_GetItemWithError(PyList_GET_ITEM(groups_.ptr(), i), name);
-      if (rate == nullptr || !PyFloat_CheckExact(rate)) return false;
-      const double value = PyFloat_AS_DOUBLE(rate);
-      if (i == 0) first = value;
-      if (std::abs(value - first * scales_[i]) > 1e-9 * std::abs(value)) return false;
+  // Whether the session is fed what the groups say now, and nothing has become or stopped to be zero that may not.
+  bool FeedCoefficients() {
+    double* to = session_.coefficients().data();
+    for (nb::handle group : groups_) {
+      for (const Place& place : places_) {
+        PyObject* found = PyDict_GetItemWithError(group.ptr(), place.key.ptr());
+        if (found != nullptr && place.index >= 0) {
+          if (!PyTuple_Check(found) && !PyList_Check(found)) return false;
+          if (PySequence_Fast_GET_SIZE(found) <= place.index) return false;
+          found = PySequence_Fast_GET_ITEM(found, place.index);
+        }
+        if (found == nullptr) return false;
+        const double value = PyFloat_CheckExact(found) ? PyFloat_AS_DOUBLE(found) : PyFloat_AsDouble(found);
+        if (value == -1 && PyErr_Occurred() != nullptr) {
+          PyErr_Clear();
+          return false;
+        }
+        if (place.keeps_zero && (value == 0) != (*to == 0)) return false;
+        *to++ = value;
+      }
     }
-    session_.set_learning_rate(first);
     return true;
   }
 
@@ -194,8 +220,9 @@ class StepCall {
   NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
   nb::list groups_;
-  std::vector<double> scales_;
-  nb::object draw_seed_;
+  std::vector<Place> places_;
+  Tensor seed_;
+  nb::object draw_seed_;  // of the tensor
 };
 
 // Python's subclass has a method _first(args, kwargs), for what no call fits.
@@ -250,11 +277,11 @@ void BindStepCall(nb::module_& m) {
                                       {Py_tp_clear, reinterpret_cast<void*>(&StepCall::Clear)},
                                       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, std::vector<double>,
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, nb::list,
                     nb::list, bool, nb::object, int, nb::list, nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"),
-           nb::arg("feeds"), nb::arg("groups"), nb::arg("scales"), nb::arg("updates"), nb::arg("counts_matter"),
-           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("draw_seed").none())
+           nb::arg("feeds"), nb::arg("groups"), nb::arg("places"), nb::arg("updates"), nb::arg("counts_matter"),
+           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("seed").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
                                            {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},

@@ -46,9 +46,11 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.step.optimizer = Unwrap(MakeOptimizer(nb::cast<std::string>(get("optimizer")),
                                                 nb::cast<std::map<std::string, double>>(get("coefficients"))));
   for (nb::handle item : nb::cast<nb::list>(get("groups"))) {
-    const auto [names, scale, decay] = nb::cast<std::tuple<std::vector<std::string>, double, double>>(item);
-    options.step.groups.push_back({names, scale, decay});
+    const auto [names, kind, coefficients] =
+        nb::cast<std::tuple<std::vector<std::string>, std::string, std::map<std::string, double>>>(item);
+    options.step.groups.push_back({.names = names, .weight_decay = {}, .optimizer = Unwrap(MakeOptimizer(kind, coefficients))});
   }
+  options.step.fed_coefficients = nb::cast<std::vector<std::string>>(get("fed"));
   options.step.trainable = nb::cast<std::vector<std::string>>(get("trainable"));
   options.step.frozen = nb::cast<std::vector<std::string>>(get("frozen"));
   if (arguments.contains("train_constants")) options.step.train_constants = nb::cast<bool>(get("train_constants"));
@@ -165,8 +167,14 @@ void BindTraining(nb::module_& m) {
              Check(session.BindParameter(name, Writable(name, array)));
            })
       .def("set_position", &TrainingSession::SetPosition)
-      .def_prop_rw("seed", &TrainingSession::seed, &TrainingSession::set_seed)
       .def_prop_rw("terminate", &TrainingSession::terminate, &TrainingSession::set_terminate)
+      .def("feed_coefficients",
+           [](TrainingSession& session, const std::vector<double>& values) {
+             const std::span<double> all = session.coefficients();
+             if (values.size() > all.size()) Raise(InvalidArgument("more coefficients than the session is fed"));
+             std::copy(values.begin(), values.end(), all.begin());
+           })
+      .def("draw_next_by", &TrainingSession::DrawNextBy)
       .def_prop_ro("updates", &TrainingSession::updates)
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate, &TrainingSession::set_learning_rate)

@@ -163,7 +163,10 @@ std::string SetCoefficients(const TrainOptions& options, O& o) {
   std::string unfit;
   const auto nesterov = options.nesterov ? std::optional<bool>(true) : std::nullopt;
   o.learning_rate = options.learning_rate.value_or(o.learning_rate);
-  o.weight_decay = options.weight_decay.value_or(o.weight_decay);
+  Apply(options.weight_decay, "--weight-decay", &unfit, [&](double v) {
+    if constexpr (requires { o.weight_decay; }) o.weight_decay = v;
+    return requires { o.weight_decay; };
+  });
   Apply(options.momentum, "--momentum", &unfit, [&](double v) {
     if constexpr (requires { o.momentum; }) o.momentum = v;
     return requires { o.momentum; };

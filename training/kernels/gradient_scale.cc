@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale, InPlaceAccumulator,
-// Assign.
+// Assign, Copy.
 #include <cmath>
 #include <cstring>
 
@@ -48,7 +48,7 @@ Status CreateGlobalNorm(KernelInfo& info) {
 // factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays NaN. skip_nonfinite: NaN also for an infinite
 // norm, so that updates with that attribute skip the step.
 Status CreateClipScale(KernelInfo& info) {
-  const double max_norm = Coefficient(info, "max_norm", INFINITY);
+  const double max_norm = WrittenNumber(info, "max_norm", INFINITY);
   const bool skip_nonfinite = info.Attr<int64_t>("skip_nonfinite", 0) != 0;
   if (!(max_norm > 0)) return info.Invalid("max_norm must be positive");
   for (int i = 0; i < 2; ++i) {
@@ -126,6 +126,16 @@ Status CreateAssign(KernelInfo& info) {
   return {};
 }
 
+Status CreateCopy(KernelInfo& info) {
+  const DType dtype = info.InputDType(0);
+  const int64_t count = info.InputShape(0).elements();
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([dtype, count](KernelContext& context) {
+    CopyElements(dtype, context.Input<char>(0), context.Output<char>(0), count);
+  });
+  return {};
+}
+
 }  // namespace
 
 void RegisterGradientScaleKernels(KernelRegistry& registry) {
@@ -139,6 +149,7 @@ void RegisterGradientScaleKernels(KernelRegistry& registry) {
       {"ClipScale", kFloatTypes, {}, CreateClipScale},
       {"InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateInPlaceAccumulator},
       {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign},
+      {"Copy", kAllTypes, {}, CreateCopy},
   };
   for (const auto& kernel : kernels) {
     registry.Add({.op_type = kernel.op_type,

@@ -38,10 +38,11 @@ void UpdateMoments(const UpdateGroup& group, const LambCoefficients& c, const Up
                    const LambDirection<Accumulator<T>>& direction, KernelContext& context, double* sums) {
   using A = Accumulator<T>;
   const A taken1 = A(1 - c.beta1), beta2 = A(c.beta2), taken2 = A(1 - c.beta2);
-  group.Apply<T, 2>(context, step, [=](A&, A g, A* state) {
+  const auto rule = [=](A&, A g, A* state) {
     state[0] = Lerp(state[0], g, taken1);
     state[1] = beta2 * state[1] + taken2 * g * g;
-  });
+  };
+  group.Apply<T, 2>(context, step, [&](int) -> const auto& { return rule; });
   group.blocks().ForEach(group.threads(), UpdateGroup::kWork, [&](size_t b) {
     const ParameterBlocks::Block& block = group.blocks().blocks()[b];
     const T* p = group.Updated<T>(context, -1, block.tensor) + block.first;
@@ -91,15 +92,17 @@ void RunLamb(const UpdateGroup& group, const LambCoefficients& c, const UpdateSt
 }
 
 Status CreateLambUpdate(KernelInfo& info) {
-  const LambCoefficients c{Coefficient(info, "beta1", 0.9), Coefficient(info, "beta2", 0.999),
-                           Coefficient(info, "epsilon", 1e-6), Coefficient(info, "weight_decay", 1e-2)};
-  ASSIGN_OR_RETURN(const UpdateGroup group, UpdateGroup::Plan(info, 2));
+  const std::vector<Coefficient> coefficients = {
+      {"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-6}, {"weight_decay", 1e-2}};
+  ASSIGN_OR_RETURN(const UpdateGroup group, UpdateGroup::Plan(info, 2, coefficients));
   const size_t scratch = info.BookScratch((2 * group.blocks().blocks().size() + group.count()) * sizeof(double));
   DispatchFloat(group.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([group, c, scratch](KernelContext& context) -> Status {
+    info.SetCompute([group, scratch](KernelContext& context) -> Status {
       ASSIGN_OR_RETURN(const UpdateStep step, group.ReadStep(context));
       group.CopyToOutputs(context);
+      const auto [beta1, beta2, epsilon, decay] = step.Get<4>();
+      const LambCoefficients c{beta1, beta2, epsilon, decay};
       if (!step.skip) RunLamb<T>(group, c, step, context.Scratch<double>(scratch), context);
       return {};
     });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SgdUpdate, AdamUpdate, AdamWUpdate, LionUpdate, RmspropUpdate: the formulas of torch.optim, operation by
-// operation, so that rounding stays close too. g is the gradient, already scaled; t the number of the step.
+// operation, so that rounding stays close too. g is the gradient, already scaled; t the number of the step. The others are in
+// optimizer_adaptive.cc.
 #include <cmath>
 
 #include "training/kernels/training_ops.h"
@@ -29,26 +30,26 @@ struct PlainSgdRule {
 };
 
 Status CreateSgdUpdate(KernelInfo& info) {
-  const double momentum = Coefficient(info, "momentum", 0);
-  const double taken = 1 - Coefficient(info, "dampening", 0);
-  const double decay = Coefficient(info, "weight_decay", 0);
+  const std::vector<Coefficient> coefficients = {{"momentum", 0}, {"dampening", 0}, {"weight_decay", 0}};
   const bool nesterov = info.Attr<int64_t>("nesterov", 0) != 0;
-  if (momentum == 0) {
-    return SetUpdate<0>(info, [decay](auto tag, const UpdateStep& step) {
+  const bool has_buffer = info.output_count() > info.Attr<int64_t>("count", 0);
+  if (!has_buffer) {
+    return SetUpdate<0>(info, coefficients, [](auto tag, const UpdateStep& step) {
       using A = typename decltype(tag)::type;
-      return PlainSgdRule<A>{A(step.learning_rate), A(decay)};
+      return PlainSgdRule<A>{A(step.learning_rate), A(step.coefficients[2])};
     });
   }
-  return SetUpdate<1>(info, [=](auto tag, const UpdateStep& step) {
+  return SetUpdate<1>(info, coefficients, [=](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
-    return SgdRule<A>{A(step.learning_rate), A(decay), A(momentum), A(step.number == 1 ? 1 : taken), nesterov};
+    const auto [momentum, dampening, decay] = step.Get<3>();
+    return SgdRule<A>{A(step.learning_rate), A(decay), A(momentum), A(step.number == 1 ? 1 : 1 - dampening), nesterov};
   });
 }
 
-// m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2
-// p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+// m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2;  with amsgrad u = max(u, v), otherwise u = v
+// p -= lr / (1 - beta1^t) m / (sqrt(u) / sqrt(1 - beta2^t) + epsilon)
 // Adam: g += weight_decay p before; AdamW: p *= 1 - lr weight_decay before.
-template <typename A>
+template <typename A, bool kAmsgrad>
 struct AdamRule {
   A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, epsilon, step_size;
   void operator()(A& p, A g, A* state) const {
@@ -56,26 +57,32 @@ struct AdamRule {
     p *= keep;
     state[0] = Lerp(state[0], g, one_minus_beta1);
     state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
-    p -= step_size * state[0] / (std::sqrt(state[1]) / correction + epsilon);
+    if constexpr (kAmsgrad) state[2] = Maximum(state[2], state[1]);
+    p -= step_size * state[0] / (std::sqrt(state[kAmsgrad ? 2 : 1]) / correction + epsilon);
   }
 };
 
+template <bool kAmsgrad>
 Status CreateAdam(KernelInfo& info, bool decoupled, double default_decay) {
-  const double beta1 = Coefficient(info, "beta1", 0.9), beta2 = Coefficient(info, "beta2", 0.999);
-  const double epsilon = Coefficient(info, "epsilon", 1e-8);
-  const double decay = Coefficient(info, "weight_decay", default_decay);
-  return SetUpdate<2>(info, [=](auto tag, const UpdateStep& step) {
+  const std::vector<Coefficient> coefficients = {
+      {"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}, {"weight_decay", default_decay}};
+  return SetUpdate<2 + kAmsgrad>(info, coefficients, [=](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
+    const auto [beta1, beta2, epsilon, decay] = step.Get<4>();
     const double t = static_cast<double>(step.number);
-    return AdamRule<A>{A(decoupled ? 0 : decay),
-                       A(decoupled ? 1 - step.learning_rate * decay : 1),
-                       A(1 - beta1),
-                       A(beta2),
-                       A(1 - beta2),
-                       A(std::sqrt(1 - std::pow(beta2, t))),
-                       A(epsilon),
-                       A(step.learning_rate / (1 - std::pow(beta1, t)))};
+    return AdamRule<A, kAmsgrad>{A(decoupled ? 0 : decay),
+                                 A(decoupled ? 1 - step.learning_rate * decay : 1),
+                                 A(1 - beta1),
+                                 A(beta2),
+                                 A(1 - beta2),
+                                 A(std::sqrt(1 - std::pow(beta2, t))),
+                                 A(epsilon),
+                                 A(step.learning_rate / (1 - std::pow(beta1, t)))};
   });
+}
+Status CreateAdam(KernelInfo& info, bool decoupled, double default_decay) {
+  const bool amsgrad = info.Attr<int64_t>("amsgrad", 0) != 0;
+  return amsgrad ? CreateAdam<true>(info, decoupled, default_decay) : CreateAdam<false>(info, decoupled, default_decay);
 }
 Status CreateAdamUpdate(KernelInfo& info) { return CreateAdam(info, false, 0); }
 Status CreateAdamWUpdate(KernelInfo& info) { return CreateAdam(info, true, 1e-2); }
@@ -95,10 +102,10 @@ struct LionRule {
 };
 
 Status CreateLionUpdate(KernelInfo& info) {
-  const double beta1 = Coefficient(info, "beta1", 0.9), beta2 = Coefficient(info, "beta2", 0.99);
-  const double decay = Coefficient(info, "weight_decay", 0);
-  return SetUpdate<1>(info, [=](auto tag, const UpdateStep& step) {
+  const std::vector<Coefficient> coefficients = {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0}};
+  return SetUpdate<1>(info, coefficients, [](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
+    const auto [beta1, beta2, decay] = step.Get<3>();
     const A keep = A(1 - step.learning_rate * decay);
     return LionRule<A>{A(step.learning_rate), keep, A(beta1), A(1 - beta1), A(beta2), A(1 - beta2)};
   });
@@ -130,21 +137,21 @@ struct RmspropRule {
 };
 
 template <bool kCentered, bool kMomentum>
-Status CreateRmsprop(KernelInfo& info, double momentum) {
-  const double alpha = Coefficient(info, "alpha", 0.99), epsilon = Coefficient(info, "epsilon", 1e-8);
-  const double decay = Coefficient(info, "weight_decay", 0);
-  return SetUpdate<1 + kCentered + kMomentum>(info, [=](auto tag, const UpdateStep& step) {
+Status CreateRmsprop(KernelInfo& info) {
+  const std::vector<Coefficient> coefficients = {{"alpha", 0.99}, {"epsilon", 1e-8}, {"momentum", 0}, {"weight_decay", 0}};
+  return SetUpdate<1 + kCentered + kMomentum>(info, coefficients, [](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
+    const auto [alpha, epsilon, momentum, decay] = step.Get<4>();
     return RmspropRule<A, kCentered, kMomentum>{A(step.learning_rate), A(decay),   A(alpha),
                                                 A(1 - alpha),          A(epsilon), A(momentum)};
   });
 }
 
 Status CreateRmspropUpdate(KernelInfo& info) {
-  const double momentum = Coefficient(info, "momentum", 0);
   const bool centered = info.Attr<int64_t>("centered", 0) != 0;
-  if (momentum == 0) return centered ? CreateRmsprop<true, false>(info, 0) : CreateRmsprop<false, false>(info, 0);
-  return centered ? CreateRmsprop<true, true>(info, momentum) : CreateRmsprop<false, true>(info, momentum);
+  const bool has_buffer = info.output_count() > (2 + centered) * info.Attr<int64_t>("count", 0);
+  if (has_buffer) return centered ? CreateRmsprop<true, true>(info) : CreateRmsprop<false, true>(info);
+  return centered ? CreateRmsprop<true, false>(info) : CreateRmsprop<false, false>(info);
 }
 
 }  // namespace
@@ -164,6 +171,7 @@ void RegisterOptimizerKernels(KernelRegistry& registry) {
                   .typed_input = 3,
                   .create = update.create});
   }
+  RegisterAdaptiveOptimizerKernels(registry);
   RegisterLambKernel(registry);
   RegisterGradientScaleKernels(registry);
   RegisterOnnxTrainingKernels(registry);

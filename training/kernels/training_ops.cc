@@ -275,9 +275,10 @@ std::vector<OpSchemaSpec> Steps() {
   };
   std::vector<OpSchemaSpec> out = {
       std::move(yield), std::move(norm), Spec("InPlaceAccumulator", 3, 3, 1, {0}), Spec("ClipScale", 2, 2, 1, {1}),
-      Spec("Assign", 2, 2, 1, {0}),
+      Spec("Assign", 2, 2, 1, {0}), Spec("Copy", 1, 1, 1, {0}),
   };
-  for (const char* op : {"SgdUpdate", "AdamUpdate", "AdamWUpdate", "LambUpdate", "LionUpdate", "RmspropUpdate"}) {
+  for (const char* op : {"SgdUpdate", "AdamUpdate", "AdamWUpdate", "NAdamUpdate", "RAdamUpdate", "AdamaxUpdate", "AdagradUpdate",
+                         "AdadeltaUpdate", "AsgdUpdate", "RpropUpdate", "LambUpdate", "LionUpdate", "RmspropUpdate"}) {
     // Parameters and states are many: output i stands at another input for each count.
     out.push_back(Spec(op, 4, INT_MAX, INT_MAX, {}));
   }

@@ -73,14 +73,17 @@
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor; absent: no clipping).
 //     factor * min(1, max_norm / (factor * norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ on gradients times factor
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an output:
-//     SgdUpdate, AdamUpdate, AdamWUpdate, LambUpdate, LionUpdate, RmspropUpdate (learning_rate, step[int64], scale,
-//     parameters..., gradients..., state 1..., state 2...) -> parameters'..., state 1'..., state 2'...
+//     SgdUpdate, AdamUpdate, AdamWUpdate, NAdamUpdate, RAdamUpdate, AdamaxUpdate, AdagradUpdate, AdadeltaUpdate, AsgdUpdate,
+//     RpropUpdate, LambUpdate, LionUpdate, RmspropUpdate (coefficients, step[int64], scale, parameters..., gradients...,
+//     state 1..., state 2...) -> parameters'..., state 1'..., state 2'...
 //     attributes: count (number of parameters) and the optimizer's coefficients as training/optimizer/optimizer.h's
-//     DescribeUpdate names them (float64 scalar tensors, flags as ints); the states in its order. learning_rate and
-//     scale are float64 scalars, step counts from 1. All outputs are in place. `scale` multiplies every gradient first
-//     (clipping, loss scaling, accumulation).
+//     DescribeUpdate names them (float64 scalar tensors, flags as ints); the states in its order. coefficients: the
+//     learning rate, a float64 scalar; or with the attributes fed (strings) and first (int) a float64 vector that has what
+//     `fed` names from element `first` on. maximize: 1 takes each gradient times -1. scale is a float64 scalar,
+//     step counts from 1. All outputs are in place. `scale` multiplies every gradient first (clipping, loss scaling, accumulation).
 // Assign (target, value) -> target'        copies value into target, in place: running statistics, counters. In a model, the
 //     target being an initializer: what a training step leaves there (training/gradient/training_mode.h)
+// Copy (X) -> Y                            Y = X, in memory of its own: never a view
 #ifndef CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
 #define CAESURA_TRAINING_KERNELS_TRAINING_OPS_H_
 
@@ -117,6 +120,7 @@ void RegisterImageGradKernels(KernelRegistry& registry);          // image_grad.
 void RegisterRoiGradKernels(KernelRegistry& registry);            // image_roi_grad.cc: RoiAlign, MaxRoiPool
 void RegisterAttentionGradKernels(KernelRegistry& registry);      // attention_grad.cc
 void RegisterOptimizerKernels(KernelRegistry& registry);          // optimizer_update.cc
+void RegisterAdaptiveOptimizerKernels(KernelRegistry& registry);  // optimizer_adaptive.cc: NAdam, RAdam, Adagrad, ...
 void RegisterLambKernel(KernelRegistry& registry);                // optimizer_lamb.cc
 void RegisterGradientScaleKernels(KernelRegistry& registry);      // gradient_scale.cc: GlobalNorm, Assign, ...
 void RegisterOnnxTrainingKernels(KernelRegistry& registry);       // onnx_training.cc: ai.onnx.preview.training

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all optimizer updates share: their inputs (learning_rate, step, scale, parameters..., gradients...,
-// states...), the checks, and the loop over every element of every parameter.
+// What all optimizer updates share: their inputs (coefficients, step, scale, parameters..., gradients..., states...), the
+// checks, and the loop over every element of every parameter.
 #ifndef CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_
 #define CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -15,8 +17,14 @@
 
 namespace caesura {
 
-// A coefficient, exact: a float64 scalar tensor as DescribeUpdate writes it; a plain float is taken too.
-double Coefficient(const KernelInfo& info, const char* name, double fallback);
+// A number that a node has, exact: a float64 scalar tensor as DescribeUpdate writes it; a plain float is taken too.
+double WrittenNumber(const KernelInfo& info, const char* name, double fallback);
+
+// A coefficient of a rule: fed in each step where the attribute `fed` names it; otherwise the node's WrittenNumber.
+struct Coefficient {
+  const char* name;
+  double fallback;
+};
 
 // What changes from step to step.
 struct UpdateStep {
@@ -24,12 +32,22 @@ struct UpdateStep {
   double scale = 1;    // of the gradients
   int64_t number = 1;  // counts from 1
   bool skip = false;   // nothing may change
+  std::array<double, 6> coefficients = {};  // in the order in which the rule names them
+
+  template <size_t N>
+  std::array<double, N> Get() const {
+    std::array<double, N> out;
+    std::copy_n(coefficients.begin(), N, out.begin());
+    return out;
+  }
 };
 
 class UpdateGroup {
  public:
-  // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each parameter.
-  static Result<UpdateGroup> Plan(KernelInfo& info, int states);
+  // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each parameter, of which the first
+  // `scalars` are float32 scalars.
+  static Result<UpdateGroup> Plan(KernelInfo& info, int states, const std::vector<Coefficient>& coefficients,
+                                  int scalars = 0);
 
   DType dtype() const { return dtype_; }
   int count() const { return count_; }
@@ -52,9 +70,9 @@ class UpdateGroup {
   }
 
   // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the scaled
-  // gradient, s its `States` states; the rule changes p and s.
-  template <typename T, int States, typename Rule>
-  void Apply(const KernelContext& context, const UpdateStep& step, const Rule& rule) const {
+  // gradient, s its `States` states behind the scalars; the rule changes p and s. rule_of(i): the rule of parameter i.
+  template <typename T, int States, typename RuleOf>
+  void Apply(const KernelContext& context, const UpdateStep& step, const RuleOf& rule_of) const {
     using A = Accumulator<T>;
     const A scale = static_cast<A>(step.scale);
     blocks_.ForEach(threads_, kWork, [&](size_t b) {
@@ -62,9 +80,9 @@ class UpdateGroup {
       T* parameters = Updated<T>(context, -1, block.tensor) + block.first;
       const T* gradients = Gradient<T>(context, block.tensor) + block.first;
       T* states[3] = {};
-      for (int k = 0; k < States; ++k) states[k] = Updated<T>(context, k, block.tensor) + block.first;
+      for (int k = 0; k < States; ++k) states[k] = Updated<T>(context, scalars_ + k, block.tensor) + block.first;
       auto loop = [&] {
-        const Rule own = rule;  // a copy that no store can change: the compiler keeps it in registers
+        const auto own = rule_of(block.tensor);  // a copy that no store can change: the compiler keeps it in registers
         const int64_t count = block.count;
         T* __restrict p = parameters;
         const T* __restrict g = gradients;
@@ -95,11 +113,15 @@ class UpdateGroup {
  private:
   static constexpr int kFirst = 3;  // inputs before the parameters
   Status CheckTensors(const KernelInfo& info) const;
+  Status FindCoefficients(const KernelInfo& info, const std::vector<Coefficient>& coefficients);
 
   std::string label_;
   DType dtype_ = DType::kUndefined, rate_dtype_ = DType::kUndefined, scale_dtype_ = DType::kUndefined;
-  int count_ = 0, states_ = 0, threads_ = 1;
-  bool skip_nonfinite_ = false;
+  int count_ = 0, states_ = 0, scalars_ = 0, threads_ = 1;
+  bool skip_nonfinite_ = false, maximize_ = false;
+  int rate_ = 0;                           // where input 0 has the learning rate
+  std::array<int, 6> fed_ = {};            // where it has the coefficients; -1: they are as written
+  std::array<double, 6> written_ = {};
   std::vector<size_t> bytes_;  // of each parameter
   ParameterBlocks blocks_;
 };
@@ -110,10 +132,16 @@ inline A Lerp(A a, A b, A weight) {
   return weight < A(0.5) ? a + weight * (b - a) : b - (b - a) * (A(1) - weight);
 }
 
+// The larger one, or NaN where either is, as torch.maximum.
+template <typename A>
+inline A Maximum(A a, A b) {
+  return a != a || a > b ? a : b;
+}
+
 // Finishes a factory: `make_rule(TypeTag<A>, const UpdateStep&)` gives the rule of one step.
 template <int States, typename MakeRule>
-Status SetUpdate(KernelInfo& info, MakeRule make_rule) {
-  auto planned = UpdateGroup::Plan(info, States);
+Status SetUpdate(KernelInfo& info, const std::vector<Coefficient>& coefficients, MakeRule make_rule) {
+  auto planned = UpdateGroup::Plan(info, States, coefficients);
   if (!planned.ok()) return planned.status();
   DispatchFloat(planned->dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -121,7 +149,37 @@ Status SetUpdate(KernelInfo& info, MakeRule make_rule) {
       Result<UpdateStep> step = group.ReadStep(context);
       if (!step.ok()) return step.status();
       group.CopyToOutputs(context);
-      if (!step->skip) group.Apply<T, States>(context, *step, make_rule(TypeTag<Accumulator<T>>{}, *step));
+      if (step->skip) return Status();
+      const auto rule = make_rule(TypeTag<Accumulator<T>>{}, *step);
+      group.Apply<T, States>(context, *step, [&](int) -> const auto& { return rule; });
+      return Status();
+    });
+  });
+  return {};
+}
+
+// The same with `Scalars` scalars of each parameter: `make_rule(TypeTag<A>, const UpdateStep&, std::array<float*, Scalars>)`
+// gives the rule of one parameter and changes its scalars.
+template <int Scalars, int States, typename MakeRule>
+Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& coefficients, MakeRule make_rule) {
+  auto planned = UpdateGroup::Plan(info, Scalars + States, coefficients, Scalars);
+  if (!planned.ok()) return planned.status();
+  DispatchFloat(planned->dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using Rule = decltype(make_rule(TypeTag<Accumulator<T>>{}, UpdateStep{}, std::array<float*, Scalars>{}));
+    const size_t scratch = info.BookScratch(planned->count() * sizeof(Rule));
+    info.SetCompute([group = *std::move(planned), make_rule, scratch](KernelContext& context) -> Status {
+      Result<UpdateStep> step = group.ReadStep(context);
+      if (!step.ok()) return step.status();
+      group.CopyToOutputs(context);
+      if (step->skip) return Status();
+      Rule* rules = context.Scratch<Rule>(scratch);
+      for (int i = 0; i < group.count(); ++i) {
+        std::array<float*, Scalars> scalars;
+        for (int k = 0; k < Scalars; ++k) scalars[k] = group.Updated<float>(context, k, i);
+        rules[i] = make_rule(TypeTag<Accumulator<T>>{}, *step, scalars);
+      }
+      group.Apply<T, States>(context, *step, [&](int i) -> const auto& { return rules[i]; });
       return Status();
     });
   });

@@ -2,85 +2,204 @@
 #include "training/optimizer/optimizer.h"
 
 #include <map>
+#include <type_traits>
+#include <utility>
 
 namespace caesura {
 namespace {
 
-Attribute Exact(double value) { return Tensor::Scalar<double>(value); }
+using States = std::vector<OptimizerState>;
 
-OptimizerUpdate Describe(const Sgd& o) {
-  OptimizerUpdate update{"SgdUpdate", {}, {}};
-  update.coefficients = {{"momentum", Exact(o.momentum)},
-                         {"dampening", Exact(o.dampening)},
-                         {"weight_decay", Exact(o.weight_decay)},
-                         {"nesterov", static_cast<int64_t>(o.nesterov)}};
-  if (o.momentum != 0) update.states.push_back("momentum_buffer");
-  return update;
-}
+// Of each optimizer: its name, its update op, its coefficients and flags but the learning rate, and its states.
+template <typename O>
+struct Kind;
 
-template <typename AdamLike>
-OptimizerUpdate DescribeAdam(const char* op_type, const AdamLike& o) {
-  return {op_type,
-          {{"beta1", Exact(o.beta1)},
-           {"beta2", Exact(o.beta2)},
-           {"epsilon", Exact(o.epsilon)},
-           {"weight_decay", Exact(o.weight_decay)}},
-          {"exp_avg", "exp_avg_sq"}};
-}
-OptimizerUpdate Describe(const Adam& o) { return DescribeAdam("AdamUpdate", o); }
-OptimizerUpdate Describe(const AdamW& o) { return DescribeAdam("AdamWUpdate", o); }
-OptimizerUpdate Describe(const Lamb& o) { return DescribeAdam("LambUpdate", o); }
+template <>
+struct Kind<Sgd> {
+  static constexpr const char *kName = "sgd", *kOp = "SgdUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("momentum", o.momentum), v("dampening", o.dampening), v("weight_decay", o.weight_decay);
+    v("nesterov", o.nesterov), v("maximize", o.maximize);
+  }
+  static States Of(const Sgd& o) { return o.momentum != 0 ? States{{"momentum_buffer"}} : States{}; }
+};
 
-OptimizerUpdate Describe(const Lion& o) {
-  return {"LionUpdate",
-          {{"beta1", Exact(o.beta1)}, {"beta2", Exact(o.beta2)}, {"weight_decay", Exact(o.weight_decay)}},
-          {"exp_avg"}};
-}
+template <typename O>
+struct AdamKind {
+  static void Visit(auto& o, auto&& v) {
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("amsgrad", o.amsgrad), v("maximize", o.maximize);
+  }
+  static States Of(const O& o) {
+    States states = {{"exp_avg"}, {"exp_avg_sq"}};
+    if (o.amsgrad) states.push_back({"max_exp_avg_sq"});
+    return states;
+  }
+};
+template <>
+struct Kind<Adam> : AdamKind<Adam> {
+  static constexpr const char *kName = "adam", *kOp = "AdamUpdate";
+};
+template <>
+struct Kind<AdamW> : AdamKind<AdamW> {
+  static constexpr const char *kName = "adamw", *kOp = "AdamWUpdate";
+};
 
-OptimizerUpdate Describe(const Rmsprop& o) {
-  OptimizerUpdate update{"RmspropUpdate", {}, {"square_avg"}};
-  update.coefficients = {{"alpha", Exact(o.alpha)},
-                         {"epsilon", Exact(o.epsilon)},
-                         {"momentum", Exact(o.momentum)},
-                         {"weight_decay", Exact(o.weight_decay)},
-                         {"centered", static_cast<int64_t>(o.centered)}};
-  if (o.centered) update.states.push_back("grad_avg");
-  if (o.momentum != 0) update.states.push_back("momentum_buffer");
-  return update;
-}
+template <>
+struct Kind<NAdam> {
+  static constexpr const char *kName = "nadam", *kOp = "NAdamUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("momentum_decay", o.momentum_decay), v("decoupled_weight_decay", o.decoupled_weight_decay), v("maximize", o.maximize);
+  }
+  static States Of(const NAdam&) { return {{"mu_product", true, 1}, {"exp_avg"}, {"exp_avg_sq"}}; }
+};
 
-template <typename Owner>
-bool Set(Owner& owner, const std::string& key, const std::string& name, double Owner::*member, double value) {
-  if (key != name) return false;
-  owner.*member = value;
-  return true;
-}
+template <>
+struct Kind<RAdam> {
+  static constexpr const char *kName = "radam", *kOp = "RAdamUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("decoupled_weight_decay", o.decoupled_weight_decay), v("maximize", o.maximize);
+  }
+  static States Of(const RAdam&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
+};
 
-// Sets one coefficient of an optimizer by its name; false when it has none of that name.
-bool SetCoefficient(Sgd& o, const std::string& k, double v) {
-  if (k == "nesterov") return o.nesterov = v != 0, true;
-  return Set(o, k, "momentum", &Sgd::momentum, v) || Set(o, k, "dampening", &Sgd::dampening, v) ||
-         Set(o, k, "weight_decay", &Sgd::weight_decay, v);
-}
-template <typename AdamLike>
-bool SetCoefficient(AdamLike& o, const std::string& k, double v) {
-  return Set(o, k, "beta1", &AdamLike::beta1, v) || Set(o, k, "beta2", &AdamLike::beta2, v) ||
-         Set(o, k, "epsilon", &AdamLike::epsilon, v) || Set(o, k, "weight_decay", &AdamLike::weight_decay, v);
-}
-bool SetCoefficient(Lion& o, const std::string& k, double v) {
-  return Set(o, k, "beta1", &Lion::beta1, v) || Set(o, k, "beta2", &Lion::beta2, v) ||
-         Set(o, k, "weight_decay", &Lion::weight_decay, v);
-}
-bool SetCoefficient(Rmsprop& o, const std::string& k, double v) {
-  if (k == "centered") return o.centered = v != 0, true;
-  return Set(o, k, "alpha", &Rmsprop::alpha, v) || Set(o, k, "epsilon", &Rmsprop::epsilon, v) ||
-         Set(o, k, "momentum", &Rmsprop::momentum, v) || Set(o, k, "weight_decay", &Rmsprop::weight_decay, v);
+template <>
+struct Kind<Adamax> {
+  static constexpr const char *kName = "adamax", *kOp = "AdamaxUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("maximize", o.maximize);
+  }
+  static States Of(const Adamax&) { return {{"exp_avg"}, {"exp_inf"}}; }
+};
+
+template <>
+struct Kind<Adagrad> {
+  static constexpr const char *kName = "adagrad", *kOp = "AdagradUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("lr_decay", o.lr_decay), v("weight_decay", o.weight_decay), v("epsilon", o.epsilon);
+    v("initial_accumulator_value", o.initial_accumulator_value), v("maximize", o.maximize);
+  }
+  static States Of(const Adagrad& o) { return {{"sum", false, o.initial_accumulator_value}}; }
+};
+
+template <>
+struct Kind<Adadelta> {
+  static constexpr const char *kName = "adadelta", *kOp = "AdadeltaUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("rho", o.rho), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay), v("maximize", o.maximize);
+  }
+  static States Of(const Adadelta&) { return {{"square_avg"}, {"acc_delta"}}; }
+};
+
+template <>
+struct Kind<Asgd> {
+  static constexpr const char *kName = "asgd", *kOp = "AsgdUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("lambd", o.lambd), v("alpha", o.alpha), v("t0", o.t0), v("weight_decay", o.weight_decay), v("maximize", o.maximize);
+  }
+  static States Of(const Asgd& o) { return {{"eta", true, o.learning_rate}, {"mu", true, 1}, {"ax"}}; }
+};
+
+template <>
+struct Kind<Rprop> {
+  static constexpr const char *kName = "rprop", *kOp = "RpropUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("eta_minus", o.eta_minus), v("eta_plus", o.eta_plus), v("step_size_min", o.step_size_min);
+    v("step_size_max", o.step_size_max), v("maximize", o.maximize);
+  }
+  static States Of(const Rprop& o) { return {{"prev"}, {"step_size", false, o.learning_rate}}; }
+};
+
+template <>
+struct Kind<Adafactor> {
+  static constexpr const char *kName = "adafactor", *kOp = "";
+  static void Visit(auto& o, auto&& v) {
+    v("beta2_decay", o.beta2_decay), v("epsilon1", o.epsilon1), v("epsilon2", o.epsilon2), v("d", o.d);
+    v("weight_decay", o.weight_decay), v("maximize", o.maximize);
+  }
+  static States Of(const Adafactor&) { return {}; }
+};
+
+template <>
+struct Kind<Muon> {
+  static constexpr const char *kName = "muon", *kOp = "";
+  static void Visit(auto& o, auto&& v) {
+    v("weight_decay", o.weight_decay), v("momentum", o.momentum), v("ns_a", o.ns_a), v("ns_b", o.ns_b), v("ns_c", o.ns_c);
+    v("epsilon", o.epsilon), v("ns_steps", o.ns_steps), v("nesterov", o.nesterov), v("match_rms_adamw", o.match_rms_adamw);
+  }
+  static States Of(const Muon&) { return {}; }
+};
+
+template <>
+struct Kind<Lamb> {
+  static constexpr const char *kName = "lamb", *kOp = "LambUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+  }
+  static States Of(const Lamb&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
+};
+
+template <>
+struct Kind<Lion> {
+  static constexpr const char *kName = "lion", *kOp = "LionUpdate";
+  static void Visit(auto& o, auto&& v) { v("beta1", o.beta1), v("beta2", o.beta2), v("weight_decay", o.weight_decay); }
+  static States Of(const Lion&) { return {{"exp_avg"}}; }
+};
+
+template <>
+struct Kind<Rmsprop> {
+  static constexpr const char *kName = "rmsprop", *kOp = "RmspropUpdate";
+  static void Visit(auto& o, auto&& v) {
+    v("alpha", o.alpha), v("epsilon", o.epsilon), v("momentum", o.momentum), v("weight_decay", o.weight_decay);
+    v("centered", o.centered), v("maximize", o.maximize);
+  }
+  static States Of(const Rmsprop& o) {
+    States states = {{"square_avg"}};
+    if (o.centered) states.push_back({"grad_avg"});
+    if (o.momentum != 0) states.push_back({"momentum_buffer"});
+    return states;
+  }
+};
+
+template <typename O>
+using KindOf = Kind<std::remove_cvref_t<O>>;
+
+// Calls f(o) with each of the optimizers, which has its defaults.
+template <typename F>
+void ForEachKind(F f) {
+  [&]<size_t... I>(std::index_sequence<I...>) {
+    (f(std::variant_alternative_t<I, Optimizer>{}), ...);
+  }(std::make_index_sequence<std::variant_size_v<Optimizer>>());
 }
 
 }  // namespace
 
 OptimizerUpdate DescribeUpdate(const Optimizer& optimizer) {
-  return std::visit([](const auto& o) { return Describe(o); }, optimizer);
+  return std::visit(
+      [](const auto& o) {
+        using K = KindOf<decltype(o)>;
+        OptimizerUpdate update{K::kOp, {}, K::Of(o)};
+        K::Visit(o, [&](const char* name, const auto& value) {
+          if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, bool>) {
+            update.coefficients[name] = static_cast<int64_t>(value);
+          } else {
+            update.coefficients[name] = Tensor::Scalar<double>(value);
+          }
+        });
+        return update;
+      },
+      optimizer);
+}
+
+std::map<std::string, double> Coefficients(const Optimizer& optimizer) {
+  std::map<std::string, double> out = {{"learning_rate", LearningRate(optimizer)}};
+  std::visit([&](const auto& o) {
+    KindOf<decltype(o)>::Visit(o, [&](const char* name, const auto& value) { out[name] = value; });
+  }, optimizer);
+  return out;
 }
 
 double LearningRate(const Optimizer& optimizer) {
@@ -88,7 +207,12 @@ double LearningRate(const Optimizer& optimizer) {
 }
 
 Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group) {
-  if (group.weight_decay) std::visit([&](auto& o) { o.weight_decay = *group.weight_decay; }, optimizer);
+  if (group.optimizer) optimizer = *group.optimizer;
+  if (group.weight_decay) {
+    std::visit([&](auto& o) {
+      if constexpr (requires { o.weight_decay; }) o.weight_decay = *group.weight_decay;
+    }, optimizer);
+  }
   return optimizer;
 }
 
@@ -113,21 +237,30 @@ bool MatchesName(const std::string& pattern, const std::string& name) {
 }
 
 Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients) {
-  const std::map<std::string, Optimizer> kinds = {{"sgd", Sgd{}},   {"adam", Adam{}}, {"adamw", AdamW{}},
-                                                  {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
-  auto it = kinds.find(name);
-  if (it == kinds.end()) return InvalidArgument("optimizer '" + name + "' is none of sgd, adam, adamw, lamb, lion, rmsprop");
-  Optimizer optimizer = it->second;
+  std::optional<Optimizer> made;
+  std::string names;
+  ForEachKind([&](const auto& o) {
+    const char* kind = KindOf<decltype(o)>::kName;
+    names += (names.empty() ? "" : ", ") + std::string(kind);
+    if (name == kind) made = o;
+  });
+  if (!made) return InvalidArgument("optimizer '" + name + "' is none of " + names);
   for (const auto& [key, value] : coefficients) {
-    const bool known = std::visit(
+    bool known = false;
+    std::visit(
         [&, &key = key, &value = value](auto& o) {
-          if (key == "learning_rate") return o.learning_rate = value, true;
-          return SetCoefficient(o, key, value);
+          auto set = [&](const char* member, auto& target) {
+            if (key != member) return;
+            target = static_cast<std::remove_reference_t<decltype(target)>>(value);
+            known = true;
+          };
+          set("learning_rate", o.learning_rate);
+          KindOf<decltype(o)>::Visit(o, set);
         },
-        optimizer);
+        *made);
     if (!known) return InvalidArgument("optimizer '" + name + "' has no coefficient '" + key + "'");
   }
-  return optimizer;
+  return *made;
 }
 
 }  // namespace caesura

@@ -24,24 +24,126 @@ struct Sgd {
   double dampening = 0;
   double weight_decay = 0;
   bool nesterov = false;
+  bool maximize = false;
 };
 
-// torch.optim.Adam (weight decay as L2). State: exp_avg, exp_avg_sq.
+// torch.optim.Adam (weight decay as L2). State: exp_avg, exp_avg_sq, max_exp_avg_sq if amsgrad.
 struct Adam {
   double learning_rate = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0;
+  bool amsgrad = false;
+  bool maximize = false;
 };
 
-// torch.optim.AdamW (Loshchilov and Hutter 2019: decoupled weight decay). State: exp_avg, exp_avg_sq.
+// torch.optim.AdamW (Loshchilov and Hutter 2019: decoupled weight decay). State: as Adam's.
 struct AdamW {
   double learning_rate = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 1e-2;
+  bool amsgrad = false;
+  bool maximize = false;
+};
+
+// torch.optim.NAdam (Dozat 2016: Adam with Nesterov momentum). State: mu_product, exp_avg, exp_avg_sq.
+struct NAdam {
+  double learning_rate = 2e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  double momentum_decay = 4e-3;
+  bool decoupled_weight_decay = false;
+  bool maximize = false;
+};
+
+// torch.optim.RAdam (Liu et al. 2020: Adam with a rectified variance). State: exp_avg, exp_avg_sq.
+struct RAdam {
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  bool decoupled_weight_decay = false;
+  bool maximize = false;
+};
+
+// torch.optim.Adamax (Kingma and Ba 2015, section 7.1). State: exp_avg, exp_inf.
+struct Adamax {
+  double learning_rate = 2e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  bool maximize = false;
+};
+
+// torch.optim.Adagrad (Duchi et al. 2011). State: sum, which starts at initial_accumulator_value.
+struct Adagrad {
+  double learning_rate = 1e-2;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double initial_accumulator_value = 0;
+  double epsilon = 1e-10;
+  bool maximize = false;
+};
+
+// torch.optim.Adadelta (Zeiler 2012). State: square_avg, acc_delta.
+struct Adadelta {
+  double learning_rate = 1;
+  double rho = 0.9;
+  double epsilon = 1e-6;
+  double weight_decay = 0;
+  bool maximize = false;
+};
+
+// torch.optim.ASGD (Polyak and Juditsky 1992). State: eta, which starts at the learning rate, mu, ax.
+struct Asgd {
+  double learning_rate = 1e-2;
+  double lambd = 1e-4;
+  double alpha = 0.75;
+  double t0 = 1e6;
+  double weight_decay = 0;
+  bool maximize = false;
+};
+
+// torch.optim.Rprop (Riedmiller and Braun 1993). State: prev, step_size, which starts at the learning rate.
+struct Rprop {
+  double learning_rate = 1e-2;
+  double eta_minus = 0.5;
+  double eta_plus = 1.2;
+  double step_size_min = 1e-6;
+  double step_size_max = 50;
+  bool maximize = false;
+};
+
+// torch.optim.Adafactor (Shazeer and Stern 2018). State: row_var and col_var of what has two axes or more, or variance.
+struct Adafactor {
+  double learning_rate = 1e-2;
+  double beta2_decay = -0.8;
+  double epsilon1 = -1;  // below 0: the smallest step from 1 of the parameter's dtype
+  double epsilon2 = 1e-3;
+  double d = 1;
+  double weight_decay = 0;
+  bool maximize = false;
+};
+
+// torch.optim.Muon (Jordan et al. 2024), of matrices. State: momentum_buffer.
+struct Muon {
+  double learning_rate = 1e-3;
+  double weight_decay = 0.1;
+  double momentum = 0.95;
+  double ns_a = 3.4445;
+  double ns_b = -4.775;
+  double ns_c = 2.0315;
+  double epsilon = 1e-7;
+  double ns_steps = 5;
+  bool nesterov = true;
+  bool match_rms_adamw = false;  // the learning rate by AdamW's root mean square, in place of the matrix's sides
 };
 
 // You et al. 2020, with bias correction. State: exp_avg, exp_avg_sq.
@@ -69,9 +171,11 @@ struct Rmsprop {
   double momentum = 0;
   double weight_decay = 0;
   bool centered = false;
+  bool maximize = false;
 };
 
-using Optimizer = std::variant<Sgd, Adam, AdamW, Lamb, Lion, Rmsprop>;
+using Optimizer = std::variant<Sgd, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, Asgd, Rprop, Adafactor, Muon, Lamb,
+                               Lion, Rmsprop>;
 
 // Parameters whose names match one of `names` ('*' matches any run of characters); the first group that matches a
 // parameter takes it, the rest form a group with the optimizer's own coefficients.
@@ -79,22 +183,32 @@ struct ParameterGroup {
   std::vector<std::string> names;
   double learning_rate_scale = 1;       // times the schedule's learning rate
   std::optional<double> weight_decay;   // in place of the optimizer's
+  std::optional<Optimizer> optimizer;   // in place of the step's, but for the learning rate
+};
+
+// A tensor that an optimizer keeps for each parameter: as the parameter is, or a float32 scalar.
+struct OptimizerState {
+  std::string name;
+  bool is_scalar = false;
+  double initial = 0;
 };
 
 // What the step program needs to know.
 struct OptimizerUpdate {
-  std::string op_type;              // "AdamWUpdate", in domain ai.caesura
+  std::string op_type;              // "AdamWUpdate", in domain ai.caesura; empty: composed of ONNX's ops (update_writer.h)
   AttributeMap coefficients;        // float64 scalar tensors (exact), flags as ints
-  std::vector<std::string> states;  // names of the state tensors that each parameter has; all start as zeros
+  std::vector<OptimizerState> states;  // the scalars first
 };
 OptimizerUpdate DescribeUpdate(const Optimizer& optimizer);
+// Its coefficients by name, "learning_rate" among them; flags are 0 or 1.
+std::map<std::string, double> Coefficients(const Optimizer& optimizer);
 
-// By name ("sgd", "adam", "adamw", "lamb", "lion", "rmsprop") and coefficients by the names of the members above; flags are
-// 0 or 1. Fails with kInvalidArgument for a name or a coefficient that does not exist.
+// By name ("sgd", "adam", "adamw", "nadam", ...) and coefficients by the names of the members above; flags are 0 or 1. Fails
+// with kInvalidArgument for a name or a coefficient that does not exist.
 Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients);
 
 double LearningRate(const Optimizer& optimizer);
-// The optimizer with the group's weight decay, where it sets one.
+// The optimizer of a group's parameters, with the group's weight decay where it sets one.
 Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group);
 // '*' in `pattern` matches any run of characters.
 bool MatchesName(const std::string& pattern, const std::string& name);

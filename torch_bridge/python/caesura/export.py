@@ -8,7 +8,7 @@ import pathlib
 import onnx
 import torch
 
-from caesura.optimizers import Stepping
+from caesura.optimizers import Stepping, keeps_count
 from caesura.step import CompiledStep
 from caesura.step_program import as_real, calls_pytorch
 
@@ -40,9 +40,12 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     if program.kept:
         raise ValueError("the step leaves tensors in attributes of the module, which no file has: it cannot be exported")
     recipe = step.recipe
-    groups = [{"names": names, "learning_rate_scale": scale, "weight_decay": decay} for names, scale, decay in recipe.groups]
+    rates = [coefficients["learning_rate"] for _, _, coefficients in recipe.groups]
+    rate = next((r for r in rates if r), 0.0)  # by which the groups' are known
+    groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}
+              for (names, name, coefficients), own in zip(recipe.groups, rates)]
     facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,
-             "coefficients": recipe.coefficients | {"learning_rate": recipe.learning_rate()}, "groups": groups,
+             "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups,
              "trainable": program.trained, "clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,
              "precision": step.precision}
     model = program.model()
@@ -53,7 +56,7 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     whole = target.with_name(".model.onnx.part")
     onnx.save(model, whole)
     os.replace(whole, target)
-    program.session.learning_rate = recipe.learning_rate()
+    program.session.learning_rate = rate
     program.session.set_position(program.updates(), step.micro_steps)
     program.session.save(os.fspath(folder / "state.safetensors"))
 
@@ -94,13 +97,17 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer = 
         target.copy_(value)
     if optimizer is not None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if names[id(parameter)] not in states:
+                continue
             state = optimizer.state[parameter]
-            for key, value in states.get(names[id(parameter)], {}).items():
+            for key, value in states[names[id(parameter)]].items():
                 value = torch.view_as_complex(value) if parameter.is_complex() else value
                 if isinstance(state.get(key), torch.Tensor):
                     state[key].copy_(value)
                 else:
                     state[key] = value
+            if not keeps_count(optimizer):
+                continue
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"].fill_(updates)
             else:

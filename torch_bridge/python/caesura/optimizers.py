@@ -2,6 +2,7 @@
 """PyTorch's optimizers: as update ops, with state that both sides share; or as they are, stepping our gradients."""
 
 import inspect
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -9,40 +10,108 @@ import torch
 from caesura.reports import fall_back
 
 
-def _adam(group):
-    beta1, beta2 = group["betas"]
-    return {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+@dataclass(frozen=True)
+class Update:
+    """How an optimizer class is written into a step. Coefficients have the names of training/optimizer/optimizer.h."""
+    name: object       # of a group: the update's name
+    fed: dict          # coefficient to the group's key, or (key, index); each step is told them anew
+    states: object     # of a group and a parameter: state to what it starts as, None for zeros, or a number
+    flags: dict = field(default_factory=dict)  # coefficient to the value that a group has; written into the update
+    counted: bool = True       # whether an update depends on how many came before
+    keeps_count: bool = True   # whether PyTorch has the count in the state, "step"
+    stays_zero: tuple = ()     # the coefficients that make it another update where they are 0
+    scalars: tuple = ()        # the states that are float32 scalars
+    is_real: bool = False      # whether PyTorch refuses complex parameters
 
 
-def _adam_or_adamw(group, of_class) -> str:
-    return "adamw" if group.get("decoupled_weight_decay", of_class == "adamw") else "adam"
+def _flag(key):
+    return lambda group: float(bool(group[key]))
 
 
-def _of_class(group, of_class) -> str:
-    return of_class
+_BETAS = {"beta1": ("betas", 0), "beta2": ("betas", 1)}
+_ADAM = _BETAS | {"epsilon": "eps", "weight_decay": "weight_decay"}
+_MAXIMIZE = {"maximize": _flag("maximize")}
 
 
-# Class to (name, coefficients of a group, states of a parameter, what a group must not ask for, the name of a group).
-_OPTIMIZERS = {
-    torch.optim.AdamW: ("adamw", _adam, lambda g: ("exp_avg", "exp_avg_sq"), ("amsgrad", "maximize", "differentiable"),
-                        _adam_or_adamw),
-    torch.optim.Adam: ("adam", _adam, lambda g: ("exp_avg", "exp_avg_sq"), ("amsgrad", "maximize", "differentiable"),
-                       _adam_or_adamw),
-    torch.optim.SGD: ("sgd", lambda g: {"momentum": g["momentum"], "dampening": g["dampening"], "nesterov": g["nesterov"]},
-                      lambda g: ("momentum_buffer",) if g["momentum"] else (), ("maximize", "differentiable"), _of_class),
-    torch.optim.RMSprop: ("rmsprop", lambda g: {"alpha": g["alpha"], "epsilon": g["eps"], "momentum": g["momentum"],
-                                                "centered": g["centered"]},
-                          lambda g: ("square_avg",) + (("grad_avg",) if g["centered"] else ())
-                          + (("momentum_buffer",) if g["momentum"] else ()), ("maximize", "differentiable"), _of_class),
+def _adam_states(group, parameter):
+    return {"exp_avg": None, "exp_avg_sq": None} | ({"max_exp_avg_sq": None} if group["amsgrad"] else {})
+
+
+def _rmsprop_states(group, parameter):
+    return ({"square_avg": None} | ({"grad_avg": None} if group["centered"] else {})
+            | ({"momentum_buffer": None} if group["momentum"] else {}))
+
+
+def _adafactor_states(group, parameter):
+    if parameter.dim() < 2:
+        return {"variance": None}
+    *rest, rows, columns = parameter.shape
+    return {"row_var": (*rest, rows, 1), "col_var": (*rest, 1, columns)}
+
+
+def _adam_like(name, *states, **more):
+    return Update(name=lambda group: name, fed=_ADAM | more.pop("fed", {}),
+                  states=more.pop("states", lambda group, parameter: dict.fromkeys(states)),
+                  flags=_MAXIMIZE | more.pop("flags", {}), **more)
+
+
+def _adam(of_class):
+    return Update(name=lambda group: "adamw" if group.get("decoupled_weight_decay", of_class == "adamw") else "adam", fed=_ADAM,
+                  states=_adam_states, flags=_MAXIMIZE | {"amsgrad": _flag("amsgrad")})
+
+
+_DECOUPLED = {"decoupled_weight_decay": _flag("decoupled_weight_decay")}
+_UPDATES = {
+    torch.optim.AdamW: _adam("adamw"),
+    torch.optim.Adam: _adam("adam"),
+    torch.optim.NAdam: _adam_like("nadam", flags=_DECOUPLED, fed={"momentum_decay": "momentum_decay"}, scalars=("mu_product",),
+                                  states=lambda group, parameter: {"mu_product": 1.0, "exp_avg": None, "exp_avg_sq": None}),
+    torch.optim.RAdam: _adam_like("radam", "exp_avg", "exp_avg_sq", flags=_DECOUPLED),
+    torch.optim.Adamax: _adam_like("adamax", "exp_avg", "exp_inf"),
+    torch.optim.SGD: Update(
+        name=lambda group: "sgd", fed={"momentum": "momentum", "dampening": "dampening", "weight_decay": "weight_decay"},
+        states=lambda group, parameter: {"momentum_buffer": None} if group["momentum"] else {},
+        flags=_MAXIMIZE | {"nesterov": _flag("nesterov")}, keeps_count=False, stays_zero=("momentum",)),
+    torch.optim.RMSprop: Update(
+        name=lambda group: "rmsprop", fed={"alpha": "alpha", "epsilon": "eps", "momentum": "momentum", "weight_decay": "weight_decay"},
+        states=_rmsprop_states, flags=_MAXIMIZE | {"centered": _flag("centered")}, counted=False, stays_zero=("momentum",)),
+    torch.optim.Adagrad: Update(
+        name=lambda group: "adagrad", fed={"lr_decay": "lr_decay", "epsilon": "eps", "weight_decay": "weight_decay"},
+        states=lambda group, parameter: {"sum": group["initial_accumulator_value"]}, flags=_MAXIMIZE),
+    torch.optim.Adadelta: Update(
+        name=lambda group: "adadelta", fed={"rho": "rho", "epsilon": "eps", "weight_decay": "weight_decay"},
+        states=lambda group, parameter: {"square_avg": None, "acc_delta": None}, flags=_MAXIMIZE, counted=False),
+    torch.optim.ASGD: Update(
+        name=lambda group: "asgd", fed={"lambd": "lambd", "alpha": "alpha", "t0": "t0", "weight_decay": "weight_decay"},
+        states=lambda group, parameter: {"eta": float(group["lr"]), "mu": 1.0, "ax": None}, flags=_MAXIMIZE, scalars=("eta", "mu")),
+    torch.optim.Rprop: Update(
+        name=lambda group: "rprop", fed={"eta_minus": ("etas", 0), "eta_plus": ("etas", 1),
+                                         "step_size_min": ("step_sizes", 0), "step_size_max": ("step_sizes", 1)},
+        states=lambda group, parameter: {"prev": None, "step_size": float(group["lr"])}, flags=_MAXIMIZE, counted=False),
+    torch.optim.Adafactor: Update(
+        name=lambda group: "adafactor", fed={"beta2_decay": "beta2_decay", "d": "d", "weight_decay": "weight_decay"},
+        states=_adafactor_states, is_real=True,
+        flags=_MAXIMIZE | {"epsilon1": lambda group: -1.0 if group["eps"][0] is None else float(group["eps"][0]),
+                           "epsilon2": lambda group: float(group["eps"][1])}),
 }
+if hasattr(torch.optim, "Muon"):  # from PyTorch 2.9 on
+    _UPDATES[torch.optim.Muon] = Update(
+        name=lambda group: "muon", fed={"momentum": "momentum", "weight_decay": "weight_decay"}, keeps_count=False, counted=False,
+        states=lambda group, parameter: {"momentum_buffer": None}, is_real=True,
+        flags={"nesterov": _flag("nesterov"), "epsilon": lambda group: float(group["eps"]),
+               "ns_steps": lambda group: float(group["ns_steps"]),
+               **{f"ns_{c}": lambda group, i=i: float(group["ns_coefficients"][i]) for i, c in enumerate("abc")},
+               "match_rms_adamw": lambda group: float(group["adjust_lr_fn"] == "match_rms_adamw")})
 
 # What an optimizer may come to have that its programs were not made for.
 _HOOKS = "hooks around its step"
-RATES = "learning rates of groups that change their proportions"
 MEMBERS = "other parameters"
-_OPTIONS = "options that change between steps"
+OPTIONS = "options that change between steps"
 _UNEQUAL = "parameters that were updated unequally often"
 _TURNS = "parameters that get gradients by turns within one update"
+
+# How often each parameter was updated, of optimizers that do not say so in their state.
+_COUNTS = weakref.WeakKeyDictionary()
 
 
 class Gradients:
@@ -61,56 +130,66 @@ class Gradients:
         return found
 
 
+def _read(group, place) -> float:
+    value = group[place] if isinstance(place, str) else group[place[0]][place[1]]
+    return float(value)
+
+
 @dataclass
 class Recipe:
     """An optimizer of PyTorch's as an update op: what a training session needs to know of it."""
     optimizer: torch.optim.Optimizer
-    name: str
-    coefficients: dict
-    groups: list       # (parameter names, learning rate as a factor of the leading group's, weight decay)
-    leading: int       # the group that the others' rates go by
+    names: list        # of each group's parameters
     trained: dict      # id of a parameter to its group
     gradients: Gradients  # of the calls that come before an update; None where each is one
     members: list = field(init=False)  # the groups' parameters, by id
-    options: list = field(init=False)  # what the update reads of each group
+    options: list = field(init=False)  # what is written into the update of each group
 
     def __post_init__(self):
+        self.update = _UPDATES[type(self.optimizer)]
         self.members, self.options = _members(self.optimizer), _options(self.optimizer)
+        self.fed = {"learning_rate": "lr"} | self.update.fed
+        self.name, self.coefficients = self.options[0][:2]
+
+    @property
+    def groups(self) -> list:
+        """As a session takes them: (parameter names, optimizer, its coefficients)."""
+        return [(names, name, flags | {key: _read(group, place) for key, place in self.fed.items()})
+                for names, (name, flags, _), group in zip(self.names, self.options, self.optimizer.param_groups)]
 
     @property
     def counts_matter(self) -> bool:
         """Whether an update depends on how many came before it."""
-        return self.name in ("adam", "adamw") or bool(self.coefficients.get("dampening"))
+        if type(self.optimizer) is torch.optim.SGD:
+            return any(group["momentum"] and group["dampening"] for group in self.optimizer.param_groups)
+        return self.update.counted
 
-    def learning_rate(self) -> float:
-        """Of the next update: the leading group's."""
-        return float(self.optimizer.param_groups[self.leading]["lr"])
+    def places(self) -> list:
+        """Where a group has what is fed: (key, index in its tuple or -1, whether it must stay zero or not)."""
+        return [(place, -1, name in self.update.stays_zero) if isinstance(place, str) else (*place, False)
+                for name, place in self.fed.items()]
 
     def written(self):
         """What sessions are made for."""
-        return self.name, self.coefficients, self.groups, self.members
+        return self.options, self.members
 
     def change(self):
-        """What the optimizer has now that was not written into the update; or None. Rates may change in proportion."""
+        """What the optimizer has now that was not written into the update; or None."""
         if self.members != _members(self.optimizer):
             return MEMBERS
-        if self.options != _options(self.optimizer):
-            return _OPTIONS
         if _has_hooks(self.optimizer):
             return _HOOKS
-        rate = self.learning_rate()
-        groups = zip(self.optimizer.param_groups, self.groups)
-        if any(abs(group["lr"] - rate * scale) > 1e-9 * abs(group["lr"]) for group, (_, scale, _) in groups):
-            return RATES
-        return None
+        return OPTIONS if self.options != _options(self.optimizer) else None
 
     def misfit(self, program, window):
         """Why the next update cannot be the program's, where it is not of all that it would have to be; or None.
         window: the parameters that have gradients since the last update."""
         if window - program.learning:
             return _TURNS
+        if not self.counts_matter:
+            return None
         counts = torch.stack(program.counts())
-        return _UNEQUAL if self.counts_matter and bool((counts != counts[0]).any()) else None
+        return _UNEQUAL if bool((counts != counts[0]).any()) else None
 
     def accumulation_steps(self, count: int) -> int:
         """Of the session, where the caller asks for `count`."""
@@ -119,39 +198,57 @@ class Recipe:
     def bindings(self, parameter) -> dict:
         """Tensors of PyTorch's that a session's steps write to, by what the session calls them (".NAME" follows). Made where
         the state lacks them. Raises ValueError where they are of another shape, or would lose more than float32 has."""
-        names = _OPTIMIZERS[type(self.optimizer)][2](self.trained[id(parameter)])
-        state, found = self.optimizer.state[parameter], {}
-        for name in names:
+        group = self.trained[id(parameter)]
+        state, found = self.optimizer.state.get(parameter, {}), {}
+        states = self.update.states(group, parameter)
+        for name, start in states.items():
+            is_scalar = name in self.update.scalars
+            shape = () if is_scalar else start if isinstance(start, tuple) else parameter.shape
+            dtype = torch.float32 if is_scalar else parameter.dtype
             held = state.get(name)
             if held is None:
-                held = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-            elif held.shape != parameter.shape or _bits(parameter) < min(_bits(held), 32):
+                start = start if isinstance(start, (int, float)) else 0
+                held = torch.full(shape, complex(start, start) if dtype.is_complex else start, dtype=dtype)
+            elif held.shape != torch.Size(shape) or _bits_of(dtype) < min(_bits_of(held.dtype), 32):
                 raise ValueError(f"the optimizer's {name} is {held.dtype} {list(held.shape)}, its parameter "
                                  f"{parameter.dtype} {list(parameter.shape)}")
-            found[name] = held.to(parameter.device, parameter.dtype).contiguous()
-        count = state.get("step", 0.0)
-        if self.name == "sgd" and names:  # PyTorch knows a first update by the buffer alone
-            has_buffer = state.get("momentum_buffer") is not None
-            count = state.get("step", 1.0) if has_buffer else 0.0
+            found[name] = held.to(parameter.device, dtype).contiguous()
+        self._bind_count(parameter, state, bool(states) and all(state.get(name) is not None for name in states))
+        if found:
+            self.optimizer.state[parameter].update(found)
+        accumulator = {} if self.gradients is None else {"accumulator": self.gradients.of(parameter)}
+        return accumulator | {f"optimizer.{name}": tensor for name, tensor in found.items()}
+
+    def _bind_count(self, parameter, state, has_states):
+        """Has a float32 scalar count the parameter's updates. PyTorch knows a first one by what the state lacks, where it does
+        not count."""
+        held, key = (self.optimizer.state[parameter], "step") if self.update.keeps_count else (_counts_of(self.optimizer), parameter)
+        count = held.get(key, 0.0)
+        if not self.update.keeps_count:
+            count = held.get(key, 1.0) if has_states else 0.0
         if not (isinstance(count, torch.Tensor) and count.dtype == torch.float32 and count.device.type == "cpu"
                 and count.dim() == 0):
             count = torch.tensor(float(count))
-        state.update(found, step=count)
-        accumulator = {} if self.gradients is None else {"accumulator": self.gradients.of(parameter)}
-        return accumulator | {f"optimizer.{name}": tensor for name, tensor in found.items()}
+        held[key] = count
+
+    def count(self, parameter) -> torch.Tensor:
+        """How often the parameter was updated."""
+        return self.optimizer.state[parameter]["step"] if self.update.keeps_count else _counts_of(self.optimizer)[parameter]
 
     def watch(self, watch, parameters) -> None:
         """Adds to a _core.Watch what bindings() goes by."""
         watch.item(vars(self.optimizer), "state", self.optimizer.state)
         watch.whole(self.optimizer.state)
         for parameter in parameters:
-            watch.whole(self.optimizer.state[parameter])
+            if parameter in self.optimizer.state:
+                watch.whole(self.optimizer.state[parameter])
         if self.gradients is not None:
             watch.whole(self.gradients.tensors)
 
     def begin(self, program, micro_steps: int) -> None:
         """Before a step of the program."""
-        program.session.learning_rate = self.learning_rate()
+        program.session.feed_coefficients([_read(group, place) for group in self.optimizer.param_groups
+                                           for place in self.fed.values()])
         program.session.set_position(program.updates(), micro_steps)
 
     def end(self, program, micro_steps: int, window) -> None:
@@ -160,8 +257,17 @@ class Recipe:
             torch._foreach_add_(program.counts(), 1)
 
 
-def _bits(tensor) -> int:
-    return torch.finfo(tensor.dtype).bits
+def _counts_of(optimizer) -> dict:
+    return _COUNTS.setdefault(optimizer, {})
+
+
+def keeps_count(optimizer) -> bool:
+    """Whether its state says how often a parameter was updated, as "step"."""
+    return type(optimizer) not in _UPDATES or _UPDATES[type(optimizer)].keeps_count
+
+
+def _bits_of(dtype) -> int:
+    return torch.finfo(dtype).bits
 
 
 def _has_hooks(optimizer) -> bool:
@@ -173,25 +279,26 @@ def _members(optimizer) -> list:
 
 
 def _options(optimizer) -> list:
-    """What an update reads of each group, but for the learning rate. Others may be there: schedulers keep theirs in it."""
-    name, coefficients, _, forbidden, name_of = _OPTIMIZERS[type(optimizer)]
-    return [(name_of(group, name), coefficients(group), float(group["weight_decay"]),
-             [option for option in forbidden if group.get(option)]) for group in optimizer.param_groups]
+    """What is written into the update of each group: (its name, flags, which of what may be zero is). Others may be there:
+    schedulers keep theirs in a group."""
+    update = _UPDATES[type(optimizer)]
+    return [(update.name(group), {key: value(group) for key, value in update.flags.items()},
+             tuple(bool(group[update.fed[key]]) for key in update.stays_zero)) for group in optimizer.param_groups]
 
 
 class Stepping:
     """An optimizer that PyTorch steps: a session accumulates gradients, in tensors that are the parameters' .grad."""
 
-    name, coefficients, groups = "sgd", {}, []  # of an update that the session never comes to
+    name, coefficients, groups, fed = "sgd", {}, [], {}  # of an update that the session never comes to
 
     def __init__(self, optimizer, gradients: Gradients, clip_norm: float, accumulation_steps: int):
         self.optimizer, self.clip_norm, self.count = optimizer, clip_norm, accumulation_steps
         self.trained = {id(p): g for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
         self.gradients, self.members = gradients, _members(optimizer)
-        if type(optimizer) is torch.optim.SGD:  # it has no counts: what was not updated yet has no momentum
-            for state in optimizer.state.values():
-                if "step" in state and not state.pop("step"):
-                    state.pop("momentum_buffer", None)
+        if type(optimizer) is torch.optim.SGD:  # what was not updated yet has no momentum
+            for parameter, count in _counts_of(optimizer).items():
+                if not count:
+                    optimizer.state.pop(parameter, None)
 
     def written(self):
         return Stepping, self.members
@@ -250,28 +357,20 @@ def describe_optimizer(optimizer, names, gradients, *, clip_norm, accumulation_s
 
 def _no_recipe(optimizer):
     """Why the optimizer is not written into the program; None where it is."""
-    if type(optimizer) not in _OPTIMIZERS:
+    if type(optimizer) not in _UPDATES:
         return "there is no such update op"
     if _has_hooks(optimizer):
         return _HOOKS
-    options = _options(optimizer)
-    unwritten = [option for *_, forbidden in options for option in forbidden]
-    if unwritten:
-        return f"its option {unwritten[0]}"
-    if any(of_group[:2] != options[0][:2] for of_group in options):
-        return "coefficients that differ between its parameter groups"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "its option differentiable"
+    if any(group.get("adjust_lr_fn") not in (None, "original", "match_rms_adamw") for group in optimizer.param_groups):
+        return "its option adjust_lr_fn"
+    if _UPDATES[type(optimizer)].is_real and any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
+        return "complex parameters"
     return None
 
 
 def _make_recipe(optimizer, names, gradients) -> Recipe:
-    rate = "lr" if any(group["lr"] for group in optimizer.param_groups) else "initial_lr"  # where a schedule starts at 0
-    rates = [float(group.get(rate, 0.0)) for group in optimizer.param_groups]
-    leading = next((i for i, value in enumerate(rates) if value), 0)
-    groups, trained = [], {}
-    for group, value in zip(optimizer.param_groups, rates):
-        parameters = [p for p in group["params"] if p.requires_grad]
-        trained.update((id(p), group) for p in parameters)
-        groups.append(([names[id(p)] for p in parameters], value / rates[leading] if rates[leading] else 1.0,
-                       float(group["weight_decay"])))
-    name, coefficients, *_ = _options(optimizer)[0]
-    return Recipe(optimizer, name, {k: float(v) for k, v in coefficients.items()}, groups, leading, trained, gradients)
+    members = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+    trained = {id(p): group for group, parameters in zip(optimizer.param_groups, members) for p in parameters}
+    return Recipe(optimizer, [[names[id(p)] for p in parameters] for parameters in members], trained, gradients)

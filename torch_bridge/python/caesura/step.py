@@ -27,7 +27,7 @@ from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.frames import first_line, is_users_error, place_of, quietly
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.optimizers import MEMBERS, RATES, Gradients, Recipe, Stepping, describe_optimizer
+from caesura.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.recurrent import by_layers
 from caesura.reports import collect_from
 from caesura.stand_ins import capturing
@@ -48,11 +48,17 @@ def _as_leaf(value):
     return value if value.requires_grad or not value.is_floating_point() else value.detach()
 
 
+@torch._dynamo.allow_in_graph
+def _as_loss(loss):
+    """Marks what the function returned: only this module calls it, and dynamo's graph shows the call."""
+    return loss.detach()
+
+
 def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
-    """The position of the loss among the graph's outputs, and its node, without _loss()'s detach."""
+    """The position of the loss among the graph's outputs, and its node, without _as_loss()'s detach."""
     output = next(n for n in graph.graph.nodes if n.op == "output")
-    position, node = max((i, n) for i, n in enumerate(output.args[0])
-                         if isinstance(n, torch.fx.Node) and n.target == "detach" and n.args[0].target == "clone")
+    position, node = next((i, n) for i, n in enumerate(output.args[0])
+                          if isinstance(n, torch.fx.Node) and n.target is _as_loss)
     loss = node.args[0]
     node.replace_all_uses_with(loss)
     graph.graph.erase_node(node)
@@ -66,7 +72,7 @@ _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.sign
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 _CAPTURES = 64  # of one step
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
-_PROPORTIONS = 3  # of the learning rates of groups, that programs are made anew for
+_CHANGES = 3  # of the optimizer's options, that programs are made anew for
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 
 
@@ -132,7 +138,7 @@ class CompiledStep(_core.StepCalls):
         self._inputs = self._ran = None
         self._capturing = self._gives_leaves = False
         self._keys = 0 if dynamic is True else _KEYS
-        self._proportions = _PROPORTIONS
+        self._changes = _CHANGES
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one.
@@ -169,8 +175,8 @@ class CompiledStep(_core.StepCalls):
     def check_optimizer(self):
         """Describes it anew where it would no longer do what was written into the programs."""
         change = self.recipe.change()
-        if change == RATES and self._proportions:
-            self._proportions -= 1
+        if change == OPTIONS and self._changes:
+            self._changes -= 1
             self._describe()
         elif change:
             self._describe(None if change == MEMBERS else change)
@@ -222,11 +228,14 @@ class CompiledStep(_core.StepCalls):
             args, kwargs = tree_map_only(torch.Tensor, _as_leaf, (args, kwargs))
         if self.loss_fn is None:
             out = self.module(*args, **kwargs)
-            loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
+            loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else getattr(out, "loss", None)
         else:
             loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
-        # It is known among the graph's outputs by the clone; dynamo takes none that leads back to a requires_grad_().
-        return loss.clone().detach()
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"the loss must be a tensor, returned or in `loss` of what is returned, and is a {type(loss).__name__}")
+        # The clone is the loss's own: what the forward keeps of it, or a parameter that is the loss, is another value.
+        # The detach is for dynamo, which returns nothing that leads back to a requires_grad_().
+        return _as_loss(loss.clone())
 
     def _refuse_hooks(self):
         """What PyTorch's backward would call, and the program does not know of."""

@@ -9,6 +9,7 @@ from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from caesura import _core
 from caesura.dynamo_code import graphs_called, is_plain
 from caesura.places import leaves, named
+from caesura.step_program import SEED
 
 
 def find_sources(owner, feeds, args, kwargs):
@@ -36,7 +37,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     """A _core.StepCall, which checks calls by dynamo's guards or by a step_cache.Key; None where dynamo must be asked.
     counters: (buffer of the module's, what each call adds to it)."""
     groups = owner.optimizer.param_groups
-    if any(type(group["lr"]) is not float or type(group["params"]) is not list for group in groups):
+    if any(type(group["params"]) is not list for group in groups):
         return None
     if not all(draw.is_fixed for draw in program.draws):
         return None
@@ -51,16 +52,14 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
             return None
         watch.tensor(counter, True)
     program.watch(watch)
-    _watch_optimizer(watch, owner.optimizer)
+    _watch_optimizer(watch, owner.optimizer, {key for key, _, _ in owner.recipe.places()})
     for parameter in program.learners:
         watch.unhooked(parameter)
-    rates = [(group, scale) for group, (_, scale, _) in zip(groups, owner.recipe.groups)]
-    rates.insert(0, rates[owner.recipe.leading])  # by which the others' are known
-    groups, scales = map(list, zip(*rates))
     sources = [*sources, *((draw.name, draw) for draw in program.draws)]
-    return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, groups, scales,
+    return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, list(groups),
+                          owner.recipe.places(),
                           program.counts(), owner.recipe.counts_matter, program.learning, owner.accumulation_steps,
-                          list(counters), program.draw_seed if program.random else None)
+                          list(counters), SEED if program.random else None)
 
 
 def _calls_alone(code, program) -> bool:
@@ -69,13 +68,13 @@ def _calls_alone(code, program) -> bool:
     return len(called) == 1 and called[0] is program and is_plain(code)
 
 
-def _watch_optimizer(watch, optimizer):
-    """Its groups, their parameters, what an update may read of them but the rates, and hooks around its step."""
+def _watch_optimizer(watch, optimizer, fed):
+    """Its groups, their parameters, what an update may read of them but what it is fed, and hooks around its step."""
     watch.item(vars(optimizer), "param_groups", optimizer.param_groups)
     watch.elements(optimizer.param_groups)
     for group in optimizer.param_groups:
         watch.elements(group["params"])
-        for name in group.keys() & (optimizer.defaults.keys() | {"params"}) - {"lr"}:
+        for name in group.keys() & (optimizer.defaults.keys() | {"params"}) - fed:
             watch.item(group, name, group[name])
     for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
         watch.length(hooks)

@@ -20,6 +20,9 @@ from caesura.aten.writer import onnx_type, with_bodies
 from caesura.reports import RECORD
 
 
+SEED = torch.empty((), dtype=torch.int64)  # drawn anew from PyTorch's generator for each call of a step that draws
+
+
 class StepRefused(RuntimeError):
     """The step cannot be one program; the message lists why and where."""
 
@@ -55,7 +58,7 @@ class StepProgram:
         self.learning = frozenset(map(id, self.learners))
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
-            "coefficients": recipe.coefficients, "groups": recipe.groups, "trainable": self.trained, "frozen": [],
+            "coefficients": recipe.coefficients, "groups": recipe.groups, "fed": [*recipe.fed], "trainable": self.trained, "frozen": [],
             "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
             "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
@@ -108,12 +111,12 @@ class StepProgram:
         self.owner.recipe.watch(watch, self.learners)
 
     def counts(self) -> list:
-        """How often each of its parameters was updated: the optimizer's own tensors."""
-        return [self.owner.optimizer.state[parameter]["step"] for parameter in self.learners]
+        """How often each of its parameters was updated: the tensors that count it."""
+        return [self.owner.recipe.count(parameter) for parameter in self.learners]
 
     def updates(self) -> int:
         """How often they were, where that is alike."""
-        return int(self.owner.optimizer.state[self.learners[0]]["step"])
+        return int(self.owner.recipe.count(self.learners[0]))
 
     def refuse_others(self, tensor_of):
         """tensor_of: the parameter that has a name now, None where there is none."""
@@ -121,10 +124,6 @@ class StepProgram:
             now = tensor_of(name)
             if now is not None and now is not value:
                 raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
-
-    @staticmethod
-    def draw_seed():
-        return int(torch.randint(2**62, ()))
 
 
 class CapturedStep(StepProgram):
@@ -165,13 +164,13 @@ class CapturedStep(StepProgram):
             owner.join_window(self)
         session = self.session
         owner.recipe.begin(self, owner.micro_steps)
-        if self.random:
-            session.seed = self.draw_seed()
         feeds = {name: as_real(values[i]) for name, i in self.feeds}
         sizes = sizes_of(self.placeholders, values) if self.draws else {}
-        feeds_and_draws = feeds | {draw.name: draw(sizes) for draw in self.draws}
+        drawn = {draw.name: draw(sizes) for draw in self.draws}
+        if self.random:  # after the draws, as a StepCall has it
+            session.draw_next_by(int(SEED.random_()))
         began = time.perf_counter()
-        loss = session.step(feeds_and_draws)
+        loss = session.step(feeds | drawn)
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
         owner.micro_steps += 1
@@ -265,14 +264,26 @@ class CapturedStep(StepProgram):
                 self.gives.append(lambda values, at=info.base_idx: values[at])
             elif value is None:
                 self.gives.append(lambda values, constant=node: constant)
-            elif info.output_type == OutputType.alias_of_input or not all(type(d) is int for d in value.shape):
+            elif not all(type(d) is int for d in value.shape):
                 raise StepRefused(f"the step cannot be one program:\n  it leaves in an attribute {value.dtype} {list(value.shape)}, "
-                                  "a view of an input or of a size that changes")
+                                  "a size that changes")
+            elif info.output_type == OutputType.alias_of_input:
+                self.gives.append(_view_of(info.base_idx, self.placeholders[info.base_idx].meta["val"], value))
             else:
                 kept = self.kept[f"result_{i}"] = torch.empty(value.shape, dtype=value.dtype)
                 self.gives.append(lambda values, kept=kept: kept.clone())
                 made.append((f"result_{i}", node))
         return made
+
+
+def _view_of(at, base, view):
+    """What gives the view of a call's value `at` that `view` is of `base`, which are fake tensors."""
+    size, stride, offset = view.size(), view.stride(), view.storage_offset() - base.storage_offset()
+
+    def give(values):
+        of = values[at].detach()
+        return of.as_strided(size, stride, of.storage_offset() + offset)
+    return give
 
 
 def as_real(value):

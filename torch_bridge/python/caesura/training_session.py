@@ -58,7 +58,8 @@ class TrainingSession(FallsBack):
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
-            "optimizer": optimizer, "groups": [], "coefficients": {k: float(v) for k, v in coefficients.items()},
+            "optimizer": optimizer, "groups": [], "fed": [],
+            "coefficients": {k: float(v) for k, v in coefficients.items()},
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants,
             "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/update_writer.h"
+
+#include <algorithm>
+#include <map>
+
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+
+Value* UpdateWriter::Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type,
+                        AttributeMap attributes) {
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes));
+  node->set_phase(Phase::kOptimizer);
+  node->output(0)->set_type(std::move(type));
+  return node->output(0);
+}
+
+Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs) {
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kTrainingDomain, outputs, op_type);
+  node->set_phase(Phase::kOptimizer);
+  return node;
+}
+
+// A tensor of a parameter's that lives in the ParameterSet.
+Value* UpdateWriter::State(const std::string& name, const Value* parameter, const Shape& shape, DType dtype, double initial) {
+  program_.parameters.push_back(name + "." + parameter->name());
+  Tensor tensor = Tensor::Zeros(dtype, shape);
+  if (initial != 0) {
+    DispatchFloat(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      std::fill_n(tensor.data<T>(), tensor.elements(), static_cast<T>(static_cast<Accumulator<T>>(initial)));
+    });
+  }
+  return graph_.AddInitializer(program_.parameters.back(), std::move(tensor));
+}
+
+void UpdateWriter::Unscale(Value* loss_scale) {
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  Value* scale = Op("Cast", {loss_scale}, wide, {{"to", static_cast<int64_t>(DType::kFloat64)}});
+  inverse_scale_ = Op("Reciprocal", {scale}, wide);
+}
+
+Value* UpdateWriter::Handed(Value* gradient) {
+  if (inverse_scale_ == nullptr) return gradient;
+  return Op("Mul", {gradient, Op("CastLike", {inverse_scale_, gradient}, ValueType::Tensor(gradient->dtype(), Shape{}))},
+            gradient->type());
+}
+
+void UpdateWriter::Accumulate(std::vector<Value*>& gradients) {
+  Value* reset = graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{}));
+  for (int i = 0; i < program_.trained; ++i) {
+    const Value* parameter = graph_.FindValue(program_.parameters[i]);
+    const Tensor& like = *graph_.Initializer(parameter);
+    Value* buffer = State("accumulator", parameter, like.shape(), like.dtype());
+    Node* node = Act("InPlaceAccumulator", {buffer, gradients[i], reset}, {}, 1);
+    gradients[i] = node->output(0);
+    gradients[i]->set_type(parameter->type());
+  }
+}
+
+std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
+  // Parameters of one op share a dtype, so a group is split by it.
+  std::map<std::pair<int, DType>, Group> groups;
+  const int own = static_cast<int>(options_.groups.size());
+  for (int i = 0; i < program_.trained; ++i) {
+    const std::string& name = program_.parameters[i];
+    int chosen = own;
+    for (int g = own - 1; g >= 0; --g) {
+      const auto& names = options_.groups[g].names;
+      if (std::any_of(names.begin(), names.end(), [&](const auto& p) { return MatchesName(p, name); })) chosen = g;
+    }
+    Group& group = groups[{chosen, graph_.Initializer(graph_.FindValue(name))->dtype()}];
+    group.optimizer = chosen == own ? options_.optimizer : ForGroup(options_.optimizer, options_.groups[chosen]);
+    group.learning_rate_scale = chosen == own ? 1 : options_.groups[chosen].learning_rate_scale;
+    group.row = chosen;
+    group.members.push_back(i);
+  }
+  std::vector<Group> out;
+  for (auto& [key, group] : groups) {
+    if (options_.commit == CommitMode::kLate) {
+      out.push_back(std::move(group));
+      continue;
+    }
+    for (int member : group.members) out.push_back({group.optimizer, group.learning_rate_scale, group.row, {member}});
+  }
+  return out;
+}
+
+Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  Value* factor = options_.accumulation_steps == 0
+                      ? graph_.AddInput(kGradientFactorInput, wide)
+                      : graph_.AddInitializer("caesura.gradient_factor",
+                                              Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
+  if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
+  if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
+  Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
+  AttributeMap attributes;
+  if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
+  if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
+  Node* scale = Act("ClipScale", {norm, factor}, std::move(attributes), 1);
+  scale->output(0)->set_type(wide);
+  return scale->output(0);
+}
+
+void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* coefficients,
+                               Value* step, Value* scale) {
+  const OptimizerUpdate update = DescribeUpdate(group.optimizer);
+  if (options_.fed_coefficients.empty() && group.learning_rate_scale != 1) {
+    Value* factor = graph_.AddInitializer("caesura.learning_rate_scale",
+                                          Tensor::Scalar<double>(group.learning_rate_scale));
+    coefficients = Op("Mul", {coefficients, factor}, ValueType::Tensor(DType::kFloat64, Shape{}));
+  }
+  if (update.op_type.empty()) {
+    for (int i : group.members) {
+      std::visit([&](const auto& o) {
+        if constexpr (requires { Compose(o, Rates{group, coefficients, step, scale}, nullptr, nullptr); }) {
+          Compose(o, Rates{group, coefficients, step, scale}, graph_.FindValue(program_.parameters[i]), gradients[i]);
+        }
+      }, group.optimizer);
+    }
+    return;
+  }
+  std::vector<Value*> inputs = {coefficients, step, scale};
+  std::vector<Value*> parameters, members;
+  for (int i : group.members) parameters.push_back(graph_.FindValue(program_.parameters[i]));
+  for (int i : group.members) members.push_back(gradients[i]);
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  inputs.insert(inputs.end(), members.begin(), members.end());
+  for (const OptimizerState& state : update.states) {
+    for (const Value* parameter : parameters) {
+      const Tensor& like = *graph_.Initializer(parameter);
+      inputs.push_back(State("optimizer." + state.name, parameter, state.is_scalar ? Shape{} : like.shape(),
+                             state.is_scalar ? DType::kFloat32 : like.dtype(), state.initial));
+    }
+  }
+  AttributeMap attributes = update.coefficients;
+  attributes["count"] = static_cast<int64_t>(parameters.size());
+  if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
+  if (!options_.fed_coefficients.empty()) {
+    attributes["fed"] = options_.fed_coefficients;
+    attributes["first"] = static_cast<int64_t>(group.row * options_.fed_coefficients.size());
+  }
+  Act(update.op_type, inputs, std::move(attributes), static_cast<int>(parameters.size() * (1 + update.states.size())));
+}
+
+void UpdateWriter::Update(const std::vector<Value*>& gradients) {
+  const auto fed = static_cast<int64_t>(options_.fed_coefficients.size() * (options_.groups.size() + 1));
+  Value* coefficients = fed == 0 ? graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}))
+                                 : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
+  Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
+  Value* scale = Scale(gradients);
+  if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
+  for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);
+}
+
+}  // namespace caesura
