@@ -70,6 +70,8 @@ Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 bool HasDlpackFunctions(nanobind::handle object);
 // The same of a torch.Tensor that the caller holds for as long as the result is used.
 Tensor LentByTorch(nanobind::handle tensor);
+// From the first to past the last byte that a torch.Tensor's elements lie in.
+std::pair<const char*, const char*> BytesOfTorch(nanobind::handle tensor);
 // A torch.Tensor as DLPack sees it; borrowed for the moment.
 DLTensor TorchView(nanobind::handle tensor);
 // A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.

@@ -51,11 +51,11 @@ class StepCall {
   // match `signature`. feeds: (name, path, tensor, or what draws one), in the order drawn. groups: the optimizer's own;
   // places: (key, index or -1, whether it stays zero or not) of the coefficients that the session is fed of each. updates: for each of `trained`, a frozenset, the optimizer's count of
   // updates, float32, which steps move; counts_matter: they must be alike. accumulation_steps: calls to one update.
-  // counters: (int64 tensor of one element, what each step adds to it). seed: where the step draws, an int64 tensor whose
+  // counters: (int64 tensor of one element, what each step adds to it). written: the buffers that each step writes to. seed: where the step draws, an int64 tensor whose
   // random_() PyTorch calls before it; otherwise None. program: whose call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
            nb::list groups, nb::list places, nb::list updates, bool counts_matter, nb::object trained,
-           int accumulation_steps, nb::list counters, nb::object seed)
+           int accumulation_steps, nb::list counters, nb::list written, nb::object seed)
       : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
         guards_(std::move(guards)), watch_object_(watch), watch_(nb::cast<const Watch&>(watch)),
         signature_object_(std::move(signature)),
@@ -71,6 +71,7 @@ class StepCall {
     }
     for (nb::handle count : updates) updates_.push_back(FromPython(count));
     for (nb::handle row : counters) counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
+    for (nb::handle buffer : written) written_.push_back(BytesOfTorch(buffer));
     for (nb::handle row : feeds) {
       Feed feed{&values_[nb::cast<std::string>(row[0])], false, {}, {}};
       if (nb::isinstance<nb::tuple>(row[1])) {
@@ -91,6 +92,7 @@ class StepCall {
   // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or for none.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
     if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() || !GoesOn(progress)) return {};
+    if (!written_.empty() && ReadsWhatIsWritten(args, kwargs)) return {};
     for (Feed& feed : feeds_) {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
       *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
@@ -196,6 +198,18 @@ class StepCall {
     return true;
   }
 
+  // Whether an argument lies in a buffer that the step writes to: eager would read there what was written.
+  bool ReadsWhatIsWritten(nb::handle args, nb::handle kwargs) const {
+    for (const Feed& feed : feeds_) {
+      if (feed.tensor.is_valid() || feed.draw.is_valid()) continue;
+      const auto [first, end] = BytesOfTorch(Find(feed, args, kwargs));
+      for (const auto& [start, last] : written_) {
+        if (first < last && start < end) return true;
+      }
+    }
+    return false;
+  }
+
   static nb::object Find(const Feed& feed, nb::handle args, nb::handle kwargs) {
     if (feed.tensor.is_valid()) return feed.tensor;
     nb::object found = nb::borrow(feed.in_kwargs ? kwargs : args);
@@ -217,6 +231,7 @@ class StepCall {
   nb::object trained_;
   int accumulation_steps_;
   std::vector<std::pair<Tensor, int64_t>> counters_;
+  std::vector<std::pair<const char*, const char*>> written_;  // the buffers' bytes, which the watch says have not moved
   NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
   nb::list groups_;
@@ -278,10 +293,11 @@ void BindStepCall(nb::module_& m) {
                                       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, nb::list,
-                    nb::list, bool, nb::object, int, nb::list, nb::object>(),
+                    nb::list, bool, nb::object, int, nb::list, nb::list, nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"),
            nb::arg("feeds"), nb::arg("groups"), nb::arg("places"), nb::arg("updates"), nb::arg("counts_matter"),
-           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("seed").none())
+           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("written"),
+           nb::arg("seed").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
                                            {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},

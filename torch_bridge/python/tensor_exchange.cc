@@ -157,6 +157,17 @@ Tensor LentByTorch(nb::handle tensor) {
   return Unwrap(ImportDlpack(&managed));
 }
 
+std::pair<const char*, const char*> BytesOfTorch(nb::handle tensor) {
+  const DLTensor view = TorchView(tensor);
+  const char* first = static_cast<const char*>(view.data) + view.byte_offset;
+  int64_t last = 0;
+  for (int i = 0; i < view.ndim; ++i) {
+    if (view.shape[i] == 0) return {nullptr, nullptr};
+    last += (view.shape[i] - 1) * view.strides[i];
+  }
+  return {first, first + (last + 1) * ((view.dtype.bits * view.dtype.lanes + 7) / 8)};
+}
+
 nb::object ToTorch(const Tensor& tensor) {
   const DLPackExchangeAPI& api = TorchApi();
   if (tensor.defined() && DTypeFileBits(tensor.dtype()) < 8) {  // PyTorch knows no padded ones

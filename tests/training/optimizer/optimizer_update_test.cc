@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The update kernels against torch.optim 2.13 in float64 (SGD, Adam, AdamW, RMSprop) and against arithmetic done
-// here (Lion, LAMB).
+// The update kernels against torch.optim 2.13 in float64, and against arithmetic done here (Lion, LAMB).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,9 +19,11 @@ class TinyTraining {
   explicit TinyTraining(const Optimizer& optimizer) : update_(DescribeUpdate(optimizer)) {
     rate_ = LearningRate(optimizer);
     parameters_ = {Make({4}, {1, -2, 0.5, 3}), Make({2, 1}, {0.1, -0.2})};
-    for (size_t s = 0; s < update_.states.size(); ++s) {
-      states_.push_back(Tensor::Zeros(kDTypeOf<T>, Shape{4}));
-      states_.push_back(Tensor::Zeros(kDTypeOf<T>, Shape{2, 1}));
+    for (const OptimizerState& state : update_.states) {
+      for (const Shape& shape : {Shape{4}, Shape{2, 1}}) {
+        states_.push_back(state.is_scalar ? Tensor::Scalar(static_cast<float>(state.initial))
+                                          : Make(shape, std::vector<double>(shape.elements(), state.initial)));
+      }
     }
     update_.coefficients["count"] = int64_t{2};
   }
@@ -103,6 +104,42 @@ const TorchCase kTorchCases[] = {
     {"RmspropCenteredMomentum", Rmsprop{.learning_rate = 0.01, .momentum = 0.9, .centered = true},
      {0.4745849120102424, -1.474584725329328, -0.02541533689767872, 3.525415368011189, -0.10130002132385764,
       -0.4012999766769318}},
+    {"AdamAmsgrad", Adam{.learning_rate = 0.01, .weight_decay = 0.1, .amsgrad = true},
+     {0.9702142066503179, -1.970216830273058, 0.4706109261680111, 3.0274518060472695,
+      0.08380730825751655, -0.21412802181210483}},
+    {"AdamWMaximize", AdamW{.learning_rate = 0.01, .weight_decay = 0.1, .maximize = true},
+     {1.0262051876278668, -2.0232081876534047, 0.5277036894952504, 2.9618068068338266,
+      0.11551551434640132, -0.18358538572154462}},
+    {"NAdam", NAdam{.learning_rate = 0.01, .weight_decay = 0.1},
+     {0.9713687373560862, -1.97136029704493, 0.47043970246842687, 3.031172188960645,
+      0.09596984286526788, -0.20202811814442884}},
+    {"NAdamDecoupled", NAdam{.learning_rate = 0.01, .weight_decay = 0.1, .momentum_decay = 0.1, .decoupled_weight_decay = true},
+     {0.9672722071974389, -1.9642752051447063, 0.4687707062937953, 3.0207397903816595,
+      0.09597878486050368, -0.20312211479333134}},
+    {"RAdam", RAdam{.learning_rate = 0.01, .weight_decay = 0.1},
+     {0.992406960186444, -1.984813920372888, 0.4847168899786366, 3.0093833328801707,
+      0.09268930217517965, -0.20290574797047972}},
+    {"RAdamRectified", RAdam{.learning_rate = 0.01, .beta1 = 0.5, .beta2 = 0.9},
+     {0.9949047619047618, -1.9898095238095237, 0.4847142857142857, 3.0203809523809526,
+      0.09547619047619048, -0.20226190476190475}},
+    {"Adamax", Adamax{.learning_rate = 0.01, .weight_decay = 0.1},
+     {0.9738830024781083, -1.973893359677051, 0.4751159611661185, 3.0220798145375656,
+      0.08567498950100351, -0.21284631879476815}},
+    {"Adagrad", Adagrad{.learning_rate = 0.1, .lr_decay = 0.5, .weight_decay = 0.1, .initial_accumulator_value = 0.1},
+     {0.8735979861750044, -1.8355524484517007, 0.3339717880078653, 3.1271373256785218,
+      0.0467953756164093, -0.22566489770881787}},
+    {"Adadelta", Adadelta{.learning_rate = 0.5, .rho = 0.95, .weight_decay = 0.1},
+     {0.9920279270221907, -1.9920257584879981, 0.49161482969712145, 3.009188773373715,
+      0.09992286054468778, -0.19951796152292312}},
+    {"Asgd", Asgd{.learning_rate = 0.02, .lambd = 0.1, .t0 = 1, .weight_decay = 0.1},
+     {0.9761215283367186, -1.9522430566734372, 0.4582002331437705, 3.011974071879005,
+      0.09885633985660461, -0.19758826525833628}},
+    {"Rprop", Rprop{.learning_rate = 0.01, .eta_minus = 0.4, .eta_plus = 1.5},
+     {0.9525, -1.9525000000000001, 0.45249999999999996, 3.0475,
+      0.1, -0.2}},
+    {"RmspropMaximize", Rmsprop{.learning_rate = 0.01, .momentum = 0.9, .maximize = true},
+     {1.5214614435212939, -2.5214616278575375, 1.0214616893029869, 2.4785382799742823,
+      0.2999348449994885, -6.519909998325746e-05}},
 };
 
 void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance) {
@@ -197,6 +234,27 @@ TEST(OptimizerUpdate, SkipsAStepOnlyWhenAskedTo) {
     loud.scale = NAN;
     for (double value : loud.After(1)) EXPECT_TRUE(std::isnan(value));
   }
+}
+
+// What is fed takes the place of what is written, from the element `first` on.
+TEST(OptimizerUpdate, TakesFedCoefficients) {
+  const auto after = [](std::vector<double> fed, AttributeMap attributes) {
+    attributes["count"] = int64_t{1};
+    const Tensor parameter = Tensor::Of<double>({2}, {1, -2}), zeros = Tensor::Zeros(DType::kFloat64, Shape{2});
+    const Shape shape{static_cast<int64_t>(fed.size())};
+    KernelCase node("AdamWUpdate",
+                    {Tensor::Of<double>(shape, std::move(fed)), Tensor::Scalar<int64_t>(1), Tensor::Scalar<double>(1), parameter,
+                     Tensor::Of<double>({2}, {0.5, 0.25}), zeros, zeros.Clone().value()},
+                    std::move(attributes), kTrainingDomain, 3);
+    auto out = node.Run(RegisterOptimizerKernels);
+    return out.ok() ? (*out)[0].tensor().ToVector<double>() : std::vector<double>();
+  };
+  const Attribute beta = Tensor::Scalar<double>(0.5), decay = Tensor::Scalar<double>(0.25);
+  const std::vector<double> written = after({0.1}, {{"beta1", beta}, {"weight_decay", decay}});
+  const std::vector<std::string> fed = {"weight_decay", "learning_rate"};
+  EXPECT_EQ(written, after({9, 9, 0.25, 0.1}, {{"beta1", beta}, {"fed", fed}, {"first", int64_t{2}}}));
+  EXPECT_TRUE(after({9, 9, 0.25}, {{"fed", fed}, {"first", int64_t{2}}}).empty());
+  EXPECT_TRUE(after({9}, {{"fed", std::vector<std::string>{"weight_decay"}}}).empty());
 }
 
 TEST(OptimizerUpdate, RefusesWrongNodes) {

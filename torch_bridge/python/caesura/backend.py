@@ -26,6 +26,7 @@ from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed
 from caesura.graph_program import VIEWS, GraphProgram
 from caesura.grouped_attention import take_unrepeated
+from caesura.overlaps import share_storage, unless_overlapping
 from caesura.recurrent import by_layers
 from caesura.reports import StrictError, fall_back
 from caesura.saved_values import partition
@@ -108,6 +109,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if assigned:  # p.data = ...; AOT autograd has no graph for it
         fall_back([("a graph", "it assigns the data of a tensor that it is given", describe(n)) for n in assigned])
         return module.forward
+    shared = share_storage(module.graph)
+    if shared:  # AOT autograd's graph for it would be for such calls only
+        fall_back([("a graph", "it writes to memory that two of its inputs share", describe(n)) for n in shared])
+        return module.forward
     # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
     captured, table = _Captured(away), {} if away else decompositions()
@@ -134,9 +139,9 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             if key is not None and call_cache.store(key, facts):
                 call.key, call.code = key, TracingContext.get().traced_code
             return call
-    if captured.backward is None:
-        return compiled
-    return differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+    if captured.backward is not None:
+        compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+    return unless_overlapping(compiled, module, captured.metadata.mutated_inp_runtime_indices)
 
 
 frames.watch(backend)

@@ -9,6 +9,7 @@ import torch
 from caesura import _core, torch_library
 from caesura.again import Again, differentiate
 from caesura.graph_program import CallStep, GraphProgram, RunStep, is_tensor
+from caesura.overlaps import overlapping, run_in_eager
 from caesura.reports import collect_from
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
@@ -48,13 +49,21 @@ def open_call(module, facts, decompositions):
     tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
     sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
+    overlap = None
+    if isinstance(module, torch.fx.GraphModule):  # otherwise the caller looks for it
+        overlap = overlapping(module.graph, [tensors[i] for i in facts["layout"][4]])
+
     def run(*arguments):
+        if overlap is not None and overlap(arguments):
+            return run_in_eager(module, arguments)
         results = operation(arguments, ())
         for records in watching:
             records.append((run, arguments, results))
         return results
 
     def run_with_sizes(*arguments):
+        if overlap is not None and overlap(arguments):
+            return run_in_eager(module, arguments)
         return operation([arguments[i] for i in tensors], [arguments[i] for i in sizes])
 
     function = run_with_sizes if sizes else run

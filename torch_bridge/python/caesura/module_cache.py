@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from caesura import call_cache, captured_call, fingerprint, keys, program_cache
 from caesura.known_code import is_plain_class
+from caesura.overlaps import share_memory
 from caesura.places import leaves, named, tensors_of
 
 _VALUES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # that results may hold
@@ -148,7 +149,7 @@ class Recalled:
         """Whether it is for such a call."""
         if not self._watch.unchanged() or not self._signature.matches(args, kwargs):
             return False
-        return not self._written or not any(x is tensor for _, x in self._inputs(args, kwargs) for tensor in self._written)
+        return not self._written or not any(share_memory(x, tensor) for _, x in self._inputs(args, kwargs) for tensor in self._written)
 
     def _inputs(self, args, kwargs):
         """(position, tensor) of those that the caller gives."""

@@ -270,8 +270,13 @@ def _bits_of(dtype) -> int:
     return torch.finfo(dtype).bits
 
 
+def step_hooks(optimizer) -> list:
+    """Its dicts of hooks around its step; what was made without Optimizer.__init__ has none."""
+    return [vars(optimizer).get(name, {}) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
+
+
 def _has_hooks(optimizer) -> bool:
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    return any(step_hooks(optimizer))
 
 
 def _members(optimizer) -> list:

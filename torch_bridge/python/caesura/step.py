@@ -26,6 +26,7 @@ from caesura.backend import decompositions
 from caesura.drawn_numbers import take_as_given
 from caesura.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.frames import first_line, is_users_error, place_of, quietly
+from caesura.overlaps import share_storage
 from caesura.places import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.recurrent import by_layers
@@ -141,8 +142,10 @@ class CompiledStep(_core.StepCalls):
         self._changes = _CHANGES
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
-        # PyTorch puts other tensors in the place of the state when it loads one.
-        optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
+        # PyTorch puts other tensors in the place of the state when it loads one. An optimizer that was made without
+        # Optimizer.__init__ takes no hooks: it is none that a step writes.
+        if "_optimizer_load_state_dict_post_hooks" in vars(optimizer):
+            optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=_CAPTURES, **_ISOLATED)
 
@@ -252,6 +255,10 @@ class CompiledStep(_core.StepCalls):
         if differentiates and functions:
             problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
         problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, keep_modes=differentiates)]
+        problems += [f"it assigns the data of a tensor: write to the tensor itself, copy_() or lerp_() under no_grad "
+                     f"(at {describe(node)})" for node in graph.graph.find_nodes(op="call_function", target=torch.Tensor.set_)]
+        problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
+                     for node in share_storage(graph.graph)]
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
         away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}

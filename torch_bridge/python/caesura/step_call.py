@@ -8,6 +8,7 @@ from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from caesura import _core
 from caesura.dynamo_code import graphs_called, is_plain
+from caesura.optimizers import step_hooks
 from caesura.places import leaves, named
 from caesura.step_program import SEED
 
@@ -59,7 +60,8 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, list(groups),
                           owner.recipe.places(),
                           program.counts(), owner.recipe.counts_matter, program.learning, owner.accumulation_steps,
-                          list(counters), SEED if program.random else None)
+                          list(counters), [value for _, _, value in program.bound if id(value) not in program.learning],
+                          SEED if program.random else None)
 
 
 def _calls_alone(code, program) -> bool:
@@ -76,7 +78,7 @@ def _watch_optimizer(watch, optimizer, fed):
         watch.elements(group["params"])
         for name in group.keys() & (optimizer.defaults.keys() | {"params"}) - fed:
             watch.item(group, name, group[name])
-    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+    for hooks in step_hooks(optimizer):
         watch.length(hooks)
 
 

@@ -17,6 +17,7 @@ from caesura.aten.draws import sizes_of
 from caesura.aten.forward import import_forward, number_input
 from caesura.aten.graph_import import describe
 from caesura.aten.writer import onnx_type, with_bodies
+from caesura.overlaps import share_memory
 from caesura.reports import RECORD
 
 
@@ -39,6 +40,7 @@ class StepProgram:
     """One step as a program: captured, or read from disk."""
 
     counters = draws = ()
+    apart = ()  # (buffer's name, positions of it and of an argument among a call's values): they may share no memory
     kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
     key = traced = places = None  # of a program that has a step_cache.Key's: it, the code traced, and where the feeds are
@@ -162,6 +164,10 @@ class CapturedStep(StepProgram):
         if not owner.join_window(self):
             self._open(values)  # for an optimizer that PyTorch steps
             owner.join_window(self)
+        for name, written, given in self.apart:
+            if share_memory(values[written], values[given]):
+                raise StepRefused(f"an argument of this call lies in the memory of '{name}', which the step writes to: "
+                                  "hand over a copy")
         session = self.session
         owner.recipe.begin(self, owner.micro_steps)
         feeds = {name: as_real(values[i]) for name, i in self.feeds}
@@ -216,6 +222,8 @@ class CapturedStep(StepProgram):
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
         bound = [(name, i, value) for name, i, value in bound if name in read]
+        given = [i for _, i in self.feeds if isinstance(values[i], torch.Tensor) and id(values[i]) not in owner.names]
+        self.apart = [(name_of[id(values[i])], i, j) for i, _ in self.written for j in given]
         keep_inputs(model, read)
         if not any(id(value) in recipe.trained for _, _, value in bound):
             raise StepRefused("the loss depends on no parameter of the optimizer's")

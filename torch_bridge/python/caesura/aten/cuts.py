@@ -45,7 +45,7 @@ def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
         results, given = _tensors(node), [t for source in node.all_input_nodes for t in _tensors(source)]
         problems += [f"{_name(node)} reads what it shares with a tensor that was written to, past the gradients (at {describe(node)})"
                      for source in node.all_input_nodes if source in stale]
-        written = _written(node)
+        written = written_to(node)
         if written is not None:
             for tensor in _tensors(written):
                 storage = _storage(tensor)
@@ -106,7 +106,7 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
     leads = {loss}
     for node in reversed(graph.graph.nodes):
         passes = "example_value" not in node.meta or any(map(_tracked, _tensors(node)))
-        if (node in leads and passes) or _written(node) is not None:
+        if (node in leads and passes) or written_to(node) is not None:
             leads.update(node.all_input_nodes)
     return {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if node in leads}
 
@@ -171,7 +171,7 @@ def _inference(node):
     return int(node.args[0]) if _name(node) == "_enter_inference_mode" else 0
 
 
-def _written(node):
+def written_to(node):
     """The node whose tensor the call writes to."""
     if node.op == "call_method":
         writes = node.target[-1] == "_" and node.target[-2:] != "__" and node.target != "requires_grad_"
