@@ -258,8 +258,9 @@ def main():
         for title, rows in (("PyTorch's table", configurations(given.only)), ("added", added(given.only))):
             found = examine(rows, dtypes, uses)
             counts = {key: len(names) for key, names in found.items()}
-            print(f"{title}: {sum(counts.values())} configurations, each {len(dtypes)} x {len(uses)} times: {counts['ours']} agree in "
-                  f"our step, {counts['left']} left to PyTorch, {counts['refused']} refused, {counts['not run']} fail in eager, {counts['wrong']} wrong", flush=True)
+            print(f"{title}: {sum(counts.values())} configurations, each {len(dtypes)} x {len(uses)} times: "
+                  f"{counts['ours']} agree in our step, {counts['left']} left to PyTorch, {counts['refused']} refused, "
+                  f"{counts['not run']} fail in eager, {counts['wrong']} wrong", flush=True)
             wrong += counts["wrong"]
     return 1 if wrong else 0
 

@@ -90,8 +90,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     module: parameters in another memory format (channels_last) become contiguous: each kernel takes the order that suits it.
     loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]); None when the module returns its loss (a scalar, or
         an object or dict with `loss`) and takes all arguments.
-    optimizer: its parameters train; SGD, Adam, AdamW and RMSprop are written into the program, and their state lies in
-        optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work as always. Any
+    optimizer: its parameters train; those of torch.optim are written into the program (LBFGS and SparseAdam are refused), and
+        their state lies in optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work
+        as always: what a group says of rates, betas, momentum and decay counts from the next call on. Any
         other is left to PyTorch, with a FallbackWarning: the program ends with the gradients, in the parameters' .grad,
         and optimizer.step() is called behind it. There is no zero_grad() to call.
     clip_norm: global norm to clip gradients at; 0 does not clip.
@@ -107,8 +108,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
 
     Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. Programs are
     captured at the first call and for inputs that no program was captured for; calls of loggers, warnings and print are left
-    out. Calls that have no equivalent in ONNX ops are PyTorch's inside of the program, with a FallbackWarning; StepRefused
-    tells of what cannot be captured, with nothing changed. Not for use from several threads at the same time.
+    out. Dropout draws its masks by a seed that each call takes from PyTorch's generator: manual_seed() and set_rng_state() repeat
+    them, and they are not eager's. Calls that have no equivalent in ONNX ops are PyTorch's inside of the program, with a
+    FallbackWarning; StepRefused tells of what cannot be captured, with nothing changed. Not for use from several threads at the same time.
     """
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                         threads)
