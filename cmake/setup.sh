@@ -4,6 +4,7 @@
 #
 #   cmake/setup.sh            everything for build, tests and examples
 #   cmake/setup.sh --peers    also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)
+#   cmake/setup.sh --fuzz     also clang with libFuzzer, for tests/fuzz/run.sh (0.6 GB)
 #
 # CAESURA_PREFIX (~/.cache/caesura)  where the Python environment and the onnx library are kept
 # BUILD_DIR      (build)             where the two files go
@@ -46,6 +47,13 @@ headers=(
   zlib.h:zlib1g-dev
 )
 commands=(g++:g++ ninja:ninja-build protoc:protobuf-compiler git:git)
+# What clang brings beside its program, and the package.
+clang=/usr/lib/llvm-19/lib/clang/19
+files=()
+if [[ ${1:-} = --fuzz ]]; then
+  commands+=(clang++-19:clang-19)
+  files+=("$clang/lib/linux/libclang_rt.fuzzer-x86_64.a:libclang-rt-19-dev" "$clang/include/omp.h:libomp-19-dev")
+fi
 
 cmake_is_new_enough() {
   local version
@@ -58,6 +66,9 @@ missing_packages() {
   local entry
   for entry in "${commands[@]}"; do
     command -v "${entry%%:*}" >/dev/null || echo "${entry#*:}"
+  done
+  for entry in "${files[@]}"; do
+    [[ -e ${entry%%:*} ]] || echo "${entry#*:}"
   done
   cmake_is_new_enough || echo cmake
   if ! command -v g++ >/dev/null; then

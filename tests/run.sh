@@ -85,6 +85,13 @@ address_sanitizer() {
       ctest_in build-asan -R "^$1\$"
 }
 
+# Each fuzz target on its seeds and on a fixed number of changed ones (tests/fuzz/README.md).
+fuzz_seeds() {
+  local targets=(fuzz_model fuzz_checkpoint fuzz_npz fuzz_safetensors fuzz_dlpack)
+  sanitized build-asan address,undefined "${targets[@]}" &&
+    ctest_in build-asan -R "^($(IFS='|'; echo "${targets[*]}"))\$"
+}
+
 # Who goes first, from Python. The interpreter is not instrumented and keeps what it has to its end: no leak check.
 python_address_sanitizer() {
   sanitized build-asan address,undefined caesura_python &&
@@ -169,10 +176,12 @@ if stage "set-up" set_up; then
   stage "Python tests, OpenVINO" python_tests tests/python/openvino_provider_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
+  stage "AddressSanitizer, UBSan: fuzz" fuzz_seeds
   if [[ -n ${CAESURA_LONG:-} ]]; then
     stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
     stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
     stage "AddressSanitizer: Python" python_address_sanitizer
+    stage "libFuzzer" ./tests/fuzz/run.sh "${CAESURA_FUZZ_SECONDS:-60}"
   fi
 fi
 tally
