@@ -10,6 +10,9 @@
 namespace caesura {
 namespace {
 
+// A node of more outputs than this would cost more than the sequence that it replaces.
+constexpr int64_t kMaxParts = 4096;
+
 const Tensor* ConstantInput(const Node& node, int i) {
   const Value* value = node.input(i);
   if (value == nullptr || value->graph()->IsGraphInput(value)) return nullptr;
@@ -29,7 +32,7 @@ std::optional<std::vector<int64_t>> PartSizes(const Node& node) {
   if (split != nullptr && split->shape().rank() == 1) return split->ToVector<int64_t>();
   const int64_t extent = (*shape)[axis].value;
   const int64_t part = split == nullptr ? 1 : split->ToVector<int64_t>()[0];
-  if (extent <= 0 || part <= 0) return std::nullopt;
+  if (extent <= 0 || part <= 0 || extent / part >= kMaxParts) return std::nullopt;
   std::vector<int64_t> sizes(extent / part, part);
   if (extent % part != 0) sizes.push_back(extent % part);
   return sizes;

@@ -22,6 +22,17 @@ const onnx::OpSchema* OnnxSchema(const Node& node) {
   return onnx::OpSchemaRegistry::Schema(node.op_type(), version, node.domain());
 }
 
+// As onnx's own context, but that an input whose type is not known is no absent one: builders follow the pointer.
+class BodyContext : public onnx::FunctionBodyBuildContextImpl {
+ public:
+  using FunctionBodyBuildContextImpl::FunctionBodyBuildContextImpl;
+  const onnx::TypeProto* getInputType(int i) const override {
+    static const onnx::TypeProto kUnknown;
+    const onnx::TypeProto* type = FunctionBodyBuildContextImpl::getInputType(i);
+    return type == nullptr && hasInput(i) ? &kUnknown : type;
+  }
+};
+
 // The function of `schema` for this node; false when there is none.
 bool BuildBody(const onnx::OpSchema& schema, const Node& node, const onnx::NodeProto& proto,
                onnx::FunctionProto* out) {
@@ -35,7 +46,7 @@ bool BuildBody(const onnx::OpSchema& schema, const Node& node, const onnx::NodeP
   for (const Value* input : node.inputs()) {
     TypeToProto(input == nullptr ? ValueType() : input->type(), &types.emplace_back());
   }
-  const onnx::FunctionBodyBuildContextImpl context(proto, types);
+  const BodyContext context(proto, types);
   return schema.BuildContextDependentFunction(context, *out,
                                               schema.context_dependent_function_opset_versions().back());
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/graph/type_inference.h"
 
+#include <algorithm>
 #include <climits>
 #include <new>
 
@@ -37,7 +38,11 @@ class NodeContext : public onnx::InferenceContext, public onnx::DataPropagationC
   size_t getNumInputs() const override { return node_.inputs().size(); }
   const onnx::TypeProto* getInputType(size_t i) const override {
     const Value* value = node_.input(static_cast<int>(i));
-    return value == nullptr ? nullptr : inference_.TypeOf(value);
+    if (value == nullptr) return nullptr;
+    // Many of onnx's functions take null for an absent input only, and follow it otherwise.
+    static const onnx::TypeProto kUnknown;
+    const onnx::TypeProto* type = inference_.TypeOf(value);
+    return type == nullptr ? &kUnknown : type;
   }
   bool hasInput(size_t i) const override { return node_.input(static_cast<int>(i)) != nullptr; }
   const onnx::TensorProto* getInputData(size_t i) const override {
@@ -113,6 +118,22 @@ bool ConstantTensor(const Node& node, Tensor* out) {
     return *out = Tensor::Of<float>({static_cast<int64_t>(v->size())}, *v), true;
   }
   return false;
+}
+
+// onnx's inference of an Einsum does not end at a character that it does not know.
+bool IsEinsumEquation(std::string equation) {
+  std::erase(equation, ' ');
+  const size_t arrow = equation.find("->");
+  if (arrow != equation.npos) equation.replace(arrow, 2, ",");
+  for (size_t from = 0; from <= equation.size();) {
+    const size_t end = std::min(equation.find(',', from), equation.size());
+    std::string term = equation.substr(from, end - from);
+    if (const size_t dots = term.find("..."); dots != term.npos) term.erase(dots, 3);
+    const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+    if (!std::all_of(term.begin(), term.end(), is_letter)) return false;
+    from = end + 1;
+  }
+  return true;
 }
 
 // Whether a missing type among the inputs may be why inference failed.
@@ -330,6 +351,10 @@ void TypeInference::Refine(const Node& node, ValueType* found) {
 void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
   const std::string fault = AttributeFault(node);
   if (!fault.empty()) return Fault(node, fault);
+  if (node.Is("Einsum") && !IsEinsumEquation(node.Attr<std::string>("equation", ""))) {
+    return Fault(node, "attribute 'equation': expected terms of letters and one '...' each, got '" +
+                           node.Attr<std::string>("equation", "") + "'");
+  }
   NodeContext context(node, *this);
   const bool knows_inputs = KnowsAllInputs(node);
   try {

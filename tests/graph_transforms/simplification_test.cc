@@ -13,6 +13,7 @@
 #include "graph_transforms/replacements.h"
 #include "graph_transforms/shape_inference_pass.h"
 #include "graph_transforms/shape_simplification.h"
+#include "graph_transforms/split_sequences.h"
 #include "graph_transforms/split_slices.h"
 #include "tests/core/execute/graph_fixture.h"
 #include "training/kernels/training_ops.h"
@@ -47,6 +48,19 @@ std::vector<std::string> Shaped(const std::string& body, const Values& feeds) {
 }
 std::vector<std::string> SplitUp(const std::string& body, const Values& feeds) {
   return Left(MakeSplitSlicesPass(), body, feeds);
+}
+
+// --- sequences ---
+
+// A node of as many outputs as a dim has elements would be made for dims of any size.
+TEST(SplitSequences, LongSequencesStay) {
+  for (const auto& [size, op] : {std::pair("100", "Split"), {"1000000000", "SplitToSequence"}}) {
+    Model model;
+    model.graph = GraphOf("(float[" + std::string(size) + R"(] x) => (float[1] y) <int64 one = {1}> {
+      s = SplitToSequence <axis = 0> (x) a = SequenceAt (s, one) y = Neg (a) })");
+    ASSERT_TRUE(RunPasses({MakeShapeInferencePass(), MakeSplitSequencesPass()}, model).ok());
+    EXPECT_EQ(model.graph->nodes()[0]->op_type(), op);
+  }
 }
 
 // --- transposes ---

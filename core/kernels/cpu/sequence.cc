@@ -166,6 +166,8 @@ struct SplitPlan {
   int64_t split_count;
 };
 
+constexpr int64_t kMaxParts = int64_t{1} << 24;  // a tensor without elements may have a dim of any size
+
 // The lengths of the parts along the axis.
 Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelContext& context) {
   const int64_t size = plan.shape[plan.axis];
@@ -180,6 +182,9 @@ Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelCont
   int64_t left = size;
   if (!plan.has_split || plan.scalar_split) {
     if (given[0] < 1) return InvalidArgument(plan.label + " split must be positive, is " + std::to_string(given[0]));
+    if (size / given[0] > kMaxParts) {
+      return InvalidArgument(plan.label + " makes a sequence of more than " + std::to_string(kMaxParts) + " tensors");
+    }
     for (; left > 0; left -= lengths.back()) lengths.push_back(std::min(given[0], left));
     return lengths;
   }

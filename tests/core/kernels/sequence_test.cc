@@ -81,6 +81,8 @@ TEST(SplitToSequence, CutsAlongAnyAxis) {
     EXPECT_EQ(split({x, lengths}, {{"axis", last}}).status().code(), StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(split({x, At(0)}, {}).status().code(), StatusCode::kInvalidArgument);
+  const Tensor none = Tensor::Zeros(DType::kFloat32, Shape{0, int64_t{1} << 40});
+  EXPECT_EQ(split({none}, {{"axis", last}}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(ConcatFromSequence, JoinsAndStacks) {
