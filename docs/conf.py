@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation site; docs/build.sh builds it."""
+
+import pathlib
+import re
+
+_top = pathlib.Path(__file__).resolve().parent.parent
+project = "caesura"
+author = "The caesura authors"
+release = re.search(r"project\(caesura VERSION ([\d.]+)", (_top / "CMakeLists.txt").read_text()).group(1)
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header", "myst.xref_missing"]  # pages that are included link to files of the repository
+exclude_patterns = ["_build"]
+autodoc_member_order = "bysource"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "caesura"
+html_show_sourcelink = False
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python block of the README and of the documentation runs: a page's blocks one after the other, in a folder of its own.
+
+Code between `<!-- setup` and `-->` runs too, in its place; readers do not see it.
+"""
+
+import pathlib
+import re
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^(?:```python|<!-- setup)\n(.*?)^(?:```|-->)$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page):
+    """(line, code) of each block."""
+    text = page.read_text()
+    return [(text.count("\n", 0, match.start(1)) + 1, match.group(1)) for match in BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(TOP)))
+def test_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = {"__name__": "__main__"}
+    for line, code in blocks(page):
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), scope)
+
+
+def test_links_lead_to_files():
+    missing = [f"{page.relative_to(TOP)}: {target}" for page in PAGES
+               for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+               if not (page.parent / target).exists()]
+    assert not missing
