@@ -6,6 +6,8 @@ Code between `<!-- setup` and `-->` runs too, in its place; readers do not see i
 
 import pathlib
 import re
+import sys
+import types
 
 import pytest
 
@@ -23,9 +25,10 @@ def blocks(page):
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(TOP)))
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    scope = {"__name__": "__main__"}
+    module = types.ModuleType("page")  # a module that can be imported: Dynamo looks the globals of its functions up there
+    monkeypatch.setitem(sys.modules, "page", module)
     for line, code in blocks(page):
-        exec(compile("\n" * (line - 1) + code, str(page), "exec"), scope)
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), vars(module))
 
 
 def test_links_lead_to_files():
