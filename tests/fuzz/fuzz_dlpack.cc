@@ -53,7 +53,8 @@ using Wide = __int128;
 // Whether an import that believes the fields stays inside of the bytes that are there, or can see that no tensor has them.
 bool IsHonest(const Fields& fields) {
   const DLTensor& tensor = fields.tensor;
-  if (tensor.ndim < 0 || tensor.ndim > 64 || tensor.data == nullptr || tensor.shape == nullptr) return true;
+  if (tensor.ndim < 0 || tensor.ndim > 64 || tensor.data == nullptr) return true;
+  if (tensor.ndim > 0 && tensor.shape == nullptr) return true;
   const Wide element = (tensor.dtype.bits + 7) / 8, limit = static_cast<Wide>(1) << 100;
   Wide low = 0, high = 0, count = 1;
   bool is_empty = false;

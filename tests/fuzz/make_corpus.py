@@ -65,8 +65,8 @@ def several_ops():
         "norm": """<ir_version: 10, opset_import: ["": 21]> g (float[2, 3, 8] x) => (float[2, 3, 8] y)
             <float[8] s = {}, float t = {2}, float e = {0.001}>
             { p = Pow (x, t) m = ReduceMean <keepdims = 1> (p) a = Add (m, e) r = Sqrt (a) d = Div (x, r) y = Mul (d, s) }""",
-        "attention": """<ir_version: 10, opset_import: ["": 21]> g (float[1, 2, 4, 8] q, float[1, 2, 4, 8] k) => (float[1, 2, 4, 8] y)
-            <float c = {0.35}>
+        "attention": """<ir_version: 10, opset_import: ["": 21]>
+            g (float[1, 2, 4, 8] q, float[1, 2, 4, 8] k) => (float[1, 2, 4, 8] y) <float c = {0.35}>
             { t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, t) z = Mul (s, c) p = Softmax (z) y = MatMul (p, k) }""",
         "conv": """<ir_version: 10, opset_import: ["": 21]> g (float[1, 2, 6, 6] x) => (float[1, 12] y)
             <float[3, 2, 3, 3] w = {}, int64[2] s = {1, -1}>

@@ -49,8 +49,9 @@ class Mutation {
     reflection.ListFields(*message, &set);
     const Descriptor& type = *message->GetDescriptor();
     if (type.field_count() == 0) return;
-    const FieldDescriptor* field = set.empty() || random_.Below(8) == 0 ? type.field(static_cast<int>(random_.Below(type.field_count())))
-                                                                        : set[random_.Below(set.size())];
+    const bool any = set.empty() || random_.Below(8) == 0;
+    const FieldDescriptor* field =
+        any ? type.field(static_cast<int>(random_.Below(type.field_count()))) : set[random_.Below(set.size())];
     if (field->is_repeated()) ChangeRepeated(message, field);
     else ChangeSingle(message, field);
   }
@@ -163,7 +164,8 @@ class Mutation {
   void ChangeRepeated(Message* message, const FieldDescriptor* field) {
     const Reflection& reflection = *message->GetReflection();
     const int count = reflection.FieldSize(*message, field);
-    const int i = count == 0 ? 0 : static_cast<int>(random_.Below(count)), j = count == 0 ? 0 : static_cast<int>(random_.Below(count));
+    const int i = count == 0 ? 0 : static_cast<int>(random_.Below(count));
+    const int j = count == 0 ? 0 : static_cast<int>(random_.Below(count));
     switch (count == 0 ? 0 : random_.Below(6)) {
       case 0: return Add(message, field, count == 0 ? -1 : i);
       case 1:

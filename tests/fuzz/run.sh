@@ -34,13 +34,17 @@ for target in "${targets[@]}"; do
   before=$(find $build/fuzz/findings -name "$target-*" | wc -l)
   # Each batch of inputs is a process of its own, so that a finding ends only its batch.
   time=$({ time $build/bin/fuzz_"$target" -fork=1 -ignore_crashes=1 -ignore_timeouts=1 -ignore_ooms=1 -timeout=60 \
-    -rss_limit_mb=3000 -max_len=16384 -max_total_time="$seconds" -artifact_prefix="$build/fuzz/findings/$target-" "${options[@]}" \
+    -rss_limit_mb=3000 -max_len=16384 -max_total_time="$seconds" -artifact_prefix="$build/fuzz/findings/$target-" \
+    "${options[@]}" \
     "$corpus" $build/fuzz/seeds/"$target" >"$log" 2>&1 || true; } 2>&1)
   after=$(find $build/fuzz/findings -name "$target-*" | wc -l)
   found=$((found + after - before))
   awk -v target="$target" -v time="$time" -v findings=$((after - before)) '
     /^#[0-9]+: cov:/ { runs = substr($1, 2) + 0; edges = $3; features = $5; corpus = $7 }
-    END { split(time, part, " "); printf "%-12s %8.0f %12d %8d %9d %7d %9d\n", target, part[1] + part[2], runs, edges, features, corpus, findings }
+    END {
+      split(time, part, " ")
+      printf "%-12s %8.0f %12d %8d %9d %7d %9d\n", target, part[1] + part[2], runs, edges, features, corpus, findings
+    }
   ' "$log"
 done
 [[ $found = 0 ]] || { echo "$found findings in $build/fuzz/findings; README.md says how to look at one" >&2; exit 1; }

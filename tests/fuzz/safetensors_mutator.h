@@ -32,7 +32,8 @@ inline void MutateHeader(std::string* header, Random& random) {
   if (digits.empty()) return;
   const size_t from = digits[random.Below(digits.size())];
   const size_t end = std::min(header->find_first_not_of("0123456789", from), header->size());
-  const int64_t value = random.Below(2) ? kExtremes[random.Below(std::size(kExtremes))] : static_cast<int64_t>(random.Below(20));
+  const bool is_extreme = random.Below(2) == 0;
+  const int64_t value = is_extreme ? kExtremes[random.Below(std::size(kExtremes))] : static_cast<int64_t>(random.Below(20));
   header->replace(from, end - from, std::to_string(value));
 }
 

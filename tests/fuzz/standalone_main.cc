@@ -131,7 +131,9 @@ int main(int argc, char** argv) {
                             : [](uint8_t* data, size_t length, size_t max_size, unsigned) {
                                 return LLVMFuzzerMutate(data, length, max_size);
                               };
-    for (size_t times = 1 + run % 4; times > 0; --times) size = mutate(input.data(), size, input.size(), static_cast<unsigned>(run));
+    for (size_t times = 1 + run % 4; times > 0; --times) {
+      size = mutate(input.data(), size, input.size(), static_cast<unsigned>(run));
+    }
     input.resize(size);
     last.Keep(input);
     LLVMFuzzerTestOneInput(input.data(), input.size());
