@@ -33,7 +33,8 @@ for target in "${targets[@]}"; do
   mkdir -p "$corpus"
   before=$(find $build/fuzz/findings -name "$target-*" | wc -l)
   # Each batch of inputs is a process of its own, so that a finding ends only its batch.
-  time=$({ time $build/bin/fuzz_"$target" -fork=1 -ignore_crashes=1 -ignore_timeouts=1 -ignore_ooms=1 -timeout=60 -report_slow_units=60 \
+  time=$({ time $build/bin/fuzz_"$target" -fork=1 -ignore_crashes=1 -ignore_timeouts=1 -ignore_ooms=1 \
+    -timeout=60 -report_slow_units=60 \
     -rss_limit_mb=3000 -max_len=16384 -max_total_time="$seconds" -artifact_prefix="$build/fuzz/findings/$target-" \
     "${options[@]}" \
     "$corpus" $build/fuzz/seeds/"$target" >"$log" 2>&1 || true; } 2>&1)
