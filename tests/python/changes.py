@@ -255,7 +255,6 @@ CHANGES = {
     "list's item": lambda m: item(m.factors, 0, 9.0), "list's end": lambda m: done(lambda: m.factors.append(9.0), m.factors.pop),
     "dict's item": lambda m: item(m.named, "p", 9.0), "dict's order": lambda m: reordered(m.named),
     "another key": lambda m: done(lambda: m.named.update(r=1.0), lambda: m.named.pop("r")),
-    "ordered dict's order": lambda m: done(lambda: m.ordered.move_to_end("p"), lambda: m.ordered.move_to_end("q")),
     "set": lambda m: done(lambda: m.choices.add(3), lambda: m.choices.remove(3)),
     "enum": lambda m: attribute(m, "mode", Mode.TWICE), "function": lambda m: attribute(m, "function", F.silu),
     "object's number": lambda m: attribute(m.config, "width", 7),

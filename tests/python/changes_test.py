@@ -14,7 +14,7 @@ from changes import CALLS, CHANGES, Net, difference, outcome  # noqa: E402
 from program_cache_test import start  # noqa: E402
 
 
-UNGUARDED = {"ordered dict's order", "builtin shadowed"}  # what dynamo's guards do not see, in the process that has captured
+UNGUARDED = {"builtin shadowed"}  # what dynamo's guards do not see, in the process that has captured
 
 
 def sweep(recalls: bool, names=(*CHANGES, *CALLS)) -> dict:
@@ -48,11 +48,11 @@ def test_every_change_is_noticed(recalls, tmp_path, monkeypatch):
     if recalls:  # what another process has kept
         keeping = start("import torch, caesura, changes; m = caesura.wrap(changes.Net()); x = torch.randn(4, 4)\n"
                         "for _ in range(3): changes.outcome(m, m, (x,), {})")
-        assert keeping.wait(120) == 0, keeping.stderr.read()
+        assert keeping.wait(600) == 0, keeping.stderr.read()
         assert list((tmp_path / "programs").iterdir())
     else:
         monkeypatch.setenv("CAESURA_PROGRAM_CACHE", "off")
     process = start(f"import json, changes_test; print(json.dumps(changes_test.sweep({recalls})))")
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=1800)
     assert process.returncode == 0, err[-3000:]
     assert json.loads(out.splitlines()[-1]) == {}
