@@ -256,8 +256,8 @@ int64_t PanelRows(const GemmSpec& s, int threads) {
   return ((s.m + panels - 1) / panels + amx::kLines - 1) / amx::kLines * amx::kLines;
 }
 
-// The terms of a block of a sum of `k`, where oneDNN sums up; `k`: all at once. Even blocks below 300 keep the mean error within
-// 1.2 times that of a library that takes some 200 terms at a time. Blocks of small products cost more
+// The terms of a block of a sum of `k`, where oneDNN sums up; `k`: all at once. Even blocks below 300 keep the mean error
+// within 1.2 times that of a library that takes some 200 terms at a time. Blocks of small products cost more
 // than they are worth, and so do those of few rows where B's columns lie apart, which oneDNN copies: it then sums as it does.
 int64_t TermsOfBlock(const GemmSpec& s) {
   constexpr int64_t kTwoBlocks = 512, kLongest = 288, kFewRows = 512, kFewProducts = int64_t{1} << 21;
