@@ -121,7 +121,8 @@ class _Calls:
         self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
-        with refusing(), told_at_the_end(), capturing(skip_nnmodule_hook_guards=False):  # hooks that come later are noticed
+        # Hooks that come later are noticed.
+        with refusing(), told_at_the_end(), capturing(self.module, skip_nnmodule_hook_guards=False):
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):

@@ -120,14 +120,15 @@ def _hooks_of_transformers():
 
 
 @contextlib.contextmanager
-def capturing(**options):
+def capturing(module, **options):
     """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
     are its own."""
+    counts = any(isinstance(part, _BatchNorm) and part.momentum is None for part in module.modules())
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
             mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.object(TensorVariable, "method_tolist", _to_list), \
-            mock.patch.object(_BatchNorm, "forward", _cumulative_batch_norm), \
+            mock.patch.object(_BatchNorm, "forward", _cumulative_batch_norm if counts else _batch_norm), \
             mock.patch.dict(VariableBuilder._id_dispatch(), builders):
         yield

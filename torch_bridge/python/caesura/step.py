@@ -421,7 +421,7 @@ class CompiledStep(_core.StepCalls):
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported:
                         pass  # a new capture, which a logging call stands in the way of; nothing has run
-                with capturing(ignore_logging_functions=_logging_calls()):
+                with capturing(self.module, ignore_logging_functions=_logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except torch._dynamo.exc.Unsupported as error:
