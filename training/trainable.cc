@@ -131,9 +131,9 @@ Status Selection::Collect() {
       held_.emplace(name, *std::move(constant));
       continue;
     }
-    if (tensor == nullptr || !IsDifferentiable(tensor->dtype())) continue;
+    if (tensor == nullptr) continue;
     frozen_too.push_back(name);
-    if (statistics.count(value)) continue;
+    if (!IsDifferentiable(tensor->dtype()) || statistics.count(value)) continue;
     known.push_back(name);
     const bool wanted = options_.trainable.empty() ? tensor->shape().rank() >= 1 && !buffers.count(name)
                                                    : MatchesAny(options_.trainable, name);
@@ -297,6 +297,14 @@ Result<std::vector<std::string>> Selection::Make(const Loss* loss) {
 }
 
 }  // namespace
+
+std::vector<std::string> InitializerNames(const Graph& graph) {
+  std::vector<std::string> names;
+  for (const Value* value : graph.Values()) {
+    if (graph.Initializer(value) != nullptr) names.push_back(value->name());
+  }
+  return names;
+}
 
 Status CheckNames(const std::string& what, const std::vector<std::string>& patterns, const std::vector<std::string>& known) {
   std::string unknown;

@@ -29,6 +29,9 @@ struct TrainableOptions {
 // (core/load/model_reader.h). REQUIRES: the model's types are inferred.
 Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOptions& options, const Loss* loss = nullptr);
 
+// The names of all initializers, in the graph's order.
+std::vector<std::string> InitializerNames(const Graph& graph);
+
 // Fails, listing them and the nearest of `known`, when patterns match none of these names. `what` they are names of.
 Status CheckNames(const std::string& what, const std::vector<std::string>& patterns, const std::vector<std::string>& known);
 

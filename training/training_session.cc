@@ -82,8 +82,9 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(FillCoefficients());
   bound_ = options_.share_parameters;
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
-  RETURN_IF_ERROR(ops_->Attach(model));  // gradients go through ops of the user's, too
+  RETURN_IF_ERROR(ops_->Attach(model, InitializerNames(*model.graph)));  // gradients go through ops of the user's, too
   ASSIGN_OR_RETURN(trainable_, TrainableNames(model, options_.step, &options_.step.loss));
+  OpBinding::Detach(*model.graph);  // the model goes into files
   original_ = std::move(model);
   return MakePrograms();
 }

@@ -145,6 +145,13 @@ Status OpBinding::Adopt(Graph& graph, const Model& model, std::vector<std::strin
   return {};
 }
 
+void OpBinding::Detach(Graph& graph) {
+  for (const auto& node : graph.nodes()) {
+    for (Graph* body : node->Subgraphs()) Detach(*body);
+    node->RemoveAttribute(kInstanceAttribute);
+  }
+}
+
 Status OpBinding::MakeInstances(Graph& graph) {
   for (const auto& node : graph.nodes()) {
     for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(MakeInstances(*body));

@@ -87,7 +87,7 @@ TEST(CapturedGraphTest, NumbersOfNoValueAreRefused) {
 
 // y = x * x, its gradient 2 * x * dy.
 std::vector<std::vector<int64_t>> SquareLayout() {
-  return {{0}, {}, {1}, {0}, {}, {}, {0}, {}, {0}, {}, {1}, {3}};
+  return {{0}, {}, {1}, {0}, {}, {}, {0}, {}, {0}, {}, {1}, {3}, {1}};
 }
 
 c10::intrusive_ptr<CapturedCall> Square(int64_t key) {

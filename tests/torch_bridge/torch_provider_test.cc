@@ -88,8 +88,9 @@ TEST(TorchProviderTest, WhatPyTorchLacksGoesToOurKernels) {
   const Model model = Parse("(float[1, 1, 4, 4] x) => (float[A] y) { a = MaxPool <kernel_shape = [2, 2], auto_pad = \"SAME_UPPER\"> (x) "
                             "b = Relu (a) y = Hardmax (b) }");
   const Tensor x = FromTorch(at::arange(16, at::kFloat).reshape({1, 1, 4, 4})).value();
-  EXPECT_THAT(Outputs(model, MakeTorchProvider(), {{"x", x}}).status().message(),
-              testing::AllOf(HasSubstr("no equivalent of these attributes"), HasSubstr("Hardmax")));
+  EXPECT_THAT(Outputs(model, MakeTorchProvider(), {{"x", x}}).status().message(), HasSubstr("Hardmax"));
+  const Model pool = Parse("(float[1, 1, 4, 4] x) => (float[A] y) { y = MaxPool <kernel_shape = [2, 2], auto_pad = \"SAME_UPPER\"> (x) }");
+  EXPECT_THAT(Outputs(pool, MakeTorchProvider(), {{"x", x}}).status().message(), HasSubstr("no equivalent of these attributes"));
   const auto y = Outputs(model, WithOurs(), {{"x", x}}).value();
   EXPECT_EQ(y[0].tensor().elements(), 16);
 }

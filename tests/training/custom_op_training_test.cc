@@ -144,8 +144,8 @@ TEST(CustomOpTraining, TrainedInitializersAreNoConstants) {
       options);
   ASSERT_TRUE(module.ok()) << module.status().ToString();
   ASSERT_GE(constant.size(), 3u);
-  EXPECT_FALSE(constant[1]);
-  EXPECT_TRUE(constant[2]);
+  for (size_t i = 1; i < constant.size(); i += 3) EXPECT_FALSE(constant[i]);
+  EXPECT_TRUE(constant.back());
 }
 
 }  // namespace

@@ -97,8 +97,11 @@ TEST(SplitModule, ForwardAndBackward) {
 
 // row_fusion drops values that nothing uses.
 TEST(SplitModule, AParameterThatNothingReadsHasAGradientOfZeros) {
-  const auto module = Open(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>",
-                                 "a = Exp(x) b = Neg(a) y = Add(b, x)"));
+  SplitModuleOptions options;
+  options.inputs = {"x"};
+  options.trainable = {"spare"};
+  const auto module = SplitModule::Create(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>",
+                                                "a = Exp(x) b = Neg(a) y = Add(b, x)"), options).value();
   ForwardRun run = module->Forward({{"x", Batch(0)}}).value();
   const std::vector<RuntimeValue> gradients = run.Backward({Batch(0)}).value();
   ASSERT_EQ(module->gradient_names(), (std::vector<std::string>{"x", "spare"}));

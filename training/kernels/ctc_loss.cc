@@ -8,6 +8,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/through_float.h"
 #include "core/kernels/kernel_context.h"
 #include "training/kernels/training_ops.h"
 
@@ -181,6 +182,8 @@ Status CreateCtcLoss(KernelInfo& info) {
 void RegisterCtcLossKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "CtcLoss", .domain = kTrainingDomain, .types = {DType::kFloat32, DType::kFloat64},
                 .create = CreateCtcLoss});
+  registry.Add({.op_type = "CtcLoss", .domain = kTrainingDomain, .types = {DType::kFloat16, DType::kBFloat16},
+                .create = ThroughFloat<CreateCtcLoss>});
 }
 
 }  // namespace caesura
