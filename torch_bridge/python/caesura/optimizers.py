@@ -372,7 +372,10 @@ def _no_recipe(optimizer):
         return "its option adjust_lr_fn"
     if _UPDATES[type(optimizer)].is_real and any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
         return "complex parameters"
-    return None
+    # load_state_dict() makes the scalars of float64 parameters float64, too.
+    wide = {name for state in optimizer.state.values() for name in _UPDATES[type(optimizer)].scalars
+            if getattr(state.get(name), "dtype", torch.float32) != torch.float32}
+    return f"its state {', '.join(sorted(wide))} is not float32" if wide else None
 
 
 def _make_recipe(optimizer, names, gradients) -> Recipe:
