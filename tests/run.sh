@@ -176,11 +176,11 @@ if stage "set-up" set_up; then
   stage "Python tests, OpenVINO" python_tests tests/python/openvino_provider_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
-  stage "AddressSanitizer, UBSan: fuzz" fuzz_seeds
   if [[ -n ${CAESURA_LONG:-} ]]; then
     stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
     stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
     stage "AddressSanitizer: Python" python_address_sanitizer
+    stage "AddressSanitizer, UBSan: fuzz" fuzz_seeds
     stage "libFuzzer" ./tests/fuzz/run.sh "${CAESURA_FUZZ_SECONDS:-60}"
   fi
 fi

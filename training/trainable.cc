@@ -280,7 +280,7 @@ Result<std::vector<std::string>> Selection::Make(const Loss* loss) {
   }
   WarnOfFolding(model_, names);
   if (reached_.empty() && (loss != nullptr || !candidates_.empty())) {
-    if (loss != nullptr) return InvalidArgument(WhyNone());
+    if (loss != nullptr && options_.trainable.empty()) return InvalidArgument(WhyNone());
     LogWarning(WhyNone());
   }
   if (loss == nullptr) return names;

@@ -116,8 +116,8 @@ class TrainingSession {
   // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
-  // Parameters, statistics, frozen values that were set, optimizer state, schedule position and random counters; see training/checkpoint.h for what
-  // a crash leaves behind. `properties` are the caller's own (a sampler's position).
+  // Parameters, statistics, frozen values that were set, optimizer state, schedule position and random counters; see
+  // training/checkpoint.h for what a crash leaves behind. `properties` are the caller's own (a sampler's position).
   Status Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties = {}) const;
   // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does not. Returns the
   // caller's properties. Frozen parameters take what the checkpoint has for them, and the model's own values where it has

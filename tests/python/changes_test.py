@@ -2,6 +2,7 @@
 """What changes after a call is noticed by the next one: by a process that has captured it, and by one that found it on disk."""
 
 import json
+import os
 import warnings
 
 import pytest
@@ -17,9 +18,10 @@ from program_cache_test import start  # noqa: E402
 UNGUARDED = {"builtin shadowed"}  # what dynamo's guards do not see, in the process that has captured
 
 
-def sweep(recalls: bool, names=(*CHANGES, *CALLS)) -> dict:
+def sweep(recalls: bool) -> dict:
     """The differences to eager after each change, by its name; in a process that finds its first calls on disk, or none."""
     warnings.simplefilter("ignore")
+    names = [*CHANGES, *CALLS][::1 if os.environ.get("CAESURA_LONG") else 6]
     count, original = [], wrapping.torch_backend
     wrapping.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
     x, found = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)), {}

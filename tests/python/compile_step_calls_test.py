@@ -77,16 +77,16 @@ def test_parameters_that_are_frozen_and_thawed():
 
 
 @pytest.mark.parametrize("options", [{"betas": (0.5, 0.9)}, {"weight_decay": 0.5}, {"eps": 1e-3}], ids=str)
-def test_options_of_the_optimizer_that_change_leave_the_update_to_pytorch(options):
+def test_options_of_the_optimizer_may_change(options):
     first, second = pair(Net())
-    with pytest.warns(caesura.FallbackWarning, match="options that change between steps"):
+    with caesura.strict():
         both(first, second, lambda module, optimizer: optimizer.param_groups[0].update(options))
 
 
 def test_a_cycle_of_rates_and_momenta():
     first, second = pair(Net(), lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9))
     cycles = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20) for o in (first[1], second[1])]
-    with pytest.warns(caesura.FallbackWarning):
+    with caesura.strict():
         for batch in batches(5):
             eager(*first, [batch])
             second[2](*batch)
@@ -193,7 +193,7 @@ def test_an_error_leaves_the_step_usable():
     first, second = pair(Net())
     both(first, second)
     for wrong in ("x", torch.randn(5, 7)):
-        with pytest.raises(RuntimeError, match="linear|multipl"):
+        with pytest.raises((RuntimeError, TypeError), match="linear|multipl"):
             second[2](wrong, batches(1)[0][1])
     both(first, second)
 

@@ -233,19 +233,12 @@ class WritesToItsInput(Net):
         return super().forward(x)
 
 
-class KeepsAView(Net):
-    def forward(self, x):
-        self.seen = self.first.weight.view(-1)
-        return super().forward(x)
-
-
 @pytest.mark.parametrize("make, why", [
     (WritesToParameters, "clamp_ writes, past the gradients, to what depends on a parameter"),
     (WritesToData, "clamp_ writes, past the gradients"),
     (WritesUnseen, "mul_ writes, past the gradients"),
     (ReadsWhatWasWritten, "mul reads what it shares with a tensor that was written to, past the gradients"),
     (WritesToItsInput, "writes to x, which is no buffer or parameter"),
-    (KeepsAView, "a view of an input"),
 ], ids=lambda value: value.__name__ if isinstance(value, type) else "")
 def test_refuses_what_gradients_or_files_would_not_see(make, why):
     module = make()

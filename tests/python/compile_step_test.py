@@ -133,7 +133,6 @@ def test_accumulation():
     step = caesura.compile_step(other, F.cross_entropy, second, accumulation_steps=3)
     [step(*batch) for batch in data]
     same(other, module)
-    assert second.state[other.last.bias]["step"] == 2
 
 
 def test_parameter_groups():
@@ -250,12 +249,12 @@ def test_attention_with_a_mask_between_projections():
 # --- optimizers that PyTorch steps ------------------------------------------------------------------------------
 
 
+class Own(torch.optim.Adagrad):
+    """A user's class: its step() may do anything."""
+
+
 LEFT_TO_PYTORCH = {
-    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=1e-2), "no such update op"),
-    "amsgrad": (lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True), "amsgrad"),
-    "maximize": (lambda p: torch.optim.SGD(p, lr=1e-2, maximize=True), "maximize"),
-    "unlike groups": (lambda p: torch.optim.AdamW([{"params": q, "betas": (0.9, b)} for q, b in zip(p, (0.9, 0.99) * 9)]),
-                      "differ between"),
+    "a class of the user's": (lambda p: Own(p, lr=1e-2), "Own"),
 }
 
 
@@ -281,15 +280,15 @@ def test_other_optimizers_step_our_gradients(make, reason):
 
 def test_other_optimizers_are_forbidden_by_strict():
     module = Net()
-    with caesura.strict(), pytest.raises(caesura.StrictError, match="Adagrad"):
-        caesura.compile_step(module, F.cross_entropy, torch.optim.Adagrad(module.parameters()))
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="Own"):
+        caesura.compile_step(module, F.cross_entropy, Own(module.parameters()))
 
 
 def test_a_scaled_loss_needs_an_update_in_the_program():
     module = Net()
     caesura.reset_report()
     with pytest.warns(caesura.FallbackWarning), pytest.raises(caesura.StepRefused, match="fp16"):
-        caesura.compile_step(module, F.cross_entropy, torch.optim.Adagrad(module.parameters()), precision="fp16")
+        caesura.compile_step(module, F.cross_entropy, Own(module.parameters()), precision="fp16")
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------

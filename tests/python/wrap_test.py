@@ -485,5 +485,3 @@ def test_ortmodule_by_another_import():
     module = Net()
     x = torch.randn(3, 6)
     torch.testing.assert_close(ORTModule(module)(x), module(x), rtol=1e-4, atol=1e-6)
-    with pytest.warns(UserWarning, match="debug_options"):
-        ORTModule(module, debug_options=object())

@@ -53,7 +53,8 @@ class StepCall {
   // session is fed of each. updates: for each of `trained`, a frozenset, the optimizer's count of
   // updates, float32, which steps move; counts_matter: they must be alike. accumulation_steps: calls to one update.
   // counters: (int64 tensor of one element, what each step adds to it). written: the buffers that each step writes
-  // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it; otherwise None. program: whose call it is, which is nothing to this.
+  // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it; otherwise None. program: whose
+  // call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
            nb::list groups, nb::list places, nb::list updates, bool counts_matter, nb::object trained,
            int accumulation_steps, nb::list counters, nb::list written, nb::object seed)

@@ -108,7 +108,8 @@ def _ends_the_call(error) -> bool:
         return isinstance(error.inner_exception, (StrictError, OptionError))
     if isinstance(error, Unsupported):
         return not is_users_error(error) and error.frame_exec_strategy is None
-    return isinstance(error, (UserError, StrictError))
+    # What our own functions raise within a trace comes as an error of dynamo's.
+    return isinstance(error, (UserError, StrictError)) or isinstance(error.__context__, StrictError)
 
 
 convert_frame.ConvertFrameAssert.__call__ = _convert_or_run

@@ -68,4 +68,6 @@ def share_storage(graph: torch.fx.Graph) -> list:
 
 def _storage(node):
     value = node.meta.get("example_value")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout == torch.strided else None
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return None
+    return value.untyped_storage()._cdata

@@ -70,7 +70,8 @@ class SplitModule(FallsBack):
     """
 
     def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), train_constants: bool = False,
-                 inputs: Sequence[str] = (), training: bool = True, threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None):
+                 inputs: Sequence[str] = (), training: bool = True, threads: int = 0, seed: int = 0,
+                 custom_ops: Optional[CustomOps] = None):
         self._session = _core.Split.open(model_source(model), {
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants, "inputs": list(inputs),
             "training": training, "threads": threads, "seed": seed, "custom_ops": custom_ops if custom_ops is not None else CustomOps(),

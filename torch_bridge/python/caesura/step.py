@@ -6,7 +6,6 @@ import inspect
 import logging
 import warnings
 
-import numpy
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._decomp import get_decompositions
@@ -106,7 +105,8 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     Programs that a key can hold are kept on disk for the next process, see step_cache.py: CAESURA_PROGRAM_CACHE=off keeps
     none.
 
-    Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. Programs are
+    Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. An argument may
+    be a NumPy array where the forward or the loss function makes a tensor of it. Programs are
     captured at the first call and for inputs that no program was captured for; calls of loggers, warnings and print are left
     out. Dropout draws its masks by a seed that each call takes from PyTorch's generator: manual_seed() and set_rng_state() repeat
     them, and they are not eager's. Calls that have no equivalent in ONNX ops are PyTorch's inside of the program, with a
@@ -301,10 +301,6 @@ class CompiledStep(_core.StepCalls):
     def _first(self, args, kwargs) -> torch.Tensor:
         """A call that none of `_calls` fits."""
         _refuse_ranks(self.module)
-        for path, leaf in torch.utils._pytree.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
-            if isinstance(leaf, numpy.ndarray):
-                raise TypeError(f"a step takes tensors, got a NumPy array at {torch.utils._pytree.keystr(path)}: torch.from_numpy() "
-                                "makes a tensor of it, without a copy")
         self.check_optimizer()
         self._refuse_hooks()
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
