@@ -61,6 +61,12 @@ capped() {
   CAESURA_MAX_ISA=$1 ctest_in "$build" -R '^caesura_tests$'
 }
 
+# python_part K N: every N-th file of Python tests, from the K-th on. A process for each part: what captures leave behind in
+# one stays small.
+python_part() {
+  find tests -name '*_test.py' ! -name openvino_provider_test.py | sort | awk -v k="$1" -v n="$2" 'NR % n == k % n'
+}
+
 # python_tests PATH [PYTEST OPTION...]
 python_tests() {
   local rc=0
@@ -172,7 +178,10 @@ if stage "set-up" set_up; then
   stage "C++ tests" ctest_in "$build"
   stage "C++ tests, at most AVX2" capped x86-64-v3
   # OpenVINO in a process of its own: behind tests that handle SIGCHLD (data loaders) the process dies when a child ends.
-  stage "Python tests" python_tests tests --ignore=tests/python/openvino_provider_test.py
+  for part in 1 2 3; do
+    mapfile -t files < <(python_part "$part" 3)
+    stage "Python tests, $part of 3" python_tests "${files[@]}"
+  done
   stage "Python tests, OpenVINO" python_tests tests/python/openvino_provider_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
