@@ -28,7 +28,7 @@ class RunCancel {
   Flag before_;
 };
 
-// Whether a step before the program counter has changed a parameter. The one at it does not count: kernels that update in place
+// True if a step before the program counter has changed a parameter. The one at it does not count: kernels that update in place
 // fail, if at all, before they write.
 bool HasWritten(const ExecutionState& state);
 
