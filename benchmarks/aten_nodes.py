@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import caesura
-from caesura import torch_library
-from caesura.aten.call import DOMAIN, aten_node
-from caesura.aten.table import Refused
+from caesura.lowering.aten_fallback import DOMAIN, aten_node
+from caesura.lowering.registry import Refused
+from caesura.runtime import torch_kernels
 
 TYPES = {getattr(torch, name): number for name, number in (
     ("float32", 1), ("uint8", 2), ("int8", 3), ("uint16", 4), ("int16", 5), ("int32", 6), ("int64", 7), ("bool", 9),
@@ -197,7 +197,7 @@ def main():
     parser = selection(__doc__)
     parser.add_argument("--list", action="store_true", help="also the calls that are left out")
     options = parser.parse_args()
-    if not torch_library.load():
+    if not torch_kernels.load():
         raise SystemExit("built without LibTorch (CAESURA_TORCH=OFF)")
     warnings.filterwarnings("ignore")
     seen, counts, targets = set(), collections.Counter(), {}

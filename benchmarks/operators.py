@@ -29,13 +29,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import caesura
 from caesura import _core
-from caesura.aten.complex_values import in_pairs
-from caesura.aten.cuts import drop_detached
-from caesura.aten.forward import DECOMPOSED_TWICE, KEPT, ForwardImporter, import_forward
-from caesura.aten.linalg_checks import join_checks
-from caesura.backend import decompositions
-from caesura.graph_program import GraphProgram
-from caesura.step_program import as_real, keep_inputs
+from caesura.capture.complex_numbers import in_pairs
+from caesura.capture.linalg_checks import join_checks
+from caesura.capture.stop_gradient import drop_detached
+from caesura.frontends.dynamo_backend import decompositions
+from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter, import_forward
+from caesura.runtime.graph_executor import GraphProgram
+from caesura.runtime.step_program import as_real, keep_inputs
 
 # Sums in another order and exponentials that are right to a few units in the last place, through a backward: 250 units of
 # float32's rounding; in float64 a constant in float32 shows (6e-8), and 50,000 units do not.

@@ -23,7 +23,7 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 import caesura
-from caesura.optimizers import Stepping
+from caesura.runtime.optimizers import Stepping
 
 # Six updates: rounding in another order, of the largest element. PyTorch's Muon rounds to bfloat16 (2^-8) in each of its
 # products, of which the sums stand in another order: what an update of `lr` moves may differ by some of these.

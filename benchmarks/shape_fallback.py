@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import caesura
-from caesura.graph_program import Program
+from caesura.runtime.graph_executor import Program
 
 BATCH, SEQUENCE = 2, 100  # ids of 200 elements: data, not shapes
 SIZES = {"vocab_size": 96}

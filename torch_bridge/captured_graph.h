@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CapturedGraph: a graph of ATen calls as steps over numbered values, some of them programs of the library's, the others
-// calls of PyTorch's operators. What the Python package makes of a captured module (graph_program.py), run without Python.
+// calls of PyTorch's operators. What the Python package makes of a captured module (graph_executor.py), run without Python.
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
 

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import caesura
-from caesura import torch_library
+from caesura.runtime import torch_kernels
 
 torch = pytest.importorskip("torch")
-if not torch_library.load():
+if not torch_kernels.load():
     pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
 
 

@@ -13,17 +13,18 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
-from caesura import backend, program_cache  # noqa: E402
+from caesura.cache import disk  # noqa: E402
+from caesura.frontends import dynamo_backend  # noqa: E402
 from program_cache_test import flip, folder, load, start  # noqa: E402, F401
 from wrap_test import Net, gradients  # noqa: E402
 
 
 def captured(run) -> int:
     """How many graphs are captured anew while `run` runs, as in a new process."""
-    count, original = [], backend.aot_autograd
+    count, original = [], dynamo_backend.aot_autograd
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "aot_autograd", lambda **kwargs: count.append(1) or original(**kwargs))
+        patch.setattr(dynamo_backend, "aot_autograd", lambda **kwargs: count.append(1) or original(**kwargs))
         run()
     return len(count)
 
@@ -66,7 +67,7 @@ class Halves(torch.nn.Module):
 
 def file_of_the_graph(folder):
     """The only file there that is a graph's call."""
-    (file,) = [f for f in folder.iterdir() if "call" in program_cache.load(f.name)[0]]
+    (file,) = [f for f in folder.iterdir() if "call" in disk.load(f.name)[0]]
     return file
 
 
@@ -276,10 +277,10 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
     module, x = Net(), torch.randn(5, 6)
     hit(module, x)
     file = file_of_the_graph(folder)
-    facts, content = program_cache.load(file.name)
+    facts, content = disk.load(file.name)
     forged = json.loads(forge(json.dumps(facts)))
     assert forged != facts
-    program_cache.store(file.name, forged, content)
+    disk.store(file.name, forged, content)
     with pytest.warns(RuntimeWarning, match="damaged and not used"):
         assert not hit(module, x)
     assert hit(module, x)
@@ -290,7 +291,7 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
     choose, module, x = random.Random(0), Halves(), torch.randn(5, 6)
     hit(module, x)
     file = file_of_the_graph(folder)
-    facts, content = program_cache.load(file.name)
+    facts, content = disk.load(file.name)
     text, refused = json.dumps(facts), 0
 
     def run():
@@ -304,7 +305,7 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
         forged = json.loads(text)
         where, key = choose.choice(numbers_in(forged))
         where[key] = choose.choice([-2, -1, 0, 1, 2, 7, 40, 1 << 20, (1 << 62) + 1])
-        program_cache.store(file.name, forged, content)
+        disk.store(file.name, forged, content)
         torch._dynamo.reset()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -314,9 +315,9 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
 
 PROCESS = """
 import pathlib, os, time, torch, caesura
-from caesura import backend
+from caesura.frontends import dynamo_backend
 from wrap_test import Net, gradients
-count, original = [], backend.aot_autograd
+count, original = [], dynamo_backend.aot_autograd
 
 def capture(**kwargs):  # both at once: neither goes on before the other is here
     count.append(1)
@@ -328,7 +329,7 @@ def capture(**kwargs):  # both at once: neither goes on before the other is here
     return original(**kwargs)
 
 torch.manual_seed(0)
-backend.aot_autograd = capture
+dynamo_backend.aot_autograd = capture
 net, x = caesura.wrap(Net()), torch.randn(5, 6)
 print([gradients(net, x)[0].item() for _ in range(2)], len(count))
 """

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
-from caesura import module as wrapping  # noqa: E402
+from caesura.frontends import wrap as wrapping  # noqa: E402
 from changes import CALLS, CHANGES, Net, difference, outcome  # noqa: E402
 from program_cache_test import start  # noqa: E402
 

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
-from caesura.aten import TABLE  # noqa: E402
-from caesura.aten.graph_import import Importer  # noqa: E402
-from caesura.aten.writer import Scalar, number  # noqa: E402
+from caesura.lowering import TABLE  # noqa: E402
+from caesura.lowering.importer import Importer  # noqa: E402
+from caesura.lowering.onnx_builder import Scalar, number  # noqa: E402
 
 F = torch.nn.functional
 
@@ -141,7 +141,7 @@ def _symbol(value):
 def test_a_symbol_is_a_number_where_a_rule_takes_one_only_under_a_guard():
     symbol = _symbol(7)
     scalar = Scalar("n", symbol)
-    with pytest.raises(caesura.aten.Refused, match="a number that changes"):
+    with pytest.raises(caesura.lowering.Refused, match="a number that changes"):
         int(scalar)  # nothing is captured here, so that no guard would be checked
     environment = symbol.node.shape_env
     with torch._guards.tracing(torch._guards.TracingContext(None)):
@@ -165,7 +165,7 @@ def test_a_rule_that_fails_is_refused():
     node = next(n for n in module.graph.nodes if n.op == "call_function")
     importer.function = lambda node: fails
     importer.values[node.args[0]] = None
-    with pytest.raises(caesura.aten.Refused, match="its rule fails, TypeError: two lines"):
+    with pytest.raises(caesura.lowering.Refused, match="its rule fails, TypeError: two lines"):
         importer.write(node)
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
-from caesura.optimizers import Recipe  # noqa: E402
+from caesura.runtime.optimizers import Recipe  # noqa: E402
 from compile_step_test import Net, batches, fresh, same  # noqa: E402, F401
 
 

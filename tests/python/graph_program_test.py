@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import caesura  # noqa: E402
 
-from caesura.graph_program import GraphProgram, RunStep  # noqa: E402
+from caesura.runtime.graph_executor import GraphProgram, RunStep  # noqa: E402
 
 
 def steps(function, *arguments):
@@ -192,7 +192,7 @@ def test_sizes_may_be_those_of_results():
 
 
 def test_a_call_that_fails_in_company_is_left_alone(monkeypatch):
-    from caesura.aten import TABLE, Refused
+    from caesura.lowering import Refused, TABLE
 
     sine, tried = TABLE[torch.ops.aten.sin.default], []
 
@@ -209,7 +209,7 @@ def test_a_call_that_fails_in_company_is_left_alone(monkeypatch):
 
 
 def test_so_are_the_parts_of_its_results(monkeypatch):
-    from caesura.aten import TABLE, Refused
+    from caesura.lowering import Refused, TABLE
 
     split = TABLE[torch.ops.aten.split.Tensor]
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import caesura
-from caesura import session_options
+from caesura.sessions import options as session_options
 
 
 def info(name, dtype=TensorProto.FLOAT, shape=("n",)):

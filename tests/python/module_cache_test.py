@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
-from caesura import call_cache, program_cache  # noqa: E402
-from caesura import module as wrapping  # noqa: E402
+from caesura.cache import disk, graph_calls  # noqa: E402
+from caesura.frontends import wrap as wrapping  # noqa: E402
 from call_cache_test import file_of_the_graph, numbers_in  # noqa: E402
 from program_cache_test import COUNTING, folder, load, start  # noqa: E402, F401
 from wrap_test import Net, gradients  # noqa: E402
@@ -402,7 +402,7 @@ def test_a_wrapped_module_goes_away():
 
 def file_of_the_module(folder):
     """The key of the only file there that is a module's call."""
-    (found,) = [f.name for f in folder.iterdir() if "module" in program_cache.load(f.name)[0]]
+    (found,) = [f.name for f in folder.iterdir() if "module" in disk.load(f.name)[0]]
     return found
 
 
@@ -419,10 +419,10 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
     module, x = Structured("tensor"), torch.randn(5, 6)
     hit(module, x)
     key = file_of_the_module(folder)
-    facts, content = program_cache.load(key)
-    forged = call_cache.unpacked(facts["module"], content)
+    facts, content = disk.load(key)
+    forged = graph_calls.unpacked(facts["module"], content)
     forge(forged)
-    program_cache.store(key, {"module": call_cache.packed(forged, bytearray())}, b"")
+    disk.store(key, {"module": graph_calls.packed(forged, bytearray())}, b"")
 
     def run():
         agree(caesura.wrap(copy.deepcopy(module)), copy.deepcopy(module), x)
@@ -447,13 +447,13 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
     choose, module, x = random.Random(0), Structured("dataclass"), torch.randn(5, 6)
     hit(module, x, more=[{"value": torch.randn(4)}])
     key = file_of_the_module(folder)
-    facts, content = program_cache.load(key)
+    facts, content = disk.load(key)
     text, refused = json.dumps(facts), 0
     for _ in range(300 if os.environ.get("CAESURA_LONG") else 40):
         forged = json.loads(text)
         where, at = choose.choice(numbers_in(forged))
         where[at] = choose.choice([-2, -1, 0, 1, 2, 7, 40, 1 << 20, (1 << 62) + 1])
-        program_cache.store(key, forged, content)
+        disk.store(key, forged, content)
         torch._dynamo.reset()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -469,20 +469,20 @@ def test_places_that_are_others_are_an_error(folder):
     module, x = Structured("tensor"), torch.randn(5, 6)
     hit(module, x)
     key = file_of_the_module(folder)
-    forged = call_cache.unpacked(program_cache.load(key)[0]["module"], b"")
+    forged = graph_calls.unpacked(disk.load(key)[0]["module"], b"")
     forged["places"] = [("args", 0)] * len(forged["places"])
-    program_cache.store(key, {"module": call_cache.packed(forged, bytearray())}, b"")
+    disk.store(key, {"module": graph_calls.packed(forged, bytearray())}, b"")
     with pytest.raises(RuntimeError, match="expected float32"):
         caesura.wrap(module)(x)
 
 
 PROCESS = """
 import torch, caesura
-from caesura import module
+from caesura.frontends import wrap as wrapping
 from wrap_test import Net, gradients
 torch.manual_seed(0)
-count, original = [], module.torch_backend
-module.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
+count, original = [], wrapping.torch_backend
+wrapping.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
 net, x = caesura.wrap(Net()), torch.randn(5, 6)
 print([gradients(net, x)[0].item() for _ in range(2)], len(count))
 """

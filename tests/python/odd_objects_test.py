@@ -19,8 +19,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
-from caesura import module_cache, step_cache  # noqa: E402
-from caesura.fingerprint import Unkeyed  # noqa: E402
+from caesura.cache import compiled_steps, module_calls  # noqa: E402
+from caesura.cache.fingerprint import Unkeyed  # noqa: E402
 from program_cache_test import folder  # noqa: E402, F401
 
 
@@ -161,7 +161,7 @@ def test_a_key_holds_it_or_says_that_it_does_not(folder):
     for name, make in HELD.items():
         module = Holding(make)
         step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.1))
-        for key in (lambda: module_cache.Key(module, None, args, {}), lambda: step_cache.Key(step, args, {})):
+        for key in (lambda: module_calls.Key(module, None, args, {}), lambda: compiled_steps.Key(step, args, {})):
             try:
                 key()
                 kept.append(name)

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
-from caesura import known_code, program_cache  # noqa: E402
-from caesura.fingerprint import Fingerprint, Unkeyed, traced  # noqa: E402
+from caesura.cache import disk, known_code  # noqa: E402
+from caesura.cache.fingerprint import Fingerprint, Unkeyed, traced  # noqa: E402
 from compile_step_calls_test import both  # noqa: E402
 from compile_step_test import Net, batches, eager, same  # noqa: E402
 
@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
 
 def programs(folder) -> list:
     """The files there that hold programs; beside each is one that says which code was traced."""
-    return [file for file in folder.iterdir() if "traced" not in program_cache.load(file.name)[0]]
+    return [file for file in folder.iterdir() if "traced" not in disk.load(file.name)[0]]
 
 
 def adamw(parameters):
@@ -377,7 +377,7 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
     batch = batches(1)[0]
     hit(Net(), batch)
     (file,) = programs(folder)
-    program_cache.store(file.name, *forge(*program_cache.load(file.name)))
+    disk.store(file.name, *forge(*disk.load(file.name)))
     with pytest.warns(RuntimeWarning, match="damaged and not used"):
         assert not hit(Net(), batch)
     assert hit(Net(), batch)
@@ -396,10 +396,10 @@ def test_a_file_under_another_name_is_not_used(folder):
 def test_the_folder_stays_small(folder, monkeypatch):
     monkeypatch.setenv("CAESURA_PROGRAM_CACHE_MEGABYTES", "1")
     for i, name in enumerate("abc"):
-        program_cache.store(name * 64, {}, bytes(400 << 10))
+        disk.store(name * 64, {}, bytes(400 << 10))
         os.utime(folder / (name * 64), (i, i))
-    assert program_cache.load("b" * 64) is not None  # used last
-    program_cache.store("d" * 64, {}, bytes(400 << 10))
+    assert disk.load("b" * 64) is not None  # used last
+    disk.store("d" * 64, {}, bytes(400 << 10))
     assert sorted(f.name[0] for f in folder.iterdir()) == ["b", "d"]
 
 

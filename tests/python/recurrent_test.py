@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
-from caesura import recurrent  # noqa: E402
+from caesura.capture.ops import recurrent  # noqa: E402
 from compile_step_test import fresh  # noqa: E402, F401
 
 

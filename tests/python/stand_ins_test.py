@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of PyTorch's that look at values, in captured graphs: caesura/stand_ins.py. (CTC losses: ctc_test.py.)"""
+"""Functions of PyTorch's that look at values, in captured graphs: caesura/capture/polyfills.py. (CTC losses: ctc_test.py.)"""
 
 import copy
 import warnings

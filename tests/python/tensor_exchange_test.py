@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import caesura
 from caesura import _core
-from caesura.values import from_value, to_value
+from caesura.sessions.values import from_value, to_value
 
 torch = pytest.importorskip("torch")
 Value = _core.Value

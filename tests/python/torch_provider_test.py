@@ -7,10 +7,11 @@ import pytest
 from conformance_test import REASONS
 
 import caesura
-from caesura import conformance, torch_library
+from caesura import conformance
+from caesura.runtime import torch_kernels
 
 pytest.importorskip("torch")
-if not torch_library.load():
+if not torch_kernels.load():
     pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
 
 

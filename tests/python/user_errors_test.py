@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
+from caesura.frontends import dynamo_backend  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
 
@@ -217,7 +218,7 @@ def test_a_capture_that_fails_leaves_the_call_to_pytorch(monkeypatch):
     def fails(*arguments):
         tries.append(1)
         raise ZeroDivisionError("of ours")
-    monkeypatch.setattr("caesura.backend.aot_autograd", lambda **options: fails)
+    monkeypatch.setattr("caesura.frontends.dynamo_backend.aot_autograd", lambda **options: fails)
     net = nn.Linear(4, 2)
     for made in (caesura.wrap(net), torch.compile(nn.Sequential(net), backend="caesura")):
         tries.clear(), caesura.reset_report()
@@ -232,8 +233,9 @@ def test_a_capture_that_fails_leaves_the_call_to_pytorch(monkeypatch):
 def test_captured_too_often_is_told():
     net = nn.Linear(4, 2)
     wrapped = caesura.wrap(net)
-    type(wrapped)._calls.compiled = torch.compile(caesura.backend.apart(type(wrapped)._calls.compiled._torchdynamo_orig_callable),
-                                                  backend="caesura", recompile_limit=1)
+    calls = type(wrapped)._calls
+    function = dynamo_backend.apart(calls.compiled._torchdynamo_orig_callable)
+    calls.compiled = torch.compile(function, backend="caesura", recompile_limit=1)
     wrapped(torch.ones(3, 4))
     with pytest.warns(caesura.FallbackWarning, match="captured too often"):
         wrapped(torch.ones(1, 3, 4))

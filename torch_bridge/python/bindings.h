@@ -37,14 +37,14 @@ std::shared_ptr<const ExecutionProvider> CpuProvider();
 // PyTorch's was opened or it has no such device.
 std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, const std::string& device = "");
 
-// An array, an OrtValue, or what else caesura.values.to_value takes. Dense arrays are kept alive, not copied; sets `copied`
+// An array, an OrtValue, or what else caesura.sessions.values.to_value takes. Dense arrays are kept alive, not copied; sets `copied`
 // where the bytes are others than the array's.
 RuntimeValue ValueOf(nanobind::handle item, bool* copied = nullptr);
 // Whether it is a NumPy array.
 bool IsArray(nanobind::handle item);
 // The same for a dict of them, by name.
 NamedValues FeedsOf(nanobind::dict feeds);
-// As caesura.values.from_value: a NumPy array that shares the bytes (`torch`: a torch.Tensor), a list, or None.
+// As caesura.sessions.values.from_value: a NumPy array that shares the bytes (`torch`: a torch.Tensor), a list, or None.
 nanobind::object ObjectOf(const RuntimeValue& value, bool torch);
 
 // What caesura.OrtValue holds.

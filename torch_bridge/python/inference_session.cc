@@ -39,7 +39,7 @@ struct RunSettings {
 bool HoldTorch(nb::dict feeds) {
   bool arrays = true;
   for (auto [name, item] : feeds) arrays &= IsArray(item);
-  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.values").attr("holds_torch")(feeds.attr("values")()));
+  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.sessions.values").attr("holds_torch")(feeds.attr("values")()));
 }
 
 class PythonSession {

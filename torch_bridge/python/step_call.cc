@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A call of a compiled step from what Python hands over to the loss, where nothing has changed that the step was captured
-// for. StepCall: of one program. StepCalls: what Python calls, the base of caesura.step.CompiledStep.
+// for. StepCall: of one program. StepCalls: what Python calls, the base of caesura.frontends.compile_step.CompiledStep.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

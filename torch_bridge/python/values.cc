@@ -120,7 +120,7 @@ RuntimeValue ValueOf(nb::handle item, bool* copied) {
     return tensor;
   }
   if (nb::isinstance<OrtValue>(item)) return nb::cast<OrtValue&>(item).value;
-  auto value = nb::cast<RuntimeValue>(nb::module_::import_("caesura.values").attr("to_value")(item));
+  auto value = nb::cast<RuntimeValue>(nb::module_::import_("caesura.sessions.values").attr("to_value")(item));
   if (copied == nullptr || !value.is_tensor()) return value;
   *copied |= !IsArray(item) || nb::cast<uintptr_t>(item.attr("ctypes").attr("data")) !=
                                    reinterpret_cast<uintptr_t>(value.tensor().raw());
@@ -156,7 +156,7 @@ nb::object ObjectOf(const RuntimeValue& value, bool torch) {
   if (!value.has_value()) return nb::none();
   if (value.is_tensor() && torch && value.tensor().dtype() != DType::kString) return ToTorch(value.tensor());
   const auto type = value.is_tensor() ? NumpyType(value.tensor().dtype()) : std::nullopt;
-  if (!type) return nb::module_::import_("caesura.values").attr("from_value")(value, torch);
+  if (!type) return nb::module_::import_("caesura.sessions.values").attr("from_value")(value, torch);
   const Tensor& tensor = value.tensor();
   auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
   nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });

@@ -12,18 +12,18 @@ What needs PyTorch imports it when it is first used.
 
 import importlib
 
-from caesura.inference_session import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
+from caesura.sessions.inference import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
                                        get_device)
-from caesura.io_binding import IOBinding, OrtValue
-from caesura.session_options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
+from caesura.sessions.io_binding import IOBinding, OrtValue
+from caesura.sessions.options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
                                      RunOptions, SessionOptions)
-from caesura.split_module import SplitModule
-from caesura.training_session import TrainingSession, open_step
+from caesura.sessions.split import SplitModule
+from caesura.sessions.training import TrainingSession, open_step
 
 _WITH_TORCH = {
-    "wrap": "caesura.module", "OnnxModule": "caesura.onnx_module",
-    "compile_step": "caesura.step", "StepRefused": "caesura.step",
-    "export_step": "caesura.export", "load_step": "caesura.export",
+    "wrap": "caesura.frontends.wrap", "OnnxModule": "caesura.sessions.onnx_module",
+    "compile_step": "caesura.frontends.compile_step", "StepRefused": "caesura.frontends.compile_step",
+    "export_step": "caesura.frontends.export", "load_step": "caesura.frontends.export",
     "report": "caesura.reports", "reset_report": "caesura.reports", "strict": "caesura.reports",
     "FallbackWarning": "caesura.reports", "StrictError": "caesura.reports",
 }

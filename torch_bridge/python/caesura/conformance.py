@@ -83,9 +83,9 @@ def _make_caesura(model: bytes, provider: str = "cpu"):
 
     name, _, device = provider.partition(":")
     if name in ("torch", "torch-only"):
-        from caesura import torch_library
+        from caesura.runtime import torch_kernels
 
-        torch_library.load()
+        torch_kernels.load()
     if device and name == "torch":
         return caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
     if provider in ("cpu", "torch", "torch-only"):

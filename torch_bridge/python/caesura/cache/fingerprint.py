@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture depends on beside the elements of tensors, as a key: objects, and the code that was traced.
+
+Objects are looked at with all that they hold; functions among them, and those of their classes, only by name and line, since
+most are not called. Which were is known behind a capture: follow() then adds their code, what it is called with by default,
+and what the globals and closures hold that it names. PyTorch's code and the standard library's are told by release; a part
+of the standard library that reads the surroundings (os, time, random, ...) cannot be.
+"""
+
+import builtins
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import enum
+import functools
+import hashlib
+import logging
+import operator
+import sys
+import types
+import typing
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard
+
+from caesura import _core
+from caesura.cache.known_code import is_known, is_plain_class, is_silent, is_special, releases
+from caesura.capture.bytecode import globals_of
+from caesura.capture.sources import leaves
+
+PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
+         torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+             types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
+# Of classes: what says nothing of calls. Of modules: what only saving and loading asks.
+_UNREAD = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__", "_abc_impl",
+           "__parameters__", "__orig_bases__", "__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__",
+           "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__del__"}
+_SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+           "_load_state_dict_post_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+           "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}  # the last three: read where there are hooks
+_RANDOM = {"_original_object_hash"}  # attributes of transformers' that each process has another value for
+_LIMIT = 50000  # objects
+_MADE_IN_PYTHON = 1 << 9  # a flag of classes whose objects may be given another class
+
+
+class Unkeyed(Exception):
+    """No key can hold this; the message says what."""
+
+
+class Fingerprint:
+    """A digest of what is added to it, and a watch that tells whether it would still be the same.
+
+    Raises Unkeyed (in add() and key()) for what has state that Python cannot see.
+    """
+
+    def __init__(self):
+        self.watch = _core.Watch()
+        self.functions = {}  # that were met, neither PyTorch's nor the standard library's, by what traced() gives of their code
+        self.tensors = set()  # their ids
+        self._memory = {}  # storages of tensors, numbered
+        self._hash = hashlib.sha256()
+        self._numbers, self._held = {}, []
+        _add_surroundings(self)
+
+    def key(self) -> str:
+        """In hexadecimal; of everything so far."""
+        return self._hash.hexdigest()
+
+    def follow(self, traced) -> bool:
+        """Adds the code that was traced (as traced() gives it), and what it names; False where some of it was not met."""
+        self._say("traced")
+        left = list(traced)
+        while left:
+            before, left = left, [code for code in left if not self._follow(code)]
+            if len(left) == len(before):
+                return False
+        return True
+
+    def add(self, value) -> None:
+        kind = type(value)
+        if kind in PLAIN:
+            return self._say(kind.__name__, repr(value))
+        if id(value) in self._numbers:
+            return self._say("again", self._numbers[id(value)])
+        if len(self._numbers) == _LIMIT:
+            raise Unkeyed(f"more than {_LIMIT} objects")
+        self._numbers[id(value)] = len(self._numbers)
+        self._held.append(value)
+        if kind.__flags__ & _MADE_IN_PYTHON:
+            self.watch.class_of(value)
+        for kinds, method in _KINDS:
+            if issubclass(kind, kinds):  # an object may claim to be of another class
+                return method(self, value)
+        self._add_instance(value)
+
+    def add_call(self, args, kwargs) -> _core.Signature:
+        """Adds a call's arguments, which the watch does not look at: the signature tells another call's from them. Raises
+        Unkeyed, too, for tensors that are not dense or were added before."""
+        tensors = leaves(args, kwargs).values()
+        if any(id(tensor) in self.tensors for tensor in tensors):
+            raise Unkeyed("arguments that are the module's")
+        if any(not tensor.is_contiguous() for tensor in tensors):
+            raise Unkeyed("arguments that are not dense")
+        watch, self.watch = self.watch, _core.Watch()
+        self.add((args, kwargs))
+        self.watch = watch
+        try:
+            return _core.Signature(args, kwargs)
+        except TypeError as error:
+            raise Unkeyed(str(error)) from None
+
+    def reached(self, value) -> bool:
+        """Whether this very object is in it."""
+        return id(value) in self._numbers
+
+    def classes(self) -> list:
+        """All that are in it."""
+        return [value for value in self._held if isinstance(value, type)]
+
+    def _say(self, *words) -> None:
+        for word in words:
+            text = str(word).encode()
+            self._hash.update(b"%d:" % len(text) + text)
+
+    # --- data ---
+
+    def _add_sequence(self, value):
+        if type(value) not in (tuple, list):
+            if not (isinstance(value, tuple) and hasattr(type(value), "_fields")):
+                raise Unkeyed(f"a {type(value).__name__}")
+            self.add(type(value))
+        self._say(type(value).__name__, len(value))
+        if isinstance(value, list):
+            self.watch.elements(value)
+        for item in value:
+            self.add(item)
+
+    def _add_set(self, value):
+        self._say(type(value).__name__, len(value))
+        for item in sorted(value, key=_order):
+            self.add(item)
+        if isinstance(value, set):
+            self.watch.returns(functools.partial(operator.eq, frozenset(value), value), True)
+
+    def _add_dict(self, value):
+        cls = type(value)
+        self._say(cls.__name__)
+        self._add_items(value)
+        if issubclass(cls, collections.OrderedDict) and len(value) > 1:  # whose order is another one than the dict's below it
+            keys = functools.partial(tuple, collections.OrderedDict.keys(value))
+            self.watch.returns(keys, keys())
+            self.add(keys())
+        if cls not in (dict, collections.OrderedDict):
+            if not is_plain_class(cls):
+                raise Unkeyed(f"a {cls.__name__}")
+            self.add(cls)
+            self._add_items(vars(value))
+
+    def _add_items(self, items: dict, unread=()):
+        if unread:
+            self.watch.length(items)
+        else:
+            self.watch.whole(items)
+        for key, value in dict.items(items):
+            if not unread:
+                self.add(key)
+                self.add(value)
+            elif key not in unread:
+                self.add(key)
+                self.watch.item(items, key, value)
+                self.add(value)
+        self._say("end")
+
+    def _add_tensor(self, value):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or not value.device.type == "cpu":
+            raise Unkeyed(f"a {type(value).__name__} on {value.device}")
+        if value._backward_hooks or value.is_conj() or value.is_neg() or value.is_inference():
+            raise Unkeyed("a tensor with hooks or lazy signs")
+        self.tensors.add(id(value))
+        self._say(type(value).__name__, value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
+        storage = value.untyped_storage()
+        if storage.nbytes():
+            self._say("memory", self._memory.setdefault(storage._cdata, len(self._memory)), value.storage_offset())
+        self.watch.tensor(value, False)
+        self.watch.length(vars(value))
+        for name in sorted(vars(value)):
+            if not name.startswith("_dynamo_"):  # which dynamo gives to parameters
+                self._say(name)
+                self.watch.item(vars(value), name, vars(value)[name])
+                self.add(vars(value)[name])
+
+    def _add_instance(self, value):
+        cls = type(value)
+        if cls is object:  # that is asked for by itself
+            return self._say("object")
+        if not is_plain_class(cls):
+            raise Unkeyed(f"a {cls.__module__}.{cls.__qualname__}")
+        self.add(cls)
+        self._say("instance")
+        self._add_items(vars(value), _SAVING if isinstance(value, torch.nn.Module) else _RANDOM)
+
+    def _add_enum(self, value):
+        self.add(type(value))
+        self._say("member", value.name, repr(value.value))
+
+    def _add_slots(self, value):
+        self._say(type(value).__name__)
+        for name in _SLOTS[type(value)]:
+            self.add(getattr(value, name))
+
+    def _add_context_variable(self, value):
+        now = functools.partial(_value_in_context, value)
+        self._say("context variable", value.name)
+        self.watch.returns(now, now())
+        self.add(now())
+
+    # --- code ---
+
+    def _add_method(self, value):
+        self.add((value.__func__, value.__self__))
+
+    def _add_partial(self, value):
+        self._say("partial")
+        self.add(value.func)
+        self.add(value.args)
+        self.add(value.keywords)
+
+    def _add_property(self, value):
+        self._say("property")
+        self.add(value.fget)
+
+    def _add_wrapped(self, value):
+        self._say(type(value).__name__)
+        self.add(getattr(value, "func", None) or value.__func__)
+
+    def _add_cached(self, value):
+        """A function that remembers. Dynamo traces what it remembers it from."""
+        self._say("cached")
+        self.add(value.__wrapped__)
+
+    def _add_builtin(self, value):
+        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+            self.add(owner)
+            owner = type(owner)
+        module = getattr(value, "__module__", None) or getattr(owner, "__module__", None)
+        if not is_silent(module or "builtins"):
+            raise Unkeyed(f"{module}.{value.__name__}")
+        self._say("builtin", module, getattr(owner, "__name__", ""), value.__name__)
+
+    def _add_operator(self, value):
+        if not str(value).startswith(("aten.", "prims.")):
+            raise Unkeyed(f"the operator {value}")
+        self._say("operator", value)
+
+    def _add_name(self, value):
+        self._say("name", type(value).__name__, getattr(value, "name", None) or repr(value))
+
+    def _add_function(self, value):
+        """By name and line, with the functions in its closure."""
+        code = value.__code__
+        self._say("function", value.__module__, value.__qualname__, code.co_qualname, code.co_firstlineno)
+        if not is_known(code.co_filename):
+            self._meet(value, code)
+        elif not is_silent(value.__module__ or "") and not hasattr(value, "__wrapped__"):
+            raise Unkeyed(f"{value.__module__}.{value.__qualname__}")
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                self._add_decoration(cell.cell_contents)
+
+    def _add_decoration(self, held):
+        """What tells decorated functions apart that share their code: functions, plain values, and both in what they are
+        methods of."""
+        if isinstance(held, types.MethodType):
+            self._say("of", type(held.__self__).__module__, type(held.__self__).__qualname__)
+            for part in (held.__func__, *getattr(held.__self__, "__dict__", {}).values()):
+                self._add_decoration(part)
+        elif type(held) in PLAIN or isinstance(held, (types.FunctionType, functools.partial, functools._lru_cache_wrapper)):
+            self.add(held)
+
+    def _meet(self, function, code):
+        self.functions.setdefault((code.co_qualname, code.co_firstlineno), []).append((function, code))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._meet(function, constant)
+
+    def _follow(self, traced) -> bool:
+        """Adds all functions of that name and line, and what they name."""
+        for function, code in self.functions.get(tuple(traced), ()):
+            self._say_code(code)
+            if code is function.__code__:
+                self.watch.function(function)
+                self.add(function.__defaults__)
+                self.add(function.__kwdefaults__)
+                self._add_items(vars(function))
+                self._add_cells(function)
+            self._add_named(function.__globals__, code)
+        return tuple(traced) in self.functions
+
+    def _add_named(self, scope, code):
+        """What names stand for in a function's globals, in Python's, and in the modules that it names."""
+        names, own = code.co_names, globals_of(code)  # attributes may be named as globals are
+        for name in (n for n in own if n not in scope and n in vars(builtins) and not is_special(n)):
+            self.watch.lacks(scope, name)
+            self.watch.item(vars(builtins), name, vars(builtins)[name])
+            self.add(vars(builtins)[name])
+        imported = [sys.modules[name] for name in names if "." in name and name in sys.modules]
+        scopes = [(scope, False)] + [(vars(module), is_silent(module.__name__)) for module in imported]
+        for number, (scope, silent) in enumerate(scopes):  # silent: a module's that is known but for what somebody has put there
+            for name in names:
+                if name not in scope or (number == 0 and name not in own):
+                    continue
+                value = scope[name]
+                self.watch.item(scope, name, value)
+                if silent and type(value) not in PLAIN:
+                    self._add_patch(name, value)
+                else:
+                    self._say(name)
+                    self.add(value)
+                if isinstance(value, types.ModuleType) and not any(vars(value) is other for other, _ in scopes):
+                    scopes.append((vars(value), is_silent(value.__name__)))
+
+    def _add_cells(self, function):
+        for cell in function.__closure__ or ():
+            self.watch.cell(cell)
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:
+                self._say("empty")
+
+    def _say_code(self, code):
+        self._say("code", code.co_code.hex(), code.co_flags, *code.co_names, "of", *code.co_varnames, *code.co_freevars)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._say_code(constant)
+            else:
+                self.add(constant)
+
+    def _add_module(self, value):
+        """By name; what it holds where code names that."""
+        if type(value) is not types.ModuleType:
+            raise Unkeyed(f"module {value.__name__}, which makes its parts when they are asked for")
+        if not is_silent(value.__name__) and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
+            raise Unkeyed(f"module {value.__name__}")
+        self._say("module", value.__name__)
+
+    def _add_class(self, value):
+        if type(value) not in (type, enum.EnumMeta) and not is_silent(type(value).__module__):
+            self.add(type(value))
+        self.watch.class_(value)
+        self._say("class", len(value.__mro__))
+        for base in value.__mro__:
+            self._say(base.__module__, base.__qualname__)
+            own = is_known(getattr(sys.modules.get(base.__module__), "__file__", None) or "<built-in>")
+            if own and not is_silent(base.__module__):
+                raise Unkeyed(f"class {base.__module__}.{base.__qualname__}")
+            for name, item in vars(base).items():
+                if own:
+                    self._add_patch(name, item)
+                    if base is not torch.nn.Module and isinstance(item, types.FunctionType):
+                        self._add_known_names(item)
+                elif name not in _UNREAD:
+                    self._say(name)
+                    self.add(item)
+                    if is_special(name) and isinstance(item, types.FunctionType):  # which a capture may just call
+                        self._say_code(item.__code__)
+                elif isinstance(item, types.FunctionType):
+                    self._meet(item, item.__code__)
+
+    def _add_known_names(self, function):
+        """What a function of PyTorch's names, where somebody may have put something else."""
+        scope = function.__globals__
+        for name in (name for name in function.__code__.co_names if name in scope):
+            self._say(name, type(scope[name]).__name__, getattr(scope[name], "__name__", None))
+            self.watch.item(scope, name, scope[name])
+
+    def _add_patch(self, name, item):
+        """What is called by a name of PyTorch's. Of code that somebody has put there the key holds only that itself, not what it
+        leads to: others wrap much that no forward calls. It is not among `functions`, so that no capture through it is kept."""
+        function = getattr(item, "__func__", item)
+        if name in _UNREAD or not callable(function):  # dynamo, too, changes Module.__init__
+            return
+        self._say(name, getattr(function, "__module__", None), getattr(function, "__qualname__", None))
+        if isinstance(function, types.FunctionType):
+            if not is_known(function.__code__.co_filename):
+                self._say_code(function.__code__)
+        else:
+            of = function if isinstance(function, type) else type(function)
+            if of is functools.partial or not is_silent(of.__module__):
+                self.add(function)
+
+
+# Of objects that make a dataclass: what its own objects can tell of.
+_SLOTS = {dataclasses._DataclassParams: ("init", "eq", "frozen"),
+          dataclasses.Field: ("name", "default", "default_factory", "init", "kw_only")}
+_KINDS = (
+    (torch.Tensor, Fingerprint._add_tensor), (enum.Enum, Fingerprint._add_enum), ((tuple, list), Fingerprint._add_sequence),
+    ((set, frozenset), Fingerprint._add_set), (dict, Fingerprint._add_dict), (types.FunctionType, Fingerprint._add_function),
+    (types.MethodType, Fingerprint._add_method), (functools.partial, Fingerprint._add_partial),
+    (type, Fingerprint._add_class), (property, Fingerprint._add_property),
+    ((staticmethod, classmethod, functools.cached_property), Fingerprint._add_wrapped), (_BUILTINS, Fingerprint._add_builtin),
+    (types.ModuleType, Fingerprint._add_module),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Fingerprint._add_operator),
+    (tuple(_SLOTS), Fingerprint._add_slots), (functools._lru_cache_wrapper, Fingerprint._add_cached),
+    (contextvars.ContextVar, Fingerprint._add_context_variable),
+    ((logging.Logger, types.GenericAlias, types.UnionType, typing._Final), Fingerprint._add_name),
+)
+
+
+def traced(code, own=()) -> list:
+    """Of code that a capture has traced: names and lines, but of PyTorch's, the standard library's and `own`."""
+    return list(dict.fromkeys((c.co_qualname, c.co_firstlineno) for c in code if not is_known(c.co_filename) and c not in own))
+
+
+def _order(item) -> str:
+    """What items of a set are sorted by: the same in each process."""
+    if isinstance(item, (type, types.FunctionType)):
+        return f"{item.__module__}.{item.__qualname__}"
+    if isinstance(item, enum.Enum):
+        return f"{type(item).__qualname__}.{item.name}"
+    if isinstance(item, (tuple, frozenset)):
+        return f"{type(item).__name__} {sorted(map(_order, item)) if isinstance(item, frozenset) else list(map(_order, item))}"
+    if type(item) not in PLAIN:
+        raise Unkeyed(f"a set with a {type(item).__name__}")
+    return f"{type(item).__name__} {item!r}"
+
+
+def calls_pytorch_alone(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph of dynamo's, and those in it, calls no function whose code no capture looks into."""
+    def known(target):
+        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            return str(target).startswith(("aten.", "prims."))
+        return isinstance(target, (torch._ops.HigherOrderOperator, *_BUILTINS)) or (
+            isinstance(target, types.FunctionType) and is_known(target.__code__.co_filename))
+
+    graphs = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return all(known(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")
+
+
+def _value_in_context(variable):
+    try:
+        return variable.get()
+    except LookupError:
+        return ...
+
+
+def _add_surroundings(fingerprint: Fingerprint) -> None:
+    """What PyTorch's own code reads beside its arguments."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level():
+        raise Unkeyed("a mode or transform of PyTorch's that is on")
+    hooks = vars(torch.nn.modules.module)
+    if any(hooks[name] for name in hooks if name.startswith("_global_") and isinstance(hooks[name], dict)):
+        raise Unkeyed("global hooks of modules")
+    fingerprint.add(releases())
+    fingerprint.add((
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.is_anomaly_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(), _settings(torch._dynamo.config), _settings(torch._functorch.config)))
+    fingerprint.watch.returns(GlobalStateGuard().check, True)
+    fingerprint.watch.returns(torch._C._len_torch_function_stack, 0)
+    fingerprint.watch.returns(torch.is_inference_mode_enabled, torch.is_inference_mode_enabled())
+    fingerprint.watch.class_(torch.Tensor)
+    for namespace in (torch, torch.Tensor, torch.nn.functional):
+        for name, item in vars(namespace).items():
+            fingerprint._add_patch(name, item)
+            if namespace is not torch.Tensor and callable(item):
+                fingerprint.watch.item(vars(namespace), name, item)
+    for name in (n for n in hooks if n.startswith("_global_") and isinstance(hooks[n], dict)):
+        fingerprint.watch.length(hooks[name])
+
+
+def _settings(config) -> tuple:
+    """A module of PyTorch's settings that are plain, in order."""
+    settings = config.get_config_copy()
+    return tuple((name, repr(sorted(map(repr, value)) if isinstance(value, set) else value))
+                 for name, value in sorted(settings.items()) if " at 0x" not in repr(value))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call's program is found by, in two parts: what is there before the call (the module with all that it holds, the
+arguments), and, since that does not tell what of its code is called, the code that a capture has traced. Which code that was
+is noted under the first part; where it, and all that it names, is as it was, both together are the program's key.
+"""
+
+import contextlib
+import logging
+
+from caesura.cache import disk
+from caesura.cache.fingerprint import Fingerprint, Unkeyed
+
+_TRACES = 8  # that are noted of one call: programs that differ in what globals hold
+
+
+class Key:
+    """text: the first part. signature: of the arguments. watch: of all that the key is made of.
+
+    A subclass has _fill(fingerprint), which adds what there is before the call and gives the arguments' signature.
+    """
+
+    def __init__(self):
+        self._start()
+        self.text = self._fingerprint.key()
+
+    def _start(self):
+        self._fingerprint, self._traced, self._program = Fingerprint(), None, ""
+        with _keyed():
+            self.signature = self._fill(self._fingerprint)
+        self.watch = self._fingerprint.watch
+
+    def follow(self, traced) -> str:
+        """The key of a program for which this code was traced; "" where that is not what the call would lead to. The watch is
+        of both parts then."""
+        traced = [tuple(code) for code in traced]
+        if traced != self._traced:
+            if self._traced is not None:
+                self._start()
+            self._traced = traced
+            try:
+                with _keyed():
+                    self._program = self._fingerprint.key() if self._fingerprint.follow(traced) else ""
+            except Unkeyed as error:
+                logging.getLogger("caesura").info("a call is not kept on disk: the code of its capture leads to %s", error)
+                self._program = ""
+        return self._program
+
+    def programs(self):
+        """(traced, key) of those that may be on disk."""
+        for traced in _noted(self.text):
+            program = self.follow(traced)
+            if program:
+                yield traced, program
+
+    def note(self, traced) -> None:
+        """Keeps on disk which code was traced."""
+        noted, traced = _noted(self.text), [list(code) for code in traced]
+        if traced not in noted:
+            disk.store(self.text, {"traced": [traced, *noted[:_TRACES - 1]]}, b"")
+
+
+@contextlib.contextmanager
+def _keyed():
+    """An error that objects of the user's raise when they are looked at, and nests too deep to be walked through, are Unkeyed: no
+    call ends for the sake of its key."""
+    try:
+        yield
+    except Unkeyed:
+        raise
+    except Exception as error:
+        raise Unkeyed(f"an object: {type(error).__name__}: {error}") from error
+
+
+def _noted(text: str) -> list:
+    content = disk.load(text)
+    if content is None:
+        return []
+    noted = content[0].get("traced")
+    if not isinstance(noted, list) or not all(_is_trace(traced) for traced in noted):
+        disk.discard(text, "its facts are others")
+        return []
+    return noted
+
+
+def _is_trace(traced) -> bool:
+    return isinstance(traced, list) and all(
+        isinstance(code, list) and [type(part) for part in code] == [str, int] for code in traced)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a call that lie in one another's memory. A captured graph that writes to one does not know that another changes."""
+
+import collections
+
+import torch
+
+from caesura.capture.stop_gradient import written_to
+from caesura.reports import fall_back
+
+
+def _bytes(tensor) -> tuple:
+    """From the first to past the last byte that its elements lie in."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors on one device may have an element in common."""
+    if a.device != b.device or a.layout != torch.strided or b.layout != torch.strided:
+        return False
+    (first, end), (start, last) = _bytes(a), _bytes(b)
+    return first < last and start < end
+
+
+def is_modules_own(placeholder: torch.fx.Node) -> bool:
+    """Whether dynamo's graph takes a parameter or a buffer there, and no argument of the call's."""
+    source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    name = name() if callable(name) else name
+    return "_parameters[" in name or "_buffers[" in name
+
+
+def overlapping(graph: torch.fx.Graph, written):
+    """A function of the values that dynamo's graph is called with: whether one that it writes to shares memory with one that the
+    caller gives. written: the positions of the former. None where no call can have such."""
+    placeholders = graph.find_nodes(op="placeholder")
+    tensors = [isinstance(n.meta.get("example_value"), torch.Tensor) for n in placeholders]
+    pairs = [(i, j) for i in written for j, n in enumerate(placeholders)
+             if i != j and tensors[j] and not (is_modules_own(placeholders[i]) and is_modules_own(n))]
+    if not pairs:
+        return None
+    return lambda values: any(share_memory(values[i], values[j]) for i, j in pairs)
+
+
+def run_in_eager(module: torch.fx.GraphModule, values):
+    """What dynamo's graph gives, by PyTorch's kernels, loudly."""
+    fall_back([("a call", "it writes to memory that two of its arguments share", "the arguments of this call")])
+    return module.forward(*values)
+
+
+def unless_overlapping(compiled, module: torch.fx.GraphModule, written):
+    """`compiled`, the call of dynamo's graph `module`, which writes to the inputs at `written`; in eager where they overlap."""
+    overlap = overlapping(module.graph, written)
+    if overlap is None:
+        return compiled
+    return lambda *values: run_in_eager(module, values) if overlap(values) else compiled(*values)
+
+
+def share_storage(graph: torch.fx.Graph) -> list:
+    """The nodes of dynamo's graph that write to what two of its inputs share, in the call that it was captured of."""
+    held = collections.Counter(map(_storage, graph.find_nodes(op="placeholder")))
+    writes = ((node, written_to(node)) for node in graph.nodes)
+    return [node for node, target in writes if target is not None and _storage(target) and held[_storage(target)] > 1]
+
+
+def _storage(node):
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return None
+    return value.untyped_storage()._cdata

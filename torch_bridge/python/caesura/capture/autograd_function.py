@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An autograd.Function in a forward that our rules differentiate: its forward is taken apart like everything else, and behind
+it stands caesura::with_gradient, which gives the values on and knows the backward that the Function has written for them. A
+tensor's hook is a Function that gives the tensor on.
+"""
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from caesura.lowering.importer import describe
+
+_library = torch.library.Library("caesura", "FRAGMENT")
+_library.define("with_gradient(Tensor[] values, Tensor[] inputs, Tensor[] saved, int function) -> Tensor[]")
+TARGET = torch.ops.caesura.with_gradient.default
+
+
+@torch.library.register_fake("caesura::with_gradient", lib=_library)
+def _(values, inputs, saved, function):
+    return [torch.empty_like(value) for value in values]
+
+
+_TENSOR = object()  # in the place of a tensor that is given
+
+
+def take_functions(graph: torch.fx.GraphModule) -> tuple:
+    """Takes the autograd.Functions in dynamo's graph apart. Returns them, by the number that with_gradient has, and what
+    cannot be taken apart, a line each."""
+    functions, problems = [], []
+    for module in parts_of(graph):
+        for node in list(module.graph.nodes):
+            is_hook = node.op == "call_function" and str(node.target) == "register_hook"
+            if not is_hook and "autograd_function_apply" not in str(node.target):
+                continue
+            why = None if is_hook else _problem(node)
+            if why is not None:
+                problems.append(f"an autograd.Function {why} (at {describe(node)})")
+                continue
+            bodies = node.args[1:2] if is_hook else node.args[:2]
+            runs = [torch.fx.Interpreter(_without_modes(getattr(module, body.target))).run for body in bodies]
+            given = [argument for argument in node.args if argument not in bodies]
+            forward, backward = (_give_on, _hooked(runs[0], len(given))) if is_hook else runs
+            functions.append(_Function(forward, backward, len(functions), set(node.kwargs.get("non_differentiable_idx", ()))))
+            node.target, node.args, node.kwargs = functions[-1], tuple(given), {}
+            for body in bodies:
+                module.graph.erase_node(body)
+                delattr(module, body.target)
+        module.recompile()
+    return functions, problems
+
+
+def _give_on(x, *others):
+    return x, others
+
+
+def _hooked(hook, count):
+    def backward(dy, *others):
+        found = hook(dy, *others)
+        found = found[0] if isinstance(found, (list, tuple)) else found
+        return [dy if found is None else found] + [None] * (count - 1)
+    return backward
+
+
+def parts_of(graph: torch.fx.GraphModule) -> list:
+    """dynamo's graph and those that its calls run: what stands in a checkpoint."""
+    return [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
+def _problem(node):
+    """Why the call is not taken apart; or None."""
+    if "saved_for_backward_idx" not in node.kwargs:
+        return f"as PyTorch {torch.__version__} captures it"
+    if node.kwargs.get("dirty_idx"):
+        return "that writes to its inputs"
+    values = tree_leaves([n.meta.get("example_value") for n in (node, *node.all_input_nodes)])
+    return "of complex numbers" if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values) else None
+
+
+def _without_modes(module):
+    for node in list(module.graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+class _Function:
+    """The call in dynamo's graph. forward: gives the results and what is saved; backward: takes the results' gradients and
+    what was saved, and gives those of the arguments. fixed: the results that have no gradient."""
+
+    __name__ = "autograd_function"
+
+    def __init__(self, forward, backward, number, fixed):
+        self.forward, self.backward, self.number, self.fixed = forward, backward, number, fixed
+
+    def __call__(self, *arguments):
+        results, saved = self.forward(*arguments)
+        several = isinstance(results, (list, tuple))
+        results = list(results) if several else [results]
+        moving = [i for i, r in enumerate(results) if _is_float(r) and i not in self.fixed]
+        self.inputs = [i for i, a in enumerate(arguments) if _is_float(a)]
+        self.saved = [_TENSOR if isinstance(s, torch.Tensor) else s for s in saved]
+        self.results = [_TENSOR if i in moving else (r.shape, r.dtype) if isinstance(r, torch.Tensor) else None
+                        for i, r in enumerate(results)]
+        tensors = [s for s in saved if isinstance(s, torch.Tensor)]
+        given = TARGET([results[i] for i in moving], [arguments[i] for i in self.inputs], tensors, self.number)
+        for i, value in zip(moving, given):
+            results[i] = value
+        return tuple(results) if several else results[0]
+
+    def trace(self, values, inputs, saved, decompositions):
+        """The backward as a graph of ATen calls: from the gradients of `values` and from `saved` to the gradients of `inputs`, None
+        where there is none (fake tensors all)."""
+        def run(gradients, tensors):
+            gradients, tensors = iter(gradients), iter(tensors)
+            # PyTorch gives zeros for results without a gradient.
+            given = [next(gradients) if r is _TENSOR else r and torch.zeros(r[0], dtype=r[1]) for r in self.results]
+            given += [next(tensors) if s is _TENSOR else s for s in self.saved]
+            found = self.backward(*given)
+            found = found if isinstance(found, (list, tuple)) else [found]
+            found = [found[i] for i in self.inputs]
+            return [g if g is None else g.sum_to_size(x.shape).to(x.dtype) for g, x in zip(found, inputs)]
+
+        with detect_fake_mode(values), torch.fx.traceback.preserve_node_meta():
+            given = [[torch.empty_like(t) for t in tensors] for tensors in (values, saved)]  # each another: a trace knows them by that
+            traced = make_fx(run, decomposition_table=decompositions)(*given)
+        traced.graph.eliminate_dead_code()
+        return traced
+
+
+def _is_float(value):
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How values lie in memory. Ours lie dense, where PyTorch's may be transposed (channels_last): what a user sees of them, and
+what calls go by it, becomes a copy that lies as PyTorch's does.
+"""
+
+import torch
+
+from caesura.lowering.onnx_builder import is_static
+from caesura.lowering.registry import aten
+
+_CALLS = (aten.as_strided.default, aten.as_strided_scatter.default)
+
+
+def lay_arguments(graph: torch.fx.Graph, views) -> list:
+    """Of as_strided. views: calls that look at the same memory. Returns the calls whose arguments cannot be laid so: what they look at is a
+    part of something."""
+    left = []
+    for node in [n for call in _CALLS for n in graph.find_nodes(op="call_function", target=call)]:
+        base, given = node.args[0], node.args[0].meta["val"]
+        while base.op == "call_function" and base.target in views and node.target == _CALLS[0]:
+            if base.args[0].meta["val"].dtype != given.dtype:  # a complex value by its parts
+                break
+            base = base.args[0]
+        x = base.meta["val"]
+        if base is node.args[0] and x.is_contiguous() and x.storage_offset() == 0:
+            continue
+        order = _order(x) if is_static((*given.stride(), given.storage_offset())) else None
+        if order is None:
+            left.append(node)
+            continue
+        with graph.inserting_before(node):
+            dense = _dense(graph, base, order)
+        sizes = node.args[1:]
+        if len(sizes) == (2 if node.target == _CALLS[0] else 3):
+            sizes = (*sizes, given.storage_offset())
+        with graph.inserting_before(node):
+            made = _call(graph, node, node.target, dense, *sizes)
+            if node.target == _CALLS[1]:
+                made = _back(graph, made, order)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return left
+
+
+def lay_results(graph: torch.fx.Graph, views, first: int, last: int):
+    """Of the outputs from `first` to `last`. views: calls that PyTorch makes, of what lies as its own."""
+    output = next(n for n in graph.nodes if n.op == "output")
+    results = list(output.args[0])
+    for i, node in list(enumerate(results))[first:last]:
+        base = node
+        while isinstance(base, torch.fx.Node) and base.op == "call_function" and base.target in views:
+            base = base.args[0]
+        x = base.meta.get("val") if isinstance(base, torch.fx.Node) and base.op == "call_function" else None
+        if not isinstance(x, torch.Tensor) or _order(x) in (None, list(range(x.dim()))):
+            continue
+        order = _order(node.meta["val"])
+        if order is None:
+            continue
+        with graph.inserting_before(output):
+            results[i] = _back(graph, _dense(graph, node, order), order)
+    output.args = (type(output.args[0])(results),)
+
+
+def as_traced(graph, node, source):
+    """For a call `node` that goes by how `source` lies: a copy with the axes in memory as the trace has them; `source`
+    itself where they lie in order, or one element lies for several."""
+    x = source.meta["val"]
+    sizes, strides = ([d if isinstance(d, int) else d.node.hint for d in of] for of in (x.shape, x.stride()))
+    if None in (*sizes, *strides):
+        return source
+    order = sorted(range(len(sizes)), key=lambda axis: -strides[axis])
+    moving = [axis for axis in order if sizes[axis] != 1]
+    if moving == sorted(moving) or 0 in [strides[axis] for axis in moving]:
+        return source
+    with graph.inserting_before(node):
+        return _back(graph, _dense(graph, source, order), order)
+
+
+def _order(x):
+    """The axes from the outermost in memory to the innermost; None where it is a part of something, or sizes are symbols."""
+    if x.layout != torch.strided or not is_static((*x.shape, *x.stride(), x.storage_offset())) or x.storage_offset() != 0:
+        return None
+    order = sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
+    return order if x.permute(order).is_contiguous() else None
+
+
+def _dense(graph, node, order):
+    return _call(graph, node, aten.clone.default, _call(graph, node, aten.permute.default, node, order),
+                 memory_format=torch.contiguous_format)
+
+
+def _back(graph, node, order):
+    return _call(graph, node, aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
+
+
+def _call(graph, like, target, *args, **kwargs):
+    made = graph.call_function(target, args, kwargs)
+    values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    made.meta = {**like.meta, "val": target(*values[0], **values[1])}
+    return made

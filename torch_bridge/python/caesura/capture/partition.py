@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a captured backward reads of its forward: tensors as they lie in memory, of which it takes its own views.
+
+A partition saves the queries of an attention as a transposed part of a product; the backward's programs take dense tensors,
+so that the part would be copied. Saved is the product instead, which the views kept alive anyway, and the backward begins
+with the views, which its programs make at no cost.
+"""
+
+import operator
+
+import torch
+from torch._functorch import config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import CheckpointPolicy
+
+from caesura.capture.grouped_query_attention import take_unrepeated
+from caesura.runtime.graph_executor import VIEWS
+
+aten = torch.ops.aten
+_UNLIKE = {torch.Tag.nondeterministic_seeded,  # calls that differ, or whose results' sizes have symbols of their own
+           torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_PARTS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
+
+
+def partition(joint_module, inputs, *, num_fwd_outputs, **options):
+    """PyTorch's min-cut partition of a joint graph, with bases saved in the place of their views."""
+    take_unrepeated(joint_module.graph)
+    _merge_equal(joint_module.graph)
+    _save_within_checkpoints(joint_module.graph)
+    with config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
+        forward, backward = min_cut_rematerialization_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    _save_bases(forward, backward, num_fwd_outputs)
+    return forward, backward
+
+
+def _save_within_checkpoints(graph):
+    """What is not computed again within a checkpoint: a training batch norm, whose running statistics it has written to by
+    then, and an attention without dropout, which PyTorch takes to draw random numbers; that it saves is small."""
+    norm, attention = aten._native_batch_norm_legit_functional.default, aten._scaled_dot_product_flash_attention_for_cpu.default
+    saved = [n for n in graph.find_nodes(op="call_function", target=norm) if n.args[5]]
+    saved += [n for n in graph.find_nodes(op="call_function", target=attention) if not n.args[3:4] or n.args[3] == 0]
+    for node in saved:
+        for result in (node, *node.users):
+            result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _merge_equal(graph):
+    """Makes one of calls that come to the same, so that the cut does not save it twice. What the outputs are made of stays:
+    they are tensors of their own, which may be written to."""
+    (output,) = graph.find_nodes(op="output")
+    outputs = {_storage(n) for n in output.all_input_nodes} - {None}
+    seen = {}
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+            continue
+        if node.target is not operator.getitem:
+            if node.target._schema.is_mutable:
+                seen.clear()  # reads behind it read something else
+                continue
+            if not _UNLIKE.isdisjoint(node.target.tags):
+                continue
+        if outputs and _storage(node) in outputs:
+            continue
+        first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)  # a node's repr is its name, its own
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _storage(node):
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return StorageWeakRef(value.untyped_storage())
+    except NotImplementedError:  # a sparse one has none
+        return None
+
+
+def _save_bases(forward, backward, num_outputs):
+    (output,) = forward.graph.find_nodes(op="output")
+    results, dropped = list(output.args[0]), set()
+    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    saved = {n: placeholders[n.name] for n in results[num_outputs:] if n.name in placeholders}  # forward's to backward's
+    made = {}  # the same of views that the backward makes, and of their bases
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    for i in range(num_outputs, len(results)):
+        node = results[i]
+        chain = _views_behind(node, saved, made) if node in saved else []
+        if not chain:
+            continue
+        base, old = chain[0], saved.pop(node)
+        if base in made:
+            dropped.add(i)
+        elif base in saved:
+            made[base] = saved[base]
+            dropped.add(i)
+        else:
+            with backward.graph.inserting_before(old):
+                made[base] = backward.graph.placeholder(base.name)
+            made[base].meta = old.meta | {k: base.meta[k] for k in ("val", "tensor_meta") if k in base.meta}
+            results[i] = base
+        with backward.graph.inserting_before(first):
+            for view in chain[1:]:
+                made[view] = backward.graph.node_copy(view, made.__getitem__)
+        old.replace_all_uses_with(made[node])
+        backward.graph.erase_node(old)
+    output.args = ([r for i, r in enumerate(results) if i not in dropped],)
+    if "desc" in output.meta:
+        output.meta["desc"] = [d for i, d in enumerate(output.meta["desc"]) if i not in dropped]
+    forward.recompile()
+    backward.recompile()
+
+
+def _views_behind(node, saved, made):
+    """What the backward has or can have, and the views that lead from it to `node`; nothing where node is dense, or may be:
+    its sizes change."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or node.meta.get("saved_tensor_with_no_vc_check"):
+        return []
+    if not all(isinstance(d, int) for d in (*value.shape, *value.stride())) or _is_dense(node):
+        return []
+    chain = [node]
+    while _is_view(chain[0]):
+        if len(chain[0].all_input_nodes) != 1:
+            return []
+        chain.insert(0, chain[0].all_input_nodes[0])
+        if chain[0] in made or (chain[0] in saved and _is_dense(chain[0])):
+            break
+    return chain if len(chain) > 1 and chain[0].op == "call_function" else []
+
+
+def _is_dense(node) -> bool:
+    return isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].is_contiguous()
+
+
+def _is_view(node) -> bool:
+    if node.target is operator.getitem:
+        return node.args[0].target in _PARTS
+    return node.target in VIEWS or node.target in _PARTS

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What dynamo traces in the place of functions of PyTorch's and transformers' that no graph holds, because they look at values
+or take locks. Results are theirs."""
+
+import contextlib
+import operator
+import sys
+from unittest import mock
+
+import torch
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.utils import build_checkpoint_variable
+from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch.utils.checkpoint import check_backward_validity, checkpoint
+
+from caesura.capture.ops.check import gaussian_nll_loss
+from caesura.capture.ops.ctc import ctc_loss
+
+
+def _is_causal(mask, is_causal=None, size=None):
+    """nn.Transformer looks whether a mask is causal, so that attention need not read it. Here it is read."""
+    return is_causal is True
+
+
+_STAND_INS = {
+    torch.nn.functional.ctc_loss: ctc_loss,
+    torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
+    torch.nn.modules.transformer._detect_is_causal_mask: _is_causal,
+}
+_BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+_batch_norm = _BatchNorm.forward
+
+
+def _cumulative_batch_norm(self, x):
+    """Without a momentum the statistics are the mean of all batches' so far, whose number PyTorch reads off a tensor."""
+    if self.momentum is not None or not self.training or self.num_batches_tracked is None:
+        return _batch_norm(self, x)
+    self._check_input_dim(x)
+    self.num_batches_tracked.add_(1)
+    batch = [torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)]
+    y = torch.nn.functional.batch_norm(x, *batch, self.weight, self.bias, True, 1.0, self.eps)
+    with torch.no_grad():
+        for kept, new in zip((self.running_mean, self.running_var), batch):
+            share = self.num_batches_tracked.to(kept.dtype).reciprocal()
+            kept.mul_(1 - share).add_(new * share)
+    return y
+
+
+_GRADIENTS = {"trace_autograd_ops": True} if hasattr(torch._dynamo.config, "trace_autograd_ops") else {}  # not in 2.12
+
+
+_as_python_constant = TensorVariable.as_python_constant
+
+
+def _as_constant(variable):
+    """`torch.rand([]) < 0.0` is False: layers that are dropped with probability 0 (transformers') are no branch."""
+    node = variable.proxy.node
+    if node.target is operator.lt and getattr(node.args[0], "target", None) is torch.rand:
+        if isinstance(node.args[1], (int, float)) and node.args[1] <= 0:
+            return False
+    return _as_python_constant(variable)
+
+
+_tolist = TensorVariable.method_tolist
+
+
+def _to_list(variable, tx):
+    """`torch.arange(2, x.dim()).tolist()` is a list of numbers (MONAI's losses)."""
+    node = variable.proxy.node
+    if node.target is torch.arange and not node.kwargs and all(type(a) is int for a in node.args):
+        return VariableTracker.build(tx, list(range(*node.args)))
+    return _tolist(variable, tx)
+
+
+class _AtOnce(UserFunctionVariable):
+    """A function of a module that changes it once for all: called while dynamo traces, which finds the module changed."""
+
+    def call_function(self, tx, args, kwargs):
+        if len(args) != 1 or kwargs or not isinstance(getattr(args[0], "value", None), torch.nn.Module):
+            return super().call_function(tx, args, kwargs)
+        self.fn(args[0].value)
+        return ConstantVariable.create(None)
+
+
+def _cut(function, *args):
+    with torch.no_grad():
+        return function(*args)
+
+
+class _Checkpoint(UserFunctionVariable):
+    """A reentrant checkpoint gives no gradients where none of its arguments requires one, and says so; dynamo knows one kind of
+    checkpoint only."""
+
+    def call_function(self, tx, args, kwargs):
+        chosen = kwargs.get("use_reentrant")
+        reentrant = chosen is None or chosen.is_python_constant() and chosen.as_python_constant() in (True, None)
+        given = [a.realize() for a in args[1:]]
+        inputs = [a.as_proxy().node.meta["example_value"] for a in given if isinstance(a, TensorVariable)]
+        if not reentrant or not torch.is_grad_enabled() or any(value.requires_grad for value in inputs):
+            return build_checkpoint_variable().call_function(tx, args, kwargs)
+        check_backward_validity(inputs)  # warns
+        return UserFunctionVariable(_cut).call_function(tx, args, {})
+
+
+def _traced(function, kind=UserFunctionVariable):
+    def build(builder, value):
+        builder.install_guards(GuardBuilder.CLOSURE_MATCH)
+        return kind(function)
+
+    return build
+
+
+def _hooks_of_transformers():
+    """Its models install hooks when somebody first asks for hidden states, under a lock."""
+    module = sys.modules.get("transformers.utils.output_capturing")
+    install = getattr(module, "maybe_install_capturing_hooks", None)
+    return {} if install is None else {id(install): _traced(install, _AtOnce)}
+
+
+@contextlib.contextmanager
+def capturing(module, **options):
+    """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
+    are its own."""
+    counts = any(isinstance(part, _BatchNorm) and part.momentum is None for part in module.modules())
+    builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
+    builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
+    with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
+            mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
+            mock.patch.object(TensorVariable, "method_tolist", _to_list), \
+            mock.patch.object(_BatchNorm, "forward", _cumulative_batch_norm if counts else _batch_norm), \
+            mock.patch.dict(VariableBuilder._id_dispatch(), builders):
+        yield

@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caesura.compile_step: forward, loss, backward and optimizer as one program."""
+
+import functools
+import inspect
+import logging
+import warnings
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._decomp import get_decompositions
+from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import tree_map_only
+
+from caesura import _core
+from caesura.cache import compiled_steps, disk, fingerprint
+from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
+from caesura.capture.aliasing import share_storage
+from caesura.capture.autograd_function import parts_of, take_functions
+from caesura.capture.complex_numbers import in_pairs
+from caesura.capture.frames import first_line, is_users_error, place_of, quietly
+from caesura.capture.layout import lay_arguments
+from caesura.capture.linalg_checks import join_checks
+from caesura.capture.ops.recurrent import by_layers
+from caesura.capture.polyfills import capturing
+from caesura.capture.python_rng import take_as_given
+from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
+from caesura.capture.stop_gradient import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
+from caesura.frontends.dynamo_backend import decompositions
+from caesura.lowering.importer import describe
+from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
+from caesura.reports import collect_from
+from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
+from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
+from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
+
+
+def _logging_calls():
+    """What only tells people something: print, warnings, methods of loggers, with those that libraries have added to the
+    class (warning_once)."""
+    stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
+    methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
+    return methods | {print, warnings.warn}
+
+
+def _as_leaf(value):
+    """A tensor that requires_grad_() may be called on: dynamo refuses it for what it is given."""
+    return value if value.requires_grad or not value.is_floating_point() else value.detach()
+
+
+@torch._dynamo.allow_in_graph
+def _as_loss(loss):
+    """Marks what the function returned: only this module calls it, and dynamo's graph shows the call."""
+    return loss.detach()
+
+
+def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
+    """The position of the loss among the graph's outputs, and its node, without _as_loss()'s detach."""
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    position, node = next((i, n) for i, n in enumerate(output.args[0])
+                          if isinstance(n, torch.fx.Node) and n.target is _as_loss)
+    loss = node.args[0]
+    node.replace_all_uses_with(loss)
+    graph.graph.erase_node(node)
+    return position, loss
+
+
+collect_from(_core.take_step_counts)
+
+# Older releases than 2.13 count the graphs of all steps together.
+_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+_CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
+_CAPTURES = 64  # of one step
+_TRIALS = 3  # calls of a program, after which none of its keys is looked at
+_CHANGES = 3  # of the optimizer's options, that programs are made anew for
+_KEYS = 32  # looked up, after which no more are: inputs or the module change too often
+
+
+def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
+                 accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
+                 threads: int = 0) -> "CompiledStep":
+    """The whole training step (forward, loss, backward, clipping, optimizer) as one program.
+
+        step = caesura.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
+        for inputs, targets in batches:
+            loss = step(inputs, targets)
+            scheduler.step()
+
+    module: parameters in another memory format (channels_last) become contiguous: each kernel takes the order that suits it.
+    loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]); None when the module returns its loss (a scalar, or
+        an object or dict with `loss`) and takes all arguments.
+    optimizer: its parameters train; those of torch.optim are written into the program (LBFGS and SparseAdam are refused), and
+        their state lies in optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work
+        as always: what a group says of rates, betas, momentum and decay counts from the next call on. Any
+        other is left to PyTorch, with a FallbackWarning: the program ends with the gradients, in the parameters' .grad,
+        and optimizer.step() is called behind it. There is no zero_grad() to call.
+    clip_norm: global norm to clip gradients at; 0 does not clip.
+    accumulation_steps: calls to one update, which goes by the mean of their gradients.
+    precision: "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in float32; "fp16"
+        scales the loss, and an update whose gradients are not finite does not happen.
+    memory_budget: bytes that activations may take; what is over it is computed again in the backward. 0: no limit.
+    dynamic: as for wrap().
+    threads: per kernel; 0 takes CAESURA_NUM_THREADS, or what OpenMP would take.
+
+    Programs that a key can hold are kept on disk for the next process, see cache/compiled_steps.py: CAESURA_PROGRAM_CACHE=off keeps
+    none.
+
+    Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. An argument may
+    be a NumPy array where the forward or the loss function makes a tensor of it. Programs are
+    captured at the first call and for inputs that no program was captured for; calls of loggers, warnings and print are left
+    out. Dropout draws its masks by a seed that each call takes from PyTorch's generator: manual_seed() and set_rng_state() repeat
+    them, and they are not eager's. Calls that have no equivalent in ONNX ops are PyTorch's inside of the program, with a
+    FallbackWarning; StepRefused tells of what cannot be captured, with nothing changed. Not for use from several threads at the same time.
+    """
+    return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
+                        threads)
+
+
+def _refuse_ranks(module):
+    """Each rank would train for itself."""
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+    if ranks > 1 or any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
+        raise StepRefused(f"a step does not exchange gradients between processes, of which there are {ranks}: write "
+                          "DistributedDataParallel(caesura.wrap(module)) and a plain loop, with loss.backward() and optimizer.step()")
+
+
+class CompiledStep(_core.StepCalls):
+    """What compile_step() returns. Calls like an earlier one are run by the base, the others by _first()."""
+
+    def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
+                 threads):
+        super().__init__()
+        _refuse_ranks(module)
+        if not clip_norm >= 0:
+            raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
+        self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
+        self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
+        self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
+        self.recipe, self.gradients = None, Gradients()
+        self.programs = []
+        self._inputs = self._ran = None
+        self._capturing = self._gives_leaves = False
+        self._keys = 0 if dynamic is True else _KEYS
+        self._changes = _CHANGES
+        self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
+        self._describe()
+        # PyTorch puts other tensors in the place of the state when it loads one. An optimizer that was made without
+        # Optimizer.__init__ takes no hooks: it is none that a step writes.
+        if "_optimizer_load_state_dict_post_hooks" in vars(optimizer):
+            optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
+        self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
+                                   recompile_limit=_CAPTURES, **_ISOLATED)
+
+    def _describe(self, changing=None):
+        self._calls = []
+        self.names = self._name_tensors()
+        try:
+            recipe = describe_optimizer(self.optimizer, self.names, self.gradients, clip_norm=self.clip_norm,
+                                        accumulation_steps=self.accumulation_steps, changing=changing)
+        except ValueError as error:
+            raise StepRefused(str(error)) from None
+        if isinstance(recipe, Stepping) and self.precision == "fp16":
+            raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
+                              "cannot be written into; 'bf16' needs no scaled loss")
+        if self.recipe is not None and self.recipe.written() != recipe.written():
+            self.programs = [p for p in self.programs if p.is_captured]
+            for program in self.programs:
+                program.session = None  # made for another update
+        self.recipe = recipe
+
+    def _name_tensors(self) -> dict:
+        """Ids of the module's parameters and buffers, the loss's and the optimizer's, to their names."""
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        names.update((id(b), name) for name, b in self.module.named_buffers())
+        if isinstance(self.loss_fn, torch.nn.Module):
+            names = {id(p): f"loss_fn.{name}" for name, p in self.loss_fn.named_parameters()} | names
+        others = (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in names)
+        return names | {id(p): f"parameter_{i}" for i, p in enumerate(others)}
+
+    def check_optimizer(self):
+        """Describes it anew where it would no longer do what was written into the programs."""
+        change = self.recipe.change()
+        if change == OPTIONS and self._changes:
+            self._changes -= 1
+            self._describe()
+        elif change:
+            self._describe(None if change == MEMBERS else change)
+
+    def join_window(self, program) -> bool:
+        """Makes the program's next call part of the window, the calls that go into one update. False where the update cannot
+        be the program's: it is PyTorch's then, and the program closed."""
+        is_first = self.micro_steps % self.accumulation_steps == 0
+        window = frozenset() if is_first else self._window
+        misfit = self.recipe.misfit(program, window)
+        if misfit:
+            self._describe(misfit)
+            return False
+        if not is_first:  # otherwise the session begins with new gradients
+            scale = program.session.loss_scale / self._loss_scale
+            for parameter, gradient in self.gradients.tensors.items():
+                if id(parameter) not in window:
+                    gradient.zero_()
+                elif scale != 1:
+                    gradient.mul_(scale)
+        self._window, self._loss_scale = window | program.learning, program.session.loss_scale
+        return True
+
+    def capture(self, *args, **kwargs) -> "CapturedStep":
+        """The program for such inputs, captured if need be; nothing is run and nothing changes."""
+        self._capturing = True
+        try:
+            self._first(args, kwargs)
+        except Captured as captured:
+            return captured.program
+        finally:
+            self._capturing = False
+
+    def input_names(self, args, kwargs) -> dict:
+        """id of each tensor among the inputs to a name: the forward's own parameter names, "target" for the loss's."""
+        named = dict(kwargs)
+        if self.loss_fn is not None:
+            args, named["target"] = args[:-1], args[-1]
+        names = [n for n in inspect.signature(self.module.forward).parameters]
+        named.update(zip(names, args))
+        found = {}
+        for path, leaf in torch.utils._pytree.tree_leaves_with_path(named):
+            if isinstance(leaf, torch.Tensor):
+                found[id(leaf)] = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        return found
+
+    def _loss(self, *args, **kwargs):
+        if self._gives_leaves:
+            args, kwargs = tree_map_only(torch.Tensor, _as_leaf, (args, kwargs))
+        if self.loss_fn is None:
+            out = self.module(*args, **kwargs)
+            loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else getattr(out, "loss", None)
+        else:
+            loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"the loss must be a tensor, returned or in `loss` of what is returned, and is a {type(loss).__name__}")
+        # The clone is the loss's own: what the forward keeps of it, or a parameter that is the loss, is another value.
+        # The detach is for dynamo, which returns nothing that leads back to a requires_grad_().
+        return _as_loss(loss.clone())
+
+    def _refuse_hooks(self):
+        """What PyTorch's backward would call, and the program does not know of."""
+        hooked = [self.names[id(p)] for group in self.optimizer.param_groups for p in group["params"]
+                  if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
+        if hooked:
+            raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
+
+    def _capture(self, graph, example_inputs):
+        example_inputs = take_as_given(graph, example_inputs)
+        position, loss = _attached_loss(graph)
+        differentiates = any(map(takes_gradients, parts_of(graph)))
+        functions, problems = take_functions(graph)
+        if differentiates and functions:
+            problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
+        problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, keep_modes=differentiates)]
+        problems += [f"it assigns the data of a tensor: write to the tensor itself, copy_() or lerp_() under no_grad "
+                     f"(at {describe(node)})" for node in graph.graph.find_nodes(op="call_function", target=torch.Tensor.set_)]
+        problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
+                     for node in share_storage(graph.graph)]
+        if problems:
+            raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
+        away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
+        if away:
+            raise StepRefused(f"the step cannot be one program: of its tensors some lie on {', '.join(sorted(map(str, away)))}, and "
+                              "caesura's kernels are the CPU's; caesura.wrap runs such modules by PyTorch's")
+        captured, table = [], decompositions(KEPT)
+        if differentiates:
+            record(graph)
+            table |= get_decompositions(DECOMPOSED_TWICE)
+
+        def keep(module, inputs):
+            metadata = TracingContext.get().fw_metadata
+            join_checks(module, len(metadata.tokens))
+            left = lay_arguments(module.graph, ())
+            if left:
+                raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")
+            if differentiates:
+                drop_detached(module)
+            captured.append((in_pairs(module, real_inputs=True), metadata))
+            return module.forward
+
+        compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=table)
+        try:
+            with torch.no_grad():
+                compile_graph(graph if differentiates else by_layers(graph), example_inputs)
+        except (TypeError, NotImplementedError) as error:  # as PyTorch's hessian ends
+            raise StepRefused(f"the step cannot be one program: PyTorch does not trace it: {error}") from error
+        module, metadata = captured[0]
+        value = loss.meta["example_value"]
+        if value.numel() != 1 or not value.is_floating_point():
+            raise StepRefused(f"the loss is no number but {value.dtype} {list(value.shape)}")
+        program = CapturedStep(self, module, metadata, position, reached_inputs(graph, loss), calls_pytorch_alone(graph),
+                               functools.partial(ForwardImporter, functions, table, differentiates))
+        self.programs.append(program)
+        return program
+
+    def _first(self, args, kwargs) -> torch.Tensor:
+        """A call that none of `_calls` fits."""
+        _refuse_ranks(self.module)
+        self.check_optimizer()
+        self._refuse_hooks()
+        for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
+            parameter.data = parameter.data.contiguous()
+        key = None
+        if not self._capturing:
+            self.optimizer._opt_called = True  # for schedulers, which ask whether it steps before they do
+            key = self._key(args, kwargs)
+            loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
+            if loss is not None:
+                return loss
+        self._inputs = (args, kwargs)
+        try:
+            loss = self._run(*args, **kwargs)
+            if not self._capturing:
+                self._quicken(loss, args, kwargs, key)
+            return loss
+        finally:
+            self._inputs = self._ran = None
+
+    def _key(self, args, kwargs):
+        """The call's compiled_steps.Key, by which it is checked at little cost and its program found on disk; or None."""
+        own = tensors_of(self.module)
+        for program in self.programs:
+            if not program.is_captured:
+                program.refuse_others(own.get)
+        if self._keys == 0 or not isinstance(self.recipe, Recipe):
+            return None
+        self._keys -= 1
+        try:
+            return compiled_steps.Key(self, args, kwargs)
+        except Unkeyed as error:
+            logging.getLogger("caesura").info("no key, by which a program is kept on disk, holds %s", error)
+            return None
+
+    def _recall(self, key, args, kwargs) -> bool:
+        """Whether there is a program of that key, here or on disk; it is then the first of the quick calls."""
+        program = next((p for p in self.programs if key.fits(p)), None)
+        if program is None:
+            found = compiled_steps.load(key, self, args, kwargs)
+            if found is None:
+                if self.dynamic is None and not any(p.is_captured for p in self.programs):
+                    mark_changing(args, kwargs, self._recalled)
+                return False
+            program, (traced, text, model, bound, places) = StepProgram(self), found
+            try:
+                program.open(model, [(name, None, value) for name, value in bound])
+            except (ValueError, RuntimeError) as error:
+                disk.discard(text, error)
+                return False
+            program.key, program.traced, program.places = text, traced, places
+            self.programs.append(program)
+            self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
+        program.rebind()
+        if not self.join_window(program):
+            return False
+        call = open_call(self, program, unplaced(program.places, self.module), None, key)
+        if call is not None:
+            self._keep(call)
+        return call is not None
+
+    def _quicken(self, loss, args, kwargs, key):
+        """Makes the next call like this one go past dynamo, where it would come to the same; and the next process's."""
+        program, feeds, counters, returned = self._ran or (None, None, (), None)
+        sources = None
+        if returned is loss and isinstance(self.recipe, Recipe) and loss.dtype == torch.float32:
+            sources = find_sources(self, feeds, args, kwargs)
+        if sources is None:
+            self._keys = 0  # the next ones will be like it
+            return
+        guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
+        traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # that is of this package's sources
+        has_key = key is not None and places is not None and program.is_kept and not counters
+        if has_key:
+            before, key = key.text, self._key(args, kwargs)
+            text = key.follow(traced) if key is not None and key.text == before else None
+        if guards is None:  # a call may do more than to run the program: one that leaves all as another has does no more
+            program.left_behind = (*program.left_behind, text)
+            if not text or program.left_behind.count(text) < 2:
+                self._keys = self._keys if has_key and len(program.left_behind) < _TRIALS else 0
+                return
+        call = open_call(self, program, sources, None if text else guards, key if text else None, counters)
+        if call is not None:
+            self._keep(call)
+            if text:
+                program.key, program.traced, program.places = text, traced, places
+                if key.fits(program):
+                    compiled_steps.store(key, program)
+
+    def _keep(self, call):
+        self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
+
+    def _raise_as_eager(self, error, args, kwargs):
+        """Raises the forward's own error, where the capture has ended by it. Buffers stay as they are."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        try:
+            with torch.random.fork_rng([]), torch.enable_grad():
+                self._loss(*args, **kwargs)
+        except Exception as own:
+            own.__suppress_context__ = True
+            raise
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+        raise StepRefused(f"the step cannot be one program: its capture fails where eager goes on: {first_line(error)} "
+                          f"(at {place_of(error)})") from None
+
+    def _run(self, *args, **kwargs):
+        with torch.enable_grad(), quietly():
+            try:
+                if self.programs:
+                    try:
+                        return self._call(*args, **kwargs)
+                    except torch._dynamo.exc.Unsupported:
+                        pass  # a new capture, which a logging call stands in the way of; nothing has run
+                with capturing(self.module, ignore_logging_functions=_logging_calls()):
+                    try:
+                        return self._call(*args, **kwargs)
+                    except torch._dynamo.exc.Unsupported as error:
+                        if self._gives_leaves or "requires_grad_()" not in str(error):
+                            raise
+                        self._gives_leaves = True
+                        return self._call(*args, **kwargs)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
+                                  "shape that changes (TORCH_LOGS=recompiles tells which)") from None
+            except (torch._dynamo.exc.TorchRuntimeError, IndexError, AssertionError) as error:
+                self._raise_as_eager(error, args, kwargs)
+            except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.InternalTorchDynamoError,
+                    GuardOnDataDependentSymNode) as error:
+                if is_users_error(error):
+                    self._raise_as_eager(error, args, kwargs)
+                raise StepRefused(f"the step cannot be one program:\n{error}") from error
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                inner = error.inner_exception
+                if isinstance(inner, StepRefused):
+                    raise inner from None
+                if isinstance(inner, GuardOnDataDependentSymNode):
+                    raise StepRefused(f"the step cannot be one program:\n{inner}") from error
+                raise

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend of torch.compile: `torch.compile(module, backend="caesura")`."""
+
+import logging
+import types
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
+from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from caesura.cache import disk, graph_calls
+from caesura.cache.fingerprint import Unkeyed
+from caesura.capture import frames
+from caesura.capture.aliasing import share_storage, unless_overlapping
+from caesura.capture.autograd_function import parts_of
+from caesura.capture.complex_numbers import in_pairs
+from caesura.capture.double_backward import differentiable_again
+from caesura.capture.grouped_query_attention import take_unrepeated
+from caesura.capture.layout import lay_results
+from caesura.capture.ops.recurrent import by_layers
+from caesura.capture.partition import partition
+from caesura.capture.python_rng import take_as_given
+from caesura.capture.stop_gradient import takes_gradients
+from caesura.lowering import TABLE
+from caesura.lowering.importer import describe
+from caesura.reports import StrictError, fall_back
+from caesura.runtime.autograd_call import describe_call, open_call
+from caesura.runtime.graph_executor import VIEWS, GraphProgram
+
+# Whose decomposition in PyTorch 2.13 counts a row's classes with other rows' targets; it runs while a graph is traced, whatever
+# the table says.
+_WRONG = torch.ops.aten.multilabel_margin_loss_forward.default
+if _WRONG.py_kernels.pop(DispatchKey.Autograd, None) is not None:
+    _WRONG._dispatch_cache.clear()
+
+
+def decompositions(kept=TABLE):
+    """PyTorch's own decompositions of the calls that are not `kept` as they are."""
+    return {target: function for target, function in core_aten_decompositions().items()
+            if target not in kept and target is not _WRONG}
+
+
+def apart(function):
+    """The function with code of its own: PyTorch keeps and counts captured graphs by code, which all modules would share."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+                              function.__closure__)
+
+
+class _Captured:
+    """What AOT autograd hands over while it compiles a graph. away: whether it is another device's."""
+
+    forward = backward = metadata = None
+    refused = False  # the backward is, by caesura.strict(); an error where it is called
+
+    def __init__(self, away):
+        self.away = away
+
+    def compile_forward(self, module, example_inputs):
+        take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
+        self.metadata = TracingContext.get().fw_metadata
+        if not self.away:
+            lay_results(module.graph, VIEWS, len(self.metadata.mutated_inp_runtime_indices), self.metadata.num_forward)
+        self.forward = self._program(module)
+        return _boxed(lambda: self.forward)
+
+    def compile_backward(self, module, example_inputs):
+        try:
+            self.backward = self._program(module)
+        except StrictError:
+            self.refused = True
+        return _boxed(lambda: self.backward or self._program(module))
+
+    def _program(self, module):
+        module = module if self.away else in_pairs(module)
+        with unset_fake_temporarily():  # the graph's constants are real
+            return GraphProgram(module)
+
+
+def _boxed(get_program):
+    def run(arguments):
+        return get_program().run(arguments)
+
+    run._boxed_call = True  # the arguments come as a list that is ours to empty
+    return run
+
+
+def _key(module, example_inputs):
+    """What the graph's call is found on disk by; None where it is not kept."""
+    if not disk.enabled():
+        return None
+    try:
+        return graph_calls.key_of(module, example_inputs)
+    except Unkeyed as error:
+        logging.getLogger("caesura").info("the call is not looked for on disk, no key holds %s", error)
+        return None
+
+
+def backend(module: torch.fx.GraphModule, example_inputs, **options):
+    """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
+    if options:
+        raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")
+    example_inputs = take_as_given(module, example_inputs)
+    assigned = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
+    assigned = [node for node in assigned if node.args[0].op == "placeholder"]
+    if assigned:  # p.data = ...; AOT autograd has no graph for it
+        fall_back([("a graph", "it assigns the data of a tensor that it is given", describe(n)) for n in assigned])
+        return module.forward
+    shared = share_storage(module.graph)
+    if shared:  # AOT autograd's graph for it would be for such calls only
+        fall_back([("a graph", "it writes to memory that two of its inputs share", describe(n)) for n in shared])
+        return module.forward
+    # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
+    away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
+    captured, table = _Captured(away), {} if away else decompositions()
+    key = _key(module, example_inputs)
+    if key is not None:
+        with unset_fake_temporarily():
+            call = graph_calls.load(key, module, table)
+        if call is not None:
+            call.code = TracingContext.get().traced_code
+            return call
+    compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
+                                 inference_compiler=captured.compile_forward, decompositions=table,
+                                 partition_fn=default_partition if away else partition)
+    with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
+        as_it_is = away or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
+        compiled = compile_graph(module if as_it_is else by_layers(module), example_inputs)
+    captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
+    if captured.refused:
+        return compiled
+    with unset_fake_temporarily():
+        facts = describe_call(module, captured.forward, captured.backward, captured.metadata)
+        if facts is not None:
+            call = open_call(module, facts, table)
+            if key is not None and graph_calls.store(key, facts):
+                call.key, call.code = key, TracingContext.get().traced_code
+            return call
+    if captured.backward is not None:
+        compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+    return unless_overlapping(compiled, module, captured.metadata.mutated_inp_runtime_indices)
+
+
+frames.watch(backend)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training step on disk: written here, trained on by the C++ API or `caesura train`, and read back."""
+
+import json
+import os
+import pathlib
+
+import onnx
+import torch
+
+from caesura.frontends.compile_step import CompiledStep
+from caesura.runtime.optimizers import Stepping, keeps_count
+from caesura.runtime.step_program import as_real, calls_pytorch
+
+_METADATA = "caesura.step"
+
+
+def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
+    """Writes what `step` does with such inputs into a folder: model.onnx and state.safetensors.
+
+        step = caesura.compile_step(model, loss_fn, optimizer, dynamic=True)
+        caesura.export_step("step", step, inputs, targets)
+        # caesura train step --data train.npz --feed x=images --target labels ...
+        caesura.load_step("step", model, optimizer)
+
+    The inputs only tell dtypes and shapes (with dynamic=True sizes become symbols); nothing is trained. The model's inputs
+    have the names of the forward's parameters, "target" for what the loss function compares with; its output is "loss".
+    Nothing in the folder needs PyTorch. An existing step in the folder is replaced, the model first.
+    """
+    if isinstance(step.recipe, Stepping):
+        raise ValueError(f"{type(step.optimizer).__name__} is not part of the step: it cannot be exported")
+    folder = pathlib.Path(path)
+    program = step.capture(*args, **kwargs)
+    left = calls_pytorch(program.forward)
+    if left:
+        raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")
+    if program.draws:
+        drawn = sorted({str(draw.target) for draw in program.draws})
+        raise ValueError(f"PyTorch draws the step's random numbers ({', '.join(drawn)}): it cannot be exported")
+    if program.kept:
+        raise ValueError("the step leaves tensors in attributes of the module, which no file has: it cannot be exported")
+    recipe = step.recipe
+    rates = [coefficients["learning_rate"] for _, _, coefficients in recipe.groups]
+    rate = next((r for r in rates if r), 0.0)  # by which the groups' are known
+    groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}
+              for (names, name, coefficients), own in zip(recipe.groups, rates)]
+    facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,
+             "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups,
+             "trainable": program.trained, "clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,
+             "precision": step.precision}
+    model = program.model()
+    model.producer_name = "caesura"
+    model.metadata_props.add(key=_METADATA, value=json.dumps(facts))
+    folder.mkdir(parents=True, exist_ok=True)
+    target = (folder / "model.onnx").resolve()  # a link stays, and what it leads to is replaced
+    whole = target.with_name(".model.onnx.part")
+    onnx.save(model, whole)
+    os.replace(whole, target)
+    program.session.learning_rate = rate
+    program.session.set_position(program.updates(), step.micro_steps)
+    program.session.save(os.fspath(folder / "state.safetensors"))
+
+
+@torch.no_grad()
+def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer = None) -> int:
+    """Copies what was trained in the folder back into the module, and into the optimizer's state; the updates done.
+
+    Raises ValueError, with nothing changed, listing what does not fit.
+    """
+    from safetensors import safe_open
+
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    names = {id(tensor): name for name, tensor in own.items()}
+    own = {name: as_real(tensor) for name, tensor in own.items()}
+    writes, problems = [], []
+
+    def write(target, name, value):
+        if target is None or target.shape != value.shape or target.dtype != value.dtype:
+            problems.append(f"{name}: {value.dtype} {list(value.shape)}" +
+                            ("" if target is None else f", the module has {target.dtype} {list(target.shape)}"))
+        else:
+            writes.append((target, value))
+
+    with safe_open(pathlib.Path(path) / "state.safetensors", framework="pt") as file:
+        updates = int(file.metadata()["property/session.updates"].removeprefix("int:"))
+        states = {}
+        for key in file.keys():
+            if key.startswith("parameter/"):
+                name = key.removeprefix("parameter/")
+                write(own.get(name), name, file.get_tensor(key))
+            elif key.startswith("optimizer/optimizer."):
+                state, name = key.removeprefix("optimizer/optimizer.").split(".", 1)
+                states.setdefault(name, {})[state] = file.get_tensor(key)
+    if problems:
+        raise ValueError("the step does not fit the module:\n  " + "\n  ".join(problems))
+    for target, value in writes:
+        target.copy_(value)
+    if optimizer is not None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if names[id(parameter)] not in states:
+                continue
+            state = optimizer.state[parameter]
+            for key, value in states[names[id(parameter)]].items():
+                value = torch.view_as_complex(value) if parameter.is_complex() else value
+                if isinstance(state.get(key), torch.Tensor):
+                    state[key].copy_(value)
+                else:
+                    state[key] = value
+            if not keeps_count(optimizer):
+                continue
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"].fill_(updates)
+            else:
+                state["step"] = torch.tensor(float(updates))
+    return updates
+

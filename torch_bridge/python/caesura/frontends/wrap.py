@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caesura.wrap: a PyTorch module that trains through caesura."""
+
+import copy
+import dis
+import functools
+import logging
+import types
+import weakref
+
+import torch
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo import eval_frame
+
+from caesura.cache import disk, module_calls
+from caesura.cache.fingerprint import Unkeyed
+from caesura.capture.bytecode import is_plain
+from caesura.capture.class_guards import Classes
+from caesura.capture.polyfills import capturing
+from caesura.capture.sources import mark_changing
+from caesura.frontends.dynamo_backend import apart, decompositions
+from caesura.frontends.dynamo_backend import backend as torch_backend
+from caesura.reports import refusing, told_at_the_end
+from caesura.runtime.autograd_call import is_operator
+
+_CALLED = {"_call_impl", "plain_forward"}  # what is captured, by the names that wrap() and _Forward have for it
+_KEYS = 32  # looked up, after which no more are: inputs or the module change too often
+_CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
+
+
+def _past_dynamo(scope: dict) -> dict:
+    """The globals of dynamo's code, where operators of ours are called as they are, not in a scope without dynamo, and no
+    profiler is told of where the code begins and ends."""
+    scope = dict(scope)
+    for name, value in scope.items():
+        call = getattr(value, "_torchdynamo_orig_callable", None) if name.startswith("__compiled_fn") else None
+        if is_operator(call):
+            scope[name] = call
+        elif value is torch._dynamo.utils and name.startswith("__import_torch"):
+            scope[name] = types.SimpleNamespace(**vars(value) | {
+                "record_pregraph_bytecode_enter": lambda: None, "record_pregraph_bytecode_exit": lambda began: None})
+    return scope
+
+
+class _Calls:
+    """A compiled function's captures: dynamo's guards and code, without the callback that would capture more.
+
+    Where none of them fits, or the code goes on in frames that dynamo must see (behind a graph break), dynamo is asked.
+    """
+
+    def __init__(self, function, module, dynamic, kept=True):
+        """kept: whether calls are looked for on disk."""
+        self.function, self.module, self.dynamic = function, module, dynamic
+        self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
+        self.keys = _KEYS if kept and dynamic is not True and disk.enabled() else 0
+        self._begin()
+
+    def _begin(self):
+        """Forgets what was captured."""
+        self.compiled = torch.compile(apart(self.function), backend=torch_backend, dynamic=self.dynamic, recompile_limit=64)
+        self.candidate = None  # a call that may be kept
+        self.classes = None  # those that the captures were made of
+        self.captures = []  # (guards, function), the latest first
+        self.known = weakref.WeakSet()  # the code of all that were seen
+
+    def __call__(self, args, kwargs):
+        if torch.compiler.is_dynamo_compiling() or eval_frame._stance.stance != "default":
+            return self.compiled(*args, **kwargs)
+        for call in self.recalled:
+            if call.fits(args, kwargs):
+                return call(args, kwargs)
+        if self.classes is not None and not self.classes.unchanged():
+            self._begin()
+        frame = {"args": args, "kwargs": kwargs, "module": self.module}
+        for guards, function in self.captures:
+            if guards(frame):
+                results = function(*args, **kwargs)
+                if self.candidate is not None:
+                    self._confirm(args, kwargs)
+                return results
+        return self._first(args, kwargs)
+
+    def _first(self, args, kwargs):
+        key = self._key(args, kwargs)
+        if key is None:
+            results = self._ask_dynamo(args, kwargs)
+        else:
+            for known in self.recalled:
+                call = known.renewed(key, self.module, args, kwargs)
+                if call is not None:
+                    self.recalled.remove(known)
+                    break
+            else:
+                call = module_calls.load(key, decompositions(), self.module, args, kwargs)
+            if call is not None:
+                self.recalled = [call, *self.recalled[:_CALLS - 1]]
+                return call(args, kwargs)
+            if self.dynamic is None and self.recalled and not self.captures:
+                mark_changing(args, kwargs, self.recalled[0].shapes)
+            with module_calls.recording() as records:
+                results = self._ask_dynamo(args, kwargs)
+        function = self._find()
+        if self.classes is None or function is not None:
+            self.classes = Classes(self.module)
+        if key is not None:
+            try:
+                self.candidate = module_calls.Candidate(key, records, results, self.compiled._torchdynamo_orig_callable.__code__)
+                if function is not None and is_plain(function.__code__):
+                    self.candidate.store(key)
+                    self.candidate = None
+            except KeyError as error:
+                logging.getLogger("caesura").info("the module's calls are not kept on disk: not %s", error)
+                self.keys = 0  # the next ones will be like it
+        return results
+
+    def _confirm(self, args, kwargs):
+        """Keeps the candidate if a second call has left all behind as the first one has."""
+        key = self._key(args, kwargs)
+        if key is not None and self.candidate.is_left_by(key):
+            self.candidate.store(key)
+        self.candidate = None
+
+    def _ask_dynamo(self, args, kwargs):
+        # Hooks that come later are noticed.
+        with refusing(), told_at_the_end(), capturing(self.module, skip_nnmodule_hook_guards=False):
+            return self.compiled(*args, **kwargs)
+
+    def _key(self, args, kwargs):
+        """The call's module_calls.Key; None where it has none."""
+        if self.keys == 0:
+            return None
+        self.keys -= 1
+        try:
+            return module_calls.Key(self.module, self.dynamic, args, kwargs)
+        except Unkeyed as error:
+            self.keys = 0
+            logging.getLogger("caesura").info("the module's calls are not kept on disk, no key holds %s", error)
+            return None
+
+    def _find(self):
+        """Looks for captures that are new; gives the function of one, or None."""
+        call, function = self.compiled._torchdynamo_orig_callable, None
+        for entry in _debug_get_cache_entry_list(call.__code__):
+            if entry.code in self.known:
+                continue
+            self.known.add(entry.code)
+            if not any(i.argval in _CALLED for i in dis.get_instructions(entry.code)):  # else a graph break is in it
+                function = types.FunctionType(entry.code, _past_dynamo(call.__globals__), call.__name__, None, call.__closure__)
+                self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
+        return function
+
+
+class _Forward(property):
+    """A wrapped module's `forward`: the original's as it is at the time, captured. It calls no hooks, as in PyTorch."""
+
+    def __init__(self, module, dynamic):
+        super().__init__(self._captured, self._set, self._delete)
+        self.module, self.dynamic = module, dynamic
+        self.plain = self.run = None
+
+    def __get__(self, wrapped, cls=None):
+        return type(self.module).forward if wrapped is None else super().__get__(wrapped, cls)
+
+    def _captured(self, wrapped):
+        plain_forward = self.module.forward
+        if torch.compiler.is_dynamo_compiling():
+            return plain_forward
+        is_method = isinstance(plain_forward, types.MethodType)
+        if self.plain != plain_forward:
+            calls = _Calls(lambda *args, **kwargs: plain_forward(*args, **kwargs), self.module, self.dynamic, kept=False)
+
+            @functools.wraps(plain_forward.__func__ if is_method else plain_forward)
+            def run(*args, **kwargs):
+                return calls(args[is_method:], kwargs)
+
+            self.plain, self.run = plain_forward, run
+        return types.MethodType(self.run, wrapped) if is_method else self.run
+
+    @staticmethod
+    def _set(wrapped, forward):
+        vars(wrapped)["forward"] = forward
+
+    @staticmethod
+    def _delete(wrapped):
+        del vars(wrapped)["forward"]
+
+
+class _Wrapped:
+    """What wrap() adds to a module's class; the class itself holds what belongs to one wrapped module."""
+
+    _original = None
+    _calls = None
+
+    def __call__(self, *args, **kwargs):
+        return type(self)._calls(args, kwargs)
+
+    def __deepcopy__(self, memo):
+        return wrap(copy.deepcopy(type(self)._original, memo))
+
+    def __reduce__(self):
+        return wrap, (type(self)._original,)
+
+
+def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
+    """`module` as a module whose forward and backward run in caesura; an instance of the module's own class.
+
+        model = caesura.wrap(model)
+        loss = model(input_ids, labels=labels).loss
+        loss.backward()
+
+    The wrapped module and the original share everything (parameters, buffers, attributes, hooks, training mode): what
+    changes in one has changed in the other; an attribute set on one is set on the other. `forward` is captured, too, without
+    the hooks. The original still runs in PyTorch. state_dict() has the original's names.
+    Graphs are captured at the first call, and again for inputs whose dtypes, devices, ranks or non-tensor values no graph
+    was captured for; a size that changes becomes a symbol (dynamic=None), is one from the start (True), or never is (False).
+
+    Calls that caesura has no kernel for stay with PyTorch, with a FallbackWarning, and so does what dynamo does not capture
+    (behind a graph break); caesura.strict() forbids it, caesura.report() tells of it. On another
+    device than the CPU all calls stay. Thread safety: that of the module.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, _Wrapped):
+        return module
+
+    def call(*args, **kwargs):
+        return module._call_impl(*args, **kwargs)
+
+    cls = type(type(module).__name__, (_Wrapped, type(module)), {
+        "_original": module, "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic),
+        "__module__": type(module).__module__, "__doc__": type(module).__doc__,
+    })
+    wrapped = object.__new__(cls)
+    wrapped.__dict__ = module.__dict__
+    return wrapped

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An FX graph of ATen calls, node by node, as an ONNX model."""
+
+import logging
+import operator
+
+import torch
+
+from caesura.lowering.onnx_builder import Scalar, Tensor, Writer, make_model, onnx_type
+from caesura.lowering.registry import TABLE, Refused
+
+
+def describe(node: torch.fx.Node) -> str:
+    """Where in the user's code a node comes from: "model.py:12 in forward", or its name."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    frames = [line.strip() for line in trace if line.strip().startswith("File ")]
+    if not frames:
+        return node.name
+    file, line, *where = frames[-1][len("File "):].split(", ")
+    return f"{file.strip(chr(34))}:{line.removeprefix('line ')} {' '.join(where)}"
+
+
+def is_symbolic(node) -> bool:
+    """Whether the node is a size, not a tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def value_of(name: str, meta):
+    """The graph's view of what FX says of a node: a Tensor, a Scalar, or None for neither."""
+    if isinstance(meta, torch.Tensor):
+        onnx_type(meta.dtype)
+        if meta.layout != torch.strided:
+            raise Refused(f"layout {meta.layout}")
+        return Tensor(name, meta.dtype, tuple(plain(d) for d in meta.shape))
+    if isinstance(meta, (torch.SymInt, torch.SymFloat, int, float)) and not isinstance(meta, bool):
+        return Scalar(name, meta)
+    raise Refused(f"values of type {type(meta).__name__}")
+
+
+def plain(dim):
+    """A size as an int where it is one; a SymFloat likewise."""
+    if isinstance(dim, torch.SymInt | torch.SymFloat) and dim.node.expr.is_number:
+        return int(dim.node.expr) if isinstance(dim, torch.SymInt) else float(dim.node.expr)
+    return dim
+
+
+def arguments_of(node: torch.fx.Node) -> list:
+    """The call's arguments in the schema's order, defaults filled in."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return list(node.args)
+    out = []
+    for i, argument in enumerate(node.target._schema.arguments):
+        if i < len(node.args):
+            out.append(node.args[i])
+        else:
+            out.append(node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
+    return out
+
+
+def written(function, writer, node, arguments):
+    """What a rule makes of a call. A rule that fails has no say: PyTorch can do the call."""
+    try:
+        return function(writer, node, *arguments)
+    except Refused:
+        raise
+    except Exception as error:
+        logging.getLogger("caesura").info("the rule of %s fails", node.target, exc_info=True)
+        raise Refused(f"its rule fails, {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+class Importer:
+    """Writes the ONNX nodes of FX nodes one after the other."""
+
+    def __init__(self, constants=None):
+        self.writer = Writer()
+        self.values = {}  # FX node to Tensor, Scalar, or a tuple of them
+        self.constants = constants or {}  # FX node to torch.Tensor, for get_attr nodes
+
+    def bind(self, node: torch.fx.Node, name: str):
+        """Makes `node` an input of the graph."""
+        value = value_of(name, node.meta.get("val"))
+        self.values[node] = value
+        if isinstance(value, Scalar):
+            if isinstance(value.symbol, torch.SymInt):
+                self.writer.know(value.symbol, name)
+        return value
+
+    def know_shapes(self) -> None:
+        """Sizes that no input gives by itself are read off the inputs that have them."""
+        for value in list(self.values.values()):
+            if isinstance(value, Tensor):
+                self.writer.know_shape(value)
+
+    def argument(self, item):
+        if isinstance(item, torch.fx.Node):
+            if item in self.constants and item not in self.values:
+                self.values[item] = self.writer.constant(self.constants[item])
+            value = self.values[item]
+            symbol = plain(value.symbol) if isinstance(value, Scalar) else None
+            return value if symbol is None or isinstance(symbol, torch.SymInt | torch.SymFloat) else symbol
+        if isinstance(item, (list, tuple)):
+            return [self.argument(i) for i in item]
+        return item
+
+    def function(self, node: torch.fx.Node):
+        """What writes this call; None where nothing does."""
+        return TABLE.get(node.target)
+
+    def write(self, node: torch.fx.Node) -> None:
+        """Writes one call. Raises Refused; the writer is then to be thrown away."""
+        if node.target is operator.getitem:
+            self.values[node] = self.values[node.args[0]][node.args[1]]
+            return
+        function = self.function(node)
+        if function is None:
+            raise Refused("no equivalent in ONNX ops")
+        self.writer.source = describe(node)
+        result = written(function, self.writer, node, [self.argument(a) for a in arguments_of(node)])
+        if isinstance(result, Scalar) and isinstance(result.symbol, torch.SymInt):
+            self.writer.know(result.symbol, result.name)
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, Tensor):
+                self.writer.know_shape(value)
+        self.values[node] = result
+
+
+def import_graph(nodes, inputs, outputs, constants=None):
+    """The ONNX model of FX `nodes` (in order), as a function of the nodes `inputs` that yields the nodes `outputs`.
+
+    Raises Refused, with the node, where a call has no equivalent.
+    """
+    importer = Importer(constants)
+    bound = [importer.bind(node, f"input_{i}") for i, node in enumerate(inputs)]
+    importer.know_shapes()
+    for node in nodes:
+        try:
+            importer.write(node)
+        except Refused as error:
+            error.node = node
+            raise
+    results = []
+    for i, node in enumerate(outputs):
+        value = importer.values[node]
+        if isinstance(value, Scalar):
+            value = importer.writer.scalar(value)
+        name = importer.writer.op("Identity", [value])
+        results.append(Tensor(name, value.dtype, value.shape))
+    return make_model(importer.writer, bound, results)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes at places that tensors name."""
+
+import torch
+
+from caesura.lowering.fx_meta import result
+from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive, same_dim, same_shape
+from caesura.lowering.ops.elementwise import operand
+from caesura.lowering.registry import Refused, aten, raises
+
+
+@raises(aten.embedding.default)
+def embedding(w, node, weight, indices, *options):
+    return w.make("Gather", [weight, indices], *result(node), axis=0)
+
+
+@raises(aten.embedding_dense_backward.default)
+def embedding_backward(w, node, dy, indices, count, padding, by_frequency):
+    if by_frequency:
+        raise Refused("gradients scaled by frequency")
+    dtype, shape = result(node)
+    if padding >= 0:
+        is_padding = w.make("Equal", [indices, w.constant(padding, indices.dtype)], torch.bool, indices.shape)
+        is_padding = w.make("Unsqueeze", [is_padding, w.constant([-1])], torch.bool, (*indices.shape, 1))
+        dy = w.make("Where", [is_padding, w.constant(0, dy.dtype), dy], dy.dtype, dy.shape)
+    return w.make("GatherGrad", [dy, indices, w.ints(shape)], dtype, shape, domain=DOMAIN, axis=0)
+
+
+@raises(aten.index_select.default)
+def index_select(w, node, x, axis, indices):
+    if x.rank == 0:
+        raise Refused("places in a scalar")
+    indices = w.reshape(indices, (1,)) if indices.rank == 0 else indices
+    return w.make("Gather", [x, indices], *result(node), axis=axis)
+
+
+@raises(aten.topk.default)
+def topk(w, node, x, k, axis, largest, ordered):
+    if x.rank == 0:
+        raise Refused("places in a scalar")
+    outputs = w.op("TopK", [x, w.ints([k])], outputs=2, domain=DOMAIN, axis=axis, largest=int(largest), sorted=int(ordered))
+    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
+
+
+@raises(aten.sort.stable)
+def sort_stable(w, node, x, stable, axis, descending):
+    if not stable or x.dtype == torch.bool:  # what is not stable takes equal elements as the standard library happens to
+        raise Refused("an order of bool" if stable else "an order in which equal elements may change places")
+    if x.rank == 0:
+        return x, w.full(0, torch.int64, ())
+    axis = positive(axis, x.rank)
+    outputs = w.op("TopK", [x, w.ints([x.shape[axis]])], outputs=2, axis=axis, largest=int(descending), sorted=1)
+    return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
+
+
+@raises(aten.gather.default)
+def gather(w, node, x, axis, indices, sparse):
+    if x.rank == 0 or indices.rank == 0:
+        raise Refused("places in a scalar")
+    return w.make("GatherElements", [x, indices], *result(node), axis=axis)
+
+
+def _scatter(w, x, axis, indices, source, reduction=None):
+    if x.rank == 0 or indices.rank == 0:
+        raise Refused("places in a scalar")
+    return w.make("ScatterElements", [x, indices, source], x.dtype, x.shape, axis=axis, reduction=reduction)
+
+
+def _corner(w, source, indices):
+    """The part of `source` that has the shape of `indices`: PyTorch lets it be larger."""
+    axes = [d for d in range(source.rank) if not same_dim(source.shape[d], indices.shape[d])]
+    if not axes:
+        return source
+    ends = w.ints([indices.shape[d] for d in axes])
+    return w.make("Slice", [source, w.constant([0] * len(axes)), ends, w.constant(axes)], source.dtype, indices.shape)
+
+
+@raises(aten.scatter.src)
+def scatter(w, node, x, axis, indices, source):
+    return _scatter(w, x, axis, indices, _corner(w, source, indices))
+
+
+@raises(aten.scatter.value)
+def scatter_value(w, node, x, axis, indices, value):
+    return _scatter(w, x, axis, indices, w.full(value, x.dtype, indices.shape))
+
+
+@raises(aten.scatter_add.default)
+def scatter_add(w, node, x, axis, indices, source):
+    return _scatter(w, x, axis, indices, _corner(w, source, indices), "add")
+
+
+@raises(aten.scatter_reduce.two)
+def scatter_reduce(w, node, x, axis, indices, source, reduction, include_self):
+    dtype, source = x.dtype, _corner(w, source, indices)
+    if dtype == torch.bool or (reduction == "mean" and not dtype.is_floating_point):
+        raise Refused(f"scatter by {reduction} of {dtype}")
+    least, most = (-torch.inf, torch.inf) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    kind, nothing = {"sum": ("add", 0), "mean": ("add", 0), "prod": ("mul", 1), "amax": ("max", least),
+                     "amin": ("min", most)}[reduction]
+    if not include_self:
+        x = _scatter(w, x, axis, indices, w.full(nothing, dtype, indices.shape))
+    y = _scatter(w, x, axis, indices, source, kind)
+    if reduction != "mean":
+        return y
+    counts = _scatter(w, w.full(int(include_self), dtype, x.shape), axis, indices, w.full(1, dtype, indices.shape), "add")
+    counts = counts if include_self else w.make("Max", [counts, w.constant(1, dtype)], dtype, x.shape)
+    return w.make("Div", [y, counts], dtype, x.shape)
+
+
+# --- x[i, j] ---------------------------------------------------------------------------------------------------
+
+def _places(w, node, x, indices):
+    """The axes that tensors index, and their indices as one tensor [broadcast shape..., axes]."""
+    axes = [d for d, i in enumerate(indices) if i is not None]
+    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in axes):
+        raise Refused("places given by a mask")
+    tensors = [w.cast(indices[d], torch.int64) for d in axes]
+    shape = broadcast_shape(tensors)
+    parts = []
+    for tensor in tensors:
+        if not same_shape(tensor.shape, shape):
+            tensor = w.make("Expand", [tensor, w.ints(shape)], torch.int64, shape)
+        parts.append(w.make("Unsqueeze", [tensor, w.constant([len(shape)])], torch.int64, (*shape, 1)))
+    whole = parts[0] if len(parts) == 1 else w.make("Concat", parts, torch.int64, (*shape, len(axes)), axis=len(shape))
+    return axes, whole, shape
+
+
+def broadcast_shape(tensors):
+    rank = max(t.rank for t in tensors)
+    shape = [1] * rank
+    for tensor in tensors:
+        for d, size in enumerate(tensor.shape):
+            place = rank - tensor.rank + d
+            if not (isinstance(size, int) and size == 1):
+                shape[place] = size
+    return tuple(shape)
+
+
+def _at_front(axes, rank):
+    return list(axes) + [d for d in range(rank) if d not in axes]
+
+
+def _result_order(axes, rank, index_rank):
+    """Where the axes of [index axes..., other axes...] go: to the first indexed axis if these are neighbours."""
+    neighbours = axes == list(range(axes[0], axes[0] + len(axes)))
+    before = axes[0] if neighbours else 0
+    rest = rank - len(axes)
+    return list(range(index_rank, index_rank + before)) + list(range(index_rank)) + list(
+        range(index_rank + before, index_rank + rest))
+
+
+@raises(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(w, node, x, indices):
+    dtype, shape = result(node)
+    axes, places, index_shape = _places(w, node, x, indices)
+    if len(axes) == 1:
+        return w.make("Gather", [x, indices[axes[0]]], dtype, shape, axis=axes[0])
+    order = _at_front(axes, x.rank)
+    front = w.transpose(x, order)
+    picked = w.make("GatherND", [front, places], dtype, (*index_shape, *front.shape[len(axes):]))
+    return Tensor(w.transpose(picked, _result_order(axes, x.rank, len(index_shape))).name, dtype, shape)
+
+
+@raises(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(w, node, x, indices, values, accumulate):
+    dtype, shape = result(node)
+    masks = [i for i in indices if i is not None and i.dtype == torch.bool]
+    if masks:
+        if len(indices) != 1 or values.rank != 0 or accumulate:
+            raise Refused("places given by a mask")
+        mask = w.reshape(masks[0], [*masks[0].shape, *[1] * (x.rank - masks[0].rank)])
+        return w.make("Where", [mask, operand(w, values, dtype), x], dtype, shape)
+    axes, places, index_shape = _places(w, node, x, indices)
+    order = _at_front(axes, x.rank)
+    front = w.transpose(x, order)
+    given = _result_order(axes, x.rank, len(index_shape))  # the order in which the values' axes come
+    sizes = [*index_shape, *front.shape[len(axes):]]
+    values = w.make("Expand", [values, w.ints([sizes[g] for g in given])], dtype, [sizes[g] for g in given])
+    values = w.transpose(values, [given.index(d) for d in range(len(given))])
+    written = w.make("ScatterND", [front, places, values], dtype, front.shape, reduction="add" if accumulate else None)
+    return w.transpose(written, [order.index(d) for d in range(x.rank)])

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captured forward as a model to be trained: batch norms and dropout as the ONNX ops that training mode switches on."""
+
+import functools
+import operator
+
+import torch
+from onnx.helper import make_attribute
+
+from caesura.capture import autograd_function
+from caesura.capture.complex_numbers import has_complex
+from caesura.capture.rng_inputs import DRAWS, Draw
+from caesura.capture.stop_gradient import stop_at_cuts
+from caesura.lowering.aten_fallback import aten_node
+from caesura.lowering.fx_meta import is_read, result
+from caesura.lowering.importer import Importer, describe, is_symbolic, plain, value_of, written
+from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, make_model, onnx_type
+from caesura.lowering.ops.gradient_conventions import CONVENTIONS
+from caesura.lowering.ops.loss import with_ignored
+from caesura.lowering.ops.normalization import fixed_batch_norm
+from caesura.lowering.registry import TABLE, Refused, aten
+from caesura.reports import fall_back
+from caesura.runtime import torch_kernels
+
+
+def _is_made_into_more(node, index):
+    """Whether the new statistic is not only left in its buffer (an instance norm's is a mean of it)."""
+    return any(user.args[1] == index and any(reader.op != "output" for reader in user.users) for user in node.users)
+
+
+def _buffer(node, index):
+    """The statistic that the call's argument `index` was before other calls of the same batch norm."""
+    source = node.args[index]
+    while source.target is operator.getitem and source.args[0].target == node.target:
+        source = source.args[0].args[index]
+    return source
+
+
+def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
+    if not training:
+        none = w.full(0, x.dtype, (0,))
+        return fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
+    if mean.dtype == torch.float64:  # epsilon and momentum, as attributes, would be rounded to float32
+        made = TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
+        w.assigned += [(_buffer(node, i), made[i]) for i in (3, 4) if not _is_made_into_more(node, i)]
+        return made
+    if is_read(node, 1) or is_read(node, 2) or _is_made_into_more(node, 3) or _is_made_into_more(node, 4):
+        return TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
+    if momentum is None:
+        raise Refused("running statistics as a plain mean of all batches")
+    dtype, shape = result(node, 0)
+    x = w.cast(x, mean.dtype)
+    weight = w.full(1, mean.dtype, mean.shape) if weight is None else weight
+    bias = w.full(0, mean.dtype, mean.shape) if bias is None else bias
+    y = w.make("BatchNormalization", [x, weight, bias, mean, variance], x.dtype, shape, epsilon=float(epsilon),
+               momentum=1 - float(momentum))
+    return w.cast(y, dtype), None, None, mean, variance  # the training session writes the new statistics
+
+
+def _batch_norm_inference(w, node, x, weight, bias, mean, variance, momentum, epsilon):
+    return _batch_norm(w, node, x, weight, bias, mean, variance, False, momentum, epsilon)
+
+
+def _dropout(w, node, x, ratio, training):
+    if not training or ratio == 0:
+        return x, None
+    if is_read(node, 1):
+        raise Refused("a dropout whose mask is read")
+    return w.make("Dropout", [x, w.constant(ratio, torch.float32)], *result(node, 0)), None
+
+
+def _detach(w, node, x):
+    return w.make("Detach", [x], x.dtype, x.shape, domain=DOMAIN)
+
+
+def _embedding(w, node, weight, indices, padding=-1, by_frequency=False, sparse=False):
+    if by_frequency:
+        raise Refused("gradients scaled by frequency")
+    y = TABLE[node.target](w, node, weight, indices)
+    if padding < 0:
+        return y
+    # The row of what pads does not learn from here.
+    is_padding = w.make("Equal", [indices, w.constant(padding, indices.dtype)], torch.bool, indices.shape)
+    is_padding = w.make("Unsqueeze", [is_padding, w.constant([-1])], torch.bool, (*indices.shape, 1))
+    return w.make("Where", [is_padding, _detach(w, node, y), y], y.dtype, y.shape)
+
+
+def _nll_loss(w, node, x, target, weight, reduction, ignore_index):
+    kind, scores, _ = w.origin.get(x.name, (None, None, None))
+    if kind != "LogSoftmax" or x.rank < 2:
+        return TABLE[node.target](w, node, x, target, weight, reduction, ignore_index)
+    target, ignore_index = with_ignored(w, target, ignore_index)
+    inputs = [scores, target] + ([weight] if weight is not None else [])
+    dtype, shape = result(node, 0)
+    return w.make("SoftmaxCrossEntropyLoss", inputs, dtype, shape, reduction=("none", "mean", "sum")[reduction],
+                  ignore_index=ignore_index), None
+
+
+def _log_softmax(w, node, x, axis, half_to_float):
+    y = TABLE[node.target](w, node, x, axis, half_to_float)
+    if axis % x.rank == min(1, x.rank - 1):
+        w.origin[y.name] = ("LogSoftmax", w.cast(x, y.dtype), None)
+    return y
+
+
+# Draws whose derivatives PyTorch has as zeros.
+_WITHOUT_GRADIENT = {aten.bernoulli, aten.binomial, aten.multinomial, aten.normal, aten.poisson}
+
+
+def _by_pytorch(w, node, *arguments):
+    """The call as a node that PyTorch computes and, by its own derivative, differentiates."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        raise Refused("no equivalent in ONNX ops")
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    is_constant = node.target.overloadpacket in _WITHOUT_GRADIENT
+    if is_random and not is_constant:
+        raise Refused("no equivalent in ONNX ops, and PyTorch's draws random numbers, for its gradient others")
+    try:
+        loaded = torch_kernels.load()
+    except NotImplementedError as error:  # built for another PyTorch
+        raise Refused(str(error)) from None
+    if not loaded:
+        raise Refused("no equivalent in ONNX ops, and this build has no calls of PyTorch's (CAESURA_TORCH=OFF)")
+    values = node.meta["val"]
+    several = isinstance(values, (list, tuple))
+    made = []
+    for i, value in enumerate(values if several else [values]):
+        if several and not is_read(node, i):
+            made.append(None)
+        elif isinstance(value, torch.Tensor):
+            onnx_type(value.dtype)
+            made.append(Tensor(w.fresh("aten"), value.dtype, tuple(plain(d) for d in value.shape)))
+        else:
+            raise Refused(f"gives a {type(value).__name__}")
+    given = [w.ints(a) if isinstance(a, list) and any(isinstance(i, Scalar) for i in a) else a for a in arguments]
+    if is_constant:
+        given = [_detach(w, node, a) if isinstance(a, Tensor) else a for a in given]
+    written = aten_node(node.target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
+                        [w.name(tensor) for tensor in made])
+    written.name, written.doc_string = w.fresh("aten"), w.source
+    if is_random:
+        written.attribute.append(make_attribute("random_stream", written.name))
+    w.nodes.append(written)
+    w.stated += [tensor for tensor in made if tensor is not None]
+    return tuple(made) if several else made[0]
+
+
+_FORWARD = {
+    aten.detach.default: _detach,
+    aten.embedding.default: _embedding,
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
+    aten.native_dropout.default: _dropout,
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss2d_forward.default: _nll_loss,
+    aten._log_softmax.default: _log_softmax,
+}
+# Calls that are not to be decomposed on the way to a forward model; the last one PyTorch differentiates: infinity times zero
+# stands in the derivative of what it is made of.
+KEPT = set(TABLE) | set(CONVENTIONS) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default}
+# To be decomposed in a forward that takes gradients: our rules do not differentiate what our ops have for these.
+DECOMPOSED_TWICE = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
+                    aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default}
+
+
+def _is_left_twice(node):
+    transposed = node.target == aten.convolution_backward.default and node.args[7]
+    return transposed or node.target in (aten.max_pool2d_with_indices_backward.default,
+                                         aten.max_pool3d_with_indices_backward.default)
+
+
+class ForwardImporter(Importer):
+    """Imports for training. `left` holds what PyTorch computes: (op, reason, place); `draws` the rng_inputs.Draws, each an input.
+
+    functions: the autograd.Functions among the calls (autograd_function.py), whose backwards are traced with `decompositions`.
+    twice: whether there are gradients among the calls.
+    """
+
+    def __init__(self, functions=(), decompositions=None, twice=False):
+        super().__init__()
+        self.left, self.draws, self.functions, self.decompositions, self.twice = [], [], functions, decompositions, twice
+
+    def function(self, node):
+        if node.target in DRAWS:
+            return self._draw
+        if node.target is autograd_function.TARGET:
+            return self._with_gradient
+        ours = CONVENTIONS.get(node.target) or super().function(node)
+        if has_complex(node) or (self.twice and _is_left_twice(node)):
+            ours = None
+        return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, ours)
+
+    def _ours_or_pytorchs(self, ours, w, node, *arguments):
+        reason = "no equivalent in ONNX ops"
+        if ours is not None:
+            try:
+                return written(ours, w, node, arguments)
+            except Refused as error:  # what it has written by then, nobody reads
+                reason = str(error)
+        result = _by_pytorch(w, node, *arguments)
+        self.left.append((str(node.target), reason, describe(node)))
+        return result
+
+
+    def _draw(self, w, node, *arguments):
+        self.draws.append(Draw(node, value_of(w.fresh("random"), node.meta["val"])))
+        return self.draws[-1].value
+
+    def _with_gradient(self, w, node, values, inputs, saved, number):
+        given = [[n.meta["val"] for n in nodes] for nodes in node.args[:3]]
+        traced = self.functions[number].trace(*given, self.decompositions)
+        backward = ForwardImporter()
+        backward.constants = attributes_of(traced)
+        names = [Tensor(w.fresh("given"), t.dtype, t.shape) for t in (*values, *inputs, *saved)]
+        backward.writer.begin_at(w)
+        places = [*range(len(values)), *range(len(values) + len(inputs), len(names))]
+        for placeholder, i in zip(traced.graph.find_nodes(op="placeholder"), places, strict=True):
+            backward.bind(placeholder, names[i].name)
+        backward.know_shapes()
+        for call in traced.graph.nodes:
+            if call.op == "call_function":
+                backward.write(call)
+        if backward.draws:
+            raise Refused("a backward that draws random numbers")
+        self.left += backward.left
+        (output,) = traced.graph.find_nodes(op="output")
+        of, results = [], []
+        for i, gradient in enumerate(output.args[0]):
+            if gradient is not None:
+                value = backward.argument(gradient)
+                of.append(len(values) + i)
+                results.append(Tensor(backward.writer.op("Identity", [value]), value.dtype, value.shape))
+        body = make_model(backward.writer, names, results).graph
+        w.begin_at(backward.writer)
+        outputs = [w.fresh("with_gradient") for _ in values]
+        w.node("WithGradient", [*(_detach(w, node, v) for v in values), *inputs, *(_detach(w, node, s) for s in saved)], outputs,
+               domain=DOMAIN, gradient=body, gradient_inputs=of)
+        return tuple(Tensor(name, value.dtype, value.shape) for name, value in zip(outputs, values))
+
+
+def attributes_of(module: torch.fx.GraphModule) -> dict:
+    """The graph's get_attr nodes and what they are."""
+    return {node: getattr(module, node.target) for node in module.graph.find_nodes(op="get_attr")}
+
+
+def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node, writes=()):
+    """The ONNX model of a captured forward: its output is `loss`, and what it assigns.
+
+    names: placeholder to the name of its input; a number that no shape tells becomes the input that number_input() names.
+    writes: (name of an input, node): what a step leaves in that input; one that is none of `names` is added. Everything else
+    that the graph computes is taken out of it.
+    Calls that have no equivalent are nodes that PyTorch computes, loudly. Raises Refused, listing every one that cannot be so.
+    """
+    # What is read only for outputs that are left out is not to be made.
+    next(n for n in module.graph.nodes if n.op == "output").args = ((loss, *(node for _, node in writes)),)
+    module.graph.eliminate_dead_code()
+    stop_at_cuts(module)
+    importer.constants = attributes_of(module)
+    inputs = [importer.bind(node, name) for node, name in names.items()]
+    importer.know_shapes()
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if node not in names and is_symbolic(node):
+            symbol = node.meta["val"]
+            try:
+                importer.values[node] = Scalar(importer.writer.scalar(symbol).name, symbol)
+            except Refused:
+                inputs.append(importer.bind(node, number_input(i)))
+    problems = []
+    for node in _needed(module, {loss, *(node for _, node in writes)}):
+        try:
+            importer.write(node)
+        except Refused as error:
+            problems.append((str(node.target), str(error), describe(node)))
+        except KeyError:
+            pass  # behind a refused call
+    if problems:
+        raise Refused("\n".join(f"  {op}: {why} (at {where})" for op, why, where in dict.fromkeys(problems)))
+    fall_back(importer.left)
+    inputs += [draw.value for draw in importer.draws]
+    result_ = importer.values[loss]
+    importer.writer.node("Identity", [result_], ["loss"])
+    outputs = [Tensor("loss", result_.dtype, result_.shape)]
+    assigned = [(names[node], value) for node, value in importer.writer.assigned if node in names]
+    for name, value in [(name, importer.values[node]) for name, node in writes] + assigned:
+        value = importer.writer.scalar(value) if isinstance(value, Scalar) else value
+        outputs.append(Tensor(importer.writer.fresh("written"), value.dtype, value.shape))
+        importer.writer.node("Assign", [name, value], [outputs[-1].name], domain=DOMAIN)
+        if name not in (i.name for i in inputs):
+            inputs.append(Tensor(name, value.dtype, value.shape))
+    return make_model(importer.writer, inputs, outputs)
+
+
+def number_input(i: int) -> str:
+    """The name of placeholder i's input, where it is a number."""
+    return f"number_{i}"
+
+
+def _needed(module, outputs):
+    """The calls that `outputs` depend on, in order."""
+    wanted = set(outputs)
+    for node in reversed(module.graph.nodes):
+        if node in wanted:
+            wanted.update(node.all_input_nodes)
+    return [n for n in module.graph.nodes if n in wanted and n.op == "call_function"]

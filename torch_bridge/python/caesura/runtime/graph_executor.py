@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captured graph of ATen calls as a callable: what our kernels can do in programs, the rest call by call in PyTorch."""
+
+import functools
+import operator
+import time
+
+import torch
+
+from caesura import _core
+from caesura.capture.complex_numbers import has_complex
+from caesura.capture.layout import as_traced, lay_arguments
+from caesura.capture.rng_inputs import DRAWS
+from caesura.lowering import Refused, TABLE, import_graph
+from caesura.lowering.importer import Importer, describe, is_symbolic
+from caesura.lowering.onnx_builder import Tensor, is_static, make_model
+from caesura.reports import RECORD, fall_back
+
+aten = torch.ops.aten
+
+# Other ways of looking at the same elements: PyTorch makes them from a program's results at no cost.
+VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
+    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+    aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default, aten.view_as_real.default,
+    aten.view_as_complex.default, aten.resolve_conj.default,
+}
+# Of these, what a program makes at no cost either, where nobody else sees what is looked at.
+_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
+             aten.squeeze.dim, aten.squeeze.dims}
+# Holds nothing that a kernel has made.
+_EMPTY = aten.empty_strided.default
+# Numbers that are eager's own by design, which PyTorch's generator gives; they depend on shapes only.
+_GENERATED = DRAWS | {aten.native_dropout.default}
+# Results of ours are dense, where PyTorch's own may have had the strides for a view.
+_AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+
+
+class Program:
+    """ATen calls that run as one plan of caesura's executor.
+
+    Called with tensors and ints in the order of `inputs`, gives tensors in the order of `outputs` (FX nodes both).
+    """
+
+    def __init__(self, nodes, inputs, outputs, constants):
+        self.inputs, self.outputs = inputs, outputs
+        self.nodes = nodes
+        self.model = import_graph(nodes, inputs, outputs, constants)
+
+    @functools.cached_property
+    def _program(self):
+        return _core.Program(self.model.SerializeToString(), 0)
+
+    def __call__(self, values):
+        return self._program.run(values)
+
+    def plan(self, values):
+        """(text, arena bytes) of the plan that these inputs get."""
+        return self._program.plan(values)
+
+
+class GraphProgram:
+    """Runs an FX graph of ATen calls (functional, shapes known from its metadata).
+
+    Nodes are levelled: a level holds calls that nothing of the other kind stands between, and its supported calls are one
+    program. Thread safety: calls from several threads at the same time are independent.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule):
+        self.graph = module.graph
+        _draw_early(self.graph)
+        _cancel_transposes(self.graph)
+        lay_arguments(self.graph, VIEWS)  # what is left is of the caller's tensors, which PyTorch looks at
+        self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
+        self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
+        self.problems = []  # what is left to PyTorch: (op, reason, place)
+        self._kernels, self._problems = _core.Kernels(), {}
+        self.supported = self._find_supported(self.problems)
+        self.steps = None
+        while self.steps is None:
+            try:
+                self.steps = self._schedule()
+            except Refused as error:  # of a call that would do alone: what it reads comes from the same program
+                if error.node not in self.supported:
+                    raise
+                self.supported -= {error.node, *(n for n in error.node.users if n.target is operator.getitem)}
+                self.problems.append((str(error.node.target), str(error), describe(error.node)))
+        fall_back(self.problems)
+
+    # --- what runs where ---
+
+    def _find_supported(self, problems):
+        """Tries each call alone: the calls that our ops have an equivalent for."""
+        supported, away = set(), {}
+        for node in self.graph.nodes:
+            if node.op != "call_function" or is_symbolic(node):
+                continue
+            if node.target is operator.getitem:
+                if node.args[0] in supported:
+                    supported.add(node)
+                continue
+            elsewhere = devices_of([node, *node.all_input_nodes]) - {"cpu"}
+            if elsewhere:
+                if node.target not in VIEWS:
+                    away.setdefault(min(elsewhere), node)
+                continue
+            reason = self._refusal(node)
+            if reason is None:
+                supported.add(node)
+            elif node.target not in VIEWS and node.target != _EMPTY and node.target not in _GENERATED:
+                reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
+                problems.append((str(node.target), reason, describe(node)))
+        for device, node in away.items():
+            problems.append((f"all calls on {device}", "caesura's kernels are the CPU's", describe(node)))
+        return supported
+
+    def _refusal(self, node):
+        if has_complex(node):
+            return "complex numbers have no kernels"
+        if node.target not in TABLE:
+            return "no equivalent in ONNX ops"
+        importer = Importer(self.constants)
+        try:
+            for i, argument in enumerate(node.all_input_nodes):
+                if argument.op != "get_attr":
+                    importer.bind(argument, f"i{i}")
+            importer.know_shapes()
+            importer.write(node)
+        except Refused as error:
+            return str(error)
+        return self._problem(importer, node)
+
+    def _problem(self, importer, node):
+        """Why the ops that the importer has written for the call cannot be planned (a dtype without a kernel); or None."""
+        writer, made = importer.writer, importer.values[node]
+        outputs = [value for value in (made if isinstance(made, tuple) else (made,)) if isinstance(value, Tensor)]
+        inputs = [importer.values[n] for n in node.all_input_nodes if n.op != "get_attr"]
+        key = (tuple((n.op_type, n.domain, *(a.SerializeToString() for a in n.attribute)) for n in writer.nodes),
+               tuple((value.dtype, value.rank) if isinstance(value, Tensor) else None for value in inputs),
+               tuple(t.data_type for t in writer.initializers))
+        if key not in self._problems:
+            outputs = [Tensor(writer.op("Identity", [value]), value.dtype, value.shape) for value in outputs]
+            model = make_model(writer, inputs, outputs).SerializeToString()
+            sizes = [[_size(d) for d in value.shape] if isinstance(value, Tensor) else
+                     [] if value.dtype == torch.float64 else _size(value.symbol) for value in inputs]
+            self._problems[key] = " ".join(self._kernels.problem(model, sizes).split()) or None
+        return self._problems[key]
+
+    # --- the order of things ---
+
+    def _schedule(self):
+        level, kind, drawn = {}, {}, 0
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            kind[node] = "size" if is_symbolic(node) else "program" if node in self.supported else "eager"
+            level[node] = 0
+            for source in node.all_input_nodes:
+                if source in kind:
+                    same = kind[source] == kind[node] or kind[source] == "size"
+                    level[node] = max(level[node], level[source] + (not same))
+            if draws(node):  # PyTorch's generator is asked in the graph's order
+                drawn = level[node] = max(level[node], drawn)
+        needed = self._needed_outside(level, kind)
+        steps = []
+        for number in range(max(level.values(), default=-1) + 1):
+            here = [n for n in self.graph.nodes if level.get(n) == number]
+            steps += [CallStep(n) for n in here if kind[n] == "size" and n.target is not operator.getitem]
+            program = [n for n in here if kind[n] == "program"]
+            steps += self._program_steps(program, needed)
+            steps += [CallStep(n) for n in here if kind[n] == "eager"]
+        return self._with_releases(steps)
+
+    def _needed_outside(self, level, kind):
+        """Nodes of programs that another step or the caller reads."""
+        needed = {n for n in self.results if isinstance(n, torch.fx.Node)}
+        for node in level:
+            for source in node.all_input_nodes:
+                if kind.get(source) != "program" or (kind[node] == "program" and level[node] == level[source]):
+                    continue
+                if kind[node] == "program":  # which makes the view anew
+                    while self._is_view(source):
+                        source = source.args[0]
+                needed.add(source)
+        return needed
+
+    def _is_view(self, node):
+        return node.target in VIEWS and node in self.supported
+
+    def _with_views(self, nodes, inside):
+        """`nodes` and the views that they read from other levels, in order: a program takes what lies dense, so that a view that
+        PyTorch had made would be copied in each run."""
+        views = set()
+        for node in nodes:
+            reads = [s for s in node.all_input_nodes if s not in inside]
+            while reads:
+                source = reads.pop()
+                if self._is_view(source) and source not in views:
+                    views.add(source)
+                    reads += source.all_input_nodes
+        if not views:
+            return nodes
+        views.update(nodes)
+        return [n for n in self.graph.nodes if n in views]
+
+    def _program_steps(self, nodes, needed):
+        """The program of one level, and the views that PyTorch makes from its results."""
+        inside, views, outputs = set(nodes), [], []
+
+        def is_reshaped(node):
+            source = node.args[0]
+            return node.target in _RESHAPES and source in inside and len(source.users) == 1 and (
+                source.target not in VIEWS or is_reshaped(source))
+
+        def laid(node):
+            """How a result lies, or a view of it as PyTorch would make it: a tensor without memory."""
+            if node not in inside or node.target not in VIEWS or is_reshaped(node):
+                value = node.meta["val"]
+                return torch.empty([_size(d) for d in value.shape], dtype=value.dtype, device="meta")
+            arguments = torch.fx.map_arg(node.args, lambda n: laid(n) if is_tensor(n) else _size(n.meta["val"]))
+            return _AS.get(node.target, node.target)(*arguments, **node.kwargs)
+
+        def is_copied(node):
+            """Whether PyTorch could make it from results of ours by a copy only."""
+            with torch.inference_mode(False):  # in it no tensor says that it is a view
+                return node.target in _AS and not laid(node)._is_view()
+
+        def provide(node):
+            """Makes `node` a result of the program, or, where it is a view, what it looks at."""
+            if node in views or node in outputs:
+                return
+            if node not in inside:
+                if self._is_view(node) and node not in needed:  # an earlier level's, which it has made for nobody
+                    provide(node.args[0])
+                    views.append(node)
+                return
+            if node.target in VIEWS and not is_reshaped(node) and not is_copied(node):
+                provide(node.args[0])
+                views.append(node)
+            else:
+                outputs.append(node)
+
+        for node in nodes:
+            if node in needed:
+                provide(node)
+        if not outputs:  # nothing but views
+            return [CallStep(n) for n in views]
+        used = self._with_views(self._reaching(nodes, outputs), inside)
+        made = set(used)
+        inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in made and s.op != "get_attr"))
+        return [RunStep(Program(used, inputs, outputs, self.constants))] + [CallStep(n) for n in views]
+
+    @staticmethod
+    def _reaching(nodes, outputs):
+        """Those of `nodes`, in order, that `outputs` depend on."""
+        wanted = set(outputs)
+        for node in reversed(nodes):
+            if node in wanted:
+                wanted.update(s for s in node.all_input_nodes)
+        return [n for n in nodes if n in wanted]
+
+    def _with_releases(self, steps):
+        """(step, nodes that nobody reads after it) for each step."""
+        kept = {n for n in self.results if isinstance(n, torch.fx.Node)}
+        out, seen = [], set(kept)
+        for step in reversed(steps):
+            last = [n for n in step.reads if n not in seen and n.op != "get_attr"]
+            unread = [n for n in step.writes if n not in seen]
+            seen.update(last)
+            seen.update(unread)
+            out.append((step, list(dict.fromkeys(last + unread))))
+        return out[::-1]
+
+    # --- the run ---
+
+    def __call__(self, *arguments):
+        return self.run(list(arguments))
+
+    def run(self, arguments: list):
+        """Takes the arguments out of the list, so that they are freed when nothing reads them any more."""
+        values = dict(zip(self.placeholders, arguments))
+        values.update(self.constants)
+        arguments.clear()
+        for step, release in self.steps:
+            step(values)
+            for node in release:
+                values.pop(node, None)
+        return [values[r] if isinstance(r, torch.fx.Node) else r for r in self.results]
+
+    @property
+    def programs(self):
+        """The programs in it."""
+        return [step.program for step, _ in self.steps if isinstance(step, RunStep)]
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether the call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def devices_of(nodes) -> set:
+    """The types of the devices that the tensors of `nodes` lie on."""
+    devices = set()
+    for node in nodes:
+        value = node.meta.get("val")
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, torch.Tensor):
+                devices.add(part.device.type)
+    return devices
+
+
+def _draw_early(graph: torch.fx.Graph) -> None:
+    """Random numbers in the shape of a tensor do not wait for the tensor where the shape is known. They are drawn for a
+    tensor that lies as eager's does, where ours would lie dense: they come in the order of its memory."""
+    for node in list(graph.nodes):
+        source = node.args[0] if draws(node) and node.args else None
+        if not isinstance(source, torch.fx.Node) or not is_tensor(source) or source.meta["val"].device.type != "cpu":
+            continue
+        given, value = source.meta["val"], node.meta["val"]
+        if node.target not in DRAWS or not is_static((*given.shape, *given.stride())):
+            node.args = (as_traced(graph, node, source), *node.args[1:])
+            continue
+        with graph.inserting_before(node):
+            if node.target == aten.rand_like.default and value.is_contiguous():
+                drawn = graph.call_function(aten.rand.default, (list(value.shape),),
+                                            {"dtype": value.dtype, "device": value.device})
+            else:
+                like = graph.call_function(aten.empty_strided.default, (list(given.shape), list(given.stride())),
+                                           {"dtype": given.dtype, "device": given.device})
+                like.meta = {**node.meta, "val": given}
+                drawn = graph.call_function(node.target, (like, *node.args[1:]), node.kwargs)
+        drawn.meta = dict(node.meta)
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+
+
+def _cancel_transposes(graph: torch.fx.Graph) -> None:
+    """A transposed transpose is what it was."""
+    for node in list(graph.nodes):
+        source = node.args[0] if node.target == aten.t.default else None
+        if source is not None and source.target == aten.t.default and source.args[0].op == "call_function":
+            node.replace_all_uses_with(source.args[0])
+            graph.erase_node(node)
+            if not source.users:
+                graph.erase_node(source)
+
+
+class RunStep:
+    """A step that runs a program."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.reads, self.writes = program.inputs, program.outputs
+
+    def __call__(self, values):
+        began = time.perf_counter()
+        results = self.program([as_scalar(values[n]) for n in self.reads])
+        values.update(zip(self.writes, results))
+        RECORD.kernel_seconds += time.perf_counter() - began
+        RECORD.kernel_calls += 1
+
+
+class CallStep:
+    """A step that makes one call in PyTorch: a size, a view, or what we have no kernel for."""
+
+    def __init__(self, node: torch.fx.Node):
+        self.node, self.reads, self.writes = node, node.all_input_nodes, [node]
+        self.target = _AS.get(node.target, node.target)
+        self.counts = node.target not in (*VIEWS, _EMPTY, operator.getitem) and not is_symbolic(node)
+
+    def __call__(self, values):
+        began = time.perf_counter()
+        fetch = values.__getitem__
+        arguments = torch.fx.map_arg(self.node.args, fetch)
+        values[self.node] = self.target(*arguments, **torch.fx.map_arg(self.node.kwargs, fetch))
+        if self.counts:
+            RECORD.eager_seconds += time.perf_counter() - began
+            RECORD.eager_calls += 1
+
+
+def as_scalar(value):
+    """A value as programs take it: a float, which no shape follows from, as a tensor."""
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+
+
+def _size(dim) -> int:
+    """A size as it was when the graph was captured; any where it shows only in the run."""
+    return dim if isinstance(dim, int) else dim.node.hint or 2
+
+
+def _attribute(module, path: str):
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a compiled step: the forward as a model, opened for training on the module's own tensors."""
+
+import time
+
+import onnx
+import torch
+from onnx import helper
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from caesura import _core
+from caesura.capture.aliasing import share_memory
+from caesura.capture.rng_inputs import sizes_of
+from caesura.lowering import Refused
+from caesura.lowering.aten_fallback import DOMAIN
+from caesura.lowering.importer import describe
+from caesura.lowering.onnx_builder import onnx_type, with_bodies
+from caesura.lowering.training_importer import import_forward, number_input
+from caesura.reports import RECORD
+
+
+SEED = torch.empty((), dtype=torch.int64)  # drawn anew from PyTorch's generator for each call of a step that draws
+
+
+class StepRefused(RuntimeError):
+    """The step cannot be one program; the message lists why and where."""
+
+
+class Captured(Exception):
+    """Ends the call that was made for `program` alone, before it has done anything."""
+
+    def __init__(self, program):
+        super().__init__()
+        self.program = program
+
+
+class StepProgram:
+    """One step as a program: captured, or read from disk."""
+
+    counters = draws = ()
+    apart = ()  # (buffer's name, positions of it and of an argument among a call's values): they may share no memory
+    kept = {}  # tensors that steps leave their results in beside the module's, by name
+    is_captured = False
+    key = traced = places = None  # of a program that has a compiled_steps.Key's: it, the code traced, and where the feeds are
+
+    left_behind = ()  # the keys that its first calls have left behind
+
+    def __init__(self, owner):
+        self.owner, self.session, self.constants = owner, None, []
+        self._watch = None  # of what rebind() has bound last
+
+    def open(self, forward: onnx.ModelProto, bound):
+        """forward: the model. bound: (name, position among the capture's values, tensor) that the session holds itself."""
+        owner, recipe = self.owner, self.owner.recipe
+        self.forward, self.bound = forward, bound
+        self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
+        self.learners = [value for _, _, value in bound if id(value) in recipe.trained]
+        self.learning = frozenset(map(id, self.learners))
+        self.session = _core.Training.open(forward.SerializeToString(), {
+            "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
+            "coefficients": recipe.coefficients, "groups": recipe.groups, "fed": [*recipe.fed], "trainable": self.trained, "frozen": [],
+            "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
+            "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
+            "threads": owner.threads, "seed": 0,
+        }, {name: as_real(value) for name, _, value in bound} | self.kept)
+        self._held = {name: (value, value.data_ptr()) for name, _, value in bound}
+        self._watch = None
+        self.rebind()
+        self.random = any(map(draws_in_run, forward.graph.node))
+
+    def model(self):
+        """The forward as an ONNX model with the module's parameters and buffers as they are now."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.forward)
+        parameters = {name: value for name, _, value in self.bound} | dict(self.constants)
+        keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
+        for name, value in parameters.items():
+            value = as_real(value)
+            raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            made = helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True)
+            model.graph.initializer.append(made)
+        return model
+
+    def rebind(self):
+        """Makes what the session's steps write to the tensors that there are now: parameters whose elements have moved
+        (p.data = ...), the optimizer's state, or the gradients."""
+        if self._watch is not None and self._watch.unchanged():
+            return
+        recipe = self.owner.recipe
+        try:
+            for name, _, value in self.bound:
+                self._bind(name, value)
+                for what, tensor in recipe.bindings(value).items() if id(value) in self.learning else ():
+                    self._bind(f"{what}.{name}", tensor)
+        except ValueError as error:
+            raise StepRefused(str(error)) from None
+        self._watch = _core.Watch()
+        self.watch(self._watch)
+
+    def _bind(self, name, tensor):
+        held = tensor, tensor.data_ptr()
+        before = self._held.get(name)
+        if before is None or before[0] is not tensor or before[1] != held[1]:
+            self.session.bind_parameter(name, as_real(tensor))
+            self._held[name] = held
+
+    def watch(self, watch):
+        """Adds to a _core.Watch what rebind() goes by."""
+        for _, _, value in self.bound:
+            watch.tensor(value, True)
+        self.owner.recipe.watch(watch, self.learners)
+
+    def counts(self) -> list:
+        """How often each of its parameters was updated: the tensors that count it."""
+        return [self.owner.recipe.count(parameter) for parameter in self.learners]
+
+    def updates(self) -> int:
+        """How often they were, where that is alike."""
+        return int(self.owner.recipe.count(self.learners[0]))
+
+    def refuse_others(self, tensor_of):
+        """tensor_of: the parameter that has a name now, None where there is none."""
+        for name, _, value in self.bound:
+            now = tensor_of(name)
+            if now is not None and now is not value:
+                raise StepRefused(f"parameter '{name}' is another tensor than when the step was captured")
+
+
+class CapturedStep(StepProgram):
+    """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. loss: which of the
+    graph's outputs it is; the others are what the call leaves in attributes. reached: the positions of the inputs that have a
+    gradient of it. keyed: whether a key can hold what it calls.
+    make_importer: gives a forward.ForwardImporter for the module's calls."""
+
+    is_captured = True
+
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, reached, keyed, make_importer):
+        super().__init__(owner)
+        self.module, self.reached, self.make_importer = module, reached, make_importer
+        results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
+        mutated = list(metadata.mutated_inp_runtime_indices)
+        self.written = list(zip(mutated, results))  # (which input, what it becomes)
+        self.loss = results[len(mutated) + loss]
+        self.outputs = list(zip(results[len(mutated):], metadata.output_info))
+        self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self.code = TracingContext.get().traced_code
+        values = (n.meta["val"] for n in self.placeholders)
+        fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
+        self.is_kept = keyed and fixed and len(self.outputs) == 1
+
+    @torch.no_grad()
+    def __call__(self, *values):
+        owner = self.owner
+        owner.check_optimizer()
+        if self.session is None:
+            self._open(values)
+        positions = {name: position for name, position, _ in self.bound}
+        self.refuse_others(lambda name: values[positions[name]])
+        self.rebind()
+        if owner._capturing:
+            raise Captured(self)
+        if not owner.join_window(self):
+            self._open(values)  # for an optimizer that PyTorch steps
+            owner.join_window(self)
+        for name, written, given in self.apart:
+            if share_memory(values[written], values[given]):
+                raise StepRefused(f"an argument of this call lies in the memory of '{name}', which the step writes to: "
+                                  "hand over a copy")
+        session = self.session
+        owner.recipe.begin(self, owner.micro_steps)
+        feeds = {name: as_real(values[i]) for name, i in self.feeds}
+        sizes = sizes_of(self.placeholders, values) if self.draws else {}
+        drawn = {draw.name: draw(sizes) for draw in self.draws}
+        if self.random:  # after the draws, as a StepCall has it
+            session.draw_next_by(int(SEED.random_()))
+        began = time.perf_counter()
+        loss = session.step(feeds | drawn)
+        RECORD.kernel_seconds += time.perf_counter() - began
+        RECORD.kernel_calls += 1
+        owner.micro_steps += 1
+        owner.recipe.end(self, owner.micro_steps, owner._window)
+        counters = [(values[position], count) for position, count in self.counters]
+        for counter, count in counters:
+            counter.add_(count)
+        owner._ran = self, feeds, counters, torch.tensor(loss, dtype=self.dtype)
+        return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
+
+    def _open(self, values):
+        with unset_fake_temporarily():
+            self._import(values)
+
+    def _import(self, values):
+        owner = self.owner
+        tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
+        recipe = owner.recipe
+        inputs = owner.input_names(*owner._inputs)
+        name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
+        statistics, writes = self._written(values, name_of)
+        bound, names, self.feeds, self.constants = [], {}, [], []
+        for i, node, value in tensors:
+            trained = id(value) in recipe.trained and i in self.reached
+            names[node] = name = name_of[id(value)]
+            if trained or node in statistics:
+                bound.append((name, i, value))
+            else:
+                self.feeds.append((name, i))
+                if id(value) in owner.names:
+                    self.constants.append((name, value))
+        try:
+            importer = self.make_importer()
+            model = import_forward(importer, self.module, names, self.loss, writes + self._results())
+        except Refused as error:
+            raise StepRefused(f"the step cannot be one program:\n{error}") from None
+        # Another process would not be told of calls of PyTorch's, and would miss parameters that do not train.
+        read = {name for node in model.graph.node for name in node.input}
+        self.draws = [draw for draw in importer.draws if draw.name in read]
+        self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
+            v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
+        self.feeds += [(number_input(i), i) for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
+        self.feeds = [(name, i) for name, i in self.feeds if name in read]
+        self.constants = [(name, value) for name, value in self.constants if name in read]
+        bound = [(name, i, value) for name, i, value in bound if name in read]
+        given = [i for _, i in self.feeds if isinstance(values[i], torch.Tensor) and id(values[i]) not in owner.names]
+        self.apart = [(name_of[id(values[i])], i, j) for i, _ in self.written for j in given]
+        keep_inputs(model, read)
+        if not any(id(value) in recipe.trained for _, _, value in bound):
+            raise StepRefused("the loss depends on no parameter of the optimizer's")
+        try:
+            self.open(model, bound)
+        except NotImplementedError as error:
+            raise StepRefused(f"the step cannot be one program:\n{error}") from None
+        self.dtype = self.loss.meta["val"].dtype
+
+    def _written(self, values, names):
+        """The placeholders of buffers that the program writes to, and what else than batch norms' statistics is left in them:
+        (name, node). Sets `counters`, the buffers that it does not know of."""
+        target = torch.ops.aten._native_batch_norm_legit_functional.default
+        trained = self.owner.recipe.trained
+        kept = {id(b) for b in self.owner.module.buffers()}
+        kept |= {id(p) for p in self.owner.module.parameters() if id(p) not in trained}  # a momentum encoder's
+        found, writes, self.counters = set(), [], []
+        for position, result in self.written:
+            node, value = self.placeholders[position], values[position]
+            if result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
+                self.counters.append((position, result.args[1]))
+                continue
+            if id(value) not in kept:
+                what = "which the optimizer trains" if id(value) in trained else "which is no buffer or parameter of the module"
+                raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, {what} (at {describe(result)})")
+            if value.is_complex():
+                raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, whose numbers are complex")
+            found.add(node)
+            if not (result.args and getattr(result.args[0], "target", None) == target):
+                writes.append((names[id(value)], result))
+        return found, writes
+
+    def _results(self):
+        """What the call leaves in attributes: (name, node). Sets `kept`, and `gives`, what makes dynamo's outputs of the call's
+        values (None: the loss)."""
+        self.kept, self.gives, made = {}, [], []
+        for i, (node, info) in enumerate(self.outputs):
+            value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
+            if node is self.loss:
+                self.gives.append(None)
+            elif isinstance(value, torch.SymInt):
+                kept = self.kept[f"result_{i}"] = torch.empty((), dtype=torch.int64)
+                self.gives.append(lambda values, kept=kept: kept.item())
+                made.append((f"result_{i}", node))
+            elif info.output_type == OutputType.is_input:
+                self.gives.append(lambda values, at=info.base_idx: values[at])
+            elif value is None:
+                self.gives.append(lambda values, constant=node: constant)
+            elif not all(type(d) is int for d in value.shape):
+                raise StepRefused(f"the step cannot be one program:\n  it leaves in an attribute {value.dtype} {list(value.shape)}, "
+                                  "a size that changes")
+            elif info.output_type == OutputType.alias_of_input:
+                self.gives.append(_view_of(info.base_idx, self.placeholders[info.base_idx].meta["val"], value))
+            else:
+                kept = self.kept[f"result_{i}"] = torch.empty(value.shape, dtype=value.dtype)
+                self.gives.append(lambda values, kept=kept: kept.clone())
+                made.append((f"result_{i}", node))
+        return made
+
+
+def _view_of(at, base, view):
+    """What gives the view of a call's value `at` that `view` is of `base`, which are fake tensors."""
+    size, stride, offset = view.size(), view.stride(), view.storage_offset() - base.storage_offset()
+
+    def give(values):
+        of = values[at].detach()
+        return of.as_strided(size, stride, of.storage_offset() + offset)
+    return give
+
+
+def as_real(value):
+    """A tensor as programs have it: complex numbers with their parts along a last axis. Of an int a scalar."""
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value)
+    return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
+
+
+def draws_in_run(node: onnx.NodeProto) -> bool:
+    """Whether the session's seed decides what the node gives."""
+    return node.op_type == "Dropout" or any(a.name == "random_stream" for a in node.attribute)
+
+
+def calls_pytorch(model) -> list:
+    """The operators of PyTorch's that the model's nodes call."""
+    return sorted({a.s.decode() for node in with_bodies(model.graph.node) if node.domain == DOMAIN for a in node.attribute
+                   if a.name == "operator"})
+
+
+def keep_inputs(model, names):
+    """Drops all inputs of the model but those of these names."""
+    kept = [i for i in model.graph.input if i.name in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)

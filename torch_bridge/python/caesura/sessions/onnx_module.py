@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OnnxModule: any ONNX file as a torch.nn.Module for inference, by the names of its inputs and outputs."""
+
+import re
+
+import torch
+from torch.utils import _pytree as pytree
+
+from caesura.sessions.inference import InferenceSession
+
+
+class OnnxOutputs(dict):
+    """Outputs by name, in the model's order: outputs["logits"], outputs.logits (where the name is one), outputs[0]."""
+
+    def __getitem__(self, key):
+        return list(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
+
+    def __getattr__(self, name):
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the model has no output '{name}'; it has {', '.join(self)}")
+
+    def to_tuple(self) -> tuple:
+        return tuple(self.values())
+
+
+class OnnxModule(torch.nn.Module):
+    """Runs an ONNX model on PyTorch's tensors, which cross by DLPack: dense ones are read where they are, and outputs are
+    tensors on the memory that the run has written, the caller's alone.
+
+        module = caesura.OnnxModule("longformer.onnx")
+        outputs = module(input_ids=ids, attention_mask=mask, global_attention_mask=ones)
+        outputs.logits
+
+    Inputs come by keyword, under the model's own names whatever they are, or by position, or both. An argument may be a
+    nested structure (tuples, lists, dicts): its tensors are the inputs whose names begin with the argument's name
+    (past_key_values: past_key_values.0.key, past_key_values.0.value, ...), in the model's order; a positional one fills as
+    many of the next inputs as it has leaves. None leaves out an input that is optional or has a default, in structures too.
+    Numbers and NumPy arrays are taken where tensors are.
+
+    output_structure: a nested structure of output names, which comes back with tensors in their place; by default one
+    tensor where the model has one output, else OnnxOutputs. Only the outputs named in it are handed out.
+
+    Other arguments are InferenceSession's. There is no gradient: inputs that require one are refused while gradients are
+    recorded (use torch.no_grad(), or caesura.wrap and caesura.SplitModule to train). Weights are the model's, and not among
+    parameters().
+    """
+
+    def __init__(self, path_or_bytes, *arguments, output_structure=None, **options):
+        super().__init__()
+        self.session = InferenceSession(path_or_bytes, *arguments, **options)
+        required, defaults = self.session.get_inputs(), self.session.get_overridable_initializers()
+        self.input_names = [value.name for value in required + defaults]
+        self.output_names = [value.name for value in self.session.get_outputs()]
+        self._sequences = [value.type.startswith(("seq(", "optional(seq(")) for value in required + defaults]
+        self._structure = output_structure
+        self._wanted = self.output_names
+        if output_structure is not None:
+            self._wanted = list(dict.fromkeys(pytree.tree_leaves(output_structure)))
+            unknown = [name for name in self._wanted if name not in self.output_names]
+            if unknown:
+                raise ValueError(f"the model has no output(s) {unknown}; it has {self.output_names}")
+
+    def forward(self, *inputs, **named):
+        feeds = self._feeds(inputs, named)
+        if torch.is_grad_enabled():
+            for name, item in feeds.items():
+                if isinstance(item, torch.Tensor) and item.requires_grad:
+                    raise RuntimeError(f"input '{name}' requires a gradient, and OnnxModule gives none: detach it, use "
+                                       "torch.no_grad(), or train through caesura.wrap")
+        results = self.session._session.run(self._wanted, feeds, None, torch=True)
+        outputs = OnnxOutputs(zip(self._wanted, results))
+        if self._structure is not None:
+            return pytree.tree_map(lambda name: outputs[name], self._structure)
+        return results[0] if len(results) == 1 else outputs
+
+    def _feeds(self, inputs: tuple, named: dict) -> dict:
+        """What each input is given; those that are left out are not in it."""
+        feeds = {}
+        for item in inputs:
+            at = len(feeds)
+            leaves = [item] if at < len(self.input_names) and self._sequences[at] else _leaves(item)
+            if at + len(leaves) > len(self.input_names):
+                raise TypeError(f"more tensors by position than the inputs {self.input_names}")
+            feeds.update(zip(self.input_names[at:], leaves))
+        for argument, item in named.items():
+            given = {argument: item} if argument in self.input_names else self._parts(argument, item)
+            for name in given:
+                if name in feeds:
+                    raise TypeError(f"input '{name}' is given twice")
+            feeds.update(given)
+        return {name: leaf for name, leaf in feeds.items() if leaf is not None}
+
+    def _parts(self, argument: str, item) -> dict:
+        """A structure's tensors by the inputs that are called after the argument."""
+        names = [name for name in self.input_names if re.match(re.escape(argument) + "[^A-Za-z0-9]", name)]
+        leaves = _leaves(item)
+        if not names or (item is not None and len(leaves) == 1 and leaves[0] is item):
+            raise TypeError(f"the model has no input '{argument}'; it has {self.input_names}")
+        if item is None:
+            return {}
+        if len(leaves) != len(names):
+            raise TypeError(f"'{argument}' has {len(leaves)} tensors for the {len(names)} inputs {names}")
+        return dict(zip(names, leaves))
+
+    def exchange_counts(self) -> dict:
+        """As InferenceSession.exchange_counts(): inputs so far, and how many were not dense and had to be copied."""
+        return self.session.exchange_counts()
+
+    def extra_repr(self) -> str:
+        return f"inputs={self.input_names}, outputs={self.output_names}"
+
+
+def _leaves(item) -> list:
+    """The tensors of a structure in order; None stays as what is left out."""
+    return pytree.tree_leaves(item, is_leaf=lambda leaf: leaf is None)
