@@ -14,6 +14,9 @@ if(SKBUILD)  # a wheel: everything beside the package's own files, libraries tha
       install(TARGETS ${target} LIBRARY DESTINATION caesura COMPONENT wheel)
     endif()
   endforeach()
+  # caesura.command becomes this program.
+  set_target_properties(caesura_command PROPERTIES INSTALL_RPATH "$ORIGIN/.." INSTALL_RPATH_USE_LINK_PATH OFF)
+  install(TARGETS caesura_command RUNTIME DESTINATION caesura/bin COMPONENT wheel)
   install(FILES ${PROJECT_BINARY_DIR}/python/caesura/_core.pyi DESTINATION caesura COMPONENT wheel)
   foreach(target DNNL::dnnl protobuf::libprotobuf)
     get_target_property(library ${target} IMPORTED_LOCATION_RELEASE)

@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what caesura needs and is missing, then writes $BUILD_DIR/deps.cmake and $BUILD_DIR/activate.
 #
-#   cmake/setup.sh            everything for build, tests and examples
-#   cmake/setup.sh --peers    also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)
-#   cmake/setup.sh --fuzz     also clang with libFuzzer, for tests/fuzz/run.sh (0.6 GB)
+#   cmake/setup.sh              everything for build, tests and examples
+#   cmake/setup.sh --openvino   also OpenVINO, for the provider and the model runtime on it (0.2 GB)
+#   cmake/setup.sh --style      also the tools that check sources: clang-format, clang-tidy, ruff, mypy (0.2 GB)
+#   cmake/setup.sh --peers      also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)
+#   cmake/setup.sh --fuzz       also clang with libFuzzer, for tests/fuzz/run.sh (0.6 GB)
+#
+# Options may be combined. What an option has installed stays, and later runs find it.
 #
 # CAESURA_PREFIX (~/.cache/caesura)  where the Python environment and the onnx library are kept
 # BUILD_DIR      (build)             where the two files go
@@ -20,6 +24,11 @@ build=${BUILD_DIR:-build}
 onnx_version=1.23.2   # as in requirements.txt
 torch_minimum=2.13    # an older torch of the user's is left alone
 logs=$prefix/logs
+options=("$@")
+for option in "$@"; do
+  [[ $option =~ ^--(openvino|style|peers|fuzz)$ ]] ||
+    { echo "usage: cmake/setup.sh [--openvino] [--style] [--peers] [--fuzz]" >&2; exit 2; }
+done
 
 say()  { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -50,7 +59,8 @@ commands=(g++:g++ ninja:ninja-build protoc:protobuf-compiler git:git)
 # What clang brings beside its program, and the package.
 clang=/usr/lib/llvm-19/lib/clang/19
 files=()
-if [[ ${1:-} = --fuzz ]]; then
+wants() { [[ " ${options[*]} " = *" --$1 "* ]]; }
+if wants fuzz; then
   commands+=(clang++-19:clang-19)
   files+=("$clang/lib/linux/libclang_rt.fuzzer-x86_64.a:libclang-rt-19-dev" "$clang/include/omp.h:libomp-19-dev")
 fi
@@ -177,6 +187,17 @@ make_environment() {
 }
 
 environment_packages() { echo "$venv"/lib/python3*/site-packages; }
+
+# Installs requirements-$1.txt into the environment where it is not there yet.
+install_extra() {
+  local wanted
+  wanted=$(sha256sum <"$root/cmake/requirements-$1.txt")
+  [[ $(cat "$venv/stamp-$1" 2>/dev/null) = "$wanted" ]] && return
+  say "installing the Python packages of --$1"
+  logged "pip-$1" "$venv/bin/python" -m pip install --disable-pip-version-check -r "$root/cmake/requirements-$1.txt" ||
+    fail "pip could not install cmake/requirements-$1.txt (log: $logs/pip-$1.log)"
+  echo "$wanted" >"$venv/stamp-$1"
+}
 
 # Runs "$2 FOLDER REQUIREMENTS" where the peer's folder is not yet as its requirements say.
 install_peer() {
@@ -329,7 +350,9 @@ name_onnx
 site=$(environment_packages)
 make_environment
 build_onnx
-[[ ${1:-} != --peers ]] || install_peers
+! wants openvino || install_extra openvino
+! wants style || install_extra style
+! wants peers || install_peers
 write_deps
 write_activate
 write_node_tests

@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-./cmake/setup.sh
+./cmake/setup.sh --openvino
 . build/activate
 cmake -S . -B build -G Ninja -C build/deps.cmake >build/configure.log || { cat build/configure.log; exit 1; }
 targets=(train_digits train_chargpt)

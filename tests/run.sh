@@ -38,7 +38,7 @@ stage() {
   return "$rc"
 }
 
-set_up() { BUILD_DIR=$build ./cmake/setup.sh; }
+set_up() { BUILD_DIR=$build ./cmake/setup.sh --openvino --style; }
 
 # build_in FOLDER [CMAKE OPTION...]
 build_in() {

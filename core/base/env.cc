@@ -3,6 +3,7 @@
 
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -52,6 +53,23 @@ std::string ProgramCache() {
 int ProgramCacheMegabytes() {
   const int megabytes = ReadInt("CAESURA_PROGRAM_CACHE_MEGABYTES");
   return megabytes > 0 ? megabytes : 256;
+}
+
+std::string Python() {
+  const std::string named = Read("CAESURA_PYTHON");
+  return named.empty() ? "python3" : named;
+}
+
+std::vector<std::string> SetVariables() {
+  std::vector<std::string> out;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string text = *variable;
+    for (const char* prefix : {"CAESURA_", "OMP_", "GOMP_", "ONEDNN_", "DNNL_"}) {
+      if (text.starts_with(prefix)) out.push_back(text);
+    }
+  }
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 size_t MemoryBytes() {

@@ -34,6 +34,12 @@ std::string ProgramCache();
 // CAESURA_PROGRAM_CACHE_MEGABYTES: how large it may become; 256 where unset.
 int ProgramCacheMegabytes();
 
+// CAESURA_PYTHON: the Python interpreter that the command asks about packages and peers; "python3" where unset.
+std::string Python();
+
+// "NAME=VALUE" of all set variables that change how caesura runs: CAESURA_*, OMP_*, GOMP_*, ONEDNN_*, DNNL_*.
+std::vector<std::string> SetVariables();
+
 // As many bytes as this process can ever hold: memory and swap of the machine, or the limit of its address space
 // (ulimit -v), as it was when this was first asked.
 size_t MemoryBytes();

@@ -87,7 +87,7 @@ def main(folder):
     torch.jit.trace(middle, h).save(at("middle.pt"))
 
     def wrap(out, model, *more):
-        command = ["caesura", "wrap-model", at(model), "--out", at(out), "--input", f"h=float32[N, {WIDTH}]", *more]
+        command = ["caesura", "wrap-model", at(model), "--output", at(out), "--input-type", f"h=float32[N, {WIDTH}]", *more]
         print("$", " ".join(command))
         return subprocess.run(command, check=False).returncode == 0
 

@@ -38,9 +38,9 @@ def fixture_package(tmp_path_factory):
 
 
 def wrap(package, out, *more):
-    types = ["--input", "input_0=float32[N, 2]", "--input", "input_1=int64[]",
-             "--output", "output_0=float32[N, 2]", "--output", "output_1=int64[]"]
-    return subprocess.run(["caesura", "wrap-model", str(package), "--runtime", "torch", "--out", str(out), *types, *more],
+    types = ["--input-type", "input_0=float32[N, 2]", "--input-type", "input_1=int64[]",
+             "--output-type", "output_0=float32[N, 2]", "--output-type", "output_1=int64[]"]
+    return subprocess.run(["caesura", "wrap-model", str(package), "--runtime", "torch", "--output", str(out), *types, *more],
                           capture_output=True, text=True, timeout=300)
 
 
@@ -79,6 +79,6 @@ def test_what_a_package_cannot_do_is_said(package, model, tmp_path):
         caesura.InferenceSession(model).run(None, {"input_0": np.ones((3, 2)), "input_1": np.int64(1)})
     result = wrap(package, tmp_path / "w.onnx", "--option", "threads=2")
     assert "there is no option 'threads'; known are: runners" in result.stderr and result.returncode != 0
-    result = subprocess.run(["caesura", "wrap-model", str(package), "--runtime", "torch", "--out", str(tmp_path / "w.onnx")],
+    result = subprocess.run(["caesura", "wrap-model", str(package), "--runtime", "torch", "--output", str(tmp_path / "w.onnx")],
                             capture_output=True, text=True, timeout=300)
     assert "cannot tell the type of input 'input_0'; state it" in result.stderr and result.returncode != 0

@@ -20,16 +20,24 @@ enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2 };
 using RunFunction = std::function<int()>;
 
 void AddTrain(CLI::App& app, RunFunction* run);
+void AddEvaluate(CLI::App& app, RunFunction* run);
+void AddPredict(CLI::App& app, RunFunction* run);
 void AddInspect(CLI::App& app, RunFunction* run);
+void AddBench(CLI::App& app, RunFunction* run);
 void AddConformance(CLI::App& app, RunFunction* run);
 void AddConvert(CLI::App& app, RunFunction* run);
 void AddWrapModel(CLI::App& app, RunFunction* run);
+void AddEnv(CLI::App& app, RunFunction* run);
+void AddCache(CLI::App& app, RunFunction* run);
 
 // What `caesura --version` prints.
 std::string VersionText();
 
 // "caesura: MESSAGE" on stderr; returns kFailed.
 int Report(const Status& status);
+
+// Tells on stderr that an option was spelt as in version 0.1 and will not be understood after 0.2.
+void WarnOldSpelling(const std::string& old, const std::string& now);
 
 }  // namespace caesura::command
 

@@ -20,6 +20,7 @@
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/isolated.h"
+#include "training/command/json_output.h"
 #include "training/command/provider_choice.h"
 #include "training/command/value_compare.h"
 #include "training/progress_bar.h"
@@ -126,7 +127,7 @@ Result<Results> RunAll(const ConformanceOptions& options) {
 }
 
 // The last line, as `python -m caesura.conformance` prints it; returns the number of crashes.
-int PrintSummary(const Results& results) {
+int PrintSummary(const Results& results, std::FILE* out) {
   int passed[2] = {0, 0}, all[2] = {0, 0}, crashed = 0;
   for (const auto& [name, reason] : results) {
     const int expanded = name.find("_expanded") != std::string::npos;
@@ -134,7 +135,7 @@ int PrintSummary(const Results& results) {
     passed[expanded] += reason.empty();
     crashed += reason == kCrashed;
   }
-  std::printf("plain: %d of %d pass; expanded: %d of %d pass; %d crashed; total %d of %d\n", passed[0], all[0],
+  std::fprintf(out, "plain: %d of %d pass; expanded: %d of %d pass; %d crashed; total %d of %d\n", passed[0], all[0],
               passed[1], all[1], crashed, passed[0] + passed[1], all[0] + all[1]);
   return crashed;
 }
@@ -147,17 +148,12 @@ int RunConformance(const ConformanceOptions& options) {
   const Result<Results> results = RunAll(options);
   if (!results.ok()) return Report(results.status());
   for (const auto& [name, reason] : *results) {
-    if (reason.empty() || options.quiet) continue;
+    if (reason.empty() || options.quiet || OnlyJson(options.json)) continue;
     std::printf("%s: %s\n", name.c_str(), reason.substr(0, std::min(reason.find('\n'), kMaxReasonLength)).c_str());
   }
-  const int crashed = PrintSummary(*results);
-  if (!options.json.empty()) {
-    using nlohmann::json;
-    const std::string text = json(*results).dump(1, ' ', false, json::error_handler_t::replace) + "\n";
-    const Status written = WriteFileAtomically(PosixFileSystem(), options.json,
-                                               [&](WritableFile& file) { return file.Write(text); });
-    if (!written.ok()) return Report(written);
-  }
+  const int crashed = PrintSummary(*results, OnlyJson(options.json) ? stderr : stdout);
+  const Status written = WriteJson(*results, options.json);
+  if (!written.ok()) return Report(written);
   return crashed > 0 ? kFailed : kDone;
 }
 
@@ -172,11 +168,11 @@ void AddConformance(CLI::App& app, RunFunction* run) {
   sub->add_option("--filter", options->filter, "Only tests whose name contains this");
   AddProviderOptions(*sub, &options->provider);
   sub->add_flag("!--no-fallback", options->fallback, "A provider that fails is not replaced by the CPU's");
-  sub->add_option("--json", options->json, "Also write test -> reason (empty: passed) to this file");
+  AddJsonOption(*sub, &options->json);
   sub->add_flag("--quiet", options->quiet, "Only the summary");
   sub->footer(
-      "A line for each test that does not pass, then the summary. Each test runs in a process of its own.\n"
-      "Exit code 1 when one crashed; tests that are refused or differ are listed, not failures.");
+      "A line for each test that does not pass, then the summary; as JSON, test -> reason (empty: passed).\n"
+      "Each test runs in a process of its own. Exit code 1 when one crashed; tests that are refused or differ are listed, not failures.");
   sub->callback([=] { *run = [=] { return RunConformance(*options); }; });
 }
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura inspect`: what a model is, what of it cannot run or be trained (all of it at once), and what a run will
-// take.
+// `caesura inspect`: describes a model or an exported step, lists at once all that cannot run or be trained, and works out
+// the memory of a run and of a step.
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
 #include "core/execute/subgraph.h"
@@ -20,7 +22,9 @@
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
+#include "training/command/json_output.h"
 #include "training/command/train_options.h"
+#include "training/exported_step.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/kernels/training_ops.h"
@@ -31,9 +35,27 @@ namespace {
 struct InspectOptions {
   std::string path;
   std::vector<std::string> shapes, dims;  // "x=1,3,224,224", "batch=32"
-  TrainOptions train;                     // loss and optimizer alone
+  TrainOptions train;                     // only loss and optimizer
+  std::optional<StepOptions> step;        // of an exported step
   bool plan = false;
   std::string cpu_fallback;  // a mode; empty: not asked for
+  std::string json;          // as AddJsonOption has it
+};
+
+// The same facts as text and as JSON.
+class Findings {
+ public:
+  explicit Findings(bool prints) : prints_(prints) {}
+  // As printf.
+  template <typename... Args>
+  void Print(const char* format, Args... args) const {
+    if (prints_) std::printf(format, args...);
+  }
+  void Print(const char* text) const { Print("%s", text); }
+  nlohmann::json json;
+
+ private:
+  bool prints_;
 };
 
 std::string Bytes(size_t bytes) {
@@ -59,26 +81,31 @@ std::string FullName(const Node& node) {
   return node.domain().empty() ? node.op_type() : node.domain() + "::" + node.op_type();
 }
 
-void PrintEnds(const char* title, const std::vector<Value*>& values) {
-  std::printf("%s\n", title);
+void PrintEnds(Findings& out, const char* title, const std::vector<Value*>& values) {
+  out.Print("%s\n", title);
   size_t width = 0;
   for (const Value* value : values) width = std::max(width, value->name().size());
+  nlohmann::json& list = out.json[title] = nlohmann::json::array();
   for (const Value* value : values) {
-    std::printf("  %-*s  %s\n", static_cast<int>(width), value->name().c_str(), value->type().ToString().c_str());
+    out.Print("  %-*s  %s\n", static_cast<int>(width), value->name().c_str(), value->type().ToString().c_str());
+    list.push_back({{"name", value->name()}, {"type", value->type().ToString()}});
   }
 }
 
-void PrintHead(const InspectOptions& options, const Model& model) {
+void PrintHead(Findings& out, const InspectOptions& options, const Model& model) {
   std::string opsets;
   for (const auto& [domain, version] : model.opsets) {
     opsets += (opsets.empty() ? "" : ", ") + (domain.empty() ? "ai.onnx" : domain) + " " + std::to_string(version);
   }
   const std::string version = model.producer_version.empty() ? "" : " " + model.producer_version;
-  std::printf("%s: ONNX IR version %d, by %s%s\n", options.path.c_str(), model.ir_version,
-              model.producer.empty() ? "an unnamed producer" : model.producer.c_str(), version.c_str());
-  std::printf("operators as of %s\n", opsets.c_str());
-  PrintEnds("inputs", model.graph->inputs());
-  PrintEnds("outputs", model.graph->outputs());
+  out.Print("%s: ONNX IR version %d, by %s%s\n", options.path.c_str(), model.ir_version,
+            model.producer.empty() ? "an unnamed producer" : model.producer.c_str(), version.c_str());
+  out.Print("operators as of %s\n", opsets.c_str());
+  out.json["ir_version"] = model.ir_version;
+  out.json["opsets"] = model.opsets;
+  out.json["producer"] = model.producer + version;
+  PrintEnds(out, "inputs", model.graph->inputs());
+  PrintEnds(out, "outputs", model.graph->outputs());
   size_t tensors = 0, bytes = 0, constants = 0, constant_bytes = 0;
   int64_t values = 0;
   for (const auto& [value, tensor] : model.graph->initializers()) {
@@ -87,8 +114,10 @@ void PrintHead(const InspectOptions& options, const Model& model) {
     (is_parameter ? bytes : constant_bytes) += tensor.bytes();
     if (is_parameter) values += tensor.elements();
   }
-  std::printf("parameters: %zu tensors, %lld values, %s; other initializers: %zu, %s\n", tensors,
-              static_cast<long long>(values), Bytes(bytes).c_str(), constants, Bytes(constant_bytes).c_str());
+  out.Print("parameters: %zu tensors, %lld values, %s; other initializers: %zu, %s\n", tensors,
+            static_cast<long long>(values), Bytes(bytes).c_str(), constants, Bytes(constant_bytes).c_str());
+  out.json["parameters"] = {{"tensors", tensors}, {"values", values}, {"bytes", bytes}};
+  out.json["other_initializers"] = {{"tensors", constants}, {"bytes", constant_bytes}};
 }
 
 const char* KernelWord(const Node& node, const KernelRegistry& kernels) {
@@ -104,7 +133,7 @@ const char* GradientWord(const Node& node) {
   return schema != nullptr && schema->has_function ? "by its body" : "none";
 }
 
-void PrintOps(const Graph& graph, const KernelRegistry& kernels) {
+void PrintOps(Findings& out, const Graph& graph, const KernelRegistry& kernels) {
   struct Row {
     int count = 0;
     std::string kernel, gradient;
@@ -121,31 +150,34 @@ void PrintOps(const Graph& graph, const KernelRegistry& kernels) {
   std::vector<std::pair<std::string, Row>> order(rows.begin(), rows.end());
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return a.second.count > b.second.count; });
-  std::printf("ops: %d nodes of %zu kinds\n  %-32s %6s  %-12s %s\n", nodes, rows.size(), "", "count", "kernel",
-              "gradient");
+  out.Print("ops: %d nodes of %zu kinds\n  %-32s %6s  %-12s %s\n", nodes, rows.size(), "", "count", "kernel", "gradient");
+  nlohmann::json& list = out.json["ops"] = nlohmann::json::array();
   for (const auto& [name, row] : order) {
-    std::printf("  %-32s %6d  %-12s %s\n", name.c_str(), row.count, row.kernel.c_str(), row.gradient.c_str());
+    out.Print("  %-32s %6d  %-12s %s\n", name.c_str(), row.count, row.kernel.c_str(), row.gradient.c_str());
+    list.push_back({{"op", name}, {"count", row.count}, {"kernel", row.kernel}, {"gradient", row.gradient}});
   }
 }
 
 // Every node that nothing can run, with what each candidate kernel says.
-Result<int> PrintMissingKernels(const Model& model, const ProviderList& providers) {
+Result<int> PrintMissingKernels(Findings& out, const Model& model, const ProviderList& providers) {
   const Model copy = model.Clone();
   ASSIGN_OR_RETURN(const bool expanded, ExpandMissingKernels(*copy.graph, providers));
   static_cast<void>(expanded);
   int missing = 0;
+  nlohmann::json& list = out.json["missing_kernels"] = nlohmann::json::array();
   ForEachNode(*copy.graph, [&](const Node& node) {
     std::string why;
     if (!providers[0]->kernels().Find(node, &why).empty()) return;
-    if (missing++ == 0) std::printf("missing kernels\n");
-    std::printf("  %s %s\n", node.Label().c_str(), why.c_str());
+    if (missing++ == 0) out.Print("missing kernels\n");
+    out.Print("  %s %s\n", node.Label().c_str(), why.c_str());
+    list.push_back({{"node", node.Label()}, {"reason", why}});
   });
-  if (missing == 0) std::printf("missing kernels: none\n");
+  if (missing == 0) out.Print("missing kernels: none\n");
   return missing;
 }
 
 // Every node that stands between a parameter and an output without a gradient.
-void PrintMissingGradients(const Model& model) {
+void PrintMissingGradients(Findings& out, const Model& model) {
   const Model copy = model.Clone();
   GradientOptions options;
   options.unreachable = UnreachableGradient::kAbsent;
@@ -157,15 +189,17 @@ void PrintMissingGradients(const Model& model) {
     if (initial != nullptr && IsDifferentiable(initial->dtype())) options.xs.push_back(value);
   }
   if (options.ys.empty() || options.xs.empty()) {
-    std::printf("missing gradients: not looked for, there are no parameters or no floating outputs\n");
+    out.Print("missing gradients: not looked for, there are no parameters or no floating outputs\n");
     return;
   }
   const Result<GradientGraph> gradient = BuildGradient(*copy.graph, options);
   if (!gradient.ok()) {
-    std::printf("missing gradients\n  %s\n", gradient.status().message().c_str());
+    out.Print("missing gradients\n  %s\n", gradient.status().message().c_str());
+    out.json["missing_gradients"] = gradient.status().message();
     return;
   }
-  std::printf("missing gradients: none (%zu backward nodes; %zu of %zu parameters reach an output)\n",
+  out.json["missing_gradients"] = nullptr;
+  out.Print("missing gradients: none (%zu backward nodes; %zu of %zu parameters reach an output)\n",
               gradient->nodes.size(), options.xs.size() - gradient->unreachable.size(), options.xs.size());
 }
 
@@ -175,25 +209,32 @@ size_t SumOfBuffers(const ExecutionPlan& plan, PlannedBuffer::Kind kind) {
   return sum;
 }
 
-void PrintMemory(const char* title, const ExecutionPlan& plan) {
+void PrintMemory(Findings& out, const char* title, const ExecutionPlan& plan) {
   using Kind = PlannedBuffer::Kind;
   const size_t kept = SumOfBuffers(plan, Kind::kConstant) + SumOfBuffers(plan, Kind::kParameter);
   const size_t feeds = SumOfBuffers(plan, Kind::kFeed), fetches = SumOfBuffers(plan, Kind::kFetch);
   const std::vector<size_t> live = plan.LiveBytes();
-  std::printf("%s, %zu steps on %d threads\n", title, plan.steps().size(), plan.threads());
-  std::printf("  %-22s %10s\n  %-22s %10s\n  %-22s %10s\n", "parameters, constants", Bytes(kept).c_str(), "inputs",
+  out.Print("%s, %zu steps on %d threads\n", title, plan.steps().size(), plan.threads());
+  out.Print("  %-22s %10s\n  %-22s %10s\n  %-22s %10s\n", "parameters, constants", Bytes(kept).c_str(), "inputs",
               Bytes(feeds).c_str(), "outputs", Bytes(fetches).c_str());
-  std::printf("  %-22s %10s", "everything between", Bytes(plan.arena_bytes()).c_str());
+  out.Print("  %-22s %10s", "everything between", Bytes(plan.arena_bytes()).c_str());
   if (!live.empty()) {
     const auto peak = std::max_element(live.begin(), live.end()) - live.begin();
     const Node* node = plan.steps()[static_cast<size_t>(peak)].node;
-    std::printf("  most at step %td%s%s", peak, node == nullptr ? "" : ", ",
+    out.Print("  most at step %td%s%s", peak, node == nullptr ? "" : ", ",
                 node == nullptr ? "" : node->Label().c_str());
   }
-  std::printf("\n  %-22s %10s\n", "together", Bytes(kept + feeds + fetches + plan.arena_bytes()).c_str());
+  out.Print("\n  %-22s %10s\n", "together", Bytes(kept + feeds + fetches + plan.arena_bytes()).c_str());
+  nlohmann::json& memory = out.json[title] = {{"parameters_and_constants", kept},
+                                              {"inputs", feeds},
+                                              {"outputs", fetches},
+                                              {"arena", plan.arena_bytes()},
+                                              {"steps", plan.steps().size()},
+                                              {"threads", plan.threads()}};
   const auto late = std::count_if(plan.steps().begin(), plan.steps().end(),
                                   [](const Step& step) { return step.kind == Step::Kind::kLate; });
-  if (late > 0) std::printf("  and what %td steps take whose sizes show only in the run\n", late);
+  memory["steps_sized_at_run_time"] = late;
+  if (late > 0) out.Print("  and what %td steps take whose sizes show only at run time\n", late);
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings, const Model& model,
@@ -208,7 +249,12 @@ Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings
 // The plan of a step: forward, loss, backward, update.
 Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& options, const DimBindings& bindings,
                                                       const Model& model, const ProviderList& providers) {
-  ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
+  TrainingOptions training;
+  if (options.step) {
+    training.step = *options.step;
+  } else {
+    ASSIGN_OR_RETURN(training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
+  }
   training.providers = providers;
   ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(model.Clone(), std::move(training)));
   std::vector<Value*> inputs;
@@ -222,23 +268,25 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   return session->StepPlan(feeds);
 }
 
-// What a run takes, and a step of training where the user says with which loss.
-Status PrintPlans(const InspectOptions& options, const Model& model, const ProviderList& providers) {
+// The memory of a run; that of a training step, too, of an exported step or where the user names the loss.
+Status PrintPlans(Findings& out, const InspectOptions& options, const Model& model, const ProviderList& providers) {
   ASSIGN_OR_RETURN(const DimBindings bindings, DimBindings::Parse(options.shapes, options.dims));
   ASSIGN_OR_RETURN(const auto run, RunPlan(bindings, model, providers));
-  PrintMemory("memory of a run", *run);
-  if (options.train.loss.empty()) {
-    if (options.plan) std::printf("plan\n%s", run->ToString().c_str());
-    return {};
-  }
+  PrintMemory(out, "memory of a run", *run);
+  const auto print_plan = [&](const ExecutionPlan& plan) {
+    if (!options.plan) return;
+    const std::string text = plan.ToString();
+    out.Print("plan\n%s", text.c_str());
+    out.json["plan"] = text;
+  };
+  if (options.train.loss.empty()) return print_plan(*run), Status();
   ASSIGN_OR_RETURN(const auto step, StepPlan(options, bindings, model, providers));
-  PrintMemory("memory of a training step", *step);
-  if (options.plan) std::printf("plan\n%s", step->ToString().c_str());
-  return {};
+  PrintMemory(out, "memory of a training step", *step);
+  return print_plan(*step), Status();
 }
 
-// What the CPU fallback of shape chains would do if a device had all kernels: of a run, or of a step where a loss is given.
-Status PrintCpuFallback(const InspectOptions& options, const Model& model) {
+// Prints which shape chains would run on the host if a device had all kernels: of a run, or of a step where a loss is given.
+Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Model& model) {
   CountingDevice device({.more = RegisterTrainingKernels});
   CpuFallbackOptions fallback;
   ASSIGN_OR_RETURN(fallback.mode, ParseCpuFallbackMode(options.cpu_fallback));
@@ -249,69 +297,98 @@ Status PrintCpuFallback(const InspectOptions& options, const Model& model) {
   }
   Model copy = model.Clone();
   if (!options.train.loss.empty()) {
-    ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
+    TrainingOptions training;
+    if (options.step) {
+      training.step = *options.step;
+    } else {
+      ASSIGN_OR_RETURN(training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
+    }
     ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(std::move(copy), std::move(training)));
     copy = Model();
     copy.graph = session->step_graph().Clone();
   }
   RETURN_IF_ERROR(RunPasses(PlacementPasses(device.providers(), fallback), copy).status());
-  std::printf("on a device with all kernels: %s", fallback.report->ToString().c_str());
+  const std::string text = fallback.report->ToString();
+  out.Print("on a device with all kernels: %s", text.c_str());
+  out.json["cpu_fallback"] = text;
   return {};
 }
 
-int RunInspect(const InspectOptions& options) {
-  const Result<Model> model = ReadModel(options.path);
-  if (!model.ok()) return Report(model.status());
+// Exported steps: reads the step's options, and prints them with the place where its training stands.
+Status PrintStep(Findings& out, InspectOptions& options, const Model& model) {
+  ASSIGN_OR_RETURN(options.step, ReadStepOptions(model));
+  options.train.loss = "output";  // a step is planned
+  const StepOptions& step = *options.step;
+  TrainingOptions training;
+  training.step = step;
+  ASSIGN_OR_RETURN(const auto session, OpenStep(options.path, std::move(training)));
+  const auto written = nlohmann::json::parse(model.metadata.at(kStepMetadata));
+  const std::string optimizer = written.at("optimizer").get<std::string>();
+  out.Print("exported step: %s on %zu parameters, loss '%s', learning rate %.4g, clip_norm %.4g, accumulation_steps %d; "
+            "%lld updates done\n",
+            optimizer.c_str(), session->ParameterNames().size(), step.loss.prediction.c_str(), session->learning_rate(),
+            step.clip_norm, step.accumulation_steps, static_cast<long long>(session->updates()));
+  out.json["step"] = {{"optimizer", optimizer},
+                      {"loss", step.loss.prediction},
+                      {"learning_rate", session->learning_rate()},
+                      {"clip_norm", step.clip_norm},
+                      {"accumulation_steps", step.accumulation_steps},
+                      {"updates", session->updates()}};
+  return {};
+}
+
+Result<ExitCode> Inspect(Findings& out, InspectOptions& options) {
+  ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options.path));
+  ASSIGN_OR_RETURN(const Model model, ReadModel(exported ? ExportedModelPath(options.path) : options.path));
   const ProviderList providers = {MakeCpuProvider(RegisterTrainingKernels)};
-  PrintHead(options, *model);
-  PrintOps(*model->graph, providers[0]->kernels());
-  const Result<int> missing = PrintMissingKernels(*model, providers);
-  if (!missing.ok()) return Report(missing.status());
-  PrintMissingGradients(*model);
-  if (*missing > 0) return kFailed;
-  if (!options.cpu_fallback.empty()) {
-    const Status printed = PrintCpuFallback(options, *model);
-    if (!printed.ok()) return Report(printed);
-  }
-  const Status planned = PrintPlans(options, *model, providers);
+  PrintHead(out, options, model);
+  if (exported) RETURN_IF_ERROR(PrintStep(out, options, model));
+  PrintOps(out, *model.graph, providers[0]->kernels());
+  ASSIGN_OR_RETURN(const int missing, PrintMissingKernels(out, model, providers));
+  PrintMissingGradients(out, model);
+  if (missing > 0) return kFailed;
+  if (!options.cpu_fallback.empty()) RETURN_IF_ERROR(PrintCpuFallback(out, options, model));
+  const Status planned = PrintPlans(out, options, model, providers);
   if (planned.ok()) return kDone;
-  const bool asked =
-      options.plan || !options.shapes.empty() || !options.dims.empty() || !options.train.loss.empty();
-  if (asked) return Report(planned);
-  std::printf("memory: not worked out: %s\n", planned.message().c_str());
+  const bool asked = options.plan || !options.shapes.empty() || !options.dims.empty() ||
+                     (!options.train.loss.empty() && !exported);
+  if (asked) return planned;
+  out.Print("memory: not worked out: %s\n", planned.message().c_str());
   return kDone;
+}
+
+int RunInspect(InspectOptions& options) {
+  Findings out(!OnlyJson(options.json));
+  const Result<ExitCode> code = Inspect(out, options);
+  if (!code.ok()) return Report(code.status());
+  const Status written = WriteJson(out.json, options.json);
+  return written.ok() ? *code : Report(written);
 }
 
 }  // namespace
 
 void AddInspect(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* sub = app.add_subcommand("inspect", "Say what a model is, what it lacks, and what running it takes");
-  sub->add_option("model", options->path, "The ONNX file")->required();
+  CLI::App* sub = app.add_subcommand("inspect", "Describe a model: inputs, ops, missing kernels, memory");
+  sub->add_option("model", options->path, "The ONNX file, or the folder of an exported step")->required();
   sub->add_option("--shape", options->shapes, "Shape of an input, NAME=1,3,224,224; may be repeated")
       ->allow_extra_args(false);
   sub->add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")
       ->allow_extra_args(false);
   options->train.loss.clear();
-  sub->add_option("--loss", options->train.loss,
-                  "Also work out a training step with this loss, as for 'caesura train'")
-      ->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}));
-  sub->add_option("--prediction", options->train.prediction,
-                  "The output that the loss is about; by default the first");
-  sub->add_option("--class-axis", options->train.class_axis, "cross-entropy: the axis of the classes, 1 or -1");
-  sub->add_option("--optimizer", options->train.optimizer, "With --loss")
-      ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))
-      ->capture_default_str();
+  AddLossOptions(*sub, &options->train);
+  AddOptimizerOption(*sub, &options->train);
   sub->add_flag("--plan", options->plan,
                 "Print the execution plan, a line a step (with --loss, that of the step)");
   sub->add_option("--cpu-fallback", options->cpu_fallback,
                   "Print which shape computations would run on the host beside a device that has all kernels, and why: on, "
                   "off, forward or seed (with --loss, of the step)")
       ->check(CLI::IsMember({"on", "off", "forward", "seed"}));
+  AddJsonOption(*sub, &options->json);
   sub->footer(
       "Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or --shape.\n"
       "Exit code 1 when a kernel is missing or the model cannot be read.\n\n"
-      "  caesura inspect net.onnx --dim batch=32 --loss cross-entropy --plan");
+      "  caesura inspect net.onnx --dim batch=32 --loss cross_entropy --plan");
   sub->callback([=] { *run = [=] { return RunInspect(*options); }; });
 }
 

@@ -11,13 +11,23 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", caesura::command::VersionText,
                        "What this is, how it was built, what it runs on");
   app.require_subcommand(1);
+  app.set_config("--config", "",
+                 "A TOML or INI file with options, in a section for each command ([train], then epochs = 3); "
+                 "the command line goes first");
+  app.allow_config_extras(CLI::config_extras_mode::error);  // a misspelt option is told of
+  app.fallthrough();  // --config may stand after the command, too
   app.footer("'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage.");
   RunFunction run;
   caesura::command::AddTrain(app, &run);
+  caesura::command::AddEvaluate(app, &run);
+  caesura::command::AddPredict(app, &run);
   caesura::command::AddInspect(app, &run);
+  caesura::command::AddBench(app, &run);
   caesura::command::AddConformance(app, &run);
   caesura::command::AddConvert(app, &run);
   caesura::command::AddWrapModel(app, &run);
+  caesura::command::AddEnv(app, &run);
+  caesura::command::AddCache(app, &run);
   try {  // the parser's way of saying "help was asked for" and "wrong usage"
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

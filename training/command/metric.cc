@@ -63,10 +63,14 @@ Status Metric::AddElements(const Tensor& prediction, const Tensor& target) {
   return {};
 }
 
+const char* Metric::Name() const {
+  return kind_ == Kind::kAccuracy ? "accuracy" : kind_ == Kind::kMeanAbsoluteError ? "mae" : "none";
+}
+
 std::string Metric::Text() const {
   char text[48] = "";
-  if (kind_ == Kind::kAccuracy) std::snprintf(text, sizeof(text), "accuracy %.1f%%", 100 * Mean());
-  if (kind_ == Kind::kMeanAbsoluteError) std::snprintf(text, sizeof(text), "mae %.4g", Mean());
+  if (kind_ == Kind::kAccuracy) std::snprintf(text, sizeof(text), "%s %.1f%%", Name(), 100 * Mean());
+  if (kind_ == Kind::kMeanAbsoluteError) std::snprintf(text, sizeof(text), "%s %.4g", Name(), Mean());
   return text;
 }
 

@@ -24,6 +24,8 @@ class Metric {
   Status Add(const Tensor& prediction, const Tensor& target);
   double Mean() const { return count_ == 0 ? 0 : sum_ / static_cast<double>(count_); }
   void Reset() { sum_ = 0, count_ = 0; }
+  // "accuracy", "mae", or "none".
+  const char* Name() const;
   // "accuracy 97.2%", "mae 0.0123", or nothing.
   std::string Text() const;
 

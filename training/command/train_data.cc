@@ -56,7 +56,7 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
   const DType like_prediction = prediction == nullptr ? DType::kUndefined : prediction->dtype();
   if (options.loss != "output") {
     out.push_back(
-        {kTargetInput, options.target, options.loss == "cross-entropy" ? DType::kInt64 : like_prediction});
+        {kTargetInput, options.target, options.loss == "cross_entropy" ? DType::kInt64 : like_prediction});
   }
   return out;
 }

@@ -6,40 +6,31 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
+#include "training/command/command.h"
 
 namespace caesura::command {
 namespace {
 
 std::map<std::string, Loss::Kind> Losses() {
-  return {{"cross-entropy", Loss::Kind::kCrossEntropy},
+  return {{"cross_entropy", Loss::Kind::kCrossEntropy},
           {"mse", Loss::Kind::kMeanSquaredError},
-          {"mae", Loss::Kind::kMeanAbsoluteError},
-          {"bce", Loss::Kind::kBinaryCrossEntropyLogits},
+          {"l1", Loss::Kind::kMeanAbsoluteError},
+          {"bce_with_logits", Loss::Kind::kBinaryCrossEntropyLogits},
           {"output", Loss::Kind::kOutput}};
 }
 
-std::map<std::string, Optimizer> Optimizers() {
-  return {{"sgd", Sgd{}},   {"adam", Adam{}}, {"adamw", AdamW{}},
-          {"lamb", Lamb{}}, {"lion", Lion{}}, {"rmsprop", Rmsprop{}}};
+// The names of 0.1's losses, which were spelt otherwise than in Python.
+std::string PresentLossName(const std::string& name) {
+  const std::map<std::string, std::string> old = {
+      {"cross-entropy", "cross_entropy"}, {"mae", "l1"}, {"bce", "bce_with_logits"}};
+  const auto found = old.find(name);
+  if (found == old.end()) return name;
+  WarnOldSpelling("--loss " + name, "--loss " + found->second);
+  return found->second;
 }
 
-void AddDataOptions(CLI::App& app, TrainOptions* o) {
+void AddValidationOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Data";
-  app.add_option("--data", o->data,
-                 "Examples: .npz, .npy or .safetensors with arrays of one length along their first "
-                 "axis; anything else is text. Several texts are joined")
-      ->required()
-      ->group(group);
-  app.add_option("--feed", o->feeds,
-                 "INPUT=ARRAY: the array for an input of the model; by default the one with its "
-                 "name. Repeat it for each input")
-      ->allow_extra_args(false)
-      ->group(group);
-  app.add_option("--target", o->target, "The array that the loss compares with")
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--context", o->context, "Text: characters to an example; by default what the model's input says")
-      ->group(group);
   app.add_option("--validation", o->validation, "A file of examples to validate with")->group(group);
   app.add_option("--validation-part", o->validation_part,
                  "Without --validation: the part of the data held out for it "
@@ -49,36 +40,9 @@ void AddDataOptions(CLI::App& app, TrainOptions* o) {
       ->group(group);
 }
 
-void AddLossOptions(CLI::App& app, TrainOptions* o) {
-  const std::string group = "Loss";
-  app.add_option("--loss", o->loss,
-                 "cross-entropy (scores and class numbers), mse, mae, bce (on logits), or output: "
-                 "the model computes its loss itself")
-      ->check(CLI::IsMember({"cross-entropy", "mse", "mae", "bce", "output"}))
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--prediction", o->prediction,
-                 "The output of the model that the loss is about; by default the first")
-      ->group(group);
-  app.add_option("--class-axis", o->class_axis,
-                 "cross-entropy: the axis of the classes, 1 or -1 (last); by default 1, "
-                 "for text -1")
-      ->check(CLI::IsMember({-1, 1}))
-      ->group(group);
-  app.add_option("--metric", o->metric,
-                 "What validation reports besides the loss: accuracy, mae, none; auto takes what "
-                 "fits the loss")
-      ->check(CLI::IsMember({"auto", "accuracy", "mae", "none"}))
-      ->capture_default_str()
-      ->group(group);
-}
-
 void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Optimizer";
-  app.add_option("--optimizer", o->optimizer, "sgd, adam, adamw, lamb, lion or rmsprop")
-      ->check(CLI::IsMember({"sgd", "adam", "adamw", "lamb", "lion", "rmsprop"}))
-      ->capture_default_str()
-      ->group(group);
+  AddOptimizerOption(app, o);
   app.add_option("--lr", o->learning_rate, "Learning rate; by default the optimizer's, as in PyTorch")
       ->group(group);
   app.add_option("--weight-decay", o->weight_decay, "Weight decay")->group(group);
@@ -191,7 +155,7 @@ std::string SetCoefficients(const TrainOptions& options, O& o) {
 }
 
 Result<Optimizer> MakeOptimizer(const TrainOptions& options) {
-  Optimizer optimizer = Optimizers().at(options.optimizer);
+  ASSIGN_OR_RETURN(Optimizer optimizer, caesura::MakeOptimizer(options.optimizer, {}));
   const std::string unfit = std::visit([&](auto& o) { return SetCoefficients(options, o); }, optimizer);
   if (!unfit.empty()) return InvalidArgument(options.optimizer + " has no " + unfit);
   return optimizer;
@@ -199,13 +163,77 @@ Result<Optimizer> MakeOptimizer(const TrainOptions& options) {
 
 }  // namespace
 
+void AddInputOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Data";
+  app.add_option("--data", o->data,
+                 "Examples: .npz, .npy or .safetensors with arrays of one length along their first "
+                 "axis; anything else is text. Several texts are joined")
+      ->required()
+      ->group(group);
+  app.add_option("--feed", o->feeds,
+                 "INPUT=ARRAY: the array for an input of the model; by default the one with its "
+                 "name. Repeat it for each input")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--context", o->context, "Text: characters to an example; by default what the model's input says")
+      ->group(group);
+}
+
+void AddDataOptions(CLI::App& app, TrainOptions* o) {
+  AddInputOptions(app, o);
+  app.add_option("--target", o->target, "The array that the loss compares with")
+      ->capture_default_str()
+      ->group("Data");
+}
+
+void AddLossOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Loss";
+  app.add_option("--loss", o->loss,
+                 "cross_entropy (scores and class numbers), mse, l1, bce_with_logits, or output: "
+                 "the model computes its loss itself")
+      ->transform(PresentLossName)
+      ->check(CLI::IsMember({"cross_entropy", "mse", "l1", "bce_with_logits", "output"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--prediction", o->prediction,
+                 "The output of the model that the loss is about; by default the first")
+      ->group(group);
+  app.add_option("--class-axis", o->class_axis,
+                 "cross_entropy: the axis of the classes, 1 or -1 (last); by default 1, "
+                 "for text -1")
+      ->check(CLI::IsMember({-1, 1}))
+      ->group(group);
+}
+
+void AddMetricOption(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Loss";
+  app.add_option("--metric", o->metric,
+                 "What validation reports besides the loss: accuracy, mae, none; auto takes what "
+                 "fits the loss")
+      ->check(CLI::IsMember({"auto", "accuracy", "mae", "none"}))
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddOptimizerOption(CLI::App& app, TrainOptions* o) {
+  app.add_option("--optimizer", o->optimizer, "sgd, adam, adamw, lamb, lion, rmsprop, adagrad, ...: a name that is none lists all")
+      ->check([](const std::string& name) {
+        const Result<Optimizer> made = caesura::MakeOptimizer(name, {});
+        return made.ok() ? std::string() : made.status().message();
+      })
+      ->capture_default_str()
+      ->group("Optimizer");
+}
+
 void AddTrainOptions(CLI::App& app, TrainOptions* options) {
   app.add_option("model", options->model,
                  "The ONNX model to train; its initializers are the parameters. Or the folder of an exported step, "
                  "which brings its loss, optimizer and state along")
       ->required();
   AddDataOptions(app, options);
+  AddValidationOptions(app, options);
   AddLossOptions(app, options);
+  AddMetricOption(app, options);
   AddOptimizerOptions(app, options);
   AddRunOptions(app, options);
   AddFileOptions(app, options);

@@ -26,7 +26,7 @@ struct TrainOptions {
   std::vector<std::string> feeds;  // "input=array"
   int64_t context = 0;
   // loss
-  std::string loss = "cross-entropy", target = "target", prediction, metric = "auto";
+  std::string loss = "cross_entropy", target = "target", prediction, metric = "auto";
   std::optional<int> class_axis;
   // optimizer
   std::string optimizer = "adamw", schedule = "constant";
@@ -52,6 +52,13 @@ struct TrainOptions {
 };
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options);
+// Parts of it, for commands that take the same: --data, --feed, --context; these and --target; --loss, --prediction,
+// --class-axis; --metric; --optimizer.
+void AddInputOptions(CLI::App& app, TrainOptions* options);
+void AddDataOptions(CLI::App& app, TrainOptions* options);
+void AddLossOptions(CLI::App& app, TrainOptions* options);
+void AddMetricOption(CLI::App& app, TrainOptions* options);
+void AddOptimizerOption(CLI::App& app, TrainOptions* options);
 
 // The name under which the session takes the loss's target.
 inline constexpr char kTargetInput[] = "caesura.target";

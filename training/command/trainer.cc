@@ -119,7 +119,7 @@ void Trainer::PrintHead() {
               session_->ParameterNames().size(), static_cast<long long>(data_.train->size()),
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
   if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
-  if (first_ > 0) std::printf("\ngoing on behind update %lld", static_cast<long long>(first_));
+  if (first_ > 0) std::printf("\ngoing on after update %lld", static_cast<long long>(first_));
   std::printf("\n");
   std::fflush(stdout);
 }

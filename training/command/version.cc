@@ -19,4 +19,9 @@ int Report(const Status& status) {
   return kFailed;
 }
 
+void WarnOldSpelling(const std::string& old, const std::string& now) {
+  std::fprintf(stderr, "caesura: warning: '%s' is now written '%s'; the old spelling goes with version 0.2\n", old.c_str(),
+               now.c_str());
+}
+
 }  // namespace caesura::command

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura wrap-model`: a whole model of another runtime's as one node of an ONNX model.
+// `caesura wrap-model`: makes a whole model of another runtime one node of an ONNX model.
 #include <climits>
 #include <cstdio>
 #include <filesystem>
@@ -25,16 +25,18 @@ constexpr char kFooter[] =
     "\n"
     "Runtimes: caesura (ONNX), openvino (ONNX, or its IR: model.xml --weights model.bin), torch (a TorchScript archive, or\n"
     "an AOTInductor package, which has no gradient), and those of plug-ins in the folders of CAESURA_PLUGIN_PATH. A runtime\n"
-    "that cannot tell a type is told it by --input and --output; so is one that tells too little: what is \"?\" here is sized\n"
+    "that cannot tell a type, or tells too little, is told it by --input-type and --output-type: dims that are \"?\" are sized\n"
     "in each run, while equal names are equal sizes, planned ahead. Options: caesura: threads. openvino: device, threads,\n"
     "precision (f32), hint (latency). torch: runners (of a package: runs at the same time, 1).\n"
     "\n"
-    "  caesura wrap-model net.onnx --runtime openvino --option threads=2 --out wrapped.onnx\n"
-    "  caesura wrap-model net.pt --runtime torch --input 'x=float32[N, 64]' --output 'output=float32[N, 10]' --out w.onnx";
+    "  caesura wrap-model net.onnx --runtime openvino --option threads=2 --output wrapped.onnx\n"
+    "  caesura wrap-model net.pt --runtime torch --input-type 'x=float32[N, 64]' \\\n"
+    "      --output-type 'output=float32[N, 10]' --output wrapped.onnx";
 
 struct Options {
   std::string model, weights, out, gradient;
-  std::vector<std::string> options, inputs, outputs;
+  std::vector<std::string> options, input_types, output_types;
+  std::vector<std::string> old_inputs, output;  // --input of 0.1; --output, which was a type in 0.1
   bool by_name = false;
   WrapOptions wrap;
 };
@@ -61,7 +63,28 @@ Status ReadInto(const std::string& path, std::string* bytes) {
   return {};
 }
 
+// 0.1 wrote `--input TYPE --output TYPE --out FILE`.
+Status TakeOldSpellings(Options& options) {
+  for (const std::string& type : options.old_inputs) {
+    WarnOldSpelling("--input " + type, "--input-type " + type);
+    options.input_types.push_back(type);
+  }
+  if (!options.out.empty()) WarnOldSpelling("--out " + options.out, "--output " + options.out);
+  for (const std::string& text : options.output) {
+    if (text.find('=') != std::string::npos && text.ends_with(']')) {
+      WarnOldSpelling("--output " + text, "--output-type " + text);
+      options.output_types.push_back(text);
+    } else if (options.out.empty()) {
+      options.out = text;
+    } else {
+      return InvalidArgument("--output: expected one file, got '" + options.out + "' and '" + text + "'");
+    }
+  }
+  return options.out.empty() ? InvalidArgument("--output FILE is missing: the ONNX model to write") : Status();
+}
+
 Status Wrap(Options& options) {
+  RETURN_IF_ERROR(TakeOldSpellings(options));
   WrapOptions& wrap = options.wrap;
   RETURN_IF_ERROR(ReadInto(options.model, &wrap.model_bytes));
   RETURN_IF_ERROR(ReadInto(options.weights, &wrap.weight_bytes));
@@ -70,8 +93,8 @@ Status Wrap(Options& options) {
     ASSIGN_OR_RETURN(const auto option, Split(text, "--option"));
     RETURN_IF_ERROR(wrap.options.Append(option.first, option.second));
   }
-  for (const auto& [texts, list, flag] : {std::tuple(&options.inputs, &wrap.inputs, "--input"),
-                                          std::tuple(&options.outputs, &wrap.outputs, "--output")}) {
+  for (const auto& [texts, list, flag] : {std::tuple(&options.input_types, &wrap.inputs, "--input-type"),
+                                          std::tuple(&options.output_types, &wrap.outputs, "--output-type")}) {
     for (const std::string& text : *texts) {
       ASSIGN_OR_RETURN(auto stated, Split(text, flag));
       list->push_back(std::move(stated));
@@ -97,17 +120,20 @@ Status Wrap(Options& options) {
 
 void AddWrapModel(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("wrap-model", "Make a model of another runtime's one node of an ONNX model");
+  CLI::App* sub = app.add_subcommand("wrap-model", "Make a model of another runtime one node of an ONNX model");
   sub->add_option("model", options->model, "The model, in a format that the runtime reads")->required();
   sub->add_option("--runtime", options->wrap.runtime, "Who runs it: caesura, openvino, torch, ...")->required();
-  sub->add_option("--out", options->out, "The ONNX model to write")->required();
+  sub->add_option("--output", options->output, "The ONNX model to write")->allow_extra_args(false);
   sub->add_option("--weights", options->weights, "The second file of formats that have two");
   sub->add_option("--option", options->options, "NAME=VALUE for the runtime; sessions may change it (repeatable)")->allow_extra_args(false);
-  sub->add_option("--input", options->inputs, "NAME=TYPE, such as 'x=float32[N, 64]' (repeatable)")->allow_extra_args(false);
-  sub->add_option("--output", options->outputs, "The same of an output (repeatable)")->allow_extra_args(false);
+  sub->add_option("--input-type", options->input_types, "NAME=TYPE of an input, such as 'x=float32[N, 64]' (repeatable)")
+      ->allow_extra_args(false);
+  sub->add_option("--output-type", options->output_types, "NAME=TYPE of an output (repeatable)")->allow_extra_args(false);
+  sub->add_option("--out", options->out)->group("");  // hidden
+  sub->add_option("--input", options->old_inputs)->allow_extra_args(false)->group("");
   sub->add_option("--gradient", options->gradient, "A model of the gradient (ONNX, or what --gradient-runtime reads)");
   sub->add_option("--gradient-runtime", options->wrap.gradient_runtime, "Who runs that one; the same as --runtime unless said");
-  sub->add_flag("--by-name", options->by_name, "Name the files, which must be beneath --out's folder, instead of holding their bytes");
+  sub->add_flag("--by-name", options->by_name, "Hold the files' names, which must lie beneath --output's folder, not their bytes");
   sub->footer(kFooter);
   sub->callback([=] {
     *run = [=] {

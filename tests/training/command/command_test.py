@@ -2,15 +2,18 @@
 """The `caesura` command, run as a user runs it; NumPy's and safetensors' own packages say what is right."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
+import onnx.reference
 import pytest
 import safetensors.numpy
 from onnx import TensorProto, helper
@@ -19,8 +22,9 @@ COMMAND = shutil.which("caesura")
 pytestmark = pytest.mark.skipif(COMMAND is None, reason="the caesura command is not on PATH (. build/activate)")
 
 
-def run(*arguments, expect=0):
-    done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+def run(*arguments, expect=0, **environment):
+    done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False,
+                          env=os.environ | {name: str(value) for name, value in environment.items()})
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 
@@ -231,7 +235,7 @@ def test_resume_is_exact(classifier):
     train(classifier, *common, "--steps", "100", "--checkpoint", classifier / "straight")
     train(classifier, *common, "--steps", "40", "--checkpoint", classifier / "parts")
     again = train(classifier, *common, "--steps", "100", "--checkpoint", classifier / "parts", "--resume")
-    assert "going on behind update 40" in again.stdout
+    assert "going on after update 40" in again.stdout
     straight, parts = (safetensors.numpy.load_file(classifier / name) for name in ("straight", "parts"))
     same(parts, straight)
     wrong = train(classifier, *common, "--batch", "8", "--checkpoint", classifier / "parts", "--resume", expect=1)
@@ -254,6 +258,143 @@ def test_stopped_and_killed(classifier):
         reached = now
         if sent != signal.SIGKILL:
             assert process.returncode == 1 and f"stopped after update {now}" in errors
+
+
+def scores(folder, arrays):
+    """What the trained classifier of `folder` gives, by ONNX's reference."""
+    session = onnx.reference.ReferenceEvaluator(onnx.load(folder / "trained.onnx"))
+    return session.run(None, {"x": arrays["points"].astype(np.float32)})[0]
+
+
+def test_evaluate_and_predict(classifier):
+    train(classifier, "--epochs", "5", "--output", classifier / "trained.onnx", "--checkpoint", classifier / "c")
+    arrays = dict(np.load(classifier / "data.npz"))
+    want = scores(classifier, arrays)
+    right = (want.argmax(1) == arrays["labels"]).mean()
+    shifted = want - want.max(1, keepdims=True)
+    loss = (np.log(np.exp(shifted).sum(1)) - shifted[np.arange(300), arrays["labels"]]).mean()
+    data = ("--data", classifier / "data.npz", "--feed", "x=points")
+    found = json.loads(run("evaluate", classifier / "trained.onnx", *data, "--target", "labels", "--batch", "7", "--json", "-").stdout)
+    assert found["examples"] == 300 and found["accuracy"] == pytest.approx(right)
+    assert found["loss"] == pytest.approx(loss, rel=1e-4)
+    # Parameters of a checkpoint in the untrained model are the trained model.
+    text = run("evaluate", classifier / "net.onnx", "--checkpoint", classifier / "c", *data, "--target", "labels").stdout
+    assert f"loss {found['loss']:.4g}"[:9] in text and f"accuracy {100 * right:.1f}%" in text and "over 300 examples" in text
+    printed = run("predict", classifier / "trained.onnx", *data, "--batch", "7", "--output", classifier / "y.npz").stdout
+    assert "y  float32[300, 3]" in printed
+    np.testing.assert_allclose(np.load(classifier / "y.npz")["y"], want, rtol=1e-4, atol=1e-5)
+    run("predict", classifier / "net.onnx", "--checkpoint", classifier / "c", *data, "--outputs", "y", "--output", classifier / "y.npy")
+    np.testing.assert_array_equal(np.load(classifier / "y.npy"), np.load(classifier / "y.npz")["y"])
+
+
+def test_evaluate_and_predict_say_what_is_wrong(classifier):
+    data = ("--data", classifier / "data.npz", "--feed", "x=points")
+    assert "no array 'target'" in run("evaluate", classifier / "net.onnx", *data, expect=1).stderr
+    write_model(classifier / "other.onnx")
+    train(classifier, "--steps", "1", "--checkpoint", classifier / "c")
+    message = run("predict", classifier / "other.onnx", "--checkpoint", classifier / "c", *data, "--output", "y.npz", expect=1).stderr
+    assert all(f"the model has no initializer '{name}'" in message for name in ("b1", "b2", "w1", "w2"))
+    sum_all = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[N,8] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }')
+    onnx.save(sum_all, classifier / "sum.onnx")
+    message = run("predict", classifier / "sum.onnx", *data, "--output", classifier / "y.npz", expect=1).stderr
+    assert "output 'y' is float32[] for 32 examples: expected one row for each" in message
+
+
+def test_options_from_a_file(classifier):
+    train(classifier, "--steps", "30", "--output", classifier / "by_hand.onnx")
+    (classifier / "run.toml").write_text(f"""[train]
+data = "{classifier / 'data.npz'}"
+feed = ["x=points"]
+target = "labels"
+seed = 3
+lr = 1e-2
+steps = 20
+""")
+    run("train", classifier / "net.onnx", "--config", classifier / "run.toml", "--steps", "30", "--output",
+        classifier / "by_file.onnx")
+    assert (classifier / "by_file.onnx").read_bytes() == (classifier / "by_hand.onnx").read_bytes()
+    (classifier / "wrong.toml").write_text("[train]\nstep = 20\n")
+    assert "step" in train(classifier, "--config", classifier / "wrong.toml", expect=2).stderr
+
+
+def test_old_spellings_warn(classifier):
+    write_model(classifier / "soft.onnx")
+    done = run("inspect", classifier / "soft.onnx", "--dim", "batch=5", "--loss", "mae")
+    assert "'--loss mae' is now written '--loss l1'" in done.stderr and "memory of a training step" in done.stdout
+    done = train(classifier, "--steps", "1", "--loss", "cross-entropy")
+    assert "'--loss cross-entropy' is now written '--loss cross_entropy'" in done.stderr
+    done = run("wrap-model", classifier / "soft.onnx", "--runtime", "caesura", "--out", classifier / "w.onnx", "--input",
+               "x=float32[N, 3]", "--output", "y=float32[N, 4]")
+    for old, now in {"--out": "--output", "--input x=": "--input-type x=", "--output y=": "--output-type y="}.items():
+        assert f"'{old}" in done.stderr and f"is now written '{now}" in done.stderr
+    assert onnx.load(classifier / "w.onnx").graph.node[0].op_type == "ModelOp"
+
+
+def test_inspect_as_json(classifier):
+    found = json.loads(run("inspect", classifier / "net.onnx", "--dim", "batch=5", "--loss", "cross_entropy", "--json", "-").stdout)
+    assert found["inputs"] == [{"name": "x", "type": "float32[batch, 8]"}]
+    assert found["parameters"] == {"tensors": 4, "values": 8 * 16 + 16 + 16 * 3 + 3, "bytes": 4 * 195}
+    assert {row["op"]: row["count"] for row in found["ops"]} == {"Gemm": 2, "Relu": 1}
+    assert found["missing_kernels"] == [] and found["missing_gradients"] is None
+    assert found["memory of a training step"]["arena"] > found["memory of a run"]["arena"] > 0
+
+
+def test_bench(classifier):
+    times = ("--dim", "batch=4", "--seconds", "0.02", "--rounds", "2")
+    rows = json.loads(run("bench", classifier / "net.onnx", *times, "--alone", "--loss", "cross_entropy", "--json", "-").stdout)
+    assert [row["name"] for row in rows] == ["run", "training step"]
+    for row in rows:
+        assert row["runs"] >= 2 and 0 < row["least_ms"] <= row["median_ms"] <= row["p90_ms"] <= row["p99_ms"]
+    assert "give --dim batch=..." in run("bench", classifier / "net.onnx", "--alone", expect=1).stderr
+    np.savez(classifier / "x.npz", x=np.zeros((4, 8), np.float32))
+    assert "median" in run("bench", classifier / "net.onnx", "--inputs", classifier / "x.npz", "--alone", *times[2:]).stdout
+
+
+def test_bench_beside_a_peer(classifier):
+    """A Python without onnxruntime is told of; one that has it gets its turns. The stand-in sleeps for a millisecond."""
+    times = ("--dim", "batch=4", "--seconds", "0.02", "--rounds", "2", "--json", "-")
+    (classifier / "onnxruntime.py").write_text("""import time
+__version__ = "1.0"
+class SessionOptions: pass
+class InferenceSession:
+    def __init__(self, model, options, providers):
+        assert model.endswith("net.onnx") and providers == ["CPUExecutionProvider"]
+    def run(self, names, feeds):
+        assert feeds["x"].shape == (4, 8)
+        time.sleep(0.001)
+""")
+    done = run("bench", classifier / "net.onnx", *times, CAESURA_PYTHON=sys.executable, PYTHONPATH=classifier)
+    rows = json.loads(done.stdout)
+    assert [row["name"] for row in rows] == ["run", "run, onnxruntime 1.0"] and rows[1]["least_ms"] >= 1
+    done = run("bench", classifier / "net.onnx", *times, CAESURA_PYTHON="/no/python")
+    assert "not compared: '/no/python' has no onnxruntime" in done.stderr and len(json.loads(done.stdout)) == 1
+
+
+def test_env():
+    text = run("env", CAESURA_VERBOSE="0").stdout
+    for word in ("caesura", "instruction set", "processor", "memory", "CAESURA_VERBOSE"):
+        assert word in text
+    found = json.loads(run("env", "--json", "-", CAESURA_PYTHON=sys.executable).stdout)
+    assert f"numpy {np.__version__}" in found["Python packages"]
+
+
+def test_cache(tmp_path):
+    kept = tmp_path / "mine.txt"
+    kept.write_text("not a program")
+    for i in range(3):
+        program = tmp_path / (f"{i}" * 64)
+        program.write_bytes(b"x" * 1024)
+        os.utime(program, (time.time() - 86400 * 10 * i,) * 2)
+    (tmp_path / ("f" * 64)).symlink_to(kept)
+    folder = {"CAESURA_PROGRAM_CACHE": tmp_path}
+    assert "3 programs, 0.0 of 256 MiB" in run("cache", "ls", **folder).stdout
+    found = json.loads(run("cache", "ls", "--json", "-", **folder).stdout)
+    assert [row["name"][0] for row in found["programs"]] == ["0", "1", "2"] and found["folder"] == str(tmp_path)
+    assert "1 programs removed" in run("cache", "clear", "--unused-days", "15", **folder).stdout
+    assert "2 programs removed" in run("cache", "clear", **folder).stdout
+    assert kept.exists() and "0 programs, 0.0 of" in run("cache", "ls", **folder).stdout
+    run("cache", expect=2)
 
 
 def test_train_says_what_is_wrong(classifier):
@@ -294,7 +435,7 @@ def test_wrap_model_makes_one_node(tmp_path):
     inner = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[N,2] x) => (float[N,2] y) { y = Tanh (x) }')
     (tmp_path / "inner.onnx").write_bytes(inner.SerializeToString())
-    arguments = ["wrap-model", tmp_path / "inner.onnx", "--runtime", "caesura", "--out"]
+    arguments = ["wrap-model", tmp_path / "inner.onnx", "--runtime", "caesura", "--output"]
     printed = run(*arguments, tmp_path / "one.onnx", "--option", "threads=1").stdout
     assert "float32[d0, 2]" in printed
     (node,) = onnx.load(tmp_path / "one.onnx").graph.node
@@ -310,6 +451,6 @@ def test_wrap_model_makes_one_node(tmp_path):
     assert helper.get_node_attr_value(node, "model_file") == b"inner.onnx"
     assert "not beneath" in run(*arguments, tmp_path / "sub" / "named.onnx", "--by-name", expect=1).stderr
     assert "known are: threads" in run(*arguments, tmp_path / "x.onnx", "--option", "thread=1", expect=1).stderr
-    assert "there is no runtime 'none'" in run("wrap-model", tmp_path / "inner.onnx", "--runtime", "none", "--out",
+    assert "there is no runtime 'none'" in run("wrap-model", tmp_path / "inner.onnx", "--runtime", "none", "--output",
                                                tmp_path / "x.onnx", expect=1).stderr
     assert "--gradient" in run("wrap-model", "--help").stdout

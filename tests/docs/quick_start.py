@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody tries first, in an environment that has only the wheel (cmake/wheel.sh --check).
+
+    quick_start.py onnx     trains and runs an ONNX model, without PyTorch
+    quick_start.py readme   the Python blocks of the README, as they stand there
+"""
+
+import pathlib
+import re
+import sys
+
+
+def onnx():
+    import numpy as np
+    import onnx as onnx_package
+
+    import caesura
+
+    assert "torch" not in sys.modules
+    model = onnx_package.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }""")
+    x = np.random.default_rng(0).standard_normal((64, 2)).astype(np.float32)
+    labels = (x[:, 0] > x[:, 1]).astype(np.int64)
+    session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer="adamw", learning_rate=0.1)
+    losses = [session.step({"x": x, "labels": labels}) for _ in range(50)]
+    session.export("trained.onnx")
+    scores, = caesura.InferenceSession("trained.onnx").run(None, {"x": x})
+    right = (scores.argmax(1) == labels).mean()
+    print(f"caesura {caesura.__version__}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, accuracy {right:.2f}")
+    assert losses[-1] < losses[0] / 2 and right > 0.9
+
+
+def readme():
+    import types
+
+    text = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_text()
+    page = sys.modules["page"] = types.ModuleType("page")  # Dynamo looks the globals of functions up in their module
+    for code in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        exec(compile(code, "README.md", "exec"), vars(page))
+    print(f"the README's blocks have run; loss {page.loss:.3f}")
+
+
+{"onnx": onnx, "readme": readme}[sys.argv[1]]()

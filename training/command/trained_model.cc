@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/command/trained_model.h"
+
+#include "core/base/status_macros.h"
+#include "core/load/model_reader.h"
+#include "training/checkpoint.h"
+#include "training/exported_step.h"
+#include "training/gradient/training_mode.h"
+
+namespace caesura::command {
+namespace {
+
+std::string TypeText(const Tensor& tensor) { return DTypeName(tensor.dtype()) + tensor.shape().ToString(); }
+
+Status TakeParameters(const std::string& path, Graph& graph) {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
+  std::string problems;
+  for (const auto& [name, tensor] : checkpoint.parameters) {
+    Value* value = graph.FindValue(name);
+    const Tensor* own = value == nullptr ? nullptr : graph.Initializer(value);
+    if (own == nullptr) {
+      problems += "\n  the model has no initializer '" + name + "'";
+    } else if (own->dtype() != tensor.dtype() || own->shape() != tensor.shape()) {
+      problems += "\n  '" + name + "' is " + TypeText(tensor) + ", the model has " + TypeText(*own);
+    } else {
+      graph.SetInitializer(value, tensor);
+    }
+  }
+  return problems.empty() ? Status() : InvalidArgument("checkpoint '" + path + "' does not fit the model:" + problems);
+}
+
+}  // namespace
+
+Result<Model> ReadTrainedModel(const std::string& path, const std::string& checkpoint) {
+  ASSIGN_OR_RETURN(const bool exported, IsExportedStep(path));
+  ASSIGN_OR_RETURN(Model model, ReadModel(exported ? ExportedModelPath(path) : path));
+  const std::string& state = exported && checkpoint.empty() ? ExportedStatePath(path) : checkpoint;
+  if (!state.empty()) RETURN_IF_ERROR(TakeParameters(state, *model.graph));
+  RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
+  return model;
+}
+
+}  // namespace caesura::command
