@@ -26,4 +26,4 @@ session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", 
 for x, y in digits.batches(images, labels, epochs=10):
     loss = session.step({"images": x, "labels": y})
 loss, outputs = session.evaluate({"images": test_images, "labels": test_labels})
-print(f"accuracy {digits.accuracy(outputs['scores'], test_labels):.3f}")
+print(f"accuracy {digits.accuracy(outputs[0], test_labels):.3f}")

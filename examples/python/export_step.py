@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that leaves Python: `caesura train` or a C++ program (../continue_step) goes on with it, and Python takes it back.
+"""A step leaves Python: `caesura train` or a C++ program (../continue_step) goes on with it, and Python takes it back.
 
     python export_step.py FOLDER          writes FOLDER/step and FOLDER/digits.npz
     python export_step.py FOLDER --back   reads FOLDER/step, which was trained meanwhile

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX model as a part of a PyTorch module: torch tensors in and out, gradients through it."""
+"""A trained ONNX model as frozen features for PyTorch: torch tensors in and out, without copies."""
 
 import digits
 import torch
@@ -8,13 +8,21 @@ import caesura
 
 images, labels, test_images, test_labels = digits.load()
 digits.export("digits.onnx")
-body = caesura.OnnxModule("digits.onnx")
-head = torch.nn.Linear(10, 10)
-optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()], lr=3e-3)
+session = caesura.TrainingSession("digits.onnx", loss="cross_entropy", target="labels", optimizer="adamw",
+                                  learning_rate=3e-3)
 for x, y in digits.batches(images, labels, epochs=10):
+    session.step({"images": x, "labels": y})
+session.export("trained.onnx")
+
+features = caesura.OnnxModule("trained.onnx")
+with torch.no_grad():
+    train_features, test_features = features(images=images), features(images=test_images)
+# A question that the model was not trained for.
+is_odd = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(is_odd.parameters(), lr=1e-2)
+for x, y in digits.batches(train_features, labels % 2, epochs=20):
     optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(head(torch.relu(body(images=x))), y)
+    loss = torch.nn.functional.cross_entropy(is_odd(x), y)
     loss.backward()
     optimizer.step()
-with torch.no_grad():
-    print(f"accuracy {digits.accuracy(head(torch.relu(body(images=test_images))), test_labels):.3f}")
+print(f"accuracy {digits.accuracy(is_odd(test_features), test_labels % 2):.3f}")
