@@ -28,13 +28,31 @@ Status CheckSizes(const KernelInfo& info) {
   return TooMuchMemory(info, "needs scratch memory that", info.scratch_bytes());
 }
 
+// Neither an input whose values the function reads nor an output has an element.
+bool IsEmpty(const KernelDef& def, const KernelInfo& info) {
+  for (int i = 0; i < info.input_count(); ++i) {
+    if (!info.HasInput(i) || def.IsHostInput(info.node(), i)) continue;
+    if (!info.input(i).is_tensor || info.InputShape(i).elements() > 0) return false;
+  }
+  bool any = false;
+  for (int i = 0; i < info.output_count(); ++i) {
+    if (!info.HasOutput(i)) continue;
+    const OutputInfo& output = info.outputs()[i];
+    if (output.kind != OutputInfo::Kind::kPlanned || output.shape.elements() > 0) return false;
+    any = true;
+  }
+  return any;
+}
+
 }  // namespace
 
 Status CreateKernel(const KernelDef& def, KernelInfo& info) {
   const std::string fault = AttributeFault(info.node());
   if (!fault.empty()) return info.Invalid(fault);
   RETURN_IF_ERROR(def.create(info));
-  return CheckSizes(info);
+  RETURN_IF_ERROR(CheckSizes(info));
+  if (IsEmpty(def, info)) info.SetCompute([](KernelContext&) {});
+  return {};
 }
 
 }  // namespace caesura

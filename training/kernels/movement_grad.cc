@@ -42,6 +42,7 @@ void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, const T*
       else std::copy(base + first, base + last, sums + first);
     });
   }
+  if (at.count == 0) return;
   const int64_t blocks = (at.inner + kColumnBlock - 1) / kColumnBlock;
   const int64_t grain =
       std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.count * std::min(at.inner, kColumnBlock)));

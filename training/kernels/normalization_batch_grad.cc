@@ -127,6 +127,7 @@ template <typename T>
 void MapRows(const BatchGrad& k, const T* dy, const T* x, const ChannelMap<Accumulator<T>>* maps, T* dx) {
   using Acc = Accumulator<T>;
   const ChannelView& v = k.view;
+  if (v.elements() == 0) return;
   if (v.positions == 1) {
     ParallelFor(k.threads, v.batch, 1 + kParallelGrain / (v.channels + 1), [=](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) {

@@ -63,6 +63,7 @@ class RecurrentBackward {
 
   // The output gradients may be null. Leaves the initial states' gradients in state and cell_state.
   Status Run(const BackwardProducts& products, KernelContext& context, const T* dy, const T* dh, const T* dc) {
+    if (s_.batch == 0 || s_.hidden == 0) return {};  // whatever the number of steps
     const int64_t h = s_.hidden, width = s_.gate_width();
     for (int64_t b = 0; b < s_.batch; ++b) {
       const int64_t at = s_.StateRow(d_, b) * h;

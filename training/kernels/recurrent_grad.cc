@@ -98,6 +98,7 @@ void StateGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, c
                     const RecurrentGradients<T>& g) {
   const RecurrentSpec& s = k.spec;
   const int64_t h = s.hidden;
+  if (h == 0) return;
   for (int64_t b = 0; b < s.batch; ++b) {
     const int64_t at = s.StateRow(d, b) * h;
     if (k.wanted[4]) std::copy_n(g.state + b * h, h, context.Output<T>(4) + at);

@@ -34,6 +34,7 @@ inline Status CheckChannelVector(const KernelInfo& info, int input, int64_t coun
 template <typename Row>
 inline double ChannelSum(const ChannelView& v, int64_t channel, Row row) {
   double sum = 0;
+  if (v.positions == 0) return sum;
   for (int64_t b = 0; b < v.batch; ++b) sum += row((b * v.channels + channel) * v.positions, v.positions);
   return sum;
 }
@@ -89,6 +90,7 @@ template <typename T>
 void ScaleChannels(int threads, const ChannelView& v, const T* x, const Accumulator<T>* mean,
                    const Accumulator<T>* scale, const Accumulator<T>* shift, T* y) {
   using Acc = Accumulator<T>;
+  if (v.elements() == 0) return;
   if (v.positions == 1) {
     ParallelFor(threads, v.batch, 1 + kParallelGrain / (v.channels + 1), [=](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) {

@@ -131,6 +131,7 @@ Status ConvEngine::RunPlain(KernelContext& context, const T* a, const T* b, cons
   T* columns = context.Scratch<T>(columns_);
   if (direction_ == ConvDirection::kBackwardData) std::fill_n(out, g.batch * g.groups * src_step, T(0));
   if (direction_ == ConvDirection::kBackwardWeights) std::fill_n(out, g.groups * weight_step, T(0));
+  if (dst_step == 0 || (direction_ != ConvDirection::kForward && src_step == 0)) return {};  // however many images
   auto each_channel = [&](auto fn) {
     const int64_t cost = window.KernelCount() * window.OutputCount();
     ParallelFor(threads_, channels, 1 + kParallelGrain / (cost + 1), [&](int64_t first, int64_t last) {

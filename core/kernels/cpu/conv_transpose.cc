@@ -31,7 +31,8 @@ Status CreateConvTranspose(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Shape y, CheckDims(info, g.Src().dims(), dtype));
   info.SetOutput(0, dtype, y);
   ASSIGN_OR_RETURN(ConvEngine engine, ConvEngine::Make(info, dtype, ConvDirection::kBackwardData, g));
-  const int64_t rows = g.batch * g.channels, channels = g.channels, positions = g.window.InputCount();
+  const int64_t channels = g.channels, positions = g.window.InputCount();
+  const int64_t rows = positions == 0 ? 0 : g.batch * channels;
   const int threads = info.threads();
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;

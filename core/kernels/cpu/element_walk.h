@@ -35,6 +35,7 @@ inline int64_t Wrap(int64_t index, int64_t dim) { return index < 0 ? index + dim
 // `count` tuples of indices, one index for each of `dims`.
 inline Status CheckTuples(const int64_t* indices, int64_t count, const std::vector<int64_t>& dims,
                           const std::string& label) {
+  if (dims.empty()) return {};
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t dim : dims) {
       if (*indices < -dim || *indices >= dim) return IndexError(label, *indices, dim);

@@ -160,6 +160,7 @@ int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>
 template <typename T, typename C>
 void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias,
                const void* addend) {
+  if (s.n == 0) return;
   constexpr bool kFloats = std::is_same_v<T, float> && std::is_same_v<C, float>;
   const bool tiles = kFloats && (s.a.col == 1 || s.a.row == 1);
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, s.n * s.k));

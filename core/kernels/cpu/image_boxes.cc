@@ -78,7 +78,7 @@ Status RunSuppression(const SuppressionSpec& spec, KernelContext& context) {
   const float* boxes = context.Input<float>(0);
   const float* scores = context.Input<float>(1);
   std::vector<int64_t> rows, selected;
-  for (int64_t b = 0; b < spec.batches; ++b) {
+  for (int64_t b = 0; b < spec.batches && spec.boxes > 0 && spec.classes > 0; ++b) {
     for (int64_t c = 0; c < spec.classes; ++c) {
       selected.clear();
       SelectBoxes(spec, limits, boxes + b * spec.boxes * 4, scores + (b * spec.classes + c) * spec.boxes,

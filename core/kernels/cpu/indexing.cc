@@ -28,6 +28,7 @@ struct GatherSpec {
 
 template <typename T, typename I>
 void GatherSlices(const GatherSpec& at, const T* x, const I* indices, T* y) {
+  if (at.inner == 0) return;
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.inner));
   ParallelFor(at.threads, at.outer * at.count, grain, [&](int64_t first, int64_t last) {
     int64_t o = first / at.count, i = first % at.count;
@@ -115,6 +116,7 @@ struct GatherNDSpec {
 // `tuples` tuples of indices per batch, `slice` elements each.
 template <typename T>
 void GatherTuples(const GatherNDSpec& at, const T* x, const int64_t* indices, T* y) {
+  if (at.slice == 0) return;
   const int64_t k = static_cast<int64_t>(at.dims.size());
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.slice));
   ParallelFor(at.threads, at.batches * at.tuples, grain, [&](int64_t first, int64_t last) {
@@ -179,7 +181,7 @@ struct OneHotSpec {
 template <typename T>
 void FillOneHot(const OneHotSpec& at, const void* indices, const T* values, T* y) {
   std::fill(y, y + at.outer * at.depth * at.inner, values[0]);
-  for (int64_t o = 0; o < at.outer; ++o) {
+  for (int64_t o = 0; o < at.outer && at.inner > 0; ++o) {
     for (int64_t i = 0; i < at.inner; ++i) {
       const int64_t index = Wrap(at.read(indices, o * at.inner + i), at.depth);
       if (index >= 0 && index < at.depth) y[(o * at.depth + index) * at.inner + i] = values[1];

@@ -187,13 +187,15 @@ struct CacheSpec {
 
 template <typename T>
 Status WriteCache(const CacheSpec& at, const int64_t* starts, const T* update, T* y, const std::string& label) {
+  const bool is_empty = at.middle == 0 || at.update_length == 0 || at.inner == 0;
+  if (is_empty && starts == nullptr) return {};
   for (int64_t b = 0; b < at.batches; ++b) {
     const int64_t start = starts == nullptr ? 0 : starts[b];
     if (start < 0 || (!at.circular && start > at.length - at.update_length)) {
       return InvalidArgument(label + " write_indices: " + std::to_string(start) + " does not fit a cache of " +
                              std::to_string(at.length));
     }
-    for (int64_t m = 0; m < at.middle; ++m) {
+    for (int64_t m = 0; m < at.middle && !is_empty; ++m) {
       T* cache = y + (b * at.middle + m) * at.length * at.inner;
       for (int64_t s = 0; s < at.update_length; ++s, update += at.inner) {
         const int64_t place = at.circular ? (start % at.length + s) % at.length : start + s;

@@ -36,7 +36,7 @@ Status CreateArrayFeatureExtractor(KernelInfo& info) {
       using T = typename decltype(tag)::type;
       const T* x = context.Input<T>(0);
       T* z = context.Output<T>(0);
-      for (int64_t r = 0; r < rows; ++r, x += columns) {
+      for (int64_t r = 0; r < rows && picked > 0; ++r, x += columns) {
         for (int64_t j = 0; j < picked; ++j) *z++ = x[indices[j]];
       }
     });

@@ -36,6 +36,7 @@ Shape WithCount(const Shape& shape, const AxisView& view, int64_t count) {
 // y = the slices of x whose numbers are in `picks`.
 template <typename T>
 void TakeSlices(const T* x, const AxisView& view, const std::vector<int64_t>& picks, T* y) {
+  if (picks.empty() || view.inner == 0) return;
   for (int64_t o = 0; o < view.outer; ++o) {
     for (int64_t pick : picks) {
       const T* from = x + (o * view.count + pick) * view.inner;
@@ -85,6 +86,7 @@ int Compare(const T& a, const T& b) {
 
 template <typename T>
 int CompareSlices(const T* x, const AxisView& view, int64_t i, int64_t j) {
+  if (view.inner == 0) return 0;
   for (int64_t o = 0; o < view.outer; ++o) {
     const T* a = x + (o * view.count + i) * view.inner;
     const T* b = x + (o * view.count + j) * view.inner;

@@ -114,7 +114,7 @@ Status CreateCenterCropPad(KernelInfo& info) {
 template <typename T>
 void KeepTriangle(const T* x, T* y, const Shape& shape, int64_t k, bool upper) {
   const int64_t columns = shape[shape.rank() - 1], rows = shape[shape.rank() - 2];
-  const int64_t total = shape.Elements(0, shape.rank() - 1);
+  const int64_t total = columns == 0 ? 0 : shape.Elements(0, shape.rank() - 1);
   for (int64_t i = 0; i < total; ++i, x += columns, y += columns) {
     // Clamped before the addition: k may be any int64.
     const int64_t diagonal = i % rows + std::clamp(k, -rows - 1, columns + 1);
@@ -156,7 +156,7 @@ Status ReverseSequences(const SequenceLayout& at, const T* x, const int64_t* len
       return InvalidArgument(label + " sequence_lens: expected 0 to " + std::to_string(at.time) + ", got " +
                              std::to_string(lens[b]));
     }
-    for (int64_t t = 0; t < at.time; ++t) {
+    for (int64_t t = 0; t < at.time && at.inner > 0; ++t) {
       const int64_t from = t < lens[b] ? lens[b] - 1 - t : t;
       const T* source = x + from * at.time_stride + b * at.batch_stride;
       std::copy(source, source + at.inner, y + t * at.time_stride + b * at.batch_stride);

@@ -20,7 +20,7 @@ void SetLayerNorm(KernelInfo& info, const NormRows& rows, RowParameter scale, Ro
   const int threads = info.threads();
   const Acc epsilon = info.Attr<float>("epsilon", 1e-5f);
   const bool has_mean = info.HasOutput(1), has_inv_std = info.HasOutput(2);
-  const int64_t n = rows.size, count = rows.count;
+  const int64_t n = rows.size, count = n == 0 && !has_mean && !has_inv_std ? 0 : rows.count;
   info.SetCompute([=](KernelContext& context) {
     const T* x = context.Input<T>(0);
     T* y = context.Output<T>(0);
@@ -84,7 +84,7 @@ void SetRmsNorm(KernelInfo& info, const NormRows& rows, RowParameter scale) {
   using Acc = Accumulator<T>;
   const int threads = info.threads();
   const Acc epsilon = info.Attr<float>("epsilon", 1e-5f);
-  const int64_t n = rows.size, count = rows.count;
+  const int64_t n = rows.size, count = n == 0 ? 0 : rows.count;
   info.SetCompute([=](KernelContext& context) {
     const T* x = context.Input<T>(0);
     V* y = context.Output<V>(0);

@@ -99,6 +99,7 @@ void SetGroupNorm(KernelInfo& info, ChannelView view, int64_t groups, int64_t ch
   info.SetCompute([=](KernelContext& context) {
     const T *x = context.Input<T>(0), *scale = context.Input<T>(1), *bias = context.Input<T>(2);
     T* y = context.Output<T>(0);
+    if (size == 0) return;
     ParallelFor(threads, view.batch * groups, 1 + kParallelGrain / (4 * size + 1), [=](int64_t first, int64_t last) {
       OnBestIsa([=] {
         for (int64_t run = first; run < last; ++run) {

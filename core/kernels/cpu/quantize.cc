@@ -76,7 +76,7 @@ void ForEachTile(const Granularity& g, int threads, Fn&& fn) {
   const int64_t per_outer = by_axis ? 1 : whole ? g.axis : g.groups;
   const int64_t length = by_axis ? g.axis : whole ? g.inner : g.block;
   const bool moves = by_axis || (g.blocked && g.inner > 1);
-  const int64_t rows = g.outer * per_outer;
+  const int64_t rows = length == 0 ? 0 : g.outer * per_outer;
   const int64_t tiles = std::max<int64_t>(1, (length + kTile - 1) / kTile);
   ParallelFor(threads, rows * tiles, kParallelGrain / kTile, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {

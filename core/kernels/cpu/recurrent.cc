@@ -33,7 +33,7 @@ void SetRecurrent(KernelInfo& info, const RecurrentSpec& spec, RecurrentProducts
       if (keeps_trace && spec.has_lens) ClearTrace(spec, trace);
       RecurrentDirection<T> direction(spec, d, threads, InputsOfDirection<T>(spec, context, 0, d), trace, state, cell_state);
       RETURN_IF_ERROR(direction.Run(products, context, has_y ? context.Output<T>(0) : nullptr));
-      for (int64_t b = 0; b < spec.batch; ++b) {
+      for (int64_t b = 0; b < spec.batch && spec.hidden > 0; ++b) {
         const int64_t at = spec.StateRow(d, b) * spec.hidden, from = b * spec.hidden;
         if (has_h) std::copy_n(state + from, spec.hidden, context.Output<T>(1) + at);
         if (has_c) std::copy_n(cell_state + from, spec.hidden, context.Output<T>(2) + at);

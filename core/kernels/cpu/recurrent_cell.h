@@ -93,6 +93,7 @@ class RecurrentDirection {
 
   // Fills the trace; writes this direction's part of Y where `y` is not null.
   Status Run(const RecurrentProducts& products, KernelContext& context, T* y) {
+    if (s_.batch == 0 || s_.hidden == 0) return {};  // whatever the number of steps
     FillBias();
     RETURN_IF_ERROR(products.input.Run(context, in_.x, in_.w, t_.gates));
     for (int64_t b = 0; b < s_.batch; ++b) {

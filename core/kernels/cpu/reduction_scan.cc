@@ -239,7 +239,7 @@ Status CreateTopK(KernelInfo& info) {
   out[axis] = k[0];
   info.SetOutput(0, info.InputDType(0), out);
   info.SetOutput(1, DType::kInt64, out);
-  const size_t orders = info.BookScratch(spec.parts * spec.view.count * sizeof(int64_t));
+  const size_t orders = lines == 0 ? 0 : info.BookScratch(spec.parts * spec.view.count * sizeof(int64_t));
   const bool known = DispatchNumeric(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([spec, orders](KernelContext& context) {

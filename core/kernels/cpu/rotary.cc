@@ -44,6 +44,7 @@ void SetRotary(KernelInfo& info, const Rotary& r) {
                                std::to_string(r.angles) + ")");
       }
     }
+    if (r.heads == 0 || r.size == 0) return {};
     ParallelFor(threads, r.batch * r.positions, 1 + kParallelGrain / (3 * r.heads * r.size + 1),
                 [=](int64_t first, int64_t last) {
                   for (int64_t i = first; i < last; ++i) {

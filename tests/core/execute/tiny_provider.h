@@ -208,23 +208,32 @@ inline Status CreateSumBlock(KernelInfo& info) {
 
 inline void RegisterTinyKernels(KernelRegistry& registry) {
   const DTypeSet floats = {DType::kFloat32};
+  const auto add = [&registry](KernelDef def) {  // none of them takes a sequence or an optional
+    def.create = [create = std::move(def.create)](KernelInfo& info) -> Status {
+      for (int i = 0; i < info.input_count(); ++i) {
+        if (info.HasInput(i) && !info.input(i).is_tensor) return info.Refuse("takes tensors only");
+      }
+      return create(info);
+    };
+    registry.Add(std::move(def));
+  };
   const std::vector<Alias> pair = {MayReuse(0, 0), MayReuse(1, 0)};
-  registry.Add({.op_type = "Add", .types = floats, .aliases = pair, .create = CreatePair<std::plus<float>>});
-  registry.Add({.op_type = "Sub", .types = floats, .aliases = pair, .create = CreatePair<std::minus<float>>});
-  registry.Add({.op_type = "Mul", .types = floats, .aliases = pair, .create = CreatePair<std::multiplies<float>>});
-  registry.Add({.op_type = "Neg", .types = floats, .aliases = {MayReuse(0, 0)}, .create = CreateNeg});
-  registry.Add({.op_type = "MatMul", .types = floats, .create = CreateMatMul});
-  registry.Add({.op_type = "Transpose", .types = floats, .create = CreateTranspose});
-  registry.Add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateView});
-  registry.Add({.op_type = "Identity", .aliases = {View(0, 0)}, .create = CreateView});
-  registry.Add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateShape});
-  registry.Add({.op_type = "Gather", .types = {DType::kInt64}, .create = CreateGather});
-  registry.Add({.op_type = "Concat", .create = CreateConcat});
-  registry.Add({.op_type = "NonZero", .types = floats, .create = CreateNonZero});
-  registry.Add({.op_type = "Cast", .types = {DType::kInt64}, .create = CreateCastToFloat});
-  registry.Add({.op_type = "RandomUniformLike", .deterministic = false, .create = CreateRandom});
-  registry.Add({.op_type = "Accumulate", .domain = "test", .aliases = {InPlace(0, 0)}, .create = CreateAccumulate});
-  registry.Add({.op_type = "SumBlock", .domain = "test", .contiguous_inputs = {-1}, .create = CreateSumBlock});
+  add({.op_type = "Add", .types = floats, .aliases = pair, .create = CreatePair<std::plus<float>>});
+  add({.op_type = "Sub", .types = floats, .aliases = pair, .create = CreatePair<std::minus<float>>});
+  add({.op_type = "Mul", .types = floats, .aliases = pair, .create = CreatePair<std::multiplies<float>>});
+  add({.op_type = "Neg", .types = floats, .aliases = {MayReuse(0, 0)}, .create = CreateNeg});
+  add({.op_type = "MatMul", .types = floats, .create = CreateMatMul});
+  add({.op_type = "Transpose", .types = floats, .create = CreateTranspose});
+  add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .create = CreateView});
+  add({.op_type = "Identity", .aliases = {View(0, 0)}, .create = CreateView});
+  add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .create = CreateShape});
+  add({.op_type = "Gather", .types = {DType::kInt64}, .create = CreateGather});
+  add({.op_type = "Concat", .create = CreateConcat});
+  add({.op_type = "NonZero", .types = floats, .create = CreateNonZero});
+  add({.op_type = "Cast", .types = {DType::kInt64}, .create = CreateCastToFloat});
+  add({.op_type = "RandomUniformLike", .deterministic = false, .create = CreateRandom});
+  add({.op_type = "Accumulate", .domain = "test", .aliases = {InPlace(0, 0)}, .create = CreateAccumulate});
+  add({.op_type = "SumBlock", .domain = "test", .contiguous_inputs = {-1}, .create = CreateSumBlock});
   RegisterControlFlowKernels(registry);
 }
 

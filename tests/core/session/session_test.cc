@@ -65,6 +65,14 @@ TEST(Sessions, WithoutAKernelAreNotMade) {
 }
 
 // What only the outputs that nobody asks for need is not computed, and need not succeed.
+// A sequence has no bytes of its own that a kernel for tensors could copy.
+TEST(Sessions, SequencesAreForKernelsThatTakeThem) {
+  auto session = SessionOf("(seq(float[2]) s) => (seq(float[2]) y) { y = Identity (s) }");
+  const auto y = session->Run({{"s", RuntimeValue::Sequence({Floats(Shape{2}, {1, 2})})}});
+  EXPECT_EQ(y.status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(y.status().message(), HasSubstr("takes tensors only"));
+}
+
 TEST(Sessions, ComputeWhatIsAskedFor) {
   auto counted = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
   auto session = SessionOf(
