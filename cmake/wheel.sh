@@ -16,9 +16,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 set +u; . build/activate; set -u
 python -c 'import auditwheel' 2>/dev/null ||
   python -m pip install -q --disable-pip-version-check -r cmake/requirements-wheel.txt
+export CC=${CC:-cc} CXX=${CXX:-c++}  # the names that CMake takes, so that ccache finds what build/ has compiled
 rm -rf build/wheelhouse && mkdir -p build/wheelhouse dist
 python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation . -w build/wheelhouse
-python -m auditwheel show build/wheelhouse/caesura_train-*.whl | sed -n '/consistent with/,$p' | head -n 4
 excluded=(--exclude libgomp.so.1)
 for library in libtorch libtorch_cpu libtorch_python libc10 libopenvino; do excluded+=(--exclude "$library.so*"); done
 python -m auditwheel repair --plat auto --only-plat "${excluded[@]}" -w dist build/wheelhouse/caesura_train-*.whl 2>&1 | tail -n 1

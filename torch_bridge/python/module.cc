@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 
+#include "core/base/build_facts.h"
 #include "core/base/env.h"
 #include "core/base/utf8.h"
 #include "core/kernels/cpu/kernel_list.h"
@@ -91,6 +92,7 @@ Model ReadSource(nanobind::object source) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
+  m.attr("__version__") = caesura::Version();
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);

@@ -12,6 +12,7 @@ What needs PyTorch imports it when it is first used.
 
 import importlib
 
+from caesura import _core
 from caesura.sessions.inference import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
                                        get_device)
 from caesura.sessions.io_binding import IOBinding, OrtValue
@@ -30,7 +31,7 @@ _WITH_TORCH = {
 __all__ = ["CustomOps", "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession",
            "ModelMetadata", "NodeArg", "OptionSet", "OrtValue", "RunOptions", "SessionOptions", "SplitModule", "TrainingSession",
            "get_available_providers", "get_device", "open_step", *_WITH_TORCH]
-__version__ = "0.1.0"
+__version__ = _core.__version__
 
 
 def __getattr__(name):

@@ -126,7 +126,7 @@ class InferenceSession(FallsBack):
             session = _core.Session(self._source, native, **self._settings)
         except KeyError as error:
             if _OPENVINO in named and importlib.util.find_spec("openvino") is None:
-                raise ImportError(f"{_OPENVINO} needs OpenVINO: pip install 'caesura[openvino]'") from error
+                raise ImportError(f"{_OPENVINO} needs OpenVINO: pip install 'caesura-train[openvino]'") from error
             raise
         if self._finish_runs is not None:
             self._finish_runs()

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Checks the Python sources: faults (ruff) and types (mypy). `cmake/setup.sh --style` installs both.
+#
+#   cmake/lint.sh          checks
+#   cmake/lint.sh --fix    also mends what ruff can mend
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[[ ${1:---fix} = --fix ]] || { echo "usage: cmake/lint.sh [--fix]" >&2; exit 2; }
+[[ ! -f build/activate ]] || { set +u; . build/activate; set -u; }
+failed=0
+ruff check "$@" || failed=1
+mypy || failed=1
+exit "$failed"
