@@ -89,7 +89,7 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   seed_ = options.seed;
   shares_parameters_ = options.share_parameters;
   ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options.custom_ops));
-  RETURN_IF_ERROR(ops->Attach(model, InitializerNames(*model.graph)));  // gradients go through ops of the user's, too
+  RETURN_IF_ERROR(ops->Declare(model));  // gradients go through ops of the user's, too
   ASSIGN_OR_RETURN(const std::vector<std::string> trainable, TrainableNames(model, options));
   auto program = std::make_shared<ForwardRun::Program>();
   for (const Value* output : model.graph->outputs()) program->outputs.push_back(output->name());

@@ -2,11 +2,11 @@
 #include "training/trainable.h"
 
 #include <algorithm>
-#include <numeric>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "core/base/log.h"
+#include "core/base/names.h"
 #include "core/base/status_macros.h"
 #include "core/graph/shape_inference.h"
 #include "core/load/model_reader.h"
@@ -22,44 +22,6 @@ using gradient::GradientPath;
 
 bool MatchesAny(const std::vector<std::string>& patterns, const std::string& name) {
   return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return MatchesName(p, name); });
-}
-
-// How many characters must be put in, taken out or changed.
-size_t EditDistance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t changed = diagonal + (a[i] != b[j] ? 1 : 0);
-      diagonal = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row[b.size()];
-}
-
-// "'a', 'b' and 7 more"
-std::string Listed(const std::vector<std::string>& names, size_t most = 10) {
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i == 0 ? "'" : ", '") + names[i] + "'";
-  if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-  return text;
-}
-
-// " (nearest: 'a', 'b')": the known names that differ least, where they differ little.
-std::string Nearest(const std::string& name, const std::vector<std::string>& known) {
-  constexpr size_t kShown = 3;
-  std::vector<std::pair<size_t, std::string>> ranked;
-  for (const std::string& candidate : known) {
-    const size_t distance = EditDistance(name, candidate);
-    const bool holds = !name.empty() && candidate.find(name) != std::string::npos;
-    if (holds || distance <= std::max<size_t>(2, name.size() / 3)) ranked.emplace_back(distance, candidate);
-  }
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  ranked.resize(std::min(ranked.size(), kShown));
-  std::vector<std::string> names;
-  for (auto& [distance, candidate] : ranked) names.push_back(std::move(candidate));
-  return names.empty() ? "" : " (nearest: " + Listed(names) + ")";
 }
 
 // The tensor that a Constant node holds, if it is a floating one with dims.
@@ -147,9 +109,9 @@ Status Selection::Collect() {
   }
   if (options_.train_constants) known.insert(known.end(), in_constants.begin(), in_constants.end());
   frozen_too.insert(frozen_too.end(), in_constants.begin(), in_constants.end());
-  const Status trainable = CheckNames("trainable", options_.trainable, known);
+  const Status trainable = CheckNames("trainable: the model has no floating initializer", options_.trainable, known);
   if (!trainable.ok()) return InvalidArgument(trainable.message() + hint);
-  return CheckNames("frozen", options_.frozen, frozen_too);
+  return CheckNames("frozen: the model has no floating initializer", options_.frozen, frozen_too);
 }
 
 Status Selection::FindEnds(const Loss* loss) {
@@ -229,7 +191,7 @@ std::string Selection::OfIntegerWeights() const {
     if (is_constant || graph_->Initializer(stored) != nullptr) weights.push_back(stored->name());
   }
   if (weights.empty()) return "";
-  return std::to_string(weights.size()) + " weights are whole numbers that DequantizeLinear reads (" + Listed(weights) +
+  return std::to_string(weights.size()) + " weights are whole numbers that DequantizeLinear reads (" + ListedNames(weights) +
          "); they cannot be trained as they are: export the model with floating weights, followed by QuantizeLinear and "
          "DequantizeLinear where it shall learn to be quantized";
 }
@@ -286,7 +248,7 @@ Result<std::vector<std::string>> Selection::Make(const Loss* loss) {
   if (loss == nullptr) return names;
   if (!unreached_.empty()) {
     LogWarning("the loss has no gradient of " + std::to_string(unreached_.size()) + " initializers" +
-               (options_.trainable.empty() ? ", which stay as they are: " : ", which are updated with zeros: ") + Listed(unreached_));
+               (options_.trainable.empty() ? ", which stay as they are: " : ", which are updated with zeros: ") + ListedNames(unreached_));
   }
   int64_t trained = 0, held = 0;
   for (const std::string& name : names) trained += model_.graph->Initializer(model_.graph->FindValue(name))->elements();
@@ -304,16 +266,6 @@ std::vector<std::string> InitializerNames(const Graph& graph) {
     if (graph.Initializer(value) != nullptr) names.push_back(value->name());
   }
   return names;
-}
-
-Status CheckNames(const std::string& what, const std::vector<std::string>& patterns, const std::vector<std::string>& known) {
-  std::string unknown;
-  for (const std::string& pattern : patterns) {
-    if (MatchesName(pattern, "")) continue;  // all that there are, and be it none
-    if (std::any_of(known.begin(), known.end(), [&](const auto& name) { return MatchesName(pattern, name); })) continue;
-    unknown += (unknown.empty() ? "'" : ", '") + pattern + "'" + Nearest(pattern, known);
-  }
-  return unknown.empty() ? Status() : InvalidArgument(what + ": the model has no floating initializer " + unknown);
 }
 
 Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOptions& options, const Loss* loss) {

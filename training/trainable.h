@@ -32,9 +32,6 @@ Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOpt
 // The names of all initializers, in the graph's order.
 std::vector<std::string> InitializerNames(const Graph& graph);
 
-// Fails, listing them and the nearest of `known`, when patterns match none of these names. `what` they are names of.
-Status CheckNames(const std::string& what, const std::vector<std::string>& patterns, const std::vector<std::string>& known);
-
 }  // namespace caesura
 
 #endif  // CAESURA_TRAINING_TRAINABLE_H_

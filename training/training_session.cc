@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/names.h"
 #include "core/base/status_macros.h"
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/pipeline.h"
@@ -82,9 +83,11 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(FillCoefficients());
   bound_ = options_.share_parameters;
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
-  RETURN_IF_ERROR(ops_->Attach(model, InitializerNames(*model.graph)));  // gradients go through ops of the user's, too
+  RETURN_IF_ERROR(ops_->Declare(model));  // gradients go through ops of the user's, too
   ASSIGN_OR_RETURN(trainable_, TrainableNames(model, options_.step, &options_.step.loss));
-  OpBinding::Detach(*model.graph);  // the model goes into files
+  std::vector<std::string> grouped;
+  for (const ParameterGroup& group : options_.step.groups) grouped.insert(grouped.end(), group.names.begin(), group.names.end());
+  RETURN_IF_ERROR(CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
   original_ = std::move(model);
   return MakePrograms();
 }

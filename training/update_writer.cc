@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/base/names.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {

@@ -6,14 +6,29 @@
 
 #include "core/base/env.h"
 #include "core/base/log.h"
+#include "core/base/names.h"
 #include "core/base/status_macros.h"
 #include "core/graph/graph_check.h"
 
 namespace caesura {
 
+const std::vector<std::string>& PassNames() {
+  static const auto* names = new std::vector<std::string>{
+      "attention_fusion", "cast_propagation", "common_subexpression", "constant_nodes", "cpu_fallback",
+      "dead_node_elimination", "expand_sinking", "function_inlining", "matmul_epilogue", "mixed_precision",
+      "movement_elimination", "norm_fusion", "recompute", "redundant_nodes", "row_fusion", "shape_inference",
+      "shape_simplification", "split_sequences", "split_slices", "subgraph_partition", "update_order", "weight_packing"};
+  return *names;
+}
+
 Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
                                           const std::vector<std::string>& disabled) {
-  std::vector<std::string> off = env::DisabledPasses();
+  std::vector<std::string> off = env::DisabledPasses(), known = PassNames();
+  for (const auto& pass : passes) {
+    if (std::find(known.begin(), known.end(), pass->name()) == known.end()) known.emplace_back(pass->name());
+  }
+  RETURN_IF_ERROR(CheckNames("CAESURA_DISABLE_PASSES: there is no pass", off, known));
+  RETURN_IF_ERROR(CheckNames("disabled_passes: there is no pass", disabled, known));
   off.insert(off.end(), disabled.begin(), disabled.end());
   std::vector<PassRecord> records;
   for (const auto& pass : passes) {

@@ -31,9 +31,13 @@ struct PassRecord {
   size_t nodes_before = 0, nodes_after = 0;
 };
 
-// Runs the passes in order, skipping those in `disabled` and in CAESURA_DISABLE_PASSES. After each one that changed
-// something the graph is checked (core/graph/graph_check.h); a failure names the pass. A pass that claims to have
-// changed nothing but changed the number of nodes is an error too.
+// The names of caesura's passes: those that options may switch off in any session, whatever its own list is.
+const std::vector<std::string>& PassNames();
+
+// Runs the passes in order, skipping those in `disabled` and in CAESURA_DISABLE_PASSES. Fails with kInvalidArgument on
+// names there that no pass has, in the list or in PassNames(). After each pass that changed something the graph is checked
+// (core/graph/graph_check.h); a failure names the pass. A pass that claims to have changed nothing but changed the number
+// of nodes is an error too.
 Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
                                           const std::vector<std::string>& disabled = {});
 

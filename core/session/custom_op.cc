@@ -107,9 +107,7 @@ const CustomOp* OpBinding::Find(const Node& node) const {
   return nullptr;
 }
 
-Status OpBinding::Attach(Model& model, const std::vector<std::string>& trained) {
-  model_folder_ = model.folder;
-  trained_ = {trained.begin(), trained.end()};
+Status OpBinding::Declare(Model& model) {
   std::vector<std::string> names;
   RETURN_IF_ERROR(Adopt(*model.graph, model, &names));
   for (const auto& [name, options] : options_.nodes()) {
@@ -120,8 +118,14 @@ Status OpBinding::Attach(Model& model, const std::vector<std::string>& trained) 
   is_used_ = !names.empty();
   if (!is_used_) return {};
   model.graph->set_op_schemas(schemas_);
-  RETURN_IF_ERROR(InferShapes(model));
-  return MakeInstances(*model.graph);
+  return InferShapes(model);
+}
+
+Status OpBinding::Attach(Model& model, const std::vector<std::string>& trained) {
+  model_folder_ = model.folder;
+  trained_ = {trained.begin(), trained.end()};
+  RETURN_IF_ERROR(Declare(model));
+  return is_used_ ? MakeInstances(*model.graph) : Status();
 }
 
 // Gives nodes of these ops the versions that the model means; `names` are theirs.
@@ -143,13 +147,6 @@ Status OpBinding::Adopt(Graph& graph, const Model& model, std::vector<std::strin
     names->push_back(node->name());
   }
   return {};
-}
-
-void OpBinding::Detach(Graph& graph) {
-  for (const auto& node : graph.nodes()) {
-    for (Graph* body : node->Subgraphs()) Detach(*body);
-    node->RemoveAttribute(kInstanceAttribute);
-  }
 }
 
 Status OpBinding::MakeInstances(Graph& graph) {

@@ -101,11 +101,10 @@ class OpBinding {
   // Fails with kInvalidArgument on ops that are there twice, that are ONNX's or caesura's, or that have no kernel.
   static Result<std::unique_ptr<OpBinding>> Create(const CustomOps& custom_ops);
 
-  // Makes the ops known to the model's graph: checks its nodes, infers its types anew, makes instances. `trained`: names
-  // of initializers whose values change.
+  // Makes the ops known to the model's graph: checks its nodes, infers its types anew.
+  Status Declare(Model& model);
+  // Declares them, and makes instances. `trained`: names of initializers whose values change.
   Status Attach(Model& model, const std::vector<std::string>& trained = {});
-  // Takes what Attach has noted of instances off the graph's nodes.
-  static void Detach(Graph& graph);
   // Makes instances for nodes that have come since (of gradients).
   Status MakeInstances(Graph& graph);
   // `providers`, and behind each one those kernels of the custom ops that work on its memory. kInvalidArgument when the

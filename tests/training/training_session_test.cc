@@ -145,5 +145,23 @@ TEST(TrainingSessionTest, NamesThatAreNone) {
   EXPECT_THAT(session.status().message(), HasSubstr("'ww' (nearest: 'w', 'v')"));
 }
 
+TEST(TrainingSessionTest, GroupsOfNamesThatAreNone) {
+  TrainingOptions options = Frozen({"v"});
+  options.step.groups = {{.names = {"w", "v"}}, {.names = {"ww", "*"}}, {.names = {"9.weight"}}};
+  const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), options);
+  ASSERT_FALSE(session.ok());
+  EXPECT_EQ(session.status().message(), "groups: the model has no initializer 'ww' (nearest: 'w', 'v'), '9.weight'");
+  options.step.groups = {{.names = {"w", "v"}}, {.names = {"*"}}};
+  EXPECT_TRUE(TrainingSession::Create(ParseModelText(kTwoLayers).value(), options).ok());
+}
+
+TEST(TrainingSessionTest, DisabledPassesThatAreNone) {
+  TrainingOptions options = Frozen({});
+  options.disabled_passes = {"weight_packing", "row_fuson"};
+  const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), options);
+  ASSERT_FALSE(session.ok());
+  EXPECT_EQ(session.status().message(), "disabled_passes: there is no pass 'row_fuson' (nearest: 'row_fusion')");
+}
+
 }  // namespace
 }  // namespace caesura

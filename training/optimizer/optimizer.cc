@@ -216,26 +216,6 @@ Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group) {
   return optimizer;
 }
 
-bool MatchesName(const std::string& pattern, const std::string& name) {
-  size_t p = 0, n = 0, star = std::string::npos, from = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      from = n;
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p;
-      ++n;
-    } else if (star != std::string::npos) {
-      p = star + 1;  // let the star take one character more
-      n = ++from;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
-
 Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients) {
   std::optional<Optimizer> made;
   std::string names;

@@ -210,8 +210,6 @@ Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::str
 double LearningRate(const Optimizer& optimizer);
 // The optimizer of a group's parameters, with the group's weight decay where it sets one.
 Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group);
-// '*' in `pattern` matches any run of characters.
-bool MatchesName(const std::string& pattern, const std::string& name);
 
 }  // namespace caesura
 

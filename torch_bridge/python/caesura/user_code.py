@@ -2,7 +2,9 @@
 """Which lines are the user's: those outside of PyTorch, of this package and of Python's own library."""
 
 import contextlib
+import linecache
 import os
+import re
 import sys
 
 import torch
@@ -10,6 +12,8 @@ import torch
 _OTHERS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
 _PYTHONS = os.path.dirname(contextlib.__file__) + os.sep
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
+FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)  # of a traceback: file, line, function
+_PLACE = re.compile(r"\(at (.+):(\d+) in .+\)$", re.MULTILINE)
 
 
 def is_users(filename: str) -> bool:
@@ -27,3 +31,11 @@ def calling_line() -> tuple:
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def with_source(text: str) -> str:
+    """`text`, with the source below each of its lines that ends with a place, "(at model.py:12 in forward)"."""
+    def shown(found):
+        source = linecache.getline(found[1], int(found[2])).strip()
+        return f"{found[0]}\n    {source}" if source else found[0]
+    return _PLACE.sub(shown, text)

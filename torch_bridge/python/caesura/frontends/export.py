@@ -40,10 +40,11 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     if program.kept:
         raise ValueError("the step leaves tensors in attributes of the module, which no file has: it cannot be exported")
     recipe = step.recipe
-    rates = [coefficients["learning_rate"] for _, _, coefficients in recipe.groups]
+    groups = recipe.groups_of(program.trained)
+    rates = [coefficients["learning_rate"] for _, _, coefficients in groups]
     rate = next((r for r in rates if r), 0.0)  # by which the groups' are known
     groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}
-              for (names, name, coefficients), own in zip(recipe.groups, rates)]
+              for (names, name, coefficients), own in zip(groups, rates)]
     facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,
              "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups,
              "trainable": program.trained, "clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,

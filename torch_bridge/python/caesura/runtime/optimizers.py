@@ -151,10 +151,9 @@ class Recipe:
         self.fed = {"learning_rate": "lr"} | self.update.fed
         self.name, self.coefficients = self.options[0][:2]
 
-    @property
-    def groups(self) -> list:
-        """As a session takes them: (parameter names, optimizer, its coefficients)."""
-        return [(names, name, flags | {key: _read(group, place) for key, place in self.fed.items()})
+    def groups_of(self, trained) -> list:
+        """As a session takes them: (those of its parameters' names that are in `trained`, optimizer, its coefficients)."""
+        return [([n for n in names if n in trained], name, flags | {key: _read(group, place) for key, place in self.fed.items()})
                 for names, (name, flags, _), group in zip(self.names, self.options, self.optimizer.param_groups)]
 
     @property
@@ -294,7 +293,7 @@ def _options(optimizer) -> list:
 class Stepping:
     """An optimizer that PyTorch steps: a session accumulates gradients, in tensors that are the parameters' .grad."""
 
-    name, coefficients, groups, fed = "sgd", {}, [], {}  # of an update that the session never comes to
+    name, coefficients, fed = "sgd", {}, {}  # of an update that the session never comes to
 
     def __init__(self, optimizer, gradients: Gradients, clip_norm: float, accumulation_steps: int):
         self.optimizer, self.clip_norm, self.count = optimizer, clip_norm, accumulation_steps
@@ -304,6 +303,9 @@ class Stepping:
             for parameter, count in _counts_of(optimizer).items():
                 if not count:
                     optimizer.state.pop(parameter, None)
+
+    def groups_of(self, trained) -> list:
+        return []
 
     def written(self):
         return Stepping, self.members

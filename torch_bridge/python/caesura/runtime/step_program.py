@@ -19,6 +19,7 @@ from caesura.lowering.importer import describe
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
 from caesura.lowering.training_importer import import_forward, number_input
 from caesura.reports import RECORD
+from caesura.user_code import with_source
 
 
 SEED = torch.empty((), dtype=torch.int64)  # drawn anew from PyTorch's generator for each call of a step that draws
@@ -26,6 +27,9 @@ SEED = torch.empty((), dtype=torch.int64)  # drawn anew from PyTorch's generator
 
 class StepRefused(RuntimeError):
     """The step cannot be one program; the message lists why and where."""
+
+    def __init__(self, message: str):
+        super().__init__(with_source(message))
 
 
 class Captured(Exception):
@@ -60,9 +64,10 @@ class StepProgram:
         self.learning = frozenset(map(id, self.learners))
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
-            "coefficients": recipe.coefficients, "groups": recipe.groups, "fed": [*recipe.fed], "trainable": self.trained, "frozen": [],
-            "clip_norm": float(owner.clip_norm), "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps),
-            "commit": "late", "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
+            "coefficients": recipe.coefficients, "groups": recipe.groups_of(self.trained), "fed": [*recipe.fed],
+            "trainable": self.trained, "frozen": [], "clip_norm": float(owner.clip_norm),
+            "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
+            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0,
         }, {name: as_real(value) for name, _, value in bound} | self.kept)
         self._held = {name: (value, value.data_ptr()) for name, _, value in bound}
