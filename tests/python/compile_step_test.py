@@ -306,7 +306,7 @@ def test_refuses_a_graph_break():
         def forward(self, x):
             y = super().forward(x)
             return y * 2 if y.sum() > 0 else y
-    refused(Breaks(), "Data-dependent branching")
+    refused(Breaks(), "a Python branch over a tensor's value: write torch.where or torch.cond")
 
 
 def test_refuses_sizes_that_data_decide():
@@ -314,7 +314,7 @@ def test_refuses_sizes_that_data_decide():
         def forward(self, x):
             counts = torch.bincount(x[:, 0].sign().long() + 1, minlength=3).tolist()
             return torch.stack([part.sum() for part in super().forward(x).split(counts)])
-    refused(Splits(), "data-dependent")
+    refused(Splits(), "a Python loop, branch or size that depends on a tensor's value: write it in tensors")
 
 
 class Partly(Net):

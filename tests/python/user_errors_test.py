@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes of the user's: the type and first line of the error are eager's, before and after a call that works."""
 
+import linecache
 import warnings
 
 import pytest
@@ -206,7 +207,7 @@ def test_what_a_forward_catches_it_catches():
     with caesura.strict():
         torch.testing.assert_close(wrapped(torch.ones(5, 4)), net(torch.ones(5, 4)))
     step = caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
-    with pytest.raises(caesura.StepRefused, match=r"user_errors_test.py:\d+ in forward\)$"):
+    with pytest.raises(caesura.StepRefused, match=r"user_errors_test.py:\d+ in forward\)\n +return self.layer\(x\)$"):
         step(x, torch.ones(5, 2))
     step(torch.ones(5, 4), torch.ones(5, 2))
 
@@ -270,3 +271,151 @@ def test_arguments_of_compile_step():
     net = nn.Linear(4, 2)
     with pytest.raises(ValueError, match="clip_norm is a norm, 0 or more .*, got -1"):
         caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), clip_norm=-1)
+
+
+def _branches(m, x):
+    if x.sum() > 0:
+        return m.layer(x)
+    return x
+
+
+def _loops(m, x):
+    for _ in range(int(x.sum().item())):
+        x = m.layer(x)
+    return x
+
+
+def _packs(m, x):
+    packed = nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([2]), batch_first=True)
+    return packed.data
+
+
+def _breaks(m, x):
+    torch._dynamo.graph_break()
+    return m.layer(x)
+
+
+def _assigns(m, x):
+    m.layer.weight.data = m.layer.weight.data * 2
+    return m.layer(x)
+
+
+def _reads(m, x):
+    return m.layer(x) * sum(x.sum(0).tolist())
+
+
+# The forward, the lines of it that are named (behind its first), and how what is told begins.
+REFUSED = [
+    (_branches, (1,), "a Python branch over a tensor's value: write torch.where or torch.cond"),
+    (_loops, (1,), "a Python loop, branch or size that depends on a tensor's value: write it in tensors"),
+    (_packs, (1,), "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths"),
+    (_breaks, (1,), "Call to `torch._dynamo.graph_break()`: User-inserted graph break"),
+    (_assigns, (1, 1), ""),
+    (_reads, (1,), "numbers are read off a tensor: compute with the tensor"),
+]
+
+
+@pytest.mark.parametrize("function, lines, told", REFUSED, ids=[f.__name__ for f, _, _ in REFUSED])
+def test_a_refusal_is_a_sentence_with_the_users_line(function, lines, told):
+    net = Loss(Net(function))
+    step = caesura.compile_step(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(caesura.StepRefused) as refused:
+        step(torch.ones(3, 4), True)
+    first = function.__code__.co_firstlineno
+    source = linecache.getlines(__file__)
+    shown = str(refused.value).splitlines()
+    assert shown[0] == "the step cannot be one program:" and len(shown) == 1 + 2 * len(lines)
+    for why, quoted, line in zip(shown[1::2], shown[2::2], lines):
+        assert why.startswith("  " + told) and why.endswith(f" (at {__file__}:{first + line} in {function.__name__})")
+        assert quoted == "    " + source[first + line - 1].strip()
+    assert refused.value.__cause__ is None and refused.value.__suppress_context__
+
+
+class Odd(tuple):
+    """A tuple without a length, as some packages have."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class _Scaled(torch.autograd.Function):
+    @classmethod
+    def forward(cls, ctx, x, scale=2.0):
+        return x * scale
+
+    @classmethod
+    def backward(cls, ctx, dy):
+        return dy * 2, None
+
+
+class Untraced(nn.Module):
+    """torch.compile itself fails: with an error of its own, or taking what eager does for a mistake."""
+
+    def __init__(self, by_object):
+        super().__init__()
+        self.layer, self.sizes, self.by_object = nn.Linear(4, 4), [Odd((1, 2))], by_object
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y * self.sizes[0][0] if self.by_object else _Scaled.apply(y)
+
+
+@pytest.mark.parametrize("by_object", (True, False), ids=("object", "function"))
+def test_where_torch_compile_fails_the_call_is_eagers(by_object, capfd):
+    net, x = Untraced(by_object), torch.linspace(-1, 1, 12).view(3, 4)
+    expected = net(x)
+    expected.sum().backward()
+    gradient, net.layer.weight.grad = net.layer.weight.grad, None
+    wrapped = caesura.wrap(net)
+    with pytest.warns(caesura.FallbackWarning, match=r"a call at .*user_errors_test.py:\d+ in \S+: its capture fails") as told:
+        given = [wrapped(x) for _ in range(3)]
+    assert len(told) == 1 and told[0].filename == __file__
+    given[0].sum().backward()
+    assert all(torch.equal(y, expected) for y in given) and torch.equal(net.layer.weight.grad, gradient)
+    assert caesura.report().eager_calls == 3 and caesura.report().kernel_calls == 0
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="its capture fails"):
+        wrapped(x)
+    assert capfd.readouterr().err == ""
+
+
+class _Unnoticed(torch.autograd.Function):
+    """As torchdiffeq's Runge-Kutta steps: writes past autograd's versions, and gives what it was given."""
+
+    @staticmethod
+    def forward(ctx, scratch, value, i):
+        ctx.i = i
+        scratch.data[..., i] = value
+        return scratch
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, dy[..., ctx.i], None
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        k = torch.empty(*x.shape, 3)
+        k = _Unnoticed.apply(k, self.layer(x), 0)
+        for i in range(1, 3):
+            k = _Unnoticed.apply(k, torch.tanh(self.layer(x + k[..., :i].sum(-1))), i)
+        return k.sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("route", (_wrap, _compile), ids=("wrap", "compile"))
+def test_writes_that_autograd_does_not_notice_are_not_noticed(route):
+    net, x = Steps(), torch.linspace(-1, 1, 12).view(3, 4)
+    results = []
+    for module in (net, route(net), route(net)):
+        net.zero_grad()
+        y = module(x)
+        y.square().sum().backward()
+        results.append([y.detach(), *(p.grad for p in net.parameters())])
+    for found in results[1:]:
+        for expected, actual in zip(results[0], found, strict=True):
+            torch.testing.assert_close(actual, expected)
+    assert caesura.report().kernel_calls > 0

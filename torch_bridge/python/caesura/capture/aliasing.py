@@ -66,6 +66,27 @@ def share_storage(graph: torch.fx.Graph) -> list:
     return [node for node, target in writes if target is not None and _storage(target) and held[_storage(target)] > 1]
 
 
+def hidden_writes(graph: torch.fx.Graph) -> list:
+    """The positions of the inputs that dynamo's graph writes to through `.data`, which autograd does not notice."""
+    reads = {}  # nodes that are such a `.data`, or a view of it, to the input's position
+    inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    for node in graph.nodes:
+        source = node.args[0] if node.args else None
+        if node.target is torch._C._autograd._get_data_attr and source in inputs:
+            reads[node] = inputs[source]
+        elif isinstance(source, torch.fx.Node) and source in reads and _storage(node) == _storage(source):
+            reads[node] = reads[source]
+    return sorted({reads[node] for node in map(written_to, graph.nodes) if node in reads})
+
+
+def unnoticed(call, positions):
+    """`call`, whose writes to the inputs at `positions` leave the versions that autograd goes by."""
+    def run(*values):
+        with torch.autograd._unsafe_preserve_version_counter(tuple(values[i] for i in positions)):
+            return call(*values)
+    return run
+
+
 def _storage(node):
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):

@@ -7,14 +7,16 @@ user's line with eager's own type. The next call is captured anew.
 
 import contextlib
 import logging
+import re
 
 from torch._C._dynamo.eval_frame import _FrameAction as Action, _FrameExecStrategy as Strategy
-from torch._dynamo import convert_frame, graph_break_hints, symbolic_convert
+from torch._dynamo import config, convert_frame, graph_break_hints, symbolic_convert
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported, UserError
 from torch._dynamo.types import ConvertFrameReturn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from caesura.reports import StrictError, fall_back, fall_back_if_it_ends_well
-from caesura.user_code import calling_line, is_users
+from caesura.user_code import FRAME, calling_line, is_users
 
 _TRIALS = 3  # captures of one frame that may fail, after which it is not tried again
 _FAILED = "caesura: failed captures"  # a key of dynamo's state of a frame: [how often, what is told of it]
@@ -53,25 +55,50 @@ def first_line(error) -> str:
     return f"{type(error).__name__}: {told.removeprefix('Explanation: ') if told else lines[0] if lines else ''}"
 
 
+# What PyTorch's text of a capture that ended holds, and what a user reads instead: what the line does, and what to write.
+_READ_AS = {
+    "pack_padded_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
+    "pad_packed_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
+    "pack_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
+    "Data-dependent branching": "a Python branch over a tensor's value: write torch.where or torch.cond, or decide outside of the module",
+    "data-dependent expression": "a Python loop, branch or size that depends on a tensor's value: write it in tensors (torch.where, a "
+                                 "mask), or compute it outside of the module and hand it over",
+    "Tensor.tolist()": "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
+}
+
+
+def why(error) -> str:
+    """What dynamo cannot trace, in a line."""
+    text = str(error)
+    told = next((told for sign, told in _READ_AS.items() if sign in text), None)
+    explained = re.search(r"^  Explanation: (.+?)^  (Hint|Developer)", text, re.MULTILINE | re.DOTALL)
+    if told is None and explained is not None and getattr(error, "gb_type", None):
+        told = f"{error.gb_type}: {' '.join(explained[1].split())}"
+    return told or first_line(error)
+
+
 def place_of(error) -> str:
     """The user's line that was traced last."""
-    frames = [f for f in getattr(error, "real_stack", None) or () if is_users(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "{}:{} in {}".format(*calling_line())
+    frames = [(f.filename, f.lineno, f.name) for f in getattr(error, "real_stack", None) or () if is_users(f.filename)]
+    frames = frames or [found for found in FRAME.findall(str(error)) if is_users(found[0])] or [calling_line()]
+    return "{}:{} in {}".format(*frames[-1])
 
 
 @contextlib.contextmanager
 def quietly():
     """PyTorch's log does not tell of errors in the trace, which the caller tells of."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.addFilter(_is_no_failure)
+    logs = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch._guards")]
+    for log in logs:
+        log.addFilter(_is_no_failure)
     try:
         yield
     finally:
-        log.removeFilter(_is_no_failure)
+        for log in logs:
+            log.removeFilter(_is_no_failure)
 
 
 def _is_no_failure(record) -> bool:
-    return not str(record.msg).startswith("failed while attempting to run meta")
+    return not str(record.msg).startswith(("failed while attempting to run meta", "Error while creating guard", "Created at:"))
 
 
 _convert = convert_frame.ConvertFrameAssert.__call__
@@ -85,7 +112,14 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
     if failed[0] < _TRIALS:
         try:
             with quietly():
-                return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
+                try:
+                    return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
+                except Exception as error:
+                    if self._one_graph or not config.capture_dynamic_output_shape_ops or not _depends_on_values(error):
+                        raise
+                    # Sizes that no trace knows: the graphs end where they come up.
+                    with config.patch(capture_dynamic_output_shape_ops=False):
+                        return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
         except Exception as error:
             if self._one_graph or _ends_the_call(error):
                 raise
@@ -100,6 +134,12 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
         fall_back_if_it_ends_well(failed[1], False)
     return ConvertFrameReturn(frame_exec_strategy=Strategy(Action.SKIP, Action.SKIP), apply_to_code=False,
                               skip_reason="its capture has failed")
+
+
+def _depends_on_values(error) -> bool:
+    """Whether a trace ended as it would have to know a size or number that only the run tells."""
+    error = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+    return isinstance(error, GuardOnDataDependentSymNode) or "data-dependent expression" in str(error)
 
 
 def _ends_the_call(error) -> bool:
@@ -142,7 +182,7 @@ def _tell_of_graph_break(translator, *arguments, **named):
     exc = next((a for a in (*arguments, *named.values()) if isinstance(a, Exception)), None)
     if _is_ours(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
-        cause = getattr(exc, "gb_type", None) or type(exc).__name__
+        cause = getattr(exc, "gb_type", None) or why(exc)
         if is_users_error(exc):  # no place to go on from: the frame's capture ends
             own = TorchRuntimeError(str(exc))
             own.real_stack = stack

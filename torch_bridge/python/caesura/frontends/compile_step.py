@@ -19,7 +19,7 @@ from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.capture.aliasing import share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.complex_numbers import in_pairs
-from caesura.capture.frames import first_line, is_users_error, place_of, quietly
+from caesura.capture.frames import first_line, is_users_error, place_of, quietly, why
 from caesura.capture.layout import lay_arguments
 from caesura.capture.linalg_checks import join_checks
 from caesura.capture.ops.recurrent import by_layers
@@ -435,11 +435,12 @@ class CompiledStep(_core.StepCalls):
                     GuardOnDataDependentSymNode) as error:
                 if is_users_error(error):
                     self._raise_as_eager(error, args, kwargs)
-                raise StepRefused(f"the step cannot be one program:\n{error}") from error
+                logging.getLogger("caesura").info("a capture failed", exc_info=True)
+                raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from None
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 inner = error.inner_exception
                 if isinstance(inner, StepRefused):
                     raise inner from None
                 if isinstance(inner, GuardOnDataDependentSymNode):
-                    raise StepRefused(f"the step cannot be one program:\n{inner}") from error
+                    raise StepRefused(f"the step cannot be one program:\n  {why(inner)} (at {place_of(inner)})") from None
                 raise

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import share_storage, unless_overlapping
+from caesura.capture.aliasing import hidden_writes, share_storage, unless_overlapping, unnoticed
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.double_backward import differentiable_again
@@ -117,7 +117,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
     captured, table = _Captured(away), {} if away else decompositions()
-    key = _key(module, example_inputs)
+    hidden = hidden_writes(module.graph)
+    key = None if hidden else _key(module, example_inputs)
     if key is not None:
         with unset_fake_temporarily():
             call = graph_calls.load(key, module, table)
@@ -137,11 +138,15 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         facts = describe_call(module, captured.forward, captured.backward, captured.metadata)
         if facts is not None:
             call = open_call(module, facts, table)
+            if hidden and captured.backward is None:
+                return unnoticed(call, hidden)
             if key is not None and graph_calls.store(key, facts):
                 call.key, call.code = key, TracingContext.get().traced_code
             return call
     if captured.backward is not None:
         compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+    elif hidden:
+        compiled = unnoticed(compiled, hidden)
     return unless_overlapping(compiled, module, captured.metadata.mutated_inp_runtime_indices)
 
 

@@ -8,16 +8,13 @@ import torch
 
 from caesura.lowering.onnx_builder import Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.registry import TABLE, Refused
+from caesura.user_code import FRAME
 
 
 def describe(node: torch.fx.Node) -> str:
     """Where in the user's code a node comes from: "model.py:12 in forward", or its name."""
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    frames = [line.strip() for line in trace if line.strip().startswith("File ")]
-    if not frames:
-        return node.name
-    file, line, *where = frames[-1][len("File "):].split(", ")
-    return f"{file.strip(chr(34))}:{line.removeprefix('line ')} {' '.join(where)}"
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    return "{}:{} in {}".format(*frames[-1]) if frames else node.name
 
 
 def is_symbolic(node) -> bool:
