@@ -123,7 +123,13 @@ void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, in
       {"mul", [](int64_t a, int64_t b) { return a * b; }},
       {"neg", [](int64_t a, int64_t) { return -a; }},
       {"floordiv", [](int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }},
-      {"mod", [](int64_t a, int64_t b) { return (a % b + b) % b; }}};
+      {"mod", [](int64_t a, int64_t b) { return (a % b + b) % b; }},
+      {"ge", [](int64_t a, int64_t b) { return int64_t{a >= b}; }},
+      {"le", [](int64_t a, int64_t b) { return int64_t{a <= b}; }},
+      {"gt", [](int64_t a, int64_t b) { return int64_t{a > b}; }},
+      {"lt", [](int64_t a, int64_t b) { return int64_t{a < b}; }},
+      {"eq", [](int64_t a, int64_t b) { return int64_t{a == b}; }},
+      {"ne", [](int64_t a, int64_t b) { return int64_t{a != b}; }}};
   Step step{nullptr, std::nullopt};
   for (const auto& [known, function] : kFunctions) {
     if (name == known) step.size = function;

@@ -57,7 +57,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // rest is itself. `counts`: whether the call counts as one that is left to PyTorch.
   void AddOperator(const std::string& name, const std::string& overload, const c10::IValue& arguments, int64_t writes,
                    bool counts, std::vector<int64_t> dead);
-  // add, sub, mul, floordiv, mod (as Python rounds) or neg of ints; arguments as above.
+  // add, sub, mul, floordiv, mod (as Python rounds), neg or a comparison (ge, ...: 1 or 0) of ints; arguments as above.
   void AddSize(const std::string& name, const c10::IValue& arguments, int64_t writes, std::vector<int64_t> dead);
   // Element `index` of a tuple or list.
   void AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead);

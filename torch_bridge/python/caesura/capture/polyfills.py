@@ -126,7 +126,7 @@ def capturing(module, **options):
     counts = any(isinstance(part, _BatchNorm) and part.momentum is None for part in module.modules())
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
-    with torch._dynamo.config.patch(allow_rnn=True, **_GRADIENTS, **options), \
+    with torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, **_GRADIENTS, **options), \
             mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.object(TensorVariable, "method_tolist", _to_list), \
             mock.patch.object(_BatchNorm, "forward", _cumulative_batch_norm if counts else _batch_norm), \

@@ -15,7 +15,8 @@ from caesura.runtime.graph_executor import CallStep, GraphProgram, RunStep, is_t
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
-          operator.mod: "mod", operator.neg: "neg"}
+          operator.mod: "mod", operator.neg: "neg", operator.ge: "ge", operator.le: "le", operator.gt: "gt", operator.lt: "lt",
+          operator.eq: "eq", operator.ne: "ne"}
 
 
 def describe_call(module, forward: GraphProgram, backward, metadata):

@@ -32,6 +32,10 @@ _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.defaul
 _EMPTY = aten.empty_strided.default
 # Numbers that are eager's own by design, which PyTorch's generator gives; they depend on shapes only.
 _GENERATED = DRAWS | {aten.native_dropout.default}
+# Checks of values, which compute nothing.
+_CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
+_UNCOUNTED = {*VIEWS, *_CHECKS, _EMPTY, operator.getitem}
+_UNTOLD = _UNCOUNTED | _GENERATED
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -108,7 +112,7 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif node.target not in VIEWS and node.target != _EMPTY and node.target not in _GENERATED:
+            elif node.target not in _UNTOLD:
                 reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
@@ -371,7 +375,7 @@ class CallStep:
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes = node, node.all_input_nodes, [node]
         self.target = _AS.get(node.target, node.target)
-        self.counts = node.target not in (*VIEWS, _EMPTY, operator.getitem) and not is_symbolic(node)
+        self.counts = node.target not in _UNCOUNTED and not is_symbolic(node)
 
     def __call__(self, values):
         began = time.perf_counter()

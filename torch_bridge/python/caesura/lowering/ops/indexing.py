@@ -108,13 +108,36 @@ def scatter_reduce(w, node, x, axis, indices, source, reduction, include_self):
     return w.make("Div", [y, counts], dtype, x.shape)
 
 
+@raises(aten.nonzero.default)
+def nonzero(w, node, x):
+    if x.rank == 0:
+        raise Refused("places in a scalar")
+    dtype, shape = result(node)
+    return w.make("Transpose", [w.op("NonZero", [x])], dtype, shape, perm=[1, 0])
+
+
 # --- x[i, j] ---------------------------------------------------------------------------------------------------
+
+def _without_mask(w, indices, count):
+    """`indices`, with the `count` places that a mask, the only one of them, marks in the mask's place."""
+    given = [d for d, i in enumerate(indices) if i is not None]
+    masks = [d for d in given if indices[d].dtype in (torch.bool, torch.uint8)]
+    if not masks:
+        return indices
+    if len(given) != 1:
+        raise Refused("places given by a mask and by others")
+    mask = indices[masks[0]]
+    if mask.rank == 0:
+        raise Refused("places in a scalar")
+    rows = w.op("NonZero", [mask])
+    rows = [rows] if mask.rank == 1 else w.op("Split", [rows], outputs=mask.rank, axis=0, num_outputs=mask.rank)
+    places = [w.make("Squeeze", [row, w.constant([0])], torch.int64, (count,)) for row in rows]
+    return [*indices[:masks[0]], *places, *indices[masks[0] + 1:]]
+
 
 def _places(w, node, x, indices):
     """The axes that tensors index, and their indices as one tensor [broadcast shape..., axes]."""
     axes = [d for d, i in enumerate(indices) if i is not None]
-    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in axes):
-        raise Refused("places given by a mask")
     tensors = [w.cast(indices[d], torch.int64) for d in axes]
     shape = broadcast_shape(tensors)
     parts = []
@@ -153,6 +176,7 @@ def _result_order(axes, rank, index_rank):
 @raises(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(w, node, x, indices):
     dtype, shape = result(node)
+    indices = _without_mask(w, indices, shape[next(d for d, i in enumerate(indices) if i is not None)] if shape else 1)
     axes, places, index_shape = _places(w, node, x, indices)
     if len(axes) == 1:
         return w.make("Gather", [x, indices[axes[0]]], dtype, shape, axis=axes[0])
@@ -166,11 +190,13 @@ def index(w, node, x, indices):
 def index_put(w, node, x, indices, values, accumulate):
     dtype, shape = result(node)
     masks = [i for i in indices if i is not None and i.dtype == torch.bool]
-    if masks:
-        if len(indices) != 1 or values.rank != 0 or accumulate:
-            raise Refused("places given by a mask")
+    if masks and len(indices) == 1 and values.rank == 0 and not accumulate:
         mask = w.reshape(masks[0], [*masks[0].shape, *[1] * (x.rank - masks[0].rank)])
         return w.make("Where", [mask, operand(w, values, dtype), x], dtype, shape)
+    first = next(d for d, i in enumerate(indices) if i is not None)
+    if masks and (values.rank != x.rank - masks[0].rank + 1 or same_dim(values.shape[first], 1)):
+        raise Refused("fewer values than places that a mask gives")
+    indices = _without_mask(w, indices, values.shape[first] if masks else 0)
     axes, places, index_shape = _places(w, node, x, indices)
     order = _at_front(axes, x.rank)
     front = w.transpose(x, order)
