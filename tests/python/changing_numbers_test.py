@@ -37,7 +37,7 @@ OURS = {
     "power": lambda x, n: x.abs() ** (1 / n),
     "alpha": lambda x, n: torch.add(x, x, alpha=n),
     "quotient": lambda x, n: x / n**0.5,
-    "lerp": lambda x, n: torch.lerp(x, x * 2, 1 / n),
+    "lerp": lambda x, n: torch.lerp(x, x * 2, n / 10),
     "remainder": lambda x, n: torch.remainder(x, n / 7),
     "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
     "full": lambda x, n: x + torch.full((6,), n / 2),
@@ -63,6 +63,7 @@ OURS = {
     "label smoothing": lambda x, n: F.cross_entropy(x, torch.arange(n) % 6, label_smoothing=1 / n),
     "embedding": lambda x, n: F.embedding(torch.arange(4), x, padding_idx=n - 2),
     "huber_loss": lambda x, n: F.huber_loss(x, x * 0, delta=n / 10),
+    "smooth_l1_loss": lambda x, n: F.smooth_l1_loss(x, x * 0, beta=n / 10),
 }
 # Some of it, or all, in PyTorch.
 PYTORCHS = {
@@ -106,7 +107,8 @@ def test_what_our_ops_do_not_take_is_pytorchs_loudly(name):
     assert caesura.report().fallbacks
 
 
-@pytest.mark.parametrize("name", ("elu", "cross_entropy", "conv1d's padding", "scatter"))
+@pytest.mark.parametrize("name", ("elu", "cross_entropy", "conv1d's padding", "scatter", "hardtanh", "lerp", "full",
+                                  "threshold", "huber_loss", "smooth_l1_loss", "leaky_relu", "celu", "clamp", "quotient"))
 def test_a_step_takes_them(name):
     losses = []
     for compiled in (False, True):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on numbers: SymInts are int64 scalars of the graph, which are host shape chains in the plan; what is read off a tensor
-of floats is a float64 tensor, as Python computes."""
+"""Arithmetic on numbers: SymInts are int64 scalars of the graph, which are host shape chains in the plan; SymFloats, and what
+is read off a tensor of floats, are float64 scalars, as Python computes."""
 
 import functools
 import operator
@@ -14,9 +14,8 @@ from caesura.lowering.registry import TABLE, Refused, aten, raises
 
 def _binary(op_type):
     def write(w, node, a, b):
-        if not isinstance(node.meta["val"], (torch.SymInt, int)):
-            return w.make(op_type, [operand(w, value, torch.float64) for value in (a, b)], torch.float64, ())
-        made = w.op(op_type, [w.scalar(a), w.scalar(b)])
+        is_float = not isinstance(node.meta["val"], (torch.SymInt, int))
+        made = w.op(op_type, [operand(w, value, torch.float64) if is_float else w.scalar(value) for value in (a, b)])
         return Scalar(made, node.meta["val"])
     return write
 
@@ -68,7 +67,7 @@ def sym_numel(w, node, x):
 def local_scalar(w, node, x):
     x = w.reshape(x, ())
     if x.dtype.is_floating_point:
-        return w.cast(x, torch.float64)
+        return Scalar(w.cast(x, torch.float64).name, node.meta["val"])
     if not isinstance(node.meta["val"], torch.SymInt):
         raise Refused("a truth value that decides what runs")
     return Scalar(w.cast(x, torch.int64).name, node.meta["val"])
@@ -76,4 +75,4 @@ def local_scalar(w, node, x):
 
 @raises(torch.sym_float)
 def sym_float(w, node, value):
-    return operand(w, value, torch.float64)
+    return Scalar(operand(w, value, torch.float64).name, node.meta["val"])
