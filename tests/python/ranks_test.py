@@ -76,6 +76,20 @@ def around_wrap(rank):
         assert caesura.report().kernel_calls == 4 * (1 + accumulated) and not caesura.report().fallbacks
 
 
+def under_compile(rank):
+    """torch.compile() around DistributedDataParallel, whose own code breaks the graph, and within."""
+    eager = _train(DistributedDataParallel(Net(), find_unused_parameters=True), False, rank)
+    for around in (True, False):
+        caesura.reset_report()
+        net = Net()
+        if around:
+            module = torch.compile(DistributedDataParallel(net, find_unused_parameters=True), backend="caesura")
+        else:
+            module = DistributedDataParallel(torch.compile(net, backend="caesura"), find_unused_parameters=True)
+        _compare(eager, _train(module, False, rank))
+        assert caesura.report().kernel_calls == 4 and caesura.report().kernel_share == 1
+
+
 def steps(rank):
     net = nn.Linear(4, 2)
     with pytest.raises(caesura.StepRefused, match=r"of which there are 2: write DistributedDataParallel\(caesura.wrap") as refused:
@@ -94,7 +108,7 @@ def _rank(rank, name, port):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ("around_wrap", "steps"))
+@pytest.mark.parametrize("name", ("around_wrap", "under_compile", "steps"))
 def test_two_ranks(name, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with socket.socket() as free:

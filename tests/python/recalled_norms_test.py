@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running statistics of batch norms in a second process, whose calls come from disk."""
+
+from program_cache_test import folder, start  # noqa: F401
+
+NORMS = """
+import copy, torch, caesura
+from caesura.frontends import wrap as wrapping
+count, original, counts = [], wrapping.torch_backend, []
+wrapping.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
+for momentum in (None, 0.3):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4, momentum=momentum), torch.nn.Linear(4, 3))
+    wrapped = caesura.wrap(copy.deepcopy(plain))
+    for _ in range(4):
+        x = torch.randn(5, 6)
+        torch.testing.assert_close(wrapped(x), plain(x))
+        for expected, actual in zip(plain.state_dict().values(), wrapped.state_dict().values(), strict=True):
+            torch.testing.assert_close(actual, expected)
+    counts.append(len(count))
+    count.clear()
+print(counts)
+"""
+
+
+def test_another_process_keeps_the_statistics(folder):  # noqa: F811
+    """Means of all batches so far, whose call is traced anew, and with a momentum of its own, whose call is recalled."""
+    outs = []
+    for _ in range(2):
+        process = start(NORMS)
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0 and not error, error
+        outs.append(out)
+    assert outs == ["[1, 1]\n", "[1, 0]\n"]
