@@ -9,12 +9,14 @@ project = "caesura"
 author = "The caesura authors"
 release = re.search(r"project\(caesura VERSION ([\d.]+)", (_top / "CMakeLists.txt").read_text()).group(1)
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header", "myst.xref_missing"]  # pages that are included link to files of the repository
 exclude_patterns = ["_build"]
 autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the texts name the types
+napoleon_numpy_docstring = False
 
 html_theme = "pydata_sphinx_theme"
 html_title = "caesura"

@@ -177,7 +177,7 @@ if stage "set-up" set_up; then
   stage "build" build_in "$build"
   stage "C++ tests" ctest_in "$build"
   stage "C++ tests, at most AVX2" capped x86-64-v3
-  # OpenVINO in a process of its own: behind tests that handle SIGCHLD (data loaders) the process dies when a child ends.
+  # OpenVINO in a process of its own: after tests that handle SIGCHLD (data loaders) the process dies when a child ends.
   for part in 1 2 3; do
     mapfile -t files < <(python_part "$part" 3)
     stage "Python tests, $part of 3" python_tests "${files[@]}"
@@ -190,6 +190,8 @@ if stage "set-up" set_up; then
     stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
     stage "AddressSanitizer: Python" python_address_sanitizer
     stage "AddressSanitizer, UBSan: fuzz" fuzz_seeds
+    stage "documentation site" ./docs/build.sh
+    stage "wheel" ./cmake/wheel.sh --check
     stage "libFuzzer" ./tests/fuzz/run.sh "${CAESURA_FUZZ_SECONDS:-60}"
   fi
 fi

@@ -91,10 +91,19 @@ std::string TypeText(const ValueType& type) {
 }
 
 void BindOrtValue(nb::module_& m) {
-  nb::class_<OrtValue> value(m, "OrtValue", R"(A tensor, a sequence of them, or nothing; on a device or the host.
+  nb::class_<OrtValue> value(m, "OrtValue", R"(A tensor, a sequence of tensors, or nothing; on the host or on a device.
 
-Made on a NumPy array or a DLPack tensor it shares their bytes: what is written to them later is seen by the next run.
-Given by a run it owns them; numpy(), torch and JAX (from_dlpack) share them, and may outlive it.)");
+A value that was made on a NumPy array or a DLPack tensor shares its bytes: the next run sees what was written to them
+since. A value that a run returned owns its bytes; numpy(), and torch or JAX by from_dlpack, share them, and may outlive
+the value. The methods are those of onnxruntime.OrtValue.
+
+Raises:
+    ValueError: from methods that need a tensor, if it is none.
+
+Example::
+
+    value = caesura.OrtValue.ortvalue_from_numpy(images)
+    binding.bind_ortvalue_input("images", value))");
   value
       .def_static("ortvalue_from_numpy",
                   [](nb::handle array, const std::string& device, int index) {
@@ -103,11 +112,12 @@ Given by a run it owns them; numpy(), torch and JAX (from_dlpack) share them, an
                     }
                     return Borrowed(array);
                   },
-                  nb::arg("numpy_obj"), nb::arg("device_type") = "cpu", nb::arg("device_id") = 0)
+                  nb::arg("numpy_obj"), nb::arg("device_type") = "cpu", nb::arg("device_id") = 0,
+                  "Makes a value on an array, which it shares; strings are copied.")
       .def_static("_from_shape", &FromShape)
       .def_static("_from_pointer", &FromPointer)
-      .def_static("from_dlpack", &Borrowed, nb::arg("tensor"))
-      .def("numpy", &Numpy)
+      .def_static("from_dlpack", &Borrowed, nb::arg("tensor"), "Makes a value on a DLPack tensor, which it shares.")
+      .def("numpy", &Numpy, "Returns the tensor as a NumPy array: shared if it is on the host, a copy otherwise.")
       .def("__array__",
            [](const OrtValue& v, nb::object dtype, nb::object copy) {
              const nb::object array = Numpy(v);
@@ -115,23 +125,27 @@ Given by a run it owns them; numpy(), torch and JAX (from_dlpack) share them, an
              return same ? array : array.attr("astype")(dtype.is_none() ? array.attr("dtype") : nb::object(dtype));
            },
            nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none())
-      .def("shape", [](const OrtValue& v) { return TensorOf(v).shape().dims(); })
-      .def("data_type", [](const OrtValue& v) { return TypeText(v.value); })
-      .def("element_type", [](const OrtValue& v) { return static_cast<int>(TensorOf(v).dtype()); })
+      .def("shape", [](const OrtValue& v) { return TensorOf(v).shape().dims(); }, "Returns the tensor's dims.")
+      .def("data_type", [](const OrtValue& v) { return TypeText(v.value); }, "Returns the type, such as \"tensor(float)\".")
+      .def("element_type", [](const OrtValue& v) { return static_cast<int>(TensorOf(v).dtype()); },
+           "Returns ONNX's number of the element type.")
       .def("device_name",
            [](const OrtValue& v) {
              const std::string name = TensorOf(v).device().ToString();
              return name.substr(0, name.find(':'));
-           })
-      .def("data_ptr", [](const OrtValue& v) { return reinterpret_cast<uintptr_t>(TensorOf(v).raw()); })
-      .def("tensor_size_in_bytes", [](const OrtValue& v) { return TensorOf(v).bytes(); })
-      .def("has_value", [](const OrtValue& v) { return v.value.has_value(); })
-      .def("is_tensor", [](const OrtValue& v) { return v.value.is_tensor(); })
-      .def("is_tensor_sequence", [](const OrtValue& v) { return v.value.is_sequence(); })
-      .def("is_sparse_tensor", [](const OrtValue&) { return false; })
-      .def("update_inplace", &UpdateInPlace, nb::arg("np_arr"))
-      .def("to_torch", [](const OrtValue& v) { return ToTorch(TensorOf(v)); })
-      .def("to_dlpack", [](const OrtValue& v) { return nb::cast(v.value).attr("__dlpack__")(); })
+           },
+           "Returns the kind of the tensor's device, such as \"cpu\".")
+      .def("data_ptr", [](const OrtValue& v) { return reinterpret_cast<uintptr_t>(TensorOf(v).raw()); },
+           "Returns the address of the first element.")
+      .def("tensor_size_in_bytes", [](const OrtValue& v) { return TensorOf(v).bytes(); }, "Returns the size of the elements.")
+      .def("has_value", [](const OrtValue& v) { return v.value.has_value(); }, "False for an empty optional.")
+      .def("is_tensor", [](const OrtValue& v) { return v.value.is_tensor(); }, "True for a tensor.")
+      .def("is_tensor_sequence", [](const OrtValue& v) { return v.value.is_sequence(); }, "True for a sequence.")
+      .def("is_sparse_tensor", [](const OrtValue&) { return false; }, "False: there are no sparse tensors here.")
+      .def("update_inplace", &UpdateInPlace, nb::arg("np_arr"), "Copies an array of the same dtype and shape into the tensor.")
+      .def("to_torch", [](const OrtValue& v) { return ToTorch(TensorOf(v)); }, "Returns a torch.Tensor on the same bytes.")
+      .def("to_dlpack", [](const OrtValue& v) { return nb::cast(v.value).attr("__dlpack__")(); },
+           "Returns a DLPack capsule on the same bytes.")
       .def("__dlpack_device__", [](const OrtValue& v) { return nb::cast(v.value).attr("__dlpack_device__")(); })
       .def("__dlpack__", [](const OrtValue& v, nb::kwargs arguments) {
         return nb::cast(v.value).attr("__dlpack__")(**arguments);

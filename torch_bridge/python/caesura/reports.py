@@ -11,22 +11,49 @@ from caesura.user_code import calling_line, is_installed, is_users
 
 
 class FallbackWarning(UserWarning):
-    """Something is left to PyTorch."""
+    """Warns that something is left to PyTorch, once for each cause; it points at the line of your code.
+
+    Example::
+
+        warnings.simplefilter("error", caesura.FallbackWarning)   # or: with caesura.strict(): ...
+    """
 
 
 class StrictError(RuntimeError):
-    """Something would have to be left to PyTorch, which caesura.strict() forbids."""
+    """Raised within strict() in place of a fallback to PyTorch.
+
+    Example::
+
+        try:
+            with caesura.strict():
+                model(inputs)
+        except caesura.StrictError as error:
+            print(error)                                          # lists the ops, the reasons and the lines
+    """
 
 
 @dataclass
 class Report:
-    """Seconds and calls since the start or the last reset; `fallbacks` maps (op, reason) to where it was met.
+    """Counts of a process since its start, or since reset_report().
 
-    kernel_seconds: in programs of caesura's own kernels, and in steps of compile_step(), with the calls in them that PyTorch
-    computes. eager_seconds: in ATen calls of captured graphs that were left to PyTorch, and in draws from its generator. Draws
-    of a given shape (dropout masks, rand, randn_like) are no fallbacks: they are eager's own numbers by design. Draws that
-    depend on values (multinomial, poisson) are. What runs outside of captured graphs (behind a graph break, which is among
-    the fallbacks; an optimizer of PyTorch's, data loading) is not counted, but calls whose capture failed are eager_calls.
+    Draws of a given shape (dropout masks, rand, randn_like) are no fallbacks: they are eager's own numbers by design.
+    Draws that depend on values (multinomial, poisson) are. Code outside of captured graphs is not counted: code after a
+    graph break (the break itself is among the fallbacks), an optimizer of PyTorch's, data loading.
+
+    Attributes:
+        kernel_seconds: time in programs of caesura's kernels and in compiled steps, with the calls in them that PyTorch
+            computes.
+        eager_seconds: time in ATen calls of captured graphs that were left to PyTorch, and in draws from its generator.
+        kernel_calls: the number of the first.
+        eager_calls: the number of the second, and of calls whose capture failed.
+        fallbacks: dict from (op, reason) to the set of places where it was met.
+        kernel_share: kernel_seconds as a part of both times.
+
+    Example::
+
+        before = caesura.report()
+        loss = model(inputs)
+        print(caesura.report().kernel_calls - before.kernel_calls)
     """
     kernel_seconds: float = 0.0
     eager_seconds: float = 0.0
@@ -36,6 +63,7 @@ class Report:
 
     @property
     def kernel_share(self) -> float:
+        """The part of the time that caesura's kernels took, 0 to 1."""
         total = self.kernel_seconds + self.eager_seconds
         return self.kernel_seconds / total if total else 0.0
 
@@ -63,7 +91,15 @@ def collect_from(take) -> None:
 
 
 def report() -> Report:
-    """The counters as they are now, which later calls leave as they are: print it, or read its fields."""
+    """Returns the counters as they are now; later calls do not change the result.
+
+    Returns:
+        Report: print it, or read its fields.
+
+    Example::
+
+        print(caesura.report())
+    """
     for take in _sources:
         counted = take()
         RECORD.kernel_seconds += counted[0]
@@ -74,15 +110,35 @@ def report() -> Report:
 
 
 def reset_report() -> None:
-    """Sets all counters to zero."""
+    """Sets all counters to zero.
+
+    Example::
+
+        caesura.reset_report()
+    """
     report()
     RECORD.__init__()
 
 
 @contextlib.contextmanager
 def strict(on: bool = True):
-    """Within it (in this thread), a capture of what would be left to PyTorch raises StrictError instead; strict(False) allows
-    it again. From torch.compile it comes in the error that PyTorch makes of it."""
+    """Forbids fallbacks within a `with` block, in this thread.
+
+    Args:
+        on: False allows them again within an outer strict().
+
+    Returns:
+        A context manager.
+
+    Raises:
+        StrictError: from a capture within the block, if a part would be left to PyTorch. From torch.compile it comes
+            inside of the error that PyTorch makes of it.
+
+    Example::
+
+        with caesura.strict():
+            loss = model(inputs)
+    """
     before, _local.strict = _local.strict, on
     try:
         yield

@@ -80,38 +80,48 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
                  accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
                  threads: int = 0) -> "CompiledStep":
-    """The whole training step (forward, loss, backward, clipping, optimizer) as one program.
+    """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
+
+    The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
+    kept on disk for later processes (CAESURA_PROGRAM_CACHE=off keeps none). Calls of loggers, warnings and print are
+    left out of the program. Ops without an equivalent in ONNX run in PyTorch within the program, with a
+    FallbackWarning.
+
+    Dropout draws its masks from a seed that each call takes from PyTorch's generator. manual_seed() and set_rng_state()
+    repeat them; they are not eager's.
+
+    Args:
+        module: the module. Parameters in another memory format (channels_last) become contiguous, since each kernel
+            chooses its own.
+        loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]). None if the module takes all arguments and
+            returns its loss: a scalar, or an object or dict with `loss`.
+        optimizer: the optimizer of the parameters to train. Those of torch.optim become part of the program (LBFGS and
+            SparseAdam are refused). Their state stays in optimizer.state, so state_dict(), load_state_dict() and
+            schedulers work as always, and changed rates, betas, momentum and decay count from the next call. For any
+            other optimizer the program ends with gradients in the parameters' .grad, and optimizer.step() is called
+            after it, with a FallbackWarning.
+        clip_norm: the global norm at which gradients are clipped; 0 does not clip.
+        accumulation_steps: calls to one update, which takes the mean of their gradients.
+        precision: "fp32"; "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in
+            float32. "fp16" scales the loss; an update whose gradients are not finite does not happen.
+        memory_budget: bytes that activations may take; what does not fit is computed again in the backward. 0 is no
+            limit.
+        dynamic: as for wrap().
+        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+
+    Returns:
+        CompiledStep: call it in place of forward, backward and optimizer.step().
+
+    Raises:
+        StepRefused: the step cannot be one program; the message names the line. Nothing has changed.
+        ValueError: an option is not as it should be.
+
+    Example::
 
         step = caesura.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
         for inputs, targets in batches:
             loss = step(inputs, targets)
             scheduler.step()
-
-    module: parameters in another memory format (channels_last) become contiguous: each kernel takes the order that suits it.
-    loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]); None when the module returns its loss (a scalar, or
-        an object or dict with `loss`) and takes all arguments.
-    optimizer: its parameters train; those of torch.optim are written into the program (LBFGS and SparseAdam are refused), and
-        their state lies in optimizer.state as PyTorch would have it, so state_dict(), load_state_dict() and schedulers work
-        as always: what a group says of rates, betas, momentum and decay counts from the next call on. Any
-        other is left to PyTorch, with a FallbackWarning: the program ends with the gradients, in the parameters' .grad,
-        and optimizer.step() is called behind it. There is no zero_grad() to call.
-    clip_norm: global norm to clip gradients at; 0 does not clip.
-    accumulation_steps: calls to one update, which goes by the mean of their gradients.
-    precision: "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in float32; "fp16"
-        scales the loss, and an update whose gradients are not finite does not happen.
-    memory_budget: bytes that activations may take; what is over it is computed again in the backward. 0: no limit.
-    dynamic: as for wrap().
-    threads: per kernel; 0 takes CAESURA_NUM_THREADS, or what OpenMP would take.
-
-    Programs that a key can hold are kept on disk for the next process, see cache/compiled_steps.py: CAESURA_PROGRAM_CACHE=off keeps
-    none.
-
-    Each call returns the loss before the update, a scalar tensor that needs no gradient; inputs get no gradients. An argument may
-    be a NumPy array where the forward or the loss function makes a tensor of it. Programs are
-    captured at the first call and for inputs that no program was captured for; calls of loggers, warnings and print are left
-    out. Dropout draws its masks by a seed that each call takes from PyTorch's generator: manual_seed() and set_rng_state() repeat
-    them, and they are not eager's. Calls that have no equivalent in ONNX ops are PyTorch's inside of the program, with a
-    FallbackWarning; StepRefused tells of what cannot be captured, with nothing changed. Not for use from several threads at the same time.
     """
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                         threads)
@@ -126,7 +136,23 @@ def _refuse_ranks(module):
 
 
 class CompiledStep(_core.StepCalls):
-    """What compile_step() returns. Calls like an earlier one are run by the base, the others by _first()."""
+    """A compiled training step; compile_step() makes it.
+
+    A call takes the module's arguments, and the target last if there is a loss function. It returns the loss before the
+    update, a scalar tensor without a gradient. There is no zero_grad(), backward() or optimizer.step() to call;
+    inputs get no gradients. An argument may be a NumPy array where the forward or the loss function makes a tensor of
+    it.
+
+    Thread safety: one thread at a time.
+
+    Raises:
+        StepRefused: from a call that cannot be captured; nothing has changed.
+
+    Example::
+
+        loss = step(inputs, targets)
+        print(float(loss))
+    """
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads):

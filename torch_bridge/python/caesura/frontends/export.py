@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training step on disk: written here, trained on by the C++ API or `caesura train`, and read back."""
+"""Exported steps: a training step on disk, for the C++ API and `caesura train`, and back."""
 
 import json
 import os
@@ -16,16 +16,30 @@ _METADATA = "caesura.step"
 
 
 def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
-    """Writes what `step` does with such inputs into a folder: model.onnx and state.safetensors.
+    """Writes a compiled step into a folder: model.onnx and state.safetensors.
+
+    A C++ program (training/exported_step.h), `caesura train` or open_step() goes on with it; nothing in the folder
+    needs PyTorch. The model's inputs have the names of the forward's parameters, and "target" for what the loss
+    function compares with; its output is "loss". An existing step in the folder is replaced, the model first.
+
+    Args:
+        path: the folder; it is made if it is not there.
+        step: what compile_step() returned.
+        *args: inputs as for a call of the step. They only tell dtypes and shapes (with dynamic=True sizes become
+            symbols); nothing is trained.
+        **kwargs: likewise.
+
+    Raises:
+        ValueError: the step cannot be exported: its optimizer or some of its ops are PyTorch's, PyTorch draws its
+            random numbers, or it keeps tensors in attributes of the module.
+        StepRefused: no program can be captured for these inputs.
+
+    Example::
 
         step = caesura.compile_step(model, loss_fn, optimizer, dynamic=True)
         caesura.export_step("step", step, inputs, targets)
-        # caesura train step --data train.npz --feed x=images --target labels ...
+        # $ caesura train step --data train.npz --feed input=images --target labels
         caesura.load_step("step", model, optimizer)
-
-    The inputs only tell dtypes and shapes (with dynamic=True sizes become symbols); nothing is trained. The model's inputs
-    have the names of the forward's parameters, "target" for what the loss function compares with; its output is "loss".
-    Nothing in the folder needs PyTorch. An existing step in the folder is replaced, the model first.
     """
     if isinstance(step.recipe, Stepping):
         raise ValueError(f"{type(step.optimizer).__name__} is not part of the step: it cannot be exported")
@@ -64,9 +78,23 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
 
 @torch.no_grad()
 def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer = None) -> int:
-    """Copies what was trained in the folder back into the module, and into the optimizer's state; the updates done.
+    """Copies what was trained in an exported step back into the module, and into the optimizer's state.
 
-    Raises ValueError, with nothing changed, listing what does not fit.
+    Args:
+        path: the folder.
+        module: the module that the step was compiled from, or one with the same parameters.
+        optimizer: its optimizer; None leaves optimizer state out.
+
+    Returns:
+        int: the number of updates done.
+
+    Raises:
+        ValueError: parameters do not fit the module; all of them are listed, and nothing is changed.
+        FileNotFoundError: the folder holds no step.
+
+    Example::
+
+        updates = caesura.load_step("step", model, optimizer)
     """
     from safetensors import safe_open
 

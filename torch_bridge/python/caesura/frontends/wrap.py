@@ -202,21 +202,37 @@ class _Wrapped:
 
 
 def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
-    """`module` as a module whose forward and backward run in caesura; an instance of the module's own class.
+    """Makes a module whose forward and backward run in caesura; it is an instance of the module's own class.
+
+    The wrapped module and the original share everything: parameters, buffers, attributes, hooks, training mode. A
+    change to one is a change to the other, and state_dict() has the original's names. The original still runs in
+    PyTorch. `forward` is captured too, without the hooks.
+
+    The first call captures graphs. So does a call whose inputs have other dtypes, devices, ranks or non-tensor values
+    than every graph before. Calls without a kernel stay with PyTorch, with a FallbackWarning, and so does code that
+    Dynamo does not capture (a graph break): report() counts them, strict() forbids them. On other devices than the
+    CPU all calls stay.
+
+    Thread safety: that of the module.
+
+    Args:
+        module: any torch.nn.Module.
+        dynamic: None: a size becomes a symbol once it has changed. True: all sizes are symbols from the start. False:
+            none ever is, and each new size is captured.
+
+    Returns:
+        torch.nn.Module: the wrapped module.
+
+    Raises:
+        TypeError: `module` is no torch.nn.Module.
+        StrictError: from a call within strict(), if a part of it would be left to PyTorch.
+
+    Example::
 
         model = caesura.wrap(model)
         loss = model(input_ids, labels=labels).loss
         loss.backward()
-
-    The wrapped module and the original share everything (parameters, buffers, attributes, hooks, training mode): what
-    changes in one has changed in the other; an attribute set on one is set on the other. `forward` is captured, too, without
-    the hooks. The original still runs in PyTorch. state_dict() has the original's names.
-    Graphs are captured at the first call, and again for inputs whose dtypes, devices, ranks or non-tensor values no graph
-    was captured for; a size that changes becomes a symbol (dynamic=None), is one from the start (True), or never is (False).
-
-    Calls that caesura has no kernel for stay with PyTorch, with a FallbackWarning, and so does what dynamo does not capture
-    (behind a graph break); caesura.strict() forbids it, caesura.report() tells of it. On another
-    device than the CPU all calls stay. Thread safety: that of the module.
+        optimizer.step()
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")

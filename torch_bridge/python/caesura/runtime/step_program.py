@@ -26,7 +26,16 @@ SEED = torch.empty((), dtype=torch.int64)  # drawn anew from PyTorch's generator
 
 
 class StepRefused(RuntimeError):
-    """The step cannot be one program; the message lists why and where."""
+    """Raised if a step cannot be one program. The message names the reason and the line of your code; nothing has
+    changed.
+
+    Example::
+
+        try:
+            loss = step(inputs, targets)
+        except caesura.StepRefused as error:
+            print(error)
+    """
 
     def __init__(self, message: str):
         super().__init__(with_source(message))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running an ONNX model, with the conventions of onnxruntime.InferenceSession: moving is an import line."""
+"""Inference sessions: they run an ONNX model with the interface of onnxruntime.InferenceSession."""
 
 import importlib.util
 import sys
@@ -20,8 +20,17 @@ _SHORT = {"cpu": (_CPU,), "torch": (_TORCH, _CPU), "torch-only": (_TORCH,)}
 
 
 def get_available_providers() -> list:
-    """What `providers` may name here, beside plug-ins of yours. TorchExecutionProvider (PyTorch's own operators, where one
-    means the same as the node) needs PyTorch at hand, OpenVINOExecutionProvider (whole parts of the graph) OpenVINO."""
+    """Lists the providers that `InferenceSession(providers=...)` may name here, beside plug-ins of your own.
+
+    Returns:
+        list: "CPUExecutionProvider"; "TorchExecutionProvider" (PyTorch's own operators, where one means the same as the
+        node) if PyTorch is installed; "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is.
+
+
+    Example::
+
+        print(caesura.get_available_providers())
+    """
     openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
     return [_CPU] + [_TORCH] * torch_kernels.built() + [_OPENVINO] * openvino
 
@@ -32,11 +41,32 @@ def _is_plugin(name: str) -> bool:
 
 
 def get_device() -> str:
+    """Returns "CPU": the device of caesura's own kernels.
+
+    Returns:
+        str: as onnxruntime.get_device() has it.
+
+
+    Example::
+
+        assert caesura.get_device() == "CPU"
+    """
     return "CPU"
 
 
 class NodeArg(NamedTuple):
-    """One input or output: its name, its type ("tensor(float)"), and its dims (int, symbol or None; None: unknown rank)."""
+    """One input or output of a model.
+
+    Attributes:
+        name: its name.
+        type: such as "tensor(float)".
+        shape: list of dims: an int, a symbol, or None where the model does not say. None if the rank is unknown.
+
+    Example::
+
+        for argument in session.get_inputs():
+            print(argument.name, argument.type, argument.shape)
+    """
 
     name: str
     type: str
@@ -44,7 +74,12 @@ class NodeArg(NamedTuple):
 
 
 class ModelMetadata(NamedTuple):
-    """What the file says beside the graph."""
+    """What a model file says beside its graph; the fields are those of onnxruntime.ModelMetadata.
+
+    Example::
+
+        print(session.get_modelmeta().producer_name)
+    """
 
     producer_name: str
     graph_name: str
@@ -87,21 +122,33 @@ def _native(named) -> list:
 
 
 class InferenceSession(FallsBack):
-    """A model made ready to run.
+    """A model made ready to run, with onnxruntime's methods and arguments.
 
-    path_or_bytes: a path, or the bytes of an ONNX file (external data needs a path).
-    sess_options: SessionOptions. threads: short for its intra_op_num_threads.
-    providers: names, or (name, options) pairs, in order of preference; the CPU's own kernels always come last. Names that
-        are not known are a ValueError, where onnxruntime warns and goes on with another provider. A path names the first
-        provider of that plug-in. TorchExecutionProvider runs PyTorch's operators where they lie: option device, as PyTorch
-        names it ("cuda:1"; "cpu" if left out); what has no equivalent there goes to the CPU. For tests there is
-        CountingExecutionProvider beside those of get_available_providers(): a stand-in for a device, in host memory of its
-        own (option memory_bytes: so much of it), that counts copies and waits (device_counts()).
-    provider: instead of providers "cpu", "torch" (the same as TorchExecutionProvider) or "torch-only", which leaves nothing
-        to our own kernels.
+    A run reads the inputs where they are, if they are dense, and gives outputs that are the caller's only. Thread
+    safety: any number of threads may run a session at the same time; runs release the interpreter lock.
 
-    Any number of threads may run a session at the same time; runs let go of the interpreter's lock. A run sees the inputs'
-    own bytes (those that are dense) and gives outputs that are the caller's alone.
+    Args:
+        path_or_bytes: a path, the bytes of an ONNX file (external data needs a path), or an onnx.ModelProto.
+        sess_options: SessionOptions.
+        providers: names, or (name, options) pairs, in order of preference; the CPU's kernels always come last. A path
+            names the first provider of that plug-in. TorchExecutionProvider runs PyTorch's operators; its option
+            `device` is as PyTorch names it ("cuda:1"; "cpu" if left out), and nodes without an equivalent run on the
+            CPU. CountingExecutionProvider is a stand-in for a device, for tests: it has host memory of its own (option
+            `memory_bytes`) and counts copies and waits (device_counts()).
+        provider_options: one dict for each provider, as onnxruntime takes them.
+        threads: short for SessionOptions.intra_op_num_threads.
+        provider: instead of `providers`: "cpu", "torch", or "torch-only", which leaves nothing to caesura's kernels.
+
+    Raises:
+        ValueError: the model is not valid, or a provider is not known (onnxruntime warns and takes another one).
+        NotImplementedError: nodes have no kernel; all of them are listed.
+        FileNotFoundError: there is no file of this name.
+        ImportError: a provider's package is not installed.
+
+    Example::
+
+        session = caesura.InferenceSession("net.onnx")
+        scores, = session.run(None, {"images": images})
     """
 
     def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
@@ -140,85 +187,107 @@ class InferenceSession(FallsBack):
     # --- what the model is ---
 
     def get_inputs(self) -> list:
-        """Those that a run must be given, as NodeArg."""
+        """Returns the inputs that a run must be given, as NodeArg."""
         return list(self._inputs)
 
     def get_overridable_initializers(self) -> list:
-        """Inputs with a default, which a run may be given."""
+        """Returns the inputs that have a default, which a run may be given, as NodeArg."""
         return list(self._overridable)
 
     def get_outputs(self) -> list:
+        """Returns the outputs, as NodeArg."""
         return list(self._outputs)
 
     def get_modelmeta(self) -> ModelMetadata:
+        """Returns the ModelMetadata."""
         return ModelMetadata(*self._session.metadata())
 
     def get_session_options(self) -> SessionOptions:
+        """Returns the SessionOptions that the session was made with."""
         return self._options
 
     # --- where it runs ---
 
     def get_providers(self) -> list:
-        """The names in order of preference; behind a fallback, of what the session has gone over to."""
+        """Returns the providers' names in order of preference; after a fallback, those that run nodes now."""
         return list(self._providers) if self.fallback_record() is None else self._session.providers()
 
     def get_provider_options(self) -> dict:
-        """What each of them was given."""
+        """Returns the options that each provider was given, by name."""
         return {name: dict(self._providers.get(name, {})) for name in self.get_providers()}
 
     def set_providers(self, providers: Optional[Sequence] = None, provider_options: Optional[Sequence[dict]] = None):
-        """Reads the model again and makes it ready for these. Bindings that were made before stay with the old ones."""
+        """Reads the model again and makes it ready for these providers. Bindings that were made before stay with the
+        old ones.
+        """
         named = _named(providers if providers is not None else [_CPU], provider_options)
         self._open(named, _native(named))
 
     # --- runs ---
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: dict, run_options=None) -> list:
-        """Outputs as NumPy arrays (lists for sequences, None for empty optionals).
+        """Runs the model.
 
-        output_names: which, in which order; None for all. What only the others need is not computed. input_feed: input name
-        to array or OrtValue; inputs that have a default may be left out. Arrays of any library with DLPack (PyTorch, JAX)
-        are taken without a copy; where one is a torch.Tensor the outputs are so too.
+        Args:
+            output_names: the wanted outputs, in order; None for all. What only the others need is not computed.
+            input_feed: dict from input name to array or OrtValue. Inputs that have a default may be left out. Arrays
+                of any library with DLPack (PyTorch, JAX) are taken without a copy.
+            run_options: RunOptions.
+
+        Returns:
+            list: NumPy arrays (lists for sequences, None for empty optionals); torch.Tensors if one of the inputs was.
+
+        Raises:
+            ValueError: inputs are missing, not known, or of another dtype or shape; all of them are listed.
+            RuntimeError: the run was ended by run_options.terminate, or a provider failed.
         """
         return self._session.run(output_names or (), input_feed, run_options)
 
     def run_with_ort_values(self, output_names: Optional[Sequence[str]], input_dict_ort_values: dict, run_options=None) -> list:
-        """The same with OrtValues, in and out."""
+        """Runs the model on OrtValues and returns OrtValues; otherwise as run()."""
         return self._session.run_values(output_names or (), input_dict_ort_values, run_options)
 
     def run_async(self, output_names: Optional[Sequence[str]], input_feed: dict, callback, user_data=None, run_options=None):
-        """Returns at once; later callback(results, user_data, error) is called in another thread: results as run() gives
-        them and "", or [] and what went wrong.
+        """Begins a run and returns at once; a thread of the session calls callback(results, user_data, error) when it
+        has ended.
 
-        The arrays must stay as they are until then. What the callback itself raises goes to sys.excepthook. The session
-        waits for its runs when it goes, and at the interpreter's exit.
+        `results` are as run() gives them and `error` is "", or they are [] and the reason. The arrays must stay as
+        they are until then. An exception of the callback goes to sys.excepthook. The session waits for its runs when
+        it is deleted, and at the interpreter's exit.
         """
         if self._finish_runs is None:
             self._finish_runs = weakref.finalize(self, _core.Session.wait_for_async_runs, self._session)
         self._session.run_async(output_names or (), input_feed, run_options, _Reported(callback, user_data))
 
     def io_binding(self) -> IOBinding:
+        """Returns a new IOBinding for this session."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options=None) -> list:
-        """Runs on what is bound, and returns the outputs as OrtValues, in the order in which they were bound."""
+        """Runs on what is bound; returns the outputs as OrtValues, in the order in which they were bound."""
         return iobinding.run(run_options)
 
     def output_shapes(self, input_feed: dict) -> dict:
-        """What a run with inputs of these shapes will give, by name: for allocating before it. None where the shape depends
-        on the inputs' elements."""
+        """Returns the shapes that a run on inputs of these shapes will give, by name: for allocating before the run.
+
+        None stands for a shape that depends on the inputs' elements.
+        """
         return self._session.output_shapes(input_feed)
 
     # --- looking inside ---
 
     def plan(self, input_feed: dict) -> str:
-        """The execution plan for inputs of these shapes, one line a step."""
+        """Returns the execution plan for inputs of these shapes, one line a step."""
         return self._session.plan(input_feed)
 
     def end_profiling(self) -> str:
-        """With SessionOptions.enable_profiling: writes what the runs until now did, node by node, as a Chrome trace (Perfetto
-        opens it; one event a node, with times, sizes and shapes), and watches no more. Returns the file's name, which is
-        profile_file_prefix and the time; without enable_profiling "", as onnxruntime does."""
+        """Writes the profile of all runs until now as a Chrome trace, which ui.perfetto.dev opens, and stops profiling.
+
+        Needs SessionOptions.enable_profiling. Each node is one event, with times, sizes and shapes.
+
+        Returns:
+            str: the file's name, profile_file_prefix and the time; "" without enable_profiling, as in onnxruntime.
+        """
         if not self._profiling:
             return ""
         path = f"{self._options.profile_file_prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}.json"
@@ -227,18 +296,22 @@ class InferenceSession(FallsBack):
         return path
 
     def exchange_counts(self) -> dict:
-        """Inputs that run() was given since the session was made, and how many of them had to be copied: what was not
-        dense, and lists and numbers. Bound inputs are never copied."""
+        """Returns the number of inputs that run() was given, and how many of them had to be copied.
+
+        Copied are arrays that are not dense, lists and numbers. Bound inputs are never copied.
+        """
         given, copied = self._session.exchanged()
         return {"inputs": given, "inputs_copied": copied}
 
     def device_counts(self) -> dict:
-        """Kernels, copies, their bytes and waits since the session was made, of CountingExecutionProvider's device."""
+        """Returns kernels, copies, their bytes and waits of CountingExecutionProvider's device since the session was
+        made.
+        """
         return self._session.device_counts()
 
 
 class _Reported:
-    """A run's callback, with what it raises said aloud."""
+    """Calls a run's callback, and reports what it raises."""
 
     def __init__(self, callback, user_data):
         self._callback, self._user_data = callback, user_data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the inputs of runs are and where their outputs go, with the conventions of onnxruntime's IOBinding and OrtValue."""
+"""Bindings: memory for the inputs and outputs of runs, with the interface of onnxruntime's IOBinding and OrtValue."""
 
 from typing import Optional, Sequence
 
@@ -10,7 +10,17 @@ OrtValue = _core.OrtValue
 
 
 def ortvalue_from_shape_and_type(shape: Sequence[int], element_type, device_type: str = "cpu", device_id: int = 0):
-    """A tensor of zeros on the host, for a run's output. element_type: of NumPy, or ONNX's number."""
+    """Makes an OrtValue with a tensor of zeros on the host, for a run's output.
+
+    Args:
+        shape: its dims.
+        element_type: a NumPy dtype, or ONNX's number of one.
+        device_type: "cpu".
+        device_id: not used.
+
+    Raises:
+        NotImplementedError: another device than the host was asked for.
+    """
     if device_type != "cpu":
         raise NotImplementedError(f"memory on {device_type} comes from its own library; OrtValue.from_dlpack takes it")
     return OrtValue._from_shape(list(shape), dtype_number(element_type))
@@ -22,17 +32,31 @@ OrtValue.ortvalue_from_shape_and_type = staticmethod(ortvalue_from_shape_and_typ
 class IOBinding:
     """Inputs and outputs by name, bound once for many runs of one session.
 
-    A binding says where things are; it never holds a result that a later run could write to. Unlike onnxruntime's:
-      - inputs are never copied when they are bound: a run reads the caller's own bytes, so what was written to them since
-        is seen. What is not dense is refused, where onnxruntime binds a copy.
-      - an output that is bound to a device alone is fresh memory in each run, of whatever shape comes out; what was
-        handed out before stays its receiver's, unchanged. A second run with other shapes just works.
-      - a buffer is checked: dtype, rank and known dims when it is bound, the size in the run; memory that is shared with
-        an input or with another output is refused (bind_ortvalue_output(..., replaces_input=True) lets an output take the
-        place of an input, once the run has succeeded).
-      - threads may share a session, and even a binding with fresh outputs: use what run_with_iobinding returns;
-        get_outputs() is that of whichever run ended last.
-    Outputs come in the order in which they were bound.
+    A binding says where values are; it never holds a result that a later run could write to. It differs from
+    onnxruntime's in four ways:
+
+    - Inputs are never copied when they are bound. A run reads the caller's own bytes, so it sees what was written to
+      them since. An array that is not dense is refused, where onnxruntime binds a copy.
+    - An output that is bound to a device only is fresh memory in each run, of whatever shape comes out. What was handed
+      out before stays unchanged. A second run with other shapes just works.
+    - Buffers are checked: dtype, rank and known dims when they are bound, the size at run time. Memory that is shared
+      with an input or with another output is refused, unless bind_ortvalue_output(..., replaces_input=True) allows it.
+    - Threads may share a session, and even a binding with fresh outputs: use the result of run_with_iobinding() then;
+      get_outputs() is that of whichever run ended last.
+
+    Args:
+        session: the InferenceSession.
+
+    Raises:
+        ValueError: from the bind methods, if the session has no such input or output, or a value does not fit.
+
+    Example::
+
+        binding = session.io_binding()
+        binding.bind_cpu_input("images", images)
+        binding.bind_output("scores")
+        session.run_with_iobinding(binding)
+        scores = binding.copy_outputs_to_cpu()[0]
     """
 
     def __init__(self, session):
@@ -41,20 +65,23 @@ class IOBinding:
         self.run = self._binding.run
 
     def bind_cpu_input(self, name: str, arr_on_cpu):
-        """A NumPy array, or any tensor with DLPack. It is kept alive, and read in the run; strings are copied here."""
+        """Binds a NumPy array, or any tensor with DLPack. It is kept alive, and read at run time; strings are copied
+        now.
+        """
         self._binding.bind_input(name, arr_on_cpu if isinstance(arr_on_cpu, OrtValue) else OrtValue.from_dlpack(arr_on_cpu))
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type, shape: Sequence[int], buffer_ptr: int):
-        """Bytes at an address, which the caller keeps alive and has finished writing when a run begins."""
+        """Binds bytes at an address. The caller keeps them alive, and has finished writing them when a run begins."""
         value = OrtValue._from_pointer(device_type, device_id, dtype_number(element_type), list(shape), buffer_ptr)
         self._binding.bind_input(name, value)
 
     def bind_ortvalue_input(self, name: str, ortvalue):
+        """Binds an OrtValue."""
         self._binding.bind_input(name, ortvalue)
 
     def bind_output(self, name: str, device_type: str = "cpu", device_id: int = 0, element_type=None,
                     shape: Optional[Sequence[int]] = None, buffer_ptr: Optional[int] = None):
-        """Without a buffer_ptr: fresh memory on that device in each run."""
+        """Binds an output to the bytes at `buffer_ptr`; without one, to fresh memory on the device in each run."""
         if buffer_ptr is None:
             return self._binding.bind_output_on(name, device_type, device_id)
         if element_type is None or shape is None:
@@ -63,33 +90,44 @@ class IOBinding:
         return self._binding.bind_output(name, value, False)
 
     def bind_ortvalue_output(self, name: str, ortvalue, replaces_input: bool = False):
-        """Into the value's own bytes. replaces_input: they may be those of one input, which a successful run replaces."""
+        """Binds an output to the value's own bytes.
+
+        Args:
+            name: the output.
+            ortvalue: a tensor of the output's dtype and shape.
+            replaces_input: True allows bytes of one input, which a run that succeeds replaces.
+        """
         self._binding.bind_output(name, ortvalue, replaces_input)
 
     def synchronize_inputs(self):
-        """Waits for the work of the session's devices. Writes that others make on streams of their own are theirs to
-        wait for."""
+        """Waits for the work of the session's devices. Writes on streams of other libraries are theirs to wait for."""
         self._session._session.synchronise()
 
     def synchronize_outputs(self):
-        """Waits until outputs that were left on a device are complete; those on the host are when the run returns."""
+        """Waits until outputs that were left on a device are complete. Those on the host are when the run returns."""
         self._session._session.synchronise()
 
     def output_shapes(self) -> dict:
-        """The outputs that a run with the inputs bound now will give, by name: for allocating before the run. None where
-        the shape depends on the inputs' elements and shows only in the run."""
+        """Returns the shapes that a run on the inputs bound now will give, by name: for allocating before the run.
+
+        None stands for a shape that depends on the inputs' elements and shows only at run time.
+        """
         return self._binding.output_shapes()
 
     def get_outputs(self) -> list:
-        """OrtValues of the run that ended last; empty before the first one and after clear_binding_outputs()."""
+        """Returns the OrtValues of the run that ended last; empty before the first one and after
+        clear_binding_outputs().
+        """
         return self._binding.outputs()
 
     def copy_outputs_to_cpu(self) -> list:
-        """The same as NumPy arrays, copied where they are on a device."""
+        """Returns the outputs of the run that ended last as NumPy arrays, copied if they are on a device."""
         return self._binding.outputs_on_host()
 
     def clear_binding_inputs(self):
+        """Forgets all bound inputs."""
         self._binding.clear_inputs()
 
     def clear_binding_outputs(self):
+        """Forgets all bound outputs, and those of the last run."""
         self._binding.clear_outputs()

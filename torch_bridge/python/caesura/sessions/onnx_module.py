@@ -10,7 +10,13 @@ from caesura.sessions.inference import InferenceSession
 
 
 class OnnxOutputs(dict):
-    """Outputs by name, in the model's order: outputs["logits"], outputs.logits (where the name is one), outputs[0]."""
+    """The outputs of an OnnxModule: a dict by name, with attributes and positions as in transformers' ModelOutput.
+
+    Example::
+
+        outputs = module(input_ids=ids)
+        outputs["logits"], outputs.logits, outputs[0]
+    """
 
     def __getitem__(self, key):
         return list(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
@@ -21,29 +27,33 @@ class OnnxOutputs(dict):
         raise AttributeError(f"the model has no output '{name}'; it has {', '.join(self)}")
 
     def to_tuple(self) -> tuple:
+        """Returns the values in order."""
         return tuple(self.values())
 
 
 class OnnxModule(torch.nn.Module):
-    """Runs an ONNX model on PyTorch's tensors, which cross by DLPack: dense ones are read where they are, and outputs are
-    tensors on the memory that the run has written, the caller's alone.
+    """Runs an ONNX model on PyTorch tensors, which are read where they are; outputs are the caller's only.
+
+    There is no gradient: inputs that require one are refused while gradients are recorded (use torch.no_grad(), or
+    caesura.wrap and caesura.SplitModule to train). The weights are the model's, and not among parameters().
+
+    Args:
+        path_or_bytes: as for InferenceSession.
+        *arguments: as for InferenceSession.
+        output_structure: a nested structure of output names; a call returns it with tensors in their place, and
+            computes only these outputs. By default one tensor if the model has one output, otherwise OnnxOutputs.
+        **options: as for InferenceSession.
+
+    Raises:
+        ValueError: the model is not valid, or output_structure names outputs that it does not have.
+        NotImplementedError: nodes have no kernel; all of them are listed.
+
+    Example::
 
         module = caesura.OnnxModule("longformer.onnx")
-        outputs = module(input_ids=ids, attention_mask=mask, global_attention_mask=ones)
+        with torch.no_grad():
+            outputs = module(input_ids=ids, attention_mask=mask)
         outputs.logits
-
-    Inputs come by keyword, under the model's own names whatever they are, or by position, or both. An argument may be a
-    nested structure (tuples, lists, dicts): its tensors are the inputs whose names begin with the argument's name
-    (past_key_values: past_key_values.0.key, past_key_values.0.value, ...), in the model's order; a positional one fills as
-    many of the next inputs as it has leaves. None leaves out an input that is optional or has a default, in structures too.
-    Numbers and NumPy arrays are taken where tensors are.
-
-    output_structure: a nested structure of output names, which comes back with tensors in their place; by default one
-    tensor where the model has one output, else OnnxOutputs. Only the outputs named in it are handed out.
-
-    Other arguments are InferenceSession's. There is no gradient: inputs that require one are refused while gradients are
-    recorded (use torch.no_grad(), or caesura.wrap and caesura.SplitModule to train). Weights are the model's, and not among
-    parameters().
     """
 
     def __init__(self, path_or_bytes, *arguments, output_structure=None, **options):
@@ -62,6 +72,22 @@ class OnnxModule(torch.nn.Module):
                 raise ValueError(f"the model has no output(s) {unknown}; it has {self.output_names}")
 
     def forward(self, *inputs, **named):
+        """Runs the model.
+
+        Inputs come by keyword under the model's own names, by position, or both. An argument may be a nested structure
+        (tuples, lists, dicts): its tensors are the inputs whose names begin with the argument's name (past_key_values:
+        past_key_values.0.key, past_key_values.0.value, ...), in the model's order. A positional structure fills as
+        many of the next inputs as it has leaves. None leaves out an input that is optional or has a default. Numbers
+        and NumPy arrays are taken where tensors are.
+
+        Returns:
+            One tensor, OnnxOutputs, or `output_structure` with tensors.
+
+        Raises:
+            TypeError: an argument is none of the inputs, or there are too many, or one is given twice.
+            ValueError: inputs are missing, or do not fit.
+            RuntimeError: an input requires a gradient while gradients are recorded.
+        """
         feeds = self._feeds(inputs, named)
         if torch.is_grad_enabled():
             for name, item in feeds.items():
@@ -104,7 +130,7 @@ class OnnxModule(torch.nn.Module):
         return dict(zip(names, leaves))
 
     def exchange_counts(self) -> dict:
-        """As InferenceSession.exchange_counts(): inputs so far, and how many were not dense and had to be copied."""
+        """Returns the number of inputs that were given, and how many of them had to be copied."""
         return self.session.exchange_counts()
 
     def extra_repr(self) -> str:

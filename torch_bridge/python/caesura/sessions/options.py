@@ -16,8 +16,15 @@ CustomOps, OptionSet = _core.CustomOps, _core.OptionSet
 
 
 class GraphOptimizationLevel(enum.IntEnum):
-    """ORT_DISABLE_ALL: the nodes as they are. ORT_ENABLE_BASIC: constants folded, what is redundant removed. From
-    ORT_ENABLE_EXTENDED on: fusion too."""
+    """How far a session rewrites the model; the values are onnxruntime's.
+
+    ORT_DISABLE_ALL keeps the nodes as they are. ORT_ENABLE_BASIC folds constants and removes what is redundant. From
+    ORT_ENABLE_EXTENDED on nodes are fused, too.
+
+    Example::
+
+        options.graph_optimization_level = caesura.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    """
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -27,11 +34,23 @@ class GraphOptimizationLevel(enum.IntEnum):
 
 
 class ExecutionMode(enum.IntEnum):
+    """Taken for onnxruntime's sake: nodes run one after another in both modes.
+
+    Example::
+
+        options.execution_mode = caesura.ExecutionMode.ORT_SEQUENTIAL
+    """
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(enum.IntEnum):
+    """Taken for onnxruntime's sake: nodes keep the order of the model where its edges allow.
+
+    Example::
+
+        options.execution_order = caesura.ExecutionOrder.DEFAULT
+    """
     DEFAULT = 0
     PRIORITY_BASED = 1
     MEMORY_EFFICIENT = 2
@@ -60,15 +79,28 @@ class _Named:
 
 
 class SessionOptions(_Named):
-    """Honoured: intra_op_num_threads (0: CAESURA_NUM_THREADS or what OpenMP would take), graph_optimization_level,
-    enable_mem_reuse, enable_profiling and profile_file_prefix (see InferenceSession.end_profiling). Runs are deterministic for
-    one number of threads with or without use_deterministic_compute.
+    """Options of an InferenceSession, under onnxruntime's names.
 
-    custom_ops: ops from shared libraries, and options for single nodes, whole op types and model ops:
+    These have an effect: intra_op_num_threads (0: CAESURA_NUM_THREADS, or as many as OpenMP would take),
+    graph_optimization_level, enable_mem_reuse, enable_profiling and profile_file_prefix
+    (InferenceSession.end_profiling()). Options without an effect warn once and say why. Runs are deterministic for one
+    number of threads, with or without use_deterministic_compute.
 
+    Attributes:
+        custom_ops: CustomOps: ops from shared libraries, and options of single nodes, of op types and of model ops.
+
+    Raises:
+        AttributeError: an option of this name does not exist.
+        NotImplementedError: when a session is made with an option that caesura refuses, such as
+            optimized_model_filepath.
+
+    Example::
+
+        options = caesura.SessionOptions()
+        options.intra_op_num_threads = 1
         options.register_custom_ops_library("libmine.so")
         options.custom_ops.for_node("detector").update({"device": "CPU"})
-        options.custom_ops.for_op("ModelOp", "ai.caesura").update({"threads": "1"})
+        session = caesura.InferenceSession("net.onnx", options)
     """
 
     _DEFAULTS = {
@@ -99,25 +131,32 @@ class SessionOptions(_Named):
         self.__dict__.update(_entries={}, custom_ops=_core.CustomOps())
 
     def register_custom_ops_library(self, path):
-        """Adds the ops and model runtimes of a plug-in (core/plugin/caesura_op.h). onnxruntime's custom-op libraries speak
-        another C interface: NotImplementedError."""
+        """Adds the ops and model runtimes of a plug-in (core/plugin/caesura_op.h).
+
+        Raises:
+            FileNotFoundError: there is no such library.
+            NotImplementedError: the library is one of onnxruntime's, which speaks another C interface.
+        """
         self.custom_ops.add_library(os.fspath(path))
 
     def add_session_config_entry(self, key: str, value: str):
-        """Kept and given back; none of onnxruntime's keys changes anything here, and each says so once."""
+        """Keeps an entry. None of onnxruntime's keys has an effect here; each warns once."""
         self._entries[str(key)] = str(value)
 
     def get_session_config_entry(self, key: str) -> str:
+        """Returns an entry that was added."""
         return self._entries[key]
 
     def add_free_dimension_override_by_name(self, name: str, value: int):
+        """Has no effect, and warns once: each run is planned for its own shapes."""
         warn_once("add_free_dimension_override_by_name", "each run is planned for the shapes that it is given")
 
     def add_free_dimension_override_by_denotation(self, name: str, value: int):
+        """Has no effect, and warns once: each run is planned for its own shapes."""
         warn_once("add_free_dimension_override_by_denotation", "each run is planned for the shapes that it is given")
 
     def settings(self) -> dict:
-        """What the native session takes; warns and raises for the rest."""
+        """Returns the settings of the native session; warns and raises for all others."""
         for name, why in self._REFUSED.items():
             if self._changed(name):
                 raise NotImplementedError(f"SessionOptions.{name}: {why}")
@@ -131,9 +170,23 @@ class SessionOptions(_Named):
 
 
 class RunOptions(_core.RunSettings):
-    """terminate: set to True (from another thread, too) it ends the runs that were given these options, with RuntimeError,
-    between two nodes. logid: what observers call the run. only_execute_path_to_fetches is always so. All else of
-    onnxruntime's warns, once, that it has no effect."""
+    """Options of one run, under onnxruntime's names. Options without an effect warn once and say why.
+
+    Attributes:
+        terminate: True, set from any thread, ends the runs that were given these options with RuntimeError, between two
+            nodes.
+        logid: the name by which observers know the run.
+        only_execute_path_to_fetches: always True.
+
+    Raises:
+        AttributeError: an option of this name does not exist.
+
+    Example::
+
+        options = caesura.RunOptions()
+        threading.Timer(10, setattr, (options, "terminate", True)).start()
+        session.run(None, feeds, options)
+    """
 
     _HONOURED = ("terminate", "logid", "only_execute_path_to_fetches")
     _NO_EFFECT = {
@@ -154,8 +207,10 @@ class RunOptions(_core.RunSettings):
         super().__setattr__(name, value)
 
     def add_run_config_entry(self, key: str, value: str):
+        """Keeps an entry. None of onnxruntime's keys has an effect here; each warns once."""
         self._entries[str(key)] = str(value)
         warn_once(f"run config entry '{key}'", "it is not known here")
 
     def get_run_config_entry(self, key: str) -> str:
+        """Returns an entry that was added."""
         return self._entries[key]

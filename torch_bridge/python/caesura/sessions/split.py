@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model cut behind its outputs: forward now, backward when their gradients are there."""
+"""Split modules: a model that stops at its outputs, and goes on with the backward when their gradients are there."""
 
 from typing import Optional, Sequence
 
@@ -10,13 +10,22 @@ from caesura.sessions.values import from_value, holds_torch, model_source, to_va
 
 
 class ForwardRun:
-    """A forward run that waits for the gradients of its outputs. Made by SplitModule.forward().
+    """A forward run that waits for the gradients of its outputs. SplitModule.forward() makes it.
 
-    outputs: output name to array, in the model's order; the caller's, to be overwritten or dropped at any time. They are
-    torch.Tensors where one of the feeds was; so are the gradients that backward() gives.
+    A run that is dropped without a backward gives its memory back to the module's next run. Thread safety: one thread
+    at a time; it may be another thread than that of the forward.
 
-    A run that is dropped without a backward gives its memory back to the module's next run. Not for use from several
-    threads at the same time; another thread than that of the forward may call backward().
+    Attributes:
+        outputs: dict from output name to array, in the model's order. The arrays are the caller's, to be overwritten or
+            dropped at any time. They are torch.Tensors if one of the feeds was.
+
+    Raises:
+        ValueError: from backward(), if gradients do not fit.
+
+    Example::
+
+        run = module.forward({"x": x})
+        gradients = run.backward({"y": run.outputs["y"]})
     """
 
     def __init__(self, run, output_names: Sequence[str], gradient_names: Sequence[str], torch: bool):
@@ -26,18 +35,23 @@ class ForwardRun:
 
     @property
     def pending(self) -> bool:
-        """Whether backward() can be called."""
+        """True if backward() can be called."""
         return self._run.pending
 
     def backward(self, gradients, keep: bool = False) -> dict:
-        """Gradients by name: of the wanted inputs, then of the trained parameters.
+        """Runs the backward.
 
-        gradients: of the outputs, by name, or a sequence in the outputs' order. One that is left out or None stands
-        for zeros, and must be so for outputs that have none (integers, or what depends on nothing that is trained);
-        an array of one element stands for all.
-        keep: the run stays as it was, and another backward gives the same bits. Without it the run is over.
+        Args:
+            gradients: of the outputs: a dict by name, or a sequence in the outputs' order. One that is left out or None
+                stands for zeros. Outputs that have none (integers, or values that depend on nothing trained) must be
+                left out. An array of one element stands for all elements.
+            keep: True leaves the run as it was, and another backward gives the same bits. Otherwise the run is over.
 
-        Raises ValueError, with the run as it was, when gradients do not fit the outputs; and when the run is over.
+        Returns:
+            dict: gradients by name, of the wanted inputs, then of the trained parameters.
+
+        Raises:
+            ValueError: gradients do not fit the outputs, and the run is as it was; or the run is over.
         """
         if isinstance(gradients, dict):
             unknown = [name for name in gradients if name not in self._output_names]
@@ -49,24 +63,34 @@ class ForwardRun:
 
 
 class SplitModule(FallsBack):
-    """A model whose forward hands its outputs out and whose backward takes their gradients in.
+    """A model whose forward hands its outputs out, and whose backward takes their gradients in.
+
+    Any number of forwards may wait for their backward, in any order. Thread safety: all methods from any number of
+    threads; they release the interpreter lock.
+
+    Args:
+        model: a path, the bytes of an ONNX file, or an onnx.ModelProto.
+        trainable: names of initializers to train; '*' matches anything. Empty: all floating weights except running
+            statistics and what torch.onnx.export has marked as a buffer. Scales of quantization and of Resize are no
+            weights.
+        frozen: names of initializers that stay as they are; '*' matches anything.
+        train_constants: True also trains floating Constant nodes that gradients reach, by the names of their outputs.
+        inputs: names of graph inputs whose gradients are wanted.
+        training: True computes batch statistics and dropout in forward(); False leaves the model as it is.
+        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+        seed: seeds dropout and other random ops; each forward draws other numbers.
+        custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
+
+    Raises:
+        ValueError: an option, a name or the model is not as it should be.
+        NotImplementedError: nodes have no kernel or no gradient; all of them are listed.
+        FileNotFoundError: there is no file at `model`.
+
+    Example::
 
         module = caesura.SplitModule("net.onnx", inputs=["x"])
         run = module.forward({"x": x})
-        gradients = run.backward({"y": dy})  # {"x": dx, "weight": ..., ...}
-
-    model: a path, or the bytes of an ONNX file.
-    trainable, frozen: names of initializers ('*' matches anything); if empty all floating weights but running statistics
-        and what torch.onnx.export has marked as a buffer. Scales of quantization and of Resize are no weights.
-    train_constants: floating Constant nodes that gradients reach are trained, too, by their outputs' names.
-    inputs: names of graph inputs whose gradients are wanted.
-    training: batch statistics and dropout in forward(); False leaves the model as it is.
-    threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
-    seed: of dropout and other random ops; each forward draws other numbers.
-    custom_ops: CustomOps: ops from shared libraries (with their gradients), options of nodes and model ops.
-
-    Any number of forwards may wait for their backward, in any order. All methods may be called from several threads at
-    the same time; they release the interpreter lock.
+        gradients = run.backward({"y": dy})   # {"x": dx, "weight": ..., ...}
     """
 
     def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), train_constants: bool = False,
@@ -79,23 +103,24 @@ class SplitModule(FallsBack):
         self._output_names, self._gradient_names = self._session.output_names(), self._session.gradient_names()
 
     def forward(self, feeds: dict) -> ForwardRun:
-        """Runs up to the outputs. Feeds must stay unchanged until the run is over: its backward reads them again.
+        """Runs up to the outputs; returns the ForwardRun.
 
-        Running statistics are written when this returns; a forward that fails has changed nothing.
+        Feeds must stay unchanged until the run is over: its backward reads them again. Running statistics are written
+        when this returns; a forward that fails has changed nothing.
         """
         return ForwardRun(self._session.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()))
 
     def predict(self, feeds: dict) -> dict:
-        """The outputs in evaluation mode, by name."""
+        """Runs the forward in evaluation mode; returns the outputs by name."""
         torch = holds_torch(feeds.values())
         return {name: from_value(value, torch) for name, value in zip(self._output_names, self._session.predict(feeds))}
 
     def parameters(self) -> dict:
-        """Copies of trained parameters and running statistics, by the model's names."""
+        """Returns copies of the trained parameters and running statistics, by the model's names."""
         return {name: from_value(self._session.parameter(name)) for name in self._session.parameter_names()}
 
     def set_parameters(self, values: dict) -> None:
-        """Copies arrays (same dtypes and shapes) into the parameters of these names, all or none.
+        """Copies arrays of the same dtypes and shapes into the parameters of these names, all or none.
 
         Runs that wait for their backward go on with the parameters that they began with.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training an ONNX model."""
+"""Training sessions: ONNX models are trained without PyTorch."""
 
 import os
 from typing import Optional, Sequence
@@ -11,42 +11,60 @@ from caesura.sessions.values import from_value, holds_torch, model_source, to_va
 
 
 class TrainingSession(FallsBack):
-    """A model in, a trained model out: forward, loss, backward and optimizer as one planned step.
+    """Trains an ONNX model: forward, loss, backward and optimizer are one planned step.
+
+    Feeds are dicts from input name to array: of NumPy, or of any library with DLPack (PyTorch, JAX). Where one of
+    them is a torch.Tensor, the results of evaluate() and predict() are tensors too.
+
+    Thread safety: one thread at a time, except `terminate`.
+
+    Args:
+        model: a path, the bytes of an ONNX file, or an onnx.ModelProto.
+        loss: "cross_entropy", "mse", "l1" or "bce_with_logits" between the output `prediction` and a new input named
+            `target`; "output" if the model's own scalar output `prediction` is the loss.
+        target: the name of the input that the loss compares with.
+        prediction: the output that the loss takes; "" is the first one.
+        class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
+        optimizer: "sgd", "adam", "adamw", "lamb", "lion", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam",
+            "asgd", "rprop", "adafactor" or "muon".
+        trainable: names of initializers to train; '*' matches anything. Empty: all floating weights that a gradient of
+            the loss reaches, except running statistics and what torch.onnx.export has marked as a buffer. Scales of
+            quantization and of Resize are no weights.
+        frozen: names of initializers that stay as they are; '*' matches anything.
+        train_constants: True also trains floating Constant nodes that gradients reach, by the names of their outputs.
+        clip_norm: the global norm at which gradients are clipped; 0 does not clip.
+        accumulation_steps: calls of step() to one update, which takes the mean of their gradients. 0 leaves the number
+            to the caller: accumulate() adds a batch, step() adds the last one and updates.
+        commit: "late": a step that fails has changed nothing. "eager-consume": least memory.
+        precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, while parameters,
+            optimizer, losses and norms stay float32; "fp16": likewise in float16 with a scaled loss, where an update
+            whose gradients overflow does not happen.
+        memory_budget: bytes that a step's arena may take (plan() tells what it takes). Activations that do not fit are
+            computed again in the backward. 0 is no limit.
+        keep_gradients: True keeps the last step's gradients for gradients().
+        keep_outputs: names of the model's outputs that outputs() gives after each step.
+        schedule: the course of the learning rate: "constant", "linear" or "cosine" (to 0 at update `total_steps`),
+            "polynomial" (power 2) or "step" (a tenth after each third).
+        total_steps: the number of updates that the schedule is made for.
+        warmup_steps: the first updates, over which the rate rises from 0.
+        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+        seed: seeds dropout and other random ops.
+        custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
+        **coefficients: the optimizer's own, with PyTorch's meaning and defaults: learning_rate, beta1, beta2, epsilon,
+            weight_decay, momentum, ...
+
+    Raises:
+        ValueError: an option, a name or the model is not as it should be; all problems are listed.
+        NotImplementedError: nodes have no kernel or no gradient; all of them are listed.
+        FileNotFoundError: there is no file at `model`.
+        MemoryError: the least memory of a step is above `memory_budget`.
+
+    Example::
 
         session = caesura.TrainingSession("net.onnx", loss="cross_entropy", target="labels",
                                           optimizer="adamw", learning_rate=1e-3, weight_decay=0.1)
         loss = session.step({"images": images, "labels": labels})
         session.export("trained.onnx")
-
-    model: a path, the bytes of an ONNX file, or an onnx.ModelProto.
-    loss: "cross_entropy", "mse", "l1" or "bce_with_logits" between the output `prediction` ("": the first) and a new
-        input named `target`; "output" when the model's own scalar output `prediction` is the loss.
-    class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
-    optimizer: "sgd", "adam", "adamw", "lamb", "lion" or "rmsprop"; `coefficients` are its own, by PyTorch's meaning
-        (learning_rate, beta1, beta2, epsilon, weight_decay, momentum, ...), with PyTorch's defaults.
-    trainable, frozen: names of initializers ('*' matches anything); if empty all floating weights that a gradient of the
-        loss reaches but running statistics and what torch.onnx.export has marked as a buffer. Scales of quantization and
-        of Resize are no weights. ValueError where a name is none of the model's.
-    train_constants: floating Constant nodes that gradients reach are trained, too, by their outputs' names.
-    clip_norm: global norm to clip gradients at; 0 does not clip.
-    accumulation_steps: step() calls to one update, which goes by the mean of their gradients. 0: the caller decides;
-        accumulate() adds a batch, step() adds the last one and updates.
-    schedule: what the learning rate follows: "constant", "linear" or "cosine" (to 0 at update `total_steps`), "polynomial"
-        (power 2) or "step" (a tenth after each third); `warmup_steps` of them rise from 0 at the beginning.
-    commit: "late" (a step that fails has changed nothing) or "eager-consume" (least memory).
-    precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, parameters, optimizer, losses
-        and norms in float32; "fp16": likewise, with a scaled loss: an update whose gradients overflow does not happen.
-    memory_budget: bytes that the arena of a step may take (plan() tells what it takes); what does not fit is computed
-        again in the backward. MemoryError when the least possible is above it. 0: no limit.
-    keep_gradients: hold the last step's gradients for gradients().
-    keep_outputs: names of the model's outputs that outputs() gives after each step.
-    threads: per kernel; 0 takes CAESURA_NUM_THREADS or what OpenMP would take.
-    custom_ops: CustomOps: ops from shared libraries (with their gradients), options of nodes and model ops.
-
-    Feeds are arrays of NumPy or of any library with DLPack (PyTorch, JAX); where one is a torch.Tensor, what evaluate()
-    and predict() give are so too.
-
-    Not for use from several threads at the same time.
     """
 
     def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
@@ -70,60 +88,74 @@ class TrainingSession(FallsBack):
         })
 
     def step(self, feeds: dict) -> float:
-        """One (micro-)step; the loss before the update."""
+        """Runs one step, or one micro-step where gradients are accumulated; returns the loss before the update."""
         return self._session.step(feeds)
 
     def accumulate(self, feeds: dict) -> float:
-        """A micro-step that only adds its gradients; the loss. Needs accumulation_steps=0."""
+        """Runs a micro-step that only adds its gradients; returns the loss. Needs accumulation_steps=0."""
         return self._session.accumulate(feeds)
 
     def profile_step(self, feeds: dict, trace="") -> str:
-        """One step under the profiler: a table of time and bytes by op type, the slowest first.
+        """Runs one step under the profiler; returns a table of time and bytes by op type, the slowest first.
 
-        trace: also write the step's timeline here as Chrome-trace JSON (ui.perfetto.dev opens it).
+        Args:
+            feeds: as for step().
+            trace: a path where the step's timeline is written as Chrome-trace JSON, which ui.perfetto.dev opens.
         """
         return self._session.profile_step(feeds, os.fspath(trace))
 
     def evaluate(self, feeds: dict) -> tuple:
-        """(loss, outputs) in evaluation mode; nothing changes."""
+        """Runs forward and loss in evaluation mode; returns (loss, list of the model's outputs). Nothing changes."""
         loss, outputs = self._session.evaluate(feeds)
         torch = holds_torch(feeds.values())
         return loss, [from_value(value, torch) for value in outputs]
 
     def predict(self, feeds: dict) -> list:
-        """The model's outputs in evaluation mode."""
+        """Runs the forward in evaluation mode; returns the list of the model's outputs."""
         torch = holds_torch(feeds.values())
         return [from_value(value, torch) for value in self._session.predict(feeds)]
 
     def parameters(self, frozen: bool = False) -> dict:
-        """Copies of trained parameters and running statistics, by the model's names. frozen: the model's other floating
-        initializers, too."""
+        """Returns copies of the trained parameters and running statistics, by the model's names.
+
+        Args:
+            frozen: True also returns the model's other floating initializers.
+        """
         names = self._session.parameter_names() + (self._session.frozen_names() if frozen else [])
         return {name: from_value(self._session.parameter(name)) for name in names}
 
     def set_parameter(self, name: str, value) -> None:
-        """Also of frozen ones, after which the next run makes the step anew."""
+        """Copies an array of the same dtype and shape into a parameter, a running statistic or a frozen initializer.
+
+        Raises:
+            KeyError: the model has no such parameter.
+            ValueError: dtype or shape differ.
+        """
         self._session.set_parameter(name, to_value(value))
 
     def gradients(self) -> dict:
-        """Gradients of the last step, by the names of the trained parameters; needs keep_gradients=True."""
+        """Returns the gradients of the last step, by the names of the trained parameters. Needs keep_gradients=True."""
         return dict(zip(self._session.parameter_names(), map(from_value, self._session.gradients())))
 
     def outputs(self) -> dict:
-        """The outputs of the last step that keep_outputs names."""
+        """Returns the outputs of the last step that `keep_outputs` names."""
         return dict(zip(self._keep_outputs, map(from_value, self._session.kept_outputs())))
 
     @property
     def updates(self) -> int:
+        """The number of updates done."""
         return self._session.updates
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied with before the backward; 1 but for precision="fp16"."""
+        """The factor of the loss in the backward; 1 except with precision="fp16"."""
         return self._session.loss_scale
 
     @property
     def learning_rate(self) -> float:
+        """The learning rate of the next update, schedule included. Setting it sets the rate that the schedule
+        multiplies.
+        """
         return self._session.learning_rate
 
     @learning_rate.setter
@@ -132,8 +164,11 @@ class TrainingSession(FallsBack):
 
     @property
     def terminate(self) -> bool:
-        """Set to True (from another thread, too) it ends the call that runs now and all later ones with RuntimeError.
-        Nothing is changed, and an update that has begun is done first. False lets calls run again."""
+        """Ends the call that runs now and all later ones with RuntimeError, once it is set to True (from any thread).
+
+        Nothing is changed by a call that was ended; an update that has begun is finished first. False lets calls run
+        again.
+        """
         return self._session.terminate
 
     @terminate.setter
@@ -141,26 +176,56 @@ class TrainingSession(FallsBack):
         self._session.terminate = value
 
     def save(self, path) -> None:
-        """A checkpoint (safetensors): parameters, optimizer state, counters. A crash leaves the old one or the new."""
+        """Writes a checkpoint (safetensors) with parameters, optimizer state and counters. A crash leaves the old one
+        or the new.
+        """
         self._session.save(os.fspath(path))
 
     def restore(self, path) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the checkpoint does not fit; all differences are listed, and the session stays as it was.
+        """
         self._session.restore(os.fspath(path))
 
     def export(self, path, outputs: Sequence[str] = ()) -> None:
-        """Writes the trained model as ONNX, in evaluation mode; with `outputs` only these and what they need."""
+        """Writes the trained model as ONNX, in evaluation mode.
+
+        Args:
+            path: the file.
+            outputs: names of the outputs that it shall have, with what they need; empty for all.
+        """
         self._session.export(os.fspath(path), list(outputs))
 
     def plan(self, feeds: dict) -> tuple:
-        """(the step's plan as text, its arena in bytes) for feeds of these shapes; nothing is run."""
+        """Returns (the step's plan as text, its arena in bytes) for feeds of these shapes. Nothing is run."""
         return self._session.plan(feeds)
 
 
 def open_step(path, *, threads: int = 0, seed: int = 0) -> TrainingSession:
-    """The session of a step that caesura.export_step has written, where it was when it was written or saved last.
+    """Opens a step that export_step() has written, where it was when it was written or saved last.
 
-    Loss, optimizer, groups, clipping and accumulation are the folder's own. Raises ValueError, naming the entries, where
-    what the folder says of itself is not as it should be.
+    Loss, optimizer, groups, clipping and accumulation are the folder's own.
+
+    Args:
+        path: the folder.
+        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+        seed: seeds dropout and other random ops.
+
+    Returns:
+        TrainingSession: the session; its save() into the folder's state.safetensors is read back by load_step().
+
+    Raises:
+        FileNotFoundError: the folder holds no step.
+        ValueError: entries of the folder are not as they should be; they are named.
+
+    Example::
+
+        session = caesura.open_step("step")
+        loss = session.step({"input": images, "target": labels})
+        session.save("step/state.safetensors")
     """
     session = TrainingSession.__new__(TrainingSession)
     session._keep_outputs = ()

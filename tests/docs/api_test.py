@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public name is documented: what it does, its arguments, what it returns and raises, an example; and is on a page."""
+
+import inspect
+import pathlib
+import re
+
+import pytest
+
+import caesura
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+# Names that raise nothing of their own.
+NEVER_RAISE = {"ExecutionMode", "ExecutionOrder", "FallbackWarning", "GraphOptimizationLevel", "ModelMetadata", "NodeArg",
+               "OnnxOutputs", "Report", "StepRefused", "StrictError", "get_available_providers", "get_device", "report",
+               "reset_report"}
+
+
+def own_methods(item):
+    """(name, object) of the public methods and properties that a class of caesura's brings."""
+    for name in dir(item):
+        for base in item.__mro__:
+            if name in vars(base) and not name.startswith("_"):
+                member = vars(base)[name]
+                of_ours = base.__module__.startswith("caesura") and not issubclass(base, int)
+                if of_ours and (callable(member) or isinstance(member, (property, staticmethod))):
+                    yield name, member
+                break
+
+
+@pytest.mark.parametrize("name", caesura.__all__)
+def test_a_public_name_is_documented(name):
+    item = getattr(caesura, name)
+    text = inspect.getdoc(item) or ""
+    wanted = [r"^Example::$"]
+    if name not in NEVER_RAISE:
+        wanted.append(r"^Raises:$")
+    if inspect.isfunction(item):
+        takes = [p for p in inspect.signature(item).parameters.values() if p.kind != p.VAR_KEYWORD]
+        wanted += [r"^Args:$"] * bool(takes)
+        wanted += [r"^Returns:$"] * (inspect.signature(item).return_annotation is not None)
+        missing = [p.name for p in takes if not re.search(rf"^ +\**{p.name}: ", text, re.M)]
+        assert not missing, f"arguments without a line: {missing}"
+    elif inspect.isclass(item) and "__init__" in vars(item) and inspect.isfunction(item.__init__) and "Args:" in text:
+        missing = [p for p in list(inspect.signature(item.__init__).parameters)[1:] if not re.search(rf"^ +\**{p}: ", text, re.M)]
+        assert not missing, f"arguments without a line: {missing}"
+    assert [pattern for pattern in wanted if not re.search(pattern, text, re.M)] == []
+    if inspect.isclass(item):
+        assert [m for m, member in own_methods(item) if not inspect.getdoc(member)] == []
+
+
+def test_every_public_name_is_on_the_reference_page():
+    page = (TOP / "docs" / "reference" / "python.md").read_text()
+    assert [name for name in caesura.__all__ if not re.search(rf":: {name}\b", page)] == []
+
+
+def test_every_environment_variable_is_on_its_page():
+    read = set(re.findall(r'"(CAESURA_[A-Z_]+)"', (TOP / "core" / "base" / "env.cc").read_text())) - {"CAESURA_"}
+    page = (TOP / "docs" / "reference" / "environment.md").read_text()
+    assert read and [name for name in sorted(read) if f"`{name}`" not in page] == []
