@@ -142,6 +142,12 @@ Result<TreeEnsemble> BuildOld(const KernelInfo& info, const std::string& stem, i
   RETURN_IF_ERROR(BuildOldNodes(info, nodes, &trees, &places));
   RETURN_IF_ERROR(BuildOldVotes(info, stem, places, &trees));
   trees.base = NumbersOf(info, "base_values", "base_values_as_tensor");
+  // Binary classifiers of xgboost have one: that of the only class which is voted for. The other's is not used.
+  const auto is_first = [&](const TreeVote& vote) { return vote.target == trees.votes[0].target; };
+  if (stem == "class" && targets == 2 && trees.base.size() == 1 &&
+      std::all_of(trees.votes.begin(), trees.votes.end(), is_first)) {
+    trees.base.push_back(trees.base[0]);
+  }
   return Finish(info, std::move(trees), features);
 }
 

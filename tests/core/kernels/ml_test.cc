@@ -197,7 +197,12 @@ TEST(Ml, ClassifiesByTrees) {
   Values out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{6, 5, 5}));
   ExpectNear(out[1], {0.3f, 0.7f, 0.85f, 0.15f, 0.75f, 0.25f});
+  model["base_values"] = Floats{0.1f};  // of the only class that is voted for, as xgboost has it
+  out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
+  ExpectNear(out[1], {0.2f, 0.8f, 0.75f, 0.25f, 0.65f, 0.35f});
   model["class_ids"] = Ints{0, 1, 0, 1, 0};
+  EXPECT_EQ(RunOp("TreeEnsembleClassifier", {Points()}, model, 2).status().code(), StatusCode::kInvalidArgument);
+  model.erase("base_values");
   out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{6, 5, 6}));
   ExpectNear(out[1], {0.3f, 0.4f, 0.15f, 0, 0.05f, 0.2f});
