@@ -10,6 +10,7 @@
 #include <shared_mutex>
 #include <tuple>
 
+#include "core/graph/contrib_schemas.h"
 #include "core/graph/graph.h"
 #include "core/load/onnx_proto.h"
 #include "onnx/defs/schema.h"
@@ -90,8 +91,11 @@ std::unique_ptr<const OpSchema> ToOpSchema(const OpSchemaSpec& spec) {
 // Schemas as they are asked for, and the specs of other domains.
 class SchemaTable {
  public:
+  explicit SchemaTable(const std::vector<OpSchemaSpec>& specs) {
+    for (const OpSchemaSpec& spec : specs) static_cast<void>(Register(spec));  // distinct: none is refused
+  }
   static SchemaTable& Instance() {
-    static auto* table = new SchemaTable;
+    static auto* table = new SchemaTable(ContribOpSchemas());
     return *table;
   }
 

@@ -20,6 +20,7 @@ void RegisterCpuKernels(KernelRegistry& registry) {
   RegisterLossKernels(registry);
   RegisterRandomKernels(registry);
   RegisterRecurrentKernels(registry);
+  RegisterQuantizedRecurrentKernels(registry);
   RegisterAttentionKernels(registry);
   RegisterImageKernels(registry);
   RegisterSignalKernels(registry);

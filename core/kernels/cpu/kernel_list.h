@@ -49,6 +49,7 @@ void RegisterLossKernels(KernelRegistry& registry);           // loss.cc: Softma
 void RegisterRandomKernels(KernelRegistry& registry);         // random.cc, with the next one: Random*, Bernoulli, ...
 void RegisterDropoutKernels(KernelRegistry& registry);        // dropout.cc
 void RegisterRecurrentKernels(KernelRegistry& registry);      // recurrent.cc: RNN, GRU, LSTM
+void RegisterQuantizedRecurrentKernels(KernelRegistry& registry);  // recurrent_quantized.cc: DynamicQuantizeLSTM
 void RegisterFusedRowsKernel(KernelRegistry& registry);       // fused_rows.cc: bodies made by row_fusion
 void RegisterAttentionKernels(KernelRegistry& registry);      // attention.cc
 void RegisterRotaryKernels(KernelRegistry& registry);         // rotary.cc: RotaryEmbedding, SwiGLU

@@ -10,6 +10,7 @@
 #include "core/kernels/cpu/convert.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/range_quantizer.h"
 #include "core/kernels/cpu/small_types.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
@@ -287,22 +288,13 @@ Status CreateDequantize(KernelInfo& info) {
   return info.Refuse("does not dequantize to this output type");
 }
 
-// --- DynamicQuantizeLinear: uint8, with scale and zero point from the range of x, which is widened to hold 0 ---
+// --- DynamicQuantizeLinear ---
 
 void QuantizeByRange(const float* x, int64_t count, uint8_t* y, float* y_scale, uint8_t* y_zero) {
-  float low = 0, high = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
-  }
-  const float scale = (low == high ? 1.0f : high - low) / 255.0f;
-  const float zero = std::nearbyint(std::min(255.0f, std::max(0.0f, -low / scale)));
-  for (int64_t i = 0; i < count; ++i) {
-    const float q = std::nearbyint(x[i] / scale) + zero;
-    y[i] = static_cast<uint8_t>(q > 0 ? std::min(q, 255.0f) : 0.0f);
-  }
-  if (y_scale != nullptr) *y_scale = scale;
-  if (y_zero != nullptr) *y_zero = static_cast<uint8_t>(zero);
+  const RangeQuantizer quantizer = RangeQuantizer::Of(x, count);
+  for (int64_t i = 0; i < count; ++i) y[i] = static_cast<uint8_t>(quantizer(x[i]));
+  if (y_scale != nullptr) *y_scale = quantizer.scale;
+  if (y_zero != nullptr) *y_zero = static_cast<uint8_t>(quantizer.zero);
 }
 
 Status CreateDynamicQuantize(KernelInfo& info) {

@@ -91,8 +91,10 @@ class RecurrentDirection {
                      const RecurrentTrace<T>& trace, T* state, T* cell_state)
       : s_(spec), d_(direction), threads_(threads), in_(inputs), t_(trace), state_(state), cell_state_(cell_state) {}
 
-  // Fills the trace; writes this direction's part of Y where `y` is not null.
-  Status Run(const RecurrentProducts& products, KernelContext& context, T* y) {
+  // Fills the trace; writes this direction's part of Y where `y` is not null. `products`: RecurrentProducts, or what does
+  // the same for an LSTM.
+  template <typename Products>
+  Status Run(const Products& products, KernelContext& context, T* y) {
     if (s_.batch == 0 || s_.hidden == 0) return {};  // whatever the number of steps
     FillBias();
     RETURN_IF_ERROR(products.input.Run(context, in_.x, in_.w, t_.gates));
@@ -103,10 +105,13 @@ class RecurrentDirection {
     }
     for (int64_t step = 0; step < s_.steps; ++step) {
       const int64_t t = s_.Reversed(d_) ? s_.steps - 1 - step : step, row = s_.Row(t, 0);
-      EachRow([&](int64_t b) { CopyState(state_ + b * s_.hidden, t_.before + s_.Row(t, b) * s_.hidden); });
+      // Zeros for a sample that has no such step: they are not used, and do not widen the range that is quantized.
+      EachRow([&](int64_t b) { CopyState(Runs(t, b) ? state_ + b * s_.hidden : nullptr, t_.before + s_.Row(t, b) * s_.hidden); });
       RETURN_IF_ERROR(products.recurrent.Run(context, t_.before + row * s_.hidden, in_.r,
                                              t_.gates + row * s_.gate_width()));
-      if (s_.kind == RecurrentKind::kGru) RETURN_IF_ERROR(CandidateProduct(products, context, t));
+      if constexpr (requires { products.candidate; }) {
+        if (s_.kind == RecurrentKind::kGru) RETURN_IF_ERROR(CandidateProduct(products, context, t));
+      }
       EachRow([&](int64_t b) { FinishRow(t, b, y); });
     }
     return {};
@@ -121,6 +126,8 @@ class RecurrentDirection {
       });
     });
   }
+
+  bool Runs(int64_t t, int64_t b) const { return in_.lens == nullptr || t < in_.lens[b]; }
 
   void CopyState(const T* from, T* to) const {
     if (from == nullptr) std::fill_n(to, s_.hidden, T(0));
@@ -171,7 +178,7 @@ class RecurrentDirection {
     T *gates = t_.gates + at * s_.gate_width(), *state = state_ + b * h;
     T* out = y == nullptr ? nullptr : y + s_.OutputRow(d_, t, b) * h;
     if (s_.kind == RecurrentKind::kLstm) CopyState(cell_state_ + b * h, t_.cell_before + at * h);
-    if (in_.lens != nullptr && t >= in_.lens[b]) {
+    if (!Runs(t, b)) {
       if (out != nullptr) std::fill_n(out, h, T(0));
       return;
     }

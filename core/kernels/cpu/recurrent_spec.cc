@@ -67,7 +67,7 @@ Status CheckShape(const KernelInfo& info, int input, const Shape& expected) {
                       info.InputShape(input).ToString());
 }
 
-Status ReadSizes(const KernelInfo& info, int first, RecurrentSpec& spec) {
+Status ReadSizes(const KernelInfo& info, int first, bool quantized, RecurrentSpec& spec) {
   const Shape &x = info.InputShape(first), &r = info.InputShape(first + 2);
   if (x.rank() != 3 || r.rank() != 3) return info.Invalid("X and R of rank 3 expected");
   const int64_t layout = info.Attr<int64_t>("layout", 0);
@@ -76,7 +76,7 @@ Status ReadSizes(const KernelInfo& info, int first, RecurrentSpec& spec) {
   spec.steps = x[spec.batch_first ? 1 : 0];
   spec.batch = x[spec.batch_first ? 0 : 1];
   spec.input = x[2];
-  spec.hidden = r[2];
+  spec.hidden = r[quantized ? 1 : 2];
   const int64_t stated = info.Attr<int64_t>("hidden_size", spec.hidden);
   if (stated != spec.hidden) return info.Invalid("hidden_size " + std::to_string(stated) + " is not that of R");
   const std::string direction = info.Attr<std::string>("direction", "forward");
@@ -88,11 +88,11 @@ Status ReadSizes(const KernelInfo& info, int first, RecurrentSpec& spec) {
 
 }  // namespace
 
-Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first) {
+Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first, bool quantized) {
   RecurrentSpec spec;
   spec.kind = kind;
   spec.gates = kind == RecurrentKind::kRnn ? 1 : (kind == RecurrentKind::kGru ? 3 : 4);
-  RETURN_IF_ERROR(ReadSizes(info, first, spec));
+  RETURN_IF_ERROR(ReadSizes(info, first, quantized, spec));
   RETURN_IF_ERROR(ReadActivations(info, spec));
   spec.linear_before_reset = info.Attr<int64_t>("linear_before_reset", 0) != 0;
   spec.input_forget = info.Attr<int64_t>("input_forget", 0) != 0;
@@ -103,8 +103,9 @@ Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind ki
   spec.has_c = lstm && info.HasInput(first + 6);
   spec.has_peepholes = lstm && info.HasInput(first + 7);
   const int64_t d = spec.directions, width = spec.gate_width();
-  RETURN_IF_ERROR(CheckShape(info, first + 1, {d, width, spec.input}));
-  RETURN_IF_ERROR(CheckShape(info, first + 2, {d, width, spec.hidden}));
+  const auto matrix = [&](int64_t columns) { return quantized ? Shape{d, columns, width} : Shape{d, width, columns}; };
+  RETURN_IF_ERROR(CheckShape(info, first + 1, matrix(spec.input)));
+  RETURN_IF_ERROR(CheckShape(info, first + 2, matrix(spec.hidden)));
   if (spec.has_bias) RETURN_IF_ERROR(CheckShape(info, first + 3, {d, 2 * width}));
   if (spec.has_lens) RETURN_IF_ERROR(CheckShape(info, first + 4, {spec.batch}));
   if (spec.has_h) RETURN_IF_ERROR(CheckShape(info, first + 5, spec.StateShape()));
@@ -112,7 +113,8 @@ Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind ki
   if (spec.has_peepholes) RETURN_IF_ERROR(CheckShape(info, first + 7, {d, 3 * spec.hidden}));
   if (spec.has_lens && info.InputDType(first + 4) != DType::kInt32) return info.Invalid("int32 sequence_lens expected");
   for (int i = 0; i < (lstm ? 8 : 6); ++i) {
-    if (i != 4 && info.HasInput(first + i) && info.InputDType(first + i) != info.InputDType(first)) {
+    if (i == 4 || (quantized && (i == 1 || i == 2))) continue;
+    if (info.HasInput(first + i) && info.InputDType(first + i) != info.InputDType(first)) {
       return info.Invalid("inputs of one dtype expected");
     }
   }

@@ -73,8 +73,8 @@ struct RecurrentSpec {
 };
 
 // Checks the node's inputs X, W, R, B?, sequence_lens?, initial_h?, and for LSTM initial_c?, P?, which start at input
-// `first`.
-Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first);
+// `first`. quantized: W is 8-bit [directions, input, gates * hidden], R [directions, hidden, gates * hidden].
+Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first, bool quantized = false);
 
 template <typename T>
 T GateActivation::Value(T x) const {
