@@ -340,12 +340,12 @@ class Odd(tuple):
 
 class _Scaled(torch.autograd.Function):
     @classmethod
-    def forward(cls, ctx, x, scale=2.0):
+    def forward(cls, ctx, x, axis=-1, scale=2.0):
         return x * scale
 
     @classmethod
     def backward(cls, ctx, dy):
-        return dy * 2, None
+        return dy * 2, None, None
 
 
 class Untraced(nn.Module):
@@ -357,12 +357,11 @@ class Untraced(nn.Module):
 
     def forward(self, x):
         y = self.layer(x)
-        return y * self.sizes[0][0] if self.by_object else _Scaled.apply(y)
+        return y * self.sizes[0][0] if self.by_object else _Scaled.apply(y, -1, 2.0)
 
 
-@pytest.mark.parametrize("by_object", (True, False), ids=("object", "function"))
-def test_where_torch_compile_fails_the_call_is_eagers(by_object, capfd):
-    net, x = Untraced(by_object), torch.linspace(-1, 1, 12).view(3, 4)
+def test_where_torch_compile_fails_the_call_is_eagers(capfd):
+    net, x = Untraced(by_object=True), torch.linspace(-1, 1, 12).view(3, 4)
     expected = net(x)
     expected.sum().backward()
     gradient, net.layer.weight.grad = net.layer.weight.grad, None
@@ -376,6 +375,26 @@ def test_where_torch_compile_fails_the_call_is_eagers(by_object, capfd):
     with caesura.strict(), pytest.raises(caesura.StrictError, match="its capture fails"):
         wrapped(x)
     assert capfd.readouterr().err == ""
+
+
+def test_what_eager_goes_on_with_is_a_graph_break_from_then_on():
+    net, x = Untraced(by_object=False), torch.linspace(-1, 1, 12).view(3, 4)
+    wrapped = caesura.wrap(net)
+    with pytest.warns(caesura.FallbackWarning) as told:
+        results = []
+        for module in (net, wrapped, wrapped, wrapped):
+            net.zero_grad()
+            y = module(x)
+            y.sum().backward()
+            results.append((y.detach(), net.layer.weight.grad))
+    assert ["its capture fails" in str(w.message) for w in told] == [True, False] and "a graph break" in str(told[1].message)
+    for y, gradient in results[1:]:
+        torch.testing.assert_close(y, results[0][0])
+        torch.testing.assert_close(gradient, results[0][1])
+    assert caesura.report().eager_calls == 1 and caesura.report().kernel_calls >= 4
+    torch._dynamo.reset()
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="a graph break"):
+        caesura.wrap(net)(x)
 
 
 class _Unnoticed(torch.autograd.Function):

@@ -83,6 +83,7 @@ class _Local(threading.local):
 RECORD = Report()
 _local = _Local()
 _sources = []
+ended_well = set()  # where captures have failed, of calls that have ended well in eager: there is no mistake of the user's
 
 
 def collect_from(take) -> None:
@@ -205,5 +206,6 @@ def told_at_the_end():
         problems = _local.waiting
     finally:
         _local.waiting = before
+    ended_well.update(place for _, _, place in problems)
     fall_back(problems)
     RECORD.eager_calls += len(problems)

@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsuppor
 from torch._dynamo.types import ConvertFrameReturn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from caesura.reports import StrictError, fall_back, fall_back_if_it_ends_well
+from caesura.reports import StrictError, ended_well, fall_back, fall_back_if_it_ends_well
 from caesura.user_code import FRAME, calling_line, is_users
 
 _TRIALS = 3  # captures of one frame that may fail, after which it is not tried again
@@ -125,11 +125,12 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
                 raise
             logging.getLogger("caesura").info("a capture failed", exc_info=True)
             is_limit = getattr(error, "frame_exec_strategy", None) is not None
-            why = "it was captured too often, each time for other inputs" if is_limit else f"its capture fails: {first_line(error)}"
-            problem = ("a call", why, place_of(error))
-            if not is_users_error(error):
+            told = "it was captured too often, each time for other inputs" if is_limit else f"its capture fails: {first_line(error)}"
+            problem = ("a call", told, place_of(error))
+            by_user = is_users_error(error) and place_of(error) not in ended_well
+            if not by_user:
                 failed[:] = _TRIALS if is_limit else failed[0] + 1, problem
-            fall_back_if_it_ends_well(problem, is_users_error(error))
+            fall_back_if_it_ends_well(problem, by_user)
     else:
         fall_back_if_it_ends_well(failed[1], False)
     return ConvertFrameReturn(frame_exec_strategy=Strategy(Action.SKIP, Action.SKIP), apply_to_code=False,
@@ -183,9 +184,9 @@ def _tell_of_graph_break(translator, *arguments, **named):
     if _is_ours(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
         cause = getattr(exc, "gb_type", None) or why(exc)
-        if is_users_error(exc):  # no place to go on from: the frame's capture ends
-            own = TorchRuntimeError(str(exc))
-            own.real_stack = stack
+        own = TorchRuntimeError(str(exc))
+        own.real_stack = stack
+        if is_users_error(exc) and place_of(own) not in ended_well:  # no place to go on from: the frame's capture ends
             raise own
         fall_back([("a graph break", cause, f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}")])
     _log_graph_break(translator, *arguments, **named)
