@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast transformers' architectures train through caesura: forward and backward of small models with random weights.
+"""Measures the training speed of transformers' architectures through caesura.wrap: small models with random weights.
 
     python benchmarks/architecture_speed.py                        all of them (some hours)
     python benchmarks/architecture_speed.py --every 10             every tenth
     python benchmarks/architecture_speed.py --only llama,convnext  those whose model type contains one of these
-    python benchmarks/architecture_speed.py --compile              beside torch.compile too
+    python benchmarks/architecture_speed.py --compile              compare with torch.compile too
 
-The models of architectures.py at a size where work shows: width 256, two layers or two blocks a stage, 4 sequences of
-128 tokens or 4 images of 224 x 224 pixels, float32, dropout 0. Each is one process, in which the module in eager PyTorch
-and its copy through caesura.wrap take turns. Printed: medians in ms, the ratio of the copy's time to eager's in the same
-turn (its median, and the sign test's 95% interval), the time to capture, and what stayed with PyTorch. For an idle machine.
+Uses the models of architectures.py at a larger size: width 256, two layers or two blocks a stage, 4 sequences of 128
+tokens or 4 images of 224 x 224 pixels, float32, dropout 0. Each model runs in its own process, in which the module in
+eager PyTorch and its copy through caesura.wrap take turns. It prints medians in ms, the ratio of the copy's time to
+eager's in the same turn (its median, and the sign test's 95% interval), the capture time, and the calls that PyTorch
+ran. Use an idle machine.
 """
 
 import argparse
@@ -37,7 +38,7 @@ SECONDS = 300  # of computing, for one architecture
 
 
 def runnable(task, class_name):
-    """(model, batch): what the model's own code makes of the sizes; raises what it raises."""
+    """Returns (model, batch) for the sizes. Errors of the model's own code are passed on."""
     errors = []
     for sizes in (COUNTS | WIDTHS, COUNTS | WIDTHS | {"num_key_value_heads": 8}, COUNTS):
         try:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far PyTorch modules train through caesura: transformers' architectures, tiny and with random weights.
+"""Checks that transformers' architectures train through caesura as in eager PyTorch: tiny models, random weights.
 
     python benchmarks/architectures.py                        all of them (an hour or two)
-    python benchmarks/architectures.py --only llama,bert      those whose model type contains one of these
-    python benchmarks/architectures.py --task causal masked   those tasks
-    python benchmarks/architectures.py --results all.jsonl    also as a file, written as it goes; goes on from it
+    python benchmarks/architectures.py --only llama,bert      model types that contain one of these
+    python benchmarks/architectures.py --task causal masked   only these tasks
+    python benchmarks/architectures.py --results all.jsonl    also write results to a file, and resume from it
     python benchmarks/architectures.py --steps                through caesura.compile_step: whole steps
 
 Each architecture and task is one process: the module runs in eager PyTorch and through caesura.wrap (same weights,
-same inputs, dropout 0, float32), and the loss and every gradient are compared; where they differ, again in float64.
-Printed for each: agree, differ, mostly eager (agrees, but more than half of the captured graphs' time is spent in
-calls that stay with PyTorch), left to eager (dynamo gave us no graph), error, chaotic (eager's own losses in float32
-and float64 differ, or its gradients are nothing but rounding: nothing can be said), captured otherwise (torch.compile
-with its eager backend differs from eager just so: the module itself does something else when it is traced), or not
-runnable in eager, with a reason. With --steps the losses of 5 steps of SGD are compared, and a module may be refused.
+same inputs, dropout 0, float32). The loss and every gradient are compared, and again in float64 if they differ.
+It prints one verdict for each, with a reason: agree; differ; mostly eager (agrees, but more than half of the captured
+graphs' time is spent in calls that stay with PyTorch); left to eager (Dynamo captured no graph); error; chaotic
+(eager's own losses in float32 and float64 differ, or its gradients are only rounding, so no comparison is possible);
+captured otherwise (torch.compile with its eager backend differs from eager in the same way, because the module behaves
+differently when it is traced); or not runnable in eager. --steps compares 5 losses of SGD, and may refuse a module.
 """
 
 import argparse
@@ -36,12 +36,12 @@ TASKS = {
 }
 TOLERANCE = 1e-3  # of a gradient's largest element; the loss is ten times as close
 TOLERANCE64 = 1e-4  # the same in float64: an epsilon in an ONNX attribute is a float32; MobileNet V2 makes 3.5e-5 of that
-CHAOTIC = 1e-2  # where eager's loss in float32 is further from float64's, no number says anything
-VANISHED = 1e-20  # of the loss: gradients below are what roundings leave
-SLACK = 10  # how many times as far off as eager's own float32 a net may be that float32 is too coarse for
-KERNEL_SHARE = 0.5  # below it the architecture counts as mostly eager
+CHAOTIC = 1e-2  # relative distance between eager's losses in float32 and float64 from which no comparison is possible
+VANISHED = 1e-20  # of the loss: smaller gradients are only rounding
+SLACK = 10  # allowed multiple of eager's own float32 error for a net that float32 is too coarse for
+KERNEL_SHARE = 0.5  # an architecture with a smaller share counts as mostly eager
 
-# Sizes by the name that configurations give them. First those that shape what a model does, then those of its widths.
+# Sizes by their names in configurations: first the counts of layers and the like, then the widths.
 COUNTS = {
     "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
     "num_decoder_layers": 2, "num_encoder_layers": 2, "vocab_size": 128, "decoder_vocab_size": 128,
@@ -73,7 +73,7 @@ STEPS, LEARNING_RATE = 5, 0.01  # of --steps
 # Sizes of stages, one number each.
 STAGES = {"depths": 1, "num_heads": 2}
 LISTS = {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [4, 4]}
-# What some configurations leave open, but their models need.
+# Values that some configurations leave unset although their models need them.
 NEEDED = {
     "vocab_size": 128, "head_dim": 8, "num_key_value_heads": 4, "mask_token_id": 3, "default_language": "en_XX",
     "decoder_start_token_id": 1, "pad_token_id": 0, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
@@ -84,7 +84,7 @@ PER_LAYER = ("layer_types", "block_types")  # lists of kinds
 
 
 def smaller(name, value, sizes):
-    """A configuration's value, made smaller; without dropout."""
+    """Returns a configuration's value made smaller; dropout becomes 0."""
     if "drop" in name and isinstance(value, float):
         return 0.0
     if "drop" in name and isinstance(value, (list, tuple)) and all(isinstance(v, float) for v in value):
@@ -99,7 +99,7 @@ def smaller(name, value, sizes):
 
 
 def shrink(config, sizes, extra=(), needed=NEEDED):
-    """`config` made anew with smaller sizes, so that what it derives from them follows; its parts likewise."""
+    """Rebuilds `config`, and the configurations in it, with smaller sizes, so that derived values follow."""
     layers = getattr(config, "num_hidden_layers", None)
     given = dict(extra)
     kinds = 2
@@ -125,7 +125,7 @@ def shrink(config, sizes, extra=(), needed=NEEDED):
 
 
 def inputs_for(task, config, cls, count=2, length=16):
-    """A batch of so many samples for the task, with labels."""
+    """Returns a batch of that many samples for the task, with labels."""
     import torch
 
     text = getattr(config, "text_config", config)
@@ -146,7 +146,7 @@ def inputs_for(task, config, cls, count=2, length=16):
 
 
 def build(task, class_name, sizes, needed=NEEDED, **batch_sizes):
-    """(model, batch) of an architecture at those sizes; raises what the model's code raises."""
+    """Returns (model, batch) of an architecture at those sizes. Errors of the model's code are passed on."""
     import torch
     import transformers
 
@@ -161,11 +161,11 @@ def build(task, class_name, sizes, needed=NEEDED, **batch_sizes):
 
 
 def runnable(task, class_name):
-    """(model, batch, a copy with the gradients that eager PyTorch gives, its loss); raises what the model's code raises."""
+    """Returns (model, batch, copy with eager's gradients, its loss). Errors of the model's code are passed on."""
     import torch
 
     errors = []
-    # Widths that do not fit each other stay as they are; what depends on the size of images gets large ones.
+    # Widths that do not fit each other stay as they are. Models that depend on the image size get large images.
     small = COUNTS | WIDTHS
     tries = (small, COUNTS, small | {"image_size": 224}, COUNTS | {"image_size": 224}) if task == "image" else (
         small, small | {"num_key_value_heads": 4}, COUNTS)
@@ -186,7 +186,7 @@ def runnable(task, class_name):
 
 
 def other_sizes(task, model, reference, wrapped):
-    """What differs where the wrapped model goes on with batches of other sizes."""
+    """Lists the differences when the wrapped model continues with batches of other sizes."""
     import torch
 
     problems = []
@@ -285,7 +285,7 @@ def run_steps(model, batch, reference):
             return "refused", " ".join(lines[1:3])[:200]
         seconds = time.time() - began
         losses += [step(**batch).item() for _ in range(STEPS - 1)]
-    least = max(1e-6, 0.01 * abs(expected[0]))  # a loss that has come to nothing is rounding
+    least = max(1e-6, 0.01 * abs(expected[0]))  # a loss of almost zero is only rounding
     off = [abs(a - b) / max(abs(b), least) for a, b in zip(losses, expected)]
     detail = f"{seconds:.1f} s, losses within {max(off):.1e}"
     left = [f"{op} ({why})" for op, why in caesura.report().fallbacks]
@@ -318,7 +318,7 @@ def train_in_eager(module, batch):
 
 
 def captured(reference, batch, loss):
-    """What `compare` takes behind the model: what PyTorch itself computes of the module once it has captured it."""
+    """Returns the arguments of `compare` after the model, computed by torch.compile with its eager backend."""
     import torch
 
     other = copy.deepcopy(reference)
@@ -330,7 +330,7 @@ def captured(reference, batch, loss):
 
 
 def in_float64(model, batch):
-    """The module in float64: (eager's copy with its gradients and loss, what caesura's differs in)."""
+    """Runs the module in float64. Returns (eager's copy with its gradients and loss, the differences of caesura's)."""
     import caesura
     import torch
 
@@ -352,9 +352,10 @@ def size(tensor):
 
 
 def own_errors(reference, batch, loss, exact):
-    """How far eager's own float32 is off: name to the largest distance of a gradient's, "" to the loss's.
+    """Returns eager's own float32 error: name to the largest distance in that gradient, "" to that of the loss.
 
-    From float64's, if that is there, or where weights are moved by a rounding: a ReLU whose input is about zero then takes the other side.
+    The distance is to float64's result, if there is one, and to results with weights changed by one rounding. Such a
+    change can switch a ReLU whose input is about zero.
     """
     import torch
 
@@ -379,7 +380,7 @@ def own_errors(reference, batch, loss, exact):
 
 
 def compare(model, reference, loss, expected, errors=None, tolerance=TOLERANCE):
-    """What differs, as texts. errors: eager's own; then SLACK times as much is allowed."""
+    """Lists the differences as texts. errors: eager's own errors, of which SLACK times as much is allowed."""
     problems, errors = [], errors or {}
     allowed = 0.1 * tolerance * expected.abs().item() + 1e-3 * tolerance + SLACK * errors.get("", 0.0)
     if not (loss - expected).abs().item() <= allowed:
@@ -387,11 +388,11 @@ def compare(model, reference, loss, expected, errors=None, tolerance=TOLERANCE):
     largest = max((size(p.grad) for p in reference.parameters() if p.grad is not None), default=0.0)
     for (name, p), q in zip(model.named_parameters(), reference.parameters()):
         if q.grad is None and p.grad is not None and not p.grad.any():
-            continue  # torch.compile's own habit: zeros for what no output that was used depends on
+            continue  # as torch.compile: zeros for parameters that no used output depends on
         if (p.grad is None) != (q.grad is None):
             problems.append(f"{name}: gradient {'missing' if p.grad is None else 'where eager has none'}")
         elif q.grad is not None:
-            # Where the true gradient is zero, both sides hold the rounding of what cancels.
+            # If the true gradient is zero, both sides hold only rounding errors.
             allowed = tolerance * size(q.grad) + 1e-3 * tolerance * largest
             allowed += SLACK * errors.get(name, 0.0)
             away = size(p.grad - q.grad)
@@ -411,9 +412,9 @@ def cases(tasks, only):
 
 
 def in_process(run, case, seconds):
-    """What `run` says of one case, or ("error", why), from a process of its own: a fork, so that PyTorch is imported once.
+    """Returns the result of `run` for one case, or ("error", why). A forked process runs it; PyTorch is imported once.
 
-    seconds: of computing, however busy the machine is.
+    seconds: CPU time, so that a busy machine does not matter.
     """
     def child():
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own operator samples through ATen nodes: how many of the dispatcher's calls give what PyTorch gives.
+"""Runs PyTorch's own operator samples through ATen nodes, and counts the dispatcher calls that agree with PyTorch.
 
     python benchmarks/aten_nodes.py [--ops REGEX] [--samples N] [--dtypes float32,float64] [--list]
 
-Each sample of each operator (OpInfo) runs in PyTorch; every functional call of the dispatcher that it makes becomes a
-graph of one ATen node. Its outputs must have PyTorch's bits (or be "close": a product's order of summation follows
-where its operands lie), and its gradients must be PyTorch's where the call has a derivative.
-Prints a line a call that is wrong, with the reason, and the counts; exits with 1 where there was one.
+Each sample of each operator (OpInfo) runs in PyTorch. Every functional dispatcher call that it makes becomes a graph of
+one ATen node. Its outputs must equal PyTorch's bit for bit (or be "close": a product's order of summation depends on
+the addresses of its operands). Its gradients must be PyTorch's if the call has a derivative. It prints a line for each
+wrong call, with the reason, and the counts. It exits with 1 if a call was wrong.
 """
 
 import argparse
@@ -34,7 +34,7 @@ TYPES = {getattr(torch, name): number for name, number in (
 
 
 class Record(TorchDispatchMode):
-    """Keeps the calls that are made under it; `random`: whether one of them took random numbers."""
+    """Records the calls made under it. `random` is True if one of them took random numbers."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def signature(target, arguments):
 
 
 def model_of(target, arguments, results):
-    """(model bytes, feeds, names of tensors by id): the call as a graph of one node."""
+    """Returns the call as a graph of one node: (model bytes, feeds, names of tensors by id)."""
     names, feeds = {}, {}
 
     def name_of(item):
@@ -100,7 +100,7 @@ def close(a, b):
 
 
 def check_gradients(source, feeds, names, target, arguments):
-    """None, or what is wrong; "" where PyTorch itself has no derivative."""
+    """Returns None, the error as a text, or "" if PyTorch itself has no derivative."""
     wanted = [n for n, t in feeds.items() if t.is_floating_point()]
     leaves = {n: feeds[n].clone().requires_grad_() for n in wanted}
     replace = lambda item: leaves.get(names.get(id(item)), item) if isinstance(item, torch.Tensor) else item  # noqa: E731
@@ -141,7 +141,7 @@ def check(target, arguments):
 
     try:
         returned = call()
-    except Exception as error:  # the sample changed what it read
+    except Exception as error:  # the sample changed its own input
         return "left out", f"PyTorch: {error}"
     again = tree_flatten(call())[0]
     results = [torch.tensor(r, dtype=torch.float64 if isinstance(r, float) else None)
@@ -159,7 +159,7 @@ def check(target, arguments):
     pairs = [(theirs, second) for theirs, second in zip(results, again) if isinstance(theirs, torch.Tensor)]
     for ours, (theirs, second) in zip(outputs, pairs, strict=True):
         if isinstance(second, torch.Tensor) and not same(theirs, second):
-            continue  # holds bytes that nobody has written (ctc_loss)
+            continue  # contains uninitialised bytes (ctc_loss)
         if not same(ours, theirs):
             return ("close" if close(ours, theirs) else "differs"), "outputs"
     wrong = check_gradients(source, feeds, names, target, copies)
@@ -167,7 +167,7 @@ def check(target, arguments):
 
 
 def selection(description):
-    """The parser of what is to run."""
+    """Returns a parser with the options that select operators."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="a regular expression: operators whose name has a match")
     parser.add_argument("--every", type=int, default=1, help="only every n-th of them")
@@ -177,7 +177,7 @@ def selection(description):
 
 
 def selected(options):
-    """The operators that are to run."""
+    """Returns the selected operators."""
     return [op for op in op_db if re.search(options.ops, op.name)][::options.every]
 
 

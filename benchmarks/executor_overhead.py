@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an executor costs a node: caesura beside ONNX Runtime, in one run, in turns.
+"""Measures the executor's time per node, caesura and ONNX Runtime in turns.
 
     . build/activate && cmake/setup.sh --peers && python benchmarks/executor_overhead.py
 
 Both run chains of N and 1,000 distinct Add calls on 1-element values, on one thread, without graph optimisations. The
-slope is (time of 1,000 nodes - time of N nodes) / (1,000 - N): what does not grow with the nodes is not in it. Every
-round measures each of them once, in turns; printed are medians over the rounds, with the quartiles.
+slope is (time of 1,000 nodes - time of N nodes) / (1,000 - N), so it excludes constant costs. Every round measures each
+runtime once, in turns. It prints medians over the rounds, with the quartiles.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMALL, LARGE = 200, 1000
-# Run in an interpreter of its own, on the peers' folder: ONNX Runtime is not part of our environment.
+# Runs in its own interpreter on the peers' folder, because ONNX Runtime is not part of our environment.
 PEER = r"""
 import json, sys, time
 import numpy as np

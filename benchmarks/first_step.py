@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time to the end of the first step of transformers' Llama: in a process that captures it, and in ones that find it on disk.
+"""Measures the time to the end of the first step of transformers' Llama, captured and then loaded from disk.
 
     python benchmarks/first_step.py                 through wrap and compile_step, twice from disk
     python benchmarks/first_step.py --times 5
 
-Each line is a process of its own; imports and the model's making are not counted. The cache is a fresh folder.
+Each line is its own process. Imports and the construction of the model are not counted. The cache is a fresh folder.
 """
 
 import argparse

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a session costs from Python, unbound and bound: caesura beside ONNX Runtime, in turns.
+"""Measures the time of a session call from Python, unbound and bound: caesura and ONNX Runtime in turns.
 
     . build/activate && cmake/setup.sh --peers && python benchmarks/io_binding.py
 
-Each runtime is a process of its own, held to the same cores, that runs the same lines: `runtime` is the module, the rest
-is the same for both. A round times every case once in each runtime, in one order and then in the other; a figure is the
-median over the rounds, a ratio the median of ours / theirs round by round, with the sign test's 95% interval. An interval
-below 1.05 counts as not slower, one below 1 as faster.
+Each runtime is its own process, pinned to the same cores. Both run the same lines, in which only the module `runtime`
+differs. A round times every case once in each runtime, in alternating order. A figure is the median over the rounds. A
+ratio is the median of ours / theirs in each round, with the sign test's 95% interval. An interval below 1.05 counts as
+not slower, one below 1 as faster.
 
-Cases: an Add of a few elements (all of it is the call), an MLP of growing width, and one token of a decoder whose caches
+Cases: an Add of a few elements (nearly only the call), MLPs of several widths, and one token of a decoder whose caches
 are inputs and outputs.
   run      session.run(None, {name: array}), and its NumPy arrays
   buffers  run_with_iobinding, outputs in the caller's memory
-  fresh    run_with_iobinding, outputs bound to the device alone, and get_outputs()
-  growing  run, of the decoder, with caches of another length in each call: more lengths than plans are kept
-  decode   200 steps of the decoder, each bound to the caches that the one before has given, with no copy of them
+  fresh    run_with_iobinding, outputs bound to the device only, and get_outputs()
+  growing  run, of the decoder, with another cache length in each call: more lengths than kept plans
+  decode   200 steps of the decoder, each bound to the previous step's caches, without copies
 """
 
 import argparse
@@ -59,7 +59,7 @@ def cases(rng):
 
 
 def decoder(layers, length, array, heads=4, size=32):
-    """One token through attention over caches that come in and go out one longer; no projections but one a layer."""
+    """Builds attention of one token over caches that each grow by one; each layer has a single projection."""
     width = heads * size
     nodes, weights, last = [], [], "x"
     for i in range(layers):
@@ -75,7 +75,7 @@ def decoder(layers, length, array, heads=4, size=32):
 
 
 def calls_of(runtime, model, feeds, threads):
-    """mode -> a call without arguments."""
+    """Returns a dict from mode to a call without arguments."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -105,7 +105,7 @@ def calls_of(runtime, model, feeds, threads):
 
 
 def decode(runtime, session, names, feeds):
-    """One step a call; after STEPS of them from the beginning."""
+    """Runs one step per call, and starts again after STEPS of them."""
     binding, outputs = session.io_binding(), names[1:]
     binding.bind_cpu_input("x", feeds["x"])
     inputs = [name[1:] for name in outputs]  # nk0 is the next k0
@@ -127,7 +127,7 @@ def decode(runtime, session, names, feeds):
 
 
 def work(name, threads, milliseconds):
-    """Times one case a line of stdin, for as many calls as take the milliseconds."""
+    """Times one case for each line of stdin, with enough calls to fill the milliseconds."""
     runtime = importlib.import_module(name)
     calls, sums = {}, {}
     for case, (model, feeds) in cases(np.random.default_rng(0)).items():
@@ -143,7 +143,7 @@ def work(name, threads, milliseconds):
             for _ in range(20):
                 call()
             counts[line] = max(5, int(20 * milliseconds / 1e3 / (time.perf_counter() - began)))
-        call()  # warm behind the other runtime's turn
+        call()  # warms the caches after the other runtime's turn
         began = time.perf_counter()
         for _ in range(counts[line]):
             call()

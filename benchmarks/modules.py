@@ -4,14 +4,14 @@
     python benchmarks/modules.py [--modules REGEX] [--every N] [--samples N] [--dtypes float32,float64] [--routes wrap,step]
                                  [--list]
 
-Each sample of each module, in training and in evaluation mode where these differ, is trained twice. Through wrap: results,
-the gradient of each parameter and input (None where eager gives None), and buffers are compared with eager's. As steps: the
-floating inputs are parameters too, and losses and all parameters after each of 3 steps of SGD are compared, and the buffers.
-Both to operators.TOLERANCE of the largest element. A step draws dropout masks of its own: samples whose results
-the generator's seed decides are only run there ("drawn").
+Each sample of each module is trained twice, in training mode and also in evaluation mode if these differ. Through wrap,
+the results, the gradient of each parameter and input (None if eager gives None) and the buffers must equal eager's. As
+steps, the floating inputs are parameters too; the losses, the buffers and all parameters after each of 3 steps of SGD
+must agree. The tolerance is operators.TOLERANCE of the largest element. A step draws its own dropout masks, so samples
+with results that depend on the generator's seed are run there without a comparison ("drawn").
 
-Printed: each sample that is wrong; why others were refused, or left to PyTorch wholly or in part, with the modules; and how
-many were ours wholly, partly and not at all, by route. Exits with 1 where one was wrong.
+It prints each wrong sample; the reasons for refusals and for calls left to PyTorch, with the modules; and, by route,
+how many samples ran in our kernels wholly, partly and not at all. It exits with 1 if a sample was wrong.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ROUTES = ("wrap", "step")
 
 
 def samples_of(info, options):
-    """(description, module, args, kwargs) of each sample. Modules have the same parameters each time."""
+    """Yields (description, module, args, kwargs) of each sample. Modules have the same parameters each time."""
     for name in options.dtypes.split(","):
         dtype = getattr(torch, name)
         if dtype not in info.dtypes:
@@ -65,7 +65,7 @@ def weights_of(y):
 
 
 def run(module, function, args, kwargs, seed=0):
-    """(names, values): results, gradients and buffers of one call. function: the module, or it wrapped."""
+    """Returns (names, values): results, gradients and buffers of one call. function: the module, wrapped or not."""
     args, kwargs = tree_map_only(torch.Tensor, fresh, (args, kwargs))
     torch.manual_seed(seed)
     results = function(*args, **kwargs)
@@ -80,7 +80,7 @@ def run(module, function, args, kwargs, seed=0):
 
 
 class Trained(torch.nn.Module):
-    """The module with its differentiable inputs as parameters; gives a loss."""
+    """Holds the module and its differentiable inputs as parameters; returns a loss."""
 
     def __init__(self, module, args, kwargs):
         super().__init__()
@@ -98,7 +98,7 @@ class Trained(torch.nn.Module):
 
 
 def train(module, make_step, seed=0):
-    """(names, values): losses and parameters of some steps. make_step: gives what a call of does one."""
+    """Returns (names, values): losses and parameters of some steps. make_step: returns a function of one step."""
     torch.manual_seed(seed)
     step, values = make_step(module, torch.optim.SGD(module.parameters(), lr=RATE)), []
     for i in range(STEPS):
@@ -118,7 +118,7 @@ def eager_step(module, optimizer):
 
 
 def differences(ours, theirs):
-    """(None or what is wrong, the largest distance)."""
+    """Returns (None or the error as a text, the largest distance)."""
     farthest = 0.0
     for (name, a), (_, b) in zip(ours, theirs, strict=True):
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):

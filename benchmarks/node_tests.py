@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The ONNX node tests by op: caesura's column beside ONNX Runtime's.
+"""Counts passed ONNX node tests by op, for caesura and for ONNX Runtime.
 
     . build/activate && cmake/setup.sh --peers && python benchmarks/node_tests.py
 
-ONNX Runtime runs in an interpreter of its own, from the peers' folder; caesura's has no other runtime to import.
+ONNX Runtime runs in its own interpreter, from the peers' folder. It is not installed in caesura's interpreter.
 """
 
 import argparse

@@ -5,10 +5,11 @@
                                    [--twice] [--list]
 
 Each sample of each operator (OpInfo) is captured as caesura.wrap captures it (AOT autograd, decompositions, the same
-importer) and runs in programs of ours; calls that have no equivalent stay with PyTorch. Results and the gradients of all
-floating-point inputs are compared with eager's, to TOLERANCE of the largest element. Printed: each sample that is wrong;
-the calls that stayed with PyTorch, by how many samples have them; why samples were left out or not captured; how far from
-eager's the others are; and how many ran in our kernels wholly, partly and not at all. Exits with 1 where one was wrong.
+importer) and runs in our programs. Calls without an equivalent stay with PyTorch. Results and the gradients of all
+floating-point inputs are compared with eager's, to TOLERANCE of the largest element. It prints each wrong sample; the
+calls that stayed with PyTorch, with their number of samples; the reasons for samples left out or not captured; the
+distances of the others from eager; and how many ran in our kernels wholly, partly and not at all. It exits with 1 if a
+sample was wrong.
 
 With --steps each sample's forward is captured as caesura.compile_step captures it, and differentiated by our own rules;
 with --twice the forward is the sample's gradient by torch.autograd.grad.
@@ -37,10 +38,10 @@ from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardIm
 from caesura.runtime.graph_executor import GraphProgram
 from caesura.runtime.step_program import as_real, keep_inputs
 
-# Sums in another order and exponentials that are right to a few units in the last place, through a backward: 250 units of
-# float32's rounding; in float64 a constant in float32 shows (6e-8), and 50,000 units do not.
+# Sums in another order and exponentials with errors of a few units in the last place, through a backward: 250 units of
+# float32's rounding. The float64 tolerance detects a constant stored in float32 (6e-8), and allows 50,000 units.
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-11, torch.complex64: 3e-5, torch.complex128: 1e-11}
-# Operators with constants in float32 whatever the dtype: PyTorch's own
+# Operators with float32 constants in every dtype: PyTorch's own
 # hardsigmoid multiplies its gradient with 1.0f / 6.
 FLOAT32_CONSTANTS = re.compile("hardsigmoid")
 # Raised where a graph cannot be captured whole: torch.compile breaks it there.
@@ -63,7 +64,7 @@ def compile_graph(module, example_inputs):
 
 
 def function_of(op, sample):
-    """(f, tensors): the sample as a function of its tensors that gives the tensors among its results."""
+    """Returns (f, tensors): f takes the sample's tensors and returns the tensors among its results."""
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -78,7 +79,7 @@ def function_of(op, sample):
 
 
 def run(function, tensors, differentiable):
-    """(results, gradients) with cotangents that repeat."""
+    """Returns (results, gradients) for repeatable cotangents."""
     torch.manual_seed(0)
     leaves = [t.detach().clone().requires_grad_(differentiable and is_float(t)) for t in tensors]
     results = function(*leaves)
@@ -92,7 +93,7 @@ def run(function, tensors, differentiable):
 
 
 def run_eager(function, tensors):
-    """(whether it has a derivative, results, gradients); raises where eager cannot run it, or does not repeat it."""
+    """Returns (has a derivative, results, gradients). Raises if eager cannot run the sample or does not repeat it."""
     differentiable = True
     with Record() as record:
         try:
@@ -111,7 +112,7 @@ def run_eager(function, tensors):
 
 @dataclasses.dataclass
 class Checked:
-    """What became of a sample."""
+    """The outcome of one sample."""
     outcome: str
     reason: str = ""
     gradients: int = 0     # that were compared
@@ -119,7 +120,7 @@ class Checked:
 
 
 def compare(name, ours, theirs, tolerance):
-    """(None or what is wrong with a result, its distance from eager's)."""
+    """Returns (None or the error of a result as a text, its distance from eager's)."""
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return f"{name} is {ours.dtype} {tuple(ours.shape)}, not {theirs.dtype} {tuple(theirs.shape)}", 0.0
     if torch.equal(ours, theirs):
@@ -183,7 +184,7 @@ def gradient_of(function):
 
 
 def gradients_of_a_step(function, tensors, wanted, twice):
-    """The gradients of the floating tensors, in a training session that keeps them. wanted: the results that have one."""
+    """Returns the gradients of the floating tensors, taken by a training session. wanted: results with a gradient."""
     table = decompositions(KEPT)
     if twice:
         tensors, table = [t.detach().requires_grad_(is_float(t)) for t in tensors], table | get_decompositions(DECOMPOSED_TWICE)
@@ -252,7 +253,7 @@ def check_step(op, sample, twice):
 
 
 def general(reason):
-    """The reason without what is the sample's own, so that equal ones can be counted together."""
+    """Returns the reason without the sample's own numbers, so that equal reasons are counted together."""
     return re.sub(r"\d+", "N", reason.splitlines()[0])[:110]
 
 

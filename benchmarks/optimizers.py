@@ -3,12 +3,12 @@
 
     python benchmarks/optimizers.py [--only REGEX] [--dtypes float32,float64] [--uses REGEX]
 
-The table is torch.testing._internal.common_optimizers.optim_db: every optimizer, with every combination of options that PyTorch
-tests it with on the CPU; added are tensor learning rates and betas, and groups that differ. Each configuration is used in
-several ways (USES): a plain loop, clipped gradients, parameter groups with a schedule, OneCycleLR and CyclicLR, which move
-momentum and betas, and a state that goes from one side to the other in the middle. After each use parameters and the
-optimizer's whole state_dict() must agree with eager's. Printed: each configuration that is not in our step, and why; then how
-many agree in our step, are left to PyTorch, are refused, or are wrong. Exits with 1 where one is wrong.
+The table is torch.testing._internal.common_optimizers.optim_db: every optimizer, with every combination of options that
+PyTorch tests on the CPU. Tensor learning rates and betas, and groups that differ, are added. Each configuration is used
+in several ways (USES): a plain loop, clipped gradients, parameter groups with a schedule, OneCycleLR and CyclicLR (they
+change momentum and betas), and a state that moves from one side to the other midway. After each use the parameters and
+the optimizer's whole state_dict() must agree with eager's. It prints each configuration that is not in our step, and
+why; then how many agree in our step, are left to PyTorch, are refused, or are wrong. It exits with 1 if one is wrong.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from torch.testing._internal.common_optimizers import optim_db
 import caesura
 from caesura.runtime.optimizers import Stepping
 
-# Six updates: rounding in another order, of the largest element. PyTorch's Muon rounds to bfloat16 (2^-8) in each of its
-# products, of which the sums stand in another order: what an update of `lr` moves may differ by some of these.
+# Relative to the largest element, for six updates that round in another order. PyTorch's Muon rounds to bfloat16 (2^-8)
+# in each of its products, and our sums have another order, so an update of size `lr` may differ by several roundings.
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 MUON = 0.05  # of the largest update
-TENSOR = 3e-6  # of the largest: PyTorch computes with rates and betas that are float32 tensors in float32, whatever parameters are
+TENSOR = 3e-6  # of the largest: with float32 tensor rates and betas PyTorch computes in float32 for any dtype
 STEPS = 6
 ROWS = 12
 
 
 class Net(torch.nn.Module):
-    """Parameters of several ranks, one of which the loss does not depend on; of two axes only, where `matrices`."""
+    """Parameters of several ranks (of rank 2 only, if `matrices`). The loss does not depend on one of them."""
 
     def __init__(self, matrices):
         super().__init__()
@@ -65,7 +65,7 @@ def one_group(module):
 
 
 def two_groups(module):
-    """The second one learns at another rate."""
+    """The second group has another learning rate."""
     parameters = list(module.parameters())
     return [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.004}]
 
@@ -84,7 +84,7 @@ def decaying(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
-# Name to (how groups are made, schedule, clip_norm, whether the state changes sides in the middle).
+# Name to (how groups are made, schedule, clip_norm, True if the state changes sides midway).
 USES = {"plain": (one_group, None, 0.0, False), "clipped": (one_group, None, 0.05, False),
         "groups, StepLR": (two_groups, decaying, 0.0, False), "OneCycleLR": (one_group, one_cycle, 0.0, False),
         "groups, CyclicLR": (two_groups, cycle, 0.0, False), "state_dict": (one_group, None, 0.0, True)}
@@ -101,7 +101,7 @@ def configurations(only="."):
 
 
 def added(only="."):
-    """Configurations that the table has for other devices or not at all."""
+    """Yields configurations that the table lists for other devices only, or not at all."""
     rows = [(kind, {"lr": torch.tensor(0.003)}) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam,
                                                              torch.optim.Adamax, torch.optim.Adadelta, torch.optim.ASGD,
                                                              torch.optim.RMSprop, torch.optim.Adafactor)]
@@ -152,7 +152,7 @@ class Side:
 
 
 def differences(ours, eagers, dtype):
-    """What of ours is not as eager's, a line each."""
+    """Lists our differences from eager, a line each."""
     def far(name, a, b, slack=0.0):
         if a.shape != b.shape or a.dtype != b.dtype:
             return [f"{name}: {a.dtype} {list(a.shape)}, expected {b.dtype} {list(b.shape)}"]
@@ -189,7 +189,7 @@ def differences(ours, eagers, dtype):
 
 
 def swap_states(sides):
-    """Each goes on with what the other one has saved."""
+    """Each side continues from the state that the other has saved."""
     saved = [(copy.deepcopy(side.module.state_dict()), copy.deepcopy(side.optimizer.state_dict())) for side in sides]
     for side, (module, optimizer) in zip(sides, reversed(saved)):
         side.module.load_state_dict(module)
@@ -198,7 +198,7 @@ def swap_states(sides):
 
 def outcome(kind, options, dtype, use):
     """(one of ORDER, why)."""
-    torch._dynamo.reset()  # which counts what all steps of a process capture
+    torch._dynamo.reset()  # it counts the captures of all steps of a process
     try:
         eager = Side(kind, options, dtype, use, compiled=False)
         Side(kind, options, dtype, use, compiled=False).run(data(dtype))
@@ -229,7 +229,7 @@ ORDER = ("ours", "left", "refused", "not run", "wrong")
 
 
 def examine(rows, dtypes, uses, tell=print):
-    """Outcome to the names of configurations, by the worst of their uses."""
+    """Returns a dict from outcome to the names of configurations, each by its worst use."""
     found = {key: [] for key in ORDER}
     for name, kind, options in rows:
         worst, where = "ours", ""

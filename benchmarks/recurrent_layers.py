@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast modules with nn.LSTM, nn.GRU and nn.RNN train: whole steps of small language models beside eager PyTorch.
+"""Measures whole training steps of small language models with nn.LSTM, nn.GRU and nn.RNN, beside eager PyTorch.
 
     python benchmarks/recurrent_layers.py
     python benchmarks/recurrent_layers.py --only LSTM --rounds 40
 
-Embedding, recurrent layers (batch first) and a linear layer over 65 symbols; forward, cross-entropy, backward and AdamW (fused,
-in eager and through caesura.wrap; in the program of caesura.compile_step). Systems take turns in one process, after two
-rounds that are not counted. Printed: medians in ms, and the ratio to eager in the same round (median, and the sign test's 95%
-interval). For an idle machine.
+Each model has an embedding, recurrent layers (batch first) and a linear layer over 65 symbols. A step is forward,
+cross-entropy, backward and AdamW: fused in eager and through caesura.wrap, in the program of caesura.compile_step.
+Systems take turns in one process, after two rounds that are not counted. It prints medians in ms, and the ratio to
+eager in the same round (median, and the sign test's 95% interval). Use an idle machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SYMBOLS = 65
 
 
 def systems(kind, layers, width, batch, length):
-    """Name to a function of one step, which gives its loss."""
+    """Returns a dict from name to a function that runs one step and returns its loss."""
     import torch
 
     import caesura

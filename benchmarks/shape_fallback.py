@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and waits of real models on a device, by the mode of the CPU fallback of shape chains.
+"""Counts copies and waits of real models on a device, for each mode of the CPU fallback of shape chains.
 
-Exports small Llama, GPT-2, BERT and T5 models with dynamic batch and sequence, captures the same through torch.compile with
-sizes as symbols (pass "captured": the forward's programs, "captured f+b": the backward's as well), and prints what
-benchmarks/shape_fallback.cc counts in a run of each. usage: shape_fallback.py [--program build/bin/shape_fallback] [model ...]
+It exports small Llama, GPT-2, BERT and T5 models with dynamic batch and sequence, and captures the same models through
+torch.compile with symbolic sizes ("captured": the forward's programs, "captured f+b": the backward's as well). It
+prints the counts of benchmarks/shape_fallback.cc for a run of each.
+
+usage: shape_fallback.py [--program build/bin/shape_fallback] [model ...]
 """
 
 import argparse
@@ -51,7 +53,7 @@ MODELS = {"llama": llama, "gpt2": gpt2, "bert": bert, "t5": t5}
 
 
 class Logits(torch.nn.Module):
-    """Takes tensors in order and gives the first output alone, as an exporter likes it."""
+    """Takes tensors in order and returns only the first output, as an exporter needs it."""
 
     def __init__(self, model, names):
         super().__init__()
@@ -72,7 +74,7 @@ def export(name, path):
 
 
 def capture(name, folder):
-    """Runs forward and backward once through caesura.wrap; (path, inputs) of each program run: the forward's, all."""
+    """Runs forward and backward once through caesura.wrap. Returns (path, inputs) of the forward's and all programs."""
     runs, run = [], Program.__call__
 
     def recording(program, values):

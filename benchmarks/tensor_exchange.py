@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tensor costs on its way in and out: nanoseconds a call, the fastest of several rounds.
+"""Measures the exchange of one tensor, in and out: nanoseconds per call, the fastest of several rounds.
 
     python benchmarks/tensor_exchange.py
 """

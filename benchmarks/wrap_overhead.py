@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a wrapped tiny module costs, and where: forward and backward of a Linear(8, 8) on 4 rows.
+"""Measures the parts of a call of a wrapped tiny module: forward and backward of a Linear(8, 8) on 4 rows.
 
     OMP_NUM_THREADS=1 python benchmarks/wrap_overhead.py
 
-The ways take turns, some calls each; shown is CPU time in microseconds, the median over the rounds and the least one.
-A backward's time is that of forward and backward less that of the forward in the same round.
+The variants take turns, several calls each. It prints CPU time in microseconds: the median over the rounds and the
+minimum. A backward's time is the time of forward and backward minus that of the forward in the same round.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import warnings
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
-os.environ["CAESURA_PROGRAM_CACHE"] = "off"  # a call that is found on disk asks no guards of dynamo's
+os.environ["CAESURA_PROGRAM_CACHE"] = "off"  # a call that is found on disk evaluates no Dynamo guards
 import caesura  # noqa: E402
 
 
@@ -113,7 +113,7 @@ def main():
     for name, way in table.items():
         both(way) if "guards" not in name else forward(way)
     gc.collect()
-    gc.freeze()  # what the imports and captures have left is no business of a call
+    gc.freeze()  # objects left by imports and captures must not slow down a call
     for _ in range(options.rounds):
         for name, way in table.items():
             ahead = microseconds(forward, way)

@@ -43,7 +43,7 @@ def export(folder: str, seed: int = 0) -> DigitsNet:
     torch.manual_seed(seed)
     module = DigitsNet().train()
     batch = torch.export.Dim("batch")
-    # optimize=False: the optimiser would fold BatchNorm into the convolutions, and there would be nothing to train.
+    # optimize=False: the optimiser would fold BatchNorm into the convolutions, and no BatchNorm would be left to train.
     program = torch.onnx.export(module, (torch.zeros(4, 1, 8, 8),), dynamo=True, optimize=False, verbose=False,
                                 input_names=["images"], output_names=["scores"],
                                 dynamic_shapes={"images": {0: batch}})

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small GPT-2 of transformers on Python's own sources, in the loops that people have, through caesura.wrap.
+"""Trains a small GPT-2 of transformers on Python's own sources, through caesura.wrap, in four kinds of training loop.
 
     python examples/finetune/finetune.py                      transformers.Trainer
     python examples/finetune/finetune.py --loop accelerate    or accelerate, lightning, plain
-    python examples/finetune/finetune.py --eager              the same in PyTorch alone, to compare with
+    python examples/finetune/finetune.py --eager              the same in PyTorch only, to compare with
 
-The one line that differs between the two is the one that wraps the model. Characters are the tokens and the weights begin
-at random, so that nothing has to be downloaded.
+Only the line that wraps the model differs between the two. Characters are the tokens and the weights begin at random,
+so nothing has to be downloaded.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LENGTH, BATCH = 64, 8
 
 
 class Text(torch.utils.data.Dataset):
-    """Pieces of the standard library's sources; every item a dict, as transformers' models take it."""
+    """Pieces of the standard library's sources. Every item is a dict, as transformers' models take it."""
 
     def __init__(self, pieces=4096):
         folder = pathlib.Path(os.__file__).parent
@@ -56,7 +56,7 @@ def batches(data, steps):
 
 
 def plain(model, data, steps):
-    """A loop by hand; gives the losses."""
+    """Trains in a plain PyTorch loop; returns the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     losses = []
     for batch in batches(data, steps):

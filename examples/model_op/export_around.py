@@ -56,7 +56,7 @@ def export(module, arguments, path, inputs, outputs):
 
 
 def around(middle, path, rng):
-    """images -> a layer -> the middle -> a layer -> scores, with weights that do not depend on what the middle is."""
+    """images -> a layer -> the middle -> a layer -> scores. The weights are the same for every kind of middle."""
     graph = onnx.ModelProto.FromString(middle.SerializeToString()).graph
     weights = {
         "front.weight": rng.standard_normal((64, WIDTH)) / 8, "front.bias": np.zeros(WIDTH),

@@ -17,7 +17,7 @@ session.export("trained.onnx")
 features = caesura.OnnxModule("trained.onnx")
 with torch.no_grad():
     train_features, test_features = features(images=images), features(images=test_images)
-# A question that the model was not trained for.
+# The new task: the model was not trained for it.
 is_odd = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
 optimizer = torch.optim.AdamW(is_odd.parameters(), lr=1e-2)
 for x, y in digits.batches(train_features, labels % 2, epochs=20):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python block of the README and of the documentation runs: a page's blocks one after the other, in a folder of its own.
+"""Every Python block of the README and of the pages runs, a page's blocks in order, in a fresh folder.
 
 Code between `<!-- setup` and `-->` runs too, in its place; readers do not see it.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody tries first, in an environment that has only the wheel (cmake/wheel.sh --check).
+"""Runs the first steps of a new user in an environment that has only the wheel (cmake/wheel.sh --check).
 
     quick_start.py onnx     trains and runs an ONNX model, without PyTorch
-    quick_start.py readme   the Python blocks of the README, as they stand there
+    quick_start.py readme   the Python blocks of the README, unchanged
 """
 
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example runs as its reader would run it, and learns its digits."""
+"""Every example runs as a reader would run it, and its model learns the digits."""
 
 import json
 import pathlib
@@ -31,7 +31,7 @@ def test_example(name, tmp_path):
 
 
 def test_the_notebook_runs(tmp_path):
-    """Its cells one after the other, as a program: no notebook server is needed for what they do."""
+    """Returns the notebook's cells as one program, so that no notebook server is needed."""
     cells = json.loads((FOLDER / "five_minutes.ipynb").read_text())["cells"]
     assert all(not cell["outputs"] for cell in cells if cell["cell_type"] == "code")  # results are not kept in the tree
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

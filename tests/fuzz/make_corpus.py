@@ -22,7 +22,7 @@ MAX_BYTES = 4000  # of one model
 
 
 def write(target, seeds):
-    """Equal seeds give equal bytes: no times, sorted names."""
+    """Writes an archive without times and with sorted names, so that equal seeds give equal bytes."""
     with zipfile.ZipFile(HERE / "corpus" / f"{target}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in sorted(seeds.items()):
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
@@ -45,7 +45,7 @@ def with_integers(folder):
 
 
 def node_models(folder):
-    """For each op the smallest model that has it."""
+    """Returns the smallest model with each op."""
     smallest = {}
     for path in sorted(folder.iterdir()):
         data = with_integers(path)
@@ -57,7 +57,7 @@ def node_models(folder):
 
 
 def several_ops():
-    """Models whose nodes meet: what passes fuse, bodies in bodies, functions, weights."""
+    """Models of several nodes: patterns that passes fuse, nested bodies, functions, weights."""
     texts = {
         "mlp": """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y)
             <float[4, 8] w = {}, float[8] b = {}, float[8, 3] v = {}>
@@ -102,7 +102,7 @@ def several_ops():
 
 
 def fill(text):
-    """Values for initializers that are left empty."""
+    """Fills the empty initializers."""
     out = []
     for part in text.split("= {}"):
         out.append(part)
@@ -113,7 +113,7 @@ def fill(text):
 
 
 def kernel_inputs():
-    """For each op its name and decisions: all mild, and two mixtures."""
+    """Returns each op's name with decisions: all moderate, and two mixtures."""
     seeds = {}
     for schema in onnx.defs.get_all_schemas():
         draw = random.Random(schema.name)
@@ -184,7 +184,7 @@ def arrays():
 
 
 def exchanged_tensors():
-    """In the order in which fuzz_dlpack.cc takes its decisions."""
+    """The decisions come in the order in which fuzz_dlpack.cc reads them."""
     seeds = {}
     for code, bits in ((2, 5), (2, 4), (0, 3), (0, 6), (1, 3), (4, 4), (5, 6), (6, 3), (17, 2)):
         for strides in (0, 16):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of PyTorch as nodes, from Python: the library that is opened in the run, and operators written in Python."""
+"""Operators of PyTorch as nodes, from Python: the library opened at run time, and operators written in Python."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark command: its statistics, its processes, its report; no time is asserted."""
+"""The benchmark command: its statistics, its processes and its report. No test asserts a time."""
 
 import json
 import re
@@ -15,7 +15,7 @@ LOSSES = ["tiny-mlp", "mlp", "digits-cnn", "small-gpt", "small-llama"]
 
 
 def test_median_interval_is_that_of_the_sign_test():
-    # Of 20 values the 6th and the 15th: 2 * sum(C(20, i) for i < 6) / 2^20 = 4.1% are outside.
+    # The 6th and the 15th of 20 values: 2 * sum(C(20, i) for i < 6) / 2^20 = 4.1% are outside.
     assert statistics.median_interval(range(1, 21)) == (6, 15)
     assert statistics.median_interval([5, 1, 4, 2, 3, 6]) == (1, 6)  # 2 / 2^6 = 3.1%
     assert statistics.median_interval([1, 2, 3, 4, 5]) is None       # 2 / 2^5 = 6.3%
@@ -33,7 +33,7 @@ def test_ratio_pairs_rounds():
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_no_system_follows_itself(count):
-    """Its caches would still be its own, which those between others have no part in."""
+    """A system that ran twice in succession would find warm caches; the others would not."""
     calls, turns = [], measure._Turns(None, 1, "")
 
     class Named:
@@ -73,7 +73,7 @@ def test_bfloat16_follows_eager():
 
 
 def command(*arguments: str) -> str:
-    """What the command prints."""
+    """Returns the command's output."""
     return subprocess.run([sys.executable, "-m", "caesura.bench", *arguments], check=True, capture_output=True,
                           text=True).stdout
 
@@ -120,7 +120,7 @@ def test_missing_peer_is_named(tmp_path, monkeypatch):
 
 
 def test_failing_system_drops_out():
-    """A system that cannot train the workload says why; the others' turns go on."""
+    """A system that cannot train the workload reports the reason, and the others continue."""
     if not (processes.peers_folder() / "jax/bin/python").exists():
         pytest.skip("jax is not installed")
     systems = run_workload(workloads.find("digits-cnn"), ["jax", "eager"], rounds=1, threads=1)["systems"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of wrapped and compiled modules from disk: who finds them, what makes another key, and files that are damaged."""
+"""Calls of wrapped and compiled modules from disk: hits, changes that need another key, and damaged files."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ from wrap_test import Net, gradients  # noqa: E402
 
 
 def captured(run) -> int:
-    """How many graphs are captured anew while `run` runs, as in a new process."""
+    """Counts the graphs that `run` captures, as in a new process."""
     count, original = [], dynamo_backend.aot_autograd
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
@@ -30,7 +30,7 @@ def captured(run) -> int:
 
 
 def hit(module, *args, wrap=caesura.wrap, rtol=1e-4, **kwargs) -> bool:
-    """Whether a copy of the module, wrapped, finds all its calls on disk; it agrees with eager either way."""
+    """Returns True if a wrapped copy of the module finds all its calls on disk. Results must equal eager's."""
     def run():
         plain, other = copy.deepcopy(module), wrap(copy.deepcopy(module))
         for _ in range(2):
@@ -195,7 +195,7 @@ def test_autocast_and_modes_are_in_the_key():
 
 
 def test_the_users_lines_are_in_the_key(tmp_path):
-    """What an error or a report names is where the code is now."""
+    """Code that has moved to other lines needs a new capture, so that errors name the present lines."""
     source = "import torch\nclass Made(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x).relu()\n"
     x = torch.randn(5, 6)
     made = load(tmp_path, source).Made(6, 4)
@@ -213,7 +213,7 @@ def test_sizes_that_change_are_captured_with_a_symbol():
             x = torch.randn(rows, 6)
             torch.testing.assert_close(gradients(wrapped, x)[0], gradients(plain, x)[0])
 
-    assert [captured(run) for _ in range(2)] == [1, 1]  # that with the symbol; five rows are found
+    assert [captured(run) for _ in range(2)] == [1, 1]  # with the symbol; five rows come from disk
 
 
 @pytest.mark.parametrize("kind", ["function", "checkpoint", "shared"])
@@ -245,7 +245,7 @@ def test_what_no_key_holds_is_captured_each_time(kind, folder):
 # --- the files ---
 
 def numbers_in(facts):
-    """(list, index) of all ints in it."""
+    """Yields (list, index) of all ints in it."""
     found = []
     for key, value in facts.items() if isinstance(facts, dict) else enumerate(facts):
         if isinstance(value, (dict, list)):
@@ -287,7 +287,7 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
 
 
 def test_numbers_that_do_not_fit_harm_nothing(folder):
-    """A number of a call's is another one: told of when it is opened, an error when it runs, or another result."""
+    """A changed number in a call's file gives a warning, an error, or another result, but never a crash."""
     choose, module, x = random.Random(0), Halves(), torch.randn(5, 6)
     hit(module, x)
     file = file_of_the_graph(folder)
@@ -297,7 +297,7 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
     def run():
         try:
             gradients(caesura.wrap(copy.deepcopy(module)), x)
-        except Exception:  # whatever it is; the process goes on
+        except Exception:  # any error is allowed; the process must survive
             return 1
         return 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module, and changes of what its calls depend on, each as a context that undoes it. For changes_test.py."""
+"""A module, and changes of everything that its calls depend on. Each change is a context that undoes it."""
 
 import collections
 import contextlib
@@ -121,7 +121,7 @@ class Net(nn.Module):
 
 @contextlib.contextmanager
 def attribute(owner, name, value):
-    """setattr() as users write it, undone in the same way."""
+    """Calls setattr() as users do, and undoes it in the same way."""
     missing = object()
     before = vars(owner).get(name, missing) if not isinstance(owner, nn.Module) else getattr(owner, name, missing)
     setattr(owner, name, value)
@@ -156,7 +156,7 @@ def done(do, undo):
 
 @contextlib.contextmanager
 def reordered(mapping):
-    """The first goes behind the others."""
+    """Moves the first entry to the end."""
     rows = list(mapping.items())
     mapping.clear()
     mapping.update(rows[1:] + rows[:1])
@@ -309,7 +309,7 @@ def attribute_class(value, cls):
     return done(lambda: setattr(value, "__class__", cls), lambda: setattr(value, "__class__", before))
 
 
-# Of calls: the arguments.
+# Changes of the call's arguments.
 CALLS = {
     "another shape": lambda x: ((x[:2],), {}), "another dtype": lambda x: ((x.double(),), {}),
     "other strides": lambda x: ((x.t().contiguous().t(),), {}), "a gradient": lambda x: ((x.clone().requires_grad_(),), {}),
@@ -319,7 +319,7 @@ CALLS = {
 
 
 def outcome(module, call, args, kwargs):
-    """Results and gradients, or the kind of error."""
+    """Returns results and gradients, or the type of the error."""
     torch.manual_seed(0)
     module.zero_grad()
     statistics = {name: value.clone() for name, value in module.named_buffers()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes after a call is noticed by the next one: by a process that has captured it, and by one that found it on disk."""
+"""A call notices a change since the last call, if this process captured it, and if it came from disk."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from changes import CALLS, CHANGES, Net, difference, outcome  # noqa: E402
 from program_cache_test import start  # noqa: E402
 
 
-UNGUARDED = {"builtin shadowed"}  # what dynamo's guards do not see, in the process that has captured
+UNGUARDED = {"builtin shadowed"}  # changes that Dynamo's guards do not detect, in the process that has captured
 
 
 def sweep(recalls: bool) -> dict:
-    """The differences to eager after each change, by its name; in a process that finds its first calls on disk, or none."""
+    """Returns the differences from eager by change, in a process that finds its first calls on disk or not."""
     warnings.simplefilter("ignore")
     names = [*CHANGES, *CALLS][::1 if os.environ.get("CAESURA_LONG") else 6]
     count, original = [], wrapping.torch_backend
@@ -47,7 +47,7 @@ def sweep(recalls: bool) -> dict:
 def test_every_change_is_noticed(recalls, tmp_path, monkeypatch):
     monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "programs"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    if recalls:  # what another process has kept
+    if recalls:  # uses calls that another process has kept
         keeping = start("import torch, caesura, changes; m = caesura.wrap(changes.Net()); x = torch.randn(4, 4)\n"
                         "for _ in range(3): changes.outcome(m, m, (x,), {})")
         assert keeping.wait(600) == 0, keeping.stderr.read()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of calls that follow from a size that changes: attributes of ops, operands, and what no capture takes."""
+"""Call arguments that depend on a changing size: as attributes of ops, as operands, and those that no capture takes."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ class Net(torch.nn.Module):
         return self.function(x * self.weight, x.shape[0])
 
 
-# All of it in our kernels; x is [n, 6].
+# These run in our kernels only; x is [n, 6].
 OURS = {
     "elu": lambda x, n: F.elu(x, n),
     "celu": lambda x, n: F.celu(x, n),
@@ -65,7 +65,7 @@ OURS = {
     "huber_loss": lambda x, n: F.huber_loss(x, x * 0, delta=n / 10),
     "smooth_l1_loss": lambda x, n: F.smooth_l1_loss(x, x * 0, beta=n / 10),
 }
-# Some of it, or all, in PyTorch.
+# These run in PyTorch, partly or wholly.
 PYTORCHS = {
     "arange of floats": lambda x, n: x.sum() + torch.arange(0, n, 0.5),
     "norm": lambda x, n: x.norm(n, dim=1),
@@ -144,7 +144,7 @@ def test_a_symbol_is_a_number_where_a_rule_takes_one_only_under_a_guard():
     symbol = _symbol(7)
     scalar = Scalar("n", symbol)
     with pytest.raises(caesura.lowering.Refused, match="a number that changes"):
-        int(scalar)  # nothing is captured here, so that no guard would be checked
+        int(scalar)  # outside of a capture nothing would check a guard
     environment = symbol.node.shape_env
     with torch._guards.tracing(torch._guards.TracingContext(None)):
         assert [int(scalar), scalar + 1, 10 - scalar, scalar // 2, -scalar, list(range(scalar))[-1], number([scalar, 2])] == [
@@ -173,7 +173,7 @@ def test_a_rule_that_fails_is_refused():
 
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_no_rule_that_fails_ends_a_call(monkeypatch):
-    """Each rule in turn fails: the call is PyTorch's."""
+    """If a rule fails, PyTorch runs the call. Each rule fails in turn."""
     for target in (torch.ops.aten.mul.Tensor, torch.ops.aten.tanh.default, torch.ops.aten.tanh_backward.default):
         torch._dynamo.reset(), caesura.reset_report()
         monkeypatch.setitem(TABLE, target, lambda *arguments: [][0])
@@ -197,4 +197,4 @@ def test_question_answering_at_several_lengths():
             found.append((loss, *torch.autograd.grad(loss, module.parameters(), allow_unused=True)))
         for expected, actual in zip(*found, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
-    assert len(type(wrapped)._calls.captures) == 2  # the length is an input of the second one
+    assert len(type(wrapped)._calls.captures) == 2  # the second one takes the length as an input

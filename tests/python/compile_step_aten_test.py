@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compile_step of modules with calls that no ONNX ops mean: PyTorch computes them, and their gradients, inside of the step."""
+"""Calls without an ONNX equivalent run in PyTorch, with their gradients, within a compiled step."""
 
 import copy
 
@@ -23,7 +23,7 @@ def fresh():
 
 
 class Sorts(torch.nn.Module):
-    """One of two results is read."""
+    """Reads one of two results."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Pairs(torch.nn.Module):
 
 
 class Windows(torch.nn.Module):
-    """A size that changes is an argument of a call."""
+    """Passes a changing size to a call."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ class OfParameter(torch.nn.Module):
 
 
 def some_and(p, x, y):
-    """x where it is no y, behind p: a part whose length shows only in the run."""
+    """Appends p to the elements of x that differ from y; the length is known only at run time."""
     return (torch.cat([x[x != y], p]) * p.sum()).square().sum()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls of a compiled step notice, those that go past dynamo's bytecode: each beside eager PyTorch."""
+"""Calls of a compiled step that bypass Dynamo's bytecode notice changes; each is compared with eager PyTorch."""
 
 import copy
 import gc
@@ -29,7 +29,7 @@ def pair(module, make=lambda p: torch.optim.AdamW(p, lr=1e-2)):
 
 
 def both(first, second, change=None, steps=3):
-    """Steps on each side with the same batches, a change, and more steps; losses and weights must agree throughout."""
+    """Runs steps on both sides, a change, and more steps; losses and weights must agree throughout."""
     for turn in range(2):
         data = batches(steps)
         expected = eager(*first, data)

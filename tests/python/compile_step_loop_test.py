@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training loops do around a compiled step, and torch.vmap inside of it, beside eager."""
+"""Training loops around a compiled step, and torch.vmap within it, give eager's results."""
 
 import copy
 import types
@@ -23,7 +23,7 @@ def sgd(parameters):
 
 
 def beside_eager(make, optimizer=adamw, around=None, loss_fn=F.cross_entropy, count=5):
-    """around(module, optimizer): gives what is called behind each step."""
+    """around(module, optimizer) returns a function that is called after each step."""
     module = make()
     other, data = copy.deepcopy(module), batches(count)
     optimizers = [optimizer(m.parameters()) for m in (module, other)]
@@ -73,7 +73,7 @@ def test_rates_of_groups(rates, around):
 
 
 def test_no_warning_of_a_schedule():
-    """Schedules ask PyTorch's optimizer whether it has stepped before they do."""
+    """A schedule does not warn: it sees that the optimizer stepped before it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         beside_eager(Net, around=lambda m, optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5).step)
@@ -151,7 +151,7 @@ def test_refuses_distributed_data_parallel(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-# --- what calls are made with -----------------------------------------------------------------------------------
+# --- the arguments of calls --------------------------------------------------------------------------------------
 
 class Times(Net):
     def forward(self, x, factor):
@@ -159,7 +159,7 @@ class Times(Net):
 
 
 def test_numbers_that_change():
-    """Captured for the first one, and then for all."""
+    """The second number makes a capture that serves all numbers."""
     module = Times()
     other = copy.deepcopy(module)
     optimizers = [sgd(m.parameters()) for m in (module, other)]
@@ -206,7 +206,7 @@ class Mapped(Net):
 
 
 class PartlyStopped(Net):
-    """A gradient that is stopped inside of a vmap."""
+    """Stops a gradient within a vmap."""
 
     def forward(self, x):
         def row(x):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which value a compiled step trains on, whatever else the forward keeps or returns."""
+"""A compiled step trains on the loss, and on no other value that the forward keeps or returns."""
 
 import copy
 import dataclasses
@@ -14,7 +14,7 @@ import caesura  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def no_sizes_from_before():
-    torch._dynamo.reset()  # dynamo takes a size for one that changes where another test's step had another
+    torch._dynamo.reset()  # else Dynamo would treat a size as changing because another test used a different one
 
 @dataclasses.dataclass
 class Output:
@@ -23,7 +23,7 @@ class Output:
 
 
 class Net(nn.Module):
-    """keep: what the forward does beside its loss, given the module, what its layer makes, and the loss."""
+    """keep(module, the layer's output, loss) is called in the forward, and may return another result."""
 
     def __init__(self, keep):
         super().__init__()
@@ -73,7 +73,7 @@ KEEPS = {
 
 
 def values(kept):
-    """The tensors that a module has kept."""
+    """Returns the tensors that a module has kept."""
     return [kept.last] if isinstance(kept.last, torch.Tensor) else [*kept.all, *kept.named.values()]
 
 

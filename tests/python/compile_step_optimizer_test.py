@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others do to the optimizer, its state and its parameters between the calls of a compiled step, beside eager."""
+"""Changes of the optimizer, its state and its parameters between calls of a compiled step act as in eager."""
 
 import copy
 import warnings
@@ -23,7 +23,7 @@ def sgd(module, **options):
 
 
 class OwnAdagrad(torch.optim.Adagrad):
-    """A class that no update op is known of: PyTorch steps it."""
+    """A class without an update op, so PyTorch steps it."""
 
 
 def adagrad(module):
@@ -56,7 +56,7 @@ class Side:
 
 
 def beside_eager(make, change=None, module=None, sizes=(5,) * 7, at=3, accumulate=1, kept=True):
-    """kept: whether the update stays in the program to the end, or PyTorch's optimizer is told of to do it."""
+    """kept: True if the update must stay in the program; False if PyTorch's optimizer must take over, and warn."""
     module = module or Net()
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always", caesura.FallbackWarning)
@@ -81,7 +81,7 @@ def test_adam_that_decouples_its_decay_is_adamw():
 def with_the_rest(module, optimizer):
     parameters = [*module.norm.parameters(), *module.last.parameters()]
     for parameter in parameters:
-        parameter.grad = None  # a step gives no gradients to what no group holds
+        parameter.grad = None  # a step computes no gradients for parameters outside of all groups
     optimizer.add_param_group({"params": parameters, "lr": 0.02})
 
 
@@ -109,7 +109,7 @@ def one_moved(module, optimizer):
 
 @pytest.mark.parametrize("make, change, kept", [
     (only_first(sgd), with_the_rest, True), (sgd, with_a_new_layer, True),
-    (only_first(adam), with_the_rest, False),  # the counts of updates differ from there on
+    (only_first(adam), with_the_rest, False),  # the counts of updates differ from then on
     *((adam, change, True) for change in (without_one, another_group, another_list, one_moved))])
 def test_groups_that_change(make, change, kept):
     beside_eager(make, change, kept=kept)
@@ -117,7 +117,7 @@ def test_groups_that_change(make, change, kept):
 
 @pytest.mark.parametrize("make, change, kept", [(only_first(sgd), with_the_rest, True), (sgd, without_one, False)])
 def test_groups_that_change_within_a_window(make, change, kept):
-    """Gradients of the calls before are not lost."""
+    """The gradients of earlier calls in the window are kept."""
     beside_eager(make, change, accumulate=2, sizes=(5,) * 8, kept=kept)
 
 
@@ -134,7 +134,7 @@ def test_options_that_are_loaded():
 @pytest.mark.parametrize("schedule", [lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
                                       lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 5)])
 def test_schedules_made_behind_the_step(schedule):
-    """They keep "initial_lr" in the groups, which no update reads."""
+    """A schedule stores "initial_lr" in the groups; no update reads it."""
     made = {}
 
     def change(module, optimizer):
@@ -261,7 +261,7 @@ def test_refuses_state_of_another_shape():
 # --- parameters by turns ----------------------------------------------------------------------------------------
 
 class Turns(nn.Module):
-    """One of two layers in each call, behind a trunk that is always there or not."""
+    """Each call uses one of two layers, after a trunk with parameters or without."""
 
     def __init__(self, has_trunk=False):
         super().__init__()
@@ -298,7 +298,7 @@ def test_a_parameter_that_is_frozen_while_pytorch_steps():
 
 @pytest.mark.parametrize("make", [adam, sgd, dampened])
 def test_two_steps_with_one_optimizer(make):
-    """The second is made when the first has stepped; then by turns."""
+    """The second step is made after the first has run; then they take turns."""
     losses = F.cross_entropy, lambda y, target: F.cross_entropy(y * 2, target)
     modules = [Net() for _ in range(2)]
     modules[1].load_state_dict(modules[0].state_dict())
@@ -324,7 +324,7 @@ def test_sizes_that_change_within_a_window(make, kept):
 
 
 def test_scales_that_differ_within_a_window():
-    """With "fp16" each program scales its loss by itself."""
+    """Each program has its own loss scale with "fp16"."""
     module = Net()
     sides = [Side(module, sgd), Side(copy.deepcopy(module), sgd, 2, compiled=True, precision="fp16")]
     (first, second), step = (batches(1, rows)[0] for rows in (5, 3)), sides[1].step
@@ -335,7 +335,7 @@ def test_scales_that_differ_within_a_window():
     step(*first)
     for gradient in step.gradients.tensors.values():
         gradient.mul_(4)
-    step._loss_scale *= 4  # as if the first program's were so
+    step._loss_scale *= 4  # as if the first program had this scale
     step(*second)
     (F.cross_entropy(module(first[0]), first[1]) / 2 + F.cross_entropy(module(second[0]), second[1]) / 2).backward()
     sides[0].optimizer.step()

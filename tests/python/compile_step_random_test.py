@@ -25,7 +25,7 @@ DATA = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.ara
 
 @pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"precision": "bf16"}, {"memory_budget": 6000}])
 def test_a_seed_repeats_the_masks(options):
-    """From the capturing call on, whatever ran between, and at any place of a window."""
+    """A seed repeats the masks from the capturing call on, after any calls between, and at any place of a window."""
     step = compiled(net(), **options)
     losses = []
     for calls_between in (0, 1, 2, 3):
@@ -72,7 +72,7 @@ def test_a_resumed_run_is_the_same_run():
 
 
 def test_draws_of_both_kinds_keep_their_order():
-    """PyTorch draws what dropout2d takes; the first call is not one of the later ones' kind."""
+    """PyTorch draws for dropout2d, and our kernel for dropout. The first call captures; the later ones do not."""
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
@@ -101,7 +101,7 @@ def test_a_step_without_random_ops_draws_nothing():
 
 
 def test_backward_has_the_forwards_mask():
-    """The gradient of a weight behind a dropout is zero exactly where the loss does not see it."""
+    """A weight's gradient is zero exactly where the dropout hides it from the loss."""
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()

@@ -74,7 +74,7 @@ class Averages(Net):
 
 
 class Rolls(Net):
-    """Another tensor in the buffer's place in every call."""
+    """Replaces the buffer by another tensor in every call."""
 
     def forward(self, x):
         y = self.first(x)
@@ -89,7 +89,7 @@ class Spectral(Net):
 
 
 class Keeps(Net):
-    """The attribute is only written to."""
+    """Writes to the attribute and never reads it."""
 
     def forward(self, x):
         y = self.first(x)
@@ -131,7 +131,7 @@ def test_does_as_eager(make, outside):
     other, data = copy.deepcopy(module), batches(5, rows=6)
     losses = eager(module, sgd(module), data)
     step = compiled(other)
-    with torch.set_grad_enabled(outside):  # a step is one either way
+    with torch.set_grad_enabled(outside):  # the grad mode outside must not matter
         assert [step(x, y).item() for x, y in data] == pytest.approx(losses, rel=1e-5)
     same(module, other)
     if module.seen is not None:
@@ -169,7 +169,7 @@ session.save(folder + "/state.safetensors")
 
 @pytest.mark.parametrize("make", [Averages, Distills], ids=lambda make: make.__name__)
 def test_steps_on_disk_write_to_buffers_and_stop_gradients(tmp_path, make):
-    """Trained on in a process of its own, in which nothing was trained before."""
+    """An exported step continues in a new process with the same results."""
     torch.manual_seed(0)
     module = make()
     other, data = copy.deepcopy(module), batches(6, rows=6)
@@ -254,7 +254,7 @@ def test_refuses_what_gradients_or_files_would_not_see(make, why):
 # --- norms ------------------------------------------------------------------------------------------------------
 
 NORMS = {
-    # Its statistics are means of a batch norm's; they begin as weights and biases do, and move apart.
+    # Its statistics average a batch norm's. They begin equal to weights and biases, and move apart.
     "instance norm": lambda: torch.nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
     "instance norm, plain": lambda: torch.nn.InstanceNorm2d(3, track_running_stats=True),
     "batch norm, plain": lambda: torch.nn.BatchNorm2d(3, affine=False),

@@ -76,7 +76,7 @@ def test_follows_eager(make):
 
 
 def test_state_is_pytorchs_own():
-    """After caesura's steps PyTorch goes on with the same optimizer, and the other way round."""
+    """PyTorch continues with the optimizer after caesura's steps, and caesura after PyTorch's."""
     module = Net()
     other = copy.deepcopy(module)
     first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other))
@@ -224,7 +224,7 @@ def test_dropout_repeats_under_a_seed():
 
 
 def test_attention_with_a_mask_between_projections():
-    """The captured attention's own outputs have no type that ONNX would infer."""
+    """The step works although ONNX infers no type for the captured attention's own outputs."""
     class Attends(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -250,7 +250,7 @@ def test_attention_with_a_mask_between_projections():
 
 
 class Own(torch.optim.Adagrad):
-    """A user's class: its step() may do anything."""
+    """A user's class, whose step() may do anything."""
 
 
 LEFT_TO_PYTORCH = {
@@ -261,7 +261,7 @@ LEFT_TO_PYTORCH = {
 @pytest.mark.parametrize("make,reason", LEFT_TO_PYTORCH.values(), ids=LEFT_TO_PYTORCH)
 def test_other_optimizers_step_our_gradients(make, reason):
     module = Net()
-    module.unused = torch.nn.Linear(2, 2)  # decay must not touch what has no gradient
+    module.unused = torch.nn.Linear(2, 2)  # decay must not touch a parameter without a gradient
     other = copy.deepcopy(module)
     first, second = make(module.parameters()), make(other.parameters())
     data = batches(8)
@@ -318,7 +318,7 @@ def test_refuses_sizes_that_data_decide():
 
 
 class Partly(Net):
-    """With parameters that no gradient of the loss comes to."""
+    """Has parameters that get no gradient from the loss."""
 
     def __init__(self):
         super().__init__()
@@ -335,7 +335,7 @@ class Partly(Net):
 @pytest.mark.parametrize("make", [OPTIMIZERS["adamw"], OPTIMIZERS["momentum"], lambda p: torch.optim.Adagrad(p, weight_decay=0.1)])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_parameters_without_a_gradient_stay(make):
-    """Decay, too, is for those that have one."""
+    """Weight decay, too, applies only to parameters with a gradient."""
     module, data = Partly(), batches(4)
     other = copy.deepcopy(module)
     optimizers = [make(m.parameters()) for m in (module, other)]
@@ -353,7 +353,7 @@ def test_refuses_a_loss_without_parameters():
 
 
 class Quantizes(Net):
-    """A straight-through estimator, beside codes that follow what they stand for."""
+    """A straight-through estimator, with codes that follow the values they represent."""
 
     def __init__(self):
         super().__init__()

@@ -13,7 +13,7 @@ from compile_step_test import eager, fresh, same  # noqa: E402, F401
 
 
 class Rotary(nn.Module):
-    """Rotary positions as complex factors, as Llama's first code had them."""
+    """Rotary positions as complex factors, as in Llama's original code."""
 
     def __init__(self, width=16, heads=2):
         super().__init__()
@@ -64,7 +64,7 @@ class Parts(nn.Module):
 
 
 class Placed(nn.Module):
-    """Values put into others, and chosen among several."""
+    """Writes values into tensors, and selects among several."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Placed(nn.Module):
 
 
 class Correlation(nn.Module):
-    """A transform of transposed values, whose strides become others in pairs."""
+    """A transform of transposed values, whose strides change when numbers become pairs."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ def test_compile_step(make):
         torch.testing.assert_close(optimizers[1].state[q]["exp_avg"], optimizers[0].state[p]["exp_avg"], rtol=1e-3, atol=1e-6)
 
 
-# Adadelta is PyTorch's; unlike Rprop and Adagrad it does not go by the sign of what is 0 but for rounding.
+# PyTorch steps Adadelta. Unlike Rprop and Adagrad it does not depend on the sign of values that are rounding only.
 @pytest.mark.parametrize("optimizer", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adadelta(p, lr=10)])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_complex_parameters_move(optimizer):
@@ -164,7 +164,7 @@ def test_complex_parameters_move(optimizer):
 
 
 def test_rotary_positions_are_ours():
-    """Nothing is left to PyTorch, and the step can be exported."""
+    """Our kernels run rotary positions; nothing is left to PyTorch."""
     module = Rotary()
     x, target = data(1)[0]
     with caesura.strict():
@@ -175,7 +175,7 @@ def test_rotary_positions_are_ours():
 
 
 class Rotates(nn.Module):
-    """Products of complex matrices alone."""
+    """Only products of complex matrices."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ONNX node tests: everything passes but what is listed here with its reason."""
+"""All ONNX node tests pass except those listed here with a reason."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 
 from caesura import conformance
 
-# Name (or a part of it) of a case that does not pass, and why.
+# The name (or a part of it) of each case that does not pass, and why.
 REASONS = {
     "image_decoder": "decoding JPEG, PNG and the like needs codecs that the library does not link",
     "test_bernoulli": "draws random numbers; the reference's generator (NumPy's) is not specified by ONNX",

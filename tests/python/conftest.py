@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For all tests: captures are their own, no program comes from a run before."""
+"""Each test run makes its own captures; no program comes from an earlier run."""
 
 import os
 

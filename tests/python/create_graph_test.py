@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of derivatives through wrapped modules: eager PyTorch's own, loudly."""
+"""Derivatives of derivatives through wrapped modules are eager PyTorch's own, with a warning."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ def fresh():
 
 
 def penalty(module, x):
-    """A gradient penalty, as critics are trained with: (its value, gradients of the parameters and of the input)."""
+    """Returns a critic's gradient penalty: (its value, gradients of the parameters and of the input)."""
     x = x.detach().requires_grad_()
     (dx,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
     value = (dx.flatten(1).norm(dim=1) - 1).square().mean()
@@ -93,7 +93,7 @@ def test_statistics_are_written_once():
 
 
 def test_the_forwards_own_dropout_mask():
-    """The first derivatives are those of the forward that was: with the same mask, whether they have derivatives or not."""
+    """The first derivatives use the dropout mask of their forward, with create_graph and without."""
     wrapped = caesura.wrap(torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Dropout(0.5), torch.nn.Tanh(),
                                                torch.nn.Dropout(0.3), torch.nn.Linear(64, 2)))
     x = torch.randn(5, 6, requires_grad=True)
@@ -187,7 +187,7 @@ def test_buffers_that_outputs_depend_on_are_refused():
 
 
 class Shares(torch.nn.Module):
-    """Results that share their elements: with each other, with what is no result, and with an input."""
+    """Returns results that share memory with each other, with a value that is no result, and with an input."""
 
     def __init__(self, *last):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers in compiled steps: what PyTorch draws in eager it draws in a step, from the same generator; Python's likewise."""
+"""Compiled steps draw the random numbers that eager draws, from PyTorch's and Python's generators."""
 
 import copy
 import random
@@ -111,7 +111,7 @@ def test_as_eager_draws(loss, sizes):
 
 
 def at_least_memory(module, *batch):
-    """The step that computes most of its activations again."""
+    """Returns the step that recomputes most of its activations."""
     with pytest.raises(MemoryError, match="expected at least") as error:
         caesura.compile_step(module, None, sgd(module), memory_budget=1)(*batch)
     least, most = map(int, re.search(r"at least (\d+) bytes.*?\((\d+) without", str(error.value)).groups())
@@ -185,7 +185,7 @@ def test_drawn_in_the_program_by_a_seed_of_pytorch_s(loss):
     assert losses() == first
     torch.manual_seed(0)
     expected, _ = run(in_eager(Net(loss)), data)
-    assert first == pytest.approx(expected, rel=0.2)  # of 500 rows' other numbers
+    assert first == pytest.approx(expected, rel=0.2)  # the mean over 500 rows of other random numbers
     assert len(set(first)) == 3
 
 
@@ -218,7 +218,7 @@ LAID = {
 @pytest.mark.parametrize("sizes", [[(4, 4)] * 2, [(4, 4), (5, 4), (6, 3)]], ids=["one size", "sizes that change"])
 @pytest.mark.parametrize("noise", LAID.values(), ids=LAID)
 def test_wrapped_they_lie_as_in_eager(noise, sizes):
-    """In channels_last they come channel by channel."""
+    """Wrapped random numbers have eager's memory order: in channels_last they are drawn channel by channel."""
     class Noisy(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exported steps of models that people train: standard ops alone, trained by a command that no PyTorch is linked to."""
+"""Exported steps of real models contain only standard ops, and a command without PyTorch trains them."""
 
 import subprocess
 
@@ -69,7 +69,7 @@ def test_an_exported_step_needs_no_pytorch(make, command, tmp_path):
         caesura.export_step(tmp_path / "step", step, *arguments[0], **arguments[1])
     model = onnx.load(tmp_path / "step" / "model.onnx")
     onnx.checker.check_model(model)
-    # BERT's row of padding does not learn from the embedding.
+    # BERT's embedding gives its padding row no gradient.
     ours = {node.op_type for node in model.graph.node if node.domain}
     assert ours == ({"Detach"} if make is bert else set()), "nodes that are not standard"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""export_step and load_step: a step that goes on in another place is the step that stays."""
+"""export_step and load_step: a step that continues elsewhere gives the results of one that stays."""
 
 import copy
 import json
@@ -72,7 +72,7 @@ def test_goes_on_elsewhere_and_comes_back(parts, tmp_path):
             p.zero_()
     assert caesura.load_step(tmp_path / "step", module, optimizer) == 6
     for name, value in module.state_dict().items():
-        if "num_batches" not in name:  # the counter stays with PyTorch
+        if "num_batches" not in name:  # PyTorch keeps the counter
             torch.testing.assert_close(value, here[name], rtol=1e-6, atol=1e-7)
     for name, p in module.named_parameters():
         torch.testing.assert_close(optimizer.state[p]["exp_avg"], moments[name], rtol=1e-5, atol=1e-8)
@@ -95,7 +95,7 @@ def test_export_changes_nothing_and_holds_plain_ops(parts, tmp_path):
     step(x, y)
     caesura.export_step(tmp_path / "step", step, x, y)
     written = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(tmp_path / "step" / "model.onnx").graph.initializer}
-    np.testing.assert_array_equal(written["conv.weight"], module.conv.weight.detach().numpy())  # as trained by now
+    np.testing.assert_array_equal(written["conv.weight"], module.conv.weight.detach().numpy())  # the latest weights
 
 
 def test_the_command_trains_it(parts, tmp_path):
@@ -108,7 +108,7 @@ def test_the_command_trains_it(parts, tmp_path):
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split(",")[2]) for line in (tmp_path / "log.csv").read_text().splitlines()[1:] if line.split(",")[2]]
-    assert losses[-1] < 0.8 * losses[0]  # the log smooths them
+    assert losses[-1] < 0.8 * losses[0]  # the log shows smoothed losses
 
 
 @pytest.mark.parametrize("change, message", [

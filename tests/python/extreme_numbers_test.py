@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that no exporter writes, in every op: each ends in an error or runs, quickly, and harms nobody.
+"""Extreme numbers in every op give an error or a result, quickly and without harm to the process.
 
 The ONNX node tests are run with one integer attribute, or one small input, replaced. CAESURA_LONG=1: all of them;
 otherwise one for each op.
@@ -19,9 +19,9 @@ from onnx import defs, helper
 from caesura import conformance
 
 EXTREMES = (-(1 << 63), -(1 << 31) - 1, -1, 0, (1 << 31) - 1, 1 << 31, 1 << 62, (1 << 63) - 1)
-REALS = (float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 1e-30)  # that sizes and counts are made from
-MEMORY = 4 << 30  # of a worker; what wants more is refused
-PATIENCE = 20  # seconds for one mutant, on a machine that does other things too
+REALS = (float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 1e-30)  # values of the replaced sizes and counts
+MEMORY = 4 << 30  # memory of a worker; larger allocations fail
+PATIENCE = 20  # seconds for one mutant, on a busy machine
 LONG = os.environ.get("CAESURA_LONG") == "1"
 KINDS = (defs.OpSchema.AttrType.INT, defs.OpSchema.AttrType.INTS)
 FILLED = {defs.OpSchema.AttrType.INT: 1, defs.OpSchema.AttrType.INTS: [1, 1], defs.OpSchema.AttrType.STRING: "linear",
@@ -39,7 +39,7 @@ def schema_of(case, node):
 
 
 def attributes_of(case) -> list:
-    """(node index, attribute name, whether it is a list) of all integer attributes that the case's nodes may have."""
+    """Yields (node index, attribute name, is a list) of all integer attributes that the case's nodes may have."""
     out = []
     for index, node in enumerate(case.model.graph.node):
         schema = schema_of(case, node)
@@ -58,14 +58,14 @@ def with_attribute(case, index, name, many, value) -> bytes:
     if before is not None:
         node.attribute.remove(before)
     node.attribute.append(helper.make_attribute(name, [value] * max(1, length) if many else value))
-    for output in model.graph.output:  # what is declared no longer holds
+    for output in model.graph.output:  # the declared shapes no longer hold
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
     return model.SerializeToString()
 
 
 def mutants_of(case):
-    """(label, model, feeds)"""
+    """Yields (label, model, feeds)."""
     names = [value.name for value in case.model.graph.input]
     feeds = dict(zip(names, map(conformance._to_numpy, case.data_sets[0][0])))
     for index, name, many in attributes_of(case):
@@ -74,7 +74,7 @@ def mutants_of(case):
     for name, array in feeds.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or not 0 < array.size <= 8:
             continue
-        if name == "trip_count":  # a loop makes as many trips as it is told to, until its caller ends the run
+        if name == "trip_count":  # a loop makes all its trips until the caller ends the run
             continue
         for value in EXTREMES if array.dtype.kind == "i" else REALS:
             if array.dtype.kind == "f" or np.iinfo(array.dtype).min <= value <= np.iinfo(array.dtype).max:
@@ -85,7 +85,7 @@ def mutants_of(case):
 
 
 def model_of(schema, rank: int, name: str, value) -> bytes:
-    """One node with the attribute (or, "", with integer constants of the value), on inputs of dims 2; None for some ops."""
+    """A node with the attribute (for "", with integer constants of the value), on inputs of dims 2, or None."""
     inputs, constants, arguments = [], [], {}
     for attribute, row in schema.attributes.items():
         if attribute == name:
@@ -158,7 +158,7 @@ class Worker:
         self.connection.recv()
 
     def harm(self, name: str) -> tuple:
-        """How many mutants of the case were run, and what went wrong ("" where nothing did)."""
+        """Returns the number of mutants that ran, and the failure as a text ("" for none)."""
         self.connection.send(name)
         label, count = "", 0
         while True:
@@ -176,7 +176,7 @@ class Worker:
 
 
 def chosen(cases: list) -> list:
-    """Names of the cases: all, or the smallest one for each op."""
+    """Returns the names of all cases, or of the smallest one for each op."""
     if LONG:
         return [case.name for case in cases]
     kept = {}

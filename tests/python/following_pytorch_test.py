@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""50 steps of both examples beside PyTorch: same weights, same batches, same optimizer."""
+"""50 steps of both examples agree with PyTorch, from the same weights, batches and optimizer."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ ADAMW = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "
 
 
 def torch_run(module, batches, loss_of):
-    """Losses and the state after STEPS steps of AdamW."""
+    """Returns the losses and the state after STEPS steps of AdamW."""
     module = module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=ADAMW["learning_rate"], betas=(0.9, 0.999), eps=1e-8,
                                   weight_decay=ADAMW["weight_decay"])
@@ -36,7 +36,7 @@ def torch_run(module, batches, loss_of):
 
 
 def check(module, batches, loss_of, session, feeds_of, zero_gradient):
-    """zero_gradient(name, array) cuts out what has a true gradient of zero, whose value is rounding noise alone."""
+    """zero_gradient(name, array) removes elements whose true gradient is zero: their values are only rounding noise."""
     double_batches = [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in batches]
     double_losses, double_state = torch_run(copy.deepcopy(module).double(), double_batches, loss_of)
     losses, state = torch_run(copy.deepcopy(module), batches, loss_of)
@@ -45,8 +45,9 @@ def check(module, batches, loss_of, session, feeds_of, zero_gradient):
     def drift(losses, steps=STEPS):
         return np.max(np.abs(losses - double_losses)[:steps] / np.abs(double_losses)[:steps])
 
-    # Against float64, beside PyTorch's own float32: as soon as rounding lets one element of a pooling or a ReLU switch, losses
-    # jump. Over the digits' 50 steps PyTorch's are 1.6e-4 to 2.4e-3 away, by the order of the batches; ours as far, or 4e-6.
+    # The bound is PyTorch's own float32 distance from float64. Losses jump when rounding switches one element of a
+    # pooling or a ReLU. Over the digits' 50 steps PyTorch is 1.6e-4 to 2.4e-3 away, depending on the batches; we as
+    # far, or 4e-6.
     assert drift(ours) <= max(3 * drift(losses), 1e-4)
     assert drift(ours, 10) <= 3e-6  # before anything switches: 8e-7 at most, for ours and for PyTorch's
     parameters = session.parameters()
@@ -71,7 +72,7 @@ def test_digits(tmp_path):
     session = caesura.TrainingSession(str(tmp_path / "digits.onnx"), target="labels", optimizer="adamw", **ADAMW)
 
     def zero_gradient(name, array):
-        # A convolution's bias in front of BatchNorm is taken out again by the mean.
+        # BatchNorm's mean cancels the bias of the convolution before it.
         return array[:0] if name in ("features.0.bias", "features.3.bias", "features.7.bias") else array
 
     check(module, batches, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), session,
@@ -90,9 +91,9 @@ def test_chargpt(tmp_path):
                                       **ADAMW)
 
     def zero_gradient(name, array):
-        if name.endswith("qkv.bias"):  # a key's bias moves all scores of a row alike
+        if name.endswith("qkv.bias"):  # a key's bias shifts all scores of a row equally
             return np.concatenate([array[:width], array[2 * width:]])
-        if name == "position.weight":  # rows behind the sequence have no gradient, only decay
+        if name == "position.weight":  # rows after the sequence have no gradient, only decay
             return array[:time]
         return array
 

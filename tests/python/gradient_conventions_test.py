@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of compiled steps at kinks, zeros and far out: one step of SGD beside eager's."""
+"""Compiled steps have eager's gradients at kinks, at zeros and far from zero, as one step of SGD shows."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ def _log_prob(make, value):
 
 
 D = torch.distributions
-# What is called on the parameter, and the parameter.
+# Name to (function of the parameter, values of the parameter).
 CASES = {
     "clamp": (lambda p: p.clamp(-1, 1), KNEES),
     "clamp_min": (lambda p: p.clamp(min=0.0), KNEES),
@@ -53,7 +53,7 @@ CASES = {
     "logsumexp": (lambda p: torch.where(p > 2, math.inf, p).logsumexp(0), KNEES),
     "hinge": (lambda p: F.hinge_embedding_loss(p, T([1.0, -1.0] * 3)), KNEES),
 }
-# What is written with the ops of the cases above, and has no such point.
+# Functions that use the ops of the cases above, without such a point of their own.
 MORE = {
     "clamp_crossed": (lambda p: p.clamp(1, -1), KNEES), "selu": (F.selu, FAR), "elu": (lambda p: F.elu(p, 2.0), FAR),
     "bce_by_target": (lambda p: F.binary_cross_entropy(T([0.25, 0.5]), p, reduction="sum"), [0.0, 1.0]),
@@ -73,7 +73,7 @@ class Module(nn.Module):
 
 
 def steps(function, value, dtype, **options):
-    """The parameter after eager's step, and after ours; and that step."""
+    """Returns the parameter after eager's step, the parameter after ours, and our step."""
     torch._dynamo.reset()
     module, weights = Module(function, value, dtype), torch.arange(1.0, 13.0).to(dtype)
     other = copy.deepcopy(module)

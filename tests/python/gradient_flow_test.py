@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a backward of a captured graph goes: gradients come where eager has them, and None where eager has None, by every route."""
+"""A captured graph's backward gives gradients, and None, for the same tensors as eager, by every route."""
 
 import copy
 
@@ -80,13 +80,13 @@ FORWARDS = {
 }
 
 
-# Where the teacher's own backward may run already, with nothing: outputs of one call have one backward, and eager calls what is
-# before an autograd.Function also where the function gives None.
+# Cases in which the teacher's own backward may have run already, without gradients. The outputs of one call share one
+# backward, and eager also runs the nodes before an autograd.Function that returns None.
 TOGETHER = {"function", "both", "together", "constant"}
 
 
 def outcome(module, call, rows, pick):
-    """Results, whether they require gradients, every gradient, and whether the teacher's own backward can run still."""
+    """Returns results, their requires_grad, every gradient, and True if the teacher's own backward can still run."""
     torch.manual_seed(rows)
     student, teacher = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
     module.zero_grad()
@@ -160,7 +160,7 @@ def test_derivatives_of_derivatives_pass_what_is_detached(route):
 
 
 class Truncated(nn.Module):
-    """Its state stays in the module, cut where it is read."""
+    """Keeps its state in the module, and detaches it when it reads it."""
 
     def __init__(self):
         super().__init__()

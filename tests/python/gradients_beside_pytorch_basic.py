@@ -146,7 +146,7 @@ def _prod(x, dims, keep):
 
 
 def _without_axes(function, elementwise):
-    """PyTorch takes no axes for all of them: over none, a reduction is this function of each element."""
+    """PyTorch treats empty axes as all axes. Over no axis, a reduction is this function of each element."""
     return _reduce(lambda x, dims, keep: function(x, dims, keep) if dims else elementwise(x))
 
 

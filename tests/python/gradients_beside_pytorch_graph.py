@@ -14,7 +14,7 @@ CONTROL_FLOW = {"If", "Loop", "Scan"}
 
 
 def wide(array):
-    """A tensor of its own; of float64 where the array is of float32."""
+    """Returns a copy as a tensor, in float64 if the array is float32."""
     tensor = torch.from_numpy(array.copy())
     return tensor.double() if tensor.dtype == torch.float32 else tensor
 
@@ -71,7 +71,7 @@ def _scan(a, inputs, outer):
 
 
 def run_graph(graph, values):
-    """The graph's outputs. `values`: its inputs, and what its bodies see from outside."""
+    """Returns the graph's outputs. `values`: its inputs, and outer values that its bodies read."""
     values = dict(values)
     for proto in graph.initializer:
         values.setdefault(proto.name, tensor_of(proto))
@@ -94,7 +94,7 @@ def run_graph(graph, values):
 
 
 def ops_of(graph):
-    """Op types of the graph and its bodies, but for those that only make or route values."""
+    """Returns the op types of the graph and its bodies, except ops that only make or route values."""
     out = set()
     for node in graph.node:
         out.add(node.op_type)

@@ -24,7 +24,7 @@ def _space_to_depth(a, x):
 
 
 def pad(a, x, pads, value=None, axes=None):
-    """PyTorch's own padding is for the last axes only; a map of indices does the same for every mode."""
+    """Pads by a map of indices, in every mode, because PyTorch's own padding takes only the last axes."""
     pads, axes = ints(pads), ints(axes) if axes is not None else range(x.dim())
     mode, half = a.get("mode", "constant"), len(pads) // 2
     for i, axis in enumerate(axes):

@@ -13,7 +13,7 @@ def _window(a, rank):
 
 
 def _padded(a, x, kernel, value=0.0):
-    """x with the op's pads, explicit or automatic, and as many behind as ceil_mode needs for one more window."""
+    """Returns x with the op's pads, explicit or automatic, and the end pads that ceil_mode's last window needs."""
     rank = len(kernel)
     strides, dilations = _window(a, rank)
     pads = list(a.get("pads", [0] * (2 * rank)))
@@ -65,7 +65,7 @@ def _lp_pool(a, x):
 
 
 def _max_unpool(a, x, places, shape=None):
-    # ONNX's indices count in the tensor that the windows alone would make.
+    # ONNX's indices count in the tensor that contains only the windows.
     inner = [(x.shape[2 + i] - 1) * s + k for i, (s, k) in enumerate(zip(a["strides"], a["kernel_shape"]))]
     size = ints(shape) if shape is not None else [*x.shape[:2], *inner]
     rows, columns = places % math.prod(inner) // inner[1], places % inner[1]
@@ -111,7 +111,7 @@ def _mean_variance(a, x):
 
 
 def _dropout(a, x, ratio=None, training=None):
-    """The mask cannot be PyTorch's: the test takes it from our y, where an element of x is not zero."""
+    """PyTorch would draw another mask, so the test takes it from our y, at elements of x that are not zero."""
     if training is None or not bool(training):
         return x
     mask = a["y"].ne(0)
@@ -150,7 +150,7 @@ LOSSES = {"NegativeLogLikelihoodLoss": _nll, "SoftmaxCrossEntropyLoss": _cross_e
 
 
 def _recurrent(cell, gates):
-    """One direction at a time, one step at a time; rows whose sequence is over keep their state and give zeros."""
+    """Runs one direction and one step at a time. Rows whose sequence has ended keep their state and give zeros."""
 
     def run(a, x, w, r, b=None, lengths=None, h0=None, c0=None, peepholes=None):
         hidden, count = a["hidden_size"], w.shape[0]

@@ -51,7 +51,7 @@ def _causal_conv(a, x, w, b=None, past=None):
 
 
 def _linear_attention(a, q, k, v, past=None, decay=None, beta=None):
-    """Token by token: the state is decayed, corrected (delta) and added to, then read."""
+    """For each token the state decays, is corrected (delta), grows by the update, and is read."""
     rule, heads = a.get("update_rule", "gated_delta"), a["q_num_heads"]
     q, k, v = (_heads(x, n) for x, n in ((q, heads), (k, a["kv_num_heads"]), (v, a["kv_num_heads"])))
     scale = a.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
@@ -78,7 +78,7 @@ ATTENTION = {
 
 def _resize(a, x, roi=None, scales=None, sizes=None):
     size = ints(sizes)[2:] if sizes is not None else [int(n * f) for n, f in zip(x.shape[2:], scales[2:].tolist())]
-    if a.get("mode", "nearest") == "nearest":  # PyTorch's goes up where two are equally near
+    if a.get("mode", "nearest") == "nearest":  # PyTorch rounds up if two are equally near
         for axis, n in enumerate(size, 2):
             places = torch.ceil((torch.arange(n, dtype=torch.float64) + 0.5) * x.shape[axis] / n - 1)
             x = x.index_select(axis, places.long().clamp(0, x.shape[axis] - 1))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every case of the gradient checks beside PyTorch: outputs and gradients of the same graph on the same numbers.
+"""PyTorch gives the same outputs and gradients for every case of the gradient checks.
 
-The cases are those of tests/gradients, which the C++ tests write out; nothing of them is repeated here.
+The C++ tests write out the cases of tests/gradients, so that none is repeated here.
 """
 
 import os
@@ -18,22 +18,22 @@ from onnx import numpy_helper
 
 import caesura
 
-# PyTorch computes in float64, and so do we but where ONNX's schemas know no double. Roundings of 2^-53 grow by sums of
-# at most some hundred terms and by functions that are good to a few units of the last place: 1e-12 of the largest
-# entry would do for most. The kernels of float32 have 2^-24 in its place.
+# PyTorch computes in float64, and so do we unless ONNX's schemas have no double. Roundings of 2^-53 grow in sums of up
+# to some hundred terms and in functions with errors of a few units in the last place: 1e-12 of the largest entry would
+# suffice for most. Kernels in float32 round to 2^-24 instead.
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5}
 
-# The scale of scores is a float32 in ONNX's function body and where our kernel hands it to the product: 2^-24 off.
+# The scale of scores is a float32 in ONNX's function body and in our kernel's product: an error of 2^-24.
 FLOAT32_INSIDE = {"Attention": 1e-7}
 
-# What PyTorch does not have, in the library that this environment has.
+# Ops that the installed PyTorch lacks.
 NOT_IN_PYTORCH = {
     "CtcLoss": "PyTorch's has no second output of slopes; ctc_test.py compares it",
     "DeformConv": "torchvision's",
     "MaxRoiPool": "torchvision's",
     "RoiAlign": "torchvision's",
 }
-# Cases that PyTorch has no form of, though it has the op.
+# Cases that PyTorch does not support, although it has the op.
 NOT_SO_IN_PYTORCH = {
     "ResizeAntialias": "PyTorch leaves out the taps that lie outside; ResizeAntialiasInside does so too",
 }
@@ -52,7 +52,7 @@ def cases(tmp_path_factory):
 
 
 def load(path):
-    """(model without what it is fed with, feeds): a case holds its feeds as defaults of its inputs."""
+    """Returns (model without its feeds, feeds). A case stores its feeds as defaults of its inputs."""
     model = onnx.load(path)
     names = {i.name for i in model.graph.input}
     feeds = {p.name: numpy_helper.to_array(p) for p in model.graph.initializer if p.name in names}
@@ -65,7 +65,7 @@ def load(path):
 def ours(model, feeds, wanted):
     module = caesura.SplitModule(model.SerializeToString(), inputs=wanted, frozen=["*"], training=False)
     run = module.forward(feeds)
-    # Gradients of outputs: some numbers that are neither alike nor round.
+    # Gradients of outputs: numbers that are neither equal nor round.
     dys = {name: np.cos(np.arange(y.size) + 1).reshape(y.shape).astype(y.dtype) for name, y in run.outputs.items()}
     constant = set(module.unreachable) == set(wanted)
     return run.outputs, dys, run.backward({} if constant else dys)

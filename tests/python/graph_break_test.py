@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dynamo does not capture runs in eager: told once, with the line; forbidden by caesura.strict()."""
+"""Code that Dynamo does not capture runs in eager, with one warning that names its line. strict() forbids it."""
 
 import warnings
 
@@ -41,7 +41,7 @@ class Loops(torch.nn.Module):
 
 
 class Unused(torch.nn.Module):
-    """Nothing comes back from behind the break."""
+    """No result depends on the part after the break."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def test_it_is_told_once_with_its_line(kind, cause, route):
 @pytest.mark.parametrize("kind, cause", CASES, ids=[kind.__name__ for kind, _ in CASES])
 def test_it_can_be_forbidden(kind, cause):
     x = torch.ones(3, 4)
-    for _ in range(2):  # a refused capture leaves nothing behind
+    for _ in range(2):  # a refused capture leaves no state
         with caesura.strict(), pytest.raises(caesura.StrictError, match=r"graph_break_test.py:\d+"):
             caesura.wrap(kind())(x)
     with caesura.strict(), pytest.raises(Exception, match="this would be left to PyTorch"):
@@ -119,7 +119,7 @@ def test_each_line_is_told():
 
 
 class Assigns(torch.nn.Module):
-    """As the first call of a layer that takes its scale from the data."""
+    """A layer whose first call sets its scale from the data."""
 
     def __init__(self):
         super().__init__()

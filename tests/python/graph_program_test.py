@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a captured graph is cut into programs and calls: views cost a call only where somebody sees what they look at."""
+"""A captured graph is cut into programs and calls; only views whose memory is visible outside need a call."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ from caesura.runtime.graph_executor import GraphProgram, RunStep  # noqa: E402
 
 
 def steps(function, *arguments):
-    """What the graph runs, "program" or a call's name; its results agree with the function's."""
+    """Returns the graph's steps: "program" or a call's name. Results must equal the function's."""
     program = GraphProgram(make_fx(function)(*arguments))
     for got, expected in zip(program(*arguments), function(*arguments)):
         torch.testing.assert_close(got, expected)
@@ -53,7 +53,7 @@ def test_a_transposed_result_is_a_view():
 
 
 def attend(q):
-    """An attention's result and its heads side by side, which in PyTorch are the same memory; ours lies head by head."""
+    """Returns an attention's result and its merged heads. They share memory in PyTorch; ours is stored by head."""
     q = q.transpose(1, 2)
     y = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0]
     return [y, y.transpose(1, 2).view(2, 8, 32)]
@@ -74,7 +74,7 @@ def test_transposed_twice_is_not_transposed():
 
 def test_a_view_from_before_a_call_is_made_in_the_program_that_reads_it():
     def function(x, w):
-        y = torch.linalg.matrix_exp(x @ w)  # which no program runs
+        y = torch.linalg.matrix_exp(x @ w)  # a call that no program runs
         return [y @ w.t()[:, 2:]]
 
     x = torch.randn(8, 8) / 8
@@ -103,7 +103,7 @@ def test_strides_of_a_reshape_are_one():
 
 
 def test_programs_know_the_shapes_behind_ops_of_ours():
-    """In a process with no session, which would have told of the ops: rows behind an attention are fused."""
+    """Rows after an attention are fused in a process without a session, which would have registered the ops."""
     code = """
 import onnx.parser, torch
 from caesura import _core
@@ -117,7 +117,7 @@ print(_core.Program(model.SerializeToString(), 1).plan([torch.zeros(1, 2, 8, 4)]
 
 
 class Fills(torch.nn.Module):
-    """Makes tensors of a size that comes from its input."""
+    """Makes tensors whose size depends on its input."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +144,7 @@ def test_tensors_are_made_of_sizes_that_change():
 
 
 class Flattens(torch.nn.Module):
-    """Sizes that are products and sums of others."""
+    """Uses sizes that are products and sums of others."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ def test_sizes_may_be_products_and_sums():
 
 
 class Halves(torch.nn.Module):
-    """A size that no input has and that is no product: of what a program makes itself."""
+    """Uses a size that no input has and that is no product: it belongs to a value of the program."""
 
     def __init__(self):
         super().__init__()
@@ -239,7 +239,7 @@ def test_a_view_that_waits_for_a_size_is_made_from_a_view_of_before():
     (size,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
     (late,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.linalg_matrix_exp.default)
     (transposed,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
-    size.args = (late, 0)  # a call's that no program runs: what it is an argument of comes behind
+    size.args = (late, 0)  # a size of a call's result; its reader runs after the call
     transposed.append(size)
     for got, expected in zip(GraphProgram(traced)(x), function(x), strict=True):
         torch.testing.assert_close(got, expected)
@@ -288,7 +288,7 @@ def test_results_lie_as_pytorch_s(function):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64])
 def test_quotients_that_round_to_whole_numbers(dtype):
-    """What Python's divmod knows: 0.7 // 0.1 is 6, though 0.7 / 0.1 is 7."""
+    """Division rounds down as Python's divmod does: 0.7 // 0.1 is 6, although 0.7 / 0.1 is 7."""
     def function(a, b):
         return a % b, torch.div(a, b, rounding_mode="floor"), torch.div(a, b, rounding_mode="trunc"), a // 0.1, a % 0.1, a // -3, 7 % b
 
@@ -314,7 +314,7 @@ def beside(function, *arguments):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_numbers_beside_halves_are_not_rounded(dtype):
-    """A loss's scale, above all."""
+    """Numbers beside half-precision tensors keep their precision; a loss scale is the main case."""
     def function(t, number):
         return t * 1e5, t / 1e5, t * 1e-8 * 1e8, t / 3.3, t * number, t / number, 3.3 / t, t.sum() * 65536.0, t * 0.1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values that modules repeat for a group of heads: attention takes them as they were, with the same results."""
+"""Attention takes keys and values without the repetition for groups of heads, with the same results."""
 
 import copy
 
@@ -22,7 +22,7 @@ def repeat(x, group):
 
 
 class Attention(torch.nn.Module):
-    """mask: whether one is given. kept: whether the repetition of the keys has another reader."""
+    """mask: True if one is given. kept: True if the repetition of the keys has another reader."""
 
     def __init__(self, key_heads, mask, kept, causal=False):
         super().__init__()
@@ -83,7 +83,7 @@ def test_nothing_repeated_is_saved(kept):
     sums = [n for n in backward.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
             if n.args[0].meta["val"].shape == repeated]
     assert bool(sums) == kept
-    if not kept:  # the attention's result and its own input may be saved, each once
+    if not kept:  # the attention's result and input may each be saved once
         assert sum(s == (BATCH, HEADS, TIME, WIDTH) for s in saved) <= 2
 
 
@@ -115,7 +115,7 @@ def test_queries_that_see_nothing_are_as_in_eager(written, low):
     seen[2] = False
     mask = seen if low is None else torch.zeros(6, 6).masked_fill(~seen, low)
     results = []
-    # PyTorch's CPU kernel of its own gives wrong gradients where the scores of a row are about finfo.min.
+    # PyTorch's own CPU kernel gives wrong gradients if the scores of a row are about finfo.min.
     with sdpa_kernel(SDPBackend.MATH):
         results.append(gradients_of(Masked(written), inputs, mask))
     results.append(gradients_of(caesura.wrap(Masked(written)), inputs, mask))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InferenceSession and its options: the conventions of onnxruntime, and where ours is the safer one."""
+"""InferenceSession and its options follow onnxruntime, except for the places that are safer here."""
 
 import json
 import subprocess
@@ -244,7 +244,7 @@ def test_asynchronous_runs(model):
 
     feed = {"x": X}
     session.run_async(["s"], feed, callback, "a")
-    feed["x"] = X * 2  # the feed is the caller's again
+    feed["x"] = X * 2  # the caller may change the feed again
     session.run_async(["s"], feed, callback, "b")
     session.run_async(["missing"], feed, callback, "c")
     for _ in range(3):
@@ -271,7 +271,7 @@ def test_a_callback_may_hold_the_last_reference_to_its_session(model):
             self.session = caesura.InferenceSession(model)
 
         def __call__(self, results, user_data, error):
-            del self.session  # on the session's own thread, in its own run
+            del self.session  # on the session's thread, within the run
             done.set()
 
     for _ in range(20):
@@ -288,7 +288,7 @@ def test_the_interpreter_waits_for_asynchronous_runs(tmp_path, model):
     script = ("import caesura, sys, numpy as np\n"
               f"session = caesura.InferenceSession({str(tmp_path / 'model.onnx')!r})\n"
               "def done(r, u, e):\n"
-              "    sys.stdout.write(f'ended {u} {e}\\n')\n"  # at once: print() writes its parts one by one
+              "    sys.stdout.write(f'ended {u} {e}\\n')\n"  # in one write: print() writes its parts one by one
               "for i in range(50):\n"
               "    session.run_async(None, {'x': np.ones((1, 2), np.float32)}, done, i)\n")
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
@@ -297,7 +297,7 @@ def test_the_interpreter_waits_for_asynchronous_runs(tmp_path, model):
 
 
 def test_only_what_is_asked_for_is_computed():
-    """An index that is out of range fails the run that needs it, and no other one."""
+    """An index out of range fails only the run that needs it."""
     nodes = [helper.make_node("Gather", ["x", "i"], ["g"]), helper.make_node("Neg", ["x"], ["n"])]
     session = caesura.InferenceSession(bytes_of(nodes, [info("x"), info("i", TensorProto.INT64, (1,))], [info("g"), info("n")]))
     feed = {"x": np.ones(3, np.float32), "i": np.array([5])}

@@ -45,7 +45,7 @@ def agrees(module, *shapes, rate=0.05, count=4):
 
 
 def trained(call, module, data, rate):
-    """Losses of steps in which PyTorch takes the gradients of a call."""
+    """Returns the losses of steps in which PyTorch takes the gradients of a call."""
     optimizer, losses = torch.optim.SGD(module.parameters(), lr=rate), []  # Adam would hide the gradients' scale
     for batch in data:
         optimizer.zero_grad()
@@ -149,7 +149,7 @@ def test_batch_norm_counts_its_batches_once():
 
 
 def from_the_middle(self, x):
-    """A leaf whose values depend on parameters: nothing flows back through it."""
+    """Makes a leaf from parameters: no gradient flows back through it."""
     h = self.first(x)
     leaf = h.detach().requires_grad_(True)
     slope, = grad(self.second(leaf).sum(), leaf, create_graph=True)

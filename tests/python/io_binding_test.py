@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bound runs: nothing stale, nothing overwritten, nothing copied; each failure known of other runtimes by a test of its own."""
+"""Bound runs give no stale result, overwrite nothing and copy nothing; known failures of other runtimes have tests."""
 
 import concurrent.futures
 import gc
@@ -30,7 +30,7 @@ def fixture_doubling():
 
 
 def decoder(**options):
-    """A layer's cache that grows by the tokens it is fed; y depends on all of it."""
+    """A layer's cache that grows by the fed tokens; y depends on the whole cache."""
     nodes = [helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
              helper.make_node("ReduceSum", ["present", "axes"], ["sum"], keepdims=1),
              helper.make_node("Add", ["sum", "sum"], ["y"])]
@@ -90,7 +90,7 @@ def test_a_second_run_with_the_same_binding_takes_another_shape(doubling):
         for _ in range(2):
             doubling.run_with_iobinding(binding)
             held.append((n, binding.get_outputs()[0].numpy()))
-    for n, y in held:  # later runs have not touched what earlier ones gave
+    for n, y in held:  # later runs have not changed earlier results
         assert y.tolist() == [2.0 * n] * n
     assert len({y.ctypes.data for _, y in held}) == len(held)
 
@@ -253,7 +253,7 @@ def test_a_growing_cache_over_200_steps_is_never_copied_and_memory_is_flat():
     before = resident_bytes()
     for _ in range(5):
         sentence()
-    assert resident_bytes() - before < 4 << 20  # a kept cache a step would be 26 MB
+    assert resident_bytes() - before < 4 << 20  # keeping each step's cache would take 26 MB
     assert session.exchange_counts() == {"inputs": 0, "inputs_copied": 0}
 
 
@@ -272,8 +272,8 @@ def test_a_growing_cache_on_a_device_stays_there():
         past, y = session.run_with_iobinding(binding)
         assert y.numpy()[0, 0, 0] == 2 * (step + 3)
     counts = {name: count - began[name] for name, count in session.device_counts().items()}
-    assert (counts["copies_to_host"], counts["bytes_to_host"]) == (200, 200 * 256)  # y alone
-    assert (counts["copies_to_device"], counts["bytes_to_device"]) == (200, 200 * 256)  # x alone
+    assert (counts["copies_to_host"], counts["bytes_to_host"]) == (200, 200 * 256)  # only y
+    assert (counts["copies_to_device"], counts["bytes_to_device"]) == (200, 200 * 256)  # only x
     assert past.device_name() == "device" and past.shape() == [1, 202, 64]
     with pytest.raises(NotImplementedError, match="copy_outputs_to_cpu"):
         past.numpy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who goes first: tensors, modules, sessions, runs, threads and processes, in any order; nothing stays behind."""
+"""Tensors, modules, sessions, runs, threads and processes may end in any order, and no memory leaks."""
 
 import ctypes
 import gc
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import caesura  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
-WIDTH = 1024  # a weight of 4 MiB: what stays behind shows in the process's memory
+WIDTH = 1024  # a weight of 4 MiB: a leak shows in the process's memory
 
 
 class Net(torch.nn.Module):
@@ -40,7 +40,7 @@ def model() -> bytes:
 
 
 def gradients_of(module, x, y):
-    """What PyTorch itself gives."""
+    """Returns PyTorch's own results."""
     module.zero_grad()
     torch.nn.functional.cross_entropy(module(x), y).backward()
     return {name: p.grad.clone() for name, p in module.named_parameters()}
@@ -51,7 +51,7 @@ def same(module, expected):
         torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6)
 
 
-# --- what happens; each is run several times ------------------------------------------------------------------
+# --- scenarios; each is run several times ---------------------------------------------------------------------
 
 def tensors_outlive_modules():
     module, (x, y) = Net(), batch()
@@ -62,7 +62,7 @@ def tensors_outlive_modules():
     del module
     torch._dynamo.reset()
     gc.collect()
-    loss.backward()  # the graph holds what it needs
+    loss.backward()  # the graph holds everything that it needs
     for name, p in parameters.items():
         torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6)
 
@@ -84,7 +84,7 @@ def modules_outlive_tensors():
     out = wrapped(x)
     del x
     gc.collect()
-    torch.randn(64, WIDTH)  # what was x may be this now
+    torch.randn(64, WIDTH)  # may reuse the memory of x
     torch.nn.functional.cross_entropy(out, y).backward()
     same(module, expected)
 
@@ -130,7 +130,7 @@ def a_module_dropped_mid_step():
     loss = wrapped(x).sum()
     del wrapped, step
     gc.collect()
-    del loss  # and never a backward
+    del loss  # no backward follows
 
 
 class Squares(torch.utils.data.Dataset):
@@ -161,7 +161,7 @@ def two_threads_train_two_modules():
     for x, y in data:
         module = Net()
         step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.AdamW(module.parameters(), lr=1e-3))
-        steps.append((step, step(x, y).item()))  # captured one after the other: dynamo has one lock
+        steps.append((step, step(x, y).item()))  # captures run one after the other, because Dynamo has one lock
 
     def train(i):
         try:
@@ -183,12 +183,12 @@ SCENARIOS = [tensors_outlive_modules, outputs_outlive_sessions, modules_outlive_
 
 
 def live_tensors() -> int:
-    """Tensors with bytes: AOT autograd keeps fake ones of graphs whose backward it has not yet compiled, for any backend."""
+    """Counts real tensors. AOT autograd keeps fake ones, with any backend, until a graph's backward is compiled."""
     return sum(isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor) and o.numel() > 0 for o in gc.get_objects())
 
 
 def resident() -> int:
-    """Bytes of this process's memory, without what the C library holds ready for the next allocation of a thread."""
+    """Returns the bytes of this process's memory, without the C library's free memory."""
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * 4096
@@ -209,5 +209,5 @@ def test_nothing_stays_behind(scenario):
     for _ in range(5):
         run(scenario)
     assert live_tensors() <= tensors
-    # Five weights would be 20 MiB; PyTorch's own captures leave up to 2 MiB each.
+    # Five leaked weights would be 20 MiB; PyTorch's own captures leave up to 2 MiB each.
     assert resident() < memory + (16 << 20), f"{(resident() - memory) >> 20} MiB"

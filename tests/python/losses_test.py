@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses and layers that PyTorch decomposes in no way of ours, and those that look at values: nothing is left to PyTorch."""
+"""Losses and layers without a usable decomposition in PyTorch, or that read values, still run in our kernels."""
 
 import copy
 

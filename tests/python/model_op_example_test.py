@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model-op example in short: gradients through OpenVINO's and LibTorch's models as through the plain net."""
+"""A short model-op example: gradients through OpenVINO's and LibTorch's models equal the plain net's."""
 
 import pathlib
 import shutil

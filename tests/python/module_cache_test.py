@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrapped modules' calls from disk, past dynamo: what is found, what makes another key, what is not kept, damaged files."""
+"""Wrapped modules' calls from disk, without Dynamo: hits, changes of the key, calls not kept, damaged files."""
 
 import collections
 import copy
@@ -24,7 +24,7 @@ from wrap_test import Net, gradients  # noqa: E402
 
 
 def traced(run) -> int:
-    """How many graphs dynamo traces while `run` runs, as in a new process."""
+    """Counts the graphs that Dynamo traces while `run` runs, as in a new process."""
     count, original = [], wrapping.torch_backend
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
@@ -34,7 +34,7 @@ def traced(run) -> int:
 
 
 def leaves_of(value) -> list:
-    """All tensors in it, and the types and names on the way."""
+    """Returns all tensors in a structure, with the types and names around them."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -49,7 +49,7 @@ def leaves_of(value) -> list:
 
 
 def agree(wrapped, plain, *args, rtol=1e-4, **kwargs):
-    """Results, gradients and buffers of both, of the same draws."""
+    """Compares results, gradients and buffers of both modules, with the same random numbers."""
     outcomes = []
     for module in (wrapped, plain):
         torch.manual_seed(3)
@@ -69,7 +69,7 @@ def agree(wrapped, plain, *args, rtol=1e-4, **kwargs):
 
 
 def hit(module, *args, **kwargs) -> bool:
-    """Whether a copy of the module, wrapped, finds its calls without a trace; it agrees with eager either way."""
+    """Returns True if a wrapped copy of the module finds its calls without a trace. Results must equal eager's."""
     def run():
         plain, wrapped = copy.deepcopy(module), caesura.wrap(copy.deepcopy(module))
         for _ in range(3):
@@ -78,11 +78,11 @@ def hit(module, *args, **kwargs) -> bool:
     return traced(run) == 0
 
 
-# --- what is found ---
+# --- hits ---
 
 @dataclasses.dataclass
 class Output(collections.OrderedDict):
-    """As transformers': a dataclass that is a dict of what is not None."""
+    """A dataclass that is a dict of its fields that are not None, as transformers' outputs are."""
     loss: torch.Tensor = None
     logits: torch.Tensor = None
     hidden: tuple = None
@@ -124,7 +124,7 @@ def test_results_of_all_forms(kind, folder):
     x = torch.randn(5, 6)
     with caesura.strict():
         assert [hit(Structured(kind), x) for _ in range(3)] == [False, True, True]
-    assert len(list(folder.iterdir())) == 3  # also which code was traced
+    assert len(list(folder.iterdir())) == 3  # one file lists the traced code
     assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
 
 
@@ -190,7 +190,7 @@ def test_tied_parameters_and_state_dicts():
 
 
 class WritesAndReads(torch.nn.Module):
-    """Writes to a buffer and reads another, which may be the same memory."""
+    """Writes to one buffer and reads another, which may share its memory."""
 
     def __init__(self, shared):
         super().__init__()
@@ -314,11 +314,11 @@ def test_the_same_tensor_twice_is_another_call():
     assert traced(run) == 0
 
 
-# --- what is not kept ---
+# --- calls that are not kept ---
 
 @pytest.mark.parametrize("line,kept", [("global CALLS; CALLS = CALLS + 1", False), ("global LAST; LAST = 'forward'", True)])
 def test_what_a_call_leaves_behind(tmp_path, line, kept):
-    made = load(tmp_path, COUNTING % line, f"world_{kept}")  # dynamo goes by the name
+    made = load(tmp_path, COUNTING % line, f"world_{kept}")  # Dynamo identifies modules by name
     module, x = made.Block(), torch.randn(5, 6)
 
     def run():
@@ -330,7 +330,7 @@ def test_what_a_call_leaves_behind(tmp_path, line, kept):
     assert (made.CALLS, made.LAST) == (0 if kept else 4, "forward" if kept else None)
     assert (traced(run) == 0) == kept and made.CALLS == (0 if kept else 8)
     if kept:
-        made.LAST = "another's"  # this call is not that one
+        made.LAST = "another's"  # the kept call does not match this state
         assert traced(run) == 1 and made.LAST == "forward"
 
 
@@ -401,7 +401,7 @@ def test_a_wrapped_module_goes_away():
 # --- the files ---
 
 def file_of_the_module(folder):
-    """The key of the only file there that is a module's call."""
+    """Returns the key of the only file of a module's call."""
     (found,) = [f.name for f in folder.iterdir() if "module" in disk.load(f.name)[0]]
     return found
 
@@ -427,7 +427,7 @@ def test_facts_that_do_not_fit_are_told_of(folder, forge):
     def run():
         agree(caesura.wrap(copy.deepcopy(module)), copy.deepcopy(module), x)
 
-    if forged.get("call") == "0" * 64:  # as where it was the oldest, and has made room
+    if forged.get("call") == "0" * 64:  # as if it had been removed to make room
         assert traced(run) == 1
     else:
         with pytest.warns(RuntimeWarning, match="damaged and not used"):
@@ -443,7 +443,7 @@ def test_a_graph_that_is_gone_is_made_anew(folder):
 
 
 def test_numbers_that_do_not_fit_harm_nothing(folder):
-    """As in call_cache_test.py: told of, an error, or another result."""
+    """A changed number gives a warning, an error, or another result, but never a crash, as in call_cache_test.py."""
     choose, module, x = random.Random(0), Structured("dataclass"), torch.randn(5, 6)
     hit(module, x, more=[{"value": torch.randn(4)}])
     key = file_of_the_module(folder)
@@ -459,7 +459,7 @@ def test_numbers_that_do_not_fit_harm_nothing(folder):
             warnings.simplefilter("always")
             try:
                 caesura.wrap(copy.deepcopy(module))(x, more=[{"value": torch.randn(4)}]).loss.backward()
-            except Exception:  # whatever it is; the process goes on
+            except Exception:  # any error is allowed; the process must survive
                 refused += 1
             refused += any("damaged" in str(w.message) for w in told)
     assert refused > 10

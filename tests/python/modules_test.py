@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's module samples through wrap and compile_step (benchmarks/modules.py); some of them, or with CAESURA_LONG all."""
+"""PyTorch's module samples through wrap and compile_step (benchmarks/modules.py): some, or with CAESURA_LONG all."""
 
 import os
 import pathlib

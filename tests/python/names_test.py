@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts in models that are not UTF-8: names are refused by an error that can be read, free texts come escaped."""
+"""Model texts that are not UTF-8: names give a readable error, and free texts are escaped."""
 
 import numpy as np
 import onnx
@@ -20,7 +20,7 @@ def model_bytes(op_type="Relu", domain="", **attributes) -> bytes:
 
 
 def broken(name: str) -> bytes:
-    """The same number of bytes, the first of which begins nothing."""
+    """Returns as many bytes, of which the first is invalid as the start of a UTF-8 character."""
     return b"\xff" + name.encode()[1:]
 
 

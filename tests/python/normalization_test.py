@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms over channels, through wrap and compile_step, beside eager: with and without running statistics, fixed ones too."""
+"""Norms over channels equal eager's through wrap and compile_step, with running, fixed and no statistics."""
 
 import copy
 
@@ -14,7 +14,7 @@ X = (3, 6, 5, 4)
 
 
 def fixed(norm):
-    """A batch norm in evaluation mode, after it has seen something."""
+    """Returns the batch norm in evaluation mode, after one batch."""
     norm(torch.randn(X) * 2 + 1)
     return norm.eval()
 
@@ -113,7 +113,7 @@ DOUBLES = {
 @pytest.mark.parametrize("of_sizes", [[X] * 3, [X, (4, 6, 3, 3), (2, 6, 5, 5)]], ids=["one size", "sizes that change"])
 @pytest.mark.parametrize("make", DOUBLES.values(), ids=DOUBLES)
 def test_options_are_doubles(make, of_sizes):
-    """Epsilon and momentum of float64, which ONNX has as attributes of float32."""
+    """Epsilon and momentum keep float64's precision, although ONNX stores them as float32 attributes."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     plain = make().double()

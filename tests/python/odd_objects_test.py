@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that hold objects of all kinds: no call ends because a key of it cannot be made, nor is a wrong one found."""
+"""Modules may hold any objects: a call never fails because it has no key, and never finds a wrong program."""
 
 import collections
 import copy
@@ -36,7 +36,7 @@ class SlotsAndDict:
 
 
 class Failing:
-    """Each look at it fails."""
+    """Raises an error at each access."""
 
     def __getattr__(self, name):
         raise RuntimeError("no attributes")
@@ -65,7 +65,7 @@ class WithProperty:
 
 
 class Pretender:
-    """Says that it is a tensor."""
+    """Pretends to be a tensor."""
     __class__ = property(lambda self: torch.Tensor)
 
 
@@ -171,7 +171,7 @@ def test_a_key_holds_it_or_says_that_it_does_not(folder):
                 raise AssertionError(f"a module that holds '{name}': {error!r}") from error
     assert set(kept) == {
         "averaged", "chain", "class of a metaclass", "counter", "cycle", "distribution", "failing", "failing key", "itself", "loader",
-        "module", "object of a metaclass", "pretender", "property", "type", "writer"}  # the rest holds what Python cannot see
+        "module", "object of a metaclass", "pretender", "property", "type", "writer"}  # others hide their state
 
 
 @pytest.mark.parametrize("route", ["wrap", "step"])

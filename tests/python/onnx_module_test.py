@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OnnxModule: names, structures, None, and no copies."""
+"""OnnxModule takes names, nested structures and None, and copies nothing."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_outputs_stay_when_the_next_call_goes():
 
 
 def decoder():
-    """Two layers, a key and a value each, that grow by x; `scale` has a default."""
+    """Two layers, each with a key and a value that grow by x. `scale` has a default."""
     names = [f"{layer}.{part}" for layer in range(2) for part in ("key", "value")]
     nodes = [helper.make_node("Concat", [f"past_key_values.{n}", "x"], [f"present.{n}"], axis=0) for n in names]
     nodes.append(helper.make_node("Mul", ["x", "scale"], ["logits"]))

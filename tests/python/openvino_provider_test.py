@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenVINO as a provider of Python's sessions: the ONNX node tests end as they do on the CPU's kernels alone."""
+"""OpenVINO as a provider of Python's sessions: the ONNX node tests end as on the CPU's kernels."""
 
 import os
 
@@ -41,13 +41,13 @@ def test_options():
     assert session.get_provider_options()[OPENVINO] == {"min_nodes": "1", "threads": "1"}
     assert OPENVINO in session.plan({"x": np.zeros((1, 4), np.float32)})
     alone = caesura.InferenceSession(model, providers=[OPENVINO])
-    assert OPENVINO not in alone.plan({"x": np.zeros((1, 4), np.float32)})  # one node is not worth the way
+    assert OPENVINO not in alone.plan({"x": np.zeros((1, 4), np.float32)})  # a single node stays on the CPU
     with pytest.raises(ValueError, match="no option 'speed'"):
         caesura.InferenceSession(model, providers=[(OPENVINO, {"speed": "9"})])
 
 
 def test_infinities_and_lone_inputs_are_not_its_business():
-    """What it would get wrong stays with the CPU's kernels (core/providers/openvino/openvino_refusals.cc)."""
+    """Nodes that OpenVINO would compute wrongly run on the CPU's kernels (openvino_refusals.cc)."""
     x = np.full((2, 4), -np.inf, np.float32)
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
     for op_type, inputs in (("ReduceMax", ["x", "axes"]), ("Sum", ["x"]), ("Max", ["x"]), ("Mean", ["x"])):
@@ -60,7 +60,7 @@ def test_infinities_and_lone_inputs_are_not_its_business():
 
 
 def test_node_tests_end_as_on_the_cpu():
-    """The same cases fail, and for the reasons that the CPU's do. Every 16th case, or with CAESURA_LONG all of them."""
+    """The same cases fail as on the CPU, for the same reasons. Every 16th case, or with CAESURA_LONG all."""
     cases = conformance.collect()
     assert len(cases) >= 1884
     results = conformance.run_all(cases if os.environ.get("CAESURA_LONG") else cases[::16], "", provider="openvino")

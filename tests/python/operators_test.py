@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's operator samples through our own kernels (benchmarks/operators.py); some of them, or with CAESURA_LONG all."""
+"""PyTorch's operator samples through our own kernels (benchmarks/operators.py): some, or with CAESURA_LONG all."""
 
 import os
 import pathlib

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's table of optimizer configurations in a compiled step (benchmarks/optimizers.py): in float32, or with CAESURA_LONG
-in all ways."""
+"""Compiled steps agree with eager for PyTorch's table of optimizer configurations (benchmarks/optimizers.py).
+
+The short test runs float32; CAESURA_LONG runs all dtypes and uses."""
 
 import os
 import pathlib
@@ -19,7 +20,7 @@ def test_all_agree_in_our_step():
     done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
     told = done.stdout[-4000:] + done.stderr[-2000:]
     assert done.returncode == 0, told
-    # What evaluates its loss several times, or takes sparse gradients, is refused.
+    # Optimizers that evaluate the loss several times, or take sparse gradients, are refused.
     refused = {line.split("(")[0] for line in done.stdout.splitlines() if line.startswith("refused: ")}
     assert refused == {"refused: LBFGS", "refused: SparseAdam"}, told
     assert re.findall(r"(\d+) left to PyTorch", done.stdout) == ["0", "0"], told

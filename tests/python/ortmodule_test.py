@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ORTModule's names: a class to subclass and to ask for, `.module`, DebugOptions."""
+"""ORTModule's names work: subclasses, isinstance, `.module`, DebugOptions."""
 
 import copy
 import logging

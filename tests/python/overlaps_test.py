@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a call that lie in one another's memory, where the forward writes to one."""
+"""A call whose tensors share memory, one of which the forward writes to, gives eager's results."""
 
 import copy
 import warnings
@@ -56,7 +56,7 @@ def test_a_call_is_as_in_eager(kind, overlapping, order, compiler):
     ours = copy.deepcopy(eager)
     wrapped = compiler(ours)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", caesura.FallbackWarning)  # which each cause gives once in a process
+        warnings.simplefilter("ignore", caesura.FallbackWarning)  # each cause warns once in a process
         for make in (overlapping, apart) if order == "overlapping first" else (apart, apart, apart, overlapping, apart):
             torch.testing.assert_close(wrapped(*make(ours)), eager(*make(eager)))
             torch.testing.assert_close(ours.seen, eager.seen)
@@ -93,7 +93,7 @@ def test_a_step_refuses_data_that_is_assigned():
 
 
 def test_an_optimizer_around_another():
-    """It was made without Optimizer.__init__: PyTorch steps it."""
+    """An optimizer made without Optimizer.__init__, so PyTorch steps it."""
     class Lookahead(torch.optim.Optimizer):
         def __init__(self, base):
             self.base, self.param_groups, self.state, self.calls = base, base.param_groups, base.state, 0

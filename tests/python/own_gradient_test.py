@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""autograd.Functions in compiled steps: gradients are those that they have written, beside eager."""
+"""autograd.Functions in compiled steps use the gradients that they define, as in eager."""
 
 import copy
 
@@ -13,7 +13,7 @@ from compile_step_test import Net, batches, eager, fresh, same  # noqa: E402, F4
 
 
 class Tenfold(torch.autograd.Function):
-    """Passes on what it gets; its gradient is another's."""
+    """Returns its input; its gradient is ten times the identity's."""
 
     @staticmethod
     def forward(ctx, x):
@@ -25,7 +25,7 @@ class Tenfold(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """Several results, some without a gradient; numbers among the arguments; results and inputs that are saved."""
+    """Has several results, some without a gradient, number arguments, and saves results and inputs."""
 
     @staticmethod
     def forward(ctx, x, w, n, unused=None):
@@ -45,7 +45,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Sorted(torch.autograd.Function):
-    """Its backward calls what no ONNX ops mean, and has a table of its own."""
+    """Its backward calls an op without an ONNX equivalent, and uses its own table."""
 
     @staticmethod
     def forward(ctx, x):
@@ -61,7 +61,7 @@ class Sorted(torch.autograd.Function):
 
 
 class Signs(torch.autograd.Function):
-    """With setup_context; the gradient of a sum over the batch comes back for each row."""
+    """Uses setup_context. The gradient of a sum over the batch is repeated for each row."""
 
     @staticmethod
     def forward(x, bias):
@@ -108,14 +108,14 @@ class UsesSigns(Uses):
 
 
 class Unread(Uses):
-    """Of whose results one has no gradient, and one is read by nobody."""
+    """Has a result without a gradient, and one that nothing reads."""
 
     def use(self, y):
         return y + Scaled.apply(y.detach(), self.scale.detach(), 3)[0] + Scaled.apply(y, self.scale, 1)[2]
 
 
 class Hooked(Uses):
-    """With hooks on tensors: one that changes the gradient by what the forward has made, one that only looks at it."""
+    """Has two hooks on tensors: one changes the gradient by a value of the forward, one only reads it."""
 
     def use(self, y):
         scale = self.scale.mean()
@@ -130,7 +130,7 @@ class Hooked(Uses):
 
 
 class Stopped(Uses):
-    """A gradient that is stopped within a checkpoint."""
+    """Stops a gradient within a checkpoint."""
 
     def use(self, y):
         def part(y):
@@ -159,7 +159,7 @@ def test_like_eager(make, dynamic):
 
 
 def test_is_not_what_autograd_would_do():
-    """The gradient is the Function's, not that of its forward."""
+    """The step uses the Function's gradient, not the derivative of its forward."""
     module = UsesTenfold()
     plain = Net()
     plain.load_state_dict(module.state_dict(), strict=False)
@@ -173,7 +173,7 @@ def test_is_not_what_autograd_would_do():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_precision_and_budget(precision):
-    """With products in bfloat16, and values computed again in the backward."""
+    """The gradients hold with products in bfloat16, and with values recomputed in the backward."""
     module = UsesScaled()
     other, data = copy.deepcopy(module), batches(4)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]

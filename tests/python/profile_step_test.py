@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TrainingSession.profile_step: a step like any other, with a table of ops and a timeline."""
+"""TrainingSession.profile_step runs an ordinary step, and returns a table of ops and a timeline."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled steps from disk: who finds them, what makes another key, files that are damaged, and the numbers all the same."""
+"""Compiled steps from disk: hits, changes that need another key, damaged files, and unchanged results."""
 
 import contextlib
 import copy
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def programs(folder) -> list:
-    """The files there that hold programs; beside each is one that says which code was traced."""
+    """Returns the files that hold programs. Another file beside each lists the traced code."""
     return [file for file in folder.iterdir() if "traced" not in disk.load(file.name)[0]]
 
 
@@ -42,7 +42,7 @@ def adamw(parameters):
 
 
 def hit(module, batch, make=adamw, loss_fn=F.cross_entropy) -> bool:
-    """Whether a new step for the module finds its program on disk; it agrees with eager either way."""
+    """Returns True if a new step for the module finds its program on disk. Results must equal eager's."""
     torch._dynamo.reset()
     other = copy.deepcopy(module)
     step = caesura.compile_step(other, loss_fn, make(other.parameters()))
@@ -161,7 +161,7 @@ _numbers = itertools.count()
 
 
 def load(tmp_path, source=SOURCE, name="made"):
-    """A module of Python's with that source."""
+    """Imports the source as a Python module."""
     path = tmp_path / f"made_{next(_numbers)}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -292,7 +292,7 @@ def test_code_that_was_not_met_has_no_key(tmp_path):
 
 
 def test_what_others_put_into_pytorch_is_let_be(monkeypatch):
-    """Lightning wraps torch.compile, transformers gives modules a method; both lead to what no key can hold."""
+    """Patches of PyTorch by other packages are ignored. Lightning wraps torch.compile; transformers adds a method."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compile_(*args, **kwargs) or os.environ)
     monkeypatch.setattr(torch.nn.Module, "smart_apply", lambda self, f: os.environ.update(f(self)), raising=False)
@@ -333,8 +333,8 @@ make = Block
     ("global LAST; LAST = 'forward'", True), ("self.last = 'forward'", True),
 ])
 def test_what_a_call_leaves_behind(tmp_path, line, kept):
-    """A call that does the same to the world each time is one that does nothing, once it has been made."""
-    made = load(tmp_path, COUNTING % line, f"counting_{next(_numbers)}")  # dynamo goes by the name
+    """A step is kept only if repeating its side effects changes nothing."""
+    made = load(tmp_path, COUNTING % line, f"counting_{next(_numbers)}")  # Dynamo identifies modules by name
     module = made.make()
     step = caesura.compile_step(module, F.cross_entropy, adamw(module.parameters()))
     for _ in range(5):
@@ -421,7 +421,7 @@ print([step(*batch).item() for batch in batches(4)], step.programs[0].is_capture
 
 
 def start(code):
-    """A process of its own that runs the code beside the tests' modules, with another order of hashes."""
+    """Runs the code in a new process in the tests' folder, with another hash seed."""
     path = os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(next(_numbers))})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provider fallback of sessions and modules: what Python adds to the C++ classes."""
+"""Provider fallback of sessions and modules: the Python parts, beyond the C++ classes."""
 
 import numpy as np
 import onnx

@@ -103,7 +103,7 @@ def test_dynamic_quantization_clips_nothing():
       y = Identity (r)
     }""")
     ours = caesura.SplitModule(model, inputs=["x"]).forward({"x": x}).backward({"y": dy})["x"]
-    inside = (x > x.min()) & (x < x.max())  # the ends move the scale
+    inside = (x > x.min()) & (x < x.max())  # the ends determine the scale
     np.testing.assert_allclose(ours[inside], dy[inside], rtol=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_trains_as_the_module_in_pytorch():
     x, target = rng.standard_normal((16, 4)).astype(np.float32), rng.standard_normal((16, 2)).astype(np.float32)
     session = caesura.TrainingSession(parse(NET), loss="mse", optimizer="sgd", learning_rate=0.1)
     before = session.parameters()
-    assert sorted(before) == ["b", "w"]  # the scales are none
+    assert sorted(before) == ["b", "w"]  # the scales are no parameters
     w, b = (torch.from_numpy(before[name]).clone().requires_grad_() for name in ("w", "b"))
     optimizer = torch.optim.SGD([w, b], 0.1)
     for _ in range(20):
@@ -139,7 +139,7 @@ def test_trains_as_the_module_in_pytorch():
     after = session.parameters()
     assert np.abs(after["w"] - before["w"]).max() > 0.01
     np.testing.assert_allclose(after["w"], w.detach().numpy(), rtol=1e-4, atol=1e-6)
-    assert (after["w"] == before["w"]).any()  # clipped entries stay
+    assert (after["w"] == before["w"]).any()  # clipped entries do not change
 
 
 def test_a_scale_that_is_named_is_trained():

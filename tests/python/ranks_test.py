@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import caesura  # noqa: E402
 
 _WORLD = 2
-_SECONDS = 200  # on a machine that much else runs on
+_SECONDS = 200  # enough for a busy machine
 
 
 class Net(nn.Module):
@@ -46,7 +46,7 @@ def _same_on_all_ranks(tensors):
 
 
 def _train(module, ours, rank, steps=2, accumulated=False):
-    """Losses, and the gradients of the last step."""
+    """Returns the losses, and the gradients of the last step."""
     optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.01), []
     for step in range(steps):
         optimizer.zero_grad()
@@ -77,7 +77,7 @@ def around_wrap(rank):
 
 
 def under_compile(rank):
-    """torch.compile() around DistributedDataParallel, whose own code breaks the graph, and within."""
+    """torch.compile() works around DistributedDataParallel, whose own code breaks the graph, and within it."""
     eager = _train(DistributedDataParallel(Net(), find_unused_parameters=True), False, rank)
     for around in (True, False):
         caesura.reset_report()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running statistics of batch norms in a second process, whose calls come from disk."""
+"""Batch norms keep eager's running statistics in a second process, whose calls come from disk."""
 
 from program_cache_test import folder, start  # noqa: F401
 
@@ -24,7 +24,7 @@ print(counts)
 
 
 def test_another_process_keeps_the_statistics(folder):  # noqa: F811
-    """Means of all batches so far, whose call is traced anew, and with a momentum of its own, whose call is recalled."""
+    """Cumulative averages need a new trace; a batch norm with its own momentum is recalled."""
     outs = []
     for _ in range(2):
         process = start(NORMS)

@@ -39,7 +39,7 @@ NAMES = [kind.__name__ + "".join(f" {key}" for key in options) for kind, options
 
 
 def agree(module, other, *inputs, seed=0, rtol=1e-4):
-    """Results, gradients of parameters and of inputs."""
+    """Returns results, and gradients of parameters and inputs."""
     given = [[t.clone().requires_grad_() for t in inputs] for _ in range(2)]
     results = []
     for m, tensors in zip((module, other), given):
@@ -132,7 +132,7 @@ def test_without_gradients_and_within_autocast(kind):
             return
         given = wrapped(x)
     assert given.dtype == expected.dtype
-    torch.testing.assert_close(given, expected, rtol=3e-2, atol=3e-2)  # eager rounds to bfloat16 inside of the layers, too
+    torch.testing.assert_close(given, expected, rtol=3e-2, atol=3e-2)  # eager also rounds to bfloat16 within the layers
 
 
 def test_packed_sequences_stay_in_eager():
@@ -151,7 +151,7 @@ def test_packed_sequences_stay_in_eager():
 
 
 def test_torch_compile_needs_to_be_told():
-    """dynamo's switch is its user's."""
+    """torch.compile captures recurrent layers only if its user sets Dynamo's allow_rnn."""
     module, x = Net(nn.LSTM), torch.randn(5, 3, 8)
     with pytest.warns(caesura.FallbackWarning, match="a graph break at .*recurrent_test.py.*LSTM"):
         torch.testing.assert_close(torch.compile(copy.deepcopy(module), backend="caesura")(x), module(x))
@@ -175,7 +175,7 @@ def test_derivatives_of_derivatives_are_eagers():
 
 @pytest.mark.parametrize("kind", recurrent.KINDS)
 def test_the_operators_alone(kind):
-    """What PyTorch runs where a program leaves the call to it."""
+    """The operators in PyTorch, for calls that no program runs, have correct gradients and schemas."""
     gates, _, has_cell = recurrent.KINDS[kind]
     x, *others = (torch.randn(*shape, dtype=torch.float64, requires_grad=True)
                   for shape in ((4, 2, 3), (gates * 5, 3), (gates * 5, 5), (gates * 5,), (gates * 5,), (2, 5), (2, 5)))

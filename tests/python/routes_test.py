@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module as exported ONNX and as a captured step: the same ops and fusions in the plan."""
+"""A module's plan has the same ops and fusions as exported ONNX and as a captured step."""
 
 import collections
 import re
@@ -16,13 +16,13 @@ from caesura.bench import models  # noqa: E402
 TIME, VOCABULARY = 16, 40
 GPT = models.GptSizes(layers=2, width=32, heads=4, time=TIME, vocabulary=VOCABULARY)
 LLAMA = models.LlamaSizes(layers=2, width=32, hidden=64, heads=4, kv_heads=2, time=TIME, vocabulary=VOCABULARY)
-# What the exporter's graph has more, in each of the two layers: repeated keys that nothing but shape computations reads any
-# more. (The mask of causal attention, which the captured op has as an attribute, is folded.)
+# Extra ops of the exporter's graph in each of the two layers: repeated keys that only shape computations still read.
+# (The mask of causal attention is folded; the captured op has it as an attribute.)
 EXPORTED_ALONE = {"gpt": {}, "llama": {"Expand": 2}}
 
 
 def ops(plan: str) -> collections.Counter:
-    """How many steps of each op a plan has."""
+    """Counts the steps of each op in a plan."""
     return collections.Counter(re.findall(r"^\d+ compute \[(?:[\w.]+::)?(\w+) ", plan, re.M))
 
 
@@ -41,7 +41,7 @@ def test_both_routes_end_in_the_same_plan(name, build, tmp_path):
     torch.onnx.export(module, (tokens,), tmp_path / "module.onnx", dynamo=True, optimize=False, verbose=False,
                       input_names=["tokens"], output_names=["scores"])
     session = caesura.TrainingSession(tmp_path / "module.onnx", optimizer="adamw")
-    assert session.parameters().keys() == dict(module.named_parameters()).keys()  # no rotary tables, which are buffers
+    assert session.parameters().keys() == dict(module.named_parameters()).keys()  # no rotary tables: they are buffers
     exported, exported_bytes = session.plan({"tokens": tokens, "target": target})
 
     assert ops(captured)["FusedRows"] > 5 and ops(captured)["FusedMatMul"] > 5 and ops(captured)["AttentionGrad"] == 2
@@ -51,7 +51,7 @@ def test_both_routes_end_in_the_same_plan(name, build, tmp_path):
 
 
 def _transformer(name: str) -> torch.nn.Module:
-    """A small one of transformers, whose parameters all differ: the exporter would make one of equal ones."""
+    """Makes a small transformers model. All parameters differ, because the exporter merges equal ones."""
     torch.manual_seed(0)
     shared = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
     if name == "llama":
@@ -76,7 +76,7 @@ class _Scores(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("time", [16, 160])  # whose mask the exporter folds; whose mask is too large for that
+@pytest.mark.parametrize("time", [16, 160])  # the exporter folds the first mask; the second is too large
 def test_an_export_for_inference_trains_what_the_module_trains(name, time, tmp_path, capfd):
     module = _Scores(_transformer(name)).train()
     tokens, target = torch.randint(0, 64, (2, time)), torch.randint(0, 64, (2 * time,))

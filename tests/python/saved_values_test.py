@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cut between a captured forward and its backward: what is computed twice is saved once, and nothing else is merged."""
+"""A captured forward saves each repeated value once for its backward, and no other values are merged."""
 
 import copy
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def halves(function, *inputs):
-    """The forward and backward graph of a function."""
+    """Returns the forward and backward graph of a function."""
     graphs = []
 
     def keep(module, _):
@@ -109,7 +109,7 @@ def test_reads_behind_a_write_see_it(training):
 
 
 def test_batch_norms_within_a_checkpoint():
-    """PyTorch's own torch.compile counts such a batch once, too; eager twice."""
+    """A batch within a checkpoint counts once, as in PyTorch's own torch.compile; eager counts it twice."""
     class Block(torch.nn.Module):
         def __init__(self, checkpointed):
             super().__init__()

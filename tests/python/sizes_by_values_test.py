@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that depend on values: places that a mask marks, and the experts of a mixture, each with the tokens that come to it."""
+"""Captures take sizes that depend on values: positions under a mask, and the tokens of each expert of a mixture."""
 
 import copy
 
@@ -22,7 +22,7 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """As Mixtral writes it: a loop over the experts."""
+    """A loop over the experts, as in Mixtral."""
 
     def __init__(self, width=8, experts=4, chosen=2):
         super().__init__()
@@ -47,7 +47,7 @@ class Mixture(nn.Module):
 
 
 class HitMixture(Mixture):
-    """Only experts that a token comes to, in a loop that no capture knows the length of."""
+    """Loops only over experts that have a token, so that no capture knows the number of iterations."""
 
     def loop(self, mask):
         return mask.sum((1, 2)).nonzero()[:, 0].tolist()
@@ -61,7 +61,7 @@ def fresh():
 
 
 def agree(plain, other, x):
-    """Results, gradients of parameters (none as zeros) and of x."""
+    """Returns results, gradients of parameters (None as zeros) and of x."""
     results = []
     for module in (plain, other):
         given = x.clone().requires_grad_()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source file keeps to: who may include whom, a licence line, lines that fit a screen, files that end."""
+"""Every source file obeys the include order, has a licence line, and keeps to the limits of lines and length."""
 
 import pathlib
 import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Each room may include itself and those listed.
+# Each folder may include itself and the listed folders.
 ROOMS = {
     "core/base": [],
     "core/tensor": ["core/base"],
@@ -14,7 +14,7 @@ ROOMS = {
     "core/load": ["core/base", "core/tensor", "core/graph"],
     "core/kernels": ["core/base", "core/tensor", "core/graph"],
     "core/providers": ["core/base", "core/tensor", "core/graph", "core/kernels"],
-    "core/providers/openvino": ["core/plugin"],  # a plug-in: C headers alone
+    "core/providers/openvino": ["core/plugin"],  # a plug-in: C headers only
     "core/plan": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers"],
     "core/execute": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers", "core/plan"],
     "core/profile": ["core/base", "core/tensor", "core/graph", "core/load", "core/plan", "core/execute"],
@@ -25,7 +25,7 @@ ROOMS = {
     "training": ["core", "graph_transforms"],
     "torch_bridge": ["core", "graph_transforms", "training"],
 }
-LINE, FILE = 140, 500  # columns, lines of one file: the hard ends. The style asks for 120; tables a row a case need more.
+LINE, FILE = 140, 500  # hard limits: columns, lines of one file. The style asks for 120 columns; tables may need more.
 
 
 def sources():

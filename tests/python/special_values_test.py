@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NaN, infinities, zeros of both signs and kinks through elementwise functions and reductions: values and gradients are eager's,
-by wrap and by compile_step."""
+"""Elementwise functions and reductions have eager's values and gradients at NaN, infinities, signed zeros and kinks.
+
+Both wrap and compile_step are tested."""
 
 import math
 
@@ -56,7 +57,7 @@ REDUCTIONS = {name: (lambda x, f=getattr(torch, name): f(x, dim=1)) for name in 
 
 
 def grid(count):
-    """All combinations of the numbers."""
+    """Returns all combinations of the numbers."""
     return [axis.flatten() for axis in torch.meshgrid(*[torch.tensor(NUMBERS, dtype=torch.float64)] * count, indexing="ij")]
 
 
@@ -65,27 +66,28 @@ CASES = {f"{kind} {name}": (f, given) for kind, functions, given in (
     for name, f in functions.items()}
 
 
-# Where eager's own vector code and its code of single elements differ, or eager's answer is of no use; by route where only one
-# leaves it.
+# Cases without a comparison: eager's vector code and its code of single elements differ, or eager's answer is of no
+# use. A route is named if only that route leaves the case out.
 LEFT_OUT = {
-    "unary relu6", "unary hardtanh", "unary hardsigmoid", "unary hardshrink",  # the gradient at NaN: eager's depends on the place
-    "unary elu", "unary selu", "unary celu", "unary hardswish",  # and on the dtype
-    "unary gelu",  # of infinity eager gives NaN
+    "unary relu6", "unary hardtanh", "unary hardsigmoid", "unary hardshrink",  # eager's NaN gradients depend on place
+    "unary elu", "unary selu", "unary celu", "unary hardswish",  # it depends on the dtype too
+    "unary gelu",  # eager gives NaN at infinity
     "unary logit",  # the gradient at NaN, 0 in PyTorch's decomposition
-    "unary x ** 1.5",  # of minus infinity
+    "unary x ** 1.5",  # at minus infinity
     "unary floor_divide 2", "binary floor_divide", "binary heaviside",  # eager has no derivative
-    "binary remainder", "binary fmod",  # 1e30 by 1e-30; the gradient by a divisor that is 0 or infinite
-    "binary xlogy", "binary addcdiv", "binary clamp by tensors",  # gradients by infinite and NaN operands
+    "binary remainder", "binary fmod",  # 1e30 by 1e-30; the gradient for a divisor of 0 or infinity
+    "binary xlogy", "binary addcdiv", "binary clamp by tensors",  # gradients for infinite and NaN operands
     "of a row var", "of a row std", "of a row layer_norm",  # squares that overflow
-    "of a row logsumexp", "of a row nanmean", "of a row norm inf",  # NaN of rows that are all infinite or NaN
-    "of a row adaptive max pool",  # of several NaN eager takes the last
+    "of a row logsumexp", "of a row nanmean", "of a row norm inf",  # NaN in rows that are all infinite or NaN
+    "of a row adaptive max pool",  # eager takes the last of several NaN
     "of a row max of all", "of a row median of all",  # a NaN gradient times zero
 }
 
 
 class Functions(torch.nn.Module):
-    """Gives what each function gives of its own copy of the numbers, and the sum of all that has a gradient. The parameters are
-    zeros that leave a zero's sign as it is, and become the negative gradients by a step of SGD."""
+    """Returns each function's result for its own copy of the numbers, and the sum of all results with a gradient.
+
+    The parameters are zeros that keep the sign of a zero. A step of SGD turns them into the negative gradients."""
 
     def __init__(self, cases, dtype):
         super().__init__()
@@ -104,13 +106,13 @@ class Functions(torch.nn.Module):
         return {"loss": loss, "results": results}
 
     def named(self, tensors):
-        """By what case and operand: the gradients of the offsets."""
+        """Returns the gradients of the offsets by case and operand."""
         names = [f"{name}, gradient {i}" for name, (_, given) in self.cases.items() for i in range(len(given))]
         return {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
 
 
 def differences(ours, theirs):
-    """What differs, element by element, NaN and infinities included."""
+    """Lists the elements that differ, NaN and infinities included."""
     found = []
     for name, expected in theirs.items():
         tolerance = 1e-5 if expected.dtype == torch.float32 else 1e-10
@@ -120,7 +122,7 @@ def differences(ours, theirs):
 
 
 def run(cases, dtype, route):
-    """What differs from eager: lines."""
+    """Lists the differences from eager, a line each."""
     torch._dynamo.reset()
     plain, tried = Functions(cases, dtype), Functions(cases, dtype)
     expected = plain()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caesura.SplitModule: what Python adds to the C++ class."""
+"""caesura.SplitModule: the Python parts, beyond the C++ class."""
 
 import threading
 
@@ -48,7 +48,7 @@ def test_runs_wait_side_by_side(module):
     runs = [module.forward({"x": X}) for _ in range(3)]
     del runs[1]
     for run in reversed(runs):
-        run.outputs["y"][:] = np.nan  # the caller's
+        run.outputs["y"][:] = np.nan  # the array is the caller's
         check(run.backward({"y": DY}))
         assert not run.pending
 
@@ -71,7 +71,7 @@ def test_parameters(module):
     module.set_parameters({"w": 2 * W})
     np.testing.assert_array_equal(module.parameters()["w"], 2 * W)
     np.testing.assert_allclose(module.predict({"x": X})["y"], np.tanh(X) @ W * 2, rtol=1e-14)
-    check(run.backward({"y": DY}))  # began with the old ones
+    check(run.backward({"y": DY}))  # it began with the old parameters
     check(module.forward({"x": X}).backward({"y": DY}), 2 * W)
     with pytest.raises(KeyError):
         module.set_parameters({"v": W})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of PyTorch's that look at values, in captured graphs: caesura/capture/polyfills.py. (CTC losses: ctc_test.py.)"""
+"""PyTorch functions that read values can be captured (caesura/capture/polyfills.py; CTC losses: ctc_test.py)."""
 
 import copy
 import warnings
@@ -15,7 +15,7 @@ MASKS = {"causal": MASK, "another": MASK.masked_fill(torch.ones(6, 6).tril(-4) >
 
 
 class Masked(torch.nn.Module):
-    """Both parts of nn.Transformer, with masks and no word on whether they are causal."""
+    """Both parts of nn.Transformer, with masks and without is_causal."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ def test_masks_of_transformers(mask):
 
 
 class Dropping(torch.nn.Module):
-    """Layers that are dropped as transformers drops them."""
+    """Drops layers at random, as transformers does."""
 
     def __init__(self, probability):
         super().__init__()
@@ -171,7 +171,7 @@ def test_checkpoints_of_inputs_without_gradients(route, reentrant):
         return
     for ours, theirs in zip(other.parameters(), module.parameters()):
         torch.testing.assert_close(ours.grad, theirs.grad)
-    for given in ((x.clone().requires_grad_(), None), (x, more)):  # which pass gradients to the parameters, too
+    for given in ((x.clone().requires_grad_(), None), (x, more)):  # with gradients of the parameters, too
         for net in (module, wrapped):
             net.zero_grad()
             net(*given).backward()

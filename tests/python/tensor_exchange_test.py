@@ -22,7 +22,7 @@ DTYPES = [getattr(torch, name) for name in (
 
 
 class ByMethodAlone:
-    """A producer without the C function table; `legacy`: from before versions."""
+    """A producer without the C function table. `legacy`: one without DLPack versions."""
 
     def __init__(self, tensor, legacy=False):
         self.tensor, self.legacy = tensor, legacy
@@ -112,7 +112,7 @@ def test_copies_on_request_and_unused_capsules():
     value = to_value(array)
     assert np.from_dlpack(value, copy=True).ctypes.data != array.ctypes.data
     for version in (None, (1, 0), (1, 3)):
-        value.__dlpack__(max_version=version)  # dropped without a taker
+        value.__dlpack__(max_version=version)  # dropped without a consumer
     capsule = value.__dlpack__(max_version=(1, 0))
     torch.utils.dlpack.from_dlpack(capsule)
     with pytest.raises(ValueError, match="fresh"):

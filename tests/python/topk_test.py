@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of equal elements ours takes those that PyTorch takes."""
+"""TopK selects the same ones as PyTorch among equal elements."""
 
 import copy
 
@@ -40,7 +40,7 @@ def test_ties(shape, k, axis, dtype):
 
 
 def test_a_router_whose_scores_are_equal():
-    """As in mixtures of experts at their first step."""
+    """All scores are equal, as in a mixture of experts at its first step."""
     class Routed(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch provider on another device than the CPU: models in its memory, with what it has no equivalent for on the host."""
+"""The torch provider runs models on a device other than the CPU; ops without an equivalent run on the host."""
 
 import pytest
 from conformance_test import REASONS
@@ -22,8 +22,8 @@ def make_session(model):
     return caesura.InferenceSession(model, providers=PROVIDERS)
 
 
-# Their axes, pads and ends are inputs, so that the kernel is made in the run, on the device that the node was placed on; and
-# PyTorch has no equivalent.
+# Cases that may fail: axes, pads and ends are inputs, so the kernel is created at run time on the device of the node,
+# and PyTorch has no equivalent.
 LATE = {"test_cumsum_1d_exclusive", "test_cumsum_1d_int32_exclusive", "test_cumsum_1d_reverse",
         "test_cumsum_1d_reverse_exclusive", "test_edge_pad", "test_reflect_pad", "test_wrap_pad", "test_reduce_max_empty_set",
         "test_reduce_min_empty_set", "test_reduce_sum_empty_axes_input_noop", "test_reduce_sum_empty_axes_input_noop_example",

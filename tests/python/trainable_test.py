@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of an ONNX model are trained, and the names that say so."""
+"""Names select the values of an ONNX model that are trained."""
 
 import numpy as np
 import onnx
@@ -117,7 +117,7 @@ def test_frozen_parameters_are_read_and_set(tmp_path):
 
     session.save(tmp_path / "checkpoint")
     again = caesura.TrainingSession(parse(LAYERS), frozen=["first*"], **options)
-    again.set_parameter("first_bias", np.array([5, 5], np.float32))  # not in the checkpoint: the model's own comes back
+    again.set_parameter("first_bias", np.array([5, 5], np.float32))  # not in the checkpoint: restored to the model's
     again.restore(tmp_path / "checkpoint")
     for name, value in session.parameters(frozen=True).items():
         np.testing.assert_array_equal(again.parameters(frozen=True)[name], value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of onnxruntime's on-device training find again in TrainingSession."""
+"""TrainingSession covers onnxruntime's on-device training."""
 
 import numpy as np
 import onnx

@@ -26,7 +26,7 @@ def transformers_model(name):
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_transformers_models(name):
-    """Their outputs are dataclasses that are dicts, with a cache in them; their forwards set what they reset."""
+    """Calls are kept although outputs are dict dataclasses with a cache, and forwards set and reset attributes."""
     module, ids = transformers_model(name), torch.randint(3, 64, (2, 16))
     assert [hit(module, input_ids=ids, labels=ids, rtol=1e-3) for _ in range(2)] == [False, True]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes of the user's: the type and first line of the error are eager's, before and after a call that works."""
+"""A user's mistake raises eager's error (type and first line), before and after a call that works."""
 
 import linecache
 import warnings
@@ -165,7 +165,7 @@ def test_an_error_is_eagers(name, route, capfd):
     assert capfd.readouterr().err == ""
 
 
-# PyTorch's trace does not notice these; the call is found to be no op of ours, and PyTorch's own tells why.
+# PyTorch's trace does not notice these mistakes. No kernel takes the call, and PyTorch's own call raises the error.
 LATE = {"a layer's dtype": lambda m, x: m.layer(x.double()), "an axis of softmax": lambda m, x: F.softmax(x, 3)}
 
 
@@ -213,7 +213,7 @@ def test_what_a_forward_catches_it_catches():
 
 
 def test_a_capture_that_fails_leaves_the_call_to_pytorch(monkeypatch):
-    """Whatever fails in the backend: loudly, counted, forbidden by strict(); not tried for ever."""
+    """A failure in the backend warns, is counted, and is an error under strict(). Retries are limited."""
     tries = []
 
     def fails(*arguments):
@@ -304,7 +304,7 @@ def _reads(m, x):
     return m.layer(x) * sum(x.sum(0).tolist())
 
 
-# The forward, the lines of it that are named (behind its first), and how what is told begins.
+# The forward, the lines that the message names (counted from its first), and the message's beginning.
 REFUSED = [
     (_branches, (1,), "a Python branch over a tensor's value: write torch.where or torch.cond"),
     (_loops, (1,), "a Python loop, branch or size that depends on a tensor's value: write it in tensors"),
@@ -332,7 +332,7 @@ def test_a_refusal_is_a_sentence_with_the_users_line(function, lines, told):
 
 
 class Odd(tuple):
-    """A tuple without a length, as some packages have."""
+    """A tuple without a length, as in some packages."""
 
     def __len__(self):
         raise NotImplementedError
@@ -349,7 +349,7 @@ class _Scaled(torch.autograd.Function):
 
 
 class Untraced(nn.Module):
-    """torch.compile itself fails: with an error of its own, or taking what eager does for a mistake."""
+    """torch.compile fails on it, with an internal error or because it mistakes legal code for an error."""
 
     def __init__(self, by_object):
         super().__init__()
@@ -398,7 +398,7 @@ def test_what_eager_goes_on_with_is_a_graph_break_from_then_on():
 
 
 class _Unnoticed(torch.autograd.Function):
-    """As torchdiffeq's Runge-Kutta steps: writes past autograd's versions, and gives what it was given."""
+    """Writes without autograd's version count, and returns its input, as torchdiffeq's Runge-Kutta steps do."""
 
     @staticmethod
     def forward(ctx, scratch, value, i):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forwards that read values (.item(), float()), update a momentum encoder, or count batches: as in eager."""
+"""Forwards that read values (.item(), float()), update a momentum encoder or count batches act as in eager."""
 
 import copy
 

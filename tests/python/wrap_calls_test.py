@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of wrapped modules: what the operator's node saves and frees, and the way past dynamo's callback."""
+"""Calls of wrapped modules: values that the autograd node saves and frees, and calls that bypass Dynamo's callback."""
 
 import copy
 import threading
@@ -177,7 +177,7 @@ def test_backwards_in_another_thread():
     (lambda x: x @ x, torch.arange(9, dtype=torch.int8).view(3, 3)),            # ONNX's MatMul does not take it
     (lambda x: x.amax(0), torch.arange(6, dtype=torch.int16).view(2, 3)),
     (lambda x: x.scatter_add(0, torch.zeros(1, 3, dtype=torch.int64), x), torch.ones(2, 3, dtype=torch.bool)),  # no kernel
-    (lambda x: torch.cat([x, x]), torch.ones(2, 2).to(torch.float8_e4m3fn)),    # no tensor of ours
+    (lambda x: torch.cat([x, x]), torch.ones(2, 2).to(torch.float8_e4m3fn)),    # we have no such tensor
 ], ids=["matmul", "amax", "scatter", "float8"])
 def test_calls_on_dtypes_without_a_kernel_stay_with_pytorch(call, x):
     def function(x, y):
@@ -225,7 +225,7 @@ def test_parts_of_a_product_are_not_copied_for_the_backward(separate):
     for actual, expected in zip(made[2][1], made[0][1]):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert "CaesuraBackward" in made[2][0]
-    if not separate:  # else the gradient of the values comes in strides
+    if not separate:  # else the gradient of the values is strided
         assert not {"aten::clone", "aten::copy_"} & made[2][0]
 
 
@@ -243,7 +243,7 @@ def test_pytorchs_profiler_shows_the_ops():
 
 
 def test_a_part_that_is_handed_out_and_changed():
-    """The gradient is the right one all the same, or an error."""
+    """The gradient stays right, or backward raises an error."""
     module, x = Attention(True), torch.randn(2, 8, 16)
     _, expected = gradients(module, x, loss=lambda ys: ys[0].square().sum())
     module.zero_grad()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers in wrapped modules: masks and noise are eager's own by design; draws that depend on values are fallbacks."""
+"""Wrapped modules use eager's own masks and noise by design; draws that depend on values are fallbacks."""
 
 import copy
 
@@ -17,7 +17,7 @@ BY_DESIGN = {
     "randperm": lambda h: h[:, torch.randperm(4)], "bernoulli_": lambda h: h * torch.empty(3, 4).bernoulli_(0.5),
     "normal of numbers": lambda h: h + torch.normal(0.0, 1.0, (3, 4)), "uniform_": lambda h: h + torch.empty(3, 4).uniform_(),
     "exponential_": lambda h: h + torch.empty(3, 4).exponential_(), "gumbel_softmax": lambda h: F.gumbel_softmax(h),
-    "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),  # numbers of a shape, which are compared with values
+    "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),  # it compares draws of a shape with values
 }
 FALLBACKS = {
     "multinomial": lambda h: h.gather(1, torch.multinomial(h.softmax(-1), 1)),
@@ -43,7 +43,7 @@ def fresh():
 
 
 def agree(draw):
-    """In two calls of one seed."""
+    """Compares two calls with one seed."""
     plain = Drawing(draw)
     ours, x = copy.deepcopy(plain), torch.randn(3, 4)
     wrapped = caesura.wrap(ours)

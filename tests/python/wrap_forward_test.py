@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to a wrapped module's forward than a call of it: `.forward`, functional_call, other modules around it."""
+"""A wrapped module's forward runs here through `.forward`, functional_call and other modules around it."""
 
 import copy
 import inspect
@@ -43,7 +43,7 @@ def fresh():
 
 
 def ran(run) -> int:
-    """How many of our programs run() ran."""
+    """Counts our programs that run() ran."""
     before = caesura.report().kernel_calls
     run()
     return caesura.report().kernel_calls - before
@@ -57,7 +57,7 @@ def test_forward_is_ours():
         assert ran(lambda: torch.testing.assert_close(wrapped.forward(x, scale=scale), expected)) == 1
     assert ran(lambda: wrapped.forward(x).sum().backward()) == 2
     assert ran(lambda: wrapped.training_step(x).backward()) == 2 and ran(lambda: wrapped.step_by_call(x).backward()) == 2
-    assert ran(lambda: module.forward(x)) == 0  # the original's is PyTorch's
+    assert ran(lambda: module.forward(x)) == 0  # the original runs in PyTorch
     assert ran(lambda: nn.Module.__call__(wrapped, x)) == 1
     assert ran(lambda: torch.testing.assert_close(nn.Sequential(wrapped)(x), module(x))) == 1
 
@@ -94,7 +94,7 @@ def test_what_forward_says_of_itself():
 
 
 def test_a_forward_that_is_replaced():
-    """As Accelerate does, which casts around the forward and takes the cast away again."""
+    """A replaced forward is used until it is restored, as with Accelerate's casts around the forward."""
     module = Net()
     wrapped, x = caesura.wrap(module), torch.randn(2, 4)
     expected, plain = module(x), wrapped.forward
@@ -141,7 +141,7 @@ def test_functional_calls():
 
 
 def test_calls_of_a_parallel_module():
-    class Parallel(nn.Module):  # as DistributedDataParallel calls what it holds
+    class Parallel(nn.Module):  # as DistributedDataParallel calls its module
         def __init__(self, module):
             super().__init__()
             self.module = module

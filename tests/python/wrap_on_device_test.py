@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caesura.wrap and the torch.compile backend where modules lie on another device than the CPU: PyTorch's kernels run there."""
+"""caesura.wrap and the torch.compile backend run PyTorch's kernels for modules on devices other than the CPU."""
 
 import copy
 
@@ -53,7 +53,7 @@ class Residual(torch.nn.Module):
 
 
 def case(name):
-    """A module, and what calls it on the device for its loss with a batch of some size."""
+    """Returns a module, and a function (module, batch size) -> loss that calls it on the device."""
     if name == "resnet":
         return Residual(), lambda m, n: m(torch.sin(torch.arange(n * 192.0).view(n, 3, 8, 8)).to(DEVICE),
                                                       torch.arange(n).to(DEVICE) % 5)

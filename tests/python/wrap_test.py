@@ -313,7 +313,7 @@ def test_autograd_function_of_the_users_own():
 
         @staticmethod
         def backward(ctx, dy):
-            return dy * 10  # not the derivative: the user's own
+            return dy * 10  # the user's own gradient, not the derivative
 
     class Module(torch.nn.Module):
         def __init__(self):
@@ -362,7 +362,7 @@ def test_dropout_repeats_under_a_seed():
 
 
 
-# --- weights that change behind our back ------------------------------------------------------------------------
+# --- weights that others change without a notice ----------------------------------------------------------------
 
 @pytest.mark.parametrize("write", [
     lambda p: p.data.mul_(0.5),
@@ -381,7 +381,7 @@ def test_no_stale_weights(write):
         torch.testing.assert_close(wrapped(x), module(x), rtol=1e-4, atol=1e-5)
 
 
-# --- what stays with PyTorch ------------------------------------------------------------------------------------
+# --- calls that stay with PyTorch -------------------------------------------------------------------------------
 
 class Cummax(torch.nn.Module):
     def __init__(self):
@@ -476,7 +476,7 @@ def test_no_tensor_is_left_behind():
     before = live()
     for _ in range(20):
         gradients(wrapped, x)
-    assert live() <= before  # the capture's own leftovers may go meanwhile
+    assert live() <= before  # leftovers of the capture may be freed meanwhile
 
 
 def test_ortmodule_by_another_import():

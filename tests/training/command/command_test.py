@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `caesura` command, run as a user runs it; NumPy's and safetensors' own packages say what is right."""
+"""The `caesura` command, run as a user runs it; the numpy and safetensors packages check its files."""
 
 import json
 import os
@@ -230,7 +230,7 @@ def test_memory_budget(classifier):
 
 
 def test_resume_is_exact(classifier):
-    """100 steps are 40 and then 60, bit for bit, in the middle of epochs and with batches accumulated."""
+    """40 steps and 60 resumed steps equal 100 steps bit for bit, within epochs and with accumulation."""
     common = ("--accumulate", "2", "--validation-part", "0.2")
     train(classifier, *common, "--steps", "100", "--checkpoint", classifier / "straight")
     train(classifier, *common, "--steps", "40", "--checkpoint", classifier / "parts")
@@ -261,7 +261,7 @@ def test_stopped_and_killed(classifier):
 
 
 def scores(folder, arrays):
-    """What the trained classifier of `folder` gives, by ONNX's reference."""
+    """Returns the outputs of the trained classifier in `folder`, by ONNX's reference."""
     session = onnx.reference.ReferenceEvaluator(onnx.load(folder / "trained.onnx"))
     return session.run(None, {"x": arrays["points"].astype(np.float32)})[0]
 
@@ -277,7 +277,7 @@ def test_evaluate_and_predict(classifier):
     found = json.loads(run("evaluate", classifier / "trained.onnx", *data, "--target", "labels", "--batch", "7", "--json", "-").stdout)
     assert found["examples"] == 300 and found["accuracy"] == pytest.approx(right)
     assert found["loss"] == pytest.approx(loss, rel=1e-4)
-    # Parameters of a checkpoint in the untrained model are the trained model.
+    # The untrained model with a checkpoint's parameters is the trained model.
     text = run("evaluate", classifier / "net.onnx", "--checkpoint", classifier / "c", *data, "--target", "labels").stdout
     assert f"loss {found['loss']:.4g}"[:9] in text and f"accuracy {100 * right:.1f}%" in text and "over 300 examples" in text
     printed = run("predict", classifier / "trained.onnx", *data, "--batch", "7", "--output", classifier / "y.npz").stdout
@@ -352,7 +352,7 @@ def test_bench(classifier):
 
 
 def test_bench_beside_a_peer(classifier):
-    """A Python without onnxruntime is told of; one that has it gets its turns. The stand-in sleeps for a millisecond."""
+    """The report names a Python without onnxruntime, and times one that has it. The stand-in sleeps for 1 ms."""
     times = ("--dim", "batch=4", "--seconds", "0.02", "--rounds", "2", "--json", "-")
     (classifier / "onnxruntime.py").write_text("""import time
 __version__ = "1.0"
