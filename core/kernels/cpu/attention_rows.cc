@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <type_traits>
 
 #include "core/kernels/cpu/arithmetic_type.h"
 #include "core/kernels/cpu/best_isa.h"
@@ -92,15 +93,22 @@ float Magnitude(DType dtype, const void* x, const HeadRows& rows) {
   ForDType(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const HeadLayout& layout = *rows.layout;
-    const T* from = static_cast<const T*>(x) + rows.head + rows.first * layout.row_stride;
-    const int64_t size = layout.size, step = layout.col_stride;
-    for (int64_t i = rows.first; i < rows.last; ++i, from += layout.row_stride) {
-      if (step == 1) {
-        for (int64_t c = 0; c < size; ++c) bits = std::max(bits, std::bit_cast<int32_t>(Widen(from[c])) & 0x7fffffff);
-      } else {
-        for (int64_t c = 0; c < size; ++c) bits = std::max(bits, std::bit_cast<int32_t>(Widen(from[c * step])) & 0x7fffffff);
-      }
-    }
+    const T* first = static_cast<const T*>(x) + rows.head + rows.first * layout.row_stride;
+    OnBestIsa([&bits, &layout, first, count = rows.last - rows.first] {
+      const auto look = [&](auto step) {  // a constant 1 where the compiler shall make vectors
+        for (int64_t i = 0; i < count; ++i) {
+          const T* row = first + i * layout.row_stride;
+          int32_t most = 0;
+#pragma omp simd reduction(max : most)
+          for (int64_t c = 0; c < layout.size; ++c) {
+            most = std::max(most, std::bit_cast<int32_t>(Widen(row[c * step])) & 0x7fffffff);
+          }
+          bits = std::max(bits, most);
+        }
+      };
+      if (layout.col_stride == 1) look(std::integral_constant<int64_t, 1>());
+      else look(layout.col_stride);
+    });
   });
   return std::bit_cast<float>(bits);
 }
