@@ -22,11 +22,6 @@ Tensor ViewAs(const PlannedValue& value, const Tensor& tensor) {
 
 }  // namespace
 
-std::string ExecutionState::Describe(const RuntimeValue& value) {
-  if (value.is_tensor()) return DTypeName(value.tensor().dtype()) + value.tensor().shape().ToString();
-  return value.is_sequence() ? "a sequence" : "nothing";
-}
-
 ExecutionState::ExecutionState(std::shared_ptr<const ExecutionPlan> plan) : plan_(std::move(plan)) {
   addresses_.assign(plan_->buffers().size(), nullptr);
   dynamic_.resize(plan_->values().size());
@@ -85,7 +80,7 @@ Status ExecutionState::BindFeeds(std::vector<RuntimeValue> feeds) {
     if (!specs[i].Matches(feeds[i])) {
       return InvalidArgument("feed '" + plan_->values()[id].value->name() + "' is not of the dtype, shape or value " +
                              "that the plan was made for: expected " + DTypeName(specs[i].dtype) +
-                             specs[i].shape.ToString() + ", got " + Describe(feeds[i]));
+                             specs[i].shape.ToString() + ", got " + feeds[i].Describe());
     }
     if (feeds[i].is_tensor()) addresses_[plan_->values()[id].buffer] = feeds[i].tensor().raw();
     else dynamic_[id] = feeds[i];
@@ -144,7 +139,7 @@ Status ExecutionState::BindFetch(const Yield::Item& item, int fetch) {
   if (fetch >= 0 && fetch < static_cast<int>(options_.fetch_buffers.size()) && options_.fetch_buffers[fetch].defined()) {
     const Tensor& given = options_.fetch_buffers[fetch];
     if (given.dtype() != value.dtype || given.shape() != value.shape) {
-      return InvalidArgument("buffer for output '" + item.name + "' is " + Describe(given) + ", the output is " +
+      return InvalidArgument("buffer for output '" + item.name + "' is " + RuntimeValue(given).Describe() + ", the output is " +
                              DTypeName(value.dtype) + value.shape.ToString());
     }
   }

@@ -121,7 +121,6 @@ class ExecutionState : public KernelHost {
   // The caller's allocator for graph output `fetch`, where it serves the device.
   Allocator& FetchAllocator(int fetch, int device) const;
   int DeviceIndex(const Tensor& tensor) const;
-  static std::string Describe(const RuntimeValue& value);
   Result<Tensor> CopyTo(const Tensor& tensor, int device, Allocator& allocator) const;
   Status WaitForDevices() const;
   Status Poison(int device, void* data, size_t bytes, uint8_t poison) const;

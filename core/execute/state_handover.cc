@@ -21,7 +21,7 @@ Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, int fetch)
     return RuntimeValue(Tensor(value.dtype, value.shape, std::move(owner), offset));
   }
   RuntimeValue current = ValueOf(item.value);
-  if (!current.is_tensor()) return current;  // sequences are immutable and may be shared
+  if (!current.is_tensor()) return current;  // sequences and maps are immutable and may be shared
   const Tensor* given = FetchBuffer(fetch, item.device);
   if (given != nullptr && given->raw() == current.tensor().raw()) return current;
   // Two owners are this state and `current`; a kernel or a clone of the state may have kept the buffer too.
@@ -82,8 +82,8 @@ Status ExecutionState::CheckBuffers() const {
                              value.tensor().shape() == given.shape())) {
       continue;
     }
-    return InvalidArgument("buffer for output '" + plan_->fetches()[i].name + "' is " + Describe(given) +
-                           ", the output is " + Describe(value));
+    return InvalidArgument("buffer for output '" + plan_->fetches()[i].name + "' is " + RuntimeValue(given).Describe() +
+                           ", the output is " + value.Describe());
   }
   return {};
 }
@@ -119,11 +119,8 @@ Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, Runti
   const bool same_dtype = given.is_tensor() && given.tensor().dtype() == dtype;
   if (same_dtype && given.tensor().shape() == shape) return OnDeviceOf(yield.outputs[of], std::move(given));
   if (given.has_value() && !(same_dtype && given.tensor().elements() == 1)) {
-    const std::string what = given.is_tensor()
-                                 ? DTypeName(given.tensor().dtype()) + given.tensor().shape().ToString()
-                                 : "a sequence";
     return InvalidArgument("the value given for '" + yield.outputs[of].name + "' must be " + DTypeName(dtype) +
-                           shape.ToString() + ", or absent, or one element; got " + what);
+                           shape.ToString() + ", or absent, or one element; got " + given.Describe());
   }
   if (given.has_value() && !given.tensor().device().is_host()) {
     ASSIGN_OR_RETURN(given, CopyTo(given.tensor(), 0, AllocatorOf(0)));

@@ -27,6 +27,7 @@ std::optional<Shape> ValueType::ConcreteShape() const {
 std::string ValueType::ToString() const {
   if (kind == Kind::kSequence) return "sequence(" + (element ? element->ToString() : "?") + ")";
   if (kind == Kind::kOptional) return "optional(" + (element ? element->ToString() : "?") + ")";
+  if (kind == Kind::kMap) return std::string("map(") + DTypeName(key) + ", " + (element ? element->ToString() : "?") + ")";
   if (kind == Kind::kUnknown) return "unknown";
   std::string out = DTypeName(dtype);
   if (!shape) return out + "[...]";

@@ -31,18 +31,19 @@ struct Dim {
 
 // What is known about a value before it exists.
 struct ValueType {
-  enum class Kind : uint8_t { kUnknown, kTensor, kSequence, kOptional };
+  enum class Kind : uint8_t { kUnknown, kTensor, kSequence, kOptional, kMap };
   Kind kind = Kind::kUnknown;
   DType dtype = DType::kUndefined;           // kTensor
+  DType key = DType::kUndefined;             // kMap
   std::optional<std::vector<Dim>> shape;     // kTensor; empty: rank unknown
-  std::shared_ptr<const ValueType> element;  // kSequence, kOptional
+  std::shared_ptr<const ValueType> element;  // kSequence, kOptional; kMap: of a value
 
-  static ValueType Tensor(DType dtype) { return {Kind::kTensor, dtype, std::nullopt, nullptr}; }
+  static ValueType Tensor(DType dtype) { return {Kind::kTensor, dtype, DType::kUndefined, std::nullopt, nullptr}; }
   static ValueType Tensor(DType dtype, const Shape& shape);
   bool is_tensor() const { return kind == Kind::kTensor; }
   // The shape when every dim is a number.
   std::optional<Shape> ConcreteShape() const;
-  // "float32[batch, 3]", "sequence(int64[?])"
+  // "float32[batch, 3]", "sequence(int64[?])", "map(string, float32[])"
   std::string ToString() const;
 };
 

@@ -166,6 +166,10 @@ bool MergeTypes(const ValueType& found, ValueType* type) {
     return true;
   }
   if (type->kind != found.kind) return false;
+  if (found.kind == ValueType::Kind::kMap) {
+    if (type->key == DType::kUndefined) type->key = found.key;
+    if (found.key != DType::kUndefined && type->key != found.key) return false;
+  }
   if (found.kind != ValueType::Kind::kTensor) {
     ValueType element = type->element ? *type->element : ValueType();
     if (found.element && !MergeTypes(*found.element, &element)) return false;

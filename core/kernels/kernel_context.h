@@ -56,7 +56,7 @@ class KernelContext {
     return reinterpret_cast<T*>(static_cast<char*>(scratch_) + handle);
   }
 
-  // Any input as a value (sequences, optionals; tensors as views that end with the step).
+  // Any input as a value (sequences, maps, optionals; tensors as views that end with the step).
   RuntimeValue InputValue(int i) const { return host_->ArgumentValue(ids_ + i); }
   // For outputs declared with SetOutputSizedInCompute.
   Result<Tensor> AllocateOutput(int i, DType dtype, Shape shape) const {

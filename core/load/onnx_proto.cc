@@ -64,6 +64,12 @@ ValueType TypeFromProto(const onnx::TypeProto& proto) {
       return Wrapped(ValueType::Kind::kSequence, proto.sequence_type().elem_type());
     case onnx::TypeProto::kOptionalType:
       return Wrapped(ValueType::Kind::kOptional, proto.optional_type().elem_type());
+    case onnx::TypeProto::kMapType: {
+      ValueType out = Wrapped(ValueType::Kind::kMap, proto.map_type().value_type());
+      Result<DType> key = DTypeFromProto(proto.map_type().key_type());
+      if (key.ok()) out.key = *key;
+      return out;
+    }
     default: return {};
   }
 }
@@ -84,6 +90,10 @@ void TypeToProto(const ValueType& type, onnx::TypeProto* proto) {
       return;
     case ValueType::Kind::kOptional:
       if (type.element) TypeToProto(*type.element, proto->mutable_optional_type()->mutable_elem_type());
+      return;
+    case ValueType::Kind::kMap:
+      proto->mutable_map_type()->set_key_type(static_cast<int>(type.key));
+      if (type.element) TypeToProto(*type.element, proto->mutable_map_type()->mutable_value_type());
       return;
   }
 }

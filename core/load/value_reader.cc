@@ -77,6 +77,7 @@ Result<RuntimeValue> ReadValueBytes(std::string_view bytes, const ValueType& typ
     case ValueType::Kind::kTensor: return Parse<onnx::TensorProto>(bytes);
     case ValueType::Kind::kSequence: return Parse<SequenceProto>(bytes);
     case ValueType::Kind::kOptional: return Parse<OptionalProto>(bytes);
+    case ValueType::Kind::kMap: return Unsupported("a map");
     case ValueType::Kind::kUnknown: break;
   }
   return Unsupported("a value of unknown type");

@@ -10,8 +10,9 @@ bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 
 bool IsHostObject(const Value* value) {
   if (value == nullptr) return false;
-  const ValueType::Kind kind = value->type().kind;
-  return kind == ValueType::Kind::kSequence || kind == ValueType::Kind::kOptional || value->dtype() == DType::kString;
+  using Kind = ValueType::Kind;
+  const Kind kind = value->type().kind;
+  return kind == Kind::kSequence || kind == Kind::kOptional || kind == Kind::kMap || value->dtype() == DType::kString;
 }
 
 bool HandlesHostObjects(const Node& node) {

@@ -125,6 +125,10 @@ Status NodeDump::WriteValue(const std::string& stem, const RuntimeValue& value) 
       RETURN_IF_ERROR(WriteValue(stem + "_" + std::to_string(i), value.sequence()[i]));
     }
   }
+  if (value.is_map()) {
+    RETURN_IF_ERROR(WriteValue(stem + "_keys", value.map().keys));
+    RETURN_IF_ERROR(WriteValue(stem + "_values", value.map().values));
+  }
   if (!value.is_tensor() || written_ >= options_.max_files) return {};
   const Tensor& tensor = value.tensor();
   const bool text = options_.format == NodeDumpOptions::Format::kText || tensor.dtype() == DType::kString;

@@ -11,6 +11,7 @@ size_t ValueBytes(const RuntimeValue& value) {
   if (value.is_sequence()) {
     for (const RuntimeValue& element : value.sequence()) bytes += ValueBytes(element);
   }
+  if (value.is_map()) bytes = value.map().keys.bytes() + value.map().values.bytes();
   return bytes;
 }
 

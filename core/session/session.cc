@@ -75,10 +75,28 @@ bool Session::Fits(const ValueType& type, const Tensor& tensor) {
   return fits;
 }
 
+bool Session::FitsMap(const ValueType& type, const RuntimeValue& value) {
+  if (!value.is_map()) return false;
+  const RuntimeValue::MapEntries& entries = value.map();
+  const bool one_value_each = entries.keys.shape().rank() == 1 && entries.values.shape() == entries.keys.shape();
+  // The element of an empty map has no type.
+  return one_value_each && (entries.keys.elements() == 0 ||
+                            (entries.keys.dtype() == type.key && type.element && entries.values.dtype() == type.element->dtype));
+}
+
 Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
-  if (!value.is_tensor() || !input.type().is_tensor() || Fits(input.type(), value.tensor())) return {};
-  return InvalidArgument("input '" + input.name() + "' is " + input.type().ToString() + ", got " +
-                         DTypeName(value.tensor().dtype()) + value.tensor().shape().ToString());
+  if (!value.has_value()) return {};
+  const ValueType& type = input.type();
+  bool fits = true;
+  switch (type.kind) {
+    case ValueType::Kind::kTensor: fits = value.is_tensor() && Fits(type, value.tensor()); break;
+    case ValueType::Kind::kSequence: fits = value.is_sequence(); break;
+    case ValueType::Kind::kMap: fits = FitsMap(type, value); break;
+    case ValueType::Kind::kOptional:
+    case ValueType::Kind::kUnknown: break;  // the kernel that reads it decides
+  }
+  if (fits) return {};
+  return InvalidArgument("input '" + input.name() + "' is " + type.ToString() + ", got " + value.Describe());
 }
 
 Status Session::CheckComplete(const std::vector<RuntimeValue>& feeds) const {

@@ -118,6 +118,7 @@ class Session {
   Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
   // Whether nothing that a tensor type says is otherwise.
   static bool Fits(const ValueType& type, const Tensor& tensor);
+  static bool FitsMap(const ValueType& type, const RuntimeValue& value);
   // What of a value shows before a run that the input cannot take.
   static Status CheckFeed(const Value& input, const RuntimeValue& value);
   // Names the inputs, by position, that have neither a value nor a default.

@@ -46,6 +46,12 @@ Result<Tensor> Tensor::Clone(Allocator& allocator) const {
   return out;
 }
 
+std::string RuntimeValue::Describe() const {
+  if (is_tensor()) return DTypeName(tensor_.dtype()) + tensor_.shape().ToString();
+  if (is_map()) return std::string("map(") + DTypeName(map_->keys.dtype()) + ", " + DTypeName(map_->values.dtype()) + ")";
+  return is_sequence() ? "a sequence" : "nothing";
+}
+
 void CopyElements(DType dtype, const void* src, void* dst, int64_t count) {
   if (dtype == DType::kString) {
     std::copy_n(static_cast<const std::string*>(src), count, static_cast<std::string*>(dst));

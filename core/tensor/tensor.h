@@ -68,10 +68,16 @@ class Tensor {
   void* data_ = nullptr;
 };
 
-// What an edge carries at run time: nothing (an empty optional), a tensor, or a sequence. An ONNX optional that
+// What an edge carries at run time: nothing (an empty optional), a tensor, a sequence, or a map. An ONNX optional that
 // holds something is that something.
 class RuntimeValue {
  public:
+  // A map in two tensors of one shape [n]: values[i] belongs to keys[i], and no key is there twice. Keys are strings or
+  // integers.
+  struct MapEntries {
+    Tensor keys, values;
+  };
+
   RuntimeValue() = default;
   RuntimeValue(Tensor tensor) : tensor_(std::move(tensor)) {}
   static RuntimeValue Sequence(std::vector<RuntimeValue> elements) {
@@ -79,18 +85,30 @@ class RuntimeValue {
     out.sequence_ = std::make_shared<const std::vector<RuntimeValue>>(std::move(elements));
     return out;
   }
+  // REQUIRES: the tensors are as MapEntries has them. Nobody writes to their bytes any more.
+  static RuntimeValue Map(Tensor keys, Tensor values) {
+    RuntimeValue out;
+    out.map_ = std::make_shared<const MapEntries>(MapEntries{std::move(keys), std::move(values)});
+    return out;
+  }
 
-  bool has_value() const { return is_tensor() || is_sequence(); }
+  bool has_value() const { return is_tensor() || is_sequence() || is_map(); }
   bool is_tensor() const { return tensor_.defined(); }
   bool is_sequence() const { return sequence_ != nullptr; }
+  bool is_map() const { return map_ != nullptr; }
   // REQUIRES: is_tensor()
   const Tensor& tensor() const { return tensor_; }
   // REQUIRES: is_sequence()
   const std::vector<RuntimeValue>& sequence() const { return *sequence_; }
+  // REQUIRES: is_map()
+  const MapEntries& map() const { return *map_; }
+  // "float32[2, 3]", "a sequence", "map(int64, float32)" or "nothing": for error messages.
+  std::string Describe() const;
 
  private:
   Tensor tensor_;
   std::shared_ptr<const std::vector<RuntimeValue>> sequence_;
+  std::shared_ptr<const MapEntries> map_;
 };
 
 // Copies `count` elements; strings are assigned, all else is moved as bytes.

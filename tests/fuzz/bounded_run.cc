@@ -39,6 +39,10 @@ RuntimeValue Feed(const ValueType& type, std::map<std::string, int64_t>* symbols
     return element.has_value() ? RuntimeValue::Sequence({element, element}) : RuntimeValue::Sequence({});
   }
   if (type.kind == ValueType::Kind::kOptional) return Feed(*type.element, symbols);
+  if (type.kind == ValueType::Kind::kMap) {
+    const bool known = type.key != DType::kUndefined && type.element->dtype != DType::kUndefined;
+    return known ? RuntimeValue::Map(FeedTensor(type.key, {4}), FeedTensor(type.element->dtype, {4})) : RuntimeValue();
+  }
   if (!type.is_tensor() || type.dtype == DType::kUndefined) return {};
   std::vector<int64_t> dims;
   int64_t elements = 1;

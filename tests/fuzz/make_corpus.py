@@ -92,6 +92,15 @@ def several_ops():
             { u = Upsample <scales = [1.0, 1.0, 2.0, 2.0], mode = "nearest"> (x) y = Dropout <ratio = 0.5> (u) }""",
         "sequence": """<ir_version: 10, opset_import: ["": 21]> g (float[4, 2] x) => (float[4, 2] y)
             { s = SplitToSequence <axis = 0> (x) y = ConcatFromSequence <axis = 0, new_axis = 0> (s) }""",
+        "maps": """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
+            g (map(int64, float) x) => (seq(map(int64, float)) z, float[1, 2] d)
+            { c = ai.onnx.ml.CastMap <map_form = "SPARSE", max_map = 4> (x)
+              z = ai.onnx.ml.ZipMap <classlabels_int64s = [3, 1, 2, 0]> (c)
+              d = ai.onnx.ml.DictVectorizer <int64_vocabulary = [3, 1]> (x) }""",
+        "quantized_lstm": """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+            g (float[3, 1, 2] x) => (float[3, 1, 1, 1] y)
+            <int8[1, 2, 4] w = {1, -2, 3, -4, 5, -6, 7, -8}, int8[1, 1, 4] r = {9, -8, 7, -6}, float[1] s = {0.1}, int8[1] z = {2}>
+            { y = com.microsoft.DynamicQuantizeLSTM <hidden_size = 1> (x, w, r, , , , , , s, z, s, z) }""",
     }
     models = {}
     for name, text in texts.items():

@@ -87,15 +87,26 @@ class PythonSession {
   Session& session() { return *session_; }
   const std::optional<CountingDevice>& device() const { return device_; }
 
-  NamedValues Take(nb::dict feeds) {
+  // By name. The second counts those whose bytes are others than the caller's.
+  std::pair<NamedValues, uint64_t> Feeds(nb::dict feeds) const {
+    uint64_t copied = 0;
     NamedValues values;
-    for (auto [name, item] : feeds) {
-      bool copied = false;
-      values.emplace(nb::cast<std::string>(name), ValueOf(item, &copied));
-      ++inputs_;
-      inputs_copied_ += copied;
+    for (auto [key, item] : feeds) {
+      std::string name = nb::cast<std::string>(key);
+      bool is_copy = false;
+      RuntimeValue value = ValueOf(item, &is_copy);
+      if (value.is_map()) value = WithDeclaredFloats(name, std::move(value));
+      values.emplace(std::move(name), std::move(value));
+      copied += is_copy;
     }
-    return values;
+    return {std::move(values), copied};
+  }
+  // What a run takes: counted.
+  NamedValues Take(nb::dict feeds) {
+    auto [values, copied] = Feeds(feeds);
+    inputs_ += values.size();
+    inputs_copied_ += copied;
+    return std::move(values);
   }
   void DisableFallback() { session_->DisableFallback(); }
   void EnableFallback() { session_->EnableFallback(); }
@@ -145,6 +156,23 @@ class PythonSession {
   }
 
  private:
+  // A dict of Python's numbers, whose values came as float64 or int64, as the map of floats that the model declares.
+  RuntimeValue WithDeclaredFloats(const std::string& name, RuntimeValue value) const {
+    const auto& inputs = session_->inputs();
+    const auto it = std::find_if(inputs.begin(), inputs.end(), [&](const Value* v) { return v->name() == name; });
+    const ValueType* element = it == inputs.end() ? nullptr : (*it)->type().element.get();
+    const RuntimeValue::MapEntries& map = value.map();
+    if (element == nullptr || (map.values.dtype() != DType::kFloat64 && map.values.dtype() != DType::kInt64)) return value;
+    const Shape& shape = map.values.shape();
+    if (element->dtype == DType::kFloat32) {
+      return RuntimeValue::Map(map.keys, Tensor::Of(shape, map.values.ToVector<float>()));
+    }
+    if (element->dtype == DType::kFloat64) {
+      return RuntimeValue::Map(map.keys, Tensor::Of(shape, map.values.ToVector<double>()));
+    }
+    return value;
+  }
+
   RunOptions OptionsOf(const RunSettings* settings) const {
     RunOptions options;
     if (profiler_ != nullptr && !profiling_ended_) options.observers = {profiler_.get()};
@@ -318,7 +346,7 @@ void BindSession(nb::module_& m) {
       .def("wait_for_async_runs", [](PythonSession& s) { s.session().WaitForAsyncRuns(); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("output_shapes", [](PythonSession& s, nb::dict feeds) {
-        return ShapesOf(Unwrap(s.session().OutputSpecs(FeedsOf(feeds))));
+        return ShapesOf(Unwrap(s.session().OutputSpecs(s.Feeds(feeds).first)));
       })
       .def("synchronise",
            [](PythonSession& s) {
@@ -331,7 +359,7 @@ void BindSession(nb::module_& m) {
       .def("end_profiling", &PythonSession::EndProfiling)
       .def("exchanged", &PythonSession::exchanged)
       .def("device_counts", &CountsOf)
-      .def("plan", [](PythonSession& s, nb::dict feeds) { return Unwrap(s.session().Plan(FeedsOf(feeds)))->ToString(); });
+      .def("plan", [](PythonSession& s, nb::dict feeds) { return Unwrap(s.session().Plan(s.Feeds(feeds).first))->ToString(); });
   nb::class_<PythonBinding>(m, "Binding")
       .def(nb::init<PythonSession&>(), nb::keep_alive<1, 2>())
       .def("bind_input", &PythonBinding::BindInput)

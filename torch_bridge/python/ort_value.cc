@@ -9,14 +9,16 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-std::string TypeText(DType dtype) {
-  if (dtype == DType::kFloat32) return "tensor(float)";
-  if (dtype == DType::kFloat64) return "tensor(double)";
-  return std::string("tensor(") + DTypeName(dtype) + ")";
+std::string DTypeText(DType dtype) {
+  if (dtype == DType::kFloat32) return "float";
+  return dtype == DType::kFloat64 ? "double" : DTypeName(dtype);
 }
+
+std::string TypeText(DType dtype) { return "tensor(" + DTypeText(dtype) + ")"; }
 
 std::string TypeText(const RuntimeValue& value) {
   if (value.is_tensor()) return TypeText(value.tensor().dtype());
+  if (value.is_map()) return "map(" + DTypeText(value.map().keys.dtype()) + "," + TypeText(value.map().values.dtype()) + ")";
   if (!value.is_sequence()) return "";
   return "seq(" + (value.sequence().empty() ? std::string() : TypeText(value.sequence()[0])) + ")";
 }
@@ -85,13 +87,14 @@ std::string TypeText(const ValueType& type) {
     case ValueType::Kind::kTensor: return TypeText(type.dtype);
     case ValueType::Kind::kSequence: return "seq(" + TypeText(*type.element) + ")";
     case ValueType::Kind::kOptional: return "optional(" + TypeText(*type.element) + ")";
+    case ValueType::Kind::kMap: return "map(" + DTypeText(type.key) + "," + TypeText(*type.element) + ")";
     case ValueType::Kind::kUnknown: break;
   }
   return "unknown";
 }
 
 void BindOrtValue(nb::module_& m) {
-  nb::class_<OrtValue> value(m, "OrtValue", R"(A tensor, a sequence of tensors, or nothing; on the host or on a device.
+  nb::class_<OrtValue> value(m, "OrtValue", R"(A tensor, a sequence, a map, or nothing; on the host or on a device.
 
 A value that was made on a NumPy array or a DLPack tensor shares its bytes: the next run sees what was written to them
 since. A value that a run returned owns its bytes; numpy(), and torch or JAX by from_dlpack, share them, and may outlive
@@ -140,7 +143,11 @@ Example::
       .def("tensor_size_in_bytes", [](const OrtValue& v) { return TensorOf(v).bytes(); }, "Returns the size of the elements.")
       .def("has_value", [](const OrtValue& v) { return v.value.has_value(); }, "False for an empty optional.")
       .def("is_tensor", [](const OrtValue& v) { return v.value.is_tensor(); }, "True for a tensor.")
-      .def("is_tensor_sequence", [](const OrtValue& v) { return v.value.is_sequence(); }, "True for a sequence.")
+      .def("is_tensor_sequence",
+           [](const OrtValue& v) {
+             return v.value.is_sequence() && (v.value.sequence().empty() || !v.value.sequence()[0].is_map());
+           },
+           "True for a sequence that is not one of maps.")
       .def("is_sparse_tensor", [](const OrtValue&) { return false; }, "False: there are no sparse tensors here.")
       .def("update_inplace", &UpdateInPlace, nb::arg("np_arr"), "Copies an array of the same dtype and shape into the tensor.")
       .def("to_torch", [](const OrtValue& v) { return ToTorch(TensorOf(v)); }, "Returns a torch.Tensor on the same bytes.")

@@ -172,7 +172,9 @@ void BindValues(nb::module_& m) {
       .def_prop_ro("is_sequence", &RuntimeValue::is_sequence)
       .def_prop_ro("dtype", [](const RuntimeValue& v) { return static_cast<int>(v.tensor().dtype()); })
       .def_prop_ro("shape", [](const RuntimeValue& v) { return v.tensor().shape().dims(); })
+      .def_prop_ro("is_map", &RuntimeValue::is_map)
       .def("elements", [](const RuntimeValue& v) { return v.sequence(); })
+      .def("entries", [](const RuntimeValue& v) { return std::vector<RuntimeValue>{v.map().keys, v.map().values}; })
       .def("bytes", &BytesOfTensor)
       .def("strings", [](const RuntimeValue& v) {
         nb::list out;
@@ -185,6 +187,9 @@ void BindValues(nb::module_& m) {
   BindExchange(value);
   m.def("tensor", &TensorFromBytes);
   m.def("strings", &TensorFromStrings);
+  m.def("map", [](const RuntimeValue& keys, const RuntimeValue& values) {
+    return RuntimeValue::Map(keys.tensor(), values.tensor());
+  });
   m.def("sequence", [](std::vector<RuntimeValue> elements) { return RuntimeValue::Sequence(std::move(elements)); });
 }
 

@@ -93,7 +93,7 @@ std::string Difference(const RuntimeValue& got, const RuntimeValue& want, const 
     return got.has_value() == want.has_value() ? "" : path + ": one of the two is empty";
   }
   if (want.is_tensor()) {
-    if (!got.is_tensor()) return path + ": a sequence, expected a tensor";
+    if (!got.is_tensor()) return path + ": " + got.Describe() + ", expected a tensor";
     const std::string difference = TensorDifference(got.tensor(), want.tensor(), tolerance);
     return difference.empty() ? "" : path + ": " + difference;
   }

@@ -18,6 +18,7 @@ bool MayCarryGradient(const ValueType& type) {
       return type.dtype == DType::kUndefined || IsDifferentiable(type.dtype) || IsComplex(type.dtype);
     case ValueType::Kind::kSequence:
     case ValueType::Kind::kOptional: return type.element == nullptr || MayCarryGradient(*type.element);
+    case ValueType::Kind::kMap: return false;  // no op that makes or reads one has a gradient
   }
   return true;
 }

@@ -29,7 +29,7 @@ std::pair<int64_t, int64_t> DimRange(int64_t start, int64_t end, int64_t rank) {
 }  // namespace
 
 ValueType SequenceOf(DType dtype) {
-  return {ValueType::Kind::kSequence, DType::kUndefined, std::nullopt,
+  return {ValueType::Kind::kSequence, DType::kUndefined, DType::kUndefined, std::nullopt,
           std::make_shared<const ValueType>(ValueType::Tensor(dtype))};
 }
 

@@ -69,6 +69,7 @@ void RegisterBodyScanKernels(KernelRegistry& registry);       // control_flow_sc
 void RegisterMlKernels(KernelRegistry& registry);             // ml.cc: domain ai.onnx.ml
 void RegisterMlLabelKernels(KernelRegistry& registry);        // ml_label.cc: LabelEncoder, CategoryMapper, OneHotEncoder
 void RegisterMlLinearKernels(KernelRegistry& registry);       // ml_linear.cc: LinearClassifier, LinearRegressor
+void RegisterMlMapKernels(KernelRegistry& registry);          // ml_map.cc: CastMap, DictVectorizer, ZipMap
 void RegisterMlSvmKernels(KernelRegistry& registry);          // ml_svm.cc: SVMClassifier, SVMRegressor
 void RegisterMlTreeKernels(KernelRegistry& registry);         // ml_tree.cc: TreeEnsemble and its older forms
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preparation of features (domain ai.onnx.ml): ArrayFeatureExtractor, Binarizer, FeatureVectorizer, Imputer,
-// Normalizer, Scaler. CastMap, DictVectorizer and ZipMap are missing: the runtime has no maps.
+// Normalizer, Scaler.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -216,6 +216,7 @@ void RegisterMlKernels(KernelRegistry& registry) {
   }
   RegisterMlLabelKernels(registry);
   RegisterMlLinearKernels(registry);
+  RegisterMlMapKernels(registry);
   RegisterMlSvmKernels(registry);
   RegisterMlTreeKernels(registry);
 }

@@ -230,12 +230,13 @@ class InferenceSession(FallsBack):
 
         Args:
             output_names: the wanted outputs, in order; None for all. What only the others need is not computed.
-            input_feed: dict from input name to array or OrtValue. Inputs that have a default may be left out. Arrays
-                of any library with DLPack (PyTorch, JAX) are taken without a copy.
+            input_feed: dict from input name to array or OrtValue, or to a dict for a map. Inputs that have a default may
+                be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy.
             run_options: RunOptions.
 
         Returns:
-            list: NumPy arrays (lists for sequences, None for empty optionals); torch.Tensors if one of the inputs was.
+            list: NumPy arrays (lists for sequences, dicts for maps, None for empty optionals); torch.Tensors if one of the
+            inputs was.
 
         Raises:
             ValueError: inputs are missing, not known, or of another dtype or shape; all of them are listed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, strings, sequences and optionals to and from the library's values."""
+"""Arrays, strings, sequences, maps and optionals to and from the library's values."""
 
 import os
 import sys
@@ -49,8 +49,16 @@ def dtype_number(element_type) -> int:
     return number
 
 
+def _one_type(items) -> np.ndarray:
+    """The keys or the values of a dict. NumPy makes numbers beside strings into strings: that is refused."""
+    array = np.array(list(items))
+    if array.ndim != 1 or array.dtype.kind == "O" or array.dtype.kind == "U" and not all(isinstance(i, str) for i in items):
+        raise ValueError(f"the keys of a map are all strings or all integers, its values all strings or all numbers; got {items}")
+    return array
+
+
 def to_value(item):
-    """An array, a string array, a list (a sequence) or None (an empty optional).
+    """An array, a string array, a list (a sequence), a dict (a map) or None (an empty optional).
 
     Tensors of PyTorch, JAX and others come by DLPack, without a copy where they are dense; anything else must convert to
     a NumPy array. Gradients do not flow back through a value.
@@ -59,6 +67,8 @@ def to_value(item):
         return _core.Value()
     if isinstance(item, (list, tuple)):
         return _core.sequence([to_value(element) for element in item])
+    if isinstance(item, dict):
+        return _core.map(*(to_value(_one_type(part)) for part in (item.keys(), item.values())))
     if not isinstance(item, (np.ndarray, np.generic)) and hasattr(type(item), "__dlpack__"):
         return _core.Value.from_dlpack(item)
     array = np.asarray(item)
@@ -78,14 +88,18 @@ def holds_torch(items) -> bool:
 
 
 def from_value(value, torch: bool = False):
-    """The inverse of to_value. Arrays share memory with the library, which gives it up to them.
+    """The inverse of to_value. Arrays share memory with the library, which gives it up to them. A map is a dict of Python's
+    own strings and numbers.
 
-    torch: tensors come as torch.Tensor in place of NumPy arrays.
+    torch: tensors come as torch.Tensor in place of NumPy arrays; maps stay as they are.
     """
     if not value.has_value:
         return None
     if value.is_sequence:
         return [from_value(element, torch) for element in value.elements()]
+    if value.is_map:
+        keys, values = (from_value(part).tolist() for part in value.entries())
+        return dict(zip(keys, values))
     if value.dtype == _STRING:
         return np.array(value.strings(), dtype=object).reshape(value.shape)
     if torch:
