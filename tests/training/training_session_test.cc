@@ -147,11 +147,16 @@ TEST(TrainingSessionTest, NamesThatAreNone) {
 
 TEST(TrainingSessionTest, GroupsOfNamesThatAreNone) {
   TrainingOptions options = Frozen({"v"});
-  options.step.groups = {{.names = {"w", "v"}}, {.names = {"ww", "*"}}, {.names = {"9.weight"}}};
+  const auto group = [](std::vector<std::string> names) {
+    ParameterGroup out;
+    out.names = std::move(names);
+    return out;
+  };
+  options.step.groups = {group({"w", "v"}), group({"ww", "*"}), group({"9.weight"})};
   const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), options);
   ASSERT_FALSE(session.ok());
   EXPECT_EQ(session.status().message(), "groups: the model has no initializer 'ww' (nearest: 'w', 'v'), '9.weight'");
-  options.step.groups = {{.names = {"w", "v"}}, {.names = {"*"}}};
+  options.step.groups = {group({"w", "v"}), group({"*"})};
   EXPECT_TRUE(TrainingSession::Create(ParseModelText(kTwoLayers).value(), options).ok());
 }
 
