@@ -116,7 +116,7 @@ class Checked:
     outcome: str
     reason: str = ""
     gradients: int = 0     # that were compared
-    distance: float = 0.0  # from eager's, the largest, in units of the largest element where that is over 1
+    distance: float = 0.0  # largest distance from eager's, relative to the largest element if that exceeds 1
 
 
 def compare(name, ours, theirs, tolerance):

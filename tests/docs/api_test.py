@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every public name is documented: what it does, its arguments, what it returns and raises, an example; and is on a page."""
+"""Every public name documents its purpose, arguments, results and errors, has an example, and is on a page."""
 
 import inspect
 import pathlib
@@ -17,7 +17,7 @@ NEVER_RAISE = {"ExecutionMode", "ExecutionOrder", "FallbackWarning", "GraphOptim
 
 
 def own_methods(item):
-    """(name, object) of the public methods and properties that a class of caesura's brings."""
+    """Yields (name, object) of the public methods and properties that a caesura class defines."""
     for name in dir(item):
         for base in item.__mro__:
             if name in vars(base) and not name.startswith("_"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CTC losses in captured graphs: caesura/capture/ops/ctc.py."""
+"""CTC losses in captured graphs have eager's values and gradients (caesura/capture/ops/ctc.py)."""
 
 import copy
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DynamicQuantizeLSTM (com.microsoft), as onnxruntime's quantize_dynamic writes it: beside a reference in NumPy, and beside
-an LSTM of the weights that the 8-bit ones stand for."""
+"""DynamicQuantizeLSTM (com.microsoft), as onnxruntime's quantize_dynamic writes it, agrees with a NumPy reference.
+
+It is also compared with an LSTM of the dequantized weights."""
 
 import itertools
 
@@ -19,8 +20,9 @@ def sigmoid(x):
 
 
 class Quantized:
-    """ONNX's DynamicQuantizeLinear, and how near to a tie the nearest of all elements was: there float32's last bits would
-    decide which way it is rounded."""
+    """Computes ONNX's DynamicQuantizeLinear. `margin` is the least distance of an element from a tie.
+
+    Near a tie float32's last bits decide the direction of the rounding."""
 
     def __init__(self):
         self.margin = 0.5
@@ -35,7 +37,7 @@ class Quantized:
 
 
 def direction_of(f, d, reverse, quantized):
-    """One direction's Y [steps, batch, hidden], Y_h and Y_c."""
+    """Returns one direction's Y [steps, batch, hidden], Y_h and Y_c."""
     steps, batch = f["X"].shape[:2]
     lens = f.get("sequence_lens", np.full(batch, steps))
     w = (f["W"][d].astype(int) - of_direction(f["W_zero"], d)) * of_direction(f["W_scale"], d)
@@ -59,7 +61,7 @@ def direction_of(f, d, reverse, quantized):
 
 
 def of_direction(parameter, d):
-    """A scale or zero point of direction d: one number, or a row of one a column."""
+    """Returns a scale or zero point of direction d: one number, or a row with one number per column."""
     return parameter[d].astype(np.float64)
 
 
@@ -115,7 +117,7 @@ CASES = list(itertools.product(["forward", "reverse", "bidirectional"], [np.int8
 def test_is_the_reference(direction, dtype, per_column, optional):
     f = feeds(3, 2 if direction == "bidirectional" else 1, dtype, per_column, optional)
     for got, want in zip(run(quantized_node(f, direction=direction), f), reference(f, direction)):
-        # No element is near a tie, so both round alike; what is left is float32 beside float64.
+        # No element is near a tie, so both sides round equally. Only float32's rounding against float64 is left.
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
@@ -129,8 +131,8 @@ def test_is_near_the_lstm_of_its_weights():
     exact = run(lstm, floats)
     for got, want in zip(run(quantized_node(f, direction="bidirectional"), f), exact):
         difference = np.abs(got - want).max()
-        # Half a step of X is 1/510 of its range (about 5): 0.01, in each of the products' 4 terms of weights of 0.25 on
-        # average, half of which cancel. H is of a smaller range, and gates have a slope of 1 at most.
+        # Half a step of X is 1/510 of its range (about 5), or 0.01. It enters each of a product's 4 terms, whose
+        # weights average 0.25; half of the errors cancel. H has a smaller range, and gates have a slope of 1 at most.
         assert 0 < difference < 0.02
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps in and out of sessions: classifiers as skl2onnx lays them out, whose scores come as one dict a row (ZipMap), and ops
-that take a dict."""
+"""Sessions take and return maps: skl2onnx's classifiers give one dict of scores per row (ZipMap); ops take dicts."""
 
 import numpy as np
 import pytest

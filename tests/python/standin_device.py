@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of tests: a GPU where PyTorch has one, else `standin` (tests/torch_bridge/standin_device.cc)."""
+"""The device of the tests: a GPU if PyTorch has one, else `standin` (tests/torch_bridge/standin_device.cc)."""
 
 import functools
 import pathlib

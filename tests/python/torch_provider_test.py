@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ONNX node tests on the torch provider: PyTorch's operators where it has an equivalent, our kernels elsewhere."""
+"""The ONNX node tests pass on the torch provider: PyTorch's operators if they exist, else our kernels."""
 
 import os
 
