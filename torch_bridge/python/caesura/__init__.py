@@ -11,26 +11,49 @@ What needs PyTorch imports it when it is first used.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from caesura import _core
 from caesura.sessions.inference import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
-                                       get_device)
+                                        get_device)
 from caesura.sessions.io_binding import IOBinding, OrtValue
 from caesura.sessions.options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
-                                     RunOptions, SessionOptions)
-from caesura.sessions.split import SplitModule
+                                      RunOptions, SessionOptions)
+from caesura.sessions.split import ForwardRun, SplitModule
 from caesura.sessions.training import TrainingSession, open_step
 
+if TYPE_CHECKING:  # type checkers and editors look here, since the names are looked up at run time
+    from caesura.frontends.compile_step import CompiledStep, compile_step
+    from caesura.frontends.export import export_step, load_step
+    from caesura.frontends.wrap import wrap
+    from caesura.reports import FallbackWarning, Report, StrictError, report, reset_report, strict
+    from caesura.runtime.step_program import StepRefused
+    from caesura.sessions.onnx_module import OnnxModule, OnnxOutputs
+
+# Names that need PyTorch, and the modules that have them.
 _WITH_TORCH = {
-    "wrap": "caesura.frontends.wrap", "OnnxModule": "caesura.sessions.onnx_module",
-    "compile_step": "caesura.frontends.compile_step", "StepRefused": "caesura.frontends.compile_step",
-    "export_step": "caesura.frontends.export", "load_step": "caesura.frontends.export",
-    "report": "caesura.reports", "reset_report": "caesura.reports", "strict": "caesura.reports",
-    "FallbackWarning": "caesura.reports", "StrictError": "caesura.reports",
+    "CompiledStep": "caesura.frontends.compile_step",
+    "FallbackWarning": "caesura.reports",
+    "OnnxModule": "caesura.sessions.onnx_module",
+    "OnnxOutputs": "caesura.sessions.onnx_module",
+    "Report": "caesura.reports",
+    "StepRefused": "caesura.runtime.step_program",
+    "StrictError": "caesura.reports",
+    "compile_step": "caesura.frontends.compile_step",
+    "export_step": "caesura.frontends.export",
+    "load_step": "caesura.frontends.export",
+    "report": "caesura.reports",
+    "reset_report": "caesura.reports",
+    "strict": "caesura.reports",
+    "wrap": "caesura.frontends.wrap",
 }
-__all__ = ["CustomOps", "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession",
-           "ModelMetadata", "NodeArg", "OptionSet", "OrtValue", "RunOptions", "SessionOptions", "SplitModule", "TrainingSession",
-           "get_available_providers", "get_device", "open_step", *_WITH_TORCH]
+__all__ = [
+    "CompiledStep", "CustomOps", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "ForwardRun",
+    "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "OnnxModule", "OnnxOutputs",
+    "OptionSet", "OrtValue", "Report", "RunOptions", "SessionOptions", "SplitModule", "StepRefused", "StrictError",
+    "TrainingSession", "compile_step", "export_step", "get_available_providers", "get_device", "load_step", "open_step",
+    "report", "reset_report", "strict", "wrap",
+]
 __version__ = _core.__version__
 
 
@@ -40,3 +63,7 @@ def __getattr__(name):
     value = getattr(importlib.import_module(_WITH_TORCH[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__():
+    return sorted(globals().keys() | _WITH_TORCH.keys())

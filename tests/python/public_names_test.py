@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of the package: listed, there, and known to type checkers without PyTorch being imported."""
+
+import ast
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import caesura
+
+
+def run(code: str) -> str:
+    """What a new process prints."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_every_public_name_is_listed():
+    assert set(caesura.__all__) <= set(dir(caesura))
+    assert run("import caesura, sys; dir(caesura); print('torch' in sys.modules)") == "False"
+
+
+def test_results_that_users_hold_have_names():
+    assert {"CompiledStep", "ForwardRun", "OnnxOutputs", "Report"} <= set(caesura.__all__)
+
+
+@pytest.mark.parametrize("name", caesura.__all__)
+def test_a_listed_name_is_there(name):
+    if name in caesura._WITH_TORCH:
+        pytest.importorskip("torch")
+    assert getattr(caesura, name).__name__ == name
+
+
+def test_a_name_that_is_not_there_is_an_error():
+    with pytest.raises(AttributeError, match="'caesura' has no attribute 'wrapp'"):
+        caesura.wrapp
+
+
+def test_type_checkers_see_the_names_that_are_looked_up():
+    (block,) = [n for n in ast.parse(pathlib.Path(caesura.__file__).read_text()).body
+                if isinstance(n, ast.If) and getattr(n.test, "id", None) == "TYPE_CHECKING"]
+    seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
+    assert seen == caesura._WITH_TORCH
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (pathlib.Path(caesura.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize("path", ["caesura.backend", "caesura.bench", "caesura.conformance", "caesura.ortmodule"])
+def test_a_public_import_path_is_there(path):
+    assert importlib.util.find_spec(path) is not None
