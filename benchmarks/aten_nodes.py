@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import caesura
+from caesura import torch_kernels
 from caesura.lowering.aten_fallback import DOMAIN, aten_node
 from caesura.lowering.registry import Refused
-from caesura.runtime import torch_kernels
 
 TYPES = {getattr(torch, name): number for name, number in (
     ("float32", 1), ("uint8", 2), ("int8", 3), ("uint16", 4), ("int16", 5), ("int32", 6), ("int64", 7), ("bool", 9),

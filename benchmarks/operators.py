@@ -31,9 +31,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import caesura
 from caesura import _core
 from caesura.capture.complex_numbers import in_pairs
+from caesura.capture.decompositions import corrected, decompositions
 from caesura.capture.linalg_checks import join_checks
 from caesura.capture.stop_gradient import drop_detached
-from caesura.frontends.dynamo_backend import decompositions
+from caesura.lowering import TABLE
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter, import_forward
 from caesura.runtime.graph_executor import GraphProgram
 from caesura.runtime.step_program import as_real, keep_inputs
@@ -151,9 +152,10 @@ def check(op, sample, dynamic):
         return Checked("left out", f"eager: {type(error).__name__}: {error}")
     caesura.reset_report()
     try:
-        captured = aot_function(function, compile_graph, compile_graph, min_cut_rematerialization_partition, decompositions(),
-                                dynamic=dynamic)
-        ours = run(captured, tensors, differentiable)
+        captured = aot_function(function, compile_graph, compile_graph, min_cut_rematerialization_partition,
+                                decompositions(TABLE), dynamic=dynamic)
+        with corrected:  # it is traced when it is called
+            ours = run(captured, tensors, differentiable)
     except Exception as error:
         if type(error).__name__ in UNCAPTURED:
             return Checked("not captured", type(error).__name__)
@@ -199,7 +201,7 @@ def gradients_of_a_step(function, tensors, wanted, twice):
         return sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
                    for y, counts in zip(results, wanted) if counts)
 
-    with torch.no_grad():
+    with torch.no_grad(), corrected:
         aot_function(loss_of, keep, inference_compiler=keep, decompositions=table)(*tensors)
     join_checks(graphs[0], len(graphs[0].graph.find_nodes(op="placeholder")) - len(tensors))
     if twice:

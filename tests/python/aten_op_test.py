@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import caesura
-from caesura.runtime import torch_kernels
+from caesura import torch_kernels
 
 torch = pytest.importorskip("torch")
 if not torch_kernels.load():

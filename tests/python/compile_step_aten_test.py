@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
-from caesura.runtime import torch_kernels  # noqa: E402
+from caesura import torch_kernels  # noqa: E402
 
 if not torch_kernels.load():
     pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)

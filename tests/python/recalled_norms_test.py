@@ -5,9 +5,14 @@ from program_cache_test import folder, start  # noqa: F401
 
 NORMS = """
 import copy, torch, caesura
+from caesura.capture import frames
 from caesura.frontends import wrap as wrapping
 count, original, counts = [], wrapping.torch_backend, []
-wrapping.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
+def counting(*a, **k):
+    count.append(1)
+    return original(*a, **k)
+frames.watch(counting, runs_eager=True)  # as the backend is
+wrapping.torch_backend = counting
 for momentum in (None, 0.3):
     torch.manual_seed(0)
     plain = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4, momentum=momentum), torch.nn.Linear(4, 3))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source file obeys the include order, has a licence line, and keeps to the limits of lines and length."""
 
+import ast
 import pathlib
 import re
 import subprocess
@@ -24,6 +25,17 @@ ROOMS = {
     "graph_transforms": ["core"],
     "training": ["core", "graph_transforms"],
     "torch_bridge": ["core", "graph_transforms", "training"],
+}
+# The same of the Python package. Each part may import these modules and folders beside itself; the rest is for all.
+PACKAGE = "torch_bridge/python/caesura"
+PARTS = {
+    "capture": [],
+    "lowering": ["capture"],
+    "runtime": ["capture", "lowering"],
+    "cache": ["capture", "lowering", "runtime"],
+    "frontends": ["capture", "lowering", "runtime", "cache"],
+    "sessions": ["capture.compat"],  # of onnx_module alone, which takes PyTorch's nests of tensors
+    "integrations": ["frontends"],
 }
 LINE, FILE = 140, 500  # hard limits: columns, lines of one file. The style asks for 120 columns; tables may need more.
 
@@ -53,6 +65,26 @@ def test_includes_follow_the_rooms():
                 other == a or other.startswith(a + "/") for a in ROOMS[room])
             if not allowed:
                 wrong.append(f"{path} includes {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def imported(path):
+    """The package's modules that a module imports."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "caesura":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("caesura."))
+
+
+def test_imports_follow_the_parts():
+    wrong = []
+    for path in (p for p in sources() if p.startswith(PACKAGE) and p.endswith(".py")):
+        part = path.removeprefix(PACKAGE + "/").split("/")[0]
+        for target in imported(path) if part in PARTS else ():
+            target = target.removeprefix("caesura.")
+            if target.split(".")[0] in PARTS and not any(f"{target}.".startswith(f"{a}.") for a in (part, *PARTS[part])):
+                wrong.append(f"{path} imports {target}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -7,8 +7,7 @@ import pytest
 from conformance_test import REASONS
 
 import caesura
-from caesura import conformance
-from caesura.runtime import torch_kernels
+from caesura import conformance, torch_kernels
 
 pytest.importorskip("torch")
 if not torch_kernels.load():

@@ -56,7 +56,7 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, 
   if (name != "torch" && name != "torch-only") {
     Raise(InvalidArgument("provider '" + name + "' is none of cpu, torch, torch-only"));
   }
-  if (torch_provider == nullptr) Raise(Unsupported("the torch provider needs caesura.runtime.torch_kernels.load()"));
+  if (torch_provider == nullptr) Raise(Unsupported("the torch provider needs caesura.torch_kernels.load()"));
   if (name == "torch-only") return Unwrap(torch_provider(device, {}));
   return Unwrap(torch_provider(device, [](KernelRegistry& registry) {
     RegisterCpuKernels(registry);

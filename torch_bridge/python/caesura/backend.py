@@ -1,6 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch.compile(backend="caesura") finds the backend."""
+"""The backend of torch.compile, as `torch.compile(model, backend="caesura")` finds it.
 
-from caesura.frontends.dynamo_backend import backend
+Taking the backend from here tells Dynamo of it for the rest of the process: only its own frames are captured otherwise.
+Importing this module changes nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caesura.frontends.dynamo_backend import backend
 
 __all__ = ["backend"]
+
+
+def __getattr__(name):
+    if name != "backend":
+        raise AttributeError(f"module 'caesura.backend' has no attribute '{name}'")
+    from caesura.capture import frames
+    from caesura.frontends import dynamo_backend
+
+    frames.trace_from_now_on()
+    return dynamo_backend.backend

@@ -83,7 +83,7 @@ def _make_caesura(model: bytes, provider: str = "cpu"):
 
     name, _, device = provider.partition(":")
     if name in ("torch", "torch-only"):
-        from caesura.runtime import torch_kernels
+        from caesura import torch_kernels
 
         torch_kernels.load()
     if device and name == "torch":

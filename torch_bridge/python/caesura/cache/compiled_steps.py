@@ -13,7 +13,6 @@ Kept are programs with fixed shapes whose call does nothing beside the step, of 
 """
 
 import onnx
-import torch
 from google.protobuf.message import DecodeError
 
 from caesura.cache import disk, keys

@@ -22,24 +22,23 @@ import types
 import typing
 
 import torch
-from torch._C._dynamo.guards import GlobalStateGuard
 
 from caesura import _core
 from caesura.cache.known_code import is_known, is_plain_class, is_silent, is_special, releases
 from caesura.capture.bytecode import globals_of
+from caesura.capture.compat import (SAVING, GlobalStateGuard, HigherOrderOperator, OpOverload, OpOverloadPacket,
+                                    dispatch_modes, dynamo_config, function_modes, functorch_config, functorch_level,
+                                    global_hooks, has_hooks, storage_id)
 from caesura.capture.sources import leaves
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
          torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
              types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
-# Of classes: what says nothing of calls. Of modules: what only saving and loading asks.
+# Of classes: what says nothing of calls.
 _UNREAD = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__", "_abc_impl",
            "__parameters__", "__orig_bases__", "__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__",
            "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__del__"}
-_SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-           "_load_state_dict_post_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
-           "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}  # the last three: read where there are hooks
 _RANDOM = {"_original_object_hash"}  # attributes of transformers' that each process has another value for
 _LIMIT = 50000  # objects
 _MADE_IN_PYTHON = 1 << 9  # a flag of classes whose objects may be given another class
@@ -176,13 +175,12 @@ class Fingerprint:
     def _add_tensor(self, value):
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or not value.device.type == "cpu":
             raise Unkeyed(f"a {type(value).__name__} on {value.device}")
-        if value._backward_hooks or value.is_conj() or value.is_neg() or value.is_inference():
+        if has_hooks(value) or value.is_conj() or value.is_neg() or value.is_inference():
             raise Unkeyed("a tensor with hooks or lazy signs")
         self.tensors.add(id(value))
         self._say(type(value).__name__, value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
-        storage = value.untyped_storage()
-        if storage.nbytes():
-            self._say("memory", self._memory.setdefault(storage._cdata, len(self._memory)), value.storage_offset())
+        if value.untyped_storage().nbytes():
+            self._say("memory", self._memory.setdefault(storage_id(value), len(self._memory)), value.storage_offset())
         self.watch.tensor(value, False)
         self.watch.length(vars(value))
         for name in sorted(vars(value)):
@@ -199,7 +197,7 @@ class Fingerprint:
             raise Unkeyed(f"a {cls.__module__}.{cls.__qualname__}")
         self.add(cls)
         self._say("instance")
-        self._add_items(vars(value), _SAVING if isinstance(value, torch.nn.Module) else _RANDOM)
+        self._add_items(vars(value), SAVING if isinstance(value, torch.nn.Module) else _RANDOM)
 
     def _add_enum(self, value):
         self.add(type(value))
@@ -402,7 +400,7 @@ _KINDS = (
     (type, Fingerprint._add_class), (property, Fingerprint._add_property),
     ((staticmethod, classmethod, functools.cached_property), Fingerprint._add_wrapped), (_BUILTINS, Fingerprint._add_builtin),
     (types.ModuleType, Fingerprint._add_module),
-    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Fingerprint._add_operator),
+    ((OpOverload, OpOverloadPacket), Fingerprint._add_operator),
     (tuple(_SLOTS), Fingerprint._add_slots), (functools._lru_cache_wrapper, Fingerprint._add_cached),
     (contextvars.ContextVar, Fingerprint._add_context_variable),
     ((logging.Logger, types.GenericAlias, types.UnionType, typing._Final), Fingerprint._add_name),
@@ -430,9 +428,9 @@ def _order(item) -> str:
 def calls_pytorch_alone(module: torch.fx.GraphModule) -> bool:
     """Whether a graph of dynamo's, and those in it, calls no function whose code no capture looks into."""
     def known(target):
-        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        if isinstance(target, (OpOverload, OpOverloadPacket)):
             return str(target).startswith(("aten.", "prims."))
-        return isinstance(target, (torch._ops.HigherOrderOperator, *_BUILTINS)) or (
+        return isinstance(target, (HigherOrderOperator, *_BUILTINS)) or (
             isinstance(target, types.FunctionType) and is_known(target.__code__.co_filename))
 
     graphs = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
@@ -448,10 +446,9 @@ def _value_in_context(variable):
 
 def _add_surroundings(fingerprint: Fingerprint) -> None:
     """What PyTorch's own code reads beside its arguments."""
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level():
+    if function_modes() or dispatch_modes() or functorch_level():
         raise Unkeyed("a mode or transform of PyTorch's that is on")
-    hooks = vars(torch.nn.modules.module)
-    if any(hooks[name] for name in hooks if name.startswith("_global_") and isinstance(hooks[name], dict)):
+    if any(global_hooks()):
         raise Unkeyed("global hooks of modules")
     fingerprint.add(releases())
     fingerprint.add((
@@ -459,9 +456,9 @@ def _add_surroundings(fingerprint: Fingerprint) -> None:
         torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.is_anomaly_enabled(),
         torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(), _settings(torch._dynamo.config), _settings(torch._functorch.config)))
+        torch.backends.cuda.math_sdp_enabled(), _settings(dynamo_config), _settings(functorch_config)))
     fingerprint.watch.returns(GlobalStateGuard().check, True)
-    fingerprint.watch.returns(torch._C._len_torch_function_stack, 0)
+    fingerprint.watch.returns(function_modes, 0)
     fingerprint.watch.returns(torch.is_inference_mode_enabled, torch.is_inference_mode_enabled())
     fingerprint.watch.class_(torch.Tensor)
     for namespace in (torch, torch.Tensor, torch.nn.functional):
@@ -469,8 +466,8 @@ def _add_surroundings(fingerprint: Fingerprint) -> None:
             fingerprint._add_patch(name, item)
             if namespace is not torch.Tensor and callable(item):
                 fingerprint.watch.item(vars(namespace), name, item)
-    for name in (n for n in hooks if n.startswith("_global_") and isinstance(hooks[n], dict)):
-        fingerprint.watch.length(hooks[name])
+    for hooks in global_hooks():
+        fingerprint.watch.length(hooks)
 
 
 def _settings(config) -> tuple:

@@ -14,6 +14,7 @@ import torch
 
 from caesura.cache import disk
 from caesura.cache.fingerprint import PLAIN, Fingerprint, Unkeyed
+from caesura.capture.compat import storage_id
 from caesura.reports import StrictError, fall_back
 from caesura.runtime.autograd_call import open_call, registered
 
@@ -35,7 +36,7 @@ def key_of(module: torch.fx.GraphModule, inputs) -> str:
             raise Unkeyed("inputs that are no tensors of the CPU, or sizes that change")
         if not all(isinstance(d, int) for d in (*tensor.shape, *tensor.stride(), tensor.storage_offset())):
             raise Unkeyed("sizes that change")
-        memory.add(tensor.untyped_storage()._cdata)
+        memory.add(storage_id(tensor))
         fingerprint.add(" ".join(map(str, (
             type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad,
             tensor.is_leaf, tensor._is_view(), tensor.is_conj(), tensor.is_neg(), tensor.is_inference()))))

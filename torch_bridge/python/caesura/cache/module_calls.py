@@ -15,11 +15,11 @@ import collections
 import contextlib
 
 import torch
-from torch.utils import _pytree as pytree
 
 from caesura.cache import disk, fingerprint, graph_calls, keys
 from caesura.cache.known_code import is_plain_class
 from caesura.capture.aliasing import share_memory
+from caesura.capture.compat import dispatch_modes, functorch_level, tree_flatten, tree_unflatten
 from caesura.capture.sources import leaves, named, tensors_of
 from caesura.runtime import autograd_call
 
@@ -38,7 +38,7 @@ class Key(keys.Key):
         fingerprint.add(module)
         signature = fingerprint.add_call(args, kwargs)
         fingerprint.add(("wrap", dynamic))
-        for mode in (torch._C._len_torch_dispatch_stack, torch._C._functorch.maybe_current_level):
+        for mode in (dispatch_modes, functorch_level):
             fingerprint.watch.returns(mode, mode())
         return signature
 
@@ -176,13 +176,13 @@ class _Eager:
         self._names = {place: i for i, place in enumerate(facts["places"]) if not isinstance(place, tuple)}
         position = {place: i for i, place in enumerate(facts["places"])}
         paths = {id(leaf): position.get(path) for path, leaf in leaves(args, kwargs).items()}
-        values, self._form = pytree.tree_flatten((args, kwargs))
+        values, self._form = tree_flatten((args, kwargs))
         numbers = [paths.get(id(value)) if isinstance(value, torch.Tensor) else None for value in values]
         self._values = [(i, value if i is None else None) for i, value in zip(numbers, values)]  # an argument's number, or what stays
 
     def __call__(self, *arguments):
         own = {name: arguments[i] for name, i in self._names.items()}
-        args, kwargs = pytree.tree_unflatten([v if i is None else arguments[i] for i, v in self._values], self._form)
+        args, kwargs = tree_unflatten([v if i is None else arguments[i] for i, v in self._values], self._form)
         outputs = {}
         _collect(self._results, torch.func.functional_call(self._module, own, args, kwargs), outputs)
         return [outputs[i] for i in range(len(outputs))]

@@ -5,6 +5,7 @@ import collections
 
 import torch
 
+from caesura.capture.compat import get_data, is_functorch_wrapped_tensor, preserve_version, storage_id
 from caesura.capture.stop_gradient import written_to
 from caesura.reports import fall_back
 
@@ -72,7 +73,7 @@ def hidden_writes(graph: torch.fx.Graph) -> list:
     inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     for node in graph.nodes:
         source = node.args[0] if node.args else None
-        if node.target is torch._C._autograd._get_data_attr and source in inputs:
+        if node.target is get_data and source in inputs:
             reads[node] = inputs[source]
         elif isinstance(source, torch.fx.Node) and source in reads and _storage(node) == _storage(source):
             reads[node] = reads[source]
@@ -82,13 +83,13 @@ def hidden_writes(graph: torch.fx.Graph) -> list:
 def unnoticed(call, positions):
     """`call`, whose writes to the inputs at `positions` leave the versions that autograd goes by."""
     def run(*values):
-        with torch.autograd._unsafe_preserve_version_counter(tuple(values[i] for i in positions)):
+        with preserve_version(tuple(values[i] for i in positions)):
             return call(*values)
     return run
 
 
 def _storage(node):
     value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or is_functorch_wrapped_tensor(value):
         return None
-    return value.untyped_storage()._cdata
+    return storage_id(value)

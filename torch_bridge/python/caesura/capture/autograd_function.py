@@ -5,11 +5,9 @@ tensor's hook is a Function that gives the tensor on.
 """
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
 
-from caesura.lowering.importer import describe
+from caesura.capture.compat import detect_fake_mode, make_fx, set_grad_enabled, tree_leaves
+from caesura.capture.fx_meta import describe
 
 _library = torch.library.Library("caesura", "FRAGMENT")
 _library.define("with_gradient(Tensor[] values, Tensor[] inputs, Tensor[] saved, int function) -> Tensor[]")
@@ -79,7 +77,7 @@ def _problem(node):
 
 def _without_modes(module):
     for node in list(module.graph.nodes):
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             module.graph.erase_node(node)
     module.recompile()
     return module

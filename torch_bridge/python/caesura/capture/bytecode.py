@@ -3,6 +3,8 @@
 
 import dis
 
+from caesura.capture.compat import GRAPHS, MODULES
+
 # What it may do beside the call of the graph: look things up and make lists. Anything else (an attribute that the forward has
 # set) must happen in every call.
 _PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW_NAMES", "POP_TOP", "BINARY_SUBSCR",
@@ -10,7 +12,6 @@ _PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW
           "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "DELETE_FAST", "RETURN_VALUE", "LOAD_DEREF", "COPY_FREE_VARS", "BUILD_MAP",
           "BUILD_CONST_KEY_MAP"}
 _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
-_TORCH = "__import_torch"
 # Of PyTorch's modules: what looks things up (current streams, where there is another device), and a profiler's mark. Others set
 # attributes, or make objects.
 _FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size", "call_stride",
@@ -20,7 +21,7 @@ _FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit",
 
 def graphs_called(code) -> set:
     """The globals that hold the compiled graphs that it calls."""
-    return {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL" and i.argval.startswith("__compiled_fn")}
+    return {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL" and i.argval.startswith(GRAPHS)}
 
 
 def is_plain(code) -> bool:
@@ -29,9 +30,9 @@ def is_plain(code) -> bool:
     for i in dis.get_instructions(code):
         if i.opname not in _PLAIN or (i.opname == "LOAD_METHOD" and i.argval not in _METHODS):
             return False
-        if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(_TORCH):
+        if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(MODULES):
             return False
-        if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(_TORCH) \
+        if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(MODULES) \
                 and i.argval not in _FUNCTIONS:
             return False
         before = i if i.opname != "CACHE" else before

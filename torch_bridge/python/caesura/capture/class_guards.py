@@ -5,6 +5,7 @@
 import torch
 
 from caesura import _core
+from caesura.capture.compat import global_hooks
 
 
 class Classes:
@@ -13,21 +14,21 @@ class Classes:
     def __init__(self, module):
         kinds = {type(part) for part in module.modules()} | {torch.Tensor}
         self._functions = {cls: _functions(cls) for kind in kinds for cls in kind.__mro__[:-1]}
-        self._hooks = list(map(len, _hooks()))
+        self._hooks = list(map(len, global_hooks()))
         self._begin()
 
     def _begin(self):
         self._watch = _core.Watch()
         for cls in self._functions:
             self._watch.class_(cls)
-        for hooks in _hooks():
+        for hooks in global_hooks():
             self._watch.length(hooks)
 
     def unchanged(self) -> bool:
         """Whether their functions are the same. Costs little until something of a class has changed."""
         if self._watch.unchanged():
             return True
-        if self._hooks != list(map(len, _hooks())):
+        if self._hooks != list(map(len, global_hooks())):
             return False
         for cls, functions in self._functions.items():
             now = _functions(cls)
@@ -35,11 +36,6 @@ class Classes:
                 return False
         self._begin()  # a number of a class, which dynamo looks at
         return True
-
-
-def _hooks() -> list:
-    held = vars(torch.nn.modules.module)
-    return [hooks for name, hooks in held.items() if name.startswith("_global_") and isinstance(hooks, dict)]
 
 
 def _functions(cls) -> dict:

@@ -7,12 +7,10 @@ import functools
 from unittest import mock
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves, tree_map
 
-from caesura.lowering.registry import aten
+from caesura.capture.compat import detect_fake_mode, make_fx, tree_leaves, tree_map
 
+aten = torch.ops.aten
 # What is done to each part alike; complex is the first argument, or all elements of the list that it is.
 _EACH = {
     aten.alias, aten.cat, aten.clone, aten.cumsum, aten.detach, aten.diagonal, aten.empty_like, aten.expand, aten.flip,

@@ -7,10 +7,11 @@ import operator
 import weakref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from caesura.capture.compat import TorchDispatchMode, base, enable_python_dispatcher, version
+from caesura.capture.decompositions import corrected
+from caesura.capture.fx_meta import devices_of, draws, is_tensor
 from caesura.reports import fall_back
-from caesura.runtime.graph_executor import devices_of, draws, is_tensor
 from caesura.user_code import calling_line, is_users
 
 
@@ -70,7 +71,7 @@ class Again:
             if not self.random:
                 return tensors, self.module(*arguments)
             torch.set_rng_state(random)
-            with torch._dispatch.python.enable_python_dispatcher(), _Drawing(self.decompositions):
+            with corrected, enable_python_dispatcher(), _Drawing(self.decompositions):
                 return tensors, self.module(*arguments)
 
 
@@ -116,7 +117,7 @@ def _gradients(ys, dys, tensors):
                                     create_graph=torch.is_grad_enabled(), allow_unused=True, materialize_grads=True))
 
 
-@torch._dynamo.disable  # which sees it where a forward that it traces calls backward
+@torch.compiler.disable  # which sees it where a forward that it traces calls backward
 def differentiate(key, tensors, sizes, gradients, random):
     """caesura::differentiate (captured_call.h)."""
     again = Again.of(key)
@@ -177,12 +178,12 @@ class _Replacement:
     def __init__(self, again, metadata, tensors, sizes, random):
         self.again, self.metadata, self.tensors, self.sizes, self.random = again, metadata, tensors, sizes, random
         written = {id(tensors[sum(again.is_tensor[:i])]) for i in again.mutated}
-        self.versions = [(t, t._version) for t in tensors if id(t) not in written]
+        self.versions = [(t, version(t)) for t in tensors if id(t) not in written]
 
     def __call__(self, without, dys):
         if not torch.is_grad_enabled() or len(without) != len(self.tensors):
             return None
-        if any(t._version != version for t, version in self.versions):
+        if any(version(t) != before for t, before in self.versions):
             raise RuntimeError("caesura: create_graph=True, but one of the inputs that the forward is to be run again with has "
                                "been modified by an inplace operation")
         tensors, results = self.again.run(self.tensors, self.sizes, self.random)
@@ -196,5 +197,5 @@ class _Replacement:
         bases = [None] * self.metadata.num_intermediate_bases
         for result, info in zip(results, self.metadata.output_info):
             if info.output_type in (kinds.alias_of_intermediate, kinds.alias_of_intermediate_save_as_output):
-                bases[info.base_idx] = result._base
+                bases[info.base_idx] = base(result)
         return [None] * len(self.again.mutated) + list(results) + bases

@@ -6,15 +6,17 @@ user's line with eager's own type. The next call is captured anew.
 """
 
 import contextlib
+import functools
 import logging
 import re
+import threading
+from unittest import mock
 
-from torch._C._dynamo.eval_frame import _FrameAction as Action, _FrameExecStrategy as Strategy
-from torch._dynamo import config, convert_frame, graph_break_hints, symbolic_convert
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError, Unsupported, UserError
-from torch._dynamo.types import ConvertFrameReturn
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
+from caesura.capture.compat import (CLONE, BackendCompilerFailed, ConvertFrameReturn, FrameAction, FrameExecStrategy,
+                                    GuardOnDataDependentSymNode, TorchRuntimeError, Unsupported, UserError, backend_of,
+                                    convert_frame, dynamo_config, graph_break_hints, is_one_graph, symbolic_convert)
+from caesura.capture.decompositions import corrected
+from caesura.capture.patches import Shared
 from caesura.reports import StrictError, ended_well, fall_back, fall_back_if_it_ends_well
 from caesura.user_code import FRAME, calling_line, is_users
 
@@ -23,20 +25,33 @@ _FAILED = "caesura: failed captures"  # a key of dynamo's state of a frame: [how
 _OBSERVED = "Observed exception"  # of the forward's own, that dynamo has traced
 _USERS = graph_break_hints.USER_ERROR[0]  # among the hints of a graph break that eager most likely ends at
 
-_backends = []
+_backends = []  # (function that torch.compile takes, whether a frame that it cannot capture runs in eager)
 
 
 class OptionError(ValueError):
     """torch.compile() was given options that the backend does not have."""
 
 
-def watch(backend) -> None:
-    """Frames that are captured for `backend`, a function that torch.compile takes, are ours."""
-    _backends.append(backend)
+class _Local(threading.local):
+    patches = contextlib.nullcontext  # makes the context that a trace in this thread happens in
 
 
-def _is_ours(compiler) -> bool:
-    return getattr(compiler, "compiler_fn", None) in _backends
+_local = _Local()
+
+
+def watch(backend, *, runs_eager: bool) -> None:
+    """Frames that are captured for `backend`, a function or method that torch.compile takes, are ours.
+
+    runs_eager: whether a frame that cannot be captured runs in eager. Otherwise the error is the caller's.
+    """
+    _backends.append((backend, runs_eager))
+
+
+def _runs_eager(compiler):
+    """What watch() was told of a backend of ours; None for all others."""
+    function = getattr(compiler, "compiler_fn", None)
+    function = getattr(function, "__func__", function)  # of a method
+    return next((runs_eager for backend, runs_eager in _backends if backend is function), None)
 
 
 def is_users_error(error) -> bool:
@@ -106,22 +121,26 @@ _convert = convert_frame.ConvertFrameAssert.__call__
 
 def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
     """dynamo's capture of one frame; where it fails, the frame and all that it calls run in eager."""
-    if not _is_ours(self._torchdynamo_orig_backend):
+    runs_eager = _runs_eager(backend_of(self))
+    if runs_eager is None:
         return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
+    if not runs_eager:
+        with _trace():
+            return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
     failed = frame_state.setdefault(_FAILED, [0, None])
     if failed[0] < _TRIALS:
         try:
-            with quietly():
+            with quietly(), _trace():
                 try:
                     return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
                 except Exception as error:
-                    if self._one_graph or not config.capture_dynamic_output_shape_ops or not _depends_on_values(error):
+                    if is_one_graph(self) or not dynamo_config.capture_dynamic_output_shape_ops or not _depends_on_values(error):
                         raise
                     # Sizes that no trace knows: the graphs end where they come up.
-                    with config.patch(capture_dynamic_output_shape_ops=False):
+                    with dynamo_config.patch(capture_dynamic_output_shape_ops=False):
                         return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
         except Exception as error:
-            if self._one_graph or _ends_the_call(error):
+            if is_one_graph(self) or _ends_the_call(error):
                 raise
             logging.getLogger("caesura").info("a capture failed", exc_info=True)
             is_limit = getattr(error, "frame_exec_strategy", None) is not None
@@ -133,7 +152,7 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
             fall_back_if_it_ends_well(problem, by_user)
     else:
         fall_back_if_it_ends_well(failed[1], False)
-    return ConvertFrameReturn(frame_exec_strategy=Strategy(Action.SKIP, Action.SKIP), apply_to_code=False,
+    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False,
                               skip_reason="its capture has failed")
 
 
@@ -153,17 +172,13 @@ def _ends_the_call(error) -> bool:
     return isinstance(error, (UserError, StrictError)) or isinstance(error.__context__, StrictError)
 
 
-convert_frame.ConvertFrameAssert.__call__ = _convert_or_run
-
-_clone = convert_frame.ConvertFrame._clone_with_backend
+_clone = getattr(convert_frame.ConvertFrame, CLONE)
 
 
 def _stay_whole(self):
     """Under DistributedDataParallel dynamo would cut the graph where its buckets end, and hand over pieces without memory."""
-    return (lambda backend: self) if _is_ours(self._torchdynamo_orig_backend) else _clone.fget(self)
+    return (lambda backend: self) if _runs_eager(backend_of(self)) else _clone.fget(self)
 
-
-convert_frame.ConvertFrame._clone_with_backend = property(_stay_whole)
 
 _funcname = symbolic_convert.get_funcname
 
@@ -174,14 +189,13 @@ def _funcname_if_logged(filename, lineno):
     return _funcname(filename, lineno) if symbolic_convert.trace_call_log.isEnabledFor(logging.DEBUG) else None
 
 
-symbolic_convert.get_funcname = _funcname_if_logged
 _log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
 
 
 def _tell_of_graph_break(translator, *arguments, **named):
     """Before dynamo logs it, for those who have asked for that log: what follows runs in eager, up to the next graph."""
     exc = next((a for a in (*arguments, *named.values()) if isinstance(a, Exception)), None)
-    if _is_ours(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
+    if _runs_eager(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
         cause = getattr(exc, "gb_type", None) or why(exc)
         own = TorchRuntimeError(str(exc))
@@ -192,4 +206,40 @@ def _tell_of_graph_break(translator, *arguments, **named):
     _log_graph_break(translator, *arguments, **named)
 
 
-symbolic_convert.InstructionTranslatorBase.log_graph_break = _tell_of_graph_break
+@contextlib.contextmanager
+def _trace():
+    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
+    with convert_frame.compile_lock, corrected, _local.patches(), \
+            mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
+            mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):
+        yield
+
+
+@contextlib.contextmanager
+def _entered():
+    with mock.patch.object(convert_frame.ConvertFrameAssert, "__call__", _convert_or_run), \
+            mock.patch.object(convert_frame.ConvertFrame, CLONE, property(_stay_whole)):
+        yield
+
+
+_entries = Shared(_entered)  # dynamo's ways into a capture, which lead to _convert_or_run() for backends of ours
+
+
+@contextlib.contextmanager
+def tracing(patches=None):
+    """A call within it of what was compiled for a backend of ours is captured as this module says.
+
+    patches: makes a context manager that each trace of this thread's happens in.
+    """
+    before, _local.patches = _local.patches, patches or _local.patches
+    try:
+        with _entries:
+            yield
+    finally:
+        _local.patches = before
+
+
+@functools.cache
+def trace_from_now_on() -> None:
+    """The same for the rest of the process: for a backend that is called by code which is not ours."""
+    _entries.__enter__()

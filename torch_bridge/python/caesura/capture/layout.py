@@ -5,9 +5,9 @@ what calls go by it, becomes a copy that lies as PyTorch's does.
 
 import torch
 
-from caesura.lowering.onnx_builder import is_static
-from caesura.lowering.registry import aten
+from caesura.capture.fx_meta import is_static
 
+aten = torch.ops.aten
 _CALLS = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
@@ -95,6 +95,6 @@ def _back(graph, node, order):
 
 def _call(graph, like, target, *args, **kwargs):
     made = graph.call_function(target, args, kwargs)
-    values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    values = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     made.meta = {**like.meta, "val": target(*values[0], **values[1])}
     return made

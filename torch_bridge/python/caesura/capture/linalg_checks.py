@@ -7,7 +7,9 @@ import operator
 
 import torch
 
-from caesura.lowering.registry import aten
+from caesura.capture.compat import schema
+
+aten = torch.ops.aten
 
 
 def join_checks(module: torch.fx.GraphModule, tokens: int):
@@ -18,7 +20,7 @@ def join_checks(module: torch.fx.GraphModule, tokens: int):
         if checked is not aten._linalg_check_errors.default or info.target is not operator.getitem:
             continue
         factorised = info.args[0]
-        formals = [a.name for a in factorised.target._schema.arguments]
+        formals = [a.name for a in schema(factorised.target).arguments]
         if "check_errors" not in formals:
             continue
         place = formals.index("check_errors")

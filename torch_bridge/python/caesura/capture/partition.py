@@ -9,13 +9,12 @@ with the views, which its programs make at no cost.
 import operator
 
 import torch
-from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy
 
+from caesura.capture.compat import OpOverload, functorch_config, min_cut_partition, schema
+from caesura.capture.fx_meta import VIEWS
 from caesura.capture.grouped_query_attention import take_unrepeated
-from caesura.runtime.graph_executor import VIEWS
 
 aten = torch.ops.aten
 _UNLIKE = {torch.Tag.nondeterministic_seeded,  # calls that differ, or whose results' sizes have symbols of their own
@@ -28,8 +27,8 @@ def partition(joint_module, inputs, *, num_fwd_outputs, **options):
     take_unrepeated(joint_module.graph)
     _merge_equal(joint_module.graph)
     _save_within_checkpoints(joint_module.graph)
-    with config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
-        forward, backward = min_cut_rematerialization_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    with functorch_config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
+        forward, backward = min_cut_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
     _save_bases(forward, backward, num_fwd_outputs)
     return forward, backward
 
@@ -52,10 +51,10 @@ def _merge_equal(graph):
     outputs = {_storage(n) for n in output.all_input_nodes} - {None}
     seen = {}
     for node in graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+        if not isinstance(node.target, OpOverload) and node.target is not operator.getitem:
             continue
         if node.target is not operator.getitem:
-            if node.target._schema.is_mutable:
+            if schema(node.target).is_mutable:
                 seen.clear()  # reads behind it read something else
                 continue
             if not _UNLIKE.isdisjoint(node.target.tags):

@@ -3,18 +3,18 @@
 or take locks. Results are theirs."""
 
 import contextlib
+import functools
 import operator
 import sys
 from unittest import mock
 
 import torch
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.utils import build_checkpoint_variable
-from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
+from caesura.capture import frames
+from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
+                                    VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
+                                    dynamo_config)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 
@@ -27,10 +27,9 @@ def _is_causal(mask, is_causal=None, size=None):
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
-    torch.nn.modules.transformer._detect_is_causal_mask: _is_causal,
+    detect_is_causal_mask: _is_causal,
 }
-_BatchNorm = torch.nn.modules.batchnorm._BatchNorm
-_batch_norm = _BatchNorm.forward
+_batch_norm = BatchNorm.forward
 
 
 def _cumulative_batch_norm(self, x):
@@ -48,7 +47,7 @@ def _cumulative_batch_norm(self, x):
     return y
 
 
-_GRADIENTS = {"trace_autograd_ops": True} if hasattr(torch._dynamo.config, "trace_autograd_ops") else {}  # not in 2.12
+_GRADIENTS = {"trace_autograd_ops": True} if hasattr(dynamo_config, "trace_autograd_ops") else {}  # not in 2.12
 
 
 _as_python_constant = TensorVariable.as_python_constant
@@ -123,12 +122,19 @@ def _hooks_of_transformers():
 def capturing(module, **options):
     """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
     are its own."""
-    counts = any(isinstance(part, _BatchNorm) and part.momentum is None for part in module.modules())
+    counts = any(isinstance(part, BatchNorm) and part.momentum is None for part in module.modules())
+    with dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, **_GRADIENTS, **options), \
+            frames.tracing(functools.partial(_in_place, counts)):
+        yield
+
+
+@contextlib.contextmanager
+def _in_place(counts: bool):
+    """The stand-ins while dynamo traces one frame. counts: whether a batch norm of the module's counts its batches."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
-    with torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, **_GRADIENTS, **options), \
-            mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
+    with mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.object(TensorVariable, "method_tolist", _to_list), \
-            mock.patch.object(_BatchNorm, "forward", _cumulative_batch_norm if counts else _batch_norm), \
-            mock.patch.dict(VariableBuilder._id_dispatch(), builders):
+            mock.patch.dict(builders_by_id(), builders), \
+            mock.patch.object(BatchNorm, "forward", _cumulative_batch_norm) if counts else contextlib.nullcontext():
         yield

@@ -2,7 +2,8 @@
 """Numbers that a forward draws in Python (random.uniform)."""
 
 import torch
-from torch._dynamo.source import RandomValueSource
+
+from caesura.capture.compat import RandomValueSource
 
 
 def take_as_given(graph: torch.fx.GraphModule, example_inputs) -> list:

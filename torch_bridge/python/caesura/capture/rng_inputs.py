@@ -5,11 +5,11 @@ order and from its own generator, as eager would; the program takes them as inpu
 
 import sympy
 import torch
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.fx import map_arg
 
-from caesura.lowering.registry import aten
+from caesura.capture.compat import tree_leaves, tree_map_only
 
+aten = torch.ops.aten
 # Of what takes a tensor, these read no more of it than shape, strides and dtype.
 DRAWS = {
     aten.rand.generator, aten.randn.generator, aten.randint.generator, aten.randint.low_generator, aten.randperm.generator,

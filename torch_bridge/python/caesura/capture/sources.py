@@ -3,11 +3,13 @@
 
 import torch
 
+from caesura.capture.compat import maybe_mark_dynamic, tree_leaves_with_path
+
 
 def leaves(args, kwargs) -> dict:
     """The tensors among a call's arguments, by their paths: ("args", 0), ("kwargs", "x", ...)."""
     found = {}
-    for path, leaf in torch.utils._pytree.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
+    for path, leaf in tree_leaves_with_path({"args": args, "kwargs": kwargs}):
         if isinstance(leaf, torch.Tensor):
             found[tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)] = leaf
     return found
@@ -43,4 +45,4 @@ def mark_changing(args, kwargs, before) -> None:
         shape = before.get(path, ())
         for axis in range(leaf.dim() if leaf.dim() == len(shape) else 0):
             if leaf.shape[axis] != shape[axis]:
-                torch._dynamo.maybe_mark_dynamic(leaf, axis)
+                maybe_mark_dynamic(leaf, axis)

@@ -9,12 +9,12 @@ import inspect
 import operator
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
 
-from caesura.lowering.importer import describe
-from caesura.lowering.registry import aten
+from caesura.capture.compat import (get_unwrapped, is_functorch_wrapped_tensor, make_fx, set_grad_enabled, storage_id,
+                                    tree_leaves)
+from caesura.capture.fx_meta import describe
 
+aten = torch.ops.aten
 _MARK = "caesura_cut"
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
@@ -37,7 +37,7 @@ def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
     tracked, cut = set(), {}  # storages of tensors that require gradients; their views that do not, and the calls that made them
     stale = set()  # views of those whose storage was written to since
     for node in graph.graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             recording = node.args[0]
         inference += _inference(node)
         if inference and keep_modes:
@@ -64,7 +64,7 @@ def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
                     cut.setdefault(_storage(tensor), []).append(node)
         tracked.update(_storage(t) for t in results if _tracked(t))
     for node in [] if keep_modes else reversed(graph.graph.nodes):
-        if node.target is torch._C._set_grad_enabled or _inference(node):
+        if node.target is set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
@@ -86,7 +86,7 @@ def record(graph: torch.fx.GraphModule):
     first, last = next(iter(graph.graph.nodes)), next(n for n in graph.graph.nodes if n.op == "output")
     for node, mode in (first, True), (last, False):
         with graph.graph.inserting_before(node):
-            graph.graph.call_function(torch._C._set_grad_enabled, (mode,))
+            graph.graph.call_function(set_grad_enabled, (mode,))
     graph.recompile()
 
 
@@ -152,14 +152,14 @@ def _tensors(node):
 
 def _tracked(tensor) -> bool:
     """Whether autograd follows the tensor, by itself or inside of a vmap."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     return tensor.requires_grad
 
 
 def _storage(tensor):
     try:
-        return tensor.untyped_storage()._cdata
+        return storage_id(tensor)
     except NotImplementedError:  # inside of a vmap there is none
         return id(tensor)
 

@@ -7,19 +7,20 @@ import logging
 import warnings
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._decomp import get_decompositions
-from torch._guards import TracingContext
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import tree_map_only
 
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.capture.aliasing import share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
+from caesura.capture.compat import (BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
+                                    InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
+                                    aot_autograd, get_decompositions, has_accumulation_hooks, has_hooks, mark_stepped,
+                                    takes_load_hooks, tree_leaves_with_path, tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
-from caesura.capture.frames import first_line, is_users_error, place_of, quietly, why
+from caesura.capture.decompositions import decompositions
+from caesura.capture.frames import first_line, is_users_error, place_of, quietly, tracing, watch, why
+from caesura.capture.fx_meta import describe
 from caesura.capture.layout import lay_arguments
 from caesura.capture.linalg_checks import join_checks
 from caesura.capture.ops.recurrent import by_layers
@@ -27,8 +28,6 @@ from caesura.capture.polyfills import capturing
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
-from caesura.frontends.dynamo_backend import decompositions
-from caesura.lowering.importer import describe
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
@@ -49,7 +48,7 @@ def _as_leaf(value):
     return value if value.requires_grad or not value.is_floating_point() else value.detach()
 
 
-@torch._dynamo.allow_in_graph
+@torch.compiler.allow_in_graph
 def _as_loss(loss):
     """Marks what the function returned: only this module calls it, and dynamo's graph shows the call."""
     return loss.detach()
@@ -173,7 +172,7 @@ class CompiledStep(_core.StepCalls):
         self._describe()
         # PyTorch puts other tensors in the place of the state when it loads one. An optimizer that was made without
         # Optimizer.__init__ takes no hooks: it is none that a step writes.
-        if "_optimizer_load_state_dict_post_hooks" in vars(optimizer):
+        if takes_load_hooks(optimizer):
             optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=_CAPTURES, **_ISOLATED)
@@ -250,7 +249,7 @@ class CompiledStep(_core.StepCalls):
         names = [n for n in inspect.signature(self.module.forward).parameters]
         named.update(zip(names, args))
         found = {}
-        for path, leaf in torch.utils._pytree.tree_leaves_with_path(named):
+        for path, leaf in tree_leaves_with_path(named):
             if isinstance(leaf, torch.Tensor):
                 found[id(leaf)] = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         return found
@@ -272,7 +271,7 @@ class CompiledStep(_core.StepCalls):
     def _refuse_hooks(self):
         """What PyTorch's backward would call, and the program does not know of."""
         hooked = [self.names[id(p)] for group in self.optimizer.param_groups for p in group["params"]
-                  if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
+                  if has_hooks(p) or has_accumulation_hooks(p)]
         if hooked:
             raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
 
@@ -334,7 +333,7 @@ class CompiledStep(_core.StepCalls):
             parameter.data = parameter.data.contiguous()
         key = None
         if not self._capturing:
-            self.optimizer._opt_called = True  # for schedulers, which ask whether it steps before they do
+            mark_stepped(self.optimizer)
             key = self._key(args, kwargs)
             loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
@@ -437,36 +436,39 @@ class CompiledStep(_core.StepCalls):
                           f"(at {place_of(error)})") from None
 
     def _run(self, *args, **kwargs):
-        with torch.enable_grad(), quietly():
+        with torch.enable_grad(), quietly(), tracing():
             try:
                 if self.programs:
                     try:
                         return self._call(*args, **kwargs)
-                    except torch._dynamo.exc.Unsupported:
+                    except Unsupported:
                         pass  # a new capture, which a logging call stands in the way of; nothing has run
                 with capturing(self.module, ignore_logging_functions=_logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
-                    except torch._dynamo.exc.Unsupported as error:
+                    except Unsupported as error:
                         if self._gives_leaves or "requires_grad_()" not in str(error):
                             raise
                         self._gives_leaves = True
                         return self._call(*args, **kwargs)
-            except torch._dynamo.exc.FailOnRecompileLimitHit:
+            except FailOnRecompileLimitHit:
                 raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None
-            except (torch._dynamo.exc.TorchRuntimeError, IndexError, AssertionError) as error:
+            except (TorchRuntimeError, IndexError, AssertionError) as error:
                 self._raise_as_eager(error, args, kwargs)
-            except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.InternalTorchDynamoError,
+            except (Unsupported, UserError, InternalTorchDynamoError,
                     GuardOnDataDependentSymNode) as error:
                 if is_users_error(error):
                     self._raise_as_eager(error, args, kwargs)
                 logging.getLogger("caesura").info("a capture failed", exc_info=True)
                 raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from None
-            except torch._dynamo.exc.BackendCompilerFailed as error:
+            except BackendCompilerFailed as error:
                 inner = error.inner_exception
                 if isinstance(inner, StepRefused):
                     raise inner from None
                 if isinstance(inner, GuardOnDataDependentSymNode):
                     raise StepRefused(f"the step cannot be one program:\n  {why(inner)} (at {place_of(inner)})") from None
                 raise
+
+
+watch(CompiledStep._capture, runs_eager=False)

@@ -5,21 +5,18 @@ import logging
 import types
 
 import torch
-from torch._C import DispatchKey
-from torch._decomp import core_aten_decompositions
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config
-from torch._functorch.partitioners import default_partition
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
 from caesura.capture.aliasing import hidden_writes, share_storage, unless_overlapping, unnoticed
 from caesura.capture.autograd_function import parts_of
+from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config,
+                                    unset_fake_temporarily)
 from caesura.capture.complex_numbers import in_pairs
+from caesura.capture.decompositions import decompositions
 from caesura.capture.double_backward import differentiable_again
+from caesura.capture.fx_meta import VIEWS, describe
 from caesura.capture.grouped_query_attention import take_unrepeated
 from caesura.capture.layout import lay_results
 from caesura.capture.ops.recurrent import by_layers
@@ -27,22 +24,9 @@ from caesura.capture.partition import partition
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
-from caesura.lowering.importer import describe
 from caesura.reports import StrictError, fall_back
 from caesura.runtime.autograd_call import describe_call, open_call
-from caesura.runtime.graph_executor import VIEWS, GraphProgram
-
-# Whose decomposition in PyTorch 2.13 counts a row's classes with other rows' targets; it runs while a graph is traced, whatever
-# the table says.
-_WRONG = torch.ops.aten.multilabel_margin_loss_forward.default
-if _WRONG.py_kernels.pop(DispatchKey.Autograd, None) is not None:
-    _WRONG._dispatch_cache.clear()
-
-
-def decompositions(kept=TABLE):
-    """PyTorch's own decompositions of the calls that are not `kept` as they are."""
-    return {target: function for target, function in core_aten_decompositions().items()
-            if target not in kept and target is not _WRONG}
+from caesura.runtime.graph_executor import GraphProgram
 
 
 def apart(function):
@@ -85,8 +69,7 @@ def _boxed(get_program):
     def run(arguments):
         return get_program().run(arguments)
 
-    run._boxed_call = True  # the arguments come as a list that is ours to empty
-    return run
+    return boxed(run)
 
 
 def _key(module, example_inputs):
@@ -116,7 +99,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         return module.forward
     # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
-    captured, table = _Captured(away), {} if away else decompositions()
+    captured, table = _Captured(away), {} if away else decompositions(TABLE)
     hidden = hidden_writes(module.graph)
     key = None if hidden else _key(module, example_inputs)
     if key is not None:
@@ -128,7 +111,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table,
                                  partition_fn=default_partition if away else partition)
-    with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
         as_it_is = away or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
         compiled = compile_graph(module if as_it_is else by_layers(module), example_inputs)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
@@ -150,4 +133,4 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     return unless_overlapping(compiled, module, captured.metadata.mutated_inp_runtime_indices)
 
 
-frames.watch(backend)
+frames.watch(backend, runs_eager=True)

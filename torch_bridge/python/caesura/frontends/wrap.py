@@ -9,21 +9,21 @@ import types
 import weakref
 
 import torch
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo import eval_frame
-
 from caesura.cache import disk, module_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture.bytecode import is_plain
 from caesura.capture.class_guards import Classes
+from caesura.capture.compat import CALL, GRAPHS, MODULES, cache_entries, dynamo_utils, original, stance
+from caesura.capture.decompositions import decompositions
+from caesura.capture.frames import tracing
 from caesura.capture.polyfills import capturing
 from caesura.capture.sources import mark_changing
-from caesura.frontends.dynamo_backend import apart, decompositions
-from caesura.frontends.dynamo_backend import backend as torch_backend
+from caesura.frontends.dynamo_backend import apart, backend as torch_backend
+from caesura.lowering import TABLE
 from caesura.reports import refusing, told_at_the_end
 from caesura.runtime.autograd_call import is_operator
 
-_CALLED = {"_call_impl", "plain_forward"}  # what is captured, by the names that wrap() and _Forward have for it
+_CALLED = {CALL, "plain_forward"}  # what is captured, by the names that wrap() and _Forward have for it
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 _CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
 
@@ -33,10 +33,10 @@ def _past_dynamo(scope: dict) -> dict:
     profiler is told of where the code begins and ends."""
     scope = dict(scope)
     for name, value in scope.items():
-        call = getattr(value, "_torchdynamo_orig_callable", None) if name.startswith("__compiled_fn") else None
+        call = original(value) if name.startswith(GRAPHS) else None
         if is_operator(call):
             scope[name] = call
-        elif value is torch._dynamo.utils and name.startswith("__import_torch"):
+        elif value is dynamo_utils and name.startswith(MODULES):
             scope[name] = types.SimpleNamespace(**vars(value) | {
                 "record_pregraph_bytecode_enter": lambda: None, "record_pregraph_bytecode_exit": lambda began: None})
     return scope
@@ -64,8 +64,11 @@ class _Calls:
         self.known = weakref.WeakSet()  # the code of all that were seen
 
     def __call__(self, args, kwargs):
-        if torch.compiler.is_dynamo_compiling() or eval_frame._stance.stance != "default":
+        if torch.compiler.is_dynamo_compiling():
             return self.compiled(*args, **kwargs)
+        if stance() != "default":
+            with tracing():
+                return self.compiled(*args, **kwargs)
         for call in self.recalled:
             if call.fits(args, kwargs):
                 return call(args, kwargs)
@@ -91,7 +94,7 @@ class _Calls:
                     self.recalled.remove(known)
                     break
             else:
-                call = module_calls.load(key, decompositions(), self.module, args, kwargs)
+                call = module_calls.load(key, decompositions(TABLE), self.module, args, kwargs)
             if call is not None:
                 self.recalled = [call, *self.recalled[:_CALLS - 1]]
                 return call(args, kwargs)
@@ -104,7 +107,7 @@ class _Calls:
             self.classes = Classes(self.module)
         if key is not None:
             try:
-                self.candidate = module_calls.Candidate(key, records, results, self.compiled._torchdynamo_orig_callable.__code__)
+                self.candidate = module_calls.Candidate(key, records, results, original(self.compiled).__code__)
                 if function is not None and is_plain(function.__code__):
                     self.candidate.store(key)
                     self.candidate = None
@@ -139,8 +142,8 @@ class _Calls:
 
     def _find(self):
         """Looks for captures that are new; gives the function of one, or None."""
-        call, function = self.compiled._torchdynamo_orig_callable, None
-        for entry in _debug_get_cache_entry_list(call.__code__):
+        call, function = original(self.compiled), None
+        for entry in cache_entries(call.__code__):
             if entry.code in self.known:
                 continue
             self.known.add(entry.code)
@@ -240,7 +243,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
         return module
 
     def call(*args, **kwargs):
-        return module._call_impl(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this
 
     cls = type(type(module).__name__, (_Wrapped, type(module)), {
         "_original": module, "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic),

@@ -6,6 +6,7 @@ import onnx
 import torch
 from onnx import AttributeProto, helper, numpy_helper
 
+from caesura.capture.compat import OpOverload, schema
 from caesura.lowering.registry import Refused
 
 DOMAIN = "org.pytorch.aten"
@@ -40,7 +41,7 @@ def _attribute(name: str, value, takes_bool: bool) -> onnx.AttributeProto:
     raise Refused(f"argument '{name}' of type {type(value).__name__}")
 
 
-def aten_node(target: torch._ops.OpOverload, arguments: list, name_of, outputs: list) -> onnx.NodeProto:
+def aten_node(target: OpOverload, arguments: list, name_of, outputs: list) -> onnx.NodeProto:
     """The node of one call.
 
     arguments: in the schema's order, one for each of its arguments.
@@ -49,11 +50,11 @@ def aten_node(target: torch._ops.OpOverload, arguments: list, name_of, outputs: 
 
     Raises Refused for operators that write to their arguments, and for arguments that a node cannot hold.
     """
-    schema = target._schema
-    if schema.is_mutable:
+    form = schema(target)
+    if form.is_mutable:
         raise Refused("writes to its arguments")
     inputs, names, none, attributes = [], [], [], []
-    for formal, value in zip(schema.arguments, arguments, strict=True):
+    for formal, value in zip(form.arguments, arguments, strict=True):
         tensors = "Tensor" in str(formal.type)
         items = value if isinstance(value, (list, tuple)) else [value]
         known = [name_of(item) for item in items]
@@ -68,9 +69,9 @@ def aten_node(target: torch._ops.OpOverload, arguments: list, name_of, outputs: 
         elif not (formal.has_default_value() and type(formal.default_value) is type(value)
                   and formal.default_value == value):
             attributes.append(_attribute(formal.name, value, "bool" in str(formal.type)))
-    node = helper.make_node("ATen", inputs, outputs, domain=DOMAIN, operator=schema.name)
-    if schema.overload_name:
-        attributes.append(helper.make_attribute("overload_name", schema.overload_name))
+    node = helper.make_node("ATen", inputs, outputs, domain=DOMAIN, operator=form.name)
+    if form.overload_name:
+        attributes.append(helper.make_attribute("overload_name", form.overload_name))
     if names:
         attributes.append(helper.make_attribute("arguments", names))
     if none:

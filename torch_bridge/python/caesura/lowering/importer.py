@@ -6,21 +6,10 @@ import operator
 
 import torch
 
+from caesura.capture.compat import OpOverload, schema
+from caesura.capture.fx_meta import describe, plain
 from caesura.lowering.onnx_builder import Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.registry import TABLE, Refused
-from caesura.user_code import FRAME
-
-
-def describe(node: torch.fx.Node) -> str:
-    """Where in the user's code a node comes from: "model.py:12 in forward", or its name."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    return "{}:{} in {}".format(*frames[-1]) if frames else node.name
-
-
-def is_symbolic(node) -> bool:
-    """Whether the node is a size, not a tensor."""
-    value = node.meta.get("val")
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def value_of(name: str, meta):
@@ -35,19 +24,12 @@ def value_of(name: str, meta):
     raise Refused(f"values of type {type(meta).__name__}")
 
 
-def plain(dim):
-    """A size as an int where it is one; a SymFloat likewise."""
-    if isinstance(dim, torch.SymInt | torch.SymFloat) and dim.node.expr.is_number:
-        return int(dim.node.expr) if isinstance(dim, torch.SymInt) else float(dim.node.expr)
-    return dim
-
-
 def arguments_of(node: torch.fx.Node) -> list:
     """The call's arguments in the schema's order, defaults filled in."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return list(node.args)
     out = []
-    for i, argument in enumerate(node.target._schema.arguments):
+    for i, argument in enumerate(schema(node.target).arguments):
         if i < len(node.args):
             out.append(node.args[i])
         else:

@@ -5,13 +5,11 @@ import functools
 import operator
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper
-from torch._guards import TracingContext
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from caesura.capture.compat import TracingContext, guard_or_false
 from caesura.lowering.registry import Refused
 
 OPSET = 23
@@ -287,10 +285,6 @@ def expression(dim):
 
 def same_shape(a, b) -> bool:
     return len(a) == len(b) and all(same_dim(x, y) for x, y in zip(a, b))
-
-
-def is_static(shape) -> bool:
-    return all(isinstance(dim, int) for dim in shape)
 
 
 def positive(axis: int, rank: int) -> int:

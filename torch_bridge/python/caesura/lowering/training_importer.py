@@ -7,20 +7,21 @@ import operator
 import torch
 from onnx.helper import make_attribute
 
+from caesura import torch_kernels
 from caesura.capture import autograd_function
+from caesura.capture.compat import OpOverload
 from caesura.capture.complex_numbers import has_complex
+from caesura.capture.fx_meta import describe, is_read, is_symbolic, plain, result
 from caesura.capture.rng_inputs import DRAWS, Draw
 from caesura.capture.stop_gradient import stop_at_cuts
 from caesura.lowering.aten_fallback import aten_node
-from caesura.lowering.fx_meta import is_read, result
-from caesura.lowering.importer import Importer, describe, is_symbolic, plain, value_of, written
+from caesura.lowering.importer import Importer, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, make_model, onnx_type
 from caesura.lowering.ops.gradient_conventions import CONVENTIONS
 from caesura.lowering.ops.loss import with_ignored
 from caesura.lowering.ops.normalization import fixed_batch_norm
 from caesura.lowering.registry import TABLE, Refused, aten
 from caesura.reports import fall_back
-from caesura.runtime import torch_kernels
 
 
 def _is_made_into_more(node, index):
@@ -109,7 +110,7 @@ _WITHOUT_GRADIENT = {aten.bernoulli, aten.binomial, aten.multinomial, aten.norma
 
 def _by_pytorch(w, node, *arguments):
     """The call as a node that PyTorch computes and, by its own derivative, differentiates."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         raise Refused("no equivalent in ONNX ops")
     is_random = torch.Tag.nondeterministic_seeded in node.target.tags
     is_constant = node.target.overloadpacket in _WITHOUT_GRADIENT

@@ -6,12 +6,13 @@ import operator
 
 import torch
 
-from caesura import _core
+from caesura import _core, torch_kernels
 from caesura.capture.aliasing import overlapping, run_in_eager
+from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate
+from caesura.capture.fx_meta import is_tensor
 from caesura.reports import collect_from
-from caesura.runtime import torch_kernels
-from caesura.runtime.graph_executor import CallStep, GraphProgram, RunStep, is_tensor
+from caesura.runtime.graph_executor import GraphProgram, RunStep
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
@@ -47,7 +48,7 @@ def open_call(module, facts, decompositions):
     again = Again(module, facts["again"], decompositions)
     graphs = [None if graph is None else _open_graph(graph) for graph in facts["graphs"]]
     call = torch.classes.caesura.Call(*graphs, facts["layout"], again.random, again.key, _core.keep_alive(again))
-    operation, _ = torch._C._jit_get_operation(f"caesura::call_{again.key}")
+    operation, _ = jit_operation(f"caesura::call_{again.key}")
     tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
     sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
@@ -194,11 +195,11 @@ def _describe_graph(program: GraphProgram):
             calls.append(("add_element", number[node.args[0]], node.args[1], number[node], dead))
         elif step.target in _SIZES:
             calls.append(("add_size", _SIZES[step.target], tuple(map(encoded, node.args)), number[node], dead))
-        elif isinstance(step.target, torch._ops.OpOverload):
-            schema = step.target._schema
-            given = dict(zip((a.name for a in schema.arguments), node.args)) | node.kwargs
-            arguments = tuple(encoded(given.get(a.name, a.default_value)) for a in schema.arguments)
-            calls.append(("add_operator", schema.name, schema.overload_name, arguments, number[node], step.counts, dead))
+        elif isinstance(step.target, OpOverload):
+            form = schema(step.target)
+            given = dict(zip((a.name for a in form.arguments), node.args)) | node.kwargs
+            arguments = tuple(encoded(given.get(a.name, a.default_value)) for a in form.arguments)
+            calls.append(("add_operator", form.name, form.overload_name, arguments, number[node], step.counts, dead))
         else:
             return None
     return {"values": len(number), "calls": calls}

@@ -8,23 +8,18 @@ import time
 import torch
 
 from caesura import _core
+from caesura.capture.compat import is_view
 from caesura.capture.complex_numbers import has_complex
+from caesura.capture.fx_meta import VIEWS, describe, devices_of, draws, is_static, is_symbolic, is_tensor
 from caesura.capture.layout import as_traced, lay_arguments
 from caesura.capture.rng_inputs import DRAWS
 from caesura.lowering import Refused, TABLE, import_graph
-from caesura.lowering.importer import Importer, describe, is_symbolic
-from caesura.lowering.onnx_builder import Tensor, is_static, make_model
+from caesura.lowering.importer import Importer
+from caesura.lowering.onnx_builder import Tensor, make_model
 from caesura.reports import RECORD, fall_back
 
 aten = torch.ops.aten
 
-# Other ways of looking at the same elements: PyTorch makes them from a program's results at no cost.
-VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
-    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
-    aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default, aten.view_as_real.default,
-    aten.view_as_complex.default, aten.resolve_conj.default,
-}
 # Of these, what a program makes at no cost either, where nobody else sees what is looked at.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
              aten.squeeze.dim, aten.squeeze.dims}
@@ -228,7 +223,7 @@ class GraphProgram:
         def is_copied(node):
             """Whether PyTorch could make it from results of ours by a copy only."""
             with torch.inference_mode(False):  # in it no tensor says that it is a view
-                return node.target in _AS and not laid(node)._is_view()
+                return node.target in _AS and not is_view(laid(node))
 
         def provide(node):
             """Makes `node` a result of the program, or, where it is a view, what it looks at."""
@@ -296,26 +291,6 @@ class GraphProgram:
     def programs(self):
         """The programs in it."""
         return [step.program for step, _ in self.steps if isinstance(step, RunStep)]
-
-
-def draws(node: torch.fx.Node) -> bool:
-    """Whether the call draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def is_tensor(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def devices_of(nodes) -> set:
-    """The types of the devices that the tensors of `nodes` lie on."""
-    devices = set()
-    for node in nodes:
-        value = node.meta.get("val")
-        for part in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(part, torch.Tensor):
-                devices.add(part.device.type)
-    return devices
 
 
 def _draw_early(graph: torch.fx.Graph) -> None:

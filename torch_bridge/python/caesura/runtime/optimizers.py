@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from caesura.capture.compat import foreach_add_, foreach_mul_, step_hooks
 from caesura.reports import fall_back
 
 
@@ -253,7 +254,7 @@ class Recipe:
     def end(self, program, micro_steps: int, window) -> None:
         """Behind it; `micro_steps` counts it."""
         if program.session.updates != program.updates():  # with "fp16" an update may not happen
-            torch._foreach_add_(program.counts(), 1)
+            foreach_add_(program.counts(), 1)
 
 
 def _counts_of(optimizer) -> dict:
@@ -267,11 +268,6 @@ def keeps_count(optimizer) -> bool:
 
 def _bits_of(dtype) -> int:
     return torch.finfo(dtype).bits
-
-
-def step_hooks(optimizer) -> list:
-    """Its dicts of hooks around its step; what was made without Optimizer.__init__ has none."""
-    return [vars(optimizer).get(name, {}) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
 
 
 def _has_hooks(optimizer) -> bool:
@@ -338,7 +334,7 @@ class Stepping:
             if parameter.grad is not None:
                 given.append(parameter)
         if self.count > 1:
-            torch._foreach_mul_([p.grad for p in given], 1 / self.count)
+            foreach_mul_([p.grad for p in given], 1 / self.count)
         if self.clip_norm:
             torch.nn.utils.clip_grad_norm_(given, self.clip_norm)
         self.optimizer.step()

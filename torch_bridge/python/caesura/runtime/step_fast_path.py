@@ -2,12 +2,11 @@
 """A compiled step's call without dynamo's bytecode: dynamo's guards, and what else must be as it was, checked in C++."""
 
 import torch
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from caesura import _core
 from caesura.capture.bytecode import graphs_called, is_plain
+from caesura.capture.compat import MODULE_PARTS, cache_entries, original, step_hooks
 from caesura.capture.sources import leaves, named
-from caesura.runtime.optimizers import step_hooks
 from caesura.runtime.step_program import SEED
 
 
@@ -26,7 +25,7 @@ def find_sources(owner, feeds, args, kwargs):
 def find_guards(owner, program, args, kwargs):
     """Dynamo's check of calls like this one, which calls `program` and does nothing else; None where it does more."""
     function = type(owner)._loss
-    for entry in _debug_get_cache_entry_list(function.__code__):
+    for entry in cache_entries(function.__code__):
         if entry.guard_manager.check({"self": owner, "args": args, "kwargs": kwargs}) and _calls_alone(
                 entry.code, program, function.__globals__):
             return entry.guard_manager.root.check
@@ -65,7 +64,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
 
 def _calls_alone(code, program, scope) -> bool:
     """scope: the globals of the code, in which dynamo puts its graphs."""
-    called = [getattr(scope.get(name), "_torchdynamo_orig_callable", None) for name in graphs_called(code)]
+    called = [original(scope.get(name)) for name in graphs_called(code)]
     return len(called) == 1 and called[0] is program and is_plain(code)
 
 
@@ -85,7 +84,7 @@ def _watch(module):
     """By what the module and all in it hold their parts."""
     watch = _core.Watch()
     for owner in module.modules():
-        for kind in ("_modules", "_parameters", "_buffers"):
+        for kind in MODULE_PARTS:
             held = vars(owner)[kind]
             watch.item(vars(owner), kind, held)
             for name, value in held.items():

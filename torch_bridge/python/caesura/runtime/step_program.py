@@ -6,16 +6,14 @@ import time
 import onnx
 import torch
 from onnx import helper
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from caesura import _core
 from caesura.capture.aliasing import share_memory
+from caesura.capture.compat import OutputType, TracingContext, unset_fake_temporarily
+from caesura.capture.fx_meta import describe
 from caesura.capture.rng_inputs import sizes_of
 from caesura.lowering import Refused
 from caesura.lowering.aten_fallback import DOMAIN
-from caesura.lowering.importer import describe
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
 from caesura.lowering.training_importer import import_forward, number_input
 from caesura.reports import RECORD

@@ -7,8 +7,7 @@ import time
 import weakref
 from typing import NamedTuple, Optional, Sequence
 
-from caesura import _core
-from caesura.runtime import torch_kernels
+from caesura import _core, torch_kernels
 from caesura.sessions.io_binding import IOBinding
 from caesura.sessions.options import SessionOptions
 from caesura.sessions.provider_fallback import FallsBack

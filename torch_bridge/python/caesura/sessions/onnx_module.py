@@ -4,8 +4,8 @@
 import re
 
 import torch
-from torch.utils import _pytree as pytree
 
+from caesura.capture.compat import tree_leaves, tree_map
 from caesura.sessions.inference import InferenceSession
 
 
@@ -66,7 +66,7 @@ class OnnxModule(torch.nn.Module):
         self._structure = output_structure
         self._wanted = self.output_names
         if output_structure is not None:
-            self._wanted = list(dict.fromkeys(pytree.tree_leaves(output_structure)))
+            self._wanted = list(dict.fromkeys(tree_leaves(output_structure)))
             unknown = [name for name in self._wanted if name not in self.output_names]
             if unknown:
                 raise ValueError(f"the model has no output(s) {unknown}; it has {self.output_names}")
@@ -97,7 +97,7 @@ class OnnxModule(torch.nn.Module):
         results = self.session._session.run(self._wanted, feeds, None, torch=True)
         outputs = OnnxOutputs(zip(self._wanted, results))
         if self._structure is not None:
-            return pytree.tree_map(lambda name: outputs[name], self._structure)
+            return tree_map(lambda name: outputs[name], self._structure)
         return results[0] if len(results) == 1 else outputs
 
     def _feeds(self, inputs: tuple, named: dict) -> dict:
@@ -139,4 +139,4 @@ class OnnxModule(torch.nn.Module):
 
 def _leaves(item) -> list:
     """The tensors of a structure in order; None stays as what is left out."""
-    return pytree.tree_leaves(item, is_leaf=lambda leaf: leaf is None)
+    return tree_leaves(item, is_leaf=lambda leaf: leaf is None)

@@ -8,11 +8,13 @@ ops. Weights have PyTorch's layout. Sequences are [steps, batch, features].
 
 import torch
 
+from caesura.capture.compat import VF
+
 F = torch.nn.functional
 
 # Gates, fields of the trace beside them, and whether there is a cell.
 KINDS = {"lstm": (4, 4, True), "gru": (3, 2, False), "rnn_tanh": (1, 1, False), "rnn_relu": (1, 1, False)}
-_FUNCTIONS = {getattr(torch._VF, kind): kind for kind in KINDS}
+_FUNCTIONS = {getattr(VF, kind): kind for kind in KINDS}
 
 _library = torch.library.Library("caesura", "FRAGMENT")
 _library.define("recurrent(str kind, Tensor x, Tensor w, Tensor r, Tensor? b, Tensor? rb, Tensor h, Tensor? c, bool reverse) "
@@ -44,7 +46,7 @@ def _layer(kind, x, w, r, b, rb, h, c, reverse):
     x = x.flip(0) if reverse else x
     hx = h[None] if c is None else (h[None], c[None])
     weights = [w, r] if b is None else [w, r, b, rb]
-    y, *last = getattr(torch._VF, kind)(x, hx, weights, b is not None, 1, 0.0, False, False, False)
+    y, *last = getattr(VF, kind)(x, hx, weights, b is not None, 1, 0.0, False, False, False)
     return (y.flip(0) if reverse else y, *(state[0] for state in last))
 
 
@@ -85,7 +87,7 @@ torch.library.register_autograd("caesura::recurrent", _backward, setup_context=_
 
 
 def _call(kind, x, hx, weights, has_biases, layers, dropout, training, bidirectional, batch_first):
-    """What torch._VF.lstm, gru, rnn_tanh and rnn_relu compute."""
+    """What VF.lstm, gru, rnn_tanh and rnn_relu compute."""
     directions, states, lasts = 2 if bidirectional else 1, hx if KINDS[kind][2] else (hx,), []
     # Under autocast PyTorch's GRU gives float32, from its state of zeros, the others the dtype of their products.
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") and kind != "gru" else None

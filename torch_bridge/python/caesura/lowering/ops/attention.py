@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaled dot product attention, forward and backward."""
 
-from caesura.lowering.fx_meta import is_read, result
+from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, raises
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions, forward and backward."""
 
-from caesura.lowering.fx_meta import is_read, result
-from caesura.lowering.onnx_builder import DOMAIN, Tensor, is_static
+from caesura.capture.fx_meta import is_read, is_static, result
+from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, raises
 
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from caesura.lowering.fx_meta import result
+from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor, positive
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.ops.indexing import broadcast_shape

@@ -3,7 +3,7 @@
 
 import torch
 
-from caesura.lowering.fx_meta import result
+from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import Refused, aten, raises

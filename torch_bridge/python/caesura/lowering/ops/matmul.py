@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products. A matrix that is a tensor of rows goes in as that tensor, and so comes out again."""
 
-from caesura.lowering.fx_meta import result
+from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import aten, raises

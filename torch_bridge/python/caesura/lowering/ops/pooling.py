@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from caesura.lowering.fx_meta import is_read, result
-from caesura.lowering.onnx_builder import DOMAIN, Tensor, is_static
+from caesura.capture.fx_meta import is_read, is_static, result
+from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, raises
 
 

@@ -3,8 +3,8 @@
 
 import torch
 
-from caesura.capture.ops.recurrent import KINDS
-from caesura.lowering.fx_meta import is_read, result
+import caesura.capture.ops.recurrent  # noqa: F401  the operators
+from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import raises
 

@@ -5,9 +5,9 @@ import math
 
 import torch
 
-from caesura.lowering.fx_meta import is_read, result
+from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
-from caesura.lowering.registry import TABLE, Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, raises
 
 
 def _axes(axes, rank):

@@ -3,8 +3,8 @@
 
 import torch
 
-from caesura.lowering.fx_meta import is_read, result
-from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, is_static, positive, same_dim, same_shape
+from caesura.capture.fx_meta import is_read, is_static, result
+from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import Refused, aten, raises
 

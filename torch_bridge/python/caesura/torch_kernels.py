@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that call PyTorch's own operators (domain org.pytorch.aten), from a library in this package's folder."""
+"""The kernels that call PyTorch's own operators (domain org.pytorch.aten), from a library beside this module."""
 
 import functools
 import importlib.util
 import pathlib
 
-import caesura
 from caesura import _core
 
-_PATH = pathlib.Path(caesura.__file__).parent / "libcaesura_torch.so"
+_PATH = pathlib.Path(__file__).parent / "libcaesura_torch.so"
 
 
 def built() -> bool:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private parts of PyTorch: in one module (caesura/capture/compat.py), with one message for those that are missing."""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from caesura.capture import compat  # noqa: E402
+
+PACKAGE = pathlib.Path(caesura.__file__).resolve().parent
+# Code that Dynamo traces in a module's place, as the module's own code is.
+ALLOWED = {("frontends/wrap.py", "_call_impl"), ("capture/polyfills.py", "_check_input_dim")}
+
+
+def sources():
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))
+            if "bench" not in path.parts}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and len(name) > 1
+
+
+def chain(node) -> list:
+    """["torch", "nn", "Linear"] of the expression torch.nn.Linear; "" for what is no name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id if isinstance(node, ast.Name) else "", *reversed(names)]
+
+
+def own_names(trees) -> set:
+    """All that the package itself, or its extension, gives a name to; and what namedtuples have."""
+    found = {"_fields"}.union(*map(dir, vars(caesura._core).values()))
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found
+
+
+def private_names(tree, own) -> list:
+    """Where a tree reads a private name that is not the package's: (line, name)."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = (node.module or "").split(".") + [alias.name for alias in node.names]
+            if names[0] == "torch":
+                found += [(node.lineno, name) for name in names if is_private(name) or name == "experimental"]
+        elif isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names
+                      if alias.name.startswith("torch.") and any(map(is_private, alias.name.split(".")))]
+        elif isinstance(node, ast.Attribute):
+            root, *parts = chain(node)
+            is_operator = root == "aten" or [root, *parts[:1]] == ["torch", "ops"]
+            if is_operator or root in sys.stdlib_module_names or not is_private(node.attr):
+                continue
+            if root == "torch" or node.attr not in own:
+                found.append((node.lineno, node.attr))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr", "setattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(name.value) and name.value not in own:
+                found.append((node.lineno, name.value))
+    return found
+
+
+def test_no_other_module_touches_private_names():
+    trees = sources()
+    own = own_names(tree for path, tree in trees.items() if path != "capture/compat.py")
+    found = [f"{path}:{line} {name}" for path, tree in trees.items() if path != "capture/compat.py"
+             for line, name in private_names(tree, own) if (path, name) not in ALLOWED]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("code", [
+    "from torch._dynamo import config", "import torch._guards", "torch._C._functorch.level()", "tensor._version",
+    "from torch.fx.experimental.proxy_tensor import make_fx", "from torch.utils import _pytree", "getattr(x, '_cdata')",
+])
+def test_a_private_name_is_found(code):
+    assert private_names(ast.parse(code), set())
+
+
+@pytest.mark.parametrize("code", ["torch.ops.aten._softmax.default", "aten._to_copy.default", "self.__class__", "torch.compile"])
+def test_a_public_name_is_none(code):
+    assert not private_names(ast.parse(code), set())
+
+
+def test_all_are_there():
+    compat.check()
+    for name in compat._PRIVATE:
+        assert getattr(compat, name) is not None
+
+
+def test_missing_names_are_listed_together(monkeypatch):
+    monkeypatch.setitem(compat._PRIVATE, "gone", "torch._dynamo.gone")
+    monkeypatch.setitem(compat._PRIVATE, "moved", "torch._nowhere.moved")
+    monkeypatch.setattr(compat, "_PARTS", (*compat._PARTS, "torch.Tensor._gone"))
+    monkeypatch.setattr(torch, "__version__", "9.8.7")
+    with pytest.raises(ImportError) as told:
+        from caesura.capture.compat import gone  # noqa: F401
+    message = str(told.value)
+    assert "caesura needs torch._dynamo.gone, torch._nowhere.moved, torch.Tensor._gone, which PyTorch 9.8.7 does not have" in message
+    assert f"with PyTorch {compat.SEEN[0]}" in message and "pip install 'torch>=" in message
+
+
+def test_a_newer_release_is_told_of(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "99.0.1+cpu")
+    with pytest.warns(RuntimeWarning, match="was not yet tried with PyTorch 99.0.1"):
+        compat.check()
+
+
+def test_this_release_was_seen():
+    assert torch.__version__.split("+")[0] in compat.SEEN

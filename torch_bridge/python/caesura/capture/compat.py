@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private parts of PyTorch that caesura needs. No other module of this package touches one.
+
+A capture stands on Dynamo, AOT autograd and functorch, whose names may change with each release. They are looked up when they
+are first used; `check()` looks all of them up, and raises one error that lists every one that is missing.
+
+SEEN: the releases of PyTorch for which all of this was seen to hold. To add one, run the tests with it.
+"""
+
+import contextlib
+import functools
+import importlib
+import warnings
+
+import torch
+
+SEEN = ("2.13.0",)
+
+# By the name that other modules import here.
+_PRIVATE = {
+    # AOT autograd: a graph of Dynamo's as a functional forward and backward of ATen calls.
+    "aot_autograd": "torch._dynamo.backends.common.aot_autograd",
+    "core_aten_decompositions": "torch._decomp.core_aten_decompositions",
+    "default_partition": "torch._functorch.partitioners.default_partition",
+    "functorch_config": "torch._functorch.config",
+    "get_decompositions": "torch._decomp.get_decompositions",
+    "min_cut_partition": "torch._functorch.partitioners.min_cut_rematerialization_partition",
+    "OutputType": "torch._functorch._aot_autograd.schemas.OutputType",
+    # Tracing: fake tensors, the state of a trace, and symbolic sizes.
+    "detect_fake_mode": "torch._guards.detect_fake_mode",
+    "enable_python_dispatcher": "torch._dispatch.python.enable_python_dispatcher",
+    "guard_or_false": "torch.fx.experimental.symbolic_shapes.guard_or_false",
+    "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+    "make_fx": "torch.fx.experimental.proxy_tensor.make_fx",
+    "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
+    "TracingContext": "torch._guards.TracingContext",
+    "unset_fake_temporarily": "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    # Dynamo's captures of frames (capture/frames.py replaces parts of them while a capture of ours is under way).
+    "cache_entries": "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",  # a code's captures: guards and new code
+    "convert_frame": "torch._dynamo.convert_frame",
+    "ConvertFrameReturn": "torch._dynamo.types.ConvertFrameReturn",
+    "dynamo_config": "torch._dynamo.config",
+    "dynamo_utils": "torch._dynamo.utils",
+    "FrameAction": "torch._C._dynamo.eval_frame._FrameAction",
+    "FrameExecStrategy": "torch._C._dynamo.eval_frame._FrameExecStrategy",
+    "GlobalStateGuard": "torch._C._dynamo.guards.GlobalStateGuard",
+    "graph_break_hints": "torch._dynamo.graph_break_hints",
+    "maybe_mark_dynamic": "torch._dynamo.maybe_mark_dynamic",
+    "RandomValueSource": "torch._dynamo.source.RandomValueSource",
+    "symbolic_convert": "torch._dynamo.symbolic_convert",
+    # Dynamo's errors.
+    "BackendCompilerFailed": "torch._dynamo.exc.BackendCompilerFailed",
+    "FailOnRecompileLimitHit": "torch._dynamo.exc.FailOnRecompileLimitHit",
+    "InternalTorchDynamoError": "torch._dynamo.exc.InternalTorchDynamoError",
+    "TorchRuntimeError": "torch._dynamo.exc.TorchRuntimeError",
+    "Unsupported": "torch._dynamo.exc.Unsupported",
+    "UserError": "torch._dynamo.exc.UserError",
+    # What Dynamo traces values as (capture/polyfills.py).
+    "build_checkpoint_variable": "torch._dynamo.utils.build_checkpoint_variable",
+    "ConstantVariable": "torch._dynamo.variables.ConstantVariable",
+    "GuardBuilder": "torch._dynamo.guards.GuardBuilder",
+    "TensorVariable": "torch._dynamo.variables.TensorVariable",
+    "UserFunctionVariable": "torch._dynamo.variables.UserFunctionVariable",
+    "VariableTracker": "torch._dynamo.variables.base.VariableTracker",
+    # functorch's transforms, and modes that are on.
+    "dispatch_modes": "torch._C._len_torch_dispatch_stack",  # how many are on
+    "function_modes": "torch._C._len_torch_function_stack",
+    "functorch_level": "torch._C._functorch.maybe_current_level",  # None outside of a transform
+    "get_unwrapped": "torch._C._functorch.get_unwrapped",
+    "is_functorch_wrapped_tensor": "torch._C._functorch.is_functorch_wrapped_tensor",
+    "set_grad_enabled": "torch._C._set_grad_enabled",  # as a call in Dynamo's graphs
+    # autograd: `x.data` as a call in Dynamo's graphs, and writes that no version counts.
+    "get_data": "torch._C._autograd._get_data_attr",
+    "preserve_version": "torch.autograd._unsafe_preserve_version_counter",
+    # Operators, and functions that have no public name.
+    "DispatchKey": "torch._C.DispatchKey",
+    "foreach_add_": "torch._foreach_add_",
+    "foreach_mul_": "torch._foreach_mul_",
+    "HigherOrderOperator": "torch._ops.HigherOrderOperator",
+    "jit_operation": "torch._C._jit_get_operation",  # an operator's entry that takes lists as they are, at the least cost
+    "OpOverload": "torch._ops.OpOverload",
+    "OpOverloadPacket": "torch._ops.OpOverloadPacket",
+    "VF": "torch._VF",  # the functions of recurrent layers
+    # Layers whose code is replaced while Dynamo traces it.
+    "BatchNorm": "torch.nn.modules.batchnorm._BatchNorm",
+    "detect_is_causal_mask": "torch.nn.modules.transformer._detect_is_causal_mask",
+    # Nests of lists, tuples and dicts.
+    "tree_flatten": "torch.utils._pytree.tree_flatten",
+    "tree_leaves": "torch.utils._pytree.tree_leaves",
+    "tree_leaves_with_path": "torch.utils._pytree.tree_leaves_with_path",
+    "tree_map": "torch.utils._pytree.tree_map",
+    "tree_map_only": "torch.utils._pytree.tree_map_only",
+    "tree_unflatten": "torch.utils._pytree.tree_unflatten",
+}
+# Parts of those that other modules use by these names.
+_PARTS = (
+    "torch._dynamo.config.allow_rnn", "torch._dynamo.config.capture_dynamic_output_shape_ops",
+    "torch._dynamo.convert_frame.compile_lock",
+    "torch._dynamo.convert_frame.ConvertFrame._clone_with_backend", "torch._dynamo.convert_frame.ConvertFrameAssert.__call__",
+    "torch._dynamo.eval_frame._stance.stance", "torch._dynamo.graph_break_hints.USER_ERROR",
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break", "torch._dynamo.symbolic_convert.get_funcname",
+    "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.TensorVariable.as_python_constant",
+    "torch._dynamo.variables.TensorVariable.method_tolist", "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",
+    "torch._functorch.config.donated_buffer", "torch._functorch.config.force_non_lazy_backward_lowering",
+    "torch.ops.aten.add.Tensor._dispatch_cache", "torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add.Tensor.py_kernels",
+    "torch.Tensor._backward_hooks", "torch.Tensor._base", "torch.Tensor._is_view", "torch.Tensor._version",
+    "torch.UntypedStorage._cdata", "torch.nn.Module._call_impl",
+)
+_MISSING = object()
+
+
+def _find(path: str):
+    """What stands at a dotted path, or _MISSING."""
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part, _MISSING)
+        return found
+    return _MISSING
+
+
+def _release(version: str) -> tuple:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def _refuse(missing) -> None:
+    first, last = _release(SEEN[0]), _release(SEEN[-1])
+    raise ImportError(f"caesura needs {', '.join(missing)}, which PyTorch {torch.__version__} does not have. It was seen to work "
+                      f"with PyTorch {', '.join(SEEN)}: pip install 'torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}'")
+
+
+def check() -> None:
+    """Looks all names up. Raises ImportError, which lists those that PyTorch does not have; warns where PyTorch is newer than
+    any release for which this was seen to work."""
+    missing = [path for path in (*_PRIVATE.values(), *_PARTS) if _find(path) is _MISSING]
+    if missing:
+        _refuse(missing)
+    if _release(torch.__version__) > max(map(_release, SEEN)):
+        warnings.warn(f"caesura was not yet tried with PyTorch {torch.__version__}, whose private parts it uses; it was seen to "
+                      f"work with {', '.join(SEEN)}", RuntimeWarning, stacklevel=2)
+
+
+def __getattr__(name):
+    if name not in _PRIVATE:
+        raise AttributeError(f"module 'caesura.capture.compat' has no attribute '{name}'")
+    value = _find(_PRIVATE[name])
+    if value is _MISSING:
+        check()
+    globals()[name] = value
+    return value
+
+
+# --- attributes of PyTorch's objects ---
+
+# Of an nn.Module: dicts that hold its parts.
+MODULE_PARTS = ("_modules", "_parameters", "_buffers")
+# Attributes of an nn.Module that only saving and loading asks for; the last three are asked for where there are hooks.
+SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+          "_load_state_dict_post_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+          "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}
+CALL = "_call_impl"  # the method of an nn.Module that its call is
+CLONE = "_clone_with_backend"  # a property of Dynamo's ConvertFrame
+GRAPHS = "__compiled_fn"  # what the names begin with that Dynamo's code has for its graphs
+MODULES = "__import_torch"  # and for modules of PyTorch's
+
+
+def storage_id(tensor) -> int:
+    """The same for tensors that share their memory. Raises NotImplementedError for tensors that have none."""
+    return tensor.untyped_storage()._cdata
+
+
+def version(tensor) -> int:
+    """Counts what is written to the tensor's memory."""
+    return tensor._version
+
+
+def base(tensor):
+    """The tensor that this one is a view of; None for others."""
+    return tensor._base
+
+
+def is_view(tensor) -> bool:
+    return tensor._is_view()
+
+
+def has_hooks(tensor) -> bool:
+    """Whether a tensor has hooks that its gradient goes through."""
+    return bool(tensor._backward_hooks)
+
+
+def has_accumulation_hooks(parameter) -> bool:
+    """Whether hooks are called when its gradient has been added up."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def schema(overload):
+    """An operator's arguments: names, types, defaults, and which of them it writes to."""
+    return overload._schema
+
+
+def global_hooks() -> list:
+    """The dicts of hooks of all modules."""
+    held = vars(torch.nn.modules.module)
+    return [hooks for name, hooks in held.items() if name.startswith("_global_") and isinstance(hooks, dict)]
+
+
+def step_hooks(optimizer) -> list:
+    """An optimizer's dicts of hooks around its step; one that was made without Optimizer.__init__ has none."""
+    return [vars(optimizer).get(name, {}) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
+
+
+def takes_load_hooks(optimizer) -> bool:
+    """Whether register_load_state_dict_post_hook() works; not for one that was made without Optimizer.__init__."""
+    return "_optimizer_load_state_dict_post_hooks" in vars(optimizer)
+
+
+def mark_stepped(optimizer) -> None:
+    """For schedulers, which ask whether the optimizer steps before they do."""
+    optimizer._opt_called = True
+
+
+def original(function):
+    """The function that torch.compile or Dynamo has wrapped; None for others."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
+def boxed(function):
+    """The same function, which AOT autograd calls with a list of arguments that it may empty."""
+    function._boxed_call = True
+    return function
+
+
+@functools.cache
+def _eval_frame():
+    return _find("torch._dynamo.eval_frame")
+
+
+def stance() -> str:
+    """What torch.compiler.set_stance() has set; "default" otherwise. Each call of a wrapped module asks."""
+    return _eval_frame()._stance.stance
+
+
+def backend_of(converter):
+    """The backend that one of Dynamo's converters of frames captures for."""
+    return converter._torchdynamo_orig_backend
+
+
+def is_one_graph(converter) -> bool:
+    """Whether it was asked for with fullgraph=True."""
+    return converter._one_graph
+
+
+def builders_by_id() -> dict:
+    """What Dynamo traces an object as: by the object's id, a function of the VariableBuilder and the object."""
+    return _find("torch._dynamo.variables.builder.VariableBuilder._id_dispatch")()
+
+
+@contextlib.contextmanager
+def without_kernel(overload, key):
+    """Within it the operator has no kernel in Python for a dispatch key."""
+    kernel = overload.py_kernels.pop(key, None)
+    overload._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        if kernel is not None:
+            overload.py_kernels[key] = kernel
+        overload._dispatch_cache.clear()

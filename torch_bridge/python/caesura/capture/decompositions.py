@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own decompositions of ATen calls: the ones that apply, and one that is wrong."""
+
+import functools
+
+import torch
+
+from caesura.capture.compat import DispatchKey, core_aten_decompositions, without_kernel
+from caesura.capture.patches import Shared
+
+# PyTorch 2.13 counts a row's classes with other rows' targets here. A trace runs this decomposition whatever the table says,
+# because it is a kernel of the operator too.
+_WRONG = torch.ops.aten.multilabel_margin_loss_forward.default
+
+
+def decompositions(kept):
+    """PyTorch's own decompositions of the calls that are not `kept` as they are."""
+    return {target: function for target, function in core_aten_decompositions().items()
+            if target not in kept and target is not _WRONG}
+
+
+# Traces within it do without the wrong decomposition.
+corrected = Shared(functools.partial(without_kernel, _WRONG, DispatchKey.Autograd))
