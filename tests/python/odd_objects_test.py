@@ -161,7 +161,7 @@ def test_a_key_holds_it_or_says_that_it_does_not(folder):
     for name, make in HELD.items():
         module = Holding(make)
         step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.1))
-        for key in (lambda: module_calls.Key(module, None, args, {}), lambda: compiled_steps.Key(step, args, {})):
+        for key in (lambda: module_calls.CallKey(module, None, args, {}), lambda: compiled_steps.StepKey(step, args, {})):
             try:
                 key()
                 kept.append(name)

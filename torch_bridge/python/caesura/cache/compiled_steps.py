@@ -21,7 +21,7 @@ from caesura.capture.sources import leaves, named, tensors_of
 from caesura.lowering.onnx_builder import onnx_type
 
 
-class Key(keys.Key):
+class StepKey(keys.Key):
     """A call's key. Raises Unkeyed where it has none."""
 
     def __init__(self, owner, args, kwargs):
@@ -47,14 +47,14 @@ class Key(keys.Key):
             self._names.get(id(value)) == name for name, _, value in program.bound)
 
 
-def store(key: Key, program) -> None:
+def store(key: StepKey, program) -> None:
     """Keeps a program that has its `key`, `traced` and `places`."""
     facts = {"bound": [name for name, _, _ in program.bound], "feeds": program.places}
     disk.store(program.key, facts, program.forward.SerializeToString())
     key.note(program.traced)
 
 
-def load(key: Key, owner, args, kwargs):
+def load(key: StepKey, owner, args, kwargs):
     """(traced, key, model, bound (name, tensor), places) of the call's program; None where there is none."""
     for traced, program in key.programs():
         content = disk.load(program)

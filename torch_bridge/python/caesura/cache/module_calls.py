@@ -26,7 +26,7 @@ from caesura.runtime import autograd_call
 _VALUES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # that results may hold
 
 
-class Key(keys.Key):
+class CallKey(keys.Key):
     """A call's key. Raises Unkeyed where it has none."""
 
     def __init__(self, module, dynamic, args, kwargs):
@@ -70,13 +70,13 @@ class Candidate:
     """A call that has just been made, as it would be kept. Raises KeyError where it cannot be. before: its key then. wrapper:
     the code that calls the module."""
 
-    def __init__(self, before: Key, records, results, wrapper):
+    def __init__(self, before: CallKey, records, results, wrapper):
         if len(records) != 1 or records[0][0].key is None:
             raise KeyError("one graph that is kept")
         ((function, arguments, outputs),) = records
         module, _, args, kwargs = before.call
         try:
-            key = Key(*before.call)  # the watch would not tell: dynamo changes Module at its first graph
+            key = CallKey(*before.call)  # the watch would not tell: dynamo changes Module at its first graph
         except fingerprint.Unkeyed:
             raise KeyError("key") from None
         self._traced = fingerprint.traced(function.code, {wrapper})
@@ -93,17 +93,17 @@ class Candidate:
         if _numbers_in(self._facts["results"]) != set(range(len(outputs))):
             raise KeyError("outputs")
 
-    def is_left_by(self, key: Key) -> bool:
+    def is_left_by(self, key: CallKey) -> bool:
         """Whether another call has left all behind as this one has. key: that call's, made behind it."""
         return key.follow(self._traced) == self._program
 
-    def store(self, key: Key) -> None:
+    def store(self, key: CallKey) -> None:
         """Keeps it. key: of a call like it."""
         disk.store(self._program, {"module": graph_calls.packed(self._facts, bytearray())}, b"")
         key.note(self._traced)
 
 
-def load(key: Key, decompositions, module, args, kwargs):
+def load(key: CallKey, decompositions, module, args, kwargs):
     """The Recalled of that key; None where there is none."""
     for traced, program in key.programs():
         content = disk.load(program)

@@ -348,7 +348,7 @@ class CompiledStep(_core.StepCalls):
             self._inputs = self._ran = None
 
     def _key(self, args, kwargs):
-        """The call's compiled_steps.Key, by which it is checked at little cost and its program found on disk; or None."""
+        """The call's compiled_steps.StepKey, by which it is checked at little cost and its program found on disk; or None."""
         own = tensors_of(self.module)
         for program in self.programs:
             if not program.is_captured:
@@ -357,7 +357,7 @@ class CompiledStep(_core.StepCalls):
             return None
         self._keys -= 1
         try:
-            return compiled_steps.Key(self, args, kwargs)
+            return compiled_steps.StepKey(self, args, kwargs)
         except Unkeyed as error:
             logging.getLogger("caesura").info("no key, by which a program is kept on disk, holds %s", error)
             return None

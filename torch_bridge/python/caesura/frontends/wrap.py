@@ -129,12 +129,12 @@ class _Calls:
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):
-        """The call's module_calls.Key; None where it has none."""
+        """The call's module_calls.CallKey; None where it has none."""
         if self.keys == 0:
             return None
         self.keys -= 1
         try:
-            return module_calls.Key(self.module, self.dynamic, args, kwargs)
+            return module_calls.CallKey(self.module, self.dynamic, args, kwargs)
         except Unkeyed as error:
             self.keys = 0
             logging.getLogger("caesura").info("the module's calls are not kept on disk, no key holds %s", error)

@@ -33,7 +33,7 @@ def find_guards(owner, program, args, kwargs):
 
 
 def open_call(owner, program, sources, guards, key=None, counters=()):
-    """A _core.StepCall, which checks calls by dynamo's guards or by a compiled_steps.Key; None where dynamo must be asked.
+    """A _core.StepCall, which checks calls by dynamo's guards or by a compiled_steps.StepKey; None where dynamo must be asked.
     counters: (buffer of the module's, what each call adds to it)."""
     groups = owner.optimizer.param_groups
     if any(type(group["params"]) is not list for group in groups):

@@ -54,7 +54,7 @@ class StepProgram:
     apart = ()  # (buffer's name, positions of it and of an argument among a call's values): they may share no memory
     kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
-    key = traced = places = None  # of a program that has a compiled_steps.Key's: it, the code traced, and where the feeds are
+    key = traced = places = None  # of a program that has a compiled_steps.StepKey's: it, the code traced, and where the feeds are
 
     left_behind = ()  # the keys that its first calls have left behind
 
