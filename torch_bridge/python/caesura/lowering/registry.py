@@ -14,7 +14,7 @@ class Refused(Exception):
     node = None
 
 
-def raises(*targets):
+def register(*targets):
     """Enters a function for these targets: ATen overloads, or functions of Python on SymInts.
 
     The function gets the writer, the FX node, and the call's arguments with the schema's defaults filled in: tensors as

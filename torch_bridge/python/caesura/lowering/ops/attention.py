@@ -3,7 +3,7 @@
 
 from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 
 def _check(dropout):
@@ -11,7 +11,7 @@ def _check(dropout):
         raise Refused("attention with dropout inside")
 
 
-@raises(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@register(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def attention(w, node, query, key, value, dropout, causal, mask, scale):
     _check(dropout)
     inputs = [query, key, value] + ([mask] if mask is not None else [])
@@ -23,7 +23,7 @@ def attention(w, node, query, key, value, dropout, causal, mask, scale):
     return Tensor(outputs[0], dtype, shape), Tensor(outputs[4], lse_dtype, lse_shape)
 
 
-@raises(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@register(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def attention_backward(w, node, dy, query, key, value, y, lse, dropout, causal, mask, scale):
     _check(dropout)
     outputs = w.op("AttentionGrad", [dy, query, key, value, mask, y, lse], outputs=3, domain=DOMAIN,

@@ -3,7 +3,7 @@
 
 from caesura.capture.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 
 def _attributes(weight, stride, padding, dilation, transposed, output_padding, groups):
@@ -18,14 +18,14 @@ def _attributes(weight, stride, padding, dilation, transposed, output_padding, g
     return made
 
 
-@raises(aten.convolution.default)
+@register(aten.convolution.default)
 def convolution(w, node, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     attributes = _attributes(weight, stride, padding, dilation, transposed, output_padding, groups)
     inputs = [x, weight] + ([bias] if bias is not None else [])
     return w.make("ConvTranspose" if transposed else "Conv", inputs, *result(node), **attributes)
 
 
-@raises(aten.convolution_backward.default)
+@register(aten.convolution_backward.default)
 def convolution_backward(w, node, dy, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
                          wanted):
     attributes = _attributes(weight, stride, padding, dilation, transposed, output_padding, groups)

@@ -7,7 +7,7 @@ import torch
 
 from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, same_shape
-from caesura.lowering.registry import TABLE, Refused, aten, raises
+from caesura.lowering.registry import TABLE, Refused, aten, register
 
 # --- unary ---------------------------------------------------------------------------------------------------
 
@@ -40,56 +40,56 @@ def _times(w, x, factor):
     return w.make("Mul", [x, w.constant(factor, x.dtype)], x.dtype, x.shape)
 
 
-@raises(aten.rsqrt.default)
+@register(aten.rsqrt.default)
 def rsqrt(w, node, x):
     dtype, shape = result(node)
     root = w.make("Sqrt", [w.cast(x, dtype)], dtype, shape)
     return w.make("Reciprocal", [root], dtype, shape)
 
 
-@raises(aten.exp2.default)
+@register(aten.exp2.default)
 def exp2(w, node, x):
     dtype, shape = result(node)
     return w.make("Pow", [w.constant(2, dtype), w.cast(x, dtype)], dtype, shape)
 
 
-@raises(aten.log2.default)
+@register(aten.log2.default)
 def log2(w, node, x):
     dtype, shape = result(node)
     return _times(w, w.make("Log", [w.cast(x, dtype)], dtype, shape), 1 / math.log(2))
 
 
-@raises(aten.log10.default)
+@register(aten.log10.default)
 def log10(w, node, x):
     dtype, shape = result(node)
     return _times(w, w.make("Log", [w.cast(x, dtype)], dtype, shape), 1 / math.log(10))
 
 
-@raises(aten.logical_not.default)
+@register(aten.logical_not.default)
 def logical_not(w, node, x):
     return w.make("Not", [w.cast(x, torch.bool)], *result(node))
 
 
-@raises(aten.bitwise_not.default)
+@register(aten.bitwise_not.default)
 def bitwise_not(w, node, x):
     return w.make("Not" if x.dtype == torch.bool else "BitwiseNot", [x], *result(node))
 
 
-@raises(aten.isnan.default)
+@register(aten.isnan.default)
 def isnan(w, node, x):
     if not x.dtype.is_floating_point:
         return w.full(False, torch.bool, x.shape)
     return w.make("IsNaN", [x], *result(node))
 
 
-@raises(aten.isinf.default)
+@register(aten.isinf.default)
 def isinf(w, node, x):
     if not x.dtype.is_floating_point:
         return w.full(False, torch.bool, x.shape)
     return w.make("IsInf", [x], *result(node))
 
 
-@raises(aten.trunc.default)
+@register(aten.trunc.default)
 def trunc(w, node, x):
     dtype, shape = result(node)
     if not dtype.is_floating_point:
@@ -98,14 +98,14 @@ def trunc(w, node, x):
     return w.make("Mul", [w.make("Sign", [x], dtype, shape), down], dtype, shape)
 
 
-@raises(aten.square.default)
+@register(aten.square.default)
 def square(w, node, x):
     return w.make("Mul", [x, x], *result(node))
 
 
 # --- activations ---------------------------------------------------------------------------------------------
 
-@raises(aten.gelu.default)
+@register(aten.gelu.default)
 def gelu(w, node, x, approximate):
     return w.make("Gelu", [x], *result(node), approximate=approximate)
 
@@ -116,22 +116,22 @@ def _of_one_shape(w, node, *tensors):
     return [t if same_shape(t.shape, shape) else w.make("Expand", [t, w.ints(shape)], t.dtype, shape) for t in tensors]
 
 
-@raises(aten.gelu_backward.default)
+@register(aten.gelu_backward.default)
 def gelu_backward(w, node, dy, x, approximate):
     return w.make("GeluGrad", _of_one_shape(w, node, dy, x), *result(node), domain=DOMAIN, approximate=approximate)
 
 
-@raises(aten.tanh_backward.default)
+@register(aten.tanh_backward.default)
 def tanh_backward(w, node, dy, y):
     return w.make("TanhGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
 
 
-@raises(aten.sigmoid_backward.default)
+@register(aten.sigmoid_backward.default)
 def sigmoid_backward(w, node, dy, y):
     return w.make("SigmoidGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
 
 
-@raises(aten.threshold_backward.default)
+@register(aten.threshold_backward.default)
 def threshold_backward(w, node, dy, y, threshold):
     if threshold == 0:
         return w.make("ReluGrad", _of_one_shape(w, node, dy, y), *result(node), domain=DOMAIN)
@@ -140,18 +140,18 @@ def threshold_backward(w, node, dy, y, threshold):
     return w.make("Where", [below, w.constant(0, dtype), dy], dtype, shape)
 
 
-@raises(aten.silu.default)
+@register(aten.silu.default)
 def silu(w, node, x):
     dtype, shape = result(node)
     return w.make("Mul", [x, w.make("Sigmoid", [x], dtype, shape)], dtype, shape)
 
 
-@raises(aten.leaky_relu.default)
+@register(aten.leaky_relu.default)
 def leaky_relu(w, node, x, slope):
     return _leaky(w, x, slope, *result(node))
 
 
-@raises(aten.rrelu_with_noise_functional.default)
+@register(aten.rrelu_with_noise_functional.default)
 def rrelu(w, node, x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
     if training:
         raise Refused("slopes that are drawn")
@@ -221,36 +221,36 @@ def _scaled(w, node, b, alpha):
     return w.make("Mul", [b, operand(w, alpha, dtype)], dtype, b.shape)
 
 
-@raises(aten.add.Tensor, aten.add.Scalar)
+@register(aten.add.Tensor, aten.add.Scalar)
 def add(w, node, a, b, alpha):
     if result(node)[0] == torch.bool:
         return w.make("Or", [a, operand(w, b, torch.bool)], *result(node))
     return arithmetic(w, "Add", node, a, _scaled(w, node, b, alpha))
 
 
-@raises(aten.sub.Tensor, aten.sub.Scalar)
+@register(aten.sub.Tensor, aten.sub.Scalar)
 def sub(w, node, a, b, alpha):
     return arithmetic(w, "Sub", node, a, _scaled(w, node, b, alpha))
 
 
-@raises(aten.rsub.Scalar, aten.rsub.Tensor)
+@register(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(w, node, a, b, alpha):
     return arithmetic(w, "Sub", node, b, _scaled(w, node, a, alpha))
 
 
-@raises(aten.mul.Tensor, aten.mul.Scalar)
+@register(aten.mul.Tensor, aten.mul.Scalar)
 def mul(w, node, a, b):
     if result(node)[0] == torch.bool:
         return w.make("And", [a, operand(w, b, torch.bool)], *result(node))
     return scaling(w, "Mul", node, a, b)
 
 
-@raises(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+@register(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(w, node, a, b):
     return scaling(w, "Div", node, a, b)
 
 
-@raises(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar)
+@register(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar)
 def div_mode(w, node, a, b, rounding="floor"):
     dtype, shape = result(node)
     if rounding is None:
@@ -285,7 +285,7 @@ def _is_beyond(w, rest, b):
     return w.make("And", [some, w.make("Xor", signs, torch.bool, rest.shape)], torch.bool, rest.shape)
 
 
-@raises(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+@register(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
 def pow(w, node, a, b):
     dtype, shape = result(node)
     if b == 2:
@@ -300,23 +300,23 @@ def pow(w, node, a, b):
     return arithmetic(w, "Pow", node, a, b)
 
 
-@raises(aten.maximum.default)
+@register(aten.maximum.default)
 def maximum(w, node, a, b):
     return arithmetic(w, "Max", node, a, b)
 
 
-@raises(aten.minimum.default)
+@register(aten.minimum.default)
 def minimum(w, node, a, b):
     return arithmetic(w, "Min", node, a, b)
 
 
-@raises(aten.fmod.Tensor, aten.fmod.Scalar)
+@register(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(w, node, a, b):
     dtype, shape = result(node)
     return w.make("Mod", [operand(w, a, dtype), operand(w, b, dtype)], dtype, shape, fmod=1)
 
 
-@raises(aten.remainder.Tensor, aten.remainder.Scalar)
+@register(aten.remainder.Tensor, aten.remainder.Scalar)
 def remainder(w, node, a, b):
     dtype, shape = result(node)
     a, b = operand(w, a, dtype), operand(w, b, dtype)
@@ -366,13 +366,13 @@ for _name, _logic, _bits in (("and", "And", "BitwiseAnd"), ("or", "Or", "Bitwise
 
 # --- choice --------------------------------------------------------------------------------------------------
 
-@raises(aten.where.self)
+@register(aten.where.self)
 def where(w, node, condition, a, b):
     dtype, shape = result(node)
     return w.make("Where", [w.cast(condition, torch.bool), w.cast(a, dtype), w.cast(b, dtype)], dtype, shape)
 
 
-@raises(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@register(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(w, node, x, mask, value):
     dtype, shape = result(node)
     return w.make("Where", [mask, operand(w, value, dtype), x], dtype, shape)
@@ -380,18 +380,18 @@ def masked_fill(w, node, x, mask, value):
 
 # --- dtypes and copies ---------------------------------------------------------------------------------------
 
-@raises(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+@register(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 def to_copy(w, node, x, *options):
     return w.cast(x, result(node)[0])
 
 
-@raises(aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,
+@register(aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,
         aten.contiguous.default)
 def same(w, node, x, *options):
     return x
 
 
-@raises(aten.copy.default)
+@register(aten.copy.default)
 def copy(w, node, x, source, non_blocking):
     dtype, shape = result(node)
     return w.make("Expand", [w.cast(source, dtype), w.ints(shape)], dtype, shape)

@@ -14,7 +14,7 @@ from caesura.lowering.onnx_builder import Tensor, positive
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.ops.indexing import broadcast_shape
 from caesura.lowering.ops.reduction import reduce, var, var_mean
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 # A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
 # backward these calls are decomposed, or written otherwise.
@@ -51,7 +51,7 @@ def _math(w, node, *tensors):
 
 # --- bounds --------------------------------------------------------------------------------------------------
 
-@raises(aten.clamp.default, aten.clamp.Tensor)
+@register(aten.clamp.default, aten.clamp.Tensor)
 def clamp(w, node, x, low, high):
     """The whole gradient at a bound."""
     dtype, shape = result(node)
@@ -69,12 +69,12 @@ def clamp(w, node, x, low, high):
     return x
 
 
-@raises(aten.clamp_min.default, aten.clamp_min.Tensor)
+@register(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(w, node, x, low):
     return clamp(w, node, x, low, None)
 
 
-@raises(aten.clamp_max.default, aten.clamp_max.Tensor)
+@register(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(w, node, x, high):
     return clamp(w, node, x, None, high)
 
@@ -85,7 +85,7 @@ def _within(m, x, low, high, inside, below, above):
     return m.op("Where", m.test("LessOrEqual", x, low), below, inside)
 
 
-@raises(aten.hardtanh.default)
+@register(aten.hardtanh.default)
 def hardtanh(w, node, x, low, high):
     dtype, shape = result(node)
     return _within(_Math(w, dtype, shape), w.cast(x, dtype), low, high, x, low, high)
@@ -118,7 +118,7 @@ def mish(w, node, x):
     return w.make("Mish", [x], *result(node))
 
 
-@raises(aten.elu.default)
+@register(aten.elu.default)
 def elu(w, node, x, alpha, scale, input_scale):
     dtype, m, (x,) = _math(w, node, x)
     if alpha == scale == input_scale == 1:
@@ -133,7 +133,7 @@ def celu(w, node, x, alpha):
     return elu(w, node, x, alpha, 1, 1 / alpha)
 
 
-@raises(aten.expm1.default)
+@register(aten.expm1.default)
 def expm1(w, node, x):
     """2 t / (1 - t) with t = tanh(x / 2) where e^x - 1 would be rounded."""
     dtype, m, (x,) = _math(w, node, x)
@@ -154,7 +154,7 @@ def _log1p(m, x):
     return m.op("Where", far, plain, m.op("Where", exact, near, product))
 
 
-@raises(aten.log1p.default)
+@register(aten.log1p.default)
 def log1p(w, node, x):
     dtype, m, (x,) = _math(w, node, x)
     return w.cast(_log1p(m, x), dtype)

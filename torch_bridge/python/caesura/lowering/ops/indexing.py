@@ -6,15 +6,15 @@ import torch
 from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 
-@raises(aten.embedding.default)
+@register(aten.embedding.default)
 def embedding(w, node, weight, indices, *options):
     return w.make("Gather", [weight, indices], *result(node), axis=0)
 
 
-@raises(aten.embedding_dense_backward.default)
+@register(aten.embedding_dense_backward.default)
 def embedding_backward(w, node, dy, indices, count, padding, by_frequency):
     if by_frequency:
         raise Refused("gradients scaled by frequency")
@@ -26,7 +26,7 @@ def embedding_backward(w, node, dy, indices, count, padding, by_frequency):
     return w.make("GatherGrad", [dy, indices, w.ints(shape)], dtype, shape, domain=DOMAIN, axis=0)
 
 
-@raises(aten.index_select.default)
+@register(aten.index_select.default)
 def index_select(w, node, x, axis, indices):
     if x.rank == 0:
         raise Refused("places in a scalar")
@@ -34,7 +34,7 @@ def index_select(w, node, x, axis, indices):
     return w.make("Gather", [x, indices], *result(node), axis=axis)
 
 
-@raises(aten.topk.default)
+@register(aten.topk.default)
 def topk(w, node, x, k, axis, largest, ordered):
     if x.rank == 0:
         raise Refused("places in a scalar")
@@ -42,7 +42,7 @@ def topk(w, node, x, k, axis, largest, ordered):
     return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
 
 
-@raises(aten.sort.stable)
+@register(aten.sort.stable)
 def sort_stable(w, node, x, stable, axis, descending):
     if not stable or x.dtype == torch.bool:  # what is not stable takes equal elements as the standard library happens to
         raise Refused("an order of bool" if stable else "an order in which equal elements may change places")
@@ -53,7 +53,7 @@ def sort_stable(w, node, x, stable, axis, descending):
     return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
 
 
-@raises(aten.gather.default)
+@register(aten.gather.default)
 def gather(w, node, x, axis, indices, sparse):
     if x.rank == 0 or indices.rank == 0:
         raise Refused("places in a scalar")
@@ -75,22 +75,22 @@ def _corner(w, source, indices):
     return w.make("Slice", [source, w.constant([0] * len(axes)), ends, w.constant(axes)], source.dtype, indices.shape)
 
 
-@raises(aten.scatter.src)
+@register(aten.scatter.src)
 def scatter(w, node, x, axis, indices, source):
     return _scatter(w, x, axis, indices, _corner(w, source, indices))
 
 
-@raises(aten.scatter.value)
+@register(aten.scatter.value)
 def scatter_value(w, node, x, axis, indices, value):
     return _scatter(w, x, axis, indices, w.full(value, x.dtype, indices.shape))
 
 
-@raises(aten.scatter_add.default)
+@register(aten.scatter_add.default)
 def scatter_add(w, node, x, axis, indices, source):
     return _scatter(w, x, axis, indices, _corner(w, source, indices), "add")
 
 
-@raises(aten.scatter_reduce.two)
+@register(aten.scatter_reduce.two)
 def scatter_reduce(w, node, x, axis, indices, source, reduction, include_self):
     dtype, source = x.dtype, _corner(w, source, indices)
     if dtype == torch.bool or (reduction == "mean" and not dtype.is_floating_point):
@@ -108,7 +108,7 @@ def scatter_reduce(w, node, x, axis, indices, source, reduction, include_self):
     return w.make("Div", [y, counts], dtype, x.shape)
 
 
-@raises(aten.nonzero.default)
+@register(aten.nonzero.default)
 def nonzero(w, node, x):
     if x.rank == 0:
         raise Refused("places in a scalar")
@@ -173,7 +173,7 @@ def _result_order(axes, rank, index_rank):
         range(index_rank + before, index_rank + rest))
 
 
-@raises(aten.index.Tensor, aten._unsafe_index.Tensor)
+@register(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(w, node, x, indices):
     dtype, shape = result(node)
     indices = _without_mask(w, indices, shape[next(d for d, i in enumerate(indices) if i is not None)] if shape else 1)
@@ -186,7 +186,7 @@ def index(w, node, x, indices):
     return Tensor(w.transpose(picked, _result_order(axes, x.rank, len(index_shape))).name, dtype, shape)
 
 
-@raises(aten.index_put.default, aten._unsafe_index_put.default)
+@register(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(w, node, x, indices, values, accumulate):
     dtype, shape = result(node)
     masks = [i for i in indices if i is not None and i.dtype == torch.bool]

@@ -7,7 +7,7 @@ import caesura.capture.ops.check  # noqa: F401  the operators
 import caesura.capture.ops.ctc  # noqa: F401
 from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -30,7 +30,7 @@ def with_ignored(w, labels, ignore_index):
     return w.make("Where", [is_ignored, w.constant(_IGNORED, labels.dtype), labels], labels.dtype, labels.shape), _IGNORED
 
 
-@raises(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@register(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(w, node, x, target, weight, reduction, ignore_index):
     dtype, shape = result(node, 0)
     scores, labels = _batched(w, x, target)
@@ -50,7 +50,7 @@ def nll_loss(w, node, x, target, weight, reduction, ignore_index):
     return w.reshape(loss, shape), total
 
 
-@raises(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@register(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(w, node, dloss, x, target, weight, reduction, ignore_index, total):
     dtype, shape = result(node)
     scores, labels = _batched(w, x, target)
@@ -61,7 +61,7 @@ def nll_loss_backward(w, node, dloss, x, target, weight, reduction, ignore_index
     return w.reshape(Tensor(dx.name, dtype, scores.shape), shape)
 
 
-@raises(aten.smooth_l1_loss_backward.default)
+@register(aten.smooth_l1_loss_backward.default)
 def smooth_l1_loss_backward(w, node, dloss, x, target, reduction, beta):
     dtype, shape = result(node)
     distance = w.make("Sub", [w.cast(x, dtype), w.cast(target, dtype)], dtype, shape)
@@ -104,7 +104,7 @@ def _margins(w, x, target, is_target):
     return margins, w.make("And", [counting, positive], torch.bool, shape), labels
 
 
-@raises(aten.multilabel_margin_loss_forward.default)
+@register(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(w, node, x, target, reduction):
     dtype, _ = result(node, 0)
     given, shape = target.shape, () if reduction or x.rank < 2 else x.shape[:1]  # PyTorch's own trace has [1] of a row
@@ -123,7 +123,7 @@ def multilabel_margin_loss(w, node, x, target, reduction):
     return w.reshape(loss, shape), w.reshape(is_target, given)
 
 
-@raises(aten.multilabel_margin_loss_backward.default)
+@register(aten.multilabel_margin_loss_backward.default)
 def multilabel_margin_loss_backward(w, node, dloss, x, target, reduction, is_target):
     dtype, shape = result(node)
     x, target, is_target = _rows(w, x, target, is_target)
@@ -142,13 +142,13 @@ def multilabel_margin_loss_backward(w, node, dloss, x, target, reduction, is_tar
 
 # --- operators of ours ------------------------------------------------------------------------------------------
 
-@raises(torch.ops.caesura.ctc_loss.default)
+@register(torch.ops.caesura.ctc_loss.default)
 def ctc_loss(w, node, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
     inputs = [log_probs, *(w.cast(t, torch.int64) for t in (targets, input_lengths, target_lengths))]
     names = w.op("CtcLoss", inputs, outputs=2, domain=DOMAIN, blank=blank, zero_infinity=int(zero_infinity))
     return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(names))
 
 
-@raises(torch.ops.caesura.check.default)
+@register(torch.ops.caesura.check.default)
 def check(w, node, x, holds, message):
     return w.make("Check", [x, holds], *result(node), domain=DOMAIN, message=message)

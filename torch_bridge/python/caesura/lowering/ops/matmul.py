@@ -4,7 +4,7 @@
 from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor
 from caesura.lowering.ops.elementwise import operand
-from caesura.lowering.registry import aten, raises
+from caesura.lowering.registry import aten, register
 
 
 def product(w, a, b, dtype, shape) -> Tensor:
@@ -31,30 +31,30 @@ def _add(w, y, addend, beta, alpha, dtype, shape):
     return w.make("Add", [y, addend], dtype, shape)
 
 
-@raises(aten.mm.default, aten.bmm.default, aten.matmul.default)
+@register(aten.mm.default, aten.bmm.default, aten.matmul.default)
 def mm(w, node, a, b):
     return product(w, a, b, *result(node))
 
 
-@raises(aten.addmm.default, aten.baddbmm.default)
+@register(aten.addmm.default, aten.baddbmm.default)
 def addmm(w, node, addend, a, b, beta, alpha):
     dtype, shape = result(node)
     return _add(w, product(w, a, b, dtype, shape), addend, beta, alpha, dtype, shape)
 
 
-@raises(aten.linear.default)
+@register(aten.linear.default)
 def linear(w, node, x, weight, bias):
     dtype, shape = result(node)
     y = w.make("MatMul", [x, w.transpose(weight, range(weight.rank)[::-1])], dtype, shape)
     return y if bias is None else w.make("Add", [y, bias], dtype, shape)
 
 
-@raises(aten.mv.default, aten.dot.default)
+@register(aten.mv.default, aten.dot.default)
 def mv(w, node, a, b):
     return w.make("MatMul", [a, b], *result(node))
 
 
-@raises(aten._trilinear.default)
+@register(aten._trilinear.default)
 def trilinear(w, node, a, b, c, expanded_a, expanded_b, expanded_c, summed, unrolled):
     """The product of three tensors with axes of size 1 at `expanded`, summed over the axes `summed`."""
     dtype, shape = result(node)

@@ -7,7 +7,7 @@ import torch
 
 from caesura.capture.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 
 def _ones(w, dtype, shape):
@@ -45,7 +45,7 @@ def _layer_norm_in_double(w, x, weight, bias, axes, epsilon):
     return y.name, mean.name, inv_std.name
 
 
-@raises(aten.native_layer_norm.default)
+@register(aten.native_layer_norm.default)
 def layer_norm(w, node, x, sizes, weight, bias, epsilon):
     # Weights wider than x (under autocast) are computed with as they are.
     x = w.cast(x, weight.dtype) if weight is not None else x
@@ -62,7 +62,7 @@ def layer_norm(w, node, x, sizes, weight, bias, epsilon):
     return tuple(results)
 
 
-@raises(aten.native_layer_norm_backward.default)
+@register(aten.native_layer_norm_backward.default)
 def layer_norm_backward(w, node, dy, x, sizes, mean, inv_std, weight, bias, wanted):
     dtype = x.dtype if weight is None else weight.dtype
     dy, x = w.cast(dy, dtype), w.cast(x, dtype)
@@ -120,7 +120,7 @@ def _batch_norm_in_double(w, x, weight, bias, mean, variance, momentum, epsilon)
     return y, batch_mean, inv_std, share(mean, batch_mean), share(variance, batch_variance)
 
 
-@raises(aten._native_batch_norm_legit_functional.default)
+@register(aten._native_batch_norm_legit_functional.default)
 def batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
     given, x = x, _widened(w, x, weight, mean)
     if x.dtype == torch.float64:
@@ -143,7 +143,7 @@ def batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, eps
     return tuple(w.cast(t, result(node, i)[0]) for i, t in enumerate(results))
 
 
-@raises(aten._native_batch_norm_legit_no_training.default)
+@register(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(w, node, x, weight, bias, mean, variance, momentum, epsilon):
     return batch_norm(w, node, x, weight, bias, mean, variance, False, momentum, epsilon)
 
@@ -160,7 +160,7 @@ def _scaled(w, y, weight, bias):
     return y
 
 
-@raises(aten._native_batch_norm_legit.no_stats)
+@register(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_statistics(w, node, x, weight, bias, training, momentum, epsilon):
     x = _widened(w, x, weight)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
@@ -196,7 +196,7 @@ def _fixed_batch_norm_backward(w, dy, x, weight, mean, variance, epsilon, wanted
     return dx, dweight, dbias
 
 
-@raises(aten.native_batch_norm_backward.default)
+@register(aten.native_batch_norm_backward.default)
 def batch_norm_backward(w, node, dy, x, weight, mean, variance, saved_mean, saved_inv_std, training, epsilon, wanted):
     dy, x = (_widened(w, t, weight, mean) for t in (dy, x))
     weight = _channel_vector(w, x, weight, 1)
@@ -209,7 +209,7 @@ def batch_norm_backward(w, node, dy, x, weight, mean, variance, saved_mean, save
     return tuple(w.cast(t, result(node, i)[0]) if t is not None else None for i, t in enumerate(made))
 
 
-@raises(aten.native_group_norm.default)
+@register(aten.native_group_norm.default)
 def group_norm(w, node, x, weight, bias, batch, channels, positions, groups, epsilon):
     x = _widened(w, x, weight)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)

@@ -8,7 +8,7 @@ import torch
 
 from caesura.capture.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 
 def _window(axes, kernel, stride, padding, ceil_mode, dilation=None):
@@ -30,7 +30,7 @@ def _pools(*targets):
     """Enters a function for targets that pool 2 axes, 3 axes: it gets their number in front of the call's arguments."""
     def enter(function):
         for axes, target in enumerate(targets, 2):
-            raises(target)(functools.partial(_with_axes, function, axes))
+            register(target)(functools.partial(_with_axes, function, axes))
         return function
     return enter
 

@@ -6,7 +6,7 @@ import torch
 import caesura.capture.ops.recurrent  # noqa: F401  the operators
 from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
-from caesura.lowering.registry import raises
+from caesura.lowering.registry import register
 
 _OPS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 _ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}  # ONNX's gates among PyTorch's: i f g o, r z n
@@ -44,7 +44,7 @@ def _attributes(kind, recurrent, reverse):
     return attributes
 
 
-@raises(torch.ops.caesura.recurrent.default)
+@register(torch.ops.caesura.recurrent.default)
 def recurrent(w, node, kind, x, weight, recurrent, b, rb, h, c, reverse):
     states = 1 if c is None else 2
     outputs = [w.fresh("recurrent") for _ in range(1 + states)]
@@ -61,7 +61,7 @@ def recurrent(w, node, kind, x, weight, recurrent, b, rb, h, c, reverse):
     return (y, *lasts, *[None] * (2 - states), trace)
 
 
-@raises(torch.ops.caesura.recurrent_backward.default)
+@register(torch.ops.caesura.recurrent_backward.default)
 def recurrent_backward(w, node, kind, dy, dh, dc, x, weight, recurrent, b, rb, h, c, trace, reverse):
     given = [w.op("Unsqueeze", [dy, w.ints([1])]), _stacked(w, dh.name)]
     inputs = _inputs(w, kind, x, weight, recurrent, b, rb, h, c)

@@ -7,7 +7,7 @@ import torch
 
 from caesura.capture.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 
 def _axes(axes, rank):
@@ -23,7 +23,7 @@ def reduce(w, op_type, x, axes, keepdim, dtype, shape):
     return w.make(op_type, [x, w.constant(axes)], dtype, shape, keepdims=int(keepdim))
 
 
-@raises(aten.sum.dim_IntList)
+@register(aten.sum.dim_IntList)
 def sum_(w, node, x, axes, keepdim, *options):
     dtype, shape = result(node)
     x, axes = w.cast(x, dtype), _axes(axes, x.rank)
@@ -37,42 +37,42 @@ def sum_(w, node, x, axes, keepdim, *options):
     return reduce(w, "ReduceSum", x, axes, keepdim, dtype, shape)
 
 
-@raises(aten.sum.default)
+@register(aten.sum.default)
 def sum_all(w, node, x, *options):
     return reduce(w, "ReduceSum", w.cast(x, result(node)[0]), _axes(None, x.rank), False, *result(node))
 
 
-@raises(aten.mean.dim)
+@register(aten.mean.dim)
 def mean(w, node, x, axes, keepdim, *options):
     return reduce(w, "ReduceMean", w.cast(x, result(node)[0]), _axes(axes, x.rank), keepdim, *result(node))
 
 
-@raises(aten.mean.default)
+@register(aten.mean.default)
 def mean_all(w, node, x, *options):
     return mean(w, node, x, None, False)
 
 
-@raises(aten.amax.default)
+@register(aten.amax.default)
 def amax(w, node, x, axes, keepdim):
     return reduce(w, "ReduceMax", x, _axes(axes, x.rank), keepdim, *result(node))
 
 
-@raises(aten.amin.default)
+@register(aten.amin.default)
 def amin(w, node, x, axes, keepdim):
     return reduce(w, "ReduceMin", x, _axes(axes, x.rank), keepdim, *result(node))
 
 
-@raises(aten.max.default)
+@register(aten.max.default)
 def max_all(w, node, x):
     return reduce(w, "ReduceMax", x, _axes(None, x.rank), False, *result(node))
 
 
-@raises(aten.min.default)
+@register(aten.min.default)
 def min_all(w, node, x):
     return reduce(w, "ReduceMin", x, _axes(None, x.rank), False, *result(node))
 
 
-@raises(aten.prod.default, aten.prod.dim_int)
+@register(aten.prod.default, aten.prod.dim_int)
 def prod(w, node, x, axis=None, keepdim=False, *options):
     axis = axis if isinstance(axis, int) and node.target == aten.prod.dim_int else None
     return reduce(w, "ReduceProd", w.cast(x, result(node)[0]), _axes(axis, x.rank), keepdim, *result(node))
@@ -83,13 +83,13 @@ def _all(w, x, axes, keepdim, shape):
     return w.cast(reduce(w, "ReduceMin", w.cast(x, torch.int32), axes, keepdim, torch.int32, shape), torch.bool)
 
 
-@raises(aten.all.default, aten.all.dim, aten.all.dims)
+@register(aten.all.default, aten.all.dim, aten.all.dims)
 def all_true(w, node, x, axes=None, keepdim=False):
     dtype, shape = result(node)
     return w.cast(_all(w, w.cast(x, torch.bool), _axes(axes, x.rank), keepdim, shape), dtype)
 
 
-@raises(aten.any.default, aten.any.dim, aten.any.dims)
+@register(aten.any.default, aten.any.dim, aten.any.dims)
 def any_true(w, node, x, axes=None, keepdim=False):
     dtype, shape = result(node)
     false = w.make("Not", [w.cast(x, torch.bool)], torch.bool, x.shape)
@@ -97,12 +97,12 @@ def any_true(w, node, x, axes=None, keepdim=False):
     return w.cast(w.make("Not", [none], torch.bool, shape), dtype)
 
 
-@raises(aten.var.correction)
+@register(aten.var.correction)
 def var(w, node, x, axes, correction, keepdim):
     return _moments(w, node, x, axes, correction, keepdim, *result(node))[0]
 
 
-@raises(aten.var_mean.correction)
+@register(aten.var_mean.correction)
 def var_mean(w, node, x, axes, correction, keepdim):
     return _moments(w, node, x, axes, correction, keepdim, *result(node, 0))
 
@@ -126,7 +126,7 @@ def _moments(w, node, x, axes, correction, keepdim, dtype, shape):
     return variance, w.reshape(mean, shape)
 
 
-@raises(aten.linalg_vector_norm.default)
+@register(aten.linalg_vector_norm.default)
 def vector_norm(w, node, x, order, axes, keepdim, *options):
     dtype, shape = result(node)
     x, axes = w.cast(x, dtype), _axes(axes, x.rank)
@@ -139,7 +139,7 @@ def vector_norm(w, node, x, order, axes, keepdim, *options):
     return reduce(w, "ReduceL2" if order == 2 else "ReduceL1", x, axes, keepdim, dtype, shape)
 
 
-@raises(aten.logsumexp.default)
+@register(aten.logsumexp.default)
 def logsumexp(w, node, x, axes, keepdim):
     return reduce(w, "ReduceLogSumExp", w.cast(x, result(node)[0]), _axes(axes, x.rank), keepdim, *result(node))
 
@@ -149,7 +149,7 @@ def _ordered(w, x):
     return w.cast(x, torch.uint8) if x.dtype == torch.bool else x
 
 
-@raises(aten.argmax.default, aten.argmin.default)
+@register(aten.argmax.default, aten.argmin.default)
 def argmax(w, node, x, axis, keepdim):
     op_type = "ArgMax" if node.target == aten.argmax.default else "ArgMin"
     if x.rank == 0:
@@ -161,7 +161,7 @@ def argmax(w, node, x, axis, keepdim):
     return w.make(op_type, [_ordered(w, x)], *result(node), axis=axis, keepdims=int(keepdim))
 
 
-@raises(aten.max.dim, aten.min.dim)
+@register(aten.max.dim, aten.min.dim)
 def max_dim(w, node, x, axis, keepdim):
     largest = node.target == aten.max.dim
     if x.rank == 0:
@@ -173,7 +173,7 @@ def max_dim(w, node, x, axis, keepdim):
     return values, indices
 
 
-@raises(aten.cumsum.default)
+@register(aten.cumsum.default)
 def cumsum(w, node, x, axis, *options):
     dtype, shape = result(node)
     if x.rank == 0:
@@ -183,7 +183,7 @@ def cumsum(w, node, x, axis, *options):
 
 # --- softmax -------------------------------------------------------------------------------------------------
 
-@raises(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+@register(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
 def softmax(w, node, x, axis, *options):
     if x.rank == 0:
         raise Refused("a softmax of a scalar")
@@ -201,7 +201,7 @@ def softmax(w, node, x, axis, *options):
     return w.make("Where", [nothing, zero, w.make(op_type, [scores], dtype, shape, axis=axis)], dtype, shape)
 
 
-@raises(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@register(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def softmax_backward(w, node, dy, y, axis, input_dtype):
     op_type = "SoftmaxGrad" if node.target == aten._softmax_backward_data.default else "LogSoftmaxGrad"
     made = w.make(op_type, [dy, y], dy.dtype, dy.shape, domain=DOMAIN, axis=axis)

@@ -6,13 +6,13 @@ import torch
 from caesura.capture.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
-from caesura.lowering.registry import Refused, aten, raises
+from caesura.lowering.registry import Refused, aten, register
 
 _END = 2**63 - 1  # "to the end", in PyTorch's slices
 
 # --- views ---------------------------------------------------------------------------------------------------
 
-@raises(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+@register(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(w, node, x, size):
     shape = list(result(node)[1])
     # The call's own sizes say how to compute what is no number; -1 is what is left.
@@ -35,13 +35,13 @@ def _is_known(w, dim) -> bool:
         return False
 
 
-@raises(aten.as_strided.default)
+@register(aten.as_strided.default)
 def as_strided(w, node, x, size, stride, offset=None):
     _require_reshape(node.args[0].meta["val"], size, stride, offset)
     return w.reshape(x, list(size))
 
 
-@raises(aten.as_strided_scatter.default)
+@register(aten.as_strided_scatter.default)
 def as_strided_scatter(w, node, x, source, size, stride, offset=None):
     _require_reshape(node.args[0].meta["val"], size, stride, offset)
     return w.reshape(w.cast(source, x.dtype), list(x.shape))
@@ -60,19 +60,19 @@ def _require_reshape(x, size, stride, offset):
         raise Refused("strides that are no reshape's")
 
 
-@raises(aten.view.dtype)
+@register(aten.view.dtype)
 def view_dtype(w, node, x, dtype):
     if dtype != x.dtype:
         raise Refused("bits seen as another dtype")
     return x
 
 
-@raises(aten.t.default)
+@register(aten.t.default)
 def t(w, node, x):
     return w.transpose(x, range(x.rank)[::-1])
 
 
-@raises(aten.transpose.int)
+@register(aten.transpose.int)
 def transpose(w, node, x, a, b):
     if x.rank == 0:
         return x
@@ -81,17 +81,17 @@ def transpose(w, node, x, a, b):
     return w.transpose(x, order)
 
 
-@raises(aten.permute.default)
+@register(aten.permute.default)
 def permute(w, node, x, order):
     return w.transpose(x, [positive(p, x.rank) for p in order])
 
 
-@raises(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@register(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def resize_ones(w, node, x, *axes):
     return w.reshape(x, result(node)[1])
 
 
-@raises(aten.expand.default)
+@register(aten.expand.default)
 def expand(w, node, x, size, implicit):
     dtype, shape = result(node)
     if len(shape) == x.rank and all(same_dim(a, b) for a, b in zip(shape, x.shape)):
@@ -102,7 +102,7 @@ def expand(w, node, x, size, implicit):
 
 # --- parts ---------------------------------------------------------------------------------------------------
 
-@raises(aten.slice.Tensor)
+@register(aten.slice.Tensor)
 def slice_(w, node, x, axis, start, end, step):
     start = 0 if start is None else start
     end = _END if end is None else end
@@ -111,12 +111,12 @@ def slice_(w, node, x, axis, start, end, step):
     return w.make("Slice", [x, w.ints([start]), w.ints([end]), w.constant([axis]), w.ints([step])], *result(node))
 
 
-@raises(aten.select.int)
+@register(aten.select.int)
 def select(w, node, x, axis, index):
     return w.make("Gather", [x, w.scalar(index)], *result(node), axis=axis)
 
 
-@raises(aten.split.Tensor, aten.split_with_sizes.default)
+@register(aten.split.Tensor, aten.split_with_sizes.default)
 def split(w, node, x, sizes, axis=0):
     results = [result(node, i) for i in range(len(node.meta["val"]))]
     parts = [shape[axis] for _, shape in results]
@@ -125,14 +125,14 @@ def split(w, node, x, sizes, axis=0):
     return tuple(Tensor(name, x.dtype, shape) for name, (_, shape) in zip(outputs, results))
 
 
-@raises(aten.unbind.int)
+@register(aten.unbind.int)
 def unbind(w, node, x, axis):
     count = len(node.meta["val"])
     return tuple(w.make("Gather", [x, w.scalar(i)], *result(node, i), axis=axis) if is_read(node, i) else None
                  for i in range(count))
 
 
-@raises(aten.slice_backward.default)
+@register(aten.slice_backward.default)
 def slice_backward(w, node, dy, sizes, axis, start, end, step):
     dtype, shape = result(node)
     end = _END if end is None else end
@@ -140,7 +140,7 @@ def slice_backward(w, node, dy, sizes, axis, start, end, step):
     return w.make("SliceGrad", inputs, dtype, shape, domain="ai.caesura")
 
 
-@raises(aten.select_backward.default)
+@register(aten.select_backward.default)
 def select_backward(w, node, dy, sizes, axis, index):
     dtype, shape = result(node)
     axis = positive(axis, len(shape))
@@ -176,14 +176,14 @@ def _scatter_range(w, x, source, axis, start, end, step):
     return source if len(parts) == 1 else w.make("Concat", parts, x.dtype, x.shape, axis=axis)
 
 
-@raises(aten.slice_scatter.default)
+@register(aten.slice_scatter.default)
 def slice_scatter(w, node, x, source, axis, start, end, step):
     axis = positive(axis, x.rank)
     return _scatter_range(w, x, w.cast(source, x.dtype), axis, 0 if start is None else start,
                           _END if end is None else end, step)
 
 
-@raises(aten.select_scatter.default)
+@register(aten.select_scatter.default)
 def select_scatter(w, node, x, source, axis, index):
     axis = positive(axis, x.rank)
     if not isinstance(index, int) or not isinstance(x.shape[axis], int):
@@ -206,13 +206,13 @@ def _matrices(w, x, offset, first, second):
     return w.reshape(x, [*x.shape[:-2], rows * columns]), w.constant(places), order, x.shape
 
 
-@raises(aten.diagonal.default)
+@register(aten.diagonal.default)
 def diagonal(w, node, x, offset, first, second):
     flat, places, _, _ = _matrices(w, x, offset, first, second)
     return w.make("Gather", [flat, places], *result(node), axis=flat.rank - 1)
 
 
-@raises(aten.diagonal_scatter.default)
+@register(aten.diagonal_scatter.default)
 def diagonal_scatter(w, node, x, source, offset, first, second):
     flat, places, order, sizes = _matrices(w, x, offset, first, second)
     places = w.make("Expand", [places, w.constant(list(source.shape))], torch.int64, source.shape)
@@ -227,7 +227,7 @@ def _windows(extent, size, step):
     return torch.arange(0, extent - size + 1, step).unsqueeze(1) + torch.arange(size)
 
 
-@raises(aten.unfold.default)
+@register(aten.unfold.default)
 def unfold(w, node, x, axis, size, step):
     dtype, shape = result(node)
     if x.rank == 0:
@@ -242,7 +242,7 @@ def unfold(w, node, x, axis, size, step):
     return w.transpose(rows, [d for d in range(x.rank + 1) if d != axis + 1] + [axis + 1])
 
 
-@raises(aten.unfold_backward.default)
+@register(aten.unfold_backward.default)
 def unfold_backward(w, node, dy, sizes, axis, size, step):
     dtype, shape = result(node)
     if not shape:
@@ -260,7 +260,7 @@ def unfold_backward(w, node, dy, sizes, axis, size, step):
     return w.make("GatherGrad", [rows, w.constant(places), w.ints(shape)], dtype, shape, domain=DOMAIN, axis=axis)
 
 
-@raises(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
+@register(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
         aten.replication_pad3d_backward.default)
 def replication_pad_backward(w, node, dy, x, pads):
     if not is_static((*x.shape, *pads)):
@@ -274,7 +274,7 @@ def replication_pad_backward(w, node, dy, x, pads):
     return dy
 
 
-@raises(aten.flip.default)
+@register(aten.flip.default)
 def flip(w, node, x, axes):
     axes = [positive(a, x.rank) for a in axes]
     count = len(axes)
@@ -284,7 +284,7 @@ def flip(w, node, x, axes):
 
 # --- together ------------------------------------------------------------------------------------------------
 
-@raises(aten.cat.default)
+@register(aten.cat.default)
 def cat(w, node, tensors, axis):
     dtype, shape = result(node)
     axis = positive(axis, len(shape))
@@ -293,7 +293,7 @@ def cat(w, node, tensors, axis):
     return tensors[0] if len(tensors) == 1 else w.make("Concat", tensors, dtype, shape, axis=axis)
 
 
-@raises(aten.stack.default)
+@register(aten.stack.default)
 def stack(w, node, tensors, axis):
     dtype, shape = result(node)
     axis = positive(axis, len(shape))
@@ -301,28 +301,28 @@ def stack(w, node, tensors, axis):
     return w.make("Concat", parts, dtype, shape, axis=axis)
 
 
-@raises(aten.repeat.default)
+@register(aten.repeat.default)
 def repeat(w, node, x, repeats):
     dtype, shape = result(node)
     x = w.reshape(x, [1] * (len(repeats) - x.rank) + list(x.shape))
     return w.make("Tile", [x, w.ints(repeats)], dtype, shape)
 
 
-@raises(aten.constant_pad_nd.default)
+@register(aten.constant_pad_nd.default)
 def constant_pad_nd(w, node, x, pads, value):
     axes = [x.rank - 1 - i for i in range(len(pads) // 2)]
     ordered = [pads[2 * i] for i in range(len(axes))] + [pads[2 * i + 1] for i in range(len(axes))]
     return w.make("Pad", [x, w.ints(ordered), w.constant(value, x.dtype), w.constant(axes)], *result(node))
 
 
-@raises(aten.tril.default, aten.triu.default)
+@register(aten.tril.default, aten.triu.default)
 def triangle(w, node, x, k):
     return w.make("Trilu", [x, w.scalar(k)], *result(node), upper=int(node.target == aten.triu.default))
 
 
 # --- from nothing --------------------------------------------------------------------------------------------
 
-@raises(aten.full.default, aten.full_like.default)
+@register(aten.full.default, aten.full_like.default)
 def full(w, node, like, value, *options):
     dtype, shape = result(node)
     return w.full(value, dtype, _sizes(like, shape))
@@ -334,38 +334,38 @@ def _sizes(like, shape):
     return [s if isinstance(s, int) else n for s, n in zip(shape, named)]
 
 
-@raises(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
+@register(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
 def zeros(w, node, like, *options):
     dtype, shape = result(node)
     sizes = options[0] if options and isinstance(options[0], list) else like
     return w.full(0, dtype, _sizes(sizes, shape))
 
 
-@raises(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+@register(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def ones(w, node, like, *options):
     dtype, shape = result(node)
     sizes = options[0] if options and isinstance(options[0], list) else like
     return w.full(1, dtype, _sizes(sizes, shape))
 
 
-@raises(aten.new_full.default)
+@register(aten.new_full.default)
 def new_full(w, node, like, size, value, *options):
     dtype, shape = result(node)
     return w.full(value, dtype, _sizes(size, shape))
 
 
 # What is never read before it is written; zeros repeat from run to run.
-@raises(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
+@register(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
 def empty(w, node, like, *options):
     return zeros(w, node, like, *options)
 
 
-@raises(aten.scalar_tensor.default)
+@register(aten.scalar_tensor.default)
 def scalar_tensor(w, node, value, *options):
     return operand(w, value, result(node)[0])
 
 
-@raises(aten.arange.start_step)
+@register(aten.arange.start_step)
 def arange(w, node, start, end, step, *options):
     dtype, shape = result(node)
     ends = [v for v in (start, end, step)]
@@ -376,11 +376,11 @@ def arange(w, node, start, end, step, *options):
     return w.cast(w.make("Range", [w.scalar(v) for v in ends], torch.int64, shape), dtype)
 
 
-@raises(aten.arange.start)
+@register(aten.arange.start)
 def arange_start(w, node, start, end, *options):
     return arange(w, node, start, end, 1)
 
 
-@raises(aten.arange.default)
+@register(aten.arange.default)
 def arange_end(w, node, end, *options):
     return arange(w, node, 0, end, 1)

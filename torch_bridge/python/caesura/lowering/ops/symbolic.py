@@ -9,7 +9,7 @@ import torch
 
 from caesura.lowering.onnx_builder import Scalar
 from caesura.lowering.ops.elementwise import operand
-from caesura.lowering.registry import TABLE, Refused, aten, raises
+from caesura.lowering.registry import TABLE, Refused, aten, register
 
 
 def _binary(op_type):
@@ -25,12 +25,12 @@ for _function, _op_type in ((operator.add, "Add"), (operator.sub, "Sub"), (opera
     TABLE[_function] = _binary(_op_type)
 
 
-@raises(torch.sym_sum)
+@register(torch.sym_sum)
 def sym_sum(w, node, sizes):
     return Scalar(functools.reduce(lambda a, b: w.op("Add", [a, b]), map(w.scalar, sizes)), node.meta["val"])
 
 
-@raises(operator.floordiv)
+@register(operator.floordiv)
 def floordiv(w, node, a, b):
     # Sizes are not negative: towards zero is down.
     if isinstance(b, int) and b <= 0:
@@ -38,17 +38,17 @@ def floordiv(w, node, a, b):
     return Scalar(w.op("Div", [w.scalar(a), w.scalar(b)]), node.meta["val"])
 
 
-@raises(operator.mod)
+@register(operator.mod)
 def mod(w, node, a, b):
     return Scalar(w.op("Mod", [w.scalar(a), w.scalar(b)]), node.meta["val"])
 
 
-@raises(operator.neg)
+@register(operator.neg)
 def neg(w, node, a):
     return Scalar(w.op("Neg", [w.scalar(a)]), node.meta["val"])
 
 
-@raises(aten.sym_size.int)
+@register(aten.sym_size.int)
 def sym_size(w, node, x, axis):
     if isinstance(x.shape[axis], int):
         return Scalar(w.scalar(x.shape[axis]).name, x.shape[axis])
@@ -56,14 +56,14 @@ def sym_size(w, node, x, axis):
     return Scalar(w.op("Squeeze", [size, w.constant([0])]), node.meta["val"])
 
 
-@raises(aten.sym_numel.default)
+@register(aten.sym_numel.default)
 def sym_numel(w, node, x):
     return Scalar(w.op("Size", [x]), node.meta["val"])
 
 
 # --- values of tensors -------------------------------------------------------------------------------------------
 
-@raises(aten._local_scalar_dense.default)
+@register(aten._local_scalar_dense.default)
 def local_scalar(w, node, x):
     x = w.reshape(x, ())
     if x.dtype.is_floating_point:
@@ -73,6 +73,6 @@ def local_scalar(w, node, x):
     return Scalar(w.cast(x, torch.int64).name, node.meta["val"])
 
 
-@raises(torch.sym_float)
+@register(torch.sym_float)
 def sym_float(w, node, value):
     return Scalar(operand(w, value, torch.float64).name, node.meta["val"])
