@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
+#include "core/profile/run_recorder.h"
 #include "core/execute/run_cancel.h"
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
@@ -86,6 +87,8 @@ Result<std::vector<RuntimeValue>> ParameterGraph::RunOnce(ParameterProgram& prog
   WriteJournal journal;
   const bool undoable = wrote != nullptr && fallback_->pending();
   if (undoable) options.observers.push_back(&journal);
+  const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
+  if (recorder != nullptr) options.observers.push_back(recorder.get());
   ASSIGN_OR_RETURN(StartedRun run, program.Start(plan, std::move(feeds), std::move(options)));
   const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
   if (wrote != nullptr) {

@@ -187,6 +187,12 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
 
 double TrainingSession::learning_rate() const { return learning_rate_ * options_.schedule.Factor(updates_); }
 
+double TrainingSession::AppliedRate() {
+  const std::vector<std::string>& fed = options_.step.fed_coefficients;
+  const auto rate = std::find(fed.begin(), fed.end(), "learning_rate");
+  return rate == fed.end() ? learning_rate() : coefficients()[rate - fed.begin()];
+}
+
 const NamedValues& TrainingSession::ProgramFeeds() {
   auto set = [&](const char* name, auto value) {
     *program_feeds_.find(name)->second.tensor().data<decltype(value)>() = value;
@@ -261,7 +267,13 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
     results->pop_back();
     RETURN_IF_ERROR(UpdateLossScale(!skipped));
   }
-  if (updates && !skipped) ++updates_;
+  loss_sum_ += loss;
+  ++losses_;
+  if (updates && !skipped) {
+    const double rate = AppliedRate();
+    curves_.Add(++updates_, loss_sum_ / static_cast<double>(losses_), rate);
+  }
+  if (updates) loss_sum_ = 0, losses_ = 0;
   const auto first_gradient = results->begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
   kept_outputs_.assign(std::make_move_iterator(results->begin()), std::make_move_iterator(first_gradient));
   results->erase(results->begin(), first_gradient);

@@ -25,6 +25,7 @@
 #include "training/optimizer/lr_schedule.h"
 #include "training/parameter_graph.h"
 #include "training/step_program.h"
+#include "training/training_curves.h"
 
 namespace caesura {
 
@@ -129,6 +130,10 @@ class TrainingSession {
   Result<Model> TrainedModel(const std::vector<std::string>& outputs = {}) const;
   Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
 
+  // Losses and learning rates of the updates since the session was made or restored. Of an update with several
+  // micro-steps the mean of their losses.
+  const TrainingCurves& curves() const { return curves_; }
+
   // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a step.
   Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
   // The program of an updating step, for reports.
@@ -151,6 +156,8 @@ class TrainingSession {
   Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, bool with_update);
   Status MakeEvaluation(const Model& model);
   Status FillCoefficients();
+  // The learning rate that the next update goes by: the first group's, where the session is fed it.
+  double AppliedRate();
   // Inputs of the programs that are not the model's, as they are in the next step.
   const NamedValues& ProgramFeeds();
   Result<double> RunStep(bool updates, const NamedValues& feeds, std::vector<ExecutionObserver*> observers);
@@ -178,6 +185,9 @@ class TrainingSession {
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
   std::optional<uint64_t> next_seed_;
+  TrainingCurves curves_;
+  double loss_sum_ = 0;  // of the micro-steps since the last update
+  int64_t losses_ = 0;
   int64_t accumulated_ = 0;  // micro-steps since the last update, where the caller decides when to update
   bool bound_ = false;           // some parameters are the caller's own
   bool lost_ = false;            // a step has written to parameters and then failed

@@ -110,6 +110,9 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   options_.seed = static_cast<uint64_t>(seed);
   if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
   lost_ = false;
+  curves_.Clear();  // they are of another run
+  loss_sum_ = 0;
+  losses_ = 0;
   return properties;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was restored");

@@ -86,6 +86,7 @@ void BindTraining(nanobind::module_& m);  // training_session.cc
 void BindStepCall(nanobind::module_& m);  // step_call.cc
 void BindSplit(nanobind::module_& m);     // split_module.cc
 void BindProgram(nanobind::module_& m);   // program.cc
+void BindRecording(nanobind::module_& m);  // recording.cc
 void BindWatch(nanobind::module_& m);     // watch.cc
 
 }  // namespace caesura::python

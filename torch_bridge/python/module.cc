@@ -105,5 +105,6 @@ NB_MODULE(_core, m) {
   caesura::python::BindStepCall(m);
   caesura::python::BindSplit(m);
   caesura::python::BindProgram(m);
+  caesura::python::BindRecording(m);
   caesura::python::BindWatch(m);
 }

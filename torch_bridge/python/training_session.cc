@@ -6,6 +6,7 @@
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/provider_fallback.h"
 #include "training/exported_step.h"
+#include "training/report/report.h"
 
 namespace nb = nanobind;
 
@@ -109,6 +110,15 @@ void BindTraining(nb::module_& m) {
                return session.Step(feeds);
              }();
              return Unwrap(std::move(loss));
+           })
+      .def("report",
+           [](TrainingSession& session, nb::dict arrays, const std::string& path, const std::string& title) {
+             const NamedValues feeds = FeedsOf(arrays);
+             auto loss = [&] {
+               nb::gil_scoped_release release;
+               return WriteStepReport(session, feeds, path, title);
+             }();
+             return Unwrap(std::move(loss), /*of_file=*/true);
            })
       .def("accumulate",
            [](TrainingSession& session, nb::dict arrays) {

@@ -20,8 +20,8 @@
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
-#include "training/command/dim_bindings.h"
 #include "training/command/json_output.h"
+#include "training/command/made_step.h"
 #include "training/command/tensor_files.h"
 #include "training/command/train_options.h"
 #include "training/command/trained_model.h"
@@ -35,8 +35,8 @@ using Milliseconds = std::vector<double>;
 
 struct BenchOptions {
   TrainOptions train;  // only loss, optimizer, provider, threads
-  std::vector<std::string> shapes, dims;
-  std::string inputs, json;
+  FeedOptions feeds;
+  std::string json;
   double seconds = 1;
   int rounds = 5;
   bool beside = true;
@@ -62,38 +62,6 @@ Result<Milliseconds> TimeRuns(double seconds, const std::function<Status()>& run
     out.push_back(std::chrono::duration<double, std::milli>(after - before).count());
     before = after;
   }
-  return out;
-}
-
-// Values for inputs of which only the type is known: floats from a fixed sequence in [0, 1), everything else zero.
-Tensor MakeInput(const FeedSpec& spec) {
-  Tensor out = Tensor::Zeros(spec.dtype, spec.shape);
-  uint32_t state = 1;
-  const auto next = [&state] {
-    state = state * 1664525u + 1013904223u;  // Numerical Recipes' constants
-    return static_cast<double>(state >> 8) / (1 << 24);
-  };
-  if (spec.dtype == DType::kFloat32) std::generate_n(out.data<float>(), out.elements(), next);
-  if (spec.dtype == DType::kFloat64) std::generate_n(out.data<double>(), out.elements(), next);
-  return out;
-}
-
-// The arrays of --inputs, and made-up values of the stated shapes for all others.
-Result<NamedValues> MakeFeeds(const BenchOptions& options, const std::vector<Value*>& inputs) {
-  TensorFile given;
-  if (!options.inputs.empty()) {
-    ASSIGN_OR_RETURN(given, ReadTensorFile(options.inputs));
-  }
-  NamedValues out;
-  std::vector<Value*> open;
-  for (Value* input : inputs) {
-    const auto found = given.tensors.find(input->name());
-    if (found != given.tensors.end()) out[input->name()] = found->second;
-    else open.push_back(input);
-  }
-  ASSIGN_OR_RETURN(const DimBindings bindings, DimBindings::Parse(options.shapes, options.dims));
-  ASSIGN_OR_RETURN(const std::vector<FeedSpec> specs, bindings.Feeds(open));
-  for (size_t i = 0; i < open.size(); ++i) out[open[i]->name()] = MakeInput(specs[i]);
   return out;
 }
 
@@ -194,21 +162,8 @@ Result<System> InferenceSystem(const BenchOptions& options, const Model& model, 
 }
 
 Result<System> TrainingSystem(const BenchOptions& options, const Model& model) {
-  ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options.train.model));
-  TrainingOptions training;
-  if (exported) {
-    ASSIGN_OR_RETURN(training.step, ReadStepOptions(model));
-    ASSIGN_OR_RETURN(training.providers, MakeProviders(options.train.provider));
-    training.threads = options.train.threads;
-  } else {
-    ASSIGN_OR_RETURN(training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
-  }
-  ASSIGN_OR_RETURN(std::shared_ptr<TrainingSession> session, TrainingSession::Create(model.Clone(), std::move(training)));
-  std::vector<Value*> inputs;
-  for (Value* input : session->step_graph().inputs()) {
-    if (!IsProgramInput(input->name())) inputs.push_back(input);
-  }
-  ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options, inputs));
+  ASSIGN_OR_RETURN(std::shared_ptr<TrainingSession> session, MakeStepSession(options.train, model));
+  ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, StepInputs(*session)));
   return System{"training step", [session, feeds](double seconds) {
                   return TimeRuns(seconds, [&] { return session->Step(feeds).status(); });
                 }};
@@ -259,7 +214,7 @@ Status Run(const BenchOptions& options) {
     for (Value* input : model.graph->inputs()) {
       if (model.graph->Initializer(input) == nullptr) inputs.push_back(input);
     }
-    ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options, inputs));
+    ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, inputs));
     ASSIGN_OR_RETURN(System own, InferenceSystem(options, model, feeds));
     systems.push_back(std::move(own));
     if (options.beside) {
@@ -297,10 +252,7 @@ void AddBench(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* sub = app.add_subcommand("bench", "Time a model's runs, and its training step with --loss");
   sub->add_option("model", options->train.model, "The ONNX model, or the folder of an exported step")->required();
-  sub->add_option("--shape", options->shapes, "Shape of an input, NAME=1,3,224,224; may be repeated")
-      ->allow_extra_args(false);
-  sub->add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")->allow_extra_args(false);
-  sub->add_option("--inputs", options->inputs, "A file of arrays (.npz, .safetensors) named after the inputs");
+  AddFeedOptions(*sub, &options->feeds);
   sub->add_option("--seconds", options->seconds, "Length of one turn")->check(CLI::PositiveNumber)->capture_default_str();
   sub->add_option("--rounds", options->rounds, "How often each system has its turn")->check(CLI::PositiveNumber)
       ->capture_default_str();

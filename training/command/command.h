@@ -24,6 +24,7 @@ void AddEvaluate(CLI::App& app, RunFunction* run);
 void AddPredict(CLI::App& app, RunFunction* run);
 void AddInspect(CLI::App& app, RunFunction* run);
 void AddBench(CLI::App& app, RunFunction* run);
+void AddReport(CLI::App& app, RunFunction* run);
 void AddConformance(CLI::App& app, RunFunction* run);
 void AddConvert(CLI::App& app, RunFunction* run);
 void AddWrapModel(CLI::App& app, RunFunction* run);

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   caesura::command::AddPredict(app, &run);
   caesura::command::AddInspect(app, &run);
   caesura::command::AddBench(app, &run);
+  caesura::command::AddReport(app, &run);
   caesura::command::AddConformance(app, &run);
   caesura::command::AddConvert(app, &run);
   caesura::command::AddWrapModel(app, &run);

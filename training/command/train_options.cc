@@ -113,6 +113,11 @@ void AddFileOptions(CLI::App& app, TrainOptions* o) {
       ->group(group);
   app.add_option("--output", o->output, "Write the trained model here (.onnx)")->group(group);
   app.add_option("--log", o->log, "Write step, learning rate, losses and metric here (.csv)")->group(group);
+  app.add_option("--report", o->report,
+                 "Write a page (.html) here at the end: loss and rate curves, and time, memory and graph of the last step")
+      ->group(group);
+  app.add_option("--tensorboard", o->tensorboard, "Write losses, learning rate and metric into this folder for TensorBoard")
+      ->group(group);
 }
 
 // Gives `value` to `set`, which returns whether the optimizer has such a coefficient; lists those that it has not.

@@ -46,7 +46,7 @@ struct TrainOptions {
   int threads = 0;
   ProviderChoice provider;
   // files
-  std::string checkpoint, best, output, log;
+  std::string checkpoint, best, output, log, report, tensorboard;
   int64_t save_every = 0;
   bool resume = false;
 };

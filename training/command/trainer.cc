@@ -81,6 +81,10 @@ Status Trainer::Prepare() {
   }
   RETURN_IF_ERROR(Restore());
   first_ = session_->updates();
+  if (!options_.tensorboard.empty()) {
+    ASSIGN_OR_RETURN(events_, EventWriter::Create(options_.tensorboard));
+    RETURN_IF_ERROR(events_->AddText("options", OptionsText(), first_));
+  }
   return OpenLog();
 }
 
@@ -134,7 +138,10 @@ Result<double> Trainer::Update() {
   for (int i = 0; i < options_.accumulate; ++i) {
     const int64_t batch = session_->updates() * options_.accumulate + i;
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, sampler_->Batch(batch)));
-    ASSIGN_OR_RETURN(const double loss, session_->Step(feeds));
+    const bool is_last = session_->updates() + 1 == total_ && i + 1 == options_.accumulate;
+    std::vector<ExecutionObserver*> observers;
+    if (is_last && !options_.report.empty()) observers.push_back(&last_step_);
+    ASSIGN_OR_RETURN(const double loss, session_->Step(feeds, std::move(observers)));
     if (!std::isfinite(loss)) {
       return InvalidArgument("the loss is " + Number(loss) + " in batch " + std::to_string(batch) +
                              "; a lower --lr, --warmup or --clip may help");
@@ -193,6 +200,8 @@ Status Trainer::AfterUpdate(double loss) {
     RETURN_IF_ERROR(Validate());
   }
   Log(loss, validates);
+  if (validates && !options_.report.empty()) validations_.push_back({done, validation_loss_, MetricMean()});
+  RETURN_IF_ERROR(WriteEvents(loss, validates));
   const bool saves =
       is_last || done % validate_every_ == 0 || (options_.save_every > 0 && done % options_.save_every == 0);
   return saves && !options_.checkpoint.empty() ? Save(options_.checkpoint) : Status();
@@ -216,7 +225,60 @@ void Trainer::PrintEnd(double seconds) const {
   std::printf("\n");
 }
 
+std::optional<double> Trainer::MetricMean() const {
+  return metric_->kind() == Metric::Kind::kNone ? std::nullopt : std::optional<double>(metric_->Mean());
+}
+
+Status Trainer::WriteEvents(double loss, bool validated) {
+  if (events_ == nullptr) return {};
+  const int64_t update = session_->updates();
+  RETURN_IF_ERROR(events_->AddScalar("loss/train", loss, update));
+  RETURN_IF_ERROR(events_->AddScalar("learning_rate", session_->learning_rate(), update));
+  if (!validated) return {};
+  RETURN_IF_ERROR(events_->AddScalar("loss/validation", validation_loss_, update));
+  const std::optional<double> metric = MetricMean();
+  return metric ? events_->AddScalar(metric_->Name(), *metric, update) : Status();
+}
+
+std::vector<std::pair<std::string, std::string>> Trainer::Options() const {
+  const std::string rate = options_.learning_rate ? Number(*options_.learning_rate) : "the optimizer's own";
+  return {{"model", options_.model},
+          {"loss", options_.loss},
+          {"optimizer", options_.optimizer},
+          {"learning rate", rate + ", " + options_.schedule},
+          {"batch", std::to_string(options_.batch)},
+          {"batches to an update", std::to_string(options_.accumulate)},
+          {"updates", std::to_string(total_)},
+          {"precision", options_.precision},
+          {"seed", std::to_string(options_.seed)}};
+}
+
+std::string Trainer::OptionsText() const {
+  std::string text = "| option | value |\n|---|---|\n";
+  for (const auto& [name, value] : Options()) text += "| " + name + " | " + value + " |\n";
+  return text;
+}
+
+Status Trainer::WriteRunReport() const {
+  if (options_.report.empty()) return {};
+  TrainingCurves curves = session_->curves();
+  for (const auto& validation : validations_) curves.AddValidation(validation);
+  if (metric_->kind() != Metric::Kind::kNone) curves.set_metric_name(metric_->Name());
+  return WriteReport({.title = options_.model,
+                      .options = Options(),
+                      .curves = std::move(curves),
+                      .runs = last_step_.Runs(),
+                      .cpu_fallback = session_->cpu_fallback()},
+                     options_.report);
+}
+
 Status Trainer::Run(const volatile std::sig_atomic_t* stop) {
+  const Status trained = Train(stop);
+  const Status written = WriteRunReport();  // also of a run that has failed: its curves say why
+  return trained.ok() ? written : trained;
+}
+
+Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
   using Clock = std::chrono::steady_clock;
   PrintHead();
   const auto begin = Clock::now();

@@ -14,6 +14,8 @@
 #include "training/command/train_data.h"
 #include "training/command/train_options.h"
 #include "training/data/sampler.h"
+#include "training/event_file.h"
+#include "training/report/report.h"
 
 namespace caesura::command {
 
@@ -42,6 +44,14 @@ class Trainer {
   Status Validate();
   Status Save(const std::string& path) const;
   void Log(double loss, bool validated);
+  Status WriteEvents(double loss, bool validated);
+  // The loop of updates, to the end or until `*stop` is set.
+  Status Train(const volatile std::sig_atomic_t* stop);
+  Status WriteRunReport() const;
+  std::optional<double> MetricMean() const;
+  // What the user has chosen, for those who read the report.
+  std::vector<std::pair<std::string, std::string>> Options() const;
+  std::string OptionsText() const;
   std::string Note() const;
   void PrintEnd(double seconds) const;
 
@@ -51,6 +61,9 @@ class Trainer {
   std::optional<Sampler> sampler_;
   std::optional<Metric> metric_;
   std::unique_ptr<std::FILE, FileCloser> log_;
+  std::unique_ptr<EventWriter> events_;
+  std::vector<TrainingCurves::Validation> validations_;  // with --report
+  RunRecorder last_step_;  // with --report
   size_t prediction_ = 0;  // which of the model's outputs
   int64_t total_ = 0, validate_every_ = 0, first_ = 0;
   double smooth_loss_ = std::numeric_limits<double>::quiet_NaN();

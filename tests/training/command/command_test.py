@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -349,6 +350,44 @@ def test_bench(classifier):
     assert "give --dim batch=..." in run("bench", classifier / "net.onnx", "--alone", expect=1).stderr
     np.savez(classifier / "x.npz", x=np.zeros((4, 8), np.float32))
     assert "median" in run("bench", classifier / "net.onnx", "--inputs", classifier / "x.npz", "--alone", *times[2:]).stdout
+
+
+def report_data(path):
+    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.S)[1])
+
+
+def test_train_reports(classifier):
+    page, tensorboard = classifier / "report.html", classifier / "events"
+    train(classifier, "--epochs", "4", "--accumulate", "2", "--log", classifier / "log.csv", "--report", page,
+          "--tensorboard", tensorboard)
+    rows = [row.split(",") for row in (classifier / "log.csv").read_text().splitlines()[1:]]
+    data = report_data(page)
+    curves = data["curves"]
+    np.testing.assert_allclose([p[1] for p in curves["points"]], [float(row[2]) for row in rows], rtol=1e-7)
+    validated = [row for row in rows if row[3]]
+    np.testing.assert_allclose(curves["validations"], [[int(r[0]), float(r[3]), float(r[4])] for r in validated], rtol=1e-7)
+    assert curves["metric"] == "accuracy" and ["optimizer", "adamw"] in data["options"]
+    assert len(data["runs"]) == 1 and "AdamWUpdate" in {step["op"] for step in data["runs"][0]["steps"]}
+    [events] = tensorboard.iterdir()
+    content = events.read_bytes()
+    assert content.count(b"loss/train") == content.count(b"learning_rate") == len(rows)
+    assert content.count(b"loss/validation") == content.count(b"accuracy") == len(validated)
+
+
+def test_train_reports_a_run_that_fails(classifier):
+    train(classifier, "--epochs", "4", "--report", classifier / "report.html", rate="1e30", expect=1)
+    data = report_data(classifier / "report.html")
+    assert data["curves"]["points"] and data["runs"] == []
+
+
+def test_report(classifier):
+    page = classifier / "report.html"
+    assert "wrote" in run("report", classifier / "net.onnx", "--dim", "batch=4", "--loss", "cross_entropy", "--output", page).stdout
+    ops = {step["op"] for step in report_data(page)["runs"][0]["steps"]}
+    assert "SoftmaxCrossEntropyLossGrad" in ops
+    run("report", classifier / "net.onnx", "--dim", "batch=4", "--output", page)  # a run: no loss, nothing is trained
+    assert {step["phase"] for step in report_data(page)["runs"][0]["steps"]} == {"forward"}
+    assert "give --dim batch=..." in run("report", classifier / "net.onnx", expect=1).stderr
 
 
 def test_bench_beside_a_peer(classifier):

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from caesura import _core
+from caesura.integrations.tensorboard import EventWriter
 from caesura.sessions.inference import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
                                         get_device)
 from caesura.sessions.io_binding import IOBinding, OrtValue
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # type checkers and editors look here, since the names are lo
     from caesura.frontends.compile_step import CompiledStep, compile_step
     from caesura.frontends.export import export_step, load_step
     from caesura.frontends.wrap import wrap
-    from caesura.reports import FallbackWarning, Report, StrictError, report, reset_report, strict
+    from caesura.reports import FallbackWarning, Report, StrictError, profile, report, reset_report, strict
     from caesura.runtime.step_program import StepRefused
     from caesura.sessions.onnx_module import OnnxModule, OnnxOutputs
 
@@ -42,17 +43,18 @@ _WITH_TORCH = {
     "compile_step": "caesura.frontends.compile_step",
     "export_step": "caesura.frontends.export",
     "load_step": "caesura.frontends.export",
+    "profile": "caesura.reports",
     "report": "caesura.reports",
     "reset_report": "caesura.reports",
     "strict": "caesura.reports",
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [
-    "CompiledStep", "CustomOps", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "ForwardRun",
+    "CompiledStep", "CustomOps", "EventWriter", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "ForwardRun",
     "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "OnnxModule", "OnnxOutputs",
     "OptionSet", "OrtValue", "Report", "RunOptions", "SessionOptions", "SplitModule", "StepRefused", "StrictError",
     "TrainingSession", "compile_step", "export_step", "get_available_providers", "get_device", "load_step", "open_step",
-    "report", "reset_report", "strict", "wrap",
+    "profile", "report", "reset_report", "strict", "wrap",
 ]
 __version__ = _core.__version__
 

@@ -3,10 +3,12 @@
 
 import contextlib
 import copy
+import os
 import threading
 import warnings
 from dataclasses import dataclass, field
 
+from caesura import _core
 from caesura.user_code import calling_line, is_installed, is_users
 
 
@@ -119,6 +121,57 @@ def reset_report() -> None:
     """
     report()
     RECORD.__init__()
+
+
+@contextlib.contextmanager
+def recorded():
+    """Records what caesura's programs and steps do in the block. Gives what write_page() takes."""
+    recording = _core.Recording()
+    recording.begin()
+    try:
+        yield recording
+    finally:
+        recording.end()
+
+
+def write_page(recording, path, title: str, session=None) -> None:
+    """The page of a recording, with what has fallen back in this process so far. session: a _core.Training, whose curves it
+    shows."""
+    now = report()
+    fallbacks = [(op, reason, sorted(places)) for (op, reason), places in now.fallbacks.items()]
+    recording.write(os.fspath(path), title, fallbacks, (now.kernel_seconds, now.eager_seconds), session)
+
+
+@contextlib.contextmanager
+def profile(path, title: str = "profile"):
+    """Writes a page about what caesura runs within a `with` block: time by op and by source line, memory, graph, what fell
+    back and why, and what to try first.
+
+    The page shows calls of wrapped modules and of torch.compile(backend="caesura"), steps of compile_step() and of
+    TrainingSession, on all threads; of more than 256 runs the first. It does not show what PyTorch computes outside of
+    them. Runs that are watched take a little longer.
+
+    Args:
+        path: the page, one HTML file that needs no other; it replaces a file that is there. It is written when the block
+            ends without an error.
+        title: the page's heading.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ValueError: another profile is being recorded in this process.
+        OSError: the file cannot be written.
+
+    Example::
+
+        model(x).sum().backward()  # captures
+        with caesura.profile("report.html"):
+            model(x).sum().backward()
+    """
+    with recorded() as recording:
+        yield
+    write_page(recording, path, title)
 
 
 @contextlib.contextmanager

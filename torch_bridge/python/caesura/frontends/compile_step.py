@@ -29,7 +29,7 @@ from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
-from caesura.reports import collect_from
+from caesura.reports import collect_from, recorded, write_page
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
@@ -240,6 +240,32 @@ class CompiledStep(_core.StepCalls):
             return captured.program
         finally:
             self._capturing = False
+
+    def report(self, path, *args, **kwargs) -> torch.Tensor:
+        """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
+        what fell back and why, what to try first, and the losses of the steps so far.
+
+        Args:
+            path: the page, one HTML file that needs no other; it replaces a file that is there.
+            args: as for the step itself.
+            kwargs: as for the step itself.
+
+        Returns:
+            The step's loss.
+
+        Raises:
+            OSError: the file cannot be written; the step was done.
+
+        Example::
+
+            step(inputs, targets)  # captures
+            loss = step.report("report.html", inputs, targets)
+        """
+        with recorded() as recording:
+            loss = self(*args, **kwargs)
+        program = self._calls[0].program if self._calls else self.programs[-1]
+        write_page(recording, path, type(self.module).__name__, program.session)
+        return loss
 
     def input_names(self, args, kwargs) -> dict:
         """id of each tensor among the inputs to a name: the forward's own parameter names, "target" for the loss's."""

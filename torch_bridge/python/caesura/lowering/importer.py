@@ -94,7 +94,7 @@ class Importer:
         function = self.function(node)
         if function is None:
             raise Refused("no equivalent in ONNX ops")
-        self.writer.source = describe(node)
+        self.writer.source = describe(node) if node.meta.get("stack_trace") else ""
         result = written(function, self.writer, node, [self.argument(a) for a in arguments_of(node)])
         if isinstance(result, Scalar) and isinstance(result.symbol, torch.SymInt):
             self.writer.know(result.symbol, result.name)

@@ -14,6 +14,7 @@ from caesura.lowering.registry import Refused
 
 OPSET = 23
 DOMAIN = "ai.caesura"
+SOURCE = "ai.caesura.source"  # the key under which a node names the user's line
 
 ONNX_TYPES = {
     torch.float32: TensorProto.FLOAT, torch.float64: TensorProto.DOUBLE, torch.float16: TensorProto.FLOAT16,
@@ -146,8 +147,13 @@ class Writer:
         """Writes a node whose outputs have these names, "" for absent ones."""
         attributes = {k: number(v) for k, v in attributes.items() if v is not None}
         names = [self.name(i) for i in inputs]
-        self.nodes.append(helper.make_node(op_type, names, outputs, name=outputs[0], domain=domain,
-                                           doc_string=self.source, **attributes))
+        self.add(helper.make_node(op_type, names, outputs, name=outputs[0], domain=domain, **attributes))
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Takes a node that is written, as one of the line that `source` names."""
+        if self.source:
+            node.metadata_props.add(key=SOURCE, value=self.source)
+        self.nodes.append(node)
 
     def make(self, op_type: str, inputs, dtype: torch.dtype, shape, **attributes) -> Tensor:
         return Tensor(self.op(op_type, inputs, **attributes), dtype, tuple(shape))

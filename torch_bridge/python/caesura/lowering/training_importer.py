@@ -138,10 +138,10 @@ def _by_pytorch(w, node, *arguments):
         given = [_detach(w, node, a) if isinstance(a, Tensor) else a for a in given]
     written = aten_node(node.target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
                         [w.name(tensor) for tensor in made])
-    written.name, written.doc_string = w.fresh("aten"), w.source
+    written.name = w.fresh("aten")
     if is_random:
         written.attribute.append(make_attribute("random_stream", written.name))
-    w.nodes.append(written)
+    w.add(written)
     w.stated += [tensor for tensor in made if tensor is not None]
     return tuple(made) if several else made[0]
 

@@ -104,6 +104,28 @@ class TrainingSession(FallsBack):
         """
         return self._session.profile_step(feeds, os.fspath(trace))
 
+    def report(self, path, feeds: dict, title: str = "training step") -> float:
+        """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
+        what to try first, and loss and learning rate of the updates so far.
+
+        Args:
+            path: the page, one HTML file that needs no other; it replaces a file that is there.
+            feeds: as for step().
+            title: the page's heading.
+
+        Returns:
+            The loss before the update.
+
+        Raises:
+            OSError: the file cannot be written; the step was done.
+
+        Example::
+
+            session.step(feeds)  # plans
+            loss = session.report("report.html", feeds)
+        """
+        return self._session.report(feeds, os.fspath(path), title)
+
     def evaluate(self, feeds: dict) -> tuple:
         """Runs forward and loss in evaluation mode; returns (loss, list of the model's outputs). Nothing changes."""
         loss, outputs = self._session.evaluate(feeds)
