@@ -120,8 +120,9 @@ class Rules {
     };
     const double share = Share(is_product);
     if (share < kLarge || !HasBfloat16()) return;
-    Add("precision \"bf16\"", "Products, convolutions and attention in float32 take " + Percent(share) +
-                                  " of the time, and this processor multiplies bfloat16 itself.");
+    Add("precision \"bf16\", or torch.autocast for a wrapped module",
+        "Products, convolutions and attention in float32 take " + Percent(share) +
+            " of the time, and this processor multiplies bfloat16 itself.");
   }
 
   static bool HasBfloat16() {

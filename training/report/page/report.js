@@ -55,6 +55,8 @@
   }));
   const ran = runs.flatMap(run => run.steps.filter(step => step.us !== undefined)).sort((a, b) => a.begin - b.begin);
   const kernelTime = sum(ran, step => step.us), runTime = sum(runs, run => run.us);
+  // Programs of a wrapped module, and runs without training, do not say which part of a step their nodes belong to.
+  const isPhased = ran.some(step => step.phase !== "forward");
   const runName = r => runs.length === 1 ? "the step" : `program ${r + 1} of ${runs.length}`;
   const touched = step => step.bytes[0] + step.bytes[1] + step.bytes[2];
   // "blocks.0.fc (torch.nn.Linear) at /home/me/net.py:12" as "net.py:12" for a table; the whole is its title.
@@ -347,9 +349,9 @@
       const peak = Math.max(...runs.map(run => run.memory.peak < 0 ? 0 : total(run.memory.samples[run.memory.peak])));
       tiles.push(
           ["time of the step", time(runTime)], ["steps of the plan", ran.length.toLocaleString("en")],
-          ["memory at its peak", bytes(peak)],
-          ["parameters", bytes(Math.max(...runs.map(run => run.memory.parameters)))],
-          ["threads to a kernel", runs[0].threads]);
+          ["memory at its peak", bytes(peak)], ["threads to a kernel", runs[0].threads]);
+      const parameters = Math.max(...runs.map(run => run.memory.parameters));
+      if (parameters) tiles.push(["parameters and optimizer state", bytes(parameters)]);
     }
     if (data.seconds)
       tiles.push([
@@ -397,7 +399,8 @@
   function stepText(step) {
     const about = [
       el("strong", {}, `${step.op} `), el("span", {class: "mono"}, step.node), el("br"),
-      `step ${step.index + 1}${runs.length > 1 ? ` of program ${step.run + 1}` : ""}, ${step.phase}, ${
+      `step ${step.index + 1}${runs.length > 1 ? ` of program ${step.run + 1}` : ""}, `,
+      `${isPhased ? `${step.phase}, ` : ""}${
           step.us === undefined ? "not reached" : time(step.us)} on ${step.provider}`
     ];
     if (step.kind === "late") about.push(", sized at run time");
@@ -462,8 +465,10 @@
     const parts = [
       el("p", {class: "dim"},
          `Rows from the top: phases, source lines, steps. The steps take ${time(kernelTime)} of ${time(runTime)}.`),
-      legend(PHASES.filter(phase => ran.some(step => step.phase === phase)).map(phase => [phase, color(phase)])), box,
-      readout,
+      isPhased ?
+          legend(PHASES.filter(phase => ran.some(step => step.phase === phase)).map(phase => [phase, color(phase)])) :
+          null,
+      box, readout,
       table(
           "By op",
           [
@@ -483,7 +488,7 @@
           "By source line",
           [
             ["line", row => row.name, null, "words"], ...common,
-            ...["forward", "backward"].map(
+            ...(isPhased ? ["forward", "backward"] : []).map(
                 phase => [phase, row => row[phase], row => row[phase] ? time(row[phase]) : "", "number"])
           ],
           rows, 1));
@@ -666,7 +671,7 @@
           group.members.push(step);
           const fused = sum(group.members, s => s.parts ? 1 : 0);
           group.title.replaceChildren(
-              el("span", {class: `phase ${step.phase}`}, step.phase),
+              isPhased ? el("span", {class: `phase ${step.phase}`}, step.phase) : "",
               `${lineOf(step.source) || step.op}: ${plural(group.members.length, "step")}`,
               fused ? `, ${plural(fused, "fused group")}` : "", `, ${time(sum(group.members, s => s.us || 0))} `,
               el("span", {class: "dim"}, [...new Set(group.members.map(s => s.op))].slice(0, 4).join(", ")));
