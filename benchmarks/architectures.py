@@ -332,7 +332,6 @@ def captured(reference, batch, loss):
 def in_float64(model, batch):
     """Runs the module in float64. Returns (eager's copy with its gradients and loss, the differences of caesura's)."""
     import caesura
-    import torch
 
     batch = {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
     exact, wrapped = copy.deepcopy(model).double(), copy.deepcopy(model).double()

@@ -15,7 +15,6 @@ import itertools
 import re
 import warnings
 
-import onnx
 import torch
 from onnx import helper
 from torch.testing._internal.common_methods_invocations import op_db

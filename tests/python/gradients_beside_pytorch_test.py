@@ -5,7 +5,6 @@ The C++ tests write out the cases of tests/gradients, so that none is repeated h
 """
 
 import os
-import pathlib
 import shutil
 import subprocess
 

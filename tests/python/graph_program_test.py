@@ -255,7 +255,7 @@ LYING = {
     "channels_last": lambda x, w: channels_last(x.view(1, 2, 4, 4)),
     "a view of such": lambda x, w: channels_last(x.view(1, 2, 4, 4)).permute(0, 2, 3, 1),
     "transposed": lambda x, w: (x @ w).t().relu(),
-    "written to by a view": lambda x, w: written((x @ w)),
+    "written to by a view": lambda x, w: written(x @ w),
     "by strides": lambda x, w: ((x @ w).t() * 2).as_strided((3, 4), (5, 2), 1),
     "by strides, with gaps": lambda x, w: torch.relu((x @ w).t()).as_strided((4,), (3,)),
     "by strides, of a view": lambda x, w: (x @ w)[:, 1:3].as_strided((2, 3), (8, 2)),

@@ -20,7 +20,7 @@ from caesura.cache import disk, graph_calls  # noqa: E402
 from caesura.frontends import wrap as wrapping  # noqa: E402
 from call_cache_test import file_of_the_graph, numbers_in  # noqa: E402
 from program_cache_test import COUNTING, folder, load, start  # noqa: E402, F401
-from wrap_test import Net, gradients  # noqa: E402
+from wrap_test import Net  # noqa: E402
 
 
 def traced(run) -> int:
