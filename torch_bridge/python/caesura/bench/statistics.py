@@ -3,7 +3,8 @@
 
 import math
 import statistics
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
+from collections.abc import Sequence
 
 
 class Spread(NamedTuple):

@@ -6,7 +6,7 @@ start from the same weights (the seed's) and see the same batches.
 """
 
 from dataclasses import dataclass, replace
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 

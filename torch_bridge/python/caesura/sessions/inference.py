@@ -5,7 +5,8 @@ import importlib.util
 import sys
 import time
 import weakref
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
+from collections.abc import Sequence
 
 from caesura import _core, torch_kernels
 from caesura.sessions.io_binding import IOBinding

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bindings: memory for the inputs and outputs of runs, with the interface of onnxruntime's IOBinding and OrtValue."""
 
-from typing import Optional, Sequence
+from typing import Optional
+from collections.abc import Sequence
 
 from caesura import _core
 from caesura.sessions.values import dtype_number

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split modules: a model that stops at its outputs, and goes on with the backward when their gradients are there."""
 
-from typing import Optional, Sequence
+from typing import Optional
+from collections.abc import Sequence
 
 from caesura import _core
 from caesura.sessions.options import CustomOps

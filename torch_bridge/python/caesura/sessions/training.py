@@ -2,7 +2,8 @@
 """Training sessions: ONNX models are trained without PyTorch."""
 
 import os
-from typing import Optional, Sequence
+from typing import Optional
+from collections.abc import Sequence
 
 from caesura import _core
 from caesura.sessions.options import CustomOps
