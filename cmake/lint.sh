@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks the Python sources: faults (ruff) and types (mypy). `cmake/setup.sh --style` installs both.
+# Checks the Python sources: faults (ruff) and the types of the public package (mypy). `cmake/setup.sh --style` installs both;
+# mypy needs a build, which has the types of the extension.
 #
 #   cmake/lint.sh          checks
 #   cmake/lint.sh --fix    also mends what ruff can mend
@@ -10,5 +11,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ ! -f build/activate ]] || { set +u; . build/activate; set -u; }
 failed=0
 ruff check "$@" || failed=1
-mypy || failed=1
+(cd build/python && mypy --config-file ../../pyproject.toml -p caesura) || failed=1
 exit "$failed"

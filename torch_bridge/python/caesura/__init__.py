@@ -56,7 +56,7 @@ __all__ = [
     "TrainingSession", "compile_step", "export_step", "get_available_providers", "get_device", "load_step", "open_step",
     "profile", "report", "reset_report", "strict", "wrap",
 ]
-__version__ = _core.__version__
+__version__: str = _core.__version__  # type: ignore[attr-defined]
 
 
 def __getattr__(name):

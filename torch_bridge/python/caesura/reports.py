@@ -78,7 +78,7 @@ class Report:
 
 class _Local(threading.local):
     strict = False
-    refusal = None  # the latest StrictError
+    refusal: StrictError | None = None  # the latest
     waiting = None  # what is told if the call ends well
 
 
@@ -120,7 +120,7 @@ def reset_report() -> None:
         caesura.reset_report()
     """
     report()
-    RECORD.__init__()
+    vars(RECORD).update(vars(Report()))
 
 
 @contextlib.contextmanager
@@ -218,8 +218,8 @@ def fall_back(problems) -> None:
     """Tells of what stays with PyTorch: a list of (op, reason, place). Each is told once."""
     if problems and _local.strict:
         listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
-        _local.refusal = StrictError(f"strict: this would be left to PyTorch:\n{listed}")
-        raise _local.refusal
+        refusal = _local.refusal = StrictError(f"strict: this would be left to PyTorch:\n{listed}")
+        raise refusal
     new = {}
     for op, reason, place in problems:
         places = RECORD.fallbacks.setdefault((op, reason), set())

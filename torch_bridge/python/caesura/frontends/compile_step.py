@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -153,6 +154,10 @@ class CompiledStep(_core.StepCalls):
         print(float(loss))
     """
 
+    _quick: Callable  # the base's, of the extension
+    _window: frozenset
+    _loss_scale: float
+
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads):
         super().__init__()
@@ -240,6 +245,7 @@ class CompiledStep(_core.StepCalls):
             return captured.program
         finally:
             self._capturing = False
+        raise AssertionError("a capture ends by Captured")
 
     def report(self, path, *args, **kwargs) -> torch.Tensor:
         """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,

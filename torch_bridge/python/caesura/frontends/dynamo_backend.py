@@ -3,6 +3,7 @@
 
 import logging
 import types
+from typing import Any
 
 import torch
 
@@ -38,7 +39,9 @@ def apart(function):
 class _Captured:
     """What AOT autograd hands over while it compiles a graph. away: whether it is another device's."""
 
-    forward = backward = metadata = None
+    forward: Any = None
+    backward: Any = None
+    metadata: Any = None
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
     def __init__(self, away):

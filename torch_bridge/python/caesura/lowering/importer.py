@@ -119,7 +119,7 @@ def import_graph(nodes, inputs, outputs, constants=None):
             error.node = node
             raise
     results = []
-    for i, node in enumerate(outputs):
+    for node in outputs:
         value = importer.values[node]
         if isinstance(value, Scalar):
             value = importer.writer.scalar(value)

@@ -77,6 +77,10 @@ def _of_numbers(function):
     return lambda *values: function(*map(number, values))
 
 
+def _compared(compare):
+    return lambda a, b: bool(compare(a.symbol, b.symbol if isinstance(b, Scalar) else b))
+
+
 def _reversed(function):
     return lambda a, b: function(number(b), number(a))
 
@@ -87,8 +91,7 @@ for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
 for _name in ("neg", "abs"):
     setattr(Scalar, f"__{_name}__", _of_numbers(getattr(operator, _name)))
 for _name in ("lt", "le", "gt", "ge"):
-    setattr(Scalar, f"__{_name}__", lambda a, b, compare=getattr(operator, _name): bool(compare(
-        a.symbol, b.symbol if isinstance(b, Scalar) else b)))
+    setattr(Scalar, f"__{_name}__", _compared(getattr(operator, _name)))
 
 
 def number(value):

@@ -158,7 +158,7 @@ class InferenceSession(FallsBack):
         self._settings = self._options.settings()
         if threads:
             self._settings["threads"] = threads
-        self._finish_runs = None
+        self._finish_runs: weakref.finalize | None = None
         if provider is None:
             self.set_providers(providers if providers is not None else [_CPU], provider_options)
         elif providers is not None:

@@ -24,10 +24,10 @@ def ortvalue_from_shape_and_type(shape: Sequence[int], element_type, device_type
     """
     if device_type != "cpu":
         raise NotImplementedError(f"memory on {device_type} comes from its own library; OrtValue.from_dlpack takes it")
-    return OrtValue._from_shape(list(shape), dtype_number(element_type))
+    return OrtValue._from_shape(list(shape), dtype_number(element_type))  # type: ignore[attr-defined]
 
 
-OrtValue.ortvalue_from_shape_and_type = staticmethod(ortvalue_from_shape_and_type)
+OrtValue.ortvalue_from_shape_and_type = staticmethod(ortvalue_from_shape_and_type)  # type: ignore[attr-defined]
 
 
 class IOBinding:
@@ -65,6 +65,11 @@ class IOBinding:
         self._binding = _core.Binding(session._session)
         self.run = self._binding.run
 
+    @staticmethod
+    def _at(device_type, device_id, element_type, shape, buffer_ptr) -> OrtValue:
+        return OrtValue._from_pointer(  # type: ignore[attr-defined]
+            device_type, device_id, dtype_number(element_type), list(shape), buffer_ptr)
+
     def bind_cpu_input(self, name: str, arr_on_cpu):
         """Binds a NumPy array, or any tensor with DLPack. It is kept alive, and read at run time; strings are copied
         now.
@@ -73,7 +78,7 @@ class IOBinding:
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type, shape: Sequence[int], buffer_ptr: int):
         """Binds bytes at an address. The caller keeps them alive, and has finished writing them when a run begins."""
-        value = OrtValue._from_pointer(device_type, device_id, dtype_number(element_type), list(shape), buffer_ptr)
+        value = self._at(device_type, device_id, element_type, shape, buffer_ptr)
         self._binding.bind_input(name, value)
 
     def bind_ortvalue_input(self, name: str, ortvalue):
@@ -87,7 +92,7 @@ class IOBinding:
             return self._binding.bind_output_on(name, device_type, device_id)
         if element_type is None or shape is None:
             raise ValueError(f"output '{name}': a buffer_ptr needs element_type and shape")
-        value = OrtValue._from_pointer(device_type, device_id, dtype_number(element_type), list(shape), buffer_ptr)
+        value = self._at(device_type, device_id, element_type, shape, buffer_ptr)
         return self._binding.bind_output(name, value, False)
 
     def bind_ortvalue_output(self, name: str, ortvalue, replaces_input: bool = False):

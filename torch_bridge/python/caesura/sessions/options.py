@@ -12,7 +12,8 @@ import warnings
 
 from caesura import _core
 
-CustomOps, OptionSet = _core.CustomOps, _core.OptionSet
+CustomOps = _core.CustomOps
+OptionSet = _core.OptionSet
 
 
 class GraphOptimizationLevel(enum.IntEnum):
@@ -102,6 +103,25 @@ class SessionOptions(_Named):
         options.custom_ops.for_node("detector").update({"device": "CPU"})
         session = caesura.InferenceSession("net.onnx", options)
     """
+
+    intra_op_num_threads: int
+    inter_op_num_threads: int
+    execution_mode: ExecutionMode
+    execution_order: ExecutionOrder
+    graph_optimization_level: GraphOptimizationLevel
+    enable_mem_reuse: bool
+    enable_mem_pattern: bool
+    enable_cpu_mem_arena: bool
+    use_deterministic_compute: bool
+    use_per_session_threads: bool
+    logid: str
+    log_severity_level: int
+    log_verbosity_level: int
+    enable_profiling: bool
+    profile_file_prefix: str
+    optimized_model_filepath: str
+    custom_ops: CustomOps
+    _entries: dict
 
     _DEFAULTS = {
         "intra_op_num_threads": 0, "inter_op_num_threads": 0, "execution_mode": ExecutionMode.ORT_SEQUENTIAL,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provider fallback: sessions go on when a provider fails."""
 
+from typing import Any
+
 
 class FallsBack:
     """A session whose provider fails goes on with the default providers, once, and stays there.
@@ -10,6 +12,8 @@ class FallsBack:
     included. A mistake of the caller, a missing kernel or a lack of host memory is an error as always. The run that
     failed is done again, and the session warns once on stderr. `_session` is the class of the extension.
     """
+
+    _session: Any
 
     def disable_fallback(self) -> None:
         """From now on a provider's failure is the run's error. A session that has fallen back stays where it is."""
