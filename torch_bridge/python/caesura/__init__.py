@@ -7,7 +7,7 @@
     session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
     session = caesura.InferenceSession("net.onnx")                # or one that is only run
 
-What needs PyTorch imports it when it is first used.
+A name that needs PyTorch imports it at its first use.
 """
 
 import importlib

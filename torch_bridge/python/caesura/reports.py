@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs where: how much time our kernels and PyTorch take, and what was left to PyTorch and why."""
+"""Reports: how much time our kernels and PyTorch take, and which calls were left to PyTorch and why."""
 
 import contextlib
 import copy

@@ -11,7 +11,7 @@ _PATH = pathlib.Path(__file__).parent / "libcaesura_torch.so"
 
 
 def built() -> bool:
-    """Whether the library was built, and a PyTorch is installed."""
+    """True if the library was built and PyTorch is installed."""
     return _PATH.exists() and importlib.util.find_spec("torch") is not None
 
 

@@ -21,7 +21,7 @@ def is_users(filename: str) -> bool:
 
 
 def is_installed(filename: str) -> bool:
-    """Whether it is a package's that somebody else has written."""
+    """True if the file belongs to an installed package, not to the user."""
     return _PACKAGES in filename
 
 

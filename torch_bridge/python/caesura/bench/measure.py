@@ -43,7 +43,7 @@ class _Turns:
                 self.results[system]["rounds"].append(self._workers[system].round())
 
     def has_room(self) -> bool:
-        """Whether the machine's memory has room for twice the largest process so far."""
+        """True if the machine's memory has room for twice the largest process so far."""
         largest = max((r.get(key, 0) for r in self.results.values() for key in ("load_peak_bytes", "step_peak_bytes")), default=0)
         return available_bytes() > 2 * largest
 

@@ -33,7 +33,7 @@ def available_bytes() -> int:
 
 
 def command_of(system: str) -> list:
-    """What starts the system's worker, without its arguments; raises PeerError where it is not installed."""
+    """The command that starts the system's worker, without arguments. Raises PeerError if it is not installed."""
     python, home = pathlib.Path(sys.executable), SYSTEMS[system].home
     if home:
         python = peers_folder() / home / "bin" / "python"

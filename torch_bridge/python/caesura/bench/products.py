@@ -53,7 +53,7 @@ class _Watch(TorchDispatchMode):
 
 
 def matrix_products(module: torch.nn.Module, workload) -> list:
-    """Those of forward and backward on one batch; attention's are taken apart. Parameters keep no gradient."""
+    """The products of forward and backward on one batch, with attention decomposed. Parameters keep no gradient."""
     x, y = (torch.from_numpy(a) for a in workload.batches()[0])
     with sdpa_kernel(SDPBackend.MATH), _Watch() as watch:
         torch.nn.functional.cross_entropy(module(x), y).backward()

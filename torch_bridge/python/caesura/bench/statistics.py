@@ -37,7 +37,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Option
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Of two systems that took turns: the median of ours / theirs round by round, with its 95% interval."""
+    """The median of ours / theirs, round by round, of two systems that took turns; with its 95% interval."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, high = median_interval(ratios) or (None, None)
     return Ratio(statistics.median(ratios), low, high)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: a module, batches, a learning rate.
+"""The workloads: each has a module, batches and a learning rate.
 
 Every module maps one input to scores [n, classes]; the loss is the mean cross-entropy with targets [n]. All systems
 start from the same weights (the seed's) and see the same batches.

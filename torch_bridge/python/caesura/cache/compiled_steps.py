@@ -42,7 +42,7 @@ class StepKey(keys.Key):
         return signature
 
     def fits(self, program) -> bool:
-        """Whether a program that was opened before is this key's, on the tensors that the module has now."""
+        """True if an already opened program has this key and uses the module's current tensors."""
         return bool(program.key) and program.session is not None and self.follow(program.traced) == program.key and all(
             self._names.get(id(value)) == name for name, _, value in program.bound)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured programs on disk, for other processes: a file each, named by the key of all that the capture depends on.
+"""Stores captured programs on disk for other processes, one file each, named by the key of the capture.
 
-A file is believed as little as any model: its checksum and key are checked, its facts are JSON, whose types and names the
-reader checks, and the program is an ONNX model, which goes through the model reader. What is damaged is told of and made
-anew. Files appear whole (written beside, then renamed), so that any number of processes may share the folder.
-The environment says where it is and how large it may become (CAESURA_PROGRAM_CACHE, CAESURA_PROGRAM_CACHE_MEGABYTES);
-what was used longest ago goes first.
+A file is not trusted: its checksum and key are checked, its facts are JSON whose types and names the reader checks,
+and the program is an ONNX model that the model reader checks. A damaged file is reported and made again.
+Each file is written under another name and then renamed, so that any number of processes may share the folder.
+CAESURA_PROGRAM_CACHE names the folder, and CAESURA_PROGRAM_CACHE_MEGABYTES limits its size; the least recently used
+files are removed first.
 """
 
 import hashlib

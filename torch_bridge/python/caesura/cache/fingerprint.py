@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture depends on beside the elements of tensors, as a key: objects, and the code that was traced.
+"""Fingerprints: keys of all that a capture depends on, except the elements of tensors.
 
-Objects are looked at with all that they hold; functions among them, and those of their classes, only by name and line, since
-most are not called. Which were is known behind a capture: follow() then adds their code, what it is called with by default,
-and what the globals and closures hold that it names. PyTorch's code and the standard library's are told by release; a part
-of the standard library that reads the surroundings (os, time, random, ...) cannot be.
+A fingerprint covers objects with all that they hold. Functions and methods count by name and line at first, because
+most of them are not called. The capture shows which were traced; follow() then adds their code, their default
+arguments, and the globals and closure values that they name. PyTorch and the standard library are identified by
+release. Modules that read the environment (os, time, random, ...) have no key.
 """
 
 import builtins
@@ -35,7 +35,7 @@ PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotI
          torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
              types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType)
-# Of classes: what says nothing of calls.
+# Attributes of classes that calls do not depend on.
 _UNREAD = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__", "_abc_impl",
            "__parameters__", "__orig_bases__", "__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__",
            "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__del__"}
@@ -111,7 +111,7 @@ class Fingerprint:
             raise Unkeyed(str(error)) from None
 
     def reached(self, value) -> bool:
-        """Whether this very object is in it."""
+        """True if this object itself was added."""
         return id(value) in self._numbers
 
     def classes(self) -> list:
@@ -269,8 +269,8 @@ class Fingerprint:
                 self._add_decoration(cell.cell_contents)
 
     def _add_decoration(self, held):
-        """What tells decorated functions apart that share their code: functions, plain values, and both in what they are
-        methods of."""
+        """Adds what differs between decorated functions with the same code: functions and plain values, also those of
+        the object that a method is bound to."""
         if isinstance(held, types.MethodType):
             self._say("of", type(held.__self__).__module__, type(held.__self__).__qualname__)
             for part in (held.__func__, *getattr(held.__self__, "__dict__", {}).values()):
@@ -298,7 +298,7 @@ class Fingerprint:
         return tuple(traced) in self.functions
 
     def _add_named(self, scope, code):
-        """What names stand for in a function's globals, in Python's, and in the modules that it names."""
+        """Adds the values of the names that code uses: globals, builtins, and attributes of modules."""
         names, own = code.co_names, globals_of(code)  # attributes may be named as globals are
         for name in (n for n in own if n not in scope and n in vars(builtins) and not is_special(n)):
             self.watch.lacks(scope, name)
@@ -368,15 +368,16 @@ class Fingerprint:
                     self._meet(item, item.__code__)
 
     def _add_known_names(self, function):
-        """What a function of PyTorch's names, where somebody may have put something else."""
+        """Adds the types and names of a PyTorch function's globals, because any of them may have been replaced."""
         scope = function.__globals__
         for name in (name for name in function.__code__.co_names if name in scope):
             self._say(name, type(scope[name]).__name__, getattr(scope[name], "__name__", None))
             self.watch.item(scope, name, scope[name])
 
     def _add_patch(self, name, item):
-        """What is called by a name of PyTorch's. Of code that somebody has put there the key holds only that itself, not what it
-        leads to: others wrap much that no forward calls. It is not among `functions`, so that no capture through it is kept."""
+        """Adds a callable found under one of PyTorch's names. For a replacement from outside of PyTorch the key holds
+        its own code, but not the code that it calls, since most replacements are not called by any forward. `functions`
+        does not list it, so that captures through it are not kept."""
         function = getattr(item, "__func__", item)
         if name in _UNREAD or not callable(function):  # dynamo, too, changes Module.__init__
             return
@@ -390,7 +391,7 @@ class Fingerprint:
                 self.add(function)
 
 
-# Of objects that make a dataclass: what its own objects can tell of.
+# Classes that describe a dataclass, with the attributes that are added to the key.
 _SLOTS = {dataclasses._DataclassParams: ("init", "eq", "frozen"),
           dataclasses.Field: ("name", "default", "default_factory", "init", "kw_only")}
 _KINDS = (
@@ -408,12 +409,12 @@ _KINDS = (
 
 
 def traced(code, own=()) -> list:
-    """Of code that a capture has traced: names and lines, but of PyTorch's, the standard library's and `own`."""
+    """The names and lines of traced code, without PyTorch's, the standard library's and `own`."""
     return list(dict.fromkeys((c.co_qualname, c.co_firstlineno) for c in code if not is_known(c.co_filename) and c not in own))
 
 
 def _order(item) -> str:
-    """What items of a set are sorted by: the same in each process."""
+    """The sort key of a set's item, the same in each process."""
     if isinstance(item, (type, types.FunctionType)):
         return f"{item.__module__}.{item.__qualname__}"
     if isinstance(item, enum.Enum):
@@ -426,7 +427,7 @@ def _order(item) -> str:
 
 
 def calls_pytorch_alone(module: torch.fx.GraphModule) -> bool:
-    """Whether a graph of dynamo's, and those in it, calls no function whose code no capture looks into."""
+    """True if Dynamo's graph and the graphs in it call only PyTorch, since no key covers the code of other functions."""
     def known(target):
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             return str(target).startswith(("aten.", "prims."))
@@ -445,7 +446,7 @@ def _value_in_context(variable):
 
 
 def _add_surroundings(fingerprint: Fingerprint) -> None:
-    """What PyTorch's own code reads beside its arguments."""
+    """Adds the global state that PyTorch's own code reads."""
     if function_modes() or dispatch_modes() or functorch_level():
         raise Unkeyed("a mode or transform of PyTorch's that is on")
     if any(global_hooks()):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of captured graphs kept on disk (disk.py): for graphs that dynamo finds again, in another process too.
+"""Keeps calls of captured graphs on disk (disk.py), so that a later process finds the same graph's call.
 
 A graph's key holds: its nodes (what is called, with what, and from which lines of the user's source), its inputs (dtypes,
 shapes, strides, whether they require a gradient, and which kind of tensor they are), and what fingerprint.py adds: this
-package's sources, releases, PyTorch's modes, defaults and settings. Not in it: the elements of tensors.
+package's sources, releases, PyTorch's modes, defaults and settings. The elements of tensors are not part of the key.
 
-Kept are graphs with fixed shapes whose inputs share no memory, that call PyTorch's own functions alone and hold no graphs.
+A graph is kept if its shapes are fixed, its inputs share no memory, it calls only PyTorch's own functions, and it holds
+no other graphs.
 """
 
 import json
@@ -96,7 +97,7 @@ _NAMED = (torch.dtype, torch.device, torch.layout)  # of PyTorch's, by name
 
 
 def packed(value, content: bytearray):
-    """`value` for JSON; bytes and tensors go behind `content`. Raises TypeError for what is neither."""
+    """`value` for JSON; bytes and tensors are appended to `content`. Raises TypeError for any other object."""
     if isinstance(value, dict):
         return {"dict": [[name, packed(part, content)] for name, part in value.items()]}
     if isinstance(value, (list, tuple)):

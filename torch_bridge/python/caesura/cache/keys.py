@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call's program is found by, in two parts: what is there before the call (the module with all that it holds, the
-arguments), and, since that does not tell what of its code is called, the code that a capture has traced. Which code that was
-is noted under the first part; where it, and all that it names, is as it was, both together are the program's key.
+"""Cache keys: a call's program has a key of two parts.
+
+The first part is known before the call: the module with all that it holds, and the arguments. The second part is the
+code that a capture has traced, because the first part does not tell which code is called. A note on disk, found by the
+first part, names the traced code. If that code and all that it names are unchanged, both parts together are the
+program's key.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which code and classes are known without a look at them: PyTorch's and the standard library's, by their releases."""
+"""Known code: code and classes of PyTorch and the standard library, which their releases identify."""
 
 import collections
 import functools
@@ -23,32 +23,33 @@ _STANDARD = str(pathlib.Path(sysconfig.get_path("stdlib"))) + "/"
 
 
 class _Object:
-    """Laid out as an object is that holds nothing outside of Python's sight."""
+    """An object whose state is all visible to Python; its memory layout is compared with that of other classes."""
 
 
 class _Dict(dict):
-    """The same of a dict."""
+    """The same for a dict."""
 
 
 class _OrderedDict(collections.OrderedDict):
-    """The same of an ordered one."""
+    """The same for an ordered dict."""
 
 
 def is_plain_class(cls) -> bool:
-    """Whether its objects, and dicts that are its objects, hold nothing outside of Python's sight."""
+    """True if all state of the class's objects (dicts among them) is visible to Python."""
     like = _OrderedDict if issubclass(cls, collections.OrderedDict) else _Dict if issubclass(cls, dict) else _Object
     layout = operator.attrgetter("__basicsize__", "__itemsize__", "__dictoffset__", "__weakrefoffset__")
     return layout(cls) == layout(like)
 
 
 def is_known(filename: str) -> bool:
-    """Whether a file is PyTorch's or the standard library's."""
+    """True if the file belongs to PyTorch or the standard library."""
     standard = filename.startswith(_STANDARD) and "/site-packages/" not in filename
     return standard or filename.startswith(_TORCH) or filename in ("<built-in>", "<frozen abc>", "<frozen _collections_abc>")
 
 
 def is_silent(module: str) -> bool:
-    """Whether what the module does depends on its arguments and on what Fingerprint adds first, alone."""
+    """True if the module's functions depend only on their arguments and on what each Fingerprint holds from the
+    start."""
     return module in _SILENT or module == "torch" or module.startswith(("torch.", "typing."))
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of wrapped modules kept on disk, so that another process traces nothing: which graph's call (graph_calls.py) it is,
-where that graph's inputs lie, and how the results are made of its outputs.
+"""Keeps calls of wrapped modules on disk, so that another process traces nothing.
+
+A file says which graph's call it is (graph_calls.py), where that graph's inputs come from, and how the results are made
+of its outputs.
 
 A call's key (keys.py) holds: the module with all that it refers to, the code that was traced (as in compiled_steps.py), the
 arguments (tensors by dtype, shape and whether they require a gradient, all else by value), `dynamic`, and what
 fingerprint.py adds.
 
-Kept are calls that were one graph of fixed shapes, whose results are tensors of that graph and plain values, in tuples,
-lists, dicts and objects of Python classes that the module's code names, and that leave all that the key is made of as it
-was. Where dynamo's code does more than to call the graph, only a second call tells that.
+A call is kept if it was one graph of fixed shapes and did not change anything that its key is made of. Its results may
+be tensors of that graph and plain values, in tuples, lists, dicts and objects of Python classes that the module's code
+names. If Dynamo's code does more than call the graph, a second call must confirm that nothing changes.
 """
 
 import collections
@@ -43,11 +45,11 @@ class CallKey(keys.Key):
         return signature
 
     def reached(self, value) -> bool:
-        """Whether it was made of this object."""
+        """True if the key was made from this object itself."""
         return self._fingerprint.reached(value)
 
     def classes(self) -> dict:
-        """Those in it, by module and name; None where two have the same."""
+        """The classes in the key by module and name; None for a name that two of them share."""
         found = {}
         for cls in self._fingerprint.classes():
             name = cls.__module__, cls.__qualname__
@@ -94,7 +96,7 @@ class Candidate:
             raise KeyError("outputs")
 
     def is_left_by(self, key: CallKey) -> bool:
-        """Whether another call has left all behind as this one has. key: that call's, made behind it."""
+        """True if another call left everything as this call did. key: the other call's key, made after that call."""
         return key.follow(self._traced) == self._program
 
     def store(self, key: CallKey) -> None:
@@ -147,7 +149,7 @@ class Recalled:
         return Recalled(key, self._traced, self._function, self._facts, module, args, kwargs)
 
     def fits(self, args, kwargs) -> bool:
-        """Whether it is for such a call."""
+        """True if this recalled call applies to these arguments."""
         if not self._watch.unchanged() or not self._signature.matches(args, kwargs):
             return False
         return not self._written or not any(share_memory(x, tensor) for _, x in self._inputs(args, kwargs) for tensor in self._written)
@@ -228,7 +230,7 @@ def _describe(results, numbers, key):
 
 
 def _is_made_here(kind) -> bool:
-    """Whether an object is its attributes, or with them an ordered dict, alone."""
+    """True if objects of the class consist only of their attributes, and the items of an ordered dict."""
     base = collections.OrderedDict if issubclass(kind, collections.OrderedDict) else object
     return is_plain_class(kind) and kind.__new__ is base.__new__
 
@@ -241,7 +243,7 @@ def _parts_of(node) -> list:
 
 
 def _numbers_in(node) -> set:
-    """Of outputs."""
+    """The numbers of the outputs that `node` uses."""
     return {node[1]} if node[0] == "tensor" else set().union(*map(_numbers_in, _parts_of(node)))
 
 

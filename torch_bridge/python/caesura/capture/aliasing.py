@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a call that lie in one another's memory. A captured graph that writes to one does not know that another changes."""
+"""Detects tensors of a call that share memory: a captured graph that writes to one does not know that another
+changes."""
 
 import collections
 
@@ -19,7 +20,7 @@ def _bytes(tensor) -> tuple:
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors on one device may have an element in common."""
+    """True if two tensors on one device may have an element in common."""
     if a.device != b.device or a.layout != torch.strided or b.layout != torch.strided:
         return False
     (first, end), (start, last) = _bytes(a), _bytes(b)
@@ -27,7 +28,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def is_modules_own(placeholder: torch.fx.Node) -> bool:
-    """Whether dynamo's graph takes a parameter or a buffer there, and no argument of the call's."""
+    """True if this input of Dynamo's graph is a parameter or a buffer, not an argument of the call."""
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     name = name() if callable(name) else name
@@ -47,7 +48,7 @@ def overlapping(graph: torch.fx.Graph, written):
 
 
 def run_in_eager(module: torch.fx.GraphModule, values):
-    """What dynamo's graph gives, by PyTorch's kernels, loudly."""
+    """Runs Dynamo's graph on PyTorch's kernels, and reports the fallback."""
     fall_back([("a call", "it writes to memory that two of its arguments share", "the arguments of this call")])
     return module.forward(*values)
 

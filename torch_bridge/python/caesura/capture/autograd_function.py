@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An autograd.Function in a forward that our rules differentiate: its forward is taken apart like everything else, and behind
-it stands caesura::with_gradient, which gives the values on and knows the backward that the Function has written for them. A
-tensor's hook is a Function that gives the tensor on.
+"""Handles each autograd.Function in a forward that our rules differentiate.
+
+The Function's forward is decomposed like all other code. A call of caesura::with_gradient follows it, which returns the
+values unchanged and knows the backward that the Function defines for them. A tensor's hook counts as a Function that
+returns the tensor unchanged.
 """
 
 import torch

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code does: that which dynamo puts in a function's place, and what a function names."""
+"""Checks bytecode: the code that Dynamo generates in place of a function, and the names that a function uses."""
 
 import dis
 
 from caesura.capture.compat import GRAPHS, MODULES
 
-# What it may do beside the call of the graph: look things up and make lists. Anything else (an attribute that the forward has
-# set) must happen in every call.
+# Instructions that plain code may have beside the call of the graph: they look things up and make lists. All others
+# must run in every call, for example those that set an attribute which the forward sets.
 _PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW_NAMES", "POP_TOP", "BINARY_SUBSCR",
           "UNPACK_SEQUENCE", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_CONST",
           "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "DELETE_FAST", "RETURN_VALUE", "LOAD_DEREF", "COPY_FREE_VARS", "BUILD_MAP",
           "BUILD_CONST_KEY_MAP"}
 _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
-# Of PyTorch's modules: what looks things up (current streams, where there is another device), and a profiler's mark. Others set
-# attributes, or make objects.
+# Functions of PyTorch's modules that only look things up (current streams, if there is another device) or mark a place
+# for a profiler. Other functions set attributes or make objects.
 _FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size", "call_stride",
               "call_storage_offset", "_as_tensor_fullprec", "store_user_object_weakrefs", "get_current_stream", "device",
               "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem", "tuple_iterator_getitem"}
@@ -25,7 +25,7 @@ def graphs_called(code) -> set:
 
 
 def is_plain(code) -> bool:
-    """Whether it does nothing beside calling graphs."""
+    """True if the code only calls graphs."""
     graphs, before = graphs_called(code), None
     for i in dis.get_instructions(code):
         if i.opname not in _PLAIN or (i.opname == "LOAD_METHOD" and i.argval not in _METHODS):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is changed for many modules at once after a capture, which dynamo's guards do not look at: functions of classes
-(`Layer.forward = ...`), and hooks of all modules."""
+"""Guards for changes after a capture that Dynamo's guards do not check: functions of classes (`Layer.forward = ...`),
+and hooks of all modules."""
 
 import torch
 
@@ -25,7 +25,8 @@ class Classes:
             self._watch.length(hooks)
 
     def unchanged(self) -> bool:
-        """Whether their functions are the same. Costs little until something of a class has changed."""
+        """True if the functions and hooks are unchanged. The check is cheap until an attribute of a class has
+        changed."""
         if self._watch.unchanged():
             return True
         if self._hooks != list(map(len, global_hooks())):

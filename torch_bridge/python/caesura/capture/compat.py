@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private parts of PyTorch that caesura needs. No other module of this package touches one.
+"""Access to the private parts of PyTorch that caesura needs. No other module of this package uses one.
 
 A capture stands on Dynamo, AOT autograd and functorch, whose names may change with each release. They are looked up when they
 are first used; `check()` looks all of them up, and raises one error that lists every one that is missing.
@@ -55,7 +55,7 @@ _PRIVATE = {
     "TorchRuntimeError": "torch._dynamo.exc.TorchRuntimeError",
     "Unsupported": "torch._dynamo.exc.Unsupported",
     "UserError": "torch._dynamo.exc.UserError",
-    # What Dynamo traces values as (capture/polyfills.py).
+    # Dynamo's classes for traced values (capture/polyfills.py).
     "build_checkpoint_variable": "torch._dynamo.utils.build_checkpoint_variable",
     "ConstantVariable": "torch._dynamo.variables.ConstantVariable",
     "GuardBuilder": "torch._dynamo.guards.GuardBuilder",
@@ -110,7 +110,7 @@ _MISSING = object()
 
 
 def _find(path: str):
-    """What stands at a dotted path, or _MISSING."""
+    """The object at a dotted path, or _MISSING."""
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
         try:
@@ -156,7 +156,7 @@ def __getattr__(name):
 
 # --- attributes of PyTorch's objects ---
 
-# Of an nn.Module: dicts that hold its parts.
+# The dicts of an nn.Module that hold its parts.
 MODULE_PARTS = ("_modules", "_parameters", "_buffers")
 # Attributes of an nn.Module that only saving and loading asks for; the last three are asked for where there are hooks.
 SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
@@ -188,12 +188,12 @@ def is_view(tensor) -> bool:
 
 
 def has_hooks(tensor) -> bool:
-    """Whether a tensor has hooks that its gradient goes through."""
+    """True if the tensor has hooks that its gradient passes through."""
     return bool(tensor._backward_hooks)
 
 
 def has_accumulation_hooks(parameter) -> bool:
-    """Whether hooks are called when its gradient has been added up."""
+    """True if the parameter has hooks that are called once its gradient is accumulated."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
@@ -214,7 +214,8 @@ def step_hooks(optimizer) -> list:
 
 
 def takes_load_hooks(optimizer) -> bool:
-    """Whether register_load_state_dict_post_hook() works; not for one that was made without Optimizer.__init__."""
+    """True if register_load_state_dict_post_hook() works; False if the optimizer was made without
+    Optimizer.__init__."""
     return "_optimizer_load_state_dict_post_hooks" in vars(optimizer)
 
 
@@ -240,7 +241,7 @@ def _eval_frame():
 
 
 def stance() -> str:
-    """What torch.compiler.set_stance() has set; "default" otherwise. Each call of a wrapped module asks."""
+    """The stance that torch.compiler.set_stance() has set, or "default". Each call of a wrapped module reads it."""
     return _eval_frame()._stance.stance
 
 
@@ -250,12 +251,12 @@ def backend_of(converter):
 
 
 def is_one_graph(converter) -> bool:
-    """Whether it was asked for with fullgraph=True."""
+    """True if the capture was requested with fullgraph=True."""
     return converter._one_graph
 
 
 def builders_by_id() -> dict:
-    """What Dynamo traces an object as: by the object's id, a function of the VariableBuilder and the object."""
+    """Dynamo's table of builders: an object's id to a function of the VariableBuilder and the object."""
     return _find("torch._dynamo.variables.builder.VariableBuilder._id_dispatch")()
 
 

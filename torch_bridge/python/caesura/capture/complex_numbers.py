@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Complex numbers as pairs of real ones, which our kernels know: what is linear in them, and products. The rest of the calls
-(FFTs, magnitudes) PyTorch makes on complex tensors, put together before and taken apart behind them where somebody asks.
+"""Rewrites complex numbers as pairs of real numbers, which our kernels can compute.
+
+Linear calls and products are rewritten. PyTorch runs the other calls (FFTs, magnitudes) on complex tensors: the pairs
+are joined before such a call, and its result is split after the call if a pair is needed.
 """
 
 import functools
@@ -11,7 +13,8 @@ import torch
 from caesura.capture.compat import detect_fake_mode, make_fx, tree_leaves, tree_map
 
 aten = torch.ops.aten
-# What is done to each part alike; complex is the first argument, or all elements of the list that it is.
+# Calls that apply to the real and the imaginary part separately. The first argument is complex: a tensor, or a list of
+# them.
 _EACH = {
     aten.alias, aten.cat, aten.clone, aten.cumsum, aten.detach, aten.diagonal, aten.empty_like, aten.expand, aten.flip,
     aten.gather, aten.index, aten.index_select, aten.mean, aten.neg, aten._neg_view, aten.new_zeros, aten.permute, aten.repeat,
@@ -19,7 +22,7 @@ _EACH = {
     aten.split, aten.split_with_sizes, aten.squeeze, aten.stack, aten.sum, aten.t, aten.transpose, aten.tril, aten.triu,
     aten.unbind, aten.unsqueeze, aten.view, aten._unsafe_view, aten.reshape, aten.zeros_like,
 }
-# What puts values into others, or takes some of several: which arguments are values.
+# Calls that write values into others, or select among several, with the positions of the arguments that are values.
 _PUTS = {
     aten.constant_pad_nd: (0, 2), aten.copy: (0, 1), aten.diagonal_scatter: (0, 1), aten.index_add: (0, 3), aten.index_copy: (0, 3),
     aten.index_put: (0, 2), aten.masked_fill: (0, 2), aten.scatter: (0, 3), aten.scatter_add: (0, 3), aten.select_scatter: (0, 1),
@@ -33,7 +36,7 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def has_complex(node: torch.fx.Node) -> bool:
-    """Whether the node is, makes or reads complex tensors."""
+    """True if the node is, makes or reads complex tensors."""
     return any(_is_complex(value) for n in (node, *node.all_input_nodes) for value in tree_leaves(n.meta.get("val")))
 
 

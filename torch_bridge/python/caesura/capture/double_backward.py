@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of derivatives: the captured graph is run again in eager, for gradients that can be differentiated."""
+"""Derivatives of derivatives: runs the captured graph again in eager to get gradients that can be differentiated."""
 
 import contextlib
 import itertools
@@ -76,7 +76,7 @@ class Again:
 
 
 def _reads_what_it_writes(forward, mutated, outputs) -> bool:
-    """Whether the outputs depend on the old values of inputs that the graph writes to: those are gone."""
+    """True if the outputs depend on old values of inputs that the graph overwrites."""
     seen = {n for n in outputs if isinstance(n, torch.fx.Node)}
     reached = list(seen)
     while reached:
@@ -87,7 +87,7 @@ def _reads_what_it_writes(forward, mutated, outputs) -> bool:
 
 
 def _sources(node):
-    """What the value of a node depends on; of a batch norm's results only the new statistics depend on the old ones."""
+    """The nodes that a node's value depends on. Only the new statistics of a batch norm depend on the old ones."""
     norm = torch.ops.aten._native_batch_norm_legit_functional.default
     if node.target is operator.getitem and getattr(node.args[0], "target", None) == norm:
         return node.args[0].all_input_nodes if node.args[1] > 2 or not node.args[0].args[5] else node.args[0].args[:3]
@@ -110,8 +110,8 @@ class _Drawing(TorchDispatchMode):
 
 
 def _gradients(ys, dys, tensors):
-    """Of those of `tensors` that require one, with derivatives of their own where such are recorded. A `dy` of None is no
-    gradient."""
+    """Gradients of those of `tensors` that require one, differentiable in turn if grad mode is on. A `dy` of None
+    stands for no gradient."""
     pairs = [(y, dy) for y, dy in zip(ys, dys, strict=True) if dy is not None]
     return list(torch.autograd.grad([y for y, _ in pairs], [t for t in tensors if t.requires_grad], [dy for _, dy in pairs],
                                     create_graph=torch.is_grad_enabled(), allow_unused=True, materialize_grads=True))
@@ -158,7 +158,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
 
 
 def _node_of(results, tensors):
-    """The graph's own node of autograd behind its results, some of which look at others or at inputs; None without one."""
+    """The autograd node of the graph that made the results; None if there is none. Some results are views of others."""
     seen = {t.grad_fn for t in tensors if t.grad_fn is not None}
     reached = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     while reached:
@@ -173,7 +173,7 @@ def _node_of(results, tensors):
 
 
 class _Replacement:
-    """A hook behind the graph's backward: puts gradients with derivatives in the place of those without."""
+    """A hook that runs after the graph's backward, and replaces its gradients with differentiable ones."""
 
     def __init__(self, again, metadata, tensors, sizes, random):
         self.again, self.metadata, self.tensors, self.sizes, self.random = again, metadata, tensors, sizes, random
@@ -192,7 +192,7 @@ class _Replacement:
         return tuple(None if was is None else dx for was, dx in zip(without, found, strict=True))
 
     def _differentiated(self, results):
-        """What the graph's node has gradients for: changed inputs, outputs, and what outputs look at."""
+        """The results that the graph's node takes gradients for: changed inputs, outputs, and the bases of outputs."""
         kinds = type(self.metadata.output_info[0].output_type)
         bases = [None] * self.metadata.num_intermediate_bases
         for result, info in zip(results, self.metadata.output_info):

@@ -48,14 +48,14 @@ def watch(backend, *, runs_eager: bool) -> None:
 
 
 def _runs_eager(compiler):
-    """What watch() was told of a backend of ours; None for all others."""
+    """The `runs_eager` that watch() was given for a backend of ours; None for all other backends."""
     function = getattr(compiler, "compiler_fn", None)
     function = getattr(function, "__func__", function)  # of a method
     return next((runs_eager for backend, runs_eager in _backends if backend is function), None)
 
 
 def is_users_error(error) -> bool:
-    """Whether the trace of a forward ended as the forward itself most likely does."""
+    """True if the forward itself most likely fails with the error that ended its trace."""
     if isinstance(error, Unsupported):
         return (getattr(error, "gb_type", None) or "").startswith(_OBSERVED) or _USERS in str(error)
     return isinstance(error, (TorchRuntimeError, IndexError, AssertionError))
@@ -70,7 +70,7 @@ def first_line(error) -> str:
     return f"{type(error).__name__}: {told.removeprefix('Explanation: ') if told else lines[0] if lines else ''}"
 
 
-# What PyTorch's text of a capture that ended holds, and what a user reads instead: what the line does, and what to write.
+# A part of PyTorch's message about a failed capture, and our text instead: what the line does, and what to write.
 _READ_AS = {
     "pack_padded_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
     "pad_packed_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
@@ -83,7 +83,7 @@ _READ_AS = {
 
 
 def why(error) -> str:
-    """What dynamo cannot trace, in a line."""
+    """One line that says what Dynamo cannot trace."""
     text = str(error)
     told = next((told for sign, told in _READ_AS.items() if sign in text), None)
     explained = re.search(r"^  Explanation: (.+?)^  (Hint|Developer)", text, re.MULTILINE | re.DOTALL)
@@ -157,7 +157,7 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
 
 
 def _depends_on_values(error) -> bool:
-    """Whether a trace ended as it would have to know a size or number that only the run tells."""
+    """True if a trace ended because it needs a size or number that is known only at run time."""
     error = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
     return isinstance(error, GuardOnDataDependentSymNode) or "data-dependent expression" in str(error)
 
@@ -168,7 +168,7 @@ def _ends_the_call(error) -> bool:
         return isinstance(error.inner_exception, (StrictError, OptionError))
     if isinstance(error, Unsupported):
         return not is_users_error(error) and error.frame_exec_strategy is None
-    # What our own functions raise within a trace comes as an error of dynamo's.
+    # Dynamo wraps an error that our own functions raise within a trace.
     return isinstance(error, (UserError, StrictError)) or isinstance(error.__context__, StrictError)
 
 

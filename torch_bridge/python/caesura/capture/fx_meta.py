@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph of ATen calls says of its nodes: where they come from, and what their values are."""
+"""Metadata of the nodes in a graph of ATen calls: the source line of each, and its dtype, shape and device."""
 
 import torch
 
@@ -23,13 +23,13 @@ def describe(node: torch.fx.Node) -> str:
 
 
 def is_symbolic(node) -> bool:
-    """Whether the node is a size, not a tensor."""
+    """True if the node is a size, not a tensor."""
     value = node.meta.get("val")
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Whether the call draws random numbers."""
+    """True if the call draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
@@ -66,5 +66,5 @@ def result(node, index=None):
 
 
 def is_read(node, index: int) -> bool:
-    """Whether anybody takes result `index` out of the call's tuple."""
+    """True if a node reads result `index` of the call's tuple."""
     return any(user.args[1] == index and user.users for user in node.users)

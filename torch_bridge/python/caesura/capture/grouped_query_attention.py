@@ -37,7 +37,8 @@ def take_unrepeated(graph):
 
 
 def _unrepeated(node):
-    """What [batch, heads, time, width] the node repeats for every head of a group; None where it does not."""
+    """The [batch, heads, time, width] tensor that the node repeats for each head of a group; None if it repeats
+    none."""
     result = node.meta["val"].shape
     while node.target in _RESHAPES:
         node = node.args[0]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How values lie in memory. Ours lie dense, where PyTorch's may be transposed (channels_last): what a user sees of them, and
-what calls go by it, becomes a copy that lies as PyTorch's does.
+"""Memory layouts: our values are dense, while PyTorch's may be transposed (channels_last).
+
+A value gets a copy in PyTorch's layout if a user sees it, or if a call depends on its layout.
 """
 
 import torch
@@ -12,8 +13,8 @@ _CALLS = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
 def lay_arguments(graph: torch.fx.Graph, views) -> list:
-    """Of as_strided. views: calls that look at the same memory. Returns the calls whose arguments cannot be laid so: what they look at is a
-    part of something."""
+    """Gives as_strided calls arguments that lie in memory as in the trace. views: calls that return views. Returns the
+    calls for which that is impossible, because their base is a part of a larger tensor."""
     left = []
     for node in [n for call in _CALLS for n in graph.find_nodes(op="call_function", target=call)]:
         base, given = node.args[0], node.args[0].meta["val"]
@@ -43,7 +44,7 @@ def lay_arguments(graph: torch.fx.Graph, views) -> list:
 
 
 def lay_results(graph: torch.fx.Graph, views, first: int, last: int):
-    """Of the outputs from `first` to `last`. views: calls that PyTorch makes, of what lies as its own."""
+    """Gives the outputs from `first` to `last` the memory layout of the trace. views: calls that return views."""
     output = next(n for n in graph.nodes if n.op == "output")
     results = list(output.args[0])
     for i, node in list(enumerate(results))[first:last]:

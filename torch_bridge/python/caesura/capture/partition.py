@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a captured backward reads of its forward: tensors as they lie in memory, of which it takes its own views.
+"""Partitions a joint graph into forward and backward, and saves base tensors, not views, so that the backward copies
+nothing.
 
-A partition saves the queries of an attention as a transposed part of a product; the backward's programs take dense tensors,
-so that the part would be copied. Saved is the product instead, which the views kept alive anyway, and the backward begins
-with the views, which its programs make at no cost.
+For example, PyTorch's partition saves the queries of an attention as a transposed part of a product. The backward's
+programs take dense tensors, so they would copy that part. Here the product is saved, which the views keep alive in any
+case, and the backward makes the views itself at no cost.
 """
 
 import operator
@@ -34,8 +35,10 @@ def partition(joint_module, inputs, *, num_fwd_outputs, **options):
 
 
 def _save_within_checkpoints(graph):
-    """What is not computed again within a checkpoint: a training batch norm, whose running statistics it has written to by
-    then, and an attention without dropout, which PyTorch takes to draw random numbers; that it saves is small."""
+    """Marks the calls within a checkpoint whose results are saved, not recomputed.
+
+    A training batch norm has already updated its running statistics. PyTorch believes that an attention without dropout
+    draws random numbers; its results are small."""
     norm, attention = aten._native_batch_norm_legit_functional.default, aten._scaled_dot_product_flash_attention_for_cpu.default
     saved = [n for n in graph.find_nodes(op="call_function", target=norm) if n.args[5]]
     saved += [n for n in graph.find_nodes(op="call_function", target=attention) if not n.args[3:4] or n.args[3] == 0]
@@ -45,8 +48,8 @@ def _save_within_checkpoints(graph):
 
 
 def _merge_equal(graph):
-    """Makes one of calls that come to the same, so that the cut does not save it twice. What the outputs are made of stays:
-    they are tensors of their own, which may be written to."""
+    """Merges equal calls, so that the cut does not save one value twice. Calls that share storage with outputs stay,
+    because a caller may write to each output separately."""
     (output,) = graph.find_nodes(op="output")
     outputs = {_storage(n) for n in output.all_input_nodes} - {None}
     seen = {}
@@ -55,7 +58,7 @@ def _merge_equal(graph):
             continue
         if node.target is not operator.getitem:
             if schema(node.target).is_mutable:
-                seen.clear()  # reads behind it read something else
+                seen.clear()  # reads after the write give other values
                 continue
             if not _UNLIKE.isdisjoint(node.target.tags):
                 continue
@@ -113,8 +116,8 @@ def _save_bases(forward, backward, num_outputs):
 
 
 def _views_behind(node, saved, made):
-    """What the backward has or can have, and the views that lead from it to `node`; nothing where node is dense, or may be:
-    its sizes change."""
+    """A tensor that the backward has or can save, and the views that lead from it to `node`; empty if the node is dense
+    or has sizes that change."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.meta.get("saved_tensor_with_no_vc_check"):
         return []

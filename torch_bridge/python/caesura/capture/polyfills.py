@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dynamo traces in the place of functions of PyTorch's and transformers' that no graph holds, because they look at values
-or take locks. Results are theirs."""
+"""Polyfills for functions of PyTorch and transformers that Dynamo cannot trace, because they read values or take locks;
+same results."""
 
 import contextlib
 import functools

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of a forward that depend on nothing but their shape: PyTorch draws them ahead of each step, in the forward's
-order and from its own generator, as eager would; the program takes them as inputs.
+"""Random numbers as inputs of a program, for draws of a forward that depend only on their shape.
+
+PyTorch draws them before each step, in the forward's order and from its own generator, as in eager.
 """
 
 import sympy
@@ -10,7 +11,7 @@ from torch.fx import map_arg
 from caesura.capture.compat import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
-# Of what takes a tensor, these read no more of it than shape, strides and dtype.
+# Draws; those that take a tensor read only its shape, strides and dtype.
 DRAWS = {
     aten.rand.generator, aten.randn.generator, aten.randint.generator, aten.randint.low_generator, aten.randperm.generator,
     aten.rand.default, aten.randn.default, aten.randint.default, aten.randint.low, aten.randperm.default, aten.normal.float_float,
@@ -59,7 +60,7 @@ def _size(dim, sizes):
 
 
 def sizes_of(placeholders, values) -> dict:
-    """What the symbols among the placeholders' sizes are with these values."""
+    """The values of the symbols in the placeholders' sizes, for these inputs."""
     sizes = {}
     for node, value in zip(placeholders, values):
         meta = node.meta["val"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a forward that our rules differentiate passes no gradient, though parameters reach there: no_grad, inference_mode,
-`.data`. dynamo knows it of its tensors, AOTAutograd traces without it: calls are marked in the one's graph, and stopped in
-the other's.
+"""Stops gradients where a forward that our rules differentiate does (no_grad, inference_mode, `.data`).
+
+Dynamo's tensors show these places, but AOTAutograd's trace loses them. So calls are marked in Dynamo's graph, and
+gradients are stopped in the trace.
 """
 
 import functools
@@ -22,7 +23,7 @@ _WRITING.add(operator.setitem)
 
 
 def takes_gradients(graph: torch.fx.GraphModule) -> bool:
-    """Whether calls of dynamo's graph take gradients, of which the loss is then made."""
+    """True if calls in Dynamo's graph take gradients, which the loss may depend on."""
     return any(node.op == "call_function" and _name(node) in _GRADIENTS for node in graph.graph.nodes)
 
 
@@ -71,7 +72,7 @@ def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
 
 
 def _detach(graph, node):
-    """What AOTAutograd makes of a number that is computed with is a tensor, whose gradient is the tensor's that it was read off."""
+    """Detaches a tensor before a number is read off it: AOTAutograd would trace a gradient through the number."""
     (source,) = node.args
     value = source.meta.get("example_value")
     if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -91,8 +92,8 @@ def record(graph: torch.fx.GraphModule):
 
 
 def drop_detached(module: torch.fx.GraphModule):
-    """Takes the detaches out of a trace that autograd puts behind results that it saves: no mark says that the forward has
-    them."""
+    """Removes the detaches that autograd adds after results that it saves: those without a mark are not the
+    forward's."""
     for node in module.graph.find_nodes(op="call_function", target=aten.detach.default):
         if not _is_marked(node):
             node.replace_all_uses_with(node.args[0])
@@ -112,7 +113,7 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
 
 
 def stop_at_cuts(module: torch.fx.GraphModule):
-    """Puts a detach behind each result of a marked call that others read."""
+    """Adds a detach after each result of a marked call that other calls read."""
     for node in list(module.graph.nodes):
         value = node.meta.get("val")
         readers = [user for user in node.users if not _is_marked(user)]
@@ -126,7 +127,7 @@ def stop_at_cuts(module: torch.fx.GraphModule):
 
 @functools.cache
 def _passes_marks():
-    """Whether what is traced of a call has the call's mark."""
+    """True if a trace copies a call's mark to the nodes made from it."""
     graph = torch.fx.Graph()
     node = graph.call_function(torch.sin, (graph.placeholder("x"),))
     node.meta["custom"] = {_MARK: True}
@@ -151,7 +152,7 @@ def _tensors(node):
 
 
 def _tracked(tensor) -> bool:
-    """Whether autograd follows the tensor, by itself or inside of a vmap."""
+    """True if autograd tracks the tensor, by itself or within a vmap."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor.requires_grad

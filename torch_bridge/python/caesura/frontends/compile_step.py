@@ -37,8 +37,8 @@ from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, St
 
 
 def _logging_calls():
-    """What only tells people something: print, warnings, methods of loggers, with those that libraries have added to the
-    class (warning_once)."""
+    """Calls that only print or log: print, warnings, methods of loggers, and methods that libraries have added to the
+    logger class (warning_once)."""
     stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
     methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
     return methods | {print, warnings.warn}
@@ -301,7 +301,7 @@ class CompiledStep(_core.StepCalls):
         return _as_loss(loss.clone())
 
     def _refuse_hooks(self):
-        """What PyTorch's backward would call, and the program does not know of."""
+        """Refuses hooks that PyTorch's backward would call and the program would not."""
         hooked = [self.names[id(p)] for group in self.optimizer.param_groups for p in group["params"]
                   if has_hooks(p) or has_accumulation_hooks(p)]
         if hooked:
@@ -395,7 +395,7 @@ class CompiledStep(_core.StepCalls):
             return None
 
     def _recall(self, key, args, kwargs) -> bool:
-        """Whether there is a program of that key, here or on disk; it is then the first of the quick calls."""
+        """True if a program with that key exists, here or on disk; it becomes the first of the quick calls."""
         program = next((p for p in self.programs if key.fits(p)), None)
         if program is None:
             found = compiled_steps.load(key, self, args, kwargs)

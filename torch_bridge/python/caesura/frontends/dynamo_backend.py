@@ -37,7 +37,8 @@ def apart(function):
 
 
 class _Captured:
-    """What AOT autograd hands over while it compiles a graph. away: whether it is another device's."""
+    """The parts that AOT autograd hands over while it compiles a graph. away: whether the graph is on another
+    device."""
 
     forward: Any = None
     backward: Any = None
@@ -76,7 +77,7 @@ def _boxed(get_program):
 
 
 def _key(module, example_inputs):
-    """What the graph's call is found on disk by; None where it is not kept."""
+    """The key of the graph's call on disk; None if the call is not kept."""
     if not disk.enabled():
         return None
     try:

@@ -45,7 +45,8 @@ def _past_dynamo(scope: dict) -> dict:
 class _Calls:
     """A compiled function's captures: dynamo's guards and code, without the callback that would capture more.
 
-    Where none of them fits, or the code goes on in frames that dynamo must see (behind a graph break), dynamo is asked.
+    If none of them fits, or if the code continues in frames that Dynamo must see (after a graph break), Dynamo is
+    asked.
     """
 
     def __init__(self, function, module, dynamic, kept=True):
@@ -117,7 +118,7 @@ class _Calls:
         return results
 
     def _confirm(self, args, kwargs):
-        """Keeps the candidate if a second call has left all behind as the first one has."""
+        """Keeps the candidate if a second call left everything as the first call did."""
         key = self._key(args, kwargs)
         if key is not None and self.candidate.is_left_by(key):
             self.candidate.store(key)
@@ -189,7 +190,7 @@ class _Forward(property):
 
 
 class _Wrapped:
-    """What wrap() adds to a module's class; the class itself holds what belongs to one wrapped module."""
+    """The base that wrap() adds to a module's class. The new class itself holds the data of one wrapped module."""
 
     _original = None
     _calls = None

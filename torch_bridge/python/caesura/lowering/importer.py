@@ -38,7 +38,7 @@ def arguments_of(node: torch.fx.Node) -> list:
 
 
 def written(function, writer, node, arguments):
-    """What a rule makes of a call. A rule that fails has no say: PyTorch can do the call."""
+    """The result of a rule for a call. A rule that fails does not count, since PyTorch can run the call."""
     try:
         return function(writer, node, *arguments)
     except Refused:
@@ -83,7 +83,7 @@ class Importer:
         return item
 
     def function(self, node: torch.fx.Node):
-        """What writes this call; None where nothing does."""
+        """The rule that writes this call; None if there is none."""
         return TABLE.get(node.target)
 
     def write(self, node: torch.fx.Node) -> None:

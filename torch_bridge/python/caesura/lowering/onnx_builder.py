@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an imported graph is written with: ONNX nodes, constants, and the shapes that SymInts stand for."""
+"""Builds ONNX graphs: nodes, constants, and the shapes that SymInts stand for."""
 
 import functools
 import operator
@@ -248,7 +248,8 @@ class Writer:
 
     # --- what most families need ---
     def reshape(self, tensor: Tensor, shape) -> Tensor:
-        """`tensor` in another shape; reshapes of reshapes go back to the first, or to the one behind a transpose, which copies."""
+        """`tensor` in another shape. A chain of reshapes starts from its first tensor, or from the one after a
+        transpose (a copy)."""
         shape, given = tuple(shape), tensor
         kind, source, _ = self.origin.get(tensor.name, (None, None, None))
         if kind == "Reshape" and (same_shape(source.shape, shape) or self.origin.get(source.name, (None,))[0] != "Transpose"):
@@ -280,7 +281,7 @@ class Writer:
 
 
 def same_dim(a, b) -> bool:
-    """Whether two sizes are known to be equal; adds no guard."""
+    """True if two sizes are known to be equal; adds no guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     return expression(a) == expression(b)

@@ -25,7 +25,7 @@ from caesura.reports import fall_back
 
 
 def _is_made_into_more(node, index):
-    """Whether the new statistic is not only left in its buffer (an instance norm's is a mean of it)."""
+    """True if the new statistic is used beyond its buffer (an instance norm takes a mean of it)."""
     return any(user.args[1] == index and any(reader.op != "output" for reader in user.users) for user in node.users)
 
 
@@ -252,7 +252,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     that the graph computes is taken out of it.
     Calls that have no equivalent are nodes that PyTorch computes, loudly. Raises Refused, listing every one that cannot be so.
     """
-    # What is read only for outputs that are left out is not to be made.
+    # Nodes that only the dropped outputs need are removed.
     next(n for n in module.graph.nodes if n.op == "output").args = ((loss, *(node for _, node in writes)),)
     module.graph.eliminate_dead_code()
     stop_at_cuts(module)
@@ -273,7 +273,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
         except Refused as error:
             problems.append((str(node.target), str(error), describe(node)))
         except KeyError:
-            pass  # behind a refused call
+            pass  # reads the result of a refused call
     if problems:
         raise Refused("\n".join(f"  {op}: {why} (at {where})" for op, why, where in dict.fromkeys(problems)))
     fall_back(importer.left)

@@ -42,8 +42,8 @@ watching = []  # lists that calls are noted in: (function, arguments, outputs)
 def open_call(module, facts, decompositions):
     """A callable for the graph `module` of dynamo's, that describe_call() has described.
 
-    Of the callable: inputs, outputs: how many; written: which inputs it writes to; key, code: the maker's to set, what it is
-    found on disk by, and what was traced.
+    The callable's attributes: inputs, outputs: how many; written: which inputs it writes to; key, code: the key on disk
+    and the traced code, which the maker sets.
     """
     again = Again(module, facts["again"], decompositions)
     graphs = [None if graph is None else _open_graph(graph) for graph in facts["graphs"]]
@@ -76,13 +76,13 @@ def open_call(module, facts, decompositions):
 
 
 def is_operator(function) -> bool:
-    """Whether open_call() has made it."""
+    """True if open_call() has made the function."""
     return isinstance(getattr(function, "held", None), torch.ScriptObject)
 
 
 @functools.cache
 def registered() -> bool:
-    """Whether the operators are there; makes the one that is in Python."""
+    """True if the operators exist; registers the one that is in Python."""
     try:
         if not torch_kernels.load():
             return False

@@ -20,7 +20,7 @@ from caesura.reports import RECORD, fall_back
 
 aten = torch.ops.aten
 
-# Of these, what a program makes at no cost either, where nobody else sees what is looked at.
+# Views that a program, too, makes at no cost, unless another reader sees their base.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
              aten.squeeze.dim, aten.squeeze.dims}
 # Holds nothing that a kernel has made.
@@ -80,7 +80,7 @@ class GraphProgram:
         while self.steps is None:
             try:
                 self.steps = self._schedule()
-            except Refused as error:  # of a call that would do alone: what it reads comes from the same program
+            except Refused as error:  # the call is supported by itself, but not in one program with its inputs
                 if error.node not in self.supported:
                     raise
                 self.supported -= {error.node, *(n for n in error.node.users if n.target is operator.getitem)}
@@ -90,7 +90,7 @@ class GraphProgram:
     # --- what runs where ---
 
     def _find_supported(self, problems):
-        """Tries each call alone: the calls that our ops have an equivalent for."""
+        """The calls that our ops have an equivalent for; each is tried by itself."""
         supported, away = set(), {}
         for node in self.graph.nodes:
             if node.op != "call_function" or is_symbolic(node):
@@ -221,7 +221,7 @@ class GraphProgram:
             return _AS.get(node.target, node.target)(*arguments, **node.kwargs)
 
         def is_copied(node):
-            """Whether PyTorch could make it from results of ours by a copy only."""
+            """True if PyTorch could make the node from our results only by a copy."""
             with torch.inference_mode(False):  # in it no tensor says that it is a view
                 return node.target in _AS and not is_view(laid(node))
 
@@ -252,7 +252,7 @@ class GraphProgram:
 
     @staticmethod
     def _reaching(nodes, outputs):
-        """Those of `nodes`, in order, that `outputs` depend on."""
+        """The members of `nodes`, in order, that `outputs` depend on."""
         wanted = set(outputs)
         for node in reversed(nodes):
             if node in wanted:
@@ -368,7 +368,7 @@ def as_scalar(value):
 
 
 def _size(dim) -> int:
-    """A size as it was when the graph was captured; any where it shows only in the run."""
+    """A size as it was when the graph was captured; any number if it is known only at run time."""
     return dim if isinstance(dim, int) else dim.node.hint or 2
 
 

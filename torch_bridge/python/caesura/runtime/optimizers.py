@@ -104,7 +104,7 @@ if hasattr(torch.optim, "Muon"):  # from PyTorch 2.9 on
                **{f"ns_{c}": lambda group, i=i: float(group["ns_coefficients"][i]) for i, c in enumerate("abc")},
                "match_rms_adamw": lambda group: float(group["adjust_lr_fn"] == "match_rms_adamw")})
 
-# What an optimizer may come to have that its programs were not made for.
+# Changes of an optimizer that its programs were not made for.
 _HOOKS = "hooks around its step"
 MEMBERS = "other parameters"
 OPTIONS = "options that change between steps"
@@ -116,7 +116,7 @@ _COUNTS = weakref.WeakKeyDictionary()
 
 
 class Gradients:
-    """What calls add up until an update: a tensor for each parameter, which all programs of a step write to."""
+    """Gradients accumulated until an update: a tensor for each parameter, which all programs of a step write to."""
 
     def __init__(self):
         self.tensors = {}
@@ -159,7 +159,7 @@ class Recipe:
 
     @property
     def counts_matter(self) -> bool:
-        """Whether an update depends on how many came before it."""
+        """True if an update depends on the number of updates before it."""
         if type(self.optimizer) is torch.optim.SGD:
             return any(group["momentum"] and group["dampening"] for group in self.optimizer.param_groups)
         return self.update.counted
@@ -170,11 +170,11 @@ class Recipe:
                 for name, place in self.fed.items()]
 
     def written(self):
-        """What sessions are made for."""
+        """The options and members that sessions are made for."""
         return self.options, self.members
 
     def change(self):
-        """What the optimizer has now that was not written into the update; or None."""
+        """The change of the optimizer that the written update does not cover; None if there is none."""
         if self.members != _members(self.optimizer):
             return MEMBERS
         if _has_hooks(self.optimizer):
@@ -192,7 +192,7 @@ class Recipe:
         return _UNEQUAL if bool((counts != counts[0]).any()) else None
 
     def accumulation_steps(self, count: int) -> int:
-        """Of the session, where the caller asks for `count`."""
+        """The session's accumulation steps if the caller asks for `count`."""
         return count
 
     def bindings(self, parameter) -> dict:
@@ -252,7 +252,7 @@ class Recipe:
         program.session.set_position(program.updates(), micro_steps)
 
     def end(self, program, micro_steps: int, window) -> None:
-        """Behind it; `micro_steps` counts it."""
+        """After a step of the program; `micro_steps` counts it."""
         if program.session.updates != program.updates():  # with "fp16" an update may not happen
             foreach_add_(program.counts(), 1)
 
@@ -262,7 +262,7 @@ def _counts_of(optimizer) -> dict:
 
 
 def keeps_count(optimizer) -> bool:
-    """Whether its state says how often a parameter was updated, as "step"."""
+    """True if the optimizer's state counts a parameter's updates, as "step"."""
     return type(optimizer) not in _UPDATES or _UPDATES[type(optimizer)].keeps_count
 
 
@@ -279,8 +279,8 @@ def _members(optimizer) -> list:
 
 
 def _options(optimizer) -> list:
-    """What is written into the update of each group: (its name, flags, which of what may be zero is). Others may be there:
-    schedulers keep theirs in a group."""
+    """The options that are written into each group's update: (its name, flags, which of the `stays_zero` coefficients
+    are not zero). A group may hold other keys, such as those of schedulers."""
     update = _UPDATES[type(optimizer)]
     return [(update.name(group), {key: value(group) for key, value in update.flags.items()},
              tuple(bool(group[update.fed[key]]) for key in update.stays_zero)) for group in optimizer.param_groups]
@@ -325,7 +325,8 @@ class Stepping:
         program.session.set_position(0, micro_steps % self.count)  # at 0 the session sets gradients, then it adds to them
 
     def end(self, program, micro_steps: int, window) -> None:
-        """window: the parameters that have gradients since the last update; as behind zero_grad() the others have none."""
+        """window: the parameters that have gradients since the last update; the others get None, as after
+        zero_grad()."""
         if micro_steps % self.count:
             return
         given = []
@@ -341,8 +342,8 @@ class Stepping:
 
 
 def describe_optimizer(optimizer, names, gradients, *, clip_norm, accumulation_steps, changing=None):
-    """What a training session needs to know of the optimizer: a Recipe; or, where there is no such update op, with a
-    FallbackWarning, a Stepping. Raises ValueError where neither fits.
+    """Describes the optimizer for a training session. The result is a Recipe, or, if there is no such update op, a
+    Stepping with a FallbackWarning. Raises ValueError if neither fits.
 
     names: id of a parameter to its name. changing: what a program would hold but changes between steps.
     """

@@ -40,7 +40,7 @@ class StepRefused(RuntimeError):
 
 
 class Captured(Exception):
-    """Ends the call that was made for `program` alone, before it has done anything."""
+    """Ends a call that was made only to get `program`, before the call has done anything."""
 
     def __init__(self, program):
         super().__init__()
@@ -56,7 +56,7 @@ class StepProgram:
     is_captured = False
     key = traced = places = None  # of a program that has a compiled_steps.StepKey's: it, the code traced, and where the feeds are
 
-    left_behind = ()  # the keys that its first calls have left behind
+    left_behind = ()  # the keys that its first calls recorded
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
@@ -269,8 +269,8 @@ class CapturedStep(StepProgram):
         return found, writes
 
     def _results(self):
-        """What the call leaves in attributes: (name, node). Sets `kept`, and `gives`, what makes dynamo's outputs of the call's
-        values (None: the loss)."""
+        """The results that the call leaves in attributes: (name, node). Sets `kept`, and sets `gives`, the functions
+        that make Dynamo's outputs from the call's values (None: the loss)."""
         self.kept, self.gives, made = {}, [], []
         for i, (node, info) in enumerate(self.outputs):
             value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
@@ -297,7 +297,8 @@ class CapturedStep(StepProgram):
 
 
 def _view_of(at, base, view):
-    """What gives the view of a call's value `at` that `view` is of `base`, which are fake tensors."""
+    """A function that makes the view of a call's value `at` which the fake tensor `view` is of the fake tensor
+    `base`."""
     size, stride, offset = view.size(), view.stride(), view.storage_offset() - base.storage_offset()
 
     def give(values):
@@ -307,14 +308,14 @@ def _view_of(at, base, view):
 
 
 def as_real(value):
-    """A tensor as programs have it: complex numbers with their parts along a last axis. Of an int a scalar."""
+    """A tensor as programs have it: complex numbers have their parts along a last axis, and an int is a scalar."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value)
     return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
 
 
 def draws_in_run(node: onnx.NodeProto) -> bool:
-    """Whether the session's seed decides what the node gives."""
+    """True if the node's result depends on the session's seed."""
     return node.op_type == "Dropout" or any(a.name == "random_stream" for a in node.attribute)
 
 

@@ -91,8 +91,7 @@ class ModelMetadata(NamedTuple):
 
 
 def _named(providers, provider_options) -> dict:
-    """The providers' options by name, in order, the CPU's behind them; raises for names, options and forms that are not
-    known."""
+    """The providers' options by name, in order, with the CPU last. Raises for unknown names, options and forms."""
     known = get_available_providers() + [_COUNTING]
     named = {}
     if isinstance(providers, str):

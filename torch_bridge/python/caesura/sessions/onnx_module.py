@@ -101,7 +101,7 @@ class OnnxModule(torch.nn.Module):
         return results[0] if len(results) == 1 else outputs
 
     def _feeds(self, inputs: tuple, named: dict) -> dict:
-        """What each input is given; those that are left out are not in it."""
+        """The value of each input that is given; inputs that are left out are not in it."""
         feeds = {}
         for item in inputs:
             at = len(feeds)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of sessions and runs, by the names that onnxruntime gives them.
 
-What can be honoured is. What would change results or leave a wanted file unwritten raises NotImplementedError when the
-session is made; what can only cost time or text warns, once a name; a misspelt name is an AttributeError.
+Supported options take effect. An unsupported option raises NotImplementedError when the session is made if ignoring it
+would change results or leave a file unwritten. Other unsupported options, which affect only time or log text, warn once
+for each name. A misspelt name raises AttributeError.
 """
 
 import enum

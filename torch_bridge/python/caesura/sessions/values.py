@@ -81,7 +81,7 @@ def to_value(item):
 
 
 def holds_torch(items) -> bool:
-    """Whether one of the items, or of what lies in them, is a torch.Tensor."""
+    """True if an item, or a value nested in one, is a torch.Tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and any(isinstance(item, torch.Tensor) or
                                      (isinstance(item, (list, tuple)) and holds_torch(item)) for item in items)

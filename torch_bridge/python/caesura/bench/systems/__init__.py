@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The systems, a module for each family. What such a module holds:
+"""The systems, a module for each family. Each module defines:
 
     load(system, folder, job) -> (step, make_batch)
         from what export.prepare wrote into folder, ready to train: make_batch(x, y) gives the arguments of step; step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no step can be much faster than: its matrix products alone, and AdamW's memory traffic.
+"""A lower bound for the time of a step: only its matrix products, and AdamW's memory traffic.
 
 Each product is one MatMul in a caesura.InferenceSession, that is one oneDNN primitive; its time is the difference
 between several of them in a model and one. AdamW reads a parameter, its gradient and two moments and writes three of
@@ -46,7 +46,7 @@ class _Product:
         self._feeds = {"a": a.astype(ml_dtypes.bfloat16) if job["bfloat16"] else a}
 
     def seconds(self) -> float:
-        """Of all of this shape in a step, from the best of some runs."""
+        """Seconds of all products of this shape in a step, from the best of several runs."""
         one, several = (_best(lambda: session.run(None, self._feeds)) for session in self._sessions)
         return max(several - one, 0.0) / _MORE * self._count
 

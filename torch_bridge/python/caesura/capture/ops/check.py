@@ -27,7 +27,7 @@ torch.library.register_autograd("caesura::check", lambda ctx, dy: (dy, None, Non
 
 
 def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
-    """What torch.nn.functional.gaussian_nll_loss computes."""
+    """Computes the same as torch.nn.functional.gaussian_nll_loss."""
     if isinstance(var, float):
         if var < 0:
             raise ValueError("var has negative entry/entries")

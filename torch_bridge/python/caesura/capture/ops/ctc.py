@@ -47,7 +47,7 @@ torch.library.register_autograd("caesura::ctc_loss", _backward, setup_context=_s
 
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
-    """What torch.nn.functional.ctc_loss computes."""
+    """Computes the same as torch.nn.functional.ctc_loss."""
     if torch.is_autocast_enabled("cpu"):
         log_probs = log_probs.float()
     batch = log_probs if log_probs.dim() == 3 else log_probs[:, None]

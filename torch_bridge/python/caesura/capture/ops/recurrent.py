@@ -87,7 +87,7 @@ torch.library.register_autograd("caesura::recurrent", _backward, setup_context=_
 
 
 def _call(kind, x, hx, weights, has_biases, layers, dropout, training, bidirectional, batch_first):
-    """What VF.lstm, gru, rnn_tanh and rnn_relu compute."""
+    """Computes the same as VF.lstm, gru, rnn_tanh and rnn_relu."""
     directions, states, lasts = 2 if bidirectional else 1, hx if KINDS[kind][2] else (hx,), []
     # Under autocast PyTorch's GRU gives float32, from its state of zeros, the others the dtype of their products.
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") and kind != "gru" else None
@@ -110,7 +110,7 @@ def _call(kind, x, hx, weights, has_biases, layers, dropout, training, bidirecti
 
 
 def _is_layers(node):
-    """Whether the call is of whole sequences (not packed ones), without projections."""
+    """True if the call takes padded (not packed) sequences and has no projections."""
     if node.op != "call_function" or node.target not in _FUNCTIONS or not isinstance(node.args[2], (list, tuple)):
         return False
     _, _, weights, has_biases, layers, _, _, bidirectional, _ = node.args

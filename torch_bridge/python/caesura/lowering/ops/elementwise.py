@@ -18,7 +18,7 @@ _UNARY = {
     aten.sigmoid: "Sigmoid", aten.erf: "Erf", aten.reciprocal: "Reciprocal", aten.sign: "Sign", aten.floor: "Floor",
     aten.ceil: "Ceil", aten.round: "Round", aten.relu: "Relu",
 }
-# Of integers these give integers, unchanged.
+# These ops return integers unchanged.
 _ROUNDING = ("Floor", "Ceil", "Round")
 
 
@@ -181,7 +181,7 @@ def operand(w, value, dtype):
 
 
 def common_dtype(a, b) -> torch.dtype:
-    """What PyTorch computes in: torch.result_type of the operands."""
+    """The dtype that PyTorch computes in: torch.result_type of the operands."""
     def sample(value):
         if isinstance(value, Tensor):
             return torch.empty((1,) * value.rank, dtype=value.dtype)
@@ -193,7 +193,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _is_finer(value, dtype) -> bool:
-    """Whether it is a number, or a tensor of one, that the dtype would round."""
+    """True if the value is a number, or a tensor of one element, that the dtype would round."""
     if isinstance(value, Tensor):
         return value.rank == 0 and value.dtype in (torch.float32, torch.float64)
     return isinstance(value, Scalar) or torch.tensor(value, dtype=torch.float64).to(dtype).item() != value

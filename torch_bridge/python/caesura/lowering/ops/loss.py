@@ -82,7 +82,7 @@ def _rows(w, *tensors):
 
 
 def _labels(w, target):
-    """Of a row of labels, which ends at the first that is negative: (whether each counts, the labels with 0 for others)."""
+    """(whether each label counts, the labels with 0 for others). A row of labels ends at its first negative one."""
     shape = target.shape
     ends = w.cast(w.make("Less", [target, w.constant(0, target.dtype)], torch.bool, shape), torch.int64)
     ended = w.make("CumSum", [ends, w.constant(1)], torch.int64, shape)

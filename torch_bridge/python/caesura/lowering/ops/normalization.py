@@ -102,7 +102,7 @@ def _elements(w, x, axes):
 
 
 def _batch_norm_in_double(w, x, weight, bias, mean, variance, momentum, epsilon):
-    """Of training mode, by arithmetic: epsilon and momentum, as attributes, would be rounded to float32.
+    """Training mode, by arithmetic: epsilon and momentum, as attributes, would be rounded to float32.
 
     (y, mean of the batch, inverse deviation, new mean, new variance).
     """
@@ -171,7 +171,7 @@ def batch_norm_without_statistics(w, node, x, weight, bias, training, momentum, 
 
 
 def fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon):
-    """Of evaluation mode, by arithmetic: BatchNormalization would become one of training mode in a model that is trained."""
+    """Evaluation mode, by arithmetic: a model that is trained would switch BatchNormalization to training mode."""
     x = _widened(w, x, weight, mean)
     weight, bias = _channel_vector(w, x, weight, 1), _channel_vector(w, x, bias, 0)
     scale = w.make("Mul", [weight, _inverse_deviation(w, variance, epsilon)], x.dtype, weight.shape)

@@ -76,12 +76,12 @@ def _check_average(x, axes, kernel, padding):
 
 
 def _products(vectors):
-    """Of each combination of the vectors' elements their product."""
+    """The product of each combination of the vectors' elements."""
     return torch.stack(torch.meshgrid(*(v.double() for v in vectors), indexing="ij")).prod(0)
 
 
 def _divided_otherwise(w, y, axes, sizes, window, divisor):
-    """What the average counts its window (padding included) for, as if it were `divisor`. sizes: those that are pooled."""
+    """Rescales averages (with padding) so that each window's sum is divided by `divisor`. sizes: the pooled ones."""
     if divisor is None:
         return y
     if not is_static((*y.shape[-axes:], *sizes)):
@@ -115,7 +115,7 @@ def average_pool_backward(w, node, axes, dy, x, kernel, stride, padding, ceil_mo
 
 
 def _adaptive(sizes, counts):
-    """Of each axis the window of each result: a range of places."""
+    """The window of each result along each axis, as a range of places."""
     if not is_static((*sizes, *counts)) or 0 in (*sizes, *counts):
         raise Refused("windows over sizes that are not numbers, or nothing")
     return [[range(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]

@@ -26,7 +26,7 @@ def _stacked(w, name):
 
 
 def _inputs(w, kind, x, weight, recurrent, b, rb, h, c):
-    """Those of the ONNX op."""
+    """The inputs of the ONNX op."""
     weights = [_stacked(w, _in_order(w, kind, tensor.name)) for tensor in (weight, recurrent)]
     bias = None
     if b is not None:

@@ -30,7 +30,7 @@ def sum_(w, node, x, axes, keepdim, *options):
     rows = w.rows_of(x)
     if rows is not None and axes == [0]:  # the matrix is a tensor of rows: sum over all that is not the row
         x, axes = rows, list(range(rows.rank - 1))
-    # Sums over leading axes are what broadcasting leaves behind: as gradient rules write them.
+    # A sum over leading axes undoes a broadcast; it is written as our gradient rules write it.
     if dtype.is_floating_point and axes == list(range(len(axes))) and axes and len(axes) < x.rank:
         row = Tensor(w.op("SumTo", [x, w.ints(x.shape[len(axes):])], domain=DOMAIN), dtype, tuple(x.shape[len(axes):]))
         return w.reshape(row, shape) if keepdim else row

@@ -156,7 +156,7 @@ def select_backward(w, node, dy, sizes, axis, index):
 
 
 def _scatter_range(w, x, source, axis, start, end, step):
-    """x with `source` in a range of `axis`: what is before, the source, what is behind; or place by place."""
+    """x with `source` in a range of `axis`: the part before it, the source, the part after it; or place by place."""
     extent = x.shape[axis]
     if not all(isinstance(v, int) for v in (extent, start, end, step)):
         raise Refused("a range whose ends are not numbers")
@@ -354,7 +354,7 @@ def new_full(w, node, like, size, value, *options):
     return w.full(value, dtype, _sizes(size, shape))
 
 
-# What is never read before it is written; zeros repeat from run to run.
+# These tensors are written before they are read; zeros make runs repeatable.
 @register(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
 def empty(w, node, like, *options):
     return zeros(w, node, like, *options)
