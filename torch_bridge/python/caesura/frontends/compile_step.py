@@ -37,8 +37,7 @@ from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, St
 
 
 def _logging_calls():
-    """Calls that only print or log: print, warnings, methods of loggers, and methods that libraries have added to the
-    logger class (warning_once)."""
+    """Calls that only print or log, also by methods that libraries have added to loggers (warning_once)."""
     stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
     methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
     return methods | {print, warnings.warn}
@@ -67,7 +66,6 @@ def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
 
 
 collect_from(_core.take_step_counts)
-
 # Older releases than 2.13 count the graphs of all steps together.
 _ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
@@ -175,8 +173,7 @@ class CompiledStep(_core.StepCalls):
         self._changes = _CHANGES
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
-        # PyTorch puts other tensors in the place of the state when it loads one. An optimizer that was made without
-        # Optimizer.__init__ takes no hooks: it is none that a step writes.
+        # Loading replaces a state's tensors. An optimizer made without __init__ takes no hooks; no program updates it.
         if takes_load_hooks(optimizer):
             optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
@@ -218,8 +215,7 @@ class CompiledStep(_core.StepCalls):
             self._describe(None if change == MEMBERS else change)
 
     def join_window(self, program) -> bool:
-        """Makes the program's next call part of the window, the calls that go into one update. False where the update cannot
-        be the program's: it is PyTorch's then, and the program closed."""
+        """Adds the next call to its update's window. False if PyTorch must do the update; the program is then closed."""
         is_first = self.micro_steps % self.accumulation_steps == 0
         window = frozenset() if is_first else self._window
         misfit = self.recipe.misfit(program, window)
@@ -296,8 +292,7 @@ class CompiledStep(_core.StepCalls):
             loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"the loss must be a tensor, returned or in `loss` of what is returned, and is a {type(loss).__name__}")
-        # The clone is the loss's own: what the forward keeps of it, or a parameter that is the loss, is another value.
-        # The detach is for dynamo, which returns nothing that leads back to a requires_grad_().
+        # The clone separates the loss from other values. Dynamo needs the detach to return it after a requires_grad_().
         return _as_loss(loss.clone())
 
     def _refuse_hooks(self):
@@ -488,8 +483,7 @@ class CompiledStep(_core.StepCalls):
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None
             except (TorchRuntimeError, IndexError, AssertionError) as error:
                 self._raise_as_eager(error, args, kwargs)
-            except (Unsupported, UserError, InternalTorchDynamoError,
-                    GuardOnDataDependentSymNode) as error:
+            except (Unsupported, UserError, InternalTorchDynamoError, GuardOnDataDependentSymNode) as error:
                 if is_users_error(error):
                     self._raise_as_eager(error, args, kwargs)
                 logging.getLogger("caesura").info("a capture failed", exc_info=True)
