@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.compile, as `torch.compile(model, backend="caesura")` finds it.
 
-Taking the backend from here tells Dynamo of it for the rest of the process: only its own frames are captured otherwise.
-Importing this module changes nothing.
+Importing the backend from here registers it with Dynamo for the rest of the process. Otherwise only caesura's own
+frames are captured. Importing this module changes nothing.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `caesura` command of an installed wheel: the program lies in the package, and is told which Python it belongs to."""
+"""The `caesura` command of an installed wheel: starts the program in the package, and tells it which Python to use."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public import path of ORTModule: onnxruntime.training.ortmodule's, with another first word."""
+"""The public import path of ORTModule: that of onnxruntime.training.ortmodule, with another first word."""
 
 from caesura.integrations.ortmodule import DebugOptions, LogLevel, ORTModule
 

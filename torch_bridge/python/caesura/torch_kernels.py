@@ -17,10 +17,9 @@ def built() -> bool:
 
 @functools.cache
 def load() -> bool:
-    """Opens the library for all sessions that are made from here on; False where it was not built.
+    """Opens the library for all sessions that are made from here on; False if it was not built.
 
-    Raises ImportError where there is no PyTorch, NotImplementedError where it is not the release that the library was
-    built with.
+    Raises ImportError if there is no PyTorch, NotImplementedError if the library was built with another release.
     """
     if not _PATH.exists():
         return False

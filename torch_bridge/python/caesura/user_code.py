@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lines are the user's: those outside of PyTorch, of this package and of Python's own library."""
+"""Finds the user's lines: code outside of PyTorch, this package and Python's standard library."""
 
 import contextlib
 import linecache
@@ -26,7 +26,7 @@ def is_installed(filename: str) -> bool:
 
 
 def calling_line() -> tuple:
-    """(file, line, function) of the user's that runs now; of the outermost frame where none is the user's."""
+    """(file, line, function) of the user's line that runs now; of the outermost frame if none is the user's."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back

@@ -12,8 +12,8 @@ from .statistics import largest_difference, ratio, spread
 from .systems import SYSTEMS
 from .workloads import Workload
 
-PAUSE_SECONDS = 0.05  # in which the threads of the system before, which spin for a while, go to sleep
-COMPARED = ("caesura", "bound")  # what the others' times are set beside, in each lap
+PAUSE_SECONDS = 0.05  # spinning threads of the previous system go to sleep in this time
+COMPARED = ("caesura", "bound")  # the others' times are compared with these in each lap
 REFERENCES = ("eager", "eager-fused", "eager-foreach")  # the first that ran gives the losses to compare with
 
 

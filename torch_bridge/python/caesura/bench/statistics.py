@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medians and their intervals: nothing is assumed of how times are distributed."""
+"""Medians and their intervals, without assumptions about the distribution of times."""
 
 import math
 import statistics

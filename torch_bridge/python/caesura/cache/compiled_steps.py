@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled steps kept on disk (disk.py), and read back without a capture.
 
-A program's key (keys.py) holds: the module with all that it refers to (attributes, its classes, training mode, hooks, which
-tensors are shared, their dtypes, shapes, strides and whether they require a gradient), the loss function, the code that was
-traced of both with what it names, which parameters the optimizer trains, the arguments (tensors as above, all else by value),
-`dynamic`, this package's sources, and what fingerprint.py adds: releases of Python, PyTorch and ONNX, and PyTorch's modes,
-defaults and settings. Not in it: the elements of tensors, and what a program is opened with (the optimizer's class and
-options, clipping, precision, threads, passes, the machine's instructions). A file holds the forward as an ONNX model, and
-where its inputs are.
+A program's key (keys.py) holds: the module with all that it refers to (attributes, its classes, training mode, hooks,
+which tensors are shared, their dtypes, shapes, strides and whether they require a gradient), the loss function, the
+code that was traced of both with what it names, which parameters the optimizer trains, the arguments (tensors as above,
+all else by value), `dynamic`, this package's sources, and what fingerprint.py adds: releases of Python, PyTorch and
+ONNX, and PyTorch's modes, defaults and settings. The key does not hold the elements of tensors, nor the settings that a
+program is opened with (the optimizer's class and options, clipping, precision, threads, passes, the machine's
+instructions). A file holds the forward as an ONNX model, and the places of its inputs.
 
-Kept are programs with fixed shapes whose call does nothing beside the step, of modules that a key can hold.
+A program is kept if its shapes are fixed, its call does nothing except the step, and a key can describe its module.
 """
 
 import onnx
@@ -22,7 +22,7 @@ from caesura.lowering.onnx_builder import onnx_type
 
 
 class StepKey(keys.Key):
-    """A call's key. Raises Unkeyed where it has none."""
+    """A call's key. Raises Unkeyed if the call has none."""
 
     def __init__(self, owner, args, kwargs):
         if any(tensor.requires_grad for tensor in leaves(args, kwargs).values()):
@@ -55,7 +55,7 @@ def store(key: StepKey, program) -> None:
 
 
 def load(key: StepKey, owner, args, kwargs):
-    """(traced, key, model, bound (name, tensor), places) of the call's program; None where there is none."""
+    """(traced, key, model, bound (name, tensor), places) of the call's program; None if there is none."""
     for traced, program in key.programs():
         content = disk.load(program)
         if content is None:

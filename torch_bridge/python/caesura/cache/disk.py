@@ -22,7 +22,7 @@ _LARGEST = 1 << 30  # bytes of one file
 
 
 class Damaged(ValueError):
-    """A file that does not hold what its name says."""
+    """The content of a file does not match its name."""
 
 
 def enabled() -> bool:
@@ -55,7 +55,7 @@ def discard(key: str, why) -> None:
 
 
 def store(key: str, facts: dict, model: bytes) -> None:
-    """Keeps a program, where programs are kept. A folder that cannot be written to is told of."""
+    """Keeps a program if the cache is on. A folder that cannot be written to is reported."""
     if not enabled():
         return
     folder = _folder()
@@ -97,7 +97,8 @@ def _unpack(key: str, content: bytes):
 
 
 def _shrink(folder: pathlib.Path, limit: int) -> None:
-    """Removes what was used longest ago, and what a crash has left half written, while the folder is too large."""
+    """Removes the least recently used files, and files that a crash left half written, while the folder is too
+    large."""
     files = []
     for entry in os.scandir(folder):
         try:

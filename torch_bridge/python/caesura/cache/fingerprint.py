@@ -39,7 +39,7 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.Wrappe
 _UNREAD = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__abstractmethods__", "_abc_impl",
            "__parameters__", "__orig_bases__", "__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__",
            "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__del__"}
-_RANDOM = {"_original_object_hash"}  # attributes of transformers' that each process has another value for
+_RANDOM = {"_original_object_hash"}  # attributes of transformers that differ between processes
 _LIMIT = 50000  # objects
 _MADE_IN_PYTHON = 1 << 9  # a flag of classes whose objects may be given another class
 
@@ -49,14 +49,14 @@ class Unkeyed(Exception):
 
 
 class Fingerprint:
-    """A digest of what is added to it, and a watch that tells whether it would still be the same.
+    """A digest of added objects, and a watch that tells whether the digest would still be the same.
 
-    Raises Unkeyed (in add() and key()) for what has state that Python cannot see.
+    Raises Unkeyed (in add() and key()) for an object with state that Python cannot see.
     """
 
     def __init__(self):
         self.watch = _core.Watch()
-        self.functions = {}  # that were met, neither PyTorch's nor the standard library's, by what traced() gives of their code
+        self.functions = {}  # met so far, except PyTorch's and the standard library's: by (name, line), as in traced()
         self.tensors = set()  # their ids
         self._memory = {}  # storages of tensors, numbered
         self._hash = hashlib.sha256()
@@ -64,11 +64,11 @@ class Fingerprint:
         _add_surroundings(self)
 
     def key(self) -> str:
-        """In hexadecimal; of everything so far."""
+        """The digest of everything added so far, in hexadecimal."""
         return self._hash.hexdigest()
 
     def follow(self, traced) -> bool:
-        """Adds the code that was traced (as traced() gives it), and what it names; False where some of it was not met."""
+        """Adds traced code (as traced() gives it) and all that it names; False if some of the code was not met."""
         self._say("traced")
         left = list(traced)
         while left:
@@ -90,7 +90,7 @@ class Fingerprint:
         if kind.__flags__ & _MADE_IN_PYTHON:
             self.watch.class_of(value)
         for kinds, method in _KINDS:
-            if issubclass(kind, kinds):  # an object may claim to be of another class
+            if issubclass(kind, kinds):  # an object may report another class
                 return method(self, value)
         self._add_instance(value)
 
@@ -234,7 +234,7 @@ class Fingerprint:
         self.add(getattr(value, "func", None) or value.__func__)
 
     def _add_cached(self, value):
-        """A function that remembers. Dynamo traces what it remembers it from."""
+        """Adds a cached function. Dynamo traces the function that it wraps."""
         self._say("cached")
         self.add(value.__wrapped__)
 
@@ -257,7 +257,7 @@ class Fingerprint:
         self._say("name", type(value).__name__, getattr(value, "name", None) or repr(value))
 
     def _add_function(self, value):
-        """By name and line, with the functions in its closure."""
+        """Adds a function by its name and line, with the functions in its closure."""
         code = value.__code__
         self._say("function", value.__module__, value.__qualname__, code.co_qualname, code.co_firstlineno)
         if not is_known(code.co_filename):
@@ -337,7 +337,7 @@ class Fingerprint:
                 self.add(constant)
 
     def _add_module(self, value):
-        """By name; what it holds where code names that."""
+        """Adds a module by its name. Its contents are added if code names them."""
         if type(value) is not types.ModuleType:
             raise Unkeyed(f"module {value.__name__}, which makes its parts when they are asked for")
         if not is_silent(value.__name__) and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
@@ -362,7 +362,7 @@ class Fingerprint:
                 elif name not in _UNREAD:
                     self._say(name)
                     self.add(item)
-                    if is_special(name) and isinstance(item, types.FunctionType):  # which a capture may just call
+                    if is_special(name) and isinstance(item, types.FunctionType):  # may be called without being named
                         self._say_code(item.__code__)
                 elif isinstance(item, types.FunctionType):
                     self._meet(item, item.__code__)

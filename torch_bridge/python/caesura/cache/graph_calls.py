@@ -21,7 +21,7 @@ from caesura.runtime.autograd_call import open_call, registered
 
 
 def key_of(module: torch.fx.GraphModule, inputs) -> str:
-    """The key of a graph of dynamo's. Raises Unkeyed where it has none."""
+    """The key of a Dynamo graph. Raises Unkeyed if the graph has none."""
     fingerprint, number = Fingerprint(), {}
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "call_function", "call_method", "output"):
@@ -49,7 +49,7 @@ def key_of(module: torch.fx.GraphModule, inputs) -> str:
 
 
 def _text(value, number) -> str:
-    """An argument in a graph, nodes by their number."""
+    """An argument of a node, with nodes replaced by their numbers."""
     if isinstance(value, torch.fx.Node):
         return f"%{number[value]}"
     if isinstance(value, (list, tuple)):
@@ -64,7 +64,7 @@ def _text(value, number) -> str:
 
 
 def store(key: str, facts: dict) -> bool:
-    """Keeps a call (autograd_call.describe_call), but where it holds what has no text."""
+    """Keeps a call (autograd_call.describe_call), unless packed() cannot hold a part of it."""
     content = bytearray()
     try:
         facts = packed(facts, content)
@@ -76,7 +76,7 @@ def store(key: str, facts: dict) -> bool:
 
 
 def load(key: str, module, decompositions):
-    """The callable for a graph with that key; None where there is none."""
+    """The callable for a graph with that key; None if there is none."""
     content = disk.load(key) if registered() else None
     if content is None:
         return None

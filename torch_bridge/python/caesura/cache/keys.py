@@ -13,7 +13,7 @@ import logging
 from caesura.cache import disk
 from caesura.cache.fingerprint import Fingerprint, Unkeyed
 
-_TRACES = 8  # that are noted of one call: programs that differ in what globals hold
+_TRACES = 8  # noted for one call: programs whose globals differ
 
 
 class Key:
@@ -33,8 +33,8 @@ class Key:
         self.watch = self._fingerprint.watch
 
     def follow(self, traced) -> str:
-        """The key of a program for which this code was traced; "" where that is not what the call would lead to. The watch is
-        of both parts then."""
+        """The key of a program for which this code was traced; "" if the call would not lead to that code. The watch
+        then covers both parts."""
         traced = [tuple(code) for code in traced]
         if traced != self._traced:
             if self._traced is not None:
@@ -49,14 +49,14 @@ class Key:
         return self._program
 
     def programs(self):
-        """(traced, key) of those that may be on disk."""
+        """(traced, key) of the programs that may be on disk."""
         for traced in _noted(self.text):
             program = self.follow(traced)
             if program:
                 yield traced, program
 
     def note(self, traced) -> None:
-        """Keeps on disk which code was traced."""
+        """Notes on disk which code was traced."""
         noted, traced = _noted(self.text), [list(code) for code in traced]
         if traced not in noted:
             disk.store(self.text, {"traced": [traced, *noted[:_TRACES - 1]]}, b"")
@@ -64,8 +64,8 @@ class Key:
 
 @contextlib.contextmanager
 def _keyed():
-    """An error that objects of the user's raise when they are looked at, and nests too deep to be walked through, are Unkeyed: no
-    call ends for the sake of its key."""
+    """Turns errors that the user's objects raise when they are read, and too deep nesting, into Unkeyed, so that no
+    call fails because of its key."""
     try:
         yield
     except Unkeyed:

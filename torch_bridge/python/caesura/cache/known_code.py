@@ -59,7 +59,7 @@ def is_special(name: str) -> bool:
 
 @functools.cache
 def releases() -> tuple:
-    """All that is told by release: Python, PyTorch, ONNX, this package."""
+    """The releases that identify known code: of Python, PyTorch, ONNX and this package."""
     package = hashlib.sha256()
     # The whole package's: a build's folder has links, which rglob() does not follow.
     folder = pathlib.Path(caesura.__file__).resolve().parent

@@ -29,7 +29,7 @@ _VALUES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # that
 
 
 class CallKey(keys.Key):
-    """A call's key. Raises Unkeyed where it has none."""
+    """A call's key. Raises Unkeyed if the call has none."""
 
     def __init__(self, module, dynamic, args, kwargs):
         self.call = module, dynamic, args, kwargs
@@ -59,7 +59,7 @@ class CallKey(keys.Key):
 
 @contextlib.contextmanager
 def recording():
-    """A list of what calls of graphs run meanwhile: (function, arguments, outputs)."""
+    """A list of the graph calls that run within the block: (function, arguments, outputs)."""
     records = []
     autograd_call.watching.append(records)
     try:
@@ -69,8 +69,8 @@ def recording():
 
 
 class Candidate:
-    """A call that has just been made, as it would be kept. Raises KeyError where it cannot be. before: its key then. wrapper:
-    the code that calls the module."""
+    """A call that was just made, in the form to keep. Raises KeyError if it cannot be kept. before: its key then.
+    wrapper: the code that calls the module."""
 
     def __init__(self, before: CallKey, records, results, wrapper):
         if len(records) != 1 or records[0][0].key is None:
@@ -100,13 +100,13 @@ class Candidate:
         return key.follow(self._traced) == self._program
 
     def store(self, key: CallKey) -> None:
-        """Keeps it. key: of a call like it."""
+        """Keeps the call on disk. key: the key of an equal call."""
         disk.store(self._program, {"module": graph_calls.packed(self._facts, bytearray())}, b"")
         key.note(self._traced)
 
 
 def load(key: CallKey, decompositions, module, args, kwargs):
-    """The Recalled of that key; None where there is none."""
+    """The Recalled of that key; None if there is none."""
     for traced, program in key.programs():
         content = disk.load(program)
         if content is None:
@@ -143,7 +143,7 @@ class Recalled:
         self.shapes = {path: leaf.shape for path, leaf in given.items()}
 
     def renewed(self, key, module, args, kwargs):
-        """The same for the module as it is now; None where its key is another one."""
+        """The same call for the module's current tensors; None if its key has changed."""
         if key.follow(self._traced) != self._key:
             return None
         return Recalled(key, self._traced, self._function, self._facts, module, args, kwargs)
@@ -302,7 +302,7 @@ def _maker(node, classes):
 
 
 def _collect(node, value, outputs: dict) -> None:
-    """_maker() the other way round: the outputs by number."""
+    """The inverse of _maker(): the outputs by number."""
     kind, *held = node
     if kind == "tensor":
         outputs[held[0]] = value

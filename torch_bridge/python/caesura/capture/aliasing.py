@@ -12,7 +12,7 @@ from caesura.reports import fall_back
 
 
 def _bytes(tensor) -> tuple:
-    """From the first to past the last byte that its elements lie in."""
+    """The address range of its elements: the first byte, and one past the last."""
     if tensor.numel() == 0:
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -36,8 +36,8 @@ def is_modules_own(placeholder: torch.fx.Node) -> bool:
 
 
 def overlapping(graph: torch.fx.Graph, written):
-    """A function of the values that dynamo's graph is called with: whether one that it writes to shares memory with one that the
-    caller gives. written: the positions of the former. None where no call can have such."""
+    """Returns a check of the values that Dynamo's graph is called with: true if a written value shares memory with a
+    value from the caller. written: positions of the written values. None if no call can have such a pair."""
     placeholders = graph.find_nodes(op="placeholder")
     tensors = [isinstance(n.meta.get("example_value"), torch.Tensor) for n in placeholders]
     pairs = [(i, j) for i in written for j, n in enumerate(placeholders)
@@ -54,7 +54,7 @@ def run_in_eager(module: torch.fx.GraphModule, values):
 
 
 def unless_overlapping(compiled, module: torch.fx.GraphModule, written):
-    """`compiled`, the call of dynamo's graph `module`, which writes to the inputs at `written`; in eager where they overlap."""
+    """Wraps `compiled`, the call of Dynamo's graph `module`: runs it in eager if inputs at `written` overlap others."""
     overlap = overlapping(module.graph, written)
     if overlap is None:
         return compiled
@@ -62,7 +62,7 @@ def unless_overlapping(compiled, module: torch.fx.GraphModule, written):
 
 
 def share_storage(graph: torch.fx.Graph) -> list:
-    """The nodes of dynamo's graph that write to what two of its inputs share, in the call that it was captured of."""
+    """The nodes of Dynamo's graph that write to memory which two inputs share, in the captured call."""
     held = collections.Counter(map(_storage, graph.find_nodes(op="placeholder")))
     writes = ((node, written_to(node)) for node in graph.nodes)
     return [node for node, target in writes if target is not None and _storage(target) and held[_storage(target)] > 1]

@@ -21,12 +21,12 @@ def _(values, inputs, saved, function):
     return [torch.empty_like(value) for value in values]
 
 
-_TENSOR = object()  # in the place of a tensor that is given
+_TENSOR = object()  # stands for a given tensor
 
 
 def take_functions(graph: torch.fx.GraphModule) -> tuple:
-    """Takes the autograd.Functions in dynamo's graph apart. Returns them, by the number that with_gradient has, and what
-    cannot be taken apart, a line each."""
+    """Decomposes the autograd.Functions in Dynamo's graph. Returns them by their number in with_gradient, and a line
+    for each one that cannot be decomposed."""
     functions, problems = [], []
     for module in parts_of(graph):
         for node in list(module.graph.nodes):
@@ -63,12 +63,12 @@ def _hooked(hook, count):
 
 
 def parts_of(graph: torch.fx.GraphModule) -> list:
-    """dynamo's graph and those that its calls run: what stands in a checkpoint."""
+    """Dynamo's graph and the graphs that its calls run, such as the body of a checkpoint."""
     return [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
 def _problem(node):
-    """Why the call is not taken apart; or None."""
+    """The reason why the call cannot be decomposed, or None."""
     if "saved_for_backward_idx" not in node.kwargs:
         return f"as PyTorch {torch.__version__} captures it"
     if node.kwargs.get("dirty_idx"):
@@ -123,7 +123,7 @@ class _Function:
             return [g if g is None else g.sum_to_size(x.shape).to(x.dtype) for g, x in zip(found, inputs)]
 
         with detect_fake_mode(values), torch.fx.traceback.preserve_node_meta():
-            given = [[torch.empty_like(t) for t in tensors] for tensors in (values, saved)]  # each another: a trace knows them by that
+            given = [[torch.empty_like(t) for t in tensors] for tensors in (values, saved)]  # all distinct
             traced = make_fx(run, decomposition_table=decompositions)(*given)
         traced.graph.eliminate_dead_code()
         return traced

@@ -20,7 +20,7 @@ _FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit",
 
 
 def graphs_called(code) -> set:
-    """The globals that hold the compiled graphs that it calls."""
+    """The names of the globals that hold the compiled graphs which the code calls."""
     return {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL" and i.argval.startswith(GRAPHS)}
 
 
@@ -40,6 +40,6 @@ def is_plain(code) -> bool:
 
 
 def globals_of(code) -> list:
-    """The names that it reads or writes as globals, in their order."""
+    """The names that the code reads or writes as globals, in order."""
     named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))}
     return [name for name in code.co_names if name in named]

@@ -9,7 +9,7 @@ from caesura.capture.compat import global_hooks
 
 
 class Classes:
-    """The classes of a module and of all in it, and of tensors, as they are when this is made; and hooks of all modules."""
+    """A snapshot of the classes of a module and its parts, of torch.Tensor, and of global module hooks."""
 
     def __init__(self, module):
         kinds = {type(part) for part in module.modules()} | {torch.Tensor}
@@ -40,5 +40,5 @@ class Classes:
 
 
 def _functions(cls) -> dict:
-    """By name, what is called, or called for an attribute."""
+    """The class's attributes that are callable or descriptors, by name."""
     return {name: value for name, value in vars(cls).items() if callable(value) or hasattr(type(value), "__get__")}

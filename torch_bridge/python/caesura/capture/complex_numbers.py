@@ -41,9 +41,9 @@ def has_complex(node: torch.fx.Node) -> bool:
 
 
 def in_pairs(module: torch.fx.GraphModule, real_inputs=False) -> torch.fx.GraphModule:
-    """The same graph of ATen calls, complex values in pairs; as it is where it has none.
+    """Rewrites a graph of ATen calls so that complex values are pairs; a graph without complex values is unchanged.
 
-    real_inputs: inputs that are complex come as torch.view_as_real(input); else as they are. Results stay what they are.
+    real_inputs: complex inputs are given as torch.view_as_real(input); otherwise as they are. Results keep their types.
     """
     if not any(map(has_complex, module.graph.nodes)):
         return module
@@ -69,7 +69,7 @@ def in_pairs(module: torch.fx.GraphModule, real_inputs=False) -> torch.fx.GraphM
 
 
 class _Pair:
-    """A complex value by its parts."""
+    """A complex value as its real and imaginary part."""
 
     def __init__(self, re, im):
         self.re, self.im = re, im
@@ -83,7 +83,7 @@ class _Pair:
 
 
 class _Joined(_Pair):
-    """One that PyTorch has made; taken apart once somebody asks."""
+    """A complex value from PyTorch, which is split when its parts are first read."""
 
     def __init__(self, value):
         self.joined = value
@@ -116,7 +116,7 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 def _by_parts(target, packet, args, kwargs):
-    """The call's result from the parts of its arguments; None where this does not say how."""
+    """The call's result from the parts of its arguments; None if there is no rule for the call."""
     first = args[0] if args else None
     if packet in _EACH:
         if not all(isinstance(value, _Pair) for value in (first if isinstance(first, (list, tuple)) else [first])):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own decompositions of ATen calls: the ones that apply, and one that is wrong."""
+"""Selects PyTorch's decompositions of ATen calls, and switches off one that is wrong."""
 
 import functools
 

@@ -54,8 +54,8 @@ class Again:
         return cls._known[key]
 
     def run(self, tensors, sizes, random):
-        """(stand-ins for `tensors`, the graph's outputs): stand-ins, so that an input that depends on another one does not
-        pass its gradient on to it."""
+        """(stand-ins for `tensors`, the graph's outputs). Gradients go to the stand-ins, so that an input which depends
+        on another input does not pass its gradient on."""
         what = "create_graph=True" if torch.is_grad_enabled() else "is_grads_batched=True"
         if self.refusal:
             raise RuntimeError(f"caesura: {what} through a module {self.refusal}")
@@ -95,7 +95,7 @@ def _sources(node):
 
 
 class _Drawing(TorchDispatchMode):
-    """Draws as the captured graph does: what is decomposed there is decomposed here, below autograd."""
+    """Draws random numbers as the captured graph does: decomposes the same calls, below autograd."""
 
     def __init__(self, decompositions):
         super().__init__()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames that dynamo captures for this package's backend, and what happens where it cannot.
+"""Controls how Dynamo captures frames for this package's backend, and how a frame runs if its capture fails.
 
-A frame whose capture fails runs in eager, in this call: PyTorch does what it can do, and an error of the user's comes from the
-user's line with eager's own type. The next call is captured anew.
+After a failed capture the frame runs in eager for this call, so that the user's own error comes from the user's line
+with eager's type. The next call is captured again.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def place_of(error) -> str:
 
 @contextlib.contextmanager
 def quietly():
-    """PyTorch's log does not tell of errors in the trace, which the caller tells of."""
+    """Keeps errors of the trace out of PyTorch's log, because the caller reports them."""
     logs = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch._guards")]
     for log in logs:
         log.addFilter(_is_no_failure)
@@ -120,7 +120,7 @@ _convert = convert_frame.ConvertFrameAssert.__call__
 
 
 def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
-    """dynamo's capture of one frame; where it fails, the frame and all that it calls run in eager."""
+    """Lets Dynamo capture one frame; if that fails, the frame and all that it calls run in eager."""
     runs_eager = _runs_eager(backend_of(self))
     if runs_eager is None:
         return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
@@ -136,7 +136,7 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
                 except Exception as error:
                     if is_one_graph(self) or not dynamo_config.capture_dynamic_output_shape_ops or not _depends_on_values(error):
                         raise
-                    # Sizes that no trace knows: the graphs end where they come up.
+                    # Graphs end where a size comes up that no trace knows.
                     with dynamo_config.patch(capture_dynamic_output_shape_ops=False):
                         return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
         except Exception as error:

@@ -63,8 +63,8 @@ def lay_results(graph: torch.fx.Graph, views, first: int, last: int):
 
 
 def as_traced(graph, node, source):
-    """For a call `node` that goes by how `source` lies: a copy with the axes in memory as the trace has them; `source`
-    itself where they lie in order, or one element lies for several."""
+    """An input for a call `node` that depends on the layout of `source`: a copy with the axes in memory as in the
+    trace, or `source` itself if its axes lie in order or one element stands for several."""
     x = source.meta["val"]
     sizes, strides = ([d if isinstance(d, int) else d.node.hint for d in of] for of in (x.shape, x.stride()))
     if None in (*sizes, *strides):
@@ -78,7 +78,7 @@ def as_traced(graph, node, source):
 
 
 def _order(x):
-    """The axes from the outermost in memory to the innermost; None where it is a part of something, or sizes are symbols."""
+    """The axes from the outermost in memory to the innermost; None if x is a part of a tensor, or sizes are symbols."""
     if x.layout != torch.strided or not is_static((*x.shape, *x.stride(), x.storage_offset())) or x.storage_offset() != 0:
         return None
     order = sorted(range(x.dim()), key=lambda axis: -x.stride(axis))

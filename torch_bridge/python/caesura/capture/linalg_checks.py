@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's factorisations tell in a result of its own whether they succeeded, and another call checks that: traces have it in
-an order that tokens hold. Here the factorisation checks by itself.
+"""Removes separate checks of factorisations from traces: the factorisation itself checks (check_errors=True).
+
+In PyTorch a factorisation returns an extra result that says whether it succeeded. Another call checks that result, and
+tokens keep these checks in order.
 """
 
 import operator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of PyTorch that last as long as somebody needs them."""
+"""Temporary changes of PyTorch, shared by all threads that need them."""
 
 import threading
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that a forward draws in Python (random.uniform)."""
+"""Handles numbers that a forward draws in Python (random.uniform)."""
 
 import torch
 

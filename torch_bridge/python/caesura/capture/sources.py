@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tensors lie that a captured graph reads: a place is a path into a call's arguments, or a name in its module."""
+"""Places of the tensors that a captured graph reads: a path into a call's arguments, or a name in its module."""
 
 import torch
 
@@ -21,7 +21,7 @@ def tensors_of(module) -> dict:
 
 
 def named(module) -> dict:
-    """Their names, by id."""
+    """The names of the module's parameters and buffers, by id."""
     return {id(tensor): name for name, tensor in tensors_of(module).items()}
 
 
@@ -34,7 +34,7 @@ def placed(sources, module):
 
 
 def unplaced(places, module) -> list:
-    """placed() the other way round, by the tensors that the module has now."""
+    """The inverse of placed(), with the tensors that the module has now."""
     own = tensors_of(module)
     return [(name, place if isinstance(place, tuple) else own[place]) for name, place in places]
 

@@ -50,7 +50,7 @@ def _as_leaf(value):
 
 @torch.compiler.allow_in_graph
 def _as_loss(loss):
-    """Marks what the function returned: only this module calls it, and dynamo's graph shows the call."""
+    """Marks the loss: only this module calls this function, and Dynamo's graph shows the call."""
     return loss.detach()
 
 
@@ -197,7 +197,7 @@ class CompiledStep(_core.StepCalls):
         self.recipe = recipe
 
     def _name_tensors(self) -> dict:
-        """Ids of the module's parameters and buffers, the loss's and the optimizer's, to their names."""
+        """Maps ids to names, for the tensors of the module, of the loss and of the optimizer."""
         names = {id(p): name for name, p in self.module.named_parameters()}
         names.update((id(b), name) for name, b in self.module.named_buffers())
         if isinstance(self.loss_fn, torch.nn.Module):
@@ -206,7 +206,7 @@ class CompiledStep(_core.StepCalls):
         return names | {id(p): f"parameter_{i}" for i, p in enumerate(others)}
 
     def check_optimizer(self):
-        """Describes it anew where it would no longer do what was written into the programs."""
+        """Describes the optimizer again if it no longer matches the programs."""
         change = self.recipe.change()
         if change == OPTIONS and self._changes:
             self._changes -= 1
@@ -215,7 +215,7 @@ class CompiledStep(_core.StepCalls):
             self._describe(None if change == MEMBERS else change)
 
     def join_window(self, program) -> bool:
-        """Adds the next call to its update's window. False if PyTorch must do the update; the program is then closed."""
+        """Adds the next call to its update's window. False if PyTorch must do the update; the program is closed."""
         is_first = self.micro_steps % self.accumulation_steps == 0
         window = frozenset() if is_first else self._window
         misfit = self.recipe.misfit(program, window)
@@ -233,7 +233,7 @@ class CompiledStep(_core.StepCalls):
         return True
 
     def capture(self, *args, **kwargs) -> "CapturedStep":
-        """The program for such inputs, captured if need be; nothing is run and nothing changes."""
+        """Returns the program for such inputs, and captures it if necessary; nothing runs and nothing changes."""
         self._capturing = True
         try:
             self._first(args, kwargs)
@@ -352,7 +352,7 @@ class CompiledStep(_core.StepCalls):
         return program
 
     def _first(self, args, kwargs) -> torch.Tensor:
-        """A call that none of `_calls` fits."""
+        """Runs a call that matches none of `_calls`."""
         _refuse_ranks(self.module)
         self.check_optimizer()
         self._refuse_hooks()
@@ -375,7 +375,7 @@ class CompiledStep(_core.StepCalls):
             self._inputs = self._ran = None
 
     def _key(self, args, kwargs):
-        """The call's compiled_steps.StepKey, by which it is checked at little cost and its program found on disk; or None."""
+        """The call's compiled_steps.StepKey, for a cheap check of later calls and for the disk; None if it has none."""
         own = tensors_of(self.module)
         for program in self.programs:
             if not program.is_captured:
@@ -416,21 +416,21 @@ class CompiledStep(_core.StepCalls):
         return call is not None
 
     def _quicken(self, loss, args, kwargs, key):
-        """Makes the next call like this one go past dynamo, where it would come to the same; and the next process's."""
+        """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same."""
         program, feeds, counters, returned = self._ran or (None, None, (), None)
         sources = None
         if returned is loss and isinstance(self.recipe, Recipe) and loss.dtype == torch.float32:
             sources = find_sources(self, feeds, args, kwargs)
         if sources is None:
-            self._keys = 0  # the next ones will be like it
+            self._keys = 0  # later calls will be alike
             return
         guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
-        traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # that is of this package's sources
+        traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # it is ours
         has_key = key is not None and places is not None and program.is_kept and not counters
         if has_key:
             before, key = key.text, self._key(args, kwargs)
             text = key.follow(traced) if key is not None and key.text == before else None
-        if guards is None:  # a call may do more than to run the program: one that leaves all as another has does no more
+        if guards is None:  # the call may do more than run the program; two calls with equal keys show that it does not
             program.left_behind = (*program.left_behind, text)
             if not text or program.left_behind.count(text) < 2:
                 self._keys = self._keys if has_key and len(program.left_behind) < _TRIALS else 0
@@ -447,7 +447,7 @@ class CompiledStep(_core.StepCalls):
         self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
 
     def _raise_as_eager(self, error, args, kwargs):
-        """Raises the forward's own error, where the capture has ended by it. Buffers stay as they are."""
+        """Raises the forward's own error if that error ended the capture. Buffers keep their values."""
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         try:
             with torch.random.fork_rng([]), torch.enable_grad():
@@ -469,7 +469,7 @@ class CompiledStep(_core.StepCalls):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported:
-                        pass  # a new capture, which a logging call stands in the way of; nothing has run
+                        pass  # a logging call prevents a new capture; nothing has run
                 with capturing(self.module, ignore_logging_functions=_logging_calls()):
                     try:
                         return self._call(*args, **kwargs)

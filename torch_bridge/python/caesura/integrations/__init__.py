@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caesura under the names that other libraries have for such things."""
+"""Integrations: caesura under the names of other libraries."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ATen calls as ONNX ops: one table, a function an op, a file an op family.
+"""Lowers ATen calls to ONNX ops, by one table: a function for each op, a file for each op family.
 
 Importing the package fills the table.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An FX graph of ATen calls, node by node, as an ONNX model."""
+"""Imports an FX graph of ATen calls as an ONNX model, node by node."""
 
 import logging
 import operator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of ATen overloads that have a meaning in ONNX ops."""
+"""The table of lowering rules: ATen overloads with an equivalent in ONNX ops."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured forward as a model to be trained: batch norms and dropout as the ONNX ops that training mode switches on."""
+"""Imports a captured forward as a model to train: training mode switches its ONNX batch norms and dropout on."""
 
 import functools
 import operator

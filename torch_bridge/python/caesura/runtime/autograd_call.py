@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured forward and backward as one operator of PyTorch's: its steps and its autograd node are in C++."""
+"""Wraps a captured forward and backward as one PyTorch operator, whose steps and autograd node are in C++."""
 
 import functools
 import operator

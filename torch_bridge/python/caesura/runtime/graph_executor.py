@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured graph of ATen calls as a callable: what our kernels can do in programs, the rest call by call in PyTorch."""
+"""Runs a captured graph of ATen calls: programs on our kernels if possible, the other calls one by one in PyTorch."""
 
 import functools
 import operator
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 # Views that a program, too, makes at no cost, unless another reader sees their base.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
              aten.squeeze.dim, aten.squeeze.dims}
-# Holds nothing that a kernel has made.
+# Its result holds no values that a kernel computed.
 _EMPTY = aten.empty_strided.default
 # Numbers that are eager's own by design, which PyTorch's generator gives; they depend on shapes only.
 _GENERATED = DRAWS | {aten.native_dropout.default}
@@ -61,8 +61,8 @@ class Program:
 class GraphProgram:
     """Runs an FX graph of ATen calls (functional, shapes known from its metadata).
 
-    Nodes are levelled: a level holds calls that nothing of the other kind stands between, and its supported calls are one
-    program. Thread safety: calls from several threads at the same time are independent.
+    Nodes are sorted into levels. No call of PyTorch's stands between the supported calls of a level, so that they are
+    one program. Thread safety: calls from several threads at the same time are independent.
     """
 
     def __init__(self, module: torch.fx.GraphModule):
@@ -345,7 +345,7 @@ class RunStep:
 
 
 class CallStep:
-    """A step that makes one call in PyTorch: a size, a view, or what we have no kernel for."""
+    """A step that makes one call in PyTorch: a size, a view, or a call without a kernel of ours."""
 
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes = node, node.all_input_nodes, [node]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's optimizers: as update ops, with state that both sides share; or as they are, stepping our gradients."""
+"""Runs PyTorch's optimizers as update ops that share the optimizer's state, or in PyTorch on gradients of ours."""
 
 import inspect
 import weakref
@@ -165,7 +165,7 @@ class Recipe:
         return self.update.counted
 
     def places(self) -> list:
-        """Where a group has what is fed: (key, index in its tuple or -1, whether it must stay zero or not)."""
+        """Places of fed values in a group: (key, index in its tuple or -1, whether it must stay zero or non-zero)."""
         return [(place, -1, name in self.update.stays_zero) if isinstance(place, str) else (*place, False)
                 for name, place in self.fed.items()]
 
@@ -182,7 +182,7 @@ class Recipe:
         return OPTIONS if self.options != _options(self.optimizer) else None
 
     def misfit(self, program, window):
-        """Why the next update cannot be the program's, where it is not of all that it would have to be; or None.
+        """The reason why the program cannot make the next update (gradients by turns, unequal counts); or None.
         window: the parameters that have gradients since the last update."""
         if window - program.learning:
             return _TURNS
@@ -360,7 +360,7 @@ def describe_optimizer(optimizer, names, gradients, *, clip_norm, accumulation_s
 
 
 def _no_recipe(optimizer):
-    """Why the optimizer is not written into the program; None where it is."""
+    """The reason why the optimizer is not written into the program; None if it is."""
     if type(optimizer) not in _UPDATES:
         return "there is no such update op"
     if _has_hooks(optimizer):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step's call without dynamo's bytecode: dynamo's guards, and what else must be as it was, checked in C++."""
+"""Calls a compiled step without Dynamo's bytecode: C++ checks Dynamo's guards and all other conditions."""
 
 import torch
 
@@ -69,7 +69,8 @@ def _calls_alone(code, program, scope) -> bool:
 
 
 def _watch_optimizer(watch, optimizer, fed):
-    """Its groups, their parameters, what an update may read of them but what it is fed, and hooks around its step."""
+    """Watches the groups, their parameters, the options that an update reads but is not fed, and hooks around the
+    step."""
     watch.item(vars(optimizer), "param_groups", optimizer.param_groups)
     watch.elements(optimizer.param_groups)
     for group in optimizer.param_groups:
@@ -81,7 +82,7 @@ def _watch_optimizer(watch, optimizer, fed):
 
 
 def _watch(module):
-    """By what the module and all in it hold their parts."""
+    """A watch of the dicts in which the module and all its submodules hold their parts."""
     watch = _core.Watch()
     for owner in module.modules():
         for kind in MODULE_PARTS:

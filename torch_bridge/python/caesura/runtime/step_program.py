@@ -119,7 +119,7 @@ class StepProgram:
             self._held[name] = held
 
     def watch(self, watch):
-        """Adds to a _core.Watch what rebind() goes by."""
+        """Adds to a _core.Watch all that rebind() depends on."""
         for _, _, value in self.bound:
             watch.tensor(value, True)
         self.owner.recipe.watch(watch, self.learners)
@@ -129,7 +129,7 @@ class StepProgram:
         return [self.owner.recipe.count(parameter) for parameter in self.learners]
 
     def updates(self) -> int:
-        """How often they were, where that is alike."""
+        """The number of updates, if it is the same for all parameters."""
         return int(self.owner.recipe.count(self.learners[0]))
 
     def refuse_others(self, tensor_of):

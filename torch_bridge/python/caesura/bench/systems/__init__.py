@@ -3,12 +3,12 @@
 
     load(system, folder, job) -> (step, make_batch)
         from what export.prepare wrote into folder, ready to train: make_batch(x, y) gives the arguments of step; step
-        takes one whole training step and returns what float() makes its loss of. Imports belong to the module's head:
-        they are no part of the first step.
+        runs one whole training step and returns a loss that float() accepts. Imports belong at the top of the module,
+        so that they do not count as part of the first step.
     capture(system, folder, job)
-        optional, in a process before: makes what load reads.
+        optional: writes the files that load reads, in an earlier process.
     Runner
-        in place of load, for what is no training: see worker.Runner.
+        in place of load, for a system that does not train: see worker.Runner.
 """
 
 from dataclasses import dataclass

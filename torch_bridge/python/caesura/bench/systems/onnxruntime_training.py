@@ -59,7 +59,7 @@ def _ortmodule(folder, job):
 
     torch.set_num_threads(job["threads"])
     module = find(job["workload"]).module()
-    with np.load(folder / "weights.npz") as file:  # an older PyTorch's seed may give others
+    with np.load(folder / "weights.npz") as file:  # an older PyTorch may draw other weights from the seed
         module.load_state_dict({name: torch.from_numpy(file[name]) for name in file.files}, strict=False)
     optimizer = make_optimizer(module.parameters(), job, fused=True)
     return make_step(ORTModule(module), optimizer, job), make_batch

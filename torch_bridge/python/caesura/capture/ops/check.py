@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of PyTorch's that look at values only to raise an error: in captured graphs the program checks, and fails with the
-same error, in the place where eager would look.
+"""Checks in captured graphs, for functions of PyTorch that read values only to raise an error.
+
+The program makes the check at the same place as eager, and fails with the same error.
 """
 
 import math

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file an op family: each call of ATen's in ONNX ops."""
+"""Lowering rules for ATen calls, one file for each op family."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls as ONNX ops whose gradients by our rules, too, are eager's: at kinks, zeros, and far out.
+"""Lowers calls to ONNX ops so that our gradient rules give eager's gradients at kinks, at zeros and at large values.
 
 PyTorch's derivatives.yaml is one formula a call; that of what a call is made of may be another at a bound, or infinity times
 zero where a branch that is not taken overflows. So branches get harmless numbers where they are not taken.

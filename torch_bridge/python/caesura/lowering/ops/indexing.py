@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes at places that tensors name."""
+"""Indexing, gather and scatter: reads and writes at positions that tensors hold."""
 
 import torch
 

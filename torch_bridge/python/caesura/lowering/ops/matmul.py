@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products. A matrix that is a tensor of rows goes in as that tensor, and so comes out again."""
+"""Matrix products. A matrix made by flattening a tensor of rows is read, and returned, as that tensor."""
 
 from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools, forward and backward."""
+"""Pooling, forward and backward."""
 
 import functools
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums, means, extremes and what is computed along an axis."""
+"""Reductions and ops along an axis: sums, means, extremes, softmax."""
 
 import math
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes and places: views, transposes, slices, concatenation, padding, and tensors made from nothing."""
+"""Shape ops: views, transposes, slices, concatenation, padding, and new tensors."""
 
 import torch
 

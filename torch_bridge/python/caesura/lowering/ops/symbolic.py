@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on numbers: SymInts are int64 scalars of the graph, which are host shape chains in the plan; SymFloats, and what
-is read off a tensor of floats, are float64 scalars, as Python computes."""
+"""Arithmetic on numbers. SymInts are int64 scalars of the graph, which the plan computes on the host. SymFloats, and
+numbers read from tensors of floats, are float64 scalars, as in Python."""
 
 import functools
 import operator
