@@ -79,7 +79,7 @@ class Report:
 class _Local(threading.local):
     strict = False
     refusal: StrictError | None = None  # the latest
-    waiting = None  # what is told if the call ends well
+    waiting = None  # the warnings to give if the call succeeds
 
 
 RECORD = Report()
@@ -202,7 +202,7 @@ def strict(on: bool = True):
 
 @contextlib.contextmanager
 def refusing():
-    """A StrictError in it that PyTorch wraps into an error of its own comes out as it is."""
+    """Raises a StrictError from within the block as it is, also if PyTorch has wrapped it."""
     try:
         yield
     except StrictError:
@@ -215,7 +215,7 @@ def refusing():
 
 
 def fall_back(problems) -> None:
-    """Tells of what stays with PyTorch: a list of (op, reason, place). Each is told once."""
+    """Reports calls that stay with PyTorch, a list of (op, reason, place), each once."""
     if problems and _local.strict:
         listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
         refusal = _local.refusal = StrictError(f"strict: this would be left to PyTorch:\n{listed}")
@@ -252,7 +252,7 @@ def fall_back_if_it_ends_well(problem, is_users_error: bool) -> None:
 
 @contextlib.contextmanager
 def told_at_the_end():
-    """Captures that fail in it are told of when it ends well: where it ends in an error, the error is what there is to tell."""
+    """Reports failed captures of the block if it succeeds. If it fails, only its error is raised."""
     before, _local.waiting = _local.waiting, []
     try:
         yield

@@ -134,8 +134,8 @@ def _refuse(missing) -> None:
 
 
 def check() -> None:
-    """Looks all names up. Raises ImportError, which lists those that PyTorch does not have; warns where PyTorch is newer than
-    any release for which this was seen to work."""
+    """Looks all names up. Raises ImportError, which lists the names that PyTorch lacks; warns if PyTorch is newer than
+    any release in SEEN."""
     missing = [path for path in (*_PRIVATE.values(), *_PARTS) if _find(path) is _MISSING]
     if missing:
         _refuse(missing)
@@ -164,8 +164,8 @@ SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_h
           "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}
 CALL = "_call_impl"  # the method of an nn.Module that its call is
 CLONE = "_clone_with_backend"  # a property of Dynamo's ConvertFrame
-GRAPHS = "__compiled_fn"  # what the names begin with that Dynamo's code has for its graphs
-MODULES = "__import_torch"  # and for modules of PyTorch's
+GRAPHS = "__compiled_fn"  # prefix of the names of graphs in Dynamo's code
+MODULES = "__import_torch"  # and of PyTorch's modules
 
 
 def storage_id(tensor) -> int:
@@ -220,7 +220,7 @@ def takes_load_hooks(optimizer) -> bool:
 
 
 def mark_stepped(optimizer) -> None:
-    """For schedulers, which ask whether the optimizer steps before they do."""
+    """Marks the optimizer as stepped, for schedulers, which warn if they step first."""
     optimizer._opt_called = True
 
 
@@ -262,7 +262,7 @@ def builders_by_id() -> dict:
 
 @contextlib.contextmanager
 def without_kernel(overload, key):
-    """Within it the operator has no kernel in Python for a dispatch key."""
+    """Removes an operator's Python kernel for a dispatch key within the block."""
     kernel = overload.py_kernels.pop(key, None)
     overload._dispatch_cache.clear()
     try:

@@ -20,7 +20,8 @@ from caesura.capture.ops.ctc import ctc_loss
 
 
 def _is_causal(mask, is_causal=None, size=None):
-    """nn.Transformer looks whether a mask is causal, so that attention need not read it. Here it is read."""
+    """nn.Transformer tests whether a mask is causal, so that attention can skip reading it. Here attention reads the
+    mask."""
     return is_causal is True
 
 
@@ -33,7 +34,8 @@ _batch_norm = BatchNorm.forward
 
 
 def _cumulative_batch_norm(self, x):
-    """Without a momentum the statistics are the mean of all batches' so far, whose number PyTorch reads off a tensor."""
+    """Without a momentum, the statistics are the mean over all batches so far. PyTorch reads their number from a
+    tensor."""
     if self.momentum is not None or not self.training or self.num_batches_tracked is None:
         return _batch_norm(self, x)
     self._check_input_dim(x)
@@ -89,8 +91,8 @@ def _cut(function, *args):
 
 
 class _Checkpoint(UserFunctionVariable):
-    """A reentrant checkpoint gives no gradients where none of its arguments requires one, and says so; dynamo knows one kind of
-    checkpoint only."""
+    """A reentrant checkpoint warns and gives no gradients if none of its arguments requires one. Dynamo supports only
+    the other kind of checkpoint."""
 
     def call_function(self, tx, args, kwargs):
         chosen = kwargs.get("use_reentrant")
@@ -112,7 +114,7 @@ def _traced(function, kind=UserFunctionVariable):
 
 
 def _hooks_of_transformers():
-    """Its models install hooks when somebody first asks for hidden states, under a lock."""
+    """transformers' models install hooks, under a lock, when hidden states are first requested."""
     module = sys.modules.get("transformers.utils.output_capturing")
     install = getattr(module, "maybe_install_capturing_hooks", None)
     return {} if install is None else {id(install): _traced(install, _AtOnce)}
@@ -120,8 +122,8 @@ def _hooks_of_transformers():
 
 @contextlib.contextmanager
 def capturing(module, **options):
-    """Dynamo traces them so, and takes recurrent layers and gradients (torch.autograd.grad) into its graphs; further options
-    are its own."""
+    """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. Further options
+    are Dynamo's."""
     counts = any(isinstance(part, BatchNorm) and part.momentum is None for part in module.modules())
     with dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, **_GRADIENTS, **options), \
             frames.tracing(functools.partial(_in_place, counts)):
@@ -130,7 +132,8 @@ def capturing(module, **options):
 
 @contextlib.contextmanager
 def _in_place(counts: bool):
-    """The stand-ins while dynamo traces one frame. counts: whether a batch norm of the module's counts its batches."""
+    """The polyfills for one frame that Dynamo traces. counts: whether a batch norm of the module's counts its
+    batches."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \

@@ -28,9 +28,9 @@ def takes_gradients(graph: torch.fx.GraphModule) -> bool:
 
 
 def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
-    """Marks the calls in dynamo's graph that no gradient passes, and takes the modes out of it that say so: AOTAutograd would
-    go by the last one, and trace a backward. keep_modes: they stay, for the gradients that the graph itself takes. Returns
-    what cannot be expressed so, a line each."""
+    """Marks the calls in Dynamo's graph that no gradient passes, and removes the mode switches, since AOTAutograd would
+    obey the last one and trace a backward. keep_modes: keeps them, for gradients that the graph itself takes. Returns a
+    line for each place that marks cannot express."""
     problems, recording, inference = [], True, 0
     for node in graph.graph.find_nodes(op="call_method", target="item"):
         _detach(graph, node)
@@ -83,7 +83,7 @@ def _detach(graph, node):
 
 
 def record(graph: torch.fx.GraphModule):
-    """Has the graph switch autograd on, for gradients that it takes itself, and off at its end, where AOTAutograd looks."""
+    """Lets the graph switch autograd on for its own gradients, and off at its end, where AOTAutograd reads the mode."""
     first, last = next(iter(graph.graph.nodes)), next(n for n in graph.graph.nodes if n.op == "output")
     for node, mode in (first, True), (last, False):
         with graph.graph.inserting_before(node):

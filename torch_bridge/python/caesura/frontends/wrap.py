@@ -23,14 +23,14 @@ from caesura.lowering import TABLE
 from caesura.reports import refusing, told_at_the_end
 from caesura.runtime.autograd_call import is_operator
 
-_CALLED = {CALL, "plain_forward"}  # what is captured, by the names that wrap() and _Forward have for it
+_CALLED = {CALL, "plain_forward"}  # the captured functions, by their names in wrap() and _Forward
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
-_CALLS = 8  # captures that a module goes back and forth between without dynamo's way to them
+_CALLS = 8  # captures that a module can alternate between without asking Dynamo
 
 
 def _past_dynamo(scope: dict) -> dict:
-    """The globals of dynamo's code, where operators of ours are called as they are, not in a scope without dynamo, and no
-    profiler is told of where the code begins and ends."""
+    """The globals of Dynamo's code, changed so that our operators are called directly, not in a scope without Dynamo,
+    and that profiler marks are skipped."""
     scope = dict(scope)
     for name, value in scope.items():
         call = original(value) if name.startswith(GRAPHS) else None
@@ -50,7 +50,7 @@ class _Calls:
     """
 
     def __init__(self, function, module, dynamic, kept=True):
-        """kept: whether calls are looked for on disk."""
+        """kept: whether to look for calls on disk."""
         self.function, self.module, self.dynamic = function, module, dynamic
         self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
         self.keys = _KEYS if kept and dynamic is not True and disk.enabled() else 0
@@ -60,7 +60,7 @@ class _Calls:
         """Forgets what was captured."""
         self.compiled = torch.compile(apart(self.function), backend=torch_backend, dynamic=self.dynamic, recompile_limit=64)
         self.candidate = None  # a call that may be kept
-        self.classes = None  # those that the captures were made of
+        self.classes = None  # the classes that the captures were made for
         self.captures = []  # (guards, function), the latest first
         self.known = weakref.WeakSet()  # the code of all that were seen
 
@@ -114,7 +114,7 @@ class _Calls:
                     self.candidate = None
             except KeyError as error:
                 logging.getLogger("caesura").info("the module's calls are not kept on disk: not %s", error)
-                self.keys = 0  # the next ones will be like it
+                self.keys = 0  # later calls will be alike
         return results
 
     def _confirm(self, args, kwargs):
@@ -130,7 +130,7 @@ class _Calls:
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):
-        """The call's module_calls.CallKey; None where it has none."""
+        """The call's module_calls.CallKey; None if it has none."""
         if self.keys == 0:
             return None
         self.keys -= 1
@@ -142,7 +142,7 @@ class _Calls:
             return None
 
     def _find(self):
-        """Looks for captures that are new; gives the function of one, or None."""
+        """Looks for new captures; returns the function of one, or None."""
         call, function = original(self.compiled), None
         for entry in cache_entries(call.__code__):
             if entry.code in self.known:

@@ -95,7 +95,7 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 def number(value):
-    """`value`, and what is in a list or tuple of it, with numbers in the place of Scalars."""
+    """`value` with numbers in place of Scalars, also within a list or tuple."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(number, value))
     return value.number() if isinstance(value, Scalar) else value
@@ -119,7 +119,7 @@ class Writer:
     and the last one, of Transpose the tensor and the permutation."""
     nodes: list = field(default_factory=list)
     initializers: list = field(default_factory=list)
-    stated: list = field(default_factory=list)  # results whose dtype and shape no op's schema tells
+    stated: list = field(default_factory=list)  # results whose dtype and shape no schema gives
     assigned: list = field(default_factory=list)  # (placeholder, what a step leaves in it), of what FX's outputs do not tell
     origin: dict = field(default_factory=dict)
     _constants: dict = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Writer:
         return f"{stem}_{self._count}"
 
     def begin_at(self, other: "Writer") -> None:
-        """Names from here on are none that `other` has given."""
+        """Makes later names differ from all names that `other` has given."""
         self._count = max(self._count, other._count)
 
     def op(self, op_type: str, inputs, outputs: int = 1, domain: str = "", **attributes):
@@ -225,7 +225,7 @@ class Writer:
         return self._known[size]
 
     def know(self, symbol, name: str) -> None:
-        """From here on `name` holds the value of this SymInt."""
+        """Records that `name` holds the value of this SymInt."""
         self._known.setdefault(symbol.node.expr, name)
 
     def know_shape(self, tensor: Tensor) -> None:
@@ -273,7 +273,7 @@ class Writer:
         return made
 
     def rows_of(self, tensor: Tensor):
-        """The tensor that `tensor`, a matrix, is with all axes but the last made one; None where it is none."""
+        """The tensor that was flattened into the matrix `tensor`, keeping its last axis; None if there is none."""
         kind, *earlier = self.origin.get(tensor.name, (None, None, None))
         if kind != "Reshape" or tensor.rank != 2:
             return None

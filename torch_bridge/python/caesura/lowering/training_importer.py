@@ -196,7 +196,7 @@ class ForwardImporter(Importer):
         if ours is not None:
             try:
                 return written(ours, w, node, arguments)
-            except Refused as error:  # what it has written by then, nobody reads
+            except Refused as error:  # nobody reads the nodes that it has written
                 reason = str(error)
         result = _by_pytorch(w, node, *arguments)
         self.left.append((str(node.target), reason, describe(node)))
@@ -248,9 +248,9 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     """The ONNX model of a captured forward: its output is `loss`, and what it assigns.
 
     names: placeholder to the name of its input; a number that no shape tells becomes the input that number_input() names.
-    writes: (name of an input, node): what a step leaves in that input; one that is none of `names` is added. Everything else
-    that the graph computes is taken out of it.
-    Calls that have no equivalent are nodes that PyTorch computes, loudly. Raises Refused, listing every one that cannot be so.
+    writes: (name of an input, node): the value that a step leaves in that input, which is added if not in `names`.
+    The rest of the graph is removed. Calls without an equivalent become nodes that PyTorch computes, with a warning.
+    Raises Refused, which lists the calls that cannot become such nodes.
     """
     # Nodes that only the dropped outputs need are removed.
     next(n for n in module.graph.nodes if n.op == "output").args = ((loss, *(node for _, node in writes)),)

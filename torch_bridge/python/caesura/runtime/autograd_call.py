@@ -126,7 +126,7 @@ def _is_plain(module, forward, metadata) -> bool:
 
 
 def _layout(forward, backward, metadata):
-    """CallLayout's lists (captured_call.h); None where the graphs have another form."""
+    """CallLayout's lists (captured_call.h); None if the graphs have another form."""
     number = {n: i for i, n in enumerate(forward.graph.nodes)}
     written = metadata.num_mutated_inp_runtime_indices
     new_values, outputs = forward.results[:written], forward.results[written:metadata.num_forward]
@@ -160,8 +160,8 @@ def _layout(forward, backward, metadata):
 
 
 def _reached(backward, gradients) -> list:
-    """A row for each of the backward's results: of each of the `gradients` that it is given, 1 if the result depends on it, or 0.
-    A result that depends on none of them (the zeros of a step function) comes with each of them."""
+    """A row for each result of the backward, with 1 for each of the given `gradients` that the result depends on, else
+    0. A result that depends on none of them (the zeros of a step function) has 1 for all."""
     sources = {node: 1 << i for i, node in enumerate(gradients)}  # of each value, a bit for each gradient
     for node in backward.graph.nodes:
         if node not in sources:

@@ -178,7 +178,7 @@ class GraphProgram:
             for source in node.all_input_nodes:
                 if kind.get(source) != "program" or (kind[node] == "program" and level[node] == level[source]):
                     continue
-                if kind[node] == "program":  # which makes the view anew
+                if kind[node] == "program":  # which makes the view again
                     while self._is_view(source):
                         source = source.args[0]
                 needed.add(source)
@@ -188,8 +188,8 @@ class GraphProgram:
         return node.target in VIEWS and node in self.supported
 
     def _with_views(self, nodes, inside):
-        """`nodes` and the views that they read from other levels, in order: a program takes what lies dense, so that a view that
-        PyTorch had made would be copied in each run."""
+        """`nodes` and the views that they read from other levels, in order. A program takes dense inputs, so it would
+        copy a view that PyTorch made in each run."""
         views = set()
         for node in nodes:
             reads = [s for s in node.all_input_nodes if s not in inside]
@@ -213,7 +213,7 @@ class GraphProgram:
                 source.target not in VIEWS or is_reshaped(source))
 
         def laid(node):
-            """How a result lies, or a view of it as PyTorch would make it: a tensor without memory."""
+            """The layout of a result, or of a view that PyTorch would make of it, as a tensor without memory."""
             if node not in inside or node.target not in VIEWS or is_reshaped(node):
                 value = node.meta["val"]
                 return torch.empty([_size(d) for d in value.shape], dtype=value.dtype, device="meta")
@@ -226,7 +226,7 @@ class GraphProgram:
                 return node.target in _AS and not is_view(laid(node))
 
         def provide(node):
-            """Makes `node` a result of the program, or, where it is a view, what it looks at."""
+            """Makes `node` a result of the program, or, if it is a view, its base."""
             if node in views or node in outputs:
                 return
             if node not in inside:
@@ -294,8 +294,8 @@ class GraphProgram:
 
 
 def _draw_early(graph: torch.fx.Graph) -> None:
-    """Random numbers in the shape of a tensor do not wait for the tensor where the shape is known. They are drawn for a
-    tensor that lies as eager's does, where ours would lie dense: they come in the order of its memory."""
+    """Draws in the shape of a tensor do not wait for that tensor if its shape is known. They use a tensor with eager's
+    layout, not our dense one, since numbers are drawn in memory order."""
     for node in list(graph.nodes):
         source = node.args[0] if draws(node) and node.args else None
         if not isinstance(source, torch.fx.Node) or not is_tensor(source) or source.meta["val"].device.type != "cpu":
@@ -363,7 +363,7 @@ class CallStep:
 
 
 def as_scalar(value):
-    """A value as programs take it: a float, which no shape follows from, as a tensor."""
+    """A value as programs take it: a float, which no shape depends on, becomes a tensor."""
     return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
 
 

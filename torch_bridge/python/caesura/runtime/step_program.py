@@ -96,7 +96,7 @@ class StepProgram:
         return model
 
     def rebind(self):
-        """Makes what the session's steps write to the tensors that there are now: parameters whose elements have moved
+        """Binds the session to the current tensors that its steps write to: parameters whose elements have moved
         (p.data = ...), the optimizer's state, or the gradients."""
         if self._watch is not None and self._watch.unchanged():
             return
@@ -125,7 +125,7 @@ class StepProgram:
         self.owner.recipe.watch(watch, self.learners)
 
     def counts(self) -> list:
-        """How often each of its parameters was updated: the tensors that count it."""
+        """The tensors that count the updates of each of the program's parameters."""
         return [self.owner.recipe.count(parameter) for parameter in self.learners]
 
     def updates(self) -> int:
@@ -225,7 +225,7 @@ class CapturedStep(StepProgram):
             model = import_forward(importer, self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
-        # Another process would not be told of calls of PyTorch's, and would miss parameters that do not train.
+        # Another process would not report PyTorch's calls, nor notice parameters that do not train.
         read = {name for node in model.graph.node for name in node.input}
         self.draws = [draw for draw in importer.draws if draw.name in read]
         self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
@@ -326,7 +326,7 @@ def calls_pytorch(model) -> list:
 
 
 def keep_inputs(model, names):
-    """Drops all inputs of the model but those of these names."""
+    """Drops all inputs of the model except those with these names."""
     kept = [i for i in model.graph.input if i.name in names]
     del model.graph.input[:]
     model.graph.input.extend(kept)
