@@ -427,7 +427,7 @@ def _order(item) -> str:
 
 
 def calls_pytorch_alone(module: torch.fx.GraphModule) -> bool:
-    """True if Dynamo's graph and the graphs in it call only PyTorch, since no key covers the code of other functions."""
+    """True if Dynamo's graph and the graphs in it call only PyTorch, since no key covers other code."""
     def known(target):
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             return str(target).startswith(("aten.", "prims."))
