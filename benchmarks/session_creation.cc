@@ -42,7 +42,8 @@ Model MakeModel(int64_t nodes) {
   model.graph = std::make_shared<Graph>();
   model.opsets = {{"", 23}};
   Graph& graph = *model.graph;
-  ValueType type{ValueType::Kind::kTensor, DType::kFloat32, std::vector<Dim>{{-1, "N"}, {kWidth, ""}}, nullptr};
+  ValueType type = ValueType::Tensor(DType::kFloat32);
+  type.shape = std::vector<Dim>{{-1, "N"}, {kWidth, ""}};
   Value* one = Constant(graph, "one", {1});
   Value* x = graph.AddInput("x", type);
   while (static_cast<int64_t>(graph.nodes().size()) < nodes) x = AddLayer(graph, x, one);
