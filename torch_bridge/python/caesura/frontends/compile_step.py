@@ -60,7 +60,7 @@ def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
     position, node = next((i, n) for i, n in enumerate(output.args[0])
                           if isinstance(n, torch.fx.Node) and n.target is _as_loss)
     loss = node.args[0]
-    node.replace_all_uses_with(loss)
+    node.replace_all_uses_with(loss)  # type: ignore[arg-type]
     graph.graph.erase_node(node)
     return position, loss
 

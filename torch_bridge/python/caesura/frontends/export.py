@@ -77,7 +77,7 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
 
 
 @torch.no_grad()
-def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer = None) -> int:
+def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
     """Copies what was trained in an exported step back into the module, and into the optimizer's state.
 
     Args:
