@@ -49,7 +49,6 @@ class Report:
         kernel_calls: the number of the first.
         eager_calls: the number of the second, and of calls whose capture failed.
         fallbacks: dict from (op, reason) to the set of places where it was met.
-        kernel_share: kernel_seconds as a part of both times.
 
     Example::
 

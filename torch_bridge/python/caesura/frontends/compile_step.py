@@ -91,7 +91,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     Args:
         module: the module. Parameters in another memory format (channels_last) become contiguous, since each kernel
             chooses its own.
-        loss_fn: called as loss_fn(module(*args[:-1], **kwargs), args[-1]). None if the module takes all arguments and
+        loss_fn: called as ``loss_fn(module(*args[:-1], **kwargs), args[-1])``. None if the module takes all arguments and
             returns its loss: a scalar, or an object or dict with `loss`.
         optimizer: the optimizer of the parameters to train. Those of torch.optim become part of the program (LBFGS and
             SparseAdam are refused). Their state stays in optimizer.state, so state_dict(), load_state_dict() and
