@@ -7,5 +7,5 @@ set +u; . build/activate; set -u
 python -c 'import sphinx, myst_parser, pydata_sphinx_theme' 2>/dev/null ||
   python -m pip install -q --disable-pip-version-check -r cmake/requirements-docs.txt
 python docs/command_reference.py docs/reference/command.md
-python -m sphinx -q -W --keep-going -b html docs build/docs
+python -m sphinx -q -W -E -a --keep-going -b html docs build/docs
 echo "docs: build/docs/index.html"
