@@ -164,6 +164,34 @@ nb::object ObjectOf(const RuntimeValue& value, bool torch) {
   return nb::cast(nb::ndarray<nb::numpy>(tensor.raw(), shape.size(), shape.data(), owner, nullptr, *type));
 }
 
+nb::object TextOf(const std::string& text) {
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+// The elements of a vector as Python's own strings and numbers.
+nb::list ListOf(const Tensor& tensor) {
+  nb::list out;
+  const int64_t count = tensor.elements();
+  const auto fill = [&](auto make) {
+    for (int64_t i = 0; i < count; ++i) out.append(make(i));
+  };
+  switch (tensor.dtype()) {
+    case DType::kString: fill([&](int64_t i) { return TextOf(tensor.data<std::string>()[i]); }); break;
+    case DType::kInt64: fill([&](int64_t i) { return nb::int_(tensor.data<int64_t>()[i]); }); break;
+    case DType::kFloat32: fill([&](int64_t i) { return nb::float_(tensor.data<float>()[i]); }); break;
+    case DType::kFloat64: fill([&](int64_t i) { return nb::float_(tensor.data<double>()[i]); }); break;
+    default: return nb::list(ObjectOf(tensor, false).attr("tolist")());
+  }
+  return out;
+}
+
+nb::dict DictOf(const RuntimeValue& map) {
+  const nb::list keys = ListOf(map.map().keys), values = ListOf(map.map().values);
+  nb::dict out;
+  for (size_t i = 0; i < keys.size(); ++i) out[keys[i]] = values[i];
+  return out;
+}
+
 void BindValues(nb::module_& m) {
   nb::class_<RuntimeValue> value(m, "Value");
   value.def(nb::init<>())
@@ -174,13 +202,12 @@ void BindValues(nb::module_& m) {
       .def_prop_ro("shape", [](const RuntimeValue& v) { return v.tensor().shape().dims(); })
       .def_prop_ro("is_map", &RuntimeValue::is_map)
       .def("elements", [](const RuntimeValue& v) { return v.sequence(); })
-      .def("entries", [](const RuntimeValue& v) { return std::vector<RuntimeValue>{v.map().keys, v.map().values}; })
+      .def("dict", &DictOf)
       .def("bytes", &BytesOfTensor)
       .def("strings", [](const RuntimeValue& v) {
         nb::list out;
         for (int64_t i = 0; i < v.tensor().elements(); ++i) {
-          const std::string& text = v.tensor().data<std::string>()[i];
-          out.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
+          out.append(TextOf(v.tensor().data<std::string>()[i]));
         }
         return out;
       });

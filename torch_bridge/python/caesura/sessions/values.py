@@ -98,8 +98,7 @@ def from_value(value, torch: bool = False):
     if value.is_sequence:
         return [from_value(element, torch) for element in value.elements()]
     if value.is_map:
-        keys, values = (from_value(part).tolist() for part in value.entries())
-        return dict(zip(keys, values))
+        return value.dict()
     if value.dtype == _STRING:
         return np.array(value.strings(), dtype=object).reshape(value.shape)
     if torch:
