@@ -49,7 +49,7 @@ def own_names(trees) -> set:
 
 
 def private_names(tree, own) -> list:
-    """Where a tree reads a private name that is not the package's: (line, name)."""
+    """Finds the (line, name) of each private name that a tree reads and the package does not own."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

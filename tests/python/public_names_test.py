@@ -13,7 +13,7 @@ import caesura
 
 
 def run(code: str) -> str:
-    """What a new process prints."""
+    """Runs code in a new process; returns what it prints."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -101,7 +101,7 @@ class PythonSession {
     }
     return {std::move(values), copied};
   }
-  // What a run takes: counted.
+  // The feeds of a run; counts those that were copied.
   NamedValues Take(nb::dict feeds) {
     auto [values, copied] = Feeds(feeds);
     inputs_ += values.size();

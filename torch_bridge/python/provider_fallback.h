@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What caesura.sessions.provider_fallback.FallsBack calls, for each class of sessions.
+// The methods that caesura.sessions.provider_fallback.FallsBack calls, for each class of sessions.
 #ifndef CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
 #define CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
 

@@ -78,7 +78,7 @@ class QuantizedProduct {
   }
 
  private:
-  // Where the scale or zero point of column `i` lies, of which there are `count`.
+  // The position of column `i`'s scale or zero point among `count` of them.
   int64_t ParameterAt(int64_t count, int64_t d, int64_t i) const {
     return count == directions_ ? d : d * n_ + i;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a report says to try first: each rule where its cause is there, none where it is not.
+// The advice of a report: each rule speaks if its cause is there, and only then.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -17,7 +17,7 @@ VIEWS = {
 
 
 def describe(node: torch.fx.Node) -> str:
-    """Where in the user's code a node comes from: "model.py:12 in forward", or its name."""
+    """Returns the place in the user's code that a node comes from, "model.py:12 in forward", or its name."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     return "{}:{} in {}".format(*frames[-1]) if frames else node.name
 

@@ -74,7 +74,7 @@ class NodeArg(NamedTuple):
 
 
 class ModelMetadata(NamedTuple):
-    """What a model file says beside its graph; the fields are those of onnxruntime.ModelMetadata.
+    """The metadata of a model file, with the fields of onnxruntime.ModelMetadata.
 
     Example::
 
