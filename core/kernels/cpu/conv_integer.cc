@@ -44,6 +44,7 @@ template <typename T>
 void WidenAs(const Operand& o, KernelContext& context, int32_t* wide) {
   const T* x = context.Input<T>(o.input);
   const T* zero = o.zero_input < 0 ? nullptr : context.Input<T>(o.zero_input);
+  if (o.size == 0) return;  // there may be any number of lines without elements
   for (int64_t line = 0; line < o.lines; ++line) {
     const int32_t shift = zero == nullptr ? 0 : zero[line * o.zero_step];
     for (int64_t i = 0; i < o.size; ++i) *wide++ = int32_t{*x++} - shift;

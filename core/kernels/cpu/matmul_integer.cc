@@ -69,6 +69,7 @@ Result<Operand> MakeOperand(KernelInfo& info, int input, int zero_input, bool al
 
 template <typename T>
 void WidenAs(const Operand& o, const T* x, const T* zero, int32_t* wide) {
+  if (o.rows == 0 || o.columns == 0) return;  // there may be any number of matrices without elements
   for (int64_t m = 0; m < o.matrices; ++m) {
     for (int64_t r = 0; r < o.rows; ++r) {
       const T* line_zero = zero == nullptr ? nullptr : zero + m * o.zero.matrix + r * o.zero.row;
@@ -124,6 +125,7 @@ void Quantize(const Requantize& q, const int32_t* sums, KernelContext& context, 
   const void *a_scale = context.Input<void>(1), *b_scale = context.Input<void>(4), *y_scale = context.Input<void>(6);
   const T* zero = context.Input<T>(7);
   auto at = [](const Spread& s, int64_t m, int64_t r, int64_t c) { return m * s.matrix + r * s.row + c * s.column; };
+  if (q.rows == 0 || q.columns == 0) return;
   for (int64_t m = 0; m < q.matrices; ++m) {
     for (int64_t r = 0; r < q.rows; ++r) {
       for (int64_t c = 0; c < q.columns; ++c) {

@@ -125,6 +125,11 @@ std::vector<KernelCase> Cases() {
   add("Attention", {Empty({kHuge, 2, 0, 3}), Empty({kHuge, 2, 0, 3}), Empty({kHuge, 2, 0, 3})});
   add("DequantizeLinear", {Empty({kHuge, 0}, DType::kInt8), Ones({})});
   add("QuantizeLinear", {x, Ones({})});
+  const Tensor bytes = Tensor::Of<uint8_t>({3, 4}, std::vector<uint8_t>(12, 1)), byte = Tensor::Of<uint8_t>({}, {1});
+  add("MatMulInteger", {Empty({kHuge, 0, 3}, DType::kUInt8), bytes});
+  add("MatMulInteger", {Empty({kHuge, 0, 3}, DType::kUInt8), bytes, byte, byte});
+  add("QLinearMatMul", {Empty({kHuge, 0, 3}, DType::kUInt8), Ones({}), byte, bytes, Ones({}), byte, Ones({}), byte});
+  add("ConvInteger", {Empty({kHuge, 0, 3}, DType::kUInt8), Empty({0, 0, 1}, DType::kUInt8), byte});
   add("ArrayFeatureExtractor", {Empty({kHuge, 0}), Empty({0}, kInt)}, {}, 1, "ai.onnx.ml");
   // Gradients.
   add("BatchNormalizationGrad", {image, image, channel, channel, channel}, {}, 3, kTraining);
