@@ -12,7 +12,7 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// What caesura.profile holds from its beginning to its end.
+// One recording: caesura.profile holds it from its beginning to its end.
 class Recording {
  public:
   void Begin() {

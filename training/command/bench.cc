@@ -17,8 +17,6 @@
 #include "core/base/status_macros.h"
 #include "core/load/file_system.h"
 #include "core/load/model_reader.h"
-#include "core/session/session.h"
-#include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/json_output.h"
 #include "training/command/made_step.h"
@@ -151,11 +149,7 @@ double Percentile(const Milliseconds& times, double part) {
 }
 
 Result<System> InferenceSystem(const BenchOptions& options, const Model& model, const NamedValues& feeds) {
-  SessionOptions made;
-  ASSIGN_OR_RETURN(made.providers, MakeProviders(options.train.provider));
-  made.passes = InferencePasses;
-  made.plan.threads = options.train.threads;
-  ASSIGN_OR_RETURN(std::shared_ptr<Session> session, Session::Create(model.Clone(), std::move(made)));
+  ASSIGN_OR_RETURN(std::shared_ptr<Session> session, MakeSession(model.Clone(), options.train));
   return System{"run", [session, feeds](double seconds) {
                   return TimeRuns(seconds, [&] { return session->Run(feeds).status(); });
                 }};
@@ -210,11 +204,7 @@ Status Run(const BenchOptions& options) {
   const bool trains = exported || !options.train.loss.empty();
   if (!exported) {  // the model of an exported step ends in its loss: nobody runs that for its outputs
     ASSIGN_OR_RETURN(const Model model, ReadTrainedModel(path, ""));
-    std::vector<Value*> inputs;
-    for (Value* input : model.graph->inputs()) {
-      if (model.graph->Initializer(input) == nullptr) inputs.push_back(input);
-    }
-    ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, inputs));
+    ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, RequiredInputs(model)));
     ASSIGN_OR_RETURN(System own, InferenceSystem(options, model, feeds));
     systems.push_back(std::move(own));
     if (options.beside) {
@@ -239,7 +229,7 @@ Status Run(const BenchOptions& options) {
 constexpr char kNotes[] =
     R"(Each round gives every system a turn, so that what slows the machine down slows all of them. Inputs that --inputs
 does not bring are made up: floats from a fixed sequence in [0, 1), everything else zero. onnxruntime is taken from
-the Python that runs this command (or CAESURA_PYTHON); a step has no peer here: 'python -m caesura.bench' compares
+the Python that runs this command (or CAESURA_PYTHON); a step has no peer here: in a build from source, 'python -m caesura.bench' compares
 steps with PyTorch's.
 
 Examples
@@ -260,17 +250,10 @@ void AddBench(CLI::App& app, RunFunction* run) {
   options->train.loss.clear();
   AddLossOptions(*sub, &options->train);
   AddOptimizerOption(*sub, &options->train);
-  sub->add_option("--threads", options->train.threads, "Threads to a kernel; 0: as many as OpenMP takes")
-      ->check(CLI::NonNegativeNumber);
-  AddProviderOptions(*sub, &options->train.provider);
+  AddPlacementOptions(*sub, &options->train);
   AddJsonOption(*sub, &options->json);
   sub->footer(kNotes);
-  sub->callback([=] {
-    *run = [=] {
-      const Status status = Run(*options);
-      return status.ok() ? static_cast<int>(kDone) : Report(status);
-    };
-  });
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
 }
 
 }  // namespace caesura::command

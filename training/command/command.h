@@ -37,6 +37,9 @@ std::string VersionText();
 // "caesura: MESSAGE" on stderr; returns kFailed.
 int Report(const Status& status);
 
+// kDone, or what Report(status) returns.
+inline int ExitCodeOf(const Status& status) { return status.ok() ? kDone : Report(status); }
+
 // Tells on stderr that an option was spelt as in version 0.1 and will not be understood after 0.2.
 void WarnOldSpelling(const std::string& old, const std::string& now);
 

@@ -8,8 +8,6 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/session/session.h"
-#include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/json_output.h"
 #include "training/command/metric.h"
@@ -77,12 +75,7 @@ Status Run(EvaluateOptions& options) {
   ASSIGN_OR_RETURN(Value * value, AddLoss(*model.graph, loss));
   if (loss.kind != Loss::Kind::kOutput) model.graph->AddOutput(value);
   const std::string loss_output = value->name();
-  SessionOptions session_options;
-  ASSIGN_OR_RETURN(session_options.providers, MakeProviders(train.provider));
-  session_options.passes = InferencePasses;
-  session_options.plan.threads = train.threads;
-  session_options.seed = train.seed;
-  ASSIGN_OR_RETURN(const auto session, Session::Create(std::move(model), std::move(session_options)));
+  ASSIGN_OR_RETURN(const auto session, MakeSession(std::move(model), train));
   ASSIGN_OR_RETURN(const Scores scores, Evaluate(*session, *data.train, train, loss, prediction, loss_output));
   const std::string metric = scores.metric.Text();
   if (!OnlyJson(options.json)) {
@@ -110,17 +103,10 @@ void AddEvaluate(CLI::App& app, RunFunction* run) {
   AddLossOptions(*sub, &options->train);
   AddMetricOption(*sub, &options->train);
   sub->add_option("--batch", options->train.batch, "Examples to a batch")->check(CLI::PositiveNumber)->capture_default_str();
-  sub->add_option("--threads", options->train.threads, "Threads to a kernel; 0: as many as OpenMP takes")
-      ->check(CLI::NonNegativeNumber);
-  AddProviderOptions(*sub, &options->train.provider);
+  AddPlacementOptions(*sub, &options->train);
   AddJsonOption(*sub, &options->json);
   sub->footer(kExamples);
-  sub->callback([=] {
-    *run = [=] {
-      const Status status = Run(*options);
-      return status.ok() ? static_cast<int>(kDone) : Report(status);
-    };
-  });
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
 }
 
 }  // namespace caesura::command

@@ -27,7 +27,7 @@ Result<NamedValues> MakeFeeds(const FeedOptions& options, const std::vector<Valu
 // loss, optimizer, provider and threads of the options do.
 Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& options, const Model& model);
 
-// What a step of the session is fed.
+// The inputs that a step of the session must be given.
 std::vector<Value*> StepInputs(const TrainingSession& session);
 
 }  // namespace caesura::command

@@ -8,8 +8,6 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/session/session.h"
-#include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/tensor_files.h"
 #include "training/command/train_data.h"
@@ -72,11 +70,7 @@ Status Run(PredictOptions& options) {
   if (names.empty()) {
     for (const Value* output : model.graph->outputs()) names.push_back(output->name());
   }
-  SessionOptions session_options;
-  ASSIGN_OR_RETURN(session_options.providers, MakeProviders(train.provider));
-  session_options.passes = InferencePasses;
-  session_options.plan.threads = train.threads;
-  ASSIGN_OR_RETURN(const auto session, Session::Create(std::move(model), std::move(session_options)));
+  ASSIGN_OR_RETURN(const auto session, MakeSession(std::move(model), train));
   const Dataset& examples = *data.train;
   ASSIGN_OR_RETURN(
       Sampler order,
@@ -117,16 +111,9 @@ void AddPredict(CLI::App& app, RunFunction* run) {
   sub->add_option("--output", options->output, "The file to write: .npz, .npy or .safetensors")->required();
   sub->add_option("--outputs", options->outputs, "Names of the outputs to write; by default all");
   sub->add_option("--batch", options->train.batch, "Examples to a batch")->check(CLI::PositiveNumber)->capture_default_str();
-  sub->add_option("--threads", options->train.threads, "Threads to a kernel; 0: as many as OpenMP takes")
-      ->check(CLI::NonNegativeNumber);
-  AddProviderOptions(*sub, &options->train.provider);
+  AddPlacementOptions(*sub, &options->train);
   sub->footer(kExamples);
-  sub->callback([=] {
-    *run = [=] {
-      const Status status = Run(*options);
-      return status.ok() ? static_cast<int>(kDone) : Report(status);
-    };
-  });
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
 }
 
 }  // namespace caesura::command

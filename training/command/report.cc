@@ -7,8 +7,6 @@
 
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
-#include "core/session/session.h"
-#include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/made_step.h"
 #include "training/command/trained_model.h"
@@ -34,16 +32,8 @@ Status ReportStep(const ReportOptions& options, const Model& model) {
 
 Status ReportRun(const ReportOptions& options) {
   ASSIGN_OR_RETURN(Model model, ReadTrainedModel(options.train.model, ""));
-  std::vector<Value*> inputs;
-  for (Value* input : model.graph->inputs()) {
-    if (model.graph->Initializer(input) == nullptr) inputs.push_back(input);
-  }
-  ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, inputs));
-  SessionOptions made;
-  ASSIGN_OR_RETURN(made.providers, MakeProviders(options.train.provider));
-  made.passes = InferencePasses;
-  made.plan.threads = options.train.threads;
-  ASSIGN_OR_RETURN(const auto session, Session::Create(std::move(model), std::move(made)));
+  ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, RequiredInputs(model)));
+  ASSIGN_OR_RETURN(const auto session, MakeSession(std::move(model), options.train));
   RETURN_IF_ERROR(session->Run(feeds).status());
   RunRecorder recorder;
   RunOptions run;
@@ -84,17 +74,10 @@ void AddReport(CLI::App& app, RunFunction* run) {
   options->train.loss.clear();
   AddLossOptions(*sub, &options->train);
   AddOptimizerOption(*sub, &options->train);
-  sub->add_option("--threads", options->train.threads, "Threads to a kernel; 0: as many as OpenMP takes")
-      ->check(CLI::NonNegativeNumber);
-  AddProviderOptions(*sub, &options->train.provider);
+  AddPlacementOptions(*sub, &options->train);
   sub->add_option("--output", options->output, "The page (.html)")->capture_default_str();
   sub->footer(kNotes);
-  sub->callback([=] {
-    *run = [=] {
-      const Status status = Run(*options);
-      return status.ok() ? static_cast<int>(kDone) : Report(status);
-    };
-  });
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
 }
 
 }  // namespace caesura::command

@@ -23,8 +23,7 @@ int RunTrain(const TrainOptions& options) {
   if (!trainer.ok()) return Report(trainer.status());
   std::signal(SIGINT, RequestStop);
   std::signal(SIGTERM, RequestStop);
-  const Status status = (*trainer)->Run(&stop_requested);
-  return status.ok() ? kDone : Report(status);
+  return ExitCodeOf((*trainer)->Run(&stop_requested));
 }
 
 constexpr char kExamples[] = R"(Examples

@@ -8,6 +8,7 @@
 
 #include "core/base/status_macros.h"
 #include "training/command/tensor_files.h"
+#include "training/command/trained_model.h"
 #include "training/data/sampler.h"
 
 namespace caesura::command {
@@ -30,14 +31,6 @@ const Value* Prediction(const TrainOptions& options, const Model& model) {
   return nullptr;  // the session says so
 }
 
-std::vector<const Value*> Inputs(const Model& model) {
-  std::vector<const Value*> out;
-  for (const Value* input : model.graph->inputs()) {
-    if (model.graph->Initializer(input) == nullptr) out.push_back(input);
-  }
-  return out;
-}
-
 Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Model& model) {
   std::map<std::string, std::string> named;
   for (const std::string& text : options.feeds) {
@@ -46,7 +39,7 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
     named[text.substr(0, equals)] = text.substr(equals + 1);
   }
   std::vector<Wanted> out;
-  for (const Value* input : Inputs(model)) {
+  for (const Value* input : RequiredInputs(model)) {
     const auto it = named.find(input->name());
     out.push_back({input->name(), it == named.end() ? input->name() : it->second, input->dtype()});
     if (it != named.end()) named.erase(it);
@@ -120,7 +113,7 @@ Result<TrainData> LoadArrayData(const TrainOptions& options, const std::vector<W
   return out;
 }
 
-Result<TextWindows> WindowsFor(const TrainOptions& options, const std::vector<const Value*>& inputs) {
+Result<TextWindows> WindowsFor(const TrainOptions& options, const std::vector<Value*>& inputs) {
   if (inputs.size() != 1 || inputs[0]->dtype() != DType::kInt64) {
     return InvalidArgument("to train on text, the model must have one input, int64[batch, length]");
   }
@@ -132,7 +125,7 @@ Result<TextWindows> WindowsFor(const TrainOptions& options, const std::vector<co
 }
 
 Result<TrainData> LoadTextData(const TrainOptions& options, const Model& model) {
-  ASSIGN_OR_RETURN(TextWindows windows, WindowsFor(options, Inputs(model)));
+  ASSIGN_OR_RETURN(TextWindows windows, WindowsFor(options, RequiredInputs(model)));
   std::string text;
   for (const std::string& path : options.data) {
     ASSIGN_OR_RETURN(const std::string one, ReadWholeFile(PosixFileSystem(), path, kMaxTextBytes));

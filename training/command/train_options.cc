@@ -94,9 +94,7 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
-  AddProviderOptions(app, &o->provider, group);
-  app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
-      ->check(CLI::NonNegativeNumber)->group(group);
+  AddPlacementOptions(app, o, group);
 }
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {
@@ -228,6 +226,13 @@ void AddOptimizerOption(CLI::App& app, TrainOptions* o) {
       })
       ->capture_default_str()
       ->group("Optimizer");
+}
+
+void AddPlacementOptions(CLI::App& app, TrainOptions* o, const std::string& group) {
+  AddProviderOptions(app, &o->provider, group);
+  app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
 }
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options) {

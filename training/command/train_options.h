@@ -53,12 +53,13 @@ struct TrainOptions {
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options);
 // Parts of it, for commands that take the same: --data, --feed, --context; these and --target; --loss, --prediction,
-// --class-axis; --metric; --optimizer.
+// --class-axis; --metric; --optimizer; --provider, --provider-option, --threads.
 void AddInputOptions(CLI::App& app, TrainOptions* options);
 void AddDataOptions(CLI::App& app, TrainOptions* options);
 void AddLossOptions(CLI::App& app, TrainOptions* options);
 void AddMetricOption(CLI::App& app, TrainOptions* options);
 void AddOptimizerOption(CLI::App& app, TrainOptions* options);
+void AddPlacementOptions(CLI::App& app, TrainOptions* options, const std::string& group = "Options");
 
 // The name under which the session takes the loss's target.
 inline constexpr char kTargetInput[] = "caesura.target";

@@ -3,6 +3,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
+#include "graph_transforms/pipeline.h"
 #include "training/checkpoint.h"
 #include "training/exported_step.h"
 #include "training/gradient/training_mode.h"
@@ -38,6 +39,22 @@ Result<Model> ReadTrainedModel(const std::string& path, const std::string& check
   if (!state.empty()) RETURN_IF_ERROR(TakeParameters(state, *model.graph));
   RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
   return model;
+}
+
+std::vector<Value*> RequiredInputs(const Model& model) {
+  std::vector<Value*> out;
+  for (Value* input : model.graph->inputs()) {
+    if (model.graph->Initializer(input) == nullptr) out.push_back(input);
+  }
+  return out;
+}
+
+Result<std::unique_ptr<Session>> MakeSession(Model model, const TrainOptions& options) {
+  SessionOptions made;
+  ASSIGN_OR_RETURN(made.providers, MakeProviders(options.provider));
+  made.passes = InferencePasses;
+  made.plan.threads = options.threads;
+  return Session::Create(std::move(model), std::move(made));
 }
 
 }  // namespace caesura::command

@@ -49,7 +49,7 @@ class Trainer {
   Status Train(const volatile std::sig_atomic_t* stop);
   Status WriteRunReport() const;
   std::optional<double> MetricMean() const;
-  // What the user has chosen, for those who read the report.
+  // The options that the user has chosen, as the report shows them.
   std::vector<std::pair<std::string, std::string>> Options() const;
   std::string OptionsText() const;
   std::string Note() const;

@@ -135,12 +135,7 @@ void AddWrapModel(CLI::App& app, RunFunction* run) {
   sub->add_option("--gradient-runtime", options->wrap.gradient_runtime, "Who runs that one; the same as --runtime unless said");
   sub->add_flag("--by-name", options->by_name, "Hold the files' names, which must lie beneath --output's folder, not their bytes");
   sub->footer(kFooter);
-  sub->callback([=] {
-    *run = [=] {
-      const Status status = Wrap(*options);
-      return status.ok() ? static_cast<int>(kDone) : Report(status);
-    };
-  });
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Wrap(*options)); }; });
 }
 
 }  // namespace caesura::command

@@ -39,7 +39,7 @@ json CurvesJson(const TrainingCurves& curves) {
   return {{"points", std::move(points)}, {"validations", std::move(validations)}, {"metric", curves.metric_name()}};
 }
 
-// What is empty is left out: the page takes it for nothing.
+// Leaves empty fields out; the page reads a missing field as an empty one.
 json StepJson(const RecordedStep& step) {
   json out = {{"op", step.op_type}, {"node", step.node}, {"phase", PhaseName(step.phase)}, {"provider", step.provider}};
   if (step.kind != Step::Kind::kCompute) out["kind"] = StepKindName(step.kind);

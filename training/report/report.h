@@ -24,7 +24,7 @@
 
 namespace caesura {
 
-// What was left to another runtime: an op, why, and where in the user's code.
+// An op that was left to another runtime, the reason, and the lines of the user's code.
 struct Fallback {
   std::string op, reason;
   std::vector<std::string> places;
