@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the executor costs apart from its kernels:
 //
-//   BM_ChainOfAdds/N   one run of N distinct Add calls on 1-element values, no fusion, no folding, no observer. The
-//                      slope over N is the overhead a node (the addition itself, about 1 ns, included).
+//   BM_ChainOfAdds/N   one run of N distinct Add calls on 1-element values, no fusion, no folding,
+//   no observer. The
+//                      slope over N is the overhead a node (the addition itself, about 1 ns,
+//                      included).
 //   BM_EmptyKernels/N  the same with kernels that do nothing: the loop alone.
-//   BM_YieldResume     a run that is suspended and resumed K times; the time is one suspend + resume.
+//   BM_YieldResume     a run that is suspended and resumed K times; the time is one suspend +
+//   resume.
 //
 // benchmarks/executor_overhead.py runs the first one beside ONNX Runtime and prints slopes.
 #include <benchmark/benchmark.h>
@@ -18,7 +21,8 @@ namespace {
 
 Shape One() { return Shape{1}; }
 
-std::shared_ptr<const ExecutionPlan> PlanChain(const char* op, const char* domain, int nodes, ProviderList providers) {
+std::shared_ptr<const ExecutionPlan> PlanChain(const char* op, const char* domain, int nodes,
+                                               ProviderList providers) {
   auto graph = std::make_shared<Graph>();
   const ValueType type = ValueType::Tensor(DType::kFloat32, One());
   Value* x = graph->AddInput("x", type);
@@ -41,7 +45,8 @@ void RunChain(benchmark::State& timer, const std::shared_ptr<const ExecutionPlan
   ExecutionState state(plan);
   const RuntimeValue x = Tensor::Of<float>(One(), {0.5f});
   for (auto _ : timer) {
-    if (!state.Start({x}, {}).ok() || !PartialExecutor::Run(state).ok()) timer.SkipWithError("the run failed");
+    if (!state.Start({x}, {}).ok() || !PartialExecutor::Run(state).ok())
+      timer.SkipWithError("the run failed");
     benchmark::DoNotOptimize(state.TakeFetches());
   }
   timer.SetItemsProcessed(timer.iterations() * static_cast<int64_t>(plan->steps().size()));
@@ -59,13 +64,16 @@ Status CreateNothing(KernelInfo& info) {
 }
 
 void BM_EmptyKernels(benchmark::State& timer) {
-  auto more = [](KernelRegistry& r) { r.Add({.op_type = "Nothing", .domain = "test", .create = CreateNothing}); };
-  RunChain(timer, PlanChain("Nothing", "test", static_cast<int>(timer.range(0)), {MakeCpuProvider(more)}));
+  auto more = [](KernelRegistry& r) {
+    r.Add({.op_type = "Nothing", .domain = "test", .create = CreateNothing});
+  };
+  RunChain(timer,
+           PlanChain("Nothing", "test", static_cast<int>(timer.range(0)), {MakeCpuProvider(more)}));
 }
 BENCHMARK(BM_EmptyKernels)->Arg(1)->Arg(1000);
 
-// A yield between two additions, `yields` times; each hands out a value of `elements` elements that moves out and
-// takes one in.
+// A yield between two additions, `yields` times; each hands out a value of `elements` elements that
+// moves out and takes one in.
 std::shared_ptr<const ExecutionPlan> PlanYields(int yields, int64_t elements) {
   auto graph = std::make_shared<Graph>();
   const ValueType type = ValueType::Tensor(DType::kFloat32, Shape{elements});

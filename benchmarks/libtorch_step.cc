@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole training step of a tiny MLP (32-64-64-8, batch 16: forward, cross-entropy, backward, AdamW) in C++: caesura
-// beside LibTorch's eager mode, from the same weights on the same batch, in turns, in one process.
+// A whole training step of a tiny MLP (32-64-64-8, batch 16: forward, cross-entropy, backward,
+// AdamW) in C++: caesura beside LibTorch's eager mode, from the same weights on the same batch, in
+// turns, in one process.
 //
-//   cmake -B build -DCAESURA_TORCH=ON && cmake --build build --target libtorch_step && build/bin/libtorch_step
+//   cmake -B build -DCAESURA_TORCH=ON && cmake --build build --target libtorch_step &&
+//   build/bin/libtorch_step
 //
-// Prints the median time of a step of each over 21 rounds, the ratio of each round's times as median and quartiles,
-// and how far the losses of the first steps are apart. One thread each: the step is too small for two.
+// Prints the median time of a step of each over 21 rounds, the ratio of each round's times as
+// median and quartiles, and how far the losses of the first steps are apart. One thread each: the
+// step is too small for two.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -34,7 +37,8 @@ mlp (float[16,32] x, float[64,32] w1, float[64] b1, float[64,64] w2, float[64] b
 
 caesura::Tensor ToCaesura(const torch::Tensor& t) {
   const std::vector<int64_t> dims(t.sizes().begin(), t.sizes().end());
-  const auto dtype = t.scalar_type() == torch::kInt64 ? caesura::DType::kInt64 : caesura::DType::kFloat32;
+  const auto dtype =
+      t.scalar_type() == torch::kInt64 ? caesura::DType::kInt64 : caesura::DType::kFloat32;
   caesura::Tensor out = caesura::Tensor::Zeros(dtype, caesura::Shape(dims));
   std::memcpy(out.raw(), t.contiguous().data_ptr(), out.bytes());
   return out;
@@ -44,7 +48,9 @@ template <typename Step>
 double MicrosecondsAStep(const Step& step) {
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < kSteps; ++i) step();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / kSteps;
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+             .count() /
+         kSteps;
 }
 
 double Quantile(std::vector<double> values, double q) {
@@ -57,9 +63,10 @@ double Quantile(std::vector<double> values, double q) {
 int main() {
   torch::manual_seed(0);
   at::set_num_threads(1);
-  torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::ReLU(), torch::nn::Linear(64, 64), torch::nn::ReLU(),
-                            torch::nn::Linear(64, 8));
-  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(kRate).weight_decay(0.01));
+  torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::ReLU(), torch::nn::Linear(64, 64),
+                            torch::nn::ReLU(), torch::nn::Linear(64, 8));
+  torch::optim::AdamW optimizer(net->parameters(),
+                                torch::optim::AdamWOptions(kRate).weight_decay(0.01));
   const torch::Tensor x = torch::randn({16, 32}), labels = torch::randint(8, {16});
 
   caesura::Model model = caesura::ParseModelText(kModel).value();
@@ -98,8 +105,8 @@ int main() {
     ratios.push_back(our_times.back() / their_times.back());
   }
   std::printf("tiny-mlp step: caesura %.1f us, LibTorch eager %.1f us; ratio %.3f [%.3f, %.3f]\n",
-              Quantile(our_times, 0.5), Quantile(their_times, 0.5), Quantile(ratios, 0.5), Quantile(ratios, 0.25),
-              Quantile(ratios, 0.75));
+              Quantile(our_times, 0.5), Quantile(their_times, 0.5), Quantile(ratios, 0.5),
+              Quantile(ratios, 0.25), Quantile(ratios, 0.75));
   std::printf("losses of the first %d steps: at most %.1e apart, relative\n", kCompared, apart);
   return apart < 1e-4 ? 0 : 1;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it takes to make a session of a graph of N nodes and to plan its first run, by stage. The graph is a stack of
-// small layers, each with a shape chain, products, arithmetic and parameters of its own, as exporters write them.
+// What it takes to make a session of a graph of N nodes and to plan its first run, by stage. The
+// graph is a stack of small layers, each with a shape chain, products, arithmetic and parameters of
+// its own, as exporters write them.
 //
 //   BM_Passes/N         the forward passes
 //   BM_Plan/N           planning on the CPU
@@ -20,7 +21,8 @@ namespace {
 constexpr int64_t kWidth = 8;
 
 Value* Constant(Graph& graph, const char* name, const std::vector<int64_t>& values) {
-  return graph.AddInitializer(name, Tensor::Of<int64_t>(Shape{static_cast<int64_t>(values.size())}, values));
+  return graph.AddInitializer(
+      name, Tensor::Of<int64_t>(Shape{static_cast<int64_t>(values.size())}, values));
 }
 
 // y = relu(reshape(x, [rows + 1 - 1, -1]) w + b) + x: ten nodes.
@@ -82,9 +84,9 @@ void MakeSessions(benchmark::State& timer, const ProviderList& providers, bool p
     timer.ResumeTiming();
   }
   timer.SetComplexityN(timer.range(0));
-  timer.counters["ns/node"] = benchmark::Counter(static_cast<double>(timer.range(0)) * 1e-9,
-                                                 benchmark::Counter::kIsIterationInvariantRate |
-                                                     benchmark::Counter::kInvert);
+  timer.counters["ns/node"] = benchmark::Counter(
+      static_cast<double>(timer.range(0)) * 1e-9,
+      benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
 void BM_Passes(benchmark::State& timer) { MakeSessions(timer, Cpu(), true, false); }
@@ -93,10 +95,25 @@ void BM_Session(benchmark::State& timer) { MakeSessions(timer, Cpu(), true, true
 void BM_DeviceSession(benchmark::State& timer) {
   MakeSessions(timer, CountingDevice({}).providers(), true, true);
 }
-BENCHMARK(BM_Passes)->Arg(1000)->Arg(10000)->Arg(100000)->Unit(benchmark::kMillisecond)->Complexity();
+BENCHMARK(BM_Passes)
+    ->Arg(1000)
+    ->Arg(10000)
+    ->Arg(100000)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity();
 BENCHMARK(BM_Plan)->Arg(1000)->Arg(10000)->Arg(100000)->Unit(benchmark::kMillisecond)->Complexity();
-BENCHMARK(BM_Session)->Arg(1000)->Arg(10000)->Arg(100000)->Unit(benchmark::kMillisecond)->Complexity();
-BENCHMARK(BM_DeviceSession)->Arg(1000)->Arg(10000)->Arg(100000)->Unit(benchmark::kMillisecond)->Complexity();
+BENCHMARK(BM_Session)
+    ->Arg(1000)
+    ->Arg(10000)
+    ->Arg(100000)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity();
+BENCHMARK(BM_DeviceSession)
+    ->Arg(1000)
+    ->Arg(10000)
+    ->Arg(100000)
+    ->Unit(benchmark::kMillisecond)
+    ->Complexity();
 
 }  // namespace
 }  // namespace caesura

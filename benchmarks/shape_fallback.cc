@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run of a model copies between the host and a device, and how often the host waits, by the mode of the CPU
-// fallback of shape chains. The device is the counting one (core/providers/counting_provider.h): the figures are those
-// of any device that has all kernels.
+// What a run of a model copies between the host and a device, and how often the host waits, by the
+// mode of the CPU fallback of shape chains. The device is the counting one
+// (core/providers/counting_provider.h): the figures are those of any device that has all kernels.
 //
 //   shape_fallback net.onnx input_ids=2,5 attention_mask=2,5
 //
-// Feeds are ones, on the device; sizes are on the host. Results stay where they are made, parameters are on the device
-// already. Three ways to know shapes:
+// Feeds are ones, on the device; sizes are on the host. Results stay where they are made,
+// parameters are on the device already. Three ways to know shapes:
 //   known     the plan is made for the shapes of the feeds, as sessions do
 //   unknown   nothing is folded, as in a runtime that plans once for all shapes
-//   inputs    what the model asks of its inputs' shapes are inputs of its own, as a capture with symbolic sizes has them
-// A model with sizes among its inputs (NAME:=5, int64 scalars on the host) is run as it is, with `inputs` alone.
-// benchmarks/shape_fallback.py exports and captures models and prints tables.
+//   inputs    what the model asks of its inputs' shapes are inputs of its own, as a capture with
+//   symbolic sizes has them
+// A model with sizes among its inputs (NAME:=5, int64 scalars on the host) is run as it is, with
+// `inputs` alone. benchmarks/shape_fallback.py exports and captures models and prints tables.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -49,19 +50,23 @@ struct Case {
   CpuFallbackMode mode;
 };
 
-// Makes the shapes of graph inputs, as far as the graph asks for them, inputs themselves: "sizes_of_x" and so on.
+// Makes the shapes of graph inputs, as far as the graph asks for them, inputs themselves:
+// "sizes_of_x" and so on.
 void TakeSizesAsInputs(Graph& graph, const Shapes& shapes, std::map<std::string, Tensor>* sizes) {
   std::unordered_set<const Node*> gone;
   for (const auto& node : graph.nodes()) {
     auto shape = node->input(0) == nullptr ? shapes.end() : shapes.find(node->input(0)->name());
-    if (!node->Is("Shape") || shape == shapes.end() || !graph.IsGraphInput(node->input(0))) continue;
+    if (!node->Is("Shape") || shape == shapes.end() || !graph.IsGraphInput(node->input(0)))
+      continue;
     const int64_t rank = shape->second.rank();
     std::vector<int64_t> dims;
-    for (int64_t i = node->Attr<int64_t>("start", 0); i < std::min(rank, node->Attr<int64_t>("end", rank)); ++i) {
+    for (int64_t i = node->Attr<int64_t>("start", 0);
+         i < std::min(rank, node->Attr<int64_t>("end", rank)); ++i) {
       dims.push_back(shape->second[static_cast<int>(i)]);
     }
     const Shape count{static_cast<int64_t>(dims.size())};
-    Value* input = graph.AddInput(graph.UniqueName("sizes_of_" + shape->first), ValueType::Tensor(DType::kInt64, count));
+    Value* input = graph.AddInput(graph.UniqueName("sizes_of_" + shape->first),
+                                  ValueType::Tensor(DType::kInt64, count));
     (*sizes)[input->name()] = Tensor::Of<int64_t>(count, dims);
     graph.ReplaceAllUses(node->output(0), input);
     gone.insert(node.get());
@@ -79,7 +84,8 @@ Result<std::vector<RuntimeValue>> MakeFeeds(const Graph& graph, const Shapes& sh
       continue;
     }
     auto shape = shapes.find(input->name());
-    if (shape == shapes.end()) return InvalidArgument("no shape given for input '" + input->name() + "'");
+    if (shape == shapes.end())
+      return InvalidArgument("no shape given for input '" + input->name() + "'");
     Tensor ones = Tensor::Zeros(input->dtype(), shape->second);
     if (!DispatchNumeric(input->dtype(), [&](auto tag) {
           using T = typename decltype(tag)::type;
@@ -96,8 +102,8 @@ Result<std::vector<RuntimeValue>> MakeFeeds(const Graph& graph, const Shapes& sh
 }
 
 // One run from start to end; at the yield the outputs come back as their own gradients.
-Status RunOnce(const std::shared_ptr<const ExecutionPlan>& plan, const std::vector<RuntimeValue>& feeds,
-               const RunOptions& options) {
+Status RunOnce(const std::shared_ptr<const ExecutionPlan>& plan,
+               const std::vector<RuntimeValue>& feeds, const RunOptions& options) {
   ExecutionState state(plan);
   RETURN_IF_ERROR(state.Start(feeds, options));
   for (;;) {
@@ -126,7 +132,8 @@ Status Measure(const Model& original, const Given& given, const Case& row) {
   CpuFallbackOptions fallback{row.mode};
   for (const Value* input : model.graph->inputs()) {
     auto shape = shapes.find(input->name());
-    if (shape != shapes.end() && shape->second.rank() > 0) fallback.device_inputs.insert(input->name());
+    if (shape != shapes.end() && shape->second.rank() > 0)
+      fallback.device_inputs.insert(input->name());
   }
   RETURN_IF_ERROR(RunPasses(PlacementPasses(providers, fallback), model).status());
 
@@ -138,11 +145,13 @@ Status Measure(const Model& original, const Given& given, const Case& row) {
     options.parameters.push_back(value);
     parameters.Add(name, *model.graph->Initializer(value));
   }
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> feeds, MakeFeeds(*model.graph, shapes, sizes, *providers[0]));
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> feeds,
+                   MakeFeeds(*model.graph, shapes, sizes, *providers[0]));
   std::vector<FeedSpec> specs;
   for (const RuntimeValue& feed : feeds) specs.push_back(FeedSpec::Of(feed));
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan,
-                   ExecutionPlan::Create(model.graph, specs, providers, WithSubgraphs(options, providers)));
+  ASSIGN_OR_RETURN(
+      const std::shared_ptr<const ExecutionPlan> plan,
+      ExecutionPlan::Create(model.graph, specs, providers, WithSubgraphs(options, providers)));
   ValueCache cache(plan->cache_entries());
   RunOptions run;
   run.parameters = &parameters;
@@ -158,8 +167,9 @@ Status Measure(const Model& original, const Given& given, const Case& row) {
   const auto number = [](const char* name, uint64_t value) {
     std::printf(", \"%s\": %llu", name, static_cast<unsigned long long>(value));
   };
-  std::printf("{\"pass\": \"%s\", \"shapes\": \"%s\", \"mode\": \"%s\"", row.backward ? "forward+backward" : "forward",
-              kSizes[static_cast<int>(row.sizes)], kModes[static_cast<int>(row.mode)]);
+  std::printf("{\"pass\": \"%s\", \"shapes\": \"%s\", \"mode\": \"%s\"",
+              row.backward ? "forward+backward" : "forward", kSizes[static_cast<int>(row.sizes)],
+              kModes[static_cast<int>(row.mode)]);
   number("nodes", model.graph->nodes().size());
   number("moved", on_host);
   number("kernels", counts.kernels);
@@ -178,7 +188,8 @@ Result<Given> ParseInputs(int count, char** texts) {
   for (int i = 0; i < count; ++i) {
     const std::string text = texts[i];
     const size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) return InvalidArgument("expected NAME=1,2,3 or NAME:=5, got '" + text + "'");
+    if (equals == std::string::npos || equals == 0)
+      return InvalidArgument("expected NAME=1,2,3 or NAME:=5, got '" + text + "'");
     if (text[equals - 1] == ':') {
       const int64_t size = std::strtoll(text.c_str() + equals + 1, nullptr, 10);
       given.sizes[text.substr(0, equals - 1)] = Tensor::Scalar<int64_t>(size);
@@ -203,8 +214,8 @@ Status RunAll(int argc, char** argv) {
   for (const bool backward : {false, true}) {
     for (const Sizes sizes : {Sizes::kKnown, Sizes::kUnknown, Sizes::kInputs}) {
       if (!given.sizes.empty() && (backward || sizes != Sizes::kInputs)) continue;
-      for (const CpuFallbackMode mode :
-           {CpuFallbackMode::kOff, CpuFallbackMode::kForward, CpuFallbackMode::kSeed, CpuFallbackMode::kOn}) {
+      for (const CpuFallbackMode mode : {CpuFallbackMode::kOff, CpuFallbackMode::kForward,
+                                         CpuFallbackMode::kSeed, CpuFallbackMode::kOn}) {
         const Status status = Measure(model, given, {backward, sizes, mode});
         if (status.ok()) continue;
         std::fprintf(stderr, "%s\n", status.ToString().c_str());

@@ -35,22 +35,27 @@ std::vector<T> Swapped(std::vector<T> items) {
 
 class Fuser {
  public:
-  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters) : graph_(graph), parameters_(parameters) {}
+  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters)
+      : graph_(graph), parameters_(parameters) {}
 
   bool Run() {
     std::vector<Node*> products;
     for (const auto& node : graph_.nodes()) {
       whole_ = node.get();
-      if (node->Is("MatMul") && SoftmaxBehind(node->input(0)) != nullptr) products.push_back(node.get());
+      if (node->Is("MatMul") && SoftmaxBehind(node->input(0)) != nullptr)
+        products.push_back(node.get());
     }
     const size_t before = graph_.nodes().size();
-    const bool fused = std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
+    const bool fused =
+        std::count_if(products.begin(), products.end(), [&](Node* node) { return Fuse(node); }) > 0;
     bool grouped = false;
     for (const auto& node : graph_.nodes()) {
       whole_ = node.get();
       grouped |= node->Is("Attention") && TakeUnrepeated(*node);
     }
-    return fused || grouped || graph_.nodes().size() != before;  // what was begun for a match that failed is left unread
+    return fused || grouped ||
+           graph_.nodes().size() !=
+               before;  // what was begun for a match that failed is left unread
   }
 
  private:
@@ -60,7 +65,8 @@ class Fuser {
     std::optional<float> hidden;  // the score of keys that a bool mask hides
   };
 
-  // The node of ONNX's `op_type` that makes the value and may be a part of the node that is looked at, or null.
+  // The node of ONNX's `op_type` that makes the value and may be a part of the node that is looked
+  // at, or null.
   const Node* Part(const Value* value, const char* op_type) const {
     const Node* node = MadeBy(value, op_type);
     return node != nullptr && MayBecomeOne(*whole_, *node) ? node : nullptr;
@@ -70,15 +76,16 @@ class Fuser {
     return value->uses().size() == readers && !graph_.IsGraphOutput(value);
   }
 
-  // The Softmax that makes the probabilities `value`, which nothing else reads. Exporters put zeros in the place of NaN, for
-  // queries that see nothing.
+  // The Softmax that makes the probabilities `value`, which nothing else reads. Exporters put zeros
+  // in the place of NaN, for queries that see nothing.
   const Node* SoftmaxBehind(const Value* value) const {
     if (!ReadBy(value, 1)) return nullptr;
     const Node* where = Part(value, "Where");
     if (where == nullptr) return Part(value, "Softmax");
     const Node* test = Part(where->input(0), "IsNaN");
     const Value* softmax = where->input(2);
-    const bool guard = test != nullptr && test->input(0) == softmax && ScalarValue(where->input(1), parameters_) == 0.0;
+    const bool guard = test != nullptr && test->input(0) == softmax &&
+                       ScalarValue(where->input(1), parameters_) == 0.0;
     return guard && ReadBy(softmax, 2) ? Part(softmax, "Softmax") : nullptr;
   }
 
@@ -103,7 +110,8 @@ class Fuser {
     }
   }
 
-  Value* Add(const char* op_type, std::vector<Value*> inputs, ValueType type, AttributeMap attributes = {}) {
+  Value* Add(const char* op_type, std::vector<Value*> inputs, ValueType type,
+             AttributeMap attributes = {}) {
     Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes));
     node->set_since_version(SinceVersion(op_type, ""));
     CopyMetadata(*whole_, node);
@@ -127,7 +135,9 @@ class Fuser {
     const Node* outer = Part(value, "Reshape");
     const Node* swap = outer == nullptr ? nullptr : Part(outer->input(0), "Transpose");
     const Node* inner = swap == nullptr ? nullptr : Part(swap->input(0), "Reshape");
-    if (inner == nullptr || swap->Attr<std::vector<int64_t>>("perm", {}) != std::vector<int64_t>{0, 2, 1}) return nullptr;
+    if (inner == nullptr ||
+        swap->Attr<std::vector<int64_t>>("perm", {}) != std::vector<int64_t>{0, 2, 1})
+      return nullptr;
     Value* x = inner->input(0);
     const Dims *whole = DimsOf(x), *flat = DimsOf(swap->input(0)), *dims = DimsOf(value);
     if (whole == nullptr || flat == nullptr || dims == nullptr) return nullptr;
@@ -138,7 +148,8 @@ class Fuser {
     std::vector<int64_t> sizes;
     for (const Dim& dim : Swapped(*dims)) sizes.push_back(dim.value);
     if (*std::min_element(sizes.begin(), sizes.end()) <= 0) return nullptr;
-    Value* shape = graph_.AddInitializer(graph_.UniqueName("attention_keys"), Tensor::Of<int64_t>(Shape{4}, sizes));
+    Value* shape = graph_.AddInitializer(graph_.UniqueName("attention_keys"),
+                                         Tensor::Of<int64_t>(Shape{4}, sizes));
     ValueType type = ValueType::Tensor(value->dtype());
     type.shape = Swapped(*dims);
     return Add("Reshape", {x, shape}, std::move(type));
@@ -152,16 +163,21 @@ class Fuser {
     if (repeated != nullptr && opened == nullptr) opened = Part(repeated->input(0), "Reshape");
     if (opened == nullptr) return value;
     Value* x = opened->input(0);
-    const Dims *from = DimsOf(x), *one = DimsOf(opened->output(0)), *all = DimsOf(repeated->output(0));
-    if (from == nullptr || one == nullptr || all == nullptr || from->size() != 4 || one->size() != 5) return value;
+    const Dims *from = DimsOf(x), *one = DimsOf(opened->output(0)),
+               *all = DimsOf(repeated->output(0));
+    if (from == nullptr || one == nullptr || all == nullptr || from->size() != 4 ||
+        one->size() != 5)
+      return value;
     Dims rest = *all, before = *one;
-    if (all->size() != 5 || (*one)[2].value != 1 || !(*all)[2].known() || !(*from)[1].known()) return value;
+    if (all->size() != 5 || (*one)[2].value != 1 || !(*all)[2].known() || !(*from)[1].known())
+      return value;
     rest.erase(rest.begin() + 2);
     before.erase(before.begin() + 2);
     Dims grouped = *from;
     grouped[1].value *= (*all)[2].value;
     const Dims* whole = DimsOf(value);
-    const bool same = whole != nullptr && SameDims(before, *from) && SameDims(rest, *from) && SameDims(grouped, *whole);
+    const bool same = whole != nullptr && SameDims(before, *from) && SameDims(rest, *from) &&
+                      SameDims(grouped, *whole);
     return same ? x : value;
   }
 
@@ -227,30 +243,36 @@ class Fuser {
     if (scores->mask == nullptr) return true;
     // Attention takes a mask of fewer keys for one that hides the others.
     const Dims *mask = DimsOf(scores->mask), *k = DimsOf(scores->k);
-    const bool fits = mask != nullptr && k != nullptr && k->size() == 4 && mask->size() >= 2 && mask->size() <= 4 &&
-                      SameDim(mask->back(), (*k)[2]);
+    const bool fits = mask != nullptr && k != nullptr && k->size() == 4 && mask->size() >= 2 &&
+                      mask->size() <= 4 && SameDim(mask->back(), (*k)[2]);
     return fits && !DependsOnParameters(scores->mask);
   }
 
   // Whether Attention takes them so.
   static bool Fit(const Value* q, const Value* k, const Value* v) {
     const Dims *a = DimsOf(q), *b = DimsOf(k), *c = DimsOf(v);
-    if (a == nullptr || b == nullptr || c == nullptr || a->size() != 4 || b->size() != 4 || c->size() != 4) return false;
-    const bool heads = (*a)[1].known() && (*b)[1].known() && (*b)[1].value > 0 && (*a)[1].value % (*b)[1].value == 0;
+    if (a == nullptr || b == nullptr || c == nullptr || a->size() != 4 || b->size() != 4 ||
+        c->size() != 4)
+      return false;
+    const bool heads = (*a)[1].known() && (*b)[1].known() && (*b)[1].value > 0 &&
+                       (*a)[1].value % (*b)[1].value == 0;
     return heads && SameDim((*a)[0], (*b)[0]) && SameDim((*a)[3], (*b)[3]) &&
            SameDims(Dims(b->begin(), b->end() - 1), Dims(c->begin(), c->end() - 1));
   }
 
-  // An Attention node whose keys and values are both repeated for groups of heads takes them as they were before.
+  // An Attention node whose keys and values are both repeated for groups of heads takes them as
+  // they were before.
   bool TakeUnrepeated(Node& attention) {
     Value *k = Unrepeated(attention.input(1)), *v = Unrepeated(attention.input(2));
-    if (k == attention.input(1) || v == attention.input(2) || !Fit(attention.input(0), k, v)) return false;
+    if (k == attention.input(1) || v == attention.input(2) || !Fit(attention.input(0), k, v))
+      return false;
     const auto& inputs = attention.inputs();
     const auto& outputs = attention.outputs();
     const auto is_there = [](const Value* value) { return value != nullptr; };
     // A cache holds keys and values as they were repeated.
     if (inputs.size() > 4 && std::any_of(inputs.begin() + 4, inputs.end(), is_there)) return false;
-    if (outputs.size() > 1 && std::any_of(outputs.begin() + 1, outputs.end(), is_there)) return false;
+    if (outputs.size() > 1 && std::any_of(outputs.begin() + 1, outputs.end(), is_there))
+      return false;
     attention.SetInput(1, k);
     attention.SetInput(2, v);
     return true;
@@ -274,11 +296,13 @@ class Fuser {
       std::vector<Value*> inputs = {scores.q, k, v};
       if (scores.mask != nullptr) inputs.push_back(scores.mask);
       const bool zeros = Part(product->input(0), "Where") != nullptr;
-      AttributeMap attributes = {{"scale", static_cast<float>(scores.scale)},
-                                 {kNanRows, static_cast<int64_t>(zeros ? NanRows::kZero : NanRows::kKept)}};
+      AttributeMap attributes = {
+          {"scale", static_cast<float>(scores.scale)},
+          {kNanRows, static_cast<int64_t>(zeros ? NanRows::kZero : NanRows::kKept)}};
       if (scores.hidden) attributes[kHiddenScore] = *scores.hidden;
-      Node* attention = graph_.AddNode("Attention", std::move(inputs), graph_.ReleaseOutputs(product), std::move(attributes),
-                                       "", graph_.UniqueName(product->name() + ".attention"));
+      Node* attention = graph_.AddNode("Attention", std::move(inputs),
+                                       graph_.ReleaseOutputs(product), std::move(attributes), "",
+                                       graph_.UniqueName(product->name() + ".attention"));
       attention->set_since_version(SinceVersion("Attention", ""));
       CopyMetadata(*product, attention);
     }
@@ -294,7 +318,8 @@ class Fuser {
 
 class AttentionFusion : public Pass {
  public:
-  explicit AttentionFusion(std::unordered_set<std::string> parameters) : parameters_(std::move(parameters)) {}
+  explicit AttentionFusion(std::unordered_set<std::string> parameters)
+      : parameters_(std::move(parameters)) {}
   const char* name() const override { return "attention_fusion"; }
   Result<bool> Run(Model& model) override { return Fuser(*model.graph, parameters_).Run(); }
 

@@ -8,7 +8,8 @@
 namespace caesura {
 namespace {
 
-// The maker of what `node` alone reads, where `node` is a cast of halves to float32; otherwise null.
+// The maker of what `node` alone reads, where `node` is a cast of halves to float32; otherwise
+// null.
 Node* MakerOfWidened(const Graph& graph, const Node& node) {
   if (!IsWideningCast(node)) return nullptr;
   const Value* value = node.input(0);
@@ -45,7 +46,8 @@ class CastPropagation : public Pass {
         ahead[cast] = view;
       }
       Node* sum = MakerOfWidened(graph, *cast);
-      if (sum == nullptr || !sum->Is("SumTo", kCaesuraDomain) || !MayBecomeOne(*sum, *cast)) continue;
+      if (sum == nullptr || !sum->Is("SumTo", kCaesuraDomain) || !MayBecomeOne(*sum, *cast))
+        continue;
       TakeOutput(graph, sum, cast);
       sum->SetAttribute("dtype", static_cast<int64_t>(DType::kFloat32));
       gone.insert(cast);

@@ -12,7 +12,9 @@ namespace {
 // Constants up to this size are compared by their bytes.
 constexpr size_t kMaxConstantBytes = 256;
 
-void Append(std::string& key, const void* data, size_t size) { key.append(static_cast<const char*>(data), size); }
+void Append(std::string& key, const void* data, size_t size) {
+  key.append(static_cast<const char*>(data), size);
+}
 
 void AppendTensor(std::string& key, const Tensor& tensor) {
   key += DTypeName(tensor.dtype()) + tensor.shape().ToString();
@@ -24,7 +26,8 @@ bool AppendAttribute(std::string& key, const Attribute& attribute) {
   key += static_cast<char>('a' + attribute.index());
   if (const auto* v = std::get_if<int64_t>(&attribute)) return Append(key, v, sizeof(*v)), true;
   if (const auto* v = std::get_if<float>(&attribute)) return Append(key, v, sizeof(*v)), true;
-  if (const auto* v = std::get_if<std::string>(&attribute)) return key += std::to_string(v->size()) + ":" + *v, true;
+  if (const auto* v = std::get_if<std::string>(&attribute))
+    return key += std::to_string(v->size()) + ":" + *v, true;
   if (const auto* v = std::get_if<std::vector<int64_t>>(&attribute)) {
     key += std::to_string(v->size()) + ":";
     return Append(key, v->data(), v->size() * sizeof((*v)[0])), true;
@@ -41,16 +44,17 @@ bool AppendAttribute(std::string& key, const Attribute& attribute) {
 }
 
 bool IsRandom(const Node& node) {
-  static const std::unordered_set<std::string> kRandom = {"RandomNormal",      "RandomUniform", "RandomNormalLike",
-                                                          "RandomUniformLike", "Bernoulli",     "Multinomial",
-                                                          "Dropout"};
+  static const std::unordered_set<std::string> kRandom = {
+      "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
+      "Bernoulli",    "Multinomial",   "Dropout"};
   const OpSchemaSpec* spec = FindOpSchemaSpec(node);
   return kRandom.count(node.op_type()) > 0 || (spec != nullptr && !spec->is_deterministic);
 }
 
 class CommonSubexpression : public Pass {
  public:
-  explicit CommonSubexpression(std::unordered_set<std::string> parameters) : parameters_(std::move(parameters)) {}
+  explicit CommonSubexpression(std::unordered_set<std::string> parameters)
+      : parameters_(std::move(parameters)) {}
   const char* name() const override { return "common_subexpression"; }
   Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
 
@@ -59,8 +63,9 @@ class CommonSubexpression : public Pass {
     if (value == nullptr) return "-";
     const Tensor* tensor = value->graph()->Initializer(value);
     std::string key;
-    if (tensor != nullptr && tensor->bytes() <= kMaxConstantBytes && tensor->dtype() != DType::kString &&
-        !parameters_.count(value->name()) && !value->graph()->IsGraphInput(value)) {
+    if (tensor != nullptr && tensor->bytes() <= kMaxConstantBytes &&
+        tensor->dtype() != DType::kString && !parameters_.count(value->name()) &&
+        !value->graph()->IsGraphInput(value)) {
       key = "c";
       AppendTensor(key, *tensor);
     } else {
@@ -72,8 +77,10 @@ class CommonSubexpression : public Pass {
 
   // Empty when the node must be left alone.
   std::string NodeKey(const Node& node) const {
-    if (node.phase() == Phase::kOptimizer || IsRandom(node) || node.Is("YieldOp", kCaesuraDomain)) return {};
-    std::string key = node.domain() + "::" + node.op_type() + "/" + std::to_string(node.since_version());
+    if (node.phase() == Phase::kOptimizer || IsRandom(node) || node.Is("YieldOp", kCaesuraDomain))
+      return {};
+    std::string key =
+        node.domain() + "::" + node.op_type() + "/" + std::to_string(node.since_version());
     key += "@" + node.provider();
     for (const auto& [name, attribute] : node.attributes()) {
       key += "|" + name + "=";
@@ -83,7 +90,8 @@ class CommonSubexpression : public Pass {
     key += ">";
     for (const Value* output : node.outputs()) key += output == nullptr ? "-" : "o";
     // The graph's types steer some ops (a Cast by value_info, a constant's dtype).
-    for (const Value* output : node.outputs()) key += output == nullptr ? "" : DTypeName(output->dtype());
+    for (const Value* output : node.outputs())
+      key += output == nullptr ? "" : DTypeName(output->dtype());
     return key;
   }
 
@@ -99,12 +107,14 @@ class CommonSubexpression : public Pass {
       auto [it, fresh] = first.try_emplace(key, node.get());
       if (fresh) continue;
       bool exported = false;
-      for (const Value* output : node->outputs()) exported |= output != nullptr && graph.IsGraphOutput(output);
-      // A graph output keeps its name. A node moved from forward to backward would lengthen a life for nothing, but
-      // the backward may read what the forward made.
+      for (const Value* output : node->outputs())
+        exported |= output != nullptr && graph.IsGraphOutput(output);
+      // A graph output keeps its name. A node moved from forward to backward would lengthen a life
+      // for nothing, but the backward may read what the forward made.
       if (exported || it->second->phase() > node->phase()) continue;
       for (size_t i = 0; i < node->outputs().size(); ++i) {
-        if (node->outputs()[i] != nullptr) replacements.Replace(node->outputs()[i], it->second->outputs()[i]);
+        if (node->outputs()[i] != nullptr)
+          replacements.Replace(node->outputs()[i], it->second->outputs()[i]);
       }
       gone.insert(node.get());
     }

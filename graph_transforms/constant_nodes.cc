@@ -12,14 +12,16 @@ std::optional<Tensor> ConstantOf(const Node& node) {
   if (const auto* tensor = node.FindAttr<Tensor>("value")) return *tensor;
   if (const auto* one = node.FindAttr<int64_t>("value_int")) return Tensor::Scalar<int64_t>(*one);
   if (const auto* one = node.FindAttr<float>("value_float")) return Tensor::Scalar<float>(*one);
-  if (const auto* one = node.FindAttr<std::string>("value_string")) return Tensor::Scalar<std::string>(*one);
+  if (const auto* one = node.FindAttr<std::string>("value_string"))
+    return Tensor::Scalar<std::string>(*one);
   auto list = [](const auto* values) {
     using T = typename std::decay_t<decltype(*values)>::value_type;
     return Tensor::Of<T>(Shape{static_cast<int64_t>(values->size())}, *values);
   };
   if (const auto* many = node.FindAttr<std::vector<int64_t>>("value_ints")) return list(many);
   if (const auto* many = node.FindAttr<std::vector<float>>("value_floats")) return list(many);
-  if (const auto* many = node.FindAttr<std::vector<std::string>>("value_strings")) return list(many);
+  if (const auto* many = node.FindAttr<std::vector<std::string>>("value_strings"))
+    return list(many);
   return std::nullopt;
 }
 
@@ -32,13 +34,15 @@ bool RunOn(Graph& graph) {
     if (!node->Is("Constant")) continue;
     const std::optional<Tensor> constant = ConstantOf(*node);
     if (!constant) continue;  // a sparse one stays
-    // An output of the model keeps its name, and so the node that makes it; outputs of bodies go by their places.
+    // An output of the model keeps its name, and so the node that makes it; outputs of bodies go by
+    // their places.
     Value* output = node->output(0);
     const bool exported = graph.parent() == nullptr && graph.IsGraphOutput(output);
     if (exported && output->uses().empty()) continue;
     Value* value = graph.AddInitializer(output->name() + "_value", *constant);
     if (exported) {
-      for (const Value::Use& use : std::vector<Value::Use>(output->uses())) use.node->SetInput(use.index, value);
+      for (const Value::Use& use : std::vector<Value::Use>(output->uses()))
+        use.node->SetInput(use.index, value);
       changed = true;
     } else {
       replacements.Replace(output, value);

@@ -20,8 +20,8 @@ constexpr std::pair<const char*, CpuFallbackMode> kModes[] = {
     {"on", CpuFallbackMode::kOn},
 };
 
-// Puts a copy of each such node behind it, which runs on the device; the node itself keeps its names and goes to the
-// host. Returns the values of the copies by the values that they stand for.
+// Puts a copy of each such node behind it, which runs on the device; the node itself keeps its
+// names and goes to the host. Returns the values of the copies by the values that they stand for.
 std::unordered_map<const Value*, Value*> AddTwins(const std::vector<Node*>& both) {
   std::unordered_map<const Value*, Value*> twins;
   std::unordered_map<const Node*, const Node*> twin_of;
@@ -30,11 +30,13 @@ std::unordered_map<const Value*, Value*> AddTwins(const std::vector<Node*>& both
     Graph& graph = *node->graph();
     std::vector<Value*> outputs;
     for (const Value* output : node->outputs()) {
-      outputs.push_back(output == nullptr ? nullptr : graph.AddValue(output->name() + "_on_device", output->type()));
+      outputs.push_back(output == nullptr
+                            ? nullptr
+                            : graph.AddValue(output->name() + "_on_device", output->type()));
       if (output != nullptr) twins[output] = outputs.back();
     }
-    Node* twin = graph.AddNode(node->op_type(), node->inputs(), std::move(outputs), node->attributes(), node->domain(),
-                               node->name() + "_on_device");
+    Node* twin = graph.AddNode(node->op_type(), node->inputs(), std::move(outputs),
+                               node->attributes(), node->domain(), node->name() + "_on_device");
     twin->set_since_version(node->since_version());
     CopyMetadata(*node, twin);
     twin_of[node] = twin;
@@ -42,11 +44,14 @@ std::unordered_map<const Value*, Value*> AddTwins(const std::vector<Node*>& both
   }
   for (Graph* graph : graphs) {
     std::vector<const Node*> order;
-    const size_t first_twin = graph->nodes().size() - static_cast<size_t>(std::count_if(
-        both.begin(), both.end(), [&](const Node* node) { return node->graph() == graph; }));
+    const size_t first_twin =
+        graph->nodes().size() -
+        static_cast<size_t>(std::count_if(
+            both.begin(), both.end(), [&](const Node* node) { return node->graph() == graph; }));
     for (size_t i = 0; i < first_twin; ++i) {
       order.push_back(graph->nodes()[i].get());
-      if (auto twin = twin_of.find(order.back()); twin != twin_of.end()) order.push_back(twin->second);
+      if (auto twin = twin_of.find(order.back()); twin != twin_of.end())
+        order.push_back(twin->second);
     }
     graph->Reorder(order);
   }
@@ -70,7 +75,8 @@ class CpuFallback : public Pass {
     }
     bool changed = false;
     if (report.mode == CpuFallbackMode::kOn) changed = MoveChains(*model.graph, chains, &report);
-    else if (report.mode != CpuFallbackMode::kOff) changed = MoveChosen(*model.graph, chains, &report);
+    else if (report.mode != CpuFallbackMode::kOff)
+      changed = MoveChosen(*model.graph, chains, &report);
     for (const CopyCount& after : CopiesOf(*model.graph)) {
       report.to_host_after += after.to_host;
       report.to_device_after += after.to_device;
@@ -105,9 +111,11 @@ class CpuFallback : public Pass {
   CpuFallbackOptions options_;
 };
 
-bool CpuFallback::MoveChosen(Graph& graph, const ShapeChains& chains, CpuFallbackReport* report) const {
+bool CpuFallback::MoveChosen(Graph& graph, const ShapeChains& chains,
+                             CpuFallbackReport* report) const {
   const bool seed = report->mode == CpuFallbackMode::kSeed;
-  const std::unordered_set<const Node*> moved = seed ? SeedFallback(graph, chains) : ForwardFallback(graph, chains);
+  const std::unordered_set<const Node*> moved =
+      seed ? SeedFallback(graph, chains) : ForwardFallback(graph, chains);
   for (const auto& node : graph.nodes()) {
     if (!moved.count(node.get())) continue;
     node->set_provider(chains.host().name());
@@ -116,7 +124,8 @@ bool CpuFallback::MoveChosen(Graph& graph, const ShapeChains& chains, CpuFallbac
   return !moved.empty();
 }
 
-// Whether no graph has more copies when what If and Loop hand on is moved: shown on copies of the model.
+// Whether no graph has more copies when what If and Loop hand on is moved: shown on copies of the
+// model.
 bool CpuFallback::MayMoveBodies(const Graph& graph, const ShapeCut& cut) const {
   if (!cut.settles()) return false;
   std::vector<CopyCount> counts[2];
@@ -127,12 +136,15 @@ bool CpuFallback::MayMoveBodies(const Graph& graph, const ShapeCut& cut) const {
     counts[move] = CopiesOf(*copy);
   }
   for (size_t i = 0; i < counts[0].size(); ++i) {
-    if (counts[1][i].to_host > counts[0][i].to_host || counts[1][i].to_device > counts[0][i].to_device) return false;
+    if (counts[1][i].to_host > counts[0][i].to_host ||
+        counts[1][i].to_device > counts[0][i].to_device)
+      return false;
   }
   return true;
 }
 
-bool CpuFallback::MoveChains(Graph& graph, const ShapeChains& chains, CpuFallbackReport* report) const {
+bool CpuFallback::MoveChains(Graph& graph, const ShapeChains& chains,
+                             CpuFallbackReport* report) const {
   const ShapeCut with_bodies(chains, /*move_bodies=*/true);
   const bool as_it_is = !with_bodies.settles() || MayMoveBodies(graph, with_bodies);
   const ShapeCut cut = as_it_is ? with_bodies : ShapeCut(chains, /*move_bodies=*/false);
@@ -170,13 +182,16 @@ bool CpuFallback::Apply(const ShapeChains& chains, const ShapeCut& cut) {
   }
   // So does what If and Loop hand on from the device.
   for (const HandedOn& on : chains.handed_on()) {
-    const bool settled = on.results.empty() || chains.IsOnHost(on.results.front()) || cut.IsSettled(on.results.front());
+    const bool settled = on.results.empty() || chains.IsOnHost(on.results.front()) ||
+                         cut.IsSettled(on.results.front());
     for (const auto& [source, graph] : on.sources) {
       if (settled || on_device(source) == source) continue;
-      for (int i = 0; i < static_cast<int>(graph->outputs().size()) && graph != on.owner->graph(); ++i) {
+      for (int i = 0; i < static_cast<int>(graph->outputs().size()) && graph != on.owner->graph();
+           ++i) {
         if (graph->outputs()[i] == source) graph->SetOutput(i, on_device(source));
       }
-      for (int i = 0; i < static_cast<int>(on.owner->inputs().size()) && graph == on.owner->graph(); ++i) {
+      for (int i = 0; i < static_cast<int>(on.owner->inputs().size()) && graph == on.owner->graph();
+           ++i) {
         if (on.owner->input(i) == source && i >= 2) on.owner->SetInput(i, on_device(source));
       }
     }
@@ -187,11 +202,13 @@ bool CpuFallback::Apply(const ShapeChains& chains, const ShapeCut& cut) {
   return changed;
 }
 
-void CpuFallback::Describe(const ShapeChains& chains, const ShapeCut& cut, CpuFallbackReport* report) {
+void CpuFallback::Describe(const ShapeChains& chains, const ShapeCut& cut,
+                           CpuFallbackReport* report) {
   auto host_reader = [&](const Value* value) -> std::string {
     for (const ValueRead& read : chains.reads(value)) {
       if (read.anywhere || !read.on_host || chains.IsMovable(read.node)) continue;
-      return read.node == nullptr ? "as an output of '" + read.graph->name() + "'" : "by " + read.node->Label();
+      return read.node == nullptr ? "as an output of '" + read.graph->name() + "'"
+                                  : "by " + read.node->Label();
     }
     return {};
   };
@@ -215,9 +232,11 @@ void CpuFallback::Describe(const ShapeChains& chains, const ShapeCut& cut, CpuFa
     std::string why = !shape.empty()     ? "it " + shape
                       : maker == nullptr ? std::string("it is given on the device")
                                          : maker->Label() + " " + chains.WhyNotMovable(*maker);
-    if (maker != nullptr && chains.IsMovable(maker)) why = "all ways to make it on the host take more copies";
-    report->stopped.push_back({value->name(), "copied to the host" + (reader.empty() ? "" : ", read there " + reader) +
-                                                  ": " + why});
+    if (maker != nullptr && chains.IsMovable(maker))
+      why = "all ways to make it on the host take more copies";
+    report->stopped.push_back(
+        {value->name(),
+         "copied to the host" + (reader.empty() ? "" : ", read there " + reader) + ": " + why});
   };
   for (const Graph* graph : chains.graphs()) {
     for (const Value* value : chains.values(graph)) stop(value);
@@ -236,9 +255,9 @@ Result<CpuFallbackMode> ParseCpuFallbackMode(const std::string& text) {
 std::string CpuFallbackReport::ToString() const {
   std::string out = "CPU fallback of shape chains: ";
   for (const auto& [name, named] : kModes) out += named == mode ? name : "";
-  out += "; copies a run " + std::to_string(to_host_before) + " -> " + std::to_string(to_host_after) +
-         " to the host, " + std::to_string(to_device_before) + " -> " + std::to_string(to_device_after) +
-         " to a device\n";
+  out += "; copies a run " + std::to_string(to_host_before) + " -> " +
+         std::to_string(to_host_after) + " to the host, " + std::to_string(to_device_before) +
+         " -> " + std::to_string(to_device_after) + " to a device\n";
   for (const Line& line : moved) out += "  moved " + line.value + ": " + line.what + "\n";
   for (const Line& line : stopped) out += "  stays " + line.value + ": " + line.what + "\n";
   return out;

@@ -36,8 +36,10 @@ std::unordered_set<const Node*> ForwardFallback(const Graph& graph, const ShapeC
       if (input == nullptr) continue;
       const Tensor* constant = input->graph()->Initializer(input);
       const bool known = on_host.count(input) > 0 || graph.IsGraphInput(input);
-      if (!known && (constant == nullptr || constant->elements() > kMaxConstantElements)) fits = false;
-      if (IsSixteenBit(input) || (on_host.count(input) > 0 && chains.ReadsOnHost(*node, i))) fits = false;
+      if (!known && (constant == nullptr || constant->elements() > kMaxConstantElements))
+        fits = false;
+      if (IsSixteenBit(input) || (on_host.count(input) > 0 && chains.ReadsOnHost(*node, i)))
+        fits = false;
       any |= known;
     }
     fits = fits && any && HasHostKernel(*node, chains);

@@ -9,7 +9,8 @@ bool RunOn(Graph& graph) {
   for (const auto& node : graph.nodes()) {
     for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
   }
-  // Against the order of the list: a node is alive when it acts or when something alive reads an output.
+  // Against the order of the list: a node is alive when it acts or when something alive reads an
+  // output.
   std::unordered_set<const Value*> read(graph.outputs().begin(), graph.outputs().end());
   std::unordered_set<const Node*> dead;
   for (auto it = graph.nodes().rbegin(); it != graph.nodes().rend(); ++it) {
@@ -35,6 +36,8 @@ class DeadNodeElimination : public Pass {
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeDeadNodeEliminationPass() { return std::make_shared<DeadNodeElimination>(); }
+std::shared_ptr<Pass> MakeDeadNodeEliminationPass() {
+  return std::make_shared<DeadNodeElimination>();
+}
 
 }  // namespace caesura

@@ -13,7 +13,8 @@ namespace {
 
 bool IsArithmetic(const Node& node) {
   static constexpr std::array<std::string_view, 4> kOps = {"Add", "Sub", "Mul", "Div"};
-  return node.domain().empty() && std::find(kOps.begin(), kOps.end(), node.op_type()) != kOps.end() &&
+  return node.domain().empty() &&
+         std::find(kOps.begin(), kOps.end(), node.op_type()) != kOps.end() &&
          node.input(0) != nullptr && node.input(1) != nullptr && node.output(0) != nullptr;
 }
 
@@ -21,9 +22,12 @@ bool IsArithmetic(const Node& node) {
 Value* Expanded(const Node& node, int i) {
   const Value* input = node.input(i);
   const Node* expand = input->producer();
-  if (expand == nullptr || !expand->Is("Expand") || input->graph() != node.output(0)->graph()) return nullptr;
+  if (expand == nullptr || !expand->Is("Expand") || input->graph() != node.output(0)->graph())
+    return nullptr;
   if (expand->input(0) == nullptr || expand->input(1) == nullptr) return nullptr;
-  return expand->input(0)->type().ConcreteShape() && input->type().ConcreteShape() ? expand->input(0) : nullptr;
+  return expand->input(0)->type().ConcreteShape() && input->type().ConcreteShape()
+             ? expand->input(0)
+             : nullptr;
 }
 
 // Puts the node's arithmetic in front of the Expand that its input `i` comes from.
@@ -34,8 +38,10 @@ void GoBehind(Graph& graph, Node& node, int i, const Shape& shape) {
   inputs[i] = expand->input(0);
   Value* small = graph.AddValue("", ValueType::Tensor(node.output(0)->dtype(), shape));
   const std::vector<Value*> outputs = graph.ReleaseOutputs(&node);
-  Node* made[] = {graph.AddNode(node.op_type(), inputs, {small}, {}, "", graph.UniqueName(node.name())),
-                  graph.AddNode("Expand", {small, expand->input(1)}, outputs, {}, "", graph.UniqueName(expand->name()))};
+  Node* made[] = {
+      graph.AddNode(node.op_type(), inputs, {small}, {}, "", graph.UniqueName(node.name())),
+      graph.AddNode("Expand", {small, expand->input(1)}, outputs, {}, "",
+                    graph.UniqueName(expand->name()))};
   for (Node* each : made) {
     each->set_since_version(SinceVersion(each->op_type(), ""));
     CopyMetadata(node, each);

@@ -9,8 +9,8 @@
 
 namespace caesura {
 
-// Replaces every node that none of the providers has a kernel for by the body that its schema gives, also in bodies of
-// control flow. A node without such a body stays.
+// Replaces every node that none of the providers has a kernel for by the body that its schema
+// gives, also in bodies of control flow. A node without such a body stays.
 std::shared_ptr<Pass> MakeFunctionInliningPass(ProviderList providers);
 
 }  // namespace caesura

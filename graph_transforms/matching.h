@@ -27,12 +27,13 @@ inline bool IsView(const Node& node) {
 // Whether the node casts halves to float32.
 inline bool IsWideningCast(const Node& node) {
   const Value* from = node.input(0);
-  const bool half = from != nullptr && (from->dtype() == DType::kFloat16 || from->dtype() == DType::kBFloat16);
+  const bool half =
+      from != nullptr && (from->dtype() == DType::kFloat16 || from->dtype() == DType::kBFloat16);
   return half && node.Is("Cast") && node.output(0)->dtype() == DType::kFloat32;
 }
 
-// Whether one node of another op may do the work of both: they are pinned alike, and not to a provider that may not know
-// that op. The node takes over the metadata of `a` (CopyMetadata).
+// Whether one node of another op may do the work of both: they are pinned alike, and not to a
+// provider that may not know that op. The node takes over the metadata of `a` (CopyMetadata).
 inline bool MayBecomeOne(const Node& a, const Node& b) {
   return a.provider() == b.provider() && (a.provider().empty() || a.provider() == kCpuProviderName);
 }

@@ -32,7 +32,8 @@ class MatMulEpilogue : public Pass {
     Graph& graph = *model.graph;
     std::vector<Node*> readers;
     for (const auto& node : graph.nodes()) {
-      if (node->Is("Add") && kFloatTypes.Contains(node->output(0)->dtype())) readers.push_back(node.get());
+      if (node->Is("Add") && kFloatTypes.Contains(node->output(0)->dtype()))
+        readers.push_back(node.get());
       if (IsWideningCast(*node)) readers.push_back(node.get());
     }
     std::unordered_map<const Node*, const Node*> replaced;  // by what stands in its place
@@ -62,15 +63,17 @@ class MatMulEpilogue : public Pass {
   // The product that makes `value`, if only `reader` reads that and both may be one node.
   static const Node* ProductOf(const Graph& graph, const Value* value, const Node& reader) {
     const Node* product = value == nullptr ? nullptr : value->producer();
-    const bool own = product != nullptr && value->uses().size() == 1 && !graph.IsGraphOutput(value) &&
-                     MayBecomeOne(*product, reader);
-    return own && (product->Is("MatMul") || product->Is("FusedMatMul", kCaesuraDomain)) ? product : nullptr;
+    const bool own = product != nullptr && value->uses().size() == 1 &&
+                     !graph.IsGraphOutput(value) && MayBecomeOne(*product, reader);
+    return own && (product->Is("MatMul") || product->Is("FusedMatMul", kCaesuraDomain)) ? product
+                                                                                        : nullptr;
   }
 
   // The product with other inputs and attributes, in the place of `reader`.
-  Node* Replace(Graph& graph, const Node* product, Node* reader, std::vector<Value*> inputs, AttributeMap attributes) {
-    Node* fused = graph.AddNode("FusedMatMul", std::move(inputs), graph.ReleaseOutputs(reader), std::move(attributes),
-                                kCaesuraDomain, reader->name() + ".product");
+  Node* Replace(Graph& graph, const Node* product, Node* reader, std::vector<Value*> inputs,
+                AttributeMap attributes) {
+    Node* fused = graph.AddNode("FusedMatMul", std::move(inputs), graph.ReleaseOutputs(reader),
+                                std::move(attributes), kCaesuraDomain, reader->name() + ".product");
     CopyMetadata(*product, fused);
     fused->set_phase(reader->phase());
     made_.insert(fused);

@@ -8,7 +8,8 @@
 
 namespace caesura {
 
-// An Add or a Cast that alone reads a product becomes part of it, while the product's tiles are in cache:
+// An Add or a Cast that alone reads a product becomes part of it, while the product's tiles are in
+// cache:
 //   Add(MatMul(A, B), row)      -> FusedMatMul(A, B, row)
 //   Add(MatMul(A, B), matrix)   -> FusedMatMul(A, B, , matrix)     of the product's own shape
 //   Cast(MatMul(A, B), float32) -> FusedMatMul(A, B) of dtype float32, where A and B are of half

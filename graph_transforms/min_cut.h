@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cheapest set of edges between a source and a sink (Dinic, "Algorithm for solution of a problem of maximum flow in
-// networks with power estimation", 1970).
+// The cheapest set of edges between a source and a sink (Dinic, "Algorithm for solution of a
+// problem of maximum flow in networks with power estimation", 1970).
 #ifndef CAESURA_GRAPH_TRANSFORMS_MIN_CUT_H_
 #define CAESURA_GRAPH_TRANSFORMS_MIN_CUT_H_
 
@@ -22,7 +22,8 @@ class MinCut {
 
   // The capacity of the cut. REQUIRES: every path has an edge that is not kUnlimited. Once.
   int Solve();
-  // Among the cheapest cuts the one closest to the source: by vertex, whether it stands on the source's side.
+  // Among the cheapest cuts the one closest to the source: by vertex, whether it stands on the
+  // source's side.
   std::vector<bool> SourceSide() const;
   // And the one closest to the sink: by vertex, whether it stands on the sink's side.
   std::vector<bool> SinkSide() const;

@@ -18,21 +18,25 @@ bool IsFloat32(const Value* value) {
 }
 
 bool ComputesInHalf(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"Attention", "Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"};
-  return node.domain().empty() ? kOps.count(node.op_type()) > 0 : node.Is("FusedMatMul", kCaesuraDomain);
+  static const std::unordered_set<std::string> kOps = {"Attention", "Conv", "ConvTranspose",
+                                                       "Einsum",    "Gemm", "MatMul"};
+  return node.domain().empty() ? kOps.count(node.op_type()) > 0
+                               : node.Is("FusedMatMul", kCaesuraDomain);
 }
 
-// Of ops that compute in the type that they are given: how many of the first inputs share that type.
+// Of ops that compute in the type that they are given: how many of the first inputs share that
+// type.
 int FollowingInputs(const Node& node) {
   static const std::unordered_map<std::string, int> kOps = {
-      {"Abs", 1},       {"Add", 2},        {"AveragePool", 1}, {"Clip", 3},          {"Concat", INT_MAX},
-      {"DepthToSpace", 1}, {"Div", 2},     {"Dropout", 1},     {"Elu", 1},           {"Expand", 1},
-      {"Flatten", 1},   {"Gather", 1},     {"Gelu", 1},        {"HardSigmoid", 1},   {"HardSwish", 1},
-      {"Identity", 1},  {"LeakyRelu", 1},  {"Max", INT_MAX},   {"MaxPool", 1},       {"Min", INT_MAX},
-      {"Mul", 2},       {"Neg", 1},        {"Relu", 1},        {"Reshape", 1},       {"Sigmoid", 1},
-      {"Slice", 1},     {"SpaceToDepth", 1}, {"Split", 1},     {"Squeeze", 1},       {"Sub", 2},
-      {"Swish", 1},     {"Tanh", 1},       {"Tile", 1},        {"Transpose", 1},     {"Unsqueeze", 1},
-      {"Where", 3}};
+      {"Abs", 1},          {"Add", 2},          {"AveragePool", 1},  {"Clip", 3},
+      {"Concat", INT_MAX}, {"DepthToSpace", 1}, {"Div", 2},          {"Dropout", 1},
+      {"Elu", 1},          {"Expand", 1},       {"Flatten", 1},      {"Gather", 1},
+      {"Gelu", 1},         {"HardSigmoid", 1},  {"HardSwish", 1},    {"Identity", 1},
+      {"LeakyRelu", 1},    {"Max", INT_MAX},    {"MaxPool", 1},      {"Min", INT_MAX},
+      {"Mul", 2},          {"Neg", 1},          {"Relu", 1},         {"Reshape", 1},
+      {"Sigmoid", 1},      {"Slice", 1},        {"SpaceToDepth", 1}, {"Split", 1},
+      {"Squeeze", 1},      {"Sub", 2},          {"Swish", 1},        {"Tanh", 1},
+      {"Tile", 1},         {"Transpose", 1},    {"Unsqueeze", 1},    {"Where", 3}};
   if (!node.domain().empty()) return 0;
   auto it = kOps.find(node.op_type());
   return it == kOps.end() ? 0 : it->second;
@@ -50,13 +54,16 @@ class Rewriter {
     bool changed = false;
     for (Node* node : nodes) {
       node_ = node;
-      const int inputs = ComputesInHalf(*node) ? INT_MAX : Follows(*node) ? FollowingInputs(*node) : 0;
+      const int inputs = ComputesInHalf(*node) ? INT_MAX
+                         : Follows(*node)      ? FollowingInputs(*node)
+                                               : 0;
       std::vector<Node*> widened;
       if (inputs > 0 && IsFloat32(node->output(0))) {
         Narrow(node, inputs, &widened);
         changed = true;
       }
-      if (ReadsShape(*node) && narrow_.count(node->input(0)) > 0) node->SetInput(0, narrow_.at(node->input(0)));
+      if (ReadsShape(*node) && narrow_.count(node->input(0)) > 0)
+        node->SetInput(0, narrow_.at(node->input(0)));
       order_.push_back(node);
       order_.insert(order_.end(), widened.begin(), widened.end());
     }
@@ -105,11 +112,13 @@ class Rewriter {
     }
     Value* half = graph_.AddValue(value->name() + "/half", HalfType(*value));
     const Node* producer = value->producer();
-    if (producer != nullptr && value->graph() == &graph_ && IsView(*producer) && IsFloat32(producer->input(0))) {
+    if (producer != nullptr && value->graph() == &graph_ && IsView(*producer) &&
+        IsFloat32(producer->input(0))) {
       std::vector<Value*> inputs = producer->inputs();
       inputs[0] = Half(inputs[0]);
-      Node* view = graph_.AddNode(producer->op_type(), std::move(inputs), {half}, producer->attributes(), "",
-                                  graph_.UniqueName(producer->name() + "/half"));
+      Node* view =
+          graph_.AddNode(producer->op_type(), std::move(inputs), {half}, producer->attributes(), "",
+                         graph_.UniqueName(producer->name() + "/half"));
       view->set_since_version(producer->since_version());
       CopyMetadata(*producer, view);
       order_.push_back(view);
@@ -159,6 +168,8 @@ class MixedPrecision : public Pass {
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeMixedPrecisionPass(DType half) { return std::make_shared<MixedPrecision>(half); }
+std::shared_ptr<Pass> MakeMixedPrecisionPass(DType half) {
+  return std::make_shared<MixedPrecision>(half);
+}
 
 }  // namespace caesura

@@ -25,9 +25,11 @@ bool Holds(DType to, DType from) {
   const DTypeSet wholes = {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64};
   if (from == DType::kBool) return floats.Contains(to) || wholes.Contains(to);
   const int bits = static_cast<int>(DTypeSize(from)) * 8;
-  if (wholes.Contains(from)) return wholes.Contains(to) ? DTypeSize(to) > DTypeSize(from) : digits(to) >= bits;
+  if (wholes.Contains(from))
+    return wholes.Contains(to) ? DTypeSize(to) > DTypeSize(from) : digits(to) >= bits;
   // The halves differ in range; both are within the wider ones.
-  return floats.Contains(from) && (to == DType::kFloat64 || (to == DType::kFloat32 && from != DType::kFloat64));
+  return floats.Contains(from) &&
+         (to == DType::kFloat64 || (to == DType::kFloat32 && from != DType::kFloat64));
 }
 
 std::vector<int64_t> PermutationOf(const Node& node) {
@@ -43,8 +45,8 @@ bool IsReshaping(const Node& node) {
   return node.Is("Reshape") || node.Is("Squeeze") || node.Is("Unsqueeze") || node.Is("Flatten");
 }
 
-// The value that the node's output is, after the node has been made to read past the one before it. Null: another
-// value.
+// The value that the node's output is, after the node has been made to read past the one before it.
+// Null: another value.
 Value* SimplifyTranspose(Node& node, const Node& before) {
   const std::vector<int64_t> first = PermutationOf(before), second = PermutationOf(node);
   if (first.empty() || first.size() != second.size()) return nullptr;
@@ -56,8 +58,8 @@ Value* SimplifyTranspose(Node& node, const Node& before) {
   return nullptr;
 }
 
-// Reads past all nodes in front that only give another shape, up to one that is there for others too: where that has to
-// copy, as behind a Transpose, its copy serves all.
+// Reads past all nodes in front that only give another shape, up to one that is there for others
+// too: where that has to copy, as behind a Transpose, its copy serves all.
 void SimplifyReshape(Node& node) {
   const Value* shape = node.input(1);
   const Tensor* target = shape == nullptr ? nullptr : shape->graph()->Initializer(shape);
@@ -67,8 +69,8 @@ void SimplifyReshape(Node& node) {
   Value* from = node.input(0);
   auto passes_on = [](const Value* between) {
     const Node* before = between->producer();
-    return before != nullptr && IsReshaping(*before) && before->input(0) != nullptr && between->uses().size() == 1 &&
-           !between->graph()->IsGraphOutput(between);
+    return before != nullptr && IsReshaping(*before) && before->input(0) != nullptr &&
+           between->uses().size() == 1 && !between->graph()->IsGraphOutput(between);
   };
   while (passes_on(from)) from = from->producer()->input(0);
   if (from != node.input(0)) node.SetInput(0, from);
@@ -100,7 +102,8 @@ class MovementElimination : public Pass {
       if (before == nullptr) continue;
       const Value* read = node->input(0);
       Value* same = nullptr;
-      if (node->Is("Transpose") && before->Is("Transpose")) same = SimplifyTranspose(*node, *before);
+      if (node->Is("Transpose") && before->Is("Transpose"))
+        same = SimplifyTranspose(*node, *before);
       if (node->Is("Reshape")) SimplifyReshape(*node);
       if (node->Is("Cast") && before->Is("Cast")) same = SimplifyCast(*node, *before);
       changed |= node->input(0) != read;
@@ -117,6 +120,8 @@ class MovementElimination : public Pass {
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeMovementEliminationPass() { return std::make_shared<MovementElimination>(); }
+std::shared_ptr<Pass> MakeMovementEliminationPass() {
+  return std::make_shared<MovementElimination>();
+}
 
 }  // namespace caesura

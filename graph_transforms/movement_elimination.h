@@ -10,9 +10,11 @@ namespace caesura {
 
 // Two nodes that only move or relabel elements become one, or none; results keep every bit:
 //   Transpose (Transpose (x))           one Transpose, or x where they undo each other
-//   Reshape (Reshape (x, a), b)         Reshape (x, b), also behind Squeeze, Unsqueeze and Flatten; b constant, no
+//   Reshape (Reshape (x, a), b)         Reshape (x, b), also behind Squeeze, Unsqueeze and Flatten;
+//   b constant, no
 // zeros
-//   Cast (Cast (x, a), b)               Cast (x, b) where `a` holds every value of x's type; x where b is that type
+//   Cast (Cast (x, a), b)               Cast (x, b) where `a` holds every value of x's type; x
+//   where b is that type
 // Nodes that nobody reads then are left for dead_node_elimination.
 std::shared_ptr<Pass> MakeMovementEliminationPass();
 

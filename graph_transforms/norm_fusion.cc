@@ -12,7 +12,8 @@ namespace {
 
 class Fuser {
  public:
-  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters) : graph_(graph), parameters_(parameters) {}
+  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters)
+      : graph_(graph), parameters_(parameters) {}
 
   bool Run() {
     std::vector<Node*> products;
@@ -40,7 +41,8 @@ class Fuser {
   }
 
   bool IsSquare(const Value* value, const Value* x) const {
-    if (const Node* power = Part(value, "Pow")) return power->input(0) == x && IsNumber(power->input(1), 2);
+    if (const Node* power = Part(value, "Pow"))
+      return power->input(0) == x && IsNumber(power->input(1), 2);
     const Node* product = Part(value, "Mul");
     return product != nullptr && product->input(0) == x && product->input(1) == x;
   }
@@ -69,7 +71,8 @@ class Fuser {
     for (int side : {0, 1}) {
       Value* x = node.input(side);
       const Value* other = node.input(1 - side);
-      if (x == nullptr || !x->type().is_tensor() || !x->type().shape || x->type().shape->empty()) continue;
+      if (x == nullptr || !x->type().is_tensor() || !x->type().shape || x->type().shape->empty())
+        continue;
       std::optional<double> found;
       if (node.Is("Div") && side == 0) found = EpsilonOfRoot(other, x);
       if (const Node* inverse = Part(other, "Reciprocal"); inverse != nullptr && node.Is("Mul")) {
@@ -87,18 +90,19 @@ class Fuser {
     const Value* normalized = product->input(side);
     Value* scale = product->input(1 - side);
     const Node* node = normalized == nullptr ? nullptr : normalized->producer();
-    if (node == nullptr || scale == nullptr || normalized->uses().size() != 1 || graph_.IsGraphOutput(normalized) ||
-        !MayBecomeOne(*whole_, *node)) {
+    if (node == nullptr || scale == nullptr || normalized->uses().size() != 1 ||
+        graph_.IsGraphOutput(normalized) || !MayBecomeOne(*whole_, *node)) {
       return false;
     }
     double epsilon = 0;
     Value* x = Normalized(*node, &epsilon);
     const auto& row = scale->type().shape;
-    if (x == nullptr || !row || row->size() != 1 || !SameDim(row->front(), x->type().shape->back())) return false;
+    if (x == nullptr || !row || row->size() != 1 || !SameDim(row->front(), x->type().shape->back()))
+      return false;
     const size_t first = graph_.nodes().size();
     Node* norm = graph_.AddNode("RMSNormalization", {x, scale}, graph_.ReleaseOutputs(product),
-                                {{"axis", int64_t{-1}}, {"epsilon", static_cast<float>(epsilon)}}, "",
-                                graph_.UniqueName(product->name() + ".norm"));
+                                {{"axis", int64_t{-1}}, {"epsilon", static_cast<float>(epsilon)}},
+                                "", graph_.UniqueName(product->name() + ".norm"));
     norm->set_since_version(SinceVersion("RMSNormalization", ""));
     CopyMetadata(*product, norm);
     graph_.MoveTailBefore(first, product);
@@ -113,7 +117,8 @@ class Fuser {
 
 class NormFusion : public Pass {
  public:
-  explicit NormFusion(std::unordered_set<std::string> parameters) : parameters_(std::move(parameters)) {}
+  explicit NormFusion(std::unordered_set<std::string> parameters)
+      : parameters_(std::move(parameters)) {}
   const char* name() const override { return "norm_fusion"; }
   Result<bool> Run(Model& model) override { return Fuser(*model.graph, parameters_).Run(); }
 

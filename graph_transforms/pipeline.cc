@@ -28,11 +28,13 @@ namespace caesura {
 
 PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   PassList passes;
-  // Constant nodes become initializers, so that the other passes have one place to look for constants.
+  // Constant nodes become initializers, so that the other passes have one place to look for
+  // constants.
   passes.push_back(MakeConstantNodesPass());
   // Identity and the like go, so that patterns see through them.
   passes.push_back(MakeRedundantNodesPass());
-  // Exporters write tensor.split as a sequence whose elements are taken out again: Split says the same.
+  // Exporters write tensor.split as a sequence whose elements are taken out again: Split says the
+  // same.
   passes.push_back(MakeSplitSequencesPass());
   // Equal nodes are computed once. After the simplifications, which make nodes equal.
   passes.push_back(MakeCommonSubexpressionPass(parameters));
@@ -42,7 +44,8 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   passes.push_back(MakeAttentionFusionPass(parameters));
   // So are root-mean-square norms.
   passes.push_back(MakeNormFusionPass(std::move(parameters)));
-  // Transposes, reshapes and casts in a row become one, or none. Behind what looks for them as exporters write them.
+  // Transposes, reshapes and casts in a row become one, or none. Behind what looks for them as
+  // exporters write them.
   passes.push_back(MakeMovementEliminationPass());
   // Last: what the others left unread.
   passes.push_back(MakeDeadNodeEliminationPass());
@@ -60,10 +63,12 @@ PassList FusionPasses(const ProviderList& providers, std::unordered_set<std::str
   // What others made gets its shapes, which the passes below go by.
   passes.push_back(MakeShapeInferencePass());
   // In front of what fuses for our own kernels: providers from outside know ONNX's ops.
-  if (AnyCompiles(providers)) passes.push_back(MakeSubgraphPartitionPass(providers, std::move(changing)));
+  if (AnyCompiles(providers))
+    passes.push_back(MakeSubgraphPartitionPass(providers, std::move(changing)));
   // Sums of halves for float32 readers are float32 at once.
   passes.push_back(MakeCastPropagationPass());
-  // What is added to a product is added while its tiles are in cache. Behind passes that leave fewer readers.
+  // What is added to a product is added while its tiles are in cache. Behind passes that leave
+  // fewer readers.
   passes.push_back(MakeMatMulEpiloguePass());
   // What is left of arithmetic on rows goes through cache together.
   passes.push_back(MakeRowFusionPass());
@@ -72,21 +77,24 @@ PassList FusionPasses(const ProviderList& providers, std::unordered_set<std::str
 
 PassList InferencePasses(const ProviderList& providers) {
   PassList passes = ForwardPasses();
-  // Dims that types tell; feeds of sessions are checked against these. (Those of training may have another batch.)
+  // Dims that types tell; feeds of sessions are checked against these. (Those of training may have
+  // another batch.)
   passes.push_back(MakeShapeSimplificationPass());
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses(providers)) passes.push_back(std::move(pass));
   for (auto& pass : PlacementPasses(providers)) passes.push_back(std::move(pass));
   // Weights lie as our own kernel of products reads them. Behind all that looks into them.
-  const bool only_ours = std::all_of(providers.begin(), providers.end(),
-                                     [](const auto& provider) { return provider->name() == kCpuProviderName; });
+  const bool only_ours = std::all_of(providers.begin(), providers.end(), [](const auto& provider) {
+    return provider->name() == kCpuProviderName;
+  });
   if (only_ours) passes.push_back(MakeWeightPackingPass());
   return passes;
 }
 
 PassList StepPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
   PassList passes;
-  // Nodes that rules made get their shapes: many sums over what might have been broadcast turn out to be none.
+  // Nodes that rules made get their shapes: many sums over what might have been broadcast turn out
+  // to be none.
   passes.push_back(MakeShapeInferencePass());
   passes.push_back(MakeRedundantNodesPass());
   // Rules ask for the same shapes, masks and transposed values again and again.
@@ -102,8 +110,9 @@ PassList StepPasses(const ProviderList& providers, std::unordered_set<std::strin
 
 PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback) {
   PassList passes;
-  const bool only_host = std::all_of(providers.begin(), providers.end(),
-                                     [](const auto& provider) { return provider->device().is_host(); });
+  const bool only_host = std::all_of(providers.begin(), providers.end(), [](const auto& provider) {
+    return provider->device().is_host();
+  });
   if (only_host) return passes;
   // Ops that no provider has become their bodies, whose nodes may be links of shape chains.
   passes.push_back(MakeFunctionInliningPass(providers));

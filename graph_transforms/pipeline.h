@@ -11,26 +11,30 @@
 
 namespace caesura {
 
-// For the forward graph before it is differentiated, or fused. Initializers named in `parameters` change between runs: no
-// pass may rely on their values.
+// For the forward graph before it is differentiated, or fused. Initializers named in `parameters`
+// change between runs: no pass may rely on their values.
 PassList ForwardPasses(std::unordered_set<std::string> parameters = {});
 
-// For the forward graph behind the above, to compute in `precision` where that is safe; none for float32.
+// For the forward graph behind the above, to compute in `precision` where that is safe; none for
+// float32.
 PassList PrecisionPasses(DType precision);
 
-// For a graph that is to be run as it is: parts go to the providers that compile them (core/plan/subgraph_partition.h), and
-// of what is left neighbours become single kernels. Not to be differentiated any more. `changing`: initializers that
-// change between runs.
-PassList FusionPasses(const ProviderList& providers = {}, std::unordered_set<std::string> changing = {});
+// For a graph that is to be run as it is: parts go to the providers that compile them
+// (core/plan/subgraph_partition.h), and of what is left neighbours become single kernels. Not to be
+// differentiated any more. `changing`: initializers that change between runs.
+PassList FusionPasses(const ProviderList& providers = {},
+                      std::unordered_set<std::string> changing = {});
 
-// For a model that is only run (SessionOptions::passes): forward, fusion, and placement where the providers have devices.
+// For a model that is only run (SessionOptions::passes): forward, fusion, and placement where the
+// providers have devices.
 PassList InferencePasses(const ProviderList& providers = {});
 
 // For a graph that holds its backward part and optimizer already; ends with fusion.
-PassList StepPasses(const ProviderList& providers = {}, std::unordered_set<std::string> changing = {});
+PassList StepPasses(const ProviderList& providers = {},
+                    std::unordered_set<std::string> changing = {});
 
-// For a graph that is about to be planned for these providers, behind all other passes. Empty where all of them are on the
-// host.
+// For a graph that is about to be planned for these providers, behind all other passes. Empty where
+// all of them are on the host.
 PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback = {});
 
 }  // namespace caesura

@@ -28,7 +28,8 @@ double MultiplyAdds(const ExecutionPlan& plan, const Step& step) {
     return elements * static_cast<double>(a[a.rank() - (transposed ? 2 : 1)]);
   }
   if (node.Is("Conv") && y.rank() > 1 && y[1] > 0) {
-    return elements * static_cast<double>(ShapeOf(plan, step, 1).elements()) / static_cast<double>(y[1]);
+    return elements * static_cast<double>(ShapeOf(plan, step, 1).elements()) /
+           static_cast<double>(y[1]);
   }
   if (node.Is("Attention") || node.Is("AttentionTraining", kCaesuraDomain)) {
     const Shape& k = ShapeOf(plan, step, 1);
@@ -37,13 +38,15 @@ double MultiplyAdds(const ExecutionPlan& plan, const Step& step) {
   return 0;
 }
 
-// Bytes that the step moves, and its multiply-adds: a core takes about as many of them in the time that a byte takes.
+// Bytes that the step moves, and its multiply-adds: a core takes about as many of them in the time
+// that a byte takes.
 double Cost(const ExecutionPlan& plan, const Step& step) {
   constexpr double kMultiplyAddsAByte = 8;
   double bytes = 0;
   for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
     const PlannedValue& value = plan.values()[plan.argument_values()[step.first_argument + a]];
-    bytes += static_cast<double>(static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype));
+    bytes +=
+        static_cast<double>(static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype));
   }
   return bytes + MultiplyAdds(plan, step) / kMultiplyAddsAByte;
 }
@@ -56,7 +59,8 @@ std::vector<int> LastBackwardReads(const ExecutionPlan& plan) {
   for (int s = 0; s < static_cast<int>(plan.steps().size()); ++s) {
     const Step& step = plan.steps()[s];
     if (!IsBackward(step)) continue;
-    for (uint32_t a = 0; a < step.input_count; ++a) out[plan.arguments()[step.first_argument + a]] = s;
+    for (uint32_t a = 0; a < step.input_count; ++a)
+      out[plan.arguments()[step.first_argument + a]] = s;
   }
   return out;
 }
@@ -70,16 +74,20 @@ KeptNodes FindKeptNodes(const ExecutionPlan& plan) {
   std::vector<std::pair<double, std::string>> found;  // cost of a byte
   for (const Step& step : plan.steps()) {
     stepped.insert(step.node);
-    if (step.kind != Step::Kind::kCompute || step.node->phase() != Phase::kForward || !step.bodies.empty()) continue;
+    if (step.kind != Step::Kind::kCompute || step.node->phase() != Phase::kForward ||
+        !step.bodies.empty())
+      continue;
     size_t kept = 0;
     for (uint32_t a = 0; a < step.output_count; ++a) {
       const uint32_t id = plan.arguments()[step.first_argument + step.input_count + a];
       const PlannedBuffer& buffer = plan.buffers()[id];
       if (buffer.kind == PlannedBuffer::Kind::kArena && reads[id] >= 0) kept += buffer.bytes;
     }
-    if (kept > 0) found.emplace_back(Cost(plan, step) / static_cast<double>(kept), step.node->name());
+    if (kept > 0)
+      found.emplace_back(Cost(plan, step) / static_cast<double>(kept), step.node->name());
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [cost, name] : found) out.nodes.push_back(std::move(name));
   for (const auto& node : plan.graph().nodes()) {
     if (stepped.count(node.get()) == 0) out.views.insert(node->name());
@@ -93,7 +101,8 @@ namespace {
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, const std::unordered_set<std::string>& nodes, const std::unordered_set<std::string>& views)
+  Rewriter(Graph& graph, const std::unordered_set<std::string>& nodes,
+           const std::unordered_set<std::string>& views)
       : graph_(graph), nodes_(nodes), views_(views) {}
 
   bool Run() {
@@ -122,7 +131,8 @@ class Rewriter {
       if (input == nullptr || graph_.Initializer(input) == nullptr) return false;
       return std::any_of(input->uses().begin(), input->uses().end(), [&](const Value::Use& use) {
         auto at = position_.find(use.node);
-        return use.node->phase() == Phase::kOptimizer && at != position_.end() && at->second < here_;
+        return use.node->phase() == Phase::kOptimizer && at != position_.end() &&
+               at->second < here_;
       });
     });
   }
@@ -130,7 +140,8 @@ class Rewriter {
   // The value computed again for backward nodes from here on; `value` itself where it is kept.
   Value* Again(Value* value) {
     Node* node = value == nullptr ? nullptr : value->producer();
-    if (node == nullptr || node->graph() != &graph_ || node->phase() != Phase::kForward) return value;
+    if (node == nullptr || node->graph() != &graph_ || node->phase() != Phase::kForward)
+      return value;
     if (auto it = again_.find(value); it != again_.end()) return it->second;
     const bool chosen = nodes_.count(node->name()) > 0;
     if (!chosen && views_.count(node->name()) == 0) return value;
@@ -145,16 +156,19 @@ class Rewriter {
   void Copy(const Node& node, std::vector<Value*> inputs) {
     std::vector<Value*> outputs;
     for (Value* output : node.outputs()) {
-      outputs.push_back(output == nullptr ? nullptr : graph_.AddValue(output->name() + "/again", output->type()));
+      outputs.push_back(
+          output == nullptr ? nullptr : graph_.AddValue(output->name() + "/again", output->type()));
       if (output != nullptr) again_[output] = outputs.back();
     }
     AttributeMap attributes = node.attributes();
     for (auto& [name, attribute] : attributes) {
-      if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute)) *body = (*body)->Clone(&graph_);
+      if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute))
+        *body = (*body)->Clone(&graph_);
     }
     attributes.try_emplace("random_stream", node.name());
-    Node* copy = graph_.AddNode(node.op_type(), std::move(inputs), std::move(outputs), std::move(attributes),
-                                node.domain(), graph_.UniqueName(node.name() + "/again"));
+    Node* copy =
+        graph_.AddNode(node.op_type(), std::move(inputs), std::move(outputs), std::move(attributes),
+                       node.domain(), graph_.UniqueName(node.name() + "/again"));
     copy->set_since_version(node.since_version());
     CopyMetadata(node, copy);
     copy->set_phase(Phase::kBackward);
@@ -180,27 +194,32 @@ class Recompute : public Pass {
   const std::unordered_set<std::string> nodes_, views_;
 };
 
-Result<std::shared_ptr<const ExecutionPlan>> PlanWith(const ExecutionPlan& plan, const KeptNodes& kept, size_t count) {
+Result<std::shared_ptr<const ExecutionPlan>> PlanWith(const ExecutionPlan& plan,
+                                                      const KeptNodes& kept, size_t count) {
   Model model;
   model.graph = plan.graph().Clone();
-  std::unordered_set<std::string> nodes(kept.nodes.begin(), kept.nodes.begin() + static_cast<std::ptrdiff_t>(count));
-  const PassList passes = {MakeRecomputePass(std::move(nodes), kept.views), MakeDeadNodeEliminationPass()};
+  std::unordered_set<std::string> nodes(kept.nodes.begin(),
+                                        kept.nodes.begin() + static_cast<std::ptrdiff_t>(count));
+  const PassList passes = {MakeRecomputePass(std::move(nodes), kept.views),
+                           MakeDeadNodeEliminationPass()};
   RETURN_IF_ERROR(RunPasses(passes, model).status());
   PlanOptions options = plan.options();
-  for (const Value*& parameter : options.parameters) parameter = model.graph->FindValue(parameter->name());
+  for (const Value*& parameter : options.parameters)
+    parameter = model.graph->FindValue(parameter->name());
   return ExecutionPlan::Create(model.graph, plan.feeds(), plan.providers(), options);
 }
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeRecomputePass(std::unordered_set<std::string> nodes, std::unordered_set<std::string> views) {
+std::shared_ptr<Pass> MakeRecomputePass(std::unordered_set<std::string> nodes,
+                                        std::unordered_set<std::string> views) {
   return std::make_shared<Recompute>(std::move(nodes), std::move(views));
 }
 
 // --- how much ---
 
-Result<std::shared_ptr<const ExecutionPlan>> PlanWithin(const std::shared_ptr<const ExecutionPlan>& plan,
-                                                        size_t budget) {
+Result<std::shared_ptr<const ExecutionPlan>> PlanWithin(
+    const std::shared_ptr<const ExecutionPlan>& plan, size_t budget) {
   if (plan->arena_bytes() <= budget) return plan;
   const KeptNodes kept = FindKeptNodes(*plan);
   size_t least = plan->arena_bytes();
@@ -212,7 +231,8 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanWithin(const std::shared_ptr<co
     found = std::move(made);
     return true;
   };
-  // More recomputed takes less memory, but what it reads must be kept longer: all of it need not be best.
+  // More recomputed takes less memory, but what it reads must be kept longer: all of it need not be
+  // best.
   size_t low = 0, high = 0;
   for (size_t parts = 4; parts > 0 && high == 0; --parts) {
     const size_t count = kept.nodes.size() * parts / 4;
@@ -225,8 +245,9 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanWithin(const std::shared_ptr<co
     (fits ? high : low) = count;
   }
   if (found != nullptr) return found;
-  return OutOfMemory("memory_budget: expected at least " + std::to_string(least) + " bytes for a step on these feeds (" +
-                     std::to_string(plan->arena_bytes()) + " without recomputation), got " + std::to_string(budget));
+  return OutOfMemory("memory_budget: expected at least " + std::to_string(least) +
+                     " bytes for a step on these feeds (" + std::to_string(plan->arena_bytes()) +
+                     " without recomputation), got " + std::to_string(budget));
 }
 
 }  // namespace caesura

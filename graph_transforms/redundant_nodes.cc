@@ -31,12 +31,13 @@ bool HandsOnItsInput(const Node& node) {
   return node.Is("Transpose") && IsIdentityPermutation(node);
 }
 
-// The only input of a Concat that is not known to be empty, as the part of a head that rotary embeddings leave alone may
-// be; null where there are others.
+// The only input of a Concat that is not known to be empty, as the part of a head that rotary
+// embeddings leave alone may be; null where there are others.
 Value* OnlyPart(const Node& node) {
   Value* only = nullptr;
   for (Value* input : node.inputs()) {
-    const std::optional<Shape> shape = input == nullptr ? std::nullopt : input->type().ConcreteShape();
+    const std::optional<Shape> shape =
+        input == nullptr ? std::nullopt : input->type().ConcreteShape();
     if (!shape) return nullptr;
     if (shape->elements() == 0) continue;
     if (only != nullptr) return nullptr;
@@ -47,7 +48,9 @@ Value* OnlyPart(const Node& node) {
 
 // The input that a node hands on as it is, or null.
 Value* HandedOn(const Node& node) {
-  return node.Is("Concat") && node.output(0) != nullptr ? OnlyPart(node) : HandsOnItsInput(node) ? node.input(0) : nullptr;
+  return node.Is("Concat") && node.output(0) != nullptr ? OnlyPart(node)
+         : HandsOnItsInput(node)                        ? node.input(0)
+                                                        : nullptr;
 }
 
 bool RunOn(Graph& graph) {
@@ -59,9 +62,11 @@ bool RunOn(Graph& graph) {
     Value* input = HandedOn(*node);
     if (input == nullptr) continue;
     Value* output = node->output(0);
-    // A graph output keeps its name, so the node that makes it stays; so does one that exports an outer value.
+    // A graph output keeps its name, so the node that makes it stays; so does one that exports an
+    // outer value.
     if (graph.IsGraphOutput(output)) continue;
-    if (!input->type().is_tensor() && output->type().is_tensor()) continue;  // an optional is opened here
+    if (!input->type().is_tensor() && output->type().is_tensor())
+      continue;  // an optional is opened here
     replacements.Replace(output, input);
     gone.insert(node.get());
   }

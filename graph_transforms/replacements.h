@@ -8,8 +8,8 @@
 
 namespace caesura {
 
-// Graph::ReplaceAllUses for many values: nodes read the other value at once, graph outputs (here and in all bodies)
-// follow in one sweep at the end.
+// Graph::ReplaceAllUses for many values: nodes read the other value at once, graph outputs (here
+// and in all bodies) follow in one sweep at the end.
 class Replacements {
  public:
   void Replace(Value* from, Value* to);

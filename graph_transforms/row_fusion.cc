@@ -98,10 +98,12 @@ class RowFusion : public Pass {
       for (const Value* input : node->inputs()) add(input);
       for (const Value* input : Graph::ImplicitInputs(*node)) add(input);
       if (node->phase() != Phase::kOptimizer) return it->second;
-      for (const Value* input : node->inputs()) {  // updates in place come after all who read the old value
+      for (const Value* input :
+           node->inputs()) {  // updates in place come after all who read the old value
         if (input == nullptr) continue;
         for (const Value::Use& use : input->uses()) {
-          if (use.node != node && use.node->graph() == &graph_ && position_[use.node] < position_[node]) {
+          if (use.node != node && use.node->graph() == &graph_ &&
+              position_[use.node] < position_[node]) {
             it->second.push_back(use.node);
           }
         }
@@ -109,7 +111,8 @@ class RowFusion : public Pass {
       return it->second;
     }
 
-    // Joins the groups of the node's producers where rows agree and no path leaves a group and comes back.
+    // Joins the groups of the node's producers where rows agree and no path leaves a group and
+    // comes back.
     void Place(Node* node) {
       groups_.push_back(std::make_unique<Group>(Group{{node}, ops_.at(node).rows, node->phase()}));
       Group* own = groups_.back().get();
@@ -117,14 +120,20 @@ class RowFusion : public Pass {
       for (const Value* input : node->inputs()) {
         if (input == nullptr || input->producer() == nullptr) continue;
         Group* other = GroupOf(input->producer());
-        if (other == nullptr || other == own || !(other->rows == own->rows) || other->phase != own->phase) continue;
-        if (fixed_.count(node) != fixed_.count(input->producer()) || !MayBecomeOne(*node, *input->producer())) continue;
+        if (other == nullptr || other == own || !(other->rows == own->rows) ||
+            other->phase != own->phase)
+          continue;
+        if (fixed_.count(node) != fixed_.count(input->producer()) ||
+            !MayBecomeOne(*node, *input->producer()))
+          continue;
         // Sums over rows are there when all tiles have run: nobody in the group can read them.
         const auto& columns = ops_.at(input->producer()).columns;
         const auto& outputs = input->producer()->outputs();
-        const auto which = static_cast<int>(std::find(outputs.begin(), outputs.end(), input) - outputs.begin());
+        const auto which =
+            static_cast<int>(std::find(outputs.begin(), outputs.end(), input) - outputs.begin());
         if (std::count(columns.begin(), columns.end(), which) > 0) continue;
-        if (other->members.size() + own->members.size() > kMaxMembers || ComesBack(*own, *other)) continue;
+        if (other->members.size() + own->members.size() > kMaxMembers || ComesBack(*own, *other))
+          continue;
         for (Node* member : own->members) {
           other->members.push_back(member);
           group_of_[member] = other;
@@ -148,7 +157,8 @@ class RowFusion : public Pass {
         }
       };
       int first = INT32_MAX;  // nothing that stands before both groups can need them
-      for (const Group* group : {&a, &b}) first = std::min(first, position_[group->members.front()]);
+      for (const Group* group : {&a, &b})
+        first = std::min(first, position_[group->members.front()]);
       for (const Group* group : {&a, &b}) {
         for (const Node* member : group->members) push_before(member, true);
       }
@@ -216,7 +226,8 @@ class RowFusion : public Pass {
         auto [it, fresh] = inside.try_emplace(value, nullptr);
         if (!fresh) return it->second;
         const Tensor* constant = graph_.Initializer(value);
-        if (constant != nullptr && !IsFloating(constant->dtype()) && constant->shape().rank() <= 1) {  // axes and the like
+        if (constant != nullptr && !IsFloating(constant->dtype()) &&
+            constant->shape().rank() <= 1) {  // axes and the like
           it->second = body->AddInitializer(value->name(), *constant);
         } else {
           it->second = body->AddInput(value->name(), value->type());
@@ -237,22 +248,23 @@ class RowFusion : public Pass {
           const bool is_sum = std::count(sums.begin(), sums.end(), static_cast<int>(i)) > 0;
           if (output == nullptr) continue;
           writes.back() = inside[output] = body->AddValue(output->name(), output->type());
-          const bool read_outside = std::any_of(output->uses().begin(), output->uses().end(),
-                                                [&](const Value::Use& use) { return members.count(use.node) == 0; });
+          const bool read_outside =
+              std::any_of(output->uses().begin(), output->uses().end(),
+                          [&](const Value::Use& use) { return members.count(use.node) == 0; });
           if (!read_outside && !graph_.IsGraphOutput(output)) continue;
           if (is_sum) columns.push_back(static_cast<int64_t>(outputs.size()));
           outputs.push_back(output);
           body->AddOutput(writes.back());
         }
-        Node* copy = body->AddNode(member->op_type(), std::move(reads), std::move(writes), member->attributes(),
-                                   member->domain(), member->name());
+        Node* copy = body->AddNode(member->op_type(), std::move(reads), std::move(writes),
+                                   member->attributes(), member->domain(), member->name());
         copy->set_since_version(member->since_version());
         CopyMetadata(*member, copy);
         ops += (ops.empty() ? "" : "+") + member->op_type();
       }
       Node* fused = graph_.AddNode("FusedRows", std::move(inputs), std::move(outputs),
-                                   {{"body", body}, {"column_outputs", columns}, {"ops", ops}}, kCaesuraDomain,
-                                   group.members.back()->name() + ".rows");
+                                   {{"body", body}, {"column_outputs", columns}, {"ops", ops}},
+                                   kCaesuraDomain, group.members.back()->name() + ".rows");
       CopyMetadata(*group.members.back(), fused);
       return fused;
     }

@@ -13,19 +13,65 @@ namespace caesura {
 namespace {
 
 bool IsElementwise(const Node& node) {
-  static const std::unordered_set<std::string> kOnnx = {
-      "Abs",  "Add",     "And",  "Cast", "Ceil",     "Celu",  "Clip",      "Cos",         "Div",       "Elu",
-      "Equal", "Erf",    "Exp",  "Floor", "Gelu",    "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-      "IsInf", "IsNaN",  "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not",
-      "Or",   "Pow",     "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
-      "Sqrt", "Sub",     "Sum",  "Swish", "Tanh",    "ThresholdedRelu", "Where", "Xor"};
-  static const std::unordered_set<std::string> kOurs = {"GeluGrad", "ReluGrad", "SigmoidGrad", "TanhGrad"};
+  static const std::unordered_set<std::string> kOnnx = {"Abs",
+                                                        "Add",
+                                                        "And",
+                                                        "Cast",
+                                                        "Ceil",
+                                                        "Celu",
+                                                        "Clip",
+                                                        "Cos",
+                                                        "Div",
+                                                        "Elu",
+                                                        "Equal",
+                                                        "Erf",
+                                                        "Exp",
+                                                        "Floor",
+                                                        "Gelu",
+                                                        "Greater",
+                                                        "GreaterOrEqual",
+                                                        "HardSigmoid",
+                                                        "HardSwish",
+                                                        "IsInf",
+                                                        "IsNaN",
+                                                        "LeakyRelu",
+                                                        "Less",
+                                                        "LessOrEqual",
+                                                        "Log",
+                                                        "Max",
+                                                        "Mean",
+                                                        "Min",
+                                                        "Mish",
+                                                        "Mul",
+                                                        "Neg",
+                                                        "Not",
+                                                        "Or",
+                                                        "Pow",
+                                                        "Reciprocal",
+                                                        "Relu",
+                                                        "Round",
+                                                        "Selu",
+                                                        "Sigmoid",
+                                                        "Sign",
+                                                        "Sin",
+                                                        "Softplus",
+                                                        "Softsign",
+                                                        "Sqrt",
+                                                        "Sub",
+                                                        "Sum",
+                                                        "Swish",
+                                                        "Tanh",
+                                                        "ThresholdedRelu",
+                                                        "Where",
+                                                        "Xor"};
+  static const std::unordered_set<std::string> kOurs = {"GeluGrad", "ReluGrad", "SigmoidGrad",
+                                                        "TanhGrad"};
   if (node.domain().empty()) return kOnnx.count(node.op_type()) > 0;
   return node.domain() == kCaesuraDomain && kOurs.count(node.op_type()) > 0;
 }
 
-// Ops that work along `axis` and give each row one of its own; with the attribute's default and the outputs that are
-// sums over all rows.
+// Ops that work along `axis` and give each row one of its own; with the attribute's default and the
+// outputs that are sums over all rows.
 struct AxisOp {
   int64_t axis;
   std::vector<int> columns;
@@ -44,13 +90,14 @@ const AxisOp* FindAxisOp(const Node& node) {
       {"ai.caesura.LayerNormalizationGrad", {-1, {1, 2}}},
       {"ai.caesura.RMSNormalizationGrad", {-1, {1}}},
   };
-  auto it = kOps.find(node.domain().empty() ? node.op_type() : node.domain() + "." + node.op_type());
+  auto it =
+      kOps.find(node.domain().empty() ? node.op_type() : node.domain() + "." + node.op_type());
   return it == kOps.end() ? nullptr : &it->second;
 }
 
 bool IsReduction(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
-                                                       "ReduceSumSquare", "ReduceL2"};
+  static const std::unordered_set<std::string> kOps = {"ReduceSum", "ReduceMean",      "ReduceMax",
+                                                       "ReduceMin", "ReduceSumSquare", "ReduceL2"};
   return node.domain().empty() && kOps.count(node.op_type()) > 0;
 }
 
@@ -109,7 +156,8 @@ std::optional<RowOp> AsRowOp(const Node& node) {
   const bool splits = node.Is("Split");
   if (sums_rows) {
     const Dims* sum = DimsOf(node.output(0));
-    if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back())) return std::nullopt;
+    if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back()))
+      return std::nullopt;
     op.columns = {0};
   }
   const bool reads_shape = sums_rows || reduces || splits;  // input 1
@@ -123,7 +171,8 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     const bool column = std::count(op.columns.begin(), op.columns.end(), static_cast<int>(i)) > 0;
     if (node.outputs()[i] == nullptr || column) continue;
     const Dims* dims = DimsOf(node.outputs()[i]);
-    if (dims == nullptr || dims->size() != whole->size() || !SameDims(RowsOf(*dims), op.rows)) return std::nullopt;
+    if (dims == nullptr || dims->size() != whole->size() || !SameDims(RowsOf(*dims), op.rows))
+      return std::nullopt;
     if (splits && !dims->back().known()) return std::nullopt;  // parts that show in the run alone
   }
   return op;

@@ -11,8 +11,8 @@
 namespace caesura {
 
 struct RowOp {
-  std::vector<Dim> rows;        // the leading dims: all but the last one
-  std::vector<int> columns;     // outputs that are sums over all rows
+  std::vector<Dim> rows;     // the leading dims: all but the last one
+  std::vector<int> columns;  // outputs that are sums over all rows
 };
 
 // Nothing where the op looks beyond a row, or where types do not say enough.

@@ -11,7 +11,9 @@
 namespace caesura {
 
 // The same number, or the same symbol; unknown dims are equal to nothing.
-inline bool SameDim(const Dim& a, const Dim& b) { return a == b && (a.known() || !a.symbol.empty()); }
+inline bool SameDim(const Dim& a, const Dim& b) {
+  return a == b && (a.known() || !a.symbol.empty());
+}
 
 inline bool SameDims(const std::vector<Dim>& a, const std::vector<Dim>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), SameDim);

@@ -21,7 +21,8 @@ std::optional<double> DimOf(const Node& shape, int64_t index) {
   if (!dims) return std::nullopt;
   const auto rank = static_cast<int64_t>(dims->size());
   const int64_t start = shape.Attr<int64_t>("start", 0), end = shape.Attr<int64_t>("end", rank);
-  const int64_t first = start < 0 ? start + rank : start, last = end < 0 ? end + rank : std::min(end, rank);
+  const int64_t first = start < 0 ? start + rank : start,
+                last = end < 0 ? end + rank : std::min(end, rank);
   const int64_t at = index < 0 ? last + index : first + index;
   if (at < first || at >= last || at < 0 || !(*dims)[at].known()) return std::nullopt;
   return static_cast<double>((*dims)[at].value);
@@ -29,7 +30,8 @@ std::optional<double> DimOf(const Node& shape, int64_t index) {
 
 }  // namespace
 
-std::optional<double> ScalarValue(const Value* value, const std::unordered_set<std::string>& parameters) {
+std::optional<double> ScalarValue(const Value* value,
+                                  const std::unordered_set<std::string>& parameters) {
   if (value == nullptr) return std::nullopt;
   const Graph& graph = *value->graph();
   if (const Tensor* tensor = graph.Initializer(value)) {
@@ -52,7 +54,8 @@ std::optional<double> ScalarValue(const Value* value, const std::unordered_set<s
   if (!a) return std::nullopt;
   const bool casts = op == "Cast" || op == "CastLike";
   if (casts && !IsFloating(value->dtype())) return std::nullopt;
-  if (casts || op == "Identity" || op == "Reshape" || op == "Squeeze" || op == "Unsqueeze") return a;
+  if (casts || op == "Identity" || op == "Reshape" || op == "Squeeze" || op == "Unsqueeze")
+    return a;
   if (op == "Sqrt") return std::sqrt(*a);
   if (op == "Reciprocal") return 1 / *a;
   const auto b = ScalarValue(node->input(1), parameters);

@@ -11,8 +11,10 @@
 
 namespace caesura {
 
-// Of one element: an initializer outside of `parameters`, a dim of a known shape, or arithmetic on such.
-std::optional<double> ScalarValue(const Value* value, const std::unordered_set<std::string>& parameters);
+// Of one element: an initializer outside of `parameters`, a dim of a known shape, or arithmetic on
+// such.
+std::optional<double> ScalarValue(const Value* value,
+                                  const std::unordered_set<std::string>& parameters);
 
 }  // namespace caesura
 

@@ -24,18 +24,21 @@ bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 std::string WhyNoShape(const Value* value) {
   const ValueType& type = value->type();
   if (!type.is_tensor()) return "is no tensor, or of an unknown type";
-  static const DTypeSet kShapeTypes = {DType::kInt64, DType::kInt32,  DType::kInt16,  DType::kInt8, DType::kUInt64,
-                                       DType::kUInt32, DType::kUInt16, DType::kUInt8, DType::kBool};
+  static const DTypeSet kShapeTypes = {DType::kInt64,  DType::kInt32,  DType::kInt16,
+                                       DType::kInt8,   DType::kUInt64, DType::kUInt32,
+                                       DType::kUInt16, DType::kUInt8,  DType::kBool};
   if (!kShapeTypes.Contains(type.dtype)) return std::string("holds ") + DTypeName(type.dtype);
   if (!type.shape) return "is of an unknown rank";
   int64_t elements = 1;
   bool known = true;
   for (const Dim& dim : *type.shape) {
     known &= dim.known();
-    if (dim.known() && __builtin_mul_overflow(elements, dim.value, &elements)) elements = kMaxShapeElements + 1;
+    if (dim.known() && __builtin_mul_overflow(elements, dim.value, &elements))
+      elements = kMaxShapeElements + 1;
   }
   if (known ? elements <= kMaxShapeElements : type.shape->size() <= 1) return {};
-  return "is " + type.ToString() + ", which may be more than " + std::to_string(kMaxShapeElements) + " elements";
+  return "is " + type.ToString() + ", which may be more than " + std::to_string(kMaxShapeElements) +
+         " elements";
 }
 
 ShapeChains::ShapeChains(Graph& graph, const ProviderList& providers,
@@ -49,7 +52,8 @@ ShapeChains::ShapeChains(Graph& graph, const ProviderList& providers,
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
     Value* output = graph.outputs()[i];
     // Where other results go is for those to say who plan.
-    reads_[output].push_back({nullptr, static_cast<int>(i), &graph, !WhyNoShape(output).empty(), true});
+    reads_[output].push_back(
+        {nullptr, static_cast<int>(i), &graph, !WhyNoShape(output).empty(), true});
   }
   for (const Node* node : nodes_) why_not_movable_[node] = Examine(*node, keep);
 }
@@ -84,9 +88,11 @@ void ShapeChains::AddReads(Node& node) {
   for (int i = 0; i < static_cast<int>(node.inputs().size()); ++i) {
     if (node.input(i) == nullptr) continue;
     const int device = placement_.InputDevice(node, *provider_of_.at(&node), i);
-    // A loop wants the start of what it carries where it carries it; that is for handed_on() to say.
+    // A loop wants the start of what it carries where it carries it; that is for handed_on() to
+    // say.
     const bool starts = node.Is("Loop") && i >= 2;
-    reads_[node.input(i)].push_back({&node, i, node.graph(), starts || device == Placement::kAnywhere, device == 0});
+    reads_[node.input(i)].push_back(
+        {&node, i, node.graph(), starts || device == Placement::kAnywhere, device == 0});
   }
 }
 
@@ -114,7 +120,8 @@ void ShapeChains::AddBodies(Node& node) {
   for (size_t i = 2; i < node.inputs().size(); ++i) {
     HandedOn on{&node, {bodies[0]->inputs()[i]}, {{bodies[0]->outputs()[i - 1], bodies[0]}}};
     if (node.inputs()[i] != nullptr) on.sources.emplace_back(node.inputs()[i], node.graph());
-    if (node.output(static_cast<int>(i) - 2) != nullptr) on.results.push_back(node.outputs()[i - 2]);
+    if (node.output(static_cast<int>(i) - 2) != nullptr)
+      on.results.push_back(node.outputs()[i - 2]);
     handed_on_.push_back(std::move(on));
   }
 }
@@ -129,14 +136,16 @@ std::vector<CopyCount> ShapeChains::Copies() const {
     for (const Value* value : values_.at(graph)) {
       std::set<std::pair<const Graph*, bool>> wanted;  // each graph copies for its own nodes, once
       for (const ValueRead& read : reads(value)) {
-        if (read.anywhere || IsConstant(value) || !wanted.emplace(read.graph, read.on_host).second) continue;
+        if (read.anywhere || IsConstant(value) || !wanted.emplace(read.graph, read.on_host).second)
+          continue;
         add(read.graph, IsOnHost(value), read.on_host);
       }
     }
   }
   for (const HandedOn& on : handed_on_) {
     for (const auto& [source, graph] : on.sources) {
-      if (!IsConstant(source) && !on.results.empty()) add(graph, IsOnHost(source), IsOnHost(on.results.front()));
+      if (!IsConstant(source) && !on.results.empty())
+        add(graph, IsOnHost(source), IsOnHost(on.results.front()));
     }
   }
   std::vector<CopyCount> out;
@@ -144,7 +153,8 @@ std::vector<CopyCount> ShapeChains::Copies() const {
   return out;
 }
 
-std::string ShapeChains::Examine(const Node& node, const std::unordered_set<std::string>& keep) const {
+std::string ShapeChains::Examine(const Node& node,
+                                 const std::unordered_set<std::string>& keep) const {
   const ExecutionProvider& provider = *provider_of_.at(&node);
   if (provider.device().is_host()) return "runs on the host anyway";
   if (IsYield(node)) return "is a yield";

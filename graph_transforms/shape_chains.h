@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU fallback goes by: who reads each value of a graph and its bodies, and where; which values look like
-// shapes, and which nodes may run on the host in place of a device. Private to graph_transforms.
+// What the CPU fallback goes by: who reads each value of a graph and its bodies, and where; which
+// values look like shapes, and which nodes may run on the host in place of a device. Private to
+// graph_transforms.
 #ifndef CAESURA_GRAPH_TRANSFORMS_SHAPE_CHAINS_H_
 #define CAESURA_GRAPH_TRANSFORMS_SHAPE_CHAINS_H_
 
@@ -16,17 +17,18 @@ namespace caesura {
 
 inline constexpr int64_t kMaxShapeElements = 64;
 
-// Empty when the value looks like a shape, an axis, a size or a condition: a tensor of integers or bools of at most 64
-// elements; of an unknown number only where its rank is 0 or 1. Otherwise what speaks against it.
+// Empty when the value looks like a shape, an axis, a size or a condition: a tensor of integers or
+// bools of at most 64 elements; of an unknown number only where its rank is 0 or 1. Otherwise what
+// speaks against it.
 std::string WhyNoShape(const Value* value);
 
 // One place where a value is read.
 struct ValueRead {
-  Node* node;       // null: an output of `graph`
-  int index;        // of the node's inputs, or of the graph's outputs
-  Graph* graph;     // where it is read: the value's own, or one inside
-  bool anywhere;    // handed on without a look (a yield, the start of a loop)
-  bool on_host;     // otherwise, where it is needed
+  Node* node;     // null: an output of `graph`
+  int index;      // of the node's inputs, or of the graph's outputs
+  Graph* graph;   // where it is read: the value's own, or one inside
+  bool anywhere;  // handed on without a look (a yield, the start of a loop)
+  bool on_host;   // otherwise, where it is needed
 };
 
 // What a control-flow node hands out (and, for a loop, in): one place for all of it.
@@ -45,8 +47,10 @@ struct CopyCount {
 // REQUIRES: the graph stays unchanged.
 class ShapeChains {
  public:
-  // `device_inputs`: names of graph inputs that come on the device. `keep`: names of nodes that stay where they are.
-  ShapeChains(Graph& graph, const ProviderList& providers, const std::unordered_set<std::string>& device_inputs,
+  // `device_inputs`: names of graph inputs that come on the device. `keep`: names of nodes that
+  // stay where they are.
+  ShapeChains(Graph& graph, const ProviderList& providers,
+              const std::unordered_set<std::string>& device_inputs,
               const std::unordered_set<std::string>& keep);
 
   // The graph and its bodies, each before those inside of it.
@@ -63,7 +67,9 @@ class ShapeChains {
 
   // Where placement has the value: constants count as on the host.
   bool IsOnHost(const Value* value) const { return placement_.DeviceOf(value) == 0; }
-  static bool IsConstant(const Value* value) { return value->graph()->Initializer(value) != nullptr; }
+  static bool IsConstant(const Value* value) {
+    return value->graph()->Initializer(value) != nullptr;
+  }
   bool RunsOnHost(const Node& node) const { return provider_of_.at(&node)->device().is_host(); }
   // Whether the node's provider reads input `i` on the host.
   bool ReadsOnHost(const Node& node, int i) const;

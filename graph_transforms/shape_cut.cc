@@ -9,7 +9,8 @@ namespace caesura {
 // A vertex for making a value and one for having it, with the edge between them that a copy cuts.
 class ShapeCut::Network {
  public:
-  explicit Network(std::function<int(const Value*)> cost_of_copy) : cost_(std::move(cost_of_copy)) {}
+  explicit Network(std::function<int(const Value*)> cost_of_copy)
+      : cost_(std::move(cost_of_copy)) {}
 
   int In(const Value* value) {
     auto [it, fresh] = in_.try_emplace(value, 0);
@@ -66,7 +67,8 @@ ShapeCut::ShapeCut(const ShapeChains& chains, bool move_bodies) : chains_(chains
     CutToHost(graph);
     FindAvailable(graph);
   }
-  for (auto graph = chains_.graphs().rbegin(); graph != chains_.graphs().rend(); ++graph) CutToDevice(*graph);
+  for (auto graph = chains_.graphs().rbegin(); graph != chains_.graphs().rend(); ++graph)
+    CutToDevice(*graph);
   for (const Node* node : chains_.nodes()) {  // no reader minds
     if (!chains_.IsMovable(node) || on_host_.count(node) || on_device_.count(node)) continue;
     for (const Value* output : node->outputs()) {
@@ -109,7 +111,8 @@ std::unordered_set<const Value*> ShapeCut::NeededOnHost() const {
   return needed;
 }
 
-// Begins with all that is needed on the host and takes out, until nothing changes, what some source is missing for.
+// Begins with all that is needed on the host and takes out, until nothing changes, what some source
+// is missing for.
 void ShapeCut::SettleHandedOn() {
   const std::unordered_set<const Value*> needed = NeededOnHost();
   for (const HandedOn& on : chains_.handed_on()) {
@@ -126,8 +129,9 @@ void ShapeCut::SettleHandedOn() {
     available_.clear();
     for (const Graph* graph : chains_.graphs()) FindAvailable(graph);
     for (const HandedOn& on : chains_.handed_on()) {
-      const bool made = std::all_of(on.sources.begin(), on.sources.end(),
-                                    [&](const auto& source) { return IsAvailable(source.first, source.second); });
+      const bool made = std::all_of(on.sources.begin(), on.sources.end(), [&](const auto& source) {
+        return IsAvailable(source.first, source.second);
+      });
       if (made || moved_.erase(&on) == 0) continue;
       for (const Value* result : on.results) settled_.erase(result);
       changed = true;
@@ -157,7 +161,8 @@ std::vector<const Value*> ShapeCut::Wanted(const Graph* graph, bool on_host) con
   if (read_in != read_in_.end()) {
     for (const Value* value : read_in->second) {
       const std::vector<ValueRead>& reads = chains_.reads(value);
-      // A movable node reads on the device only where it runs there; its host inputs it needs in any case.
+      // A movable node reads on the device only where it runs there; its host inputs it needs in
+      // any case.
       const bool is = std::any_of(reads.begin(), reads.end(), [&](const ValueRead& read) {
         if (read.graph != graph || read.anywhere || read.on_host != on_host) return false;
         return on_host || !chains_.IsMovable(read.node);
@@ -166,7 +171,8 @@ std::vector<const Value*> ShapeCut::Wanted(const Graph* graph, bool on_host) con
     }
   }
   for (const HandedOn& on : chains_.handed_on()) {
-    const bool is_on_host = moved_.count(&on) > 0 || on.results.empty() || chains_.IsOnHost(on.results.front());
+    const bool is_on_host =
+        moved_.count(&on) > 0 || on.results.empty() || chains_.IsOnHost(on.results.front());
     for (const auto& [source, where] : on.sources) {
       if (where == graph && IsLink(source) && is_on_host == on_host) wanted.push_back(source);
     }
@@ -179,7 +185,8 @@ void ShapeCut::CutToHost(const Graph* graph) {
   auto connect = [&](const Value* value, int to) {
     if (!IsLink(value) || StartsOnHost(value)) return;
     const bool outer = value->graph() != graph;
-    if (!outer || !available_.count(value)) network.Connect(outer ? network.Source(value) : network.Out(value), to);
+    if (!outer || !available_.count(value))
+      network.Connect(outer ? network.Source(value) : network.Out(value), to);
   };
   for (const Value* value : chains_.values(graph)) {
     if (!IsLink(value) || StartsOnHost(value)) continue;
@@ -200,7 +207,9 @@ void ShapeCut::CutToHost(const Graph* graph) {
 
 void ShapeCut::CutToDevice(const Graph* graph) {
   Network network([&](const Value* value) {
-    return StartsOnHost(value) || (available_.count(value) > 0 && !fixed_.count(value)) ? 1 : MinCut::kUnlimited;
+    return StartsOnHost(value) || (available_.count(value) > 0 && !fixed_.count(value))
+               ? 1
+               : MinCut::kUnlimited;
   });
   auto connect = [&](const Value* value, int to) {
     if (!IsLink(value) || StaysOnDevice(value)) return;
@@ -219,7 +228,8 @@ void ShapeCut::CutToDevice(const Graph* graph) {
     if (made_on_device_.count(value)) network.Connect(network.In(value), MinCut::kSink);
   }
   for (const Value* value : wanted) connect(value, MinCut::kSink);
-  for (const Value* value : network.Solve(/*close_to_source=*/false)) to_device_.insert({value, graph});
+  for (const Value* value : network.Solve(/*close_to_source=*/false))
+    to_device_.insert({value, graph});
   for (const Value* value : chains_.values(graph)) {
     if (made_on_device_.count(value)) RunOnDevice({value, graph});
   }
@@ -233,7 +243,8 @@ void ShapeCut::RunOnHost(const Seen& first) {
     open.pop_back();
     const Value* value = seen.first;
     if (!IsLink(value) || StartsOnHost(value) || to_host_.count(seen)) continue;
-    if (!chains_.IsMovable(value->producer()) || !on_host_.insert(value->producer()).second) continue;
+    if (!chains_.IsMovable(value->producer()) || !on_host_.insert(value->producer()).second)
+      continue;
     for (const Value* input : value->producer()->inputs()) open.push_back({input, value->graph()});
   }
 }

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where each node of the shape chains runs so that as few values as possible are copied. Private to graph_transforms.
+// Where each node of the shape chains runs so that as few values as possible are copied. Private to
+// graph_transforms.
 //
-// A movable node may run on the host, on its device, or on both: it is tiny, and running it twice is cheaper than a
-// copy. So the two directions can be settled one after the other, each by a minimal cut through the values:
-//   1. To the host. Source: what only the device can make. Sink: what somebody reads on the host. The cut values are
-//      copied, the movable nodes behind them run on the host. Of the cheapest cuts the one closest to the source.
-//   2. To the device. Source: what only the host can make. Sink: what nodes that stay on the device read there. The cut
-//      values are copied, the nodes behind them run on the device. Only values that the host can make without another
-//      copy may be cut. Of the cheapest cuts the one closest to the sink, which leaves the device the fewest nodes.
-// Leaving all nodes on the device is a cut in both networks, so neither direction ever has more copies than that.
+// A movable node may run on the host, on its device, or on both: it is tiny, and running it twice
+// is cheaper than a copy. So the two directions can be settled one after the other, each by a
+// minimal cut through the values:
+//   1. To the host. Source: what only the device can make. Sink: what somebody reads on the host.
+//   The cut values are
+//      copied, the movable nodes behind them run on the host. Of the cheapest cuts the one closest
+//      to the source.
+//   2. To the device. Source: what only the host can make. Sink: what nodes that stay on the device
+//   read there. The cut
+//      values are copied, the nodes behind them run on the device. Only values that the host can
+//      make without another copy may be cut. Of the cheapest cuts the one closest to the sink,
+//      which leaves the device the fewest nodes.
+// Leaving all nodes on the device is a cut in both networks, so neither direction ever has more
+// copies than that.
 //
-// Bodies of If, Loop and Scan run not at all or many times, so each graph is settled for itself and none takes copies
-// over from another. To the host from the outside in: a body takes what the host has anyway, and copies the rest
-// itself. To the device from the inside out: what a body reads on the device and an outer node makes there is made
-// there. What If and Loop hand on is in one place only, and is settled before: on the host where it is read there, and
-// where all that it comes from can be made there without a copy.
+// Bodies of If, Loop and Scan run not at all or many times, so each graph is settled for itself and
+// none takes copies over from another. To the host from the outside in: a body takes what the host
+// has anyway, and copies the rest itself. To the device from the inside out: what a body reads on
+// the device and an outer node makes there is made there. What If and Loop hand on is in one place
+// only, and is settled before: on the host where it is read there, and where all that it comes from
+// can be made there without a copy.
 #ifndef CAESURA_GRAPH_TRANSFORMS_SHAPE_CUT_H_
 #define CAESURA_GRAPH_TRANSFORMS_SHAPE_CUT_H_
 
@@ -69,24 +77,31 @@ class ShapeCut {
   bool IsLink(const Value* value) const {
     return value != nullptr && !ShapeChains::IsConstant(value) && WhyNoShape(value).empty();
   }
-  bool StartsOnHost(const Value* value) const { return settled_.count(value) > 0 || chains_.IsOnHost(value); }
+  bool StartsOnHost(const Value* value) const {
+    return settled_.count(value) > 0 || chains_.IsOnHost(value);
+  }
   bool StaysOnDevice(const Value* value) const {
     return !StartsOnHost(value) && !chains_.IsMovable(value->producer());
   }
   bool IsAvailable(const Value* value, const Graph* where) const {
-    return ShapeChains::IsConstant(value) || available_.count(value) > 0 || to_host_.count({value, where}) > 0;
+    return ShapeChains::IsConstant(value) || available_.count(value) > 0 ||
+           to_host_.count({value, where}) > 0;
   }
   // What is read in the graph, and on the host, or on the device, whatever moves.
   std::vector<const Value*> Wanted(const Graph* graph, bool on_host) const;
 
   const ShapeChains& chains_;
-  std::unordered_set<const Value*> settled_;    // handed on, and on the host
-  std::unordered_set<const HandedOn*> moved_;   // whose results are settled_
-  std::unordered_set<const Value*> fixed_;      // sources of what is handed on elsewhere: not to be moved by themselves
-  std::unordered_set<const Value*> available_;  // the host can make them without being copied themselves
-  std::unordered_set<const Value*> made_on_device_;  // for readers in bodies, or to be copied from there
-  std::unordered_map<const Graph*, std::vector<const Value*>> read_in_;  // links, by the graphs that read them
-  SeenSet to_host_, to_device_;                 // the cuts
+  std::unordered_set<const Value*> settled_;   // handed on, and on the host
+  std::unordered_set<const HandedOn*> moved_;  // whose results are settled_
+  std::unordered_set<const Value*>
+      fixed_;  // sources of what is handed on elsewhere: not to be moved by themselves
+  std::unordered_set<const Value*>
+      available_;  // the host can make them without being copied themselves
+  std::unordered_set<const Value*>
+      made_on_device_;  // for readers in bodies, or to be copied from there
+  std::unordered_map<const Graph*, std::vector<const Value*>>
+      read_in_;                  // links, by the graphs that read them
+  SeenSet to_host_, to_device_;  // the cuts
   std::unordered_set<const Node*> on_host_, on_device_;
 };
 

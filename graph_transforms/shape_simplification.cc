@@ -32,19 +32,22 @@ class Simplifier {
     bool changed = false;
     Replacements replacements;
     std::unordered_set<const Node*> gone;
-    std::map<std::pair<std::string, size_t>, Value*> first;  // symbol and rank: the value that is this dim
+    std::map<std::pair<std::string, size_t>, Value*>
+        first;  // symbol and rank: the value that is this dim
     for (size_t n = 0; n < graph.nodes().size(); ++n) {
       Node& node = *graph.nodes()[n];
       for (Graph* body : node.Subgraphs()) changed |= RunOn(*body);
       std::optional<Dims> dims = ElementsOf(node);
       Value* output = node.output(0);
-      if (!dims || output == nullptr || output->dtype() != DType::kInt64 || !output->type().shape) continue;
+      if (!dims || output == nullptr || output->dtype() != DType::kInt64 || !output->type().shape)
+        continue;
       known_[output] = *dims;
       Value* same = nullptr;
       if (std::all_of(dims->begin(), dims->end(), IsNumber)) {
         same = ConstantOf(graph, *output, *dims);
       } else if (dims->size() == 1) {
-        const auto [it, fresh] = first.try_emplace({dims->front().symbol, output->type().shape->size()}, output);
+        const auto [it, fresh] =
+            first.try_emplace({dims->front().symbol, output->type().shape->size()}, output);
         if (!fresh) same = it->second;
       }
       if (same == nullptr || graph.IsGraphOutput(output)) continue;
@@ -61,11 +64,13 @@ class Simplifier {
   static Value* ConstantOf(Graph& graph, const Value& output, const Dims& dims) {
     std::vector<int64_t> numbers;
     for (const Dim& dim : dims) numbers.push_back(dim.value);
-    const Shape shape = output.type().shape->empty() ? Shape{} : Shape{static_cast<int64_t>(numbers.size())};
+    const Shape shape =
+        output.type().shape->empty() ? Shape{} : Shape{static_cast<int64_t>(numbers.size())};
     return graph.AddInitializer(output.name() + "_value", Tensor::Of<int64_t>(shape, numbers));
   }
 
-  // The elements of an integer value of rank 0 or 1; nothing where one is neither a number nor a symbol.
+  // The elements of an integer value of rank 0 or 1; nothing where one is neither a number nor a
+  // symbol.
   std::optional<Dims> Elements(const Value* value) const {
     if (value == nullptr) return std::nullopt;
     if (auto it = known_.find(value); it != known_.end()) return it->second;
@@ -80,8 +85,10 @@ class Simplifier {
 
   static std::optional<std::vector<int64_t>> Numbers(const Value* value) {
     const Tensor* tensor = value == nullptr ? nullptr : value->graph()->Initializer(value);
-    const bool constant = tensor != nullptr && !value->graph()->IsGraphInput(value) && tensor->shape().rank() <= 1;
-    if (!constant || (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32)) return std::nullopt;
+    const bool constant =
+        tensor != nullptr && !value->graph()->IsGraphInput(value) && tensor->shape().rank() <= 1;
+    if (!constant || (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32))
+      return std::nullopt;
     return tensor->ToVector<int64_t>();
   }
 
@@ -89,7 +96,8 @@ class Simplifier {
     if (value == nullptr || !value->type().is_tensor() || !value->type().shape) return std::nullopt;
     Dims dims = *value->type().shape;
     for (const Dim& dim : dims) {
-      if (!dim.known() && (dim.symbol.empty() || shared_symbols_.count(dim.symbol))) return std::nullopt;
+      if (!dim.known() && (dim.symbol.empty() || shared_symbols_.count(dim.symbol)))
+        return std::nullopt;
     }
     return dims;
   }
@@ -119,16 +127,21 @@ class Simplifier {
     if (input == nullptr || !input->type().is_tensor() || !input->type().shape) return std::nullopt;
     Dims dims = *input->type().shape;
     const int64_t rank = static_cast<int64_t>(dims.size());
-    const auto place = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? at + rank : at, 0, rank); };
-    const int64_t start = place(node.Attr<int64_t>("start", 0)), end = place(node.Attr<int64_t>("end", rank));
-    if (start > 0 || end < rank) dims = start < end ? Dims(dims.begin() + start, dims.begin() + end) : Dims();
+    const auto place = [&](int64_t at) {
+      return std::clamp<int64_t>(at < 0 ? at + rank : at, 0, rank);
+    };
+    const int64_t start = place(node.Attr<int64_t>("start", 0)),
+                  end = place(node.Attr<int64_t>("end", rank));
+    if (start > 0 || end < rank)
+      dims = start < end ? Dims(dims.begin() + start, dims.begin() + end) : Dims();
     return AreKnown(dims) ? std::optional<Dims>(std::move(dims)) : std::nullopt;
   }
 
   // Reads single dims of a Shape whose other dims may be unknown.
   std::optional<Dims> Gathered(const Node& node) const {
     const std::optional<std::vector<int64_t>> indices = Numbers(node.input(1));
-    if (!indices || node.Attr<int64_t>("axis", 0) != 0 || node.input(0) == nullptr) return std::nullopt;
+    if (!indices || node.Attr<int64_t>("axis", 0) != 0 || node.input(0) == nullptr)
+      return std::nullopt;
     const Node* shape = node.input(0)->producer();
     std::optional<Dims> from = Elements(node.input(0));
     const bool of_shape = shape != nullptr && shape->Is("Shape") && shape->input(0) != nullptr;
@@ -146,11 +159,14 @@ class Simplifier {
 
   std::optional<Dims> Sliced(const Node& node) const {
     const std::optional<Dims> from = Elements(node.input(0));
-    const auto starts = Numbers(node.input(1)), ends = Numbers(node.input(2)), steps = Numbers(node.input(4));
+    const auto starts = Numbers(node.input(1)), ends = Numbers(node.input(2)),
+               steps = Numbers(node.input(4));
     if (!from || !starts || !ends || starts->size() != 1 || ends->size() != 1) return std::nullopt;
     if (node.input(4) != nullptr && (!steps || (*steps)[0] != 1)) return std::nullopt;
     const int64_t size = static_cast<int64_t>(from->size());
-    const auto place = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size); };
+    const auto place = [&](int64_t at) {
+      return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
+    };
     const int64_t start = place((*starts)[0]), end = std::max(start, place((*ends)[0]));
     return Dims(from->begin() + start, from->begin() + end);
   }
@@ -183,6 +199,8 @@ class ShapeSimplification : public Pass {
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeShapeSimplificationPass() { return std::make_shared<ShapeSimplification>(); }
+std::shared_ptr<Pass> MakeShapeSimplificationPass() {
+  return std::make_shared<ShapeSimplification>();
+}
 
 }  // namespace caesura

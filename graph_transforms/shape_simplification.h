@@ -10,9 +10,10 @@ namespace caesura {
 
 // Follows dims from Shape and Size through Gather, Slice, Concat, Squeeze, Unsqueeze and Identity:
 //   x: float[N, 3, 8]   Gather (Shape (x), [1, 2])   the constant [3, 8]
-//                       Gather (Shape (x), 0), and the same of another value whose type has the symbol: computed once
-// Goes by the types that graph inputs declare: for models whose feeds are checked against them. A symbol that several
-// dims of graph inputs have is trusted for none of them.
+//                       Gather (Shape (x), 0), and the same of another value whose type has the
+//                       symbol: computed once
+// Goes by the types that graph inputs declare: for models whose feeds are checked against them. A
+// symbol that several dims of graph inputs have is trusted for none of them.
 std::shared_ptr<Pass> MakeShapeSimplificationPass();
 
 }  // namespace caesura

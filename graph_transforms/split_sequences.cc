@@ -28,7 +28,8 @@ std::optional<std::vector<int64_t>> PartSizes(const Node& node) {
   int64_t axis = node.Attr<int64_t>("axis", 0);
   if (axis < 0) axis += rank;
   const Tensor* split = ConstantInput(node, 1);
-  if (axis < 0 || axis >= rank || (node.input(1) != nullptr && split == nullptr)) return std::nullopt;
+  if (axis < 0 || axis >= rank || (node.input(1) != nullptr && split == nullptr))
+    return std::nullopt;
   if (split != nullptr && split->shape().rank() == 1) return split->ToVector<int64_t>();
   const int64_t extent = (*shape)[axis].value;
   const int64_t part = split == nullptr ? 1 : split->ToVector<int64_t>()[0];
@@ -50,7 +51,8 @@ bool TakenOutAtConstants(const Value& sequence) {
 bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
   Value* sequence = node.output(0);
   const auto sizes = PartSizes(node);
-  if (!sizes || node.Attr<int64_t>("keepdims", 1) == 0 || !TakenOutAtConstants(*sequence)) return false;
+  if (!sizes || node.Attr<int64_t>("keepdims", 1) == 0 || !TakenOutAtConstants(*sequence))
+    return false;
   const int64_t count = static_cast<int64_t>(sizes->size());
   std::vector<std::pair<Node*, int64_t>> takers;
   for (const Value::Use& use : sequence->uses()) {
@@ -60,7 +62,8 @@ bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
     if (!MayBecomeOne(node, *use.node)) return false;
     takers.emplace_back(use.node, position);
   }
-  Value* split = graph.AddInitializer(sequence->name() + "_sizes", Tensor::Of<int64_t>(Shape{count}, *sizes));
+  Value* split =
+      graph.AddInitializer(sequence->name() + "_sizes", Tensor::Of<int64_t>(Shape{count}, *sizes));
   std::vector<Value*> parts;
   for (int64_t i = 0; i < count; ++i) {
     ValueType type = node.input(0)->type();
@@ -69,7 +72,8 @@ bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
     (*type.shape)[axis] = Dim{(*sizes)[i], ""};
     parts.push_back(graph.AddValue(sequence->name() + "_part", std::move(type)));
   }
-  Node* fresh = graph.AddNode("Split", {node.input(0), split}, parts, {{"axis", node.Attr<int64_t>("axis", 0)}});
+  Node* fresh = graph.AddNode("Split", {node.input(0), split}, parts,
+                              {{"axis", node.Attr<int64_t>("axis", 0)}});
   CopyMetadata(node, fresh);
   fresh->set_since_version(18);
   for (const auto& [taker, position] : takers) {
@@ -91,7 +95,8 @@ Result<bool> RunOn(Graph& graph) {
       if (!inner.ok()) return inner.status();
       changed |= *inner;
     }
-    if (node.Is("SplitToSequence") && node.input(0)->type().is_tensor()) changed |= Replace(graph, node, gone);
+    if (node.Is("SplitToSequence") && node.input(0)->type().is_tensor())
+      changed |= Replace(graph, node, gone);
   }
   graph.RemoveNodes(gone);
   if (!gone.empty()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// split_sequences: SplitToSequence whose elements are only taken out again at constant positions becomes Split. The
-// form in which torch.onnx exports tensor.split and tensor.chunk.
+// split_sequences: SplitToSequence whose elements are only taken out again at constant positions
+// becomes Split. The form in which torch.onnx exports tensor.split and tensor.chunk.
 #ifndef CAESURA_GRAPH_TRANSFORMS_SPLIT_SEQUENCES_H_
 #define CAESURA_GRAPH_TRANSFORMS_SPLIT_SEQUENCES_H_
 

@@ -24,27 +24,34 @@ struct Part {
 std::optional<int64_t> Number(const Node& node, int i, std::optional<int64_t> otherwise) {
   const Value* value = node.input(i);
   if (value == nullptr) return otherwise;
-  const Tensor* tensor = value->graph()->IsGraphInput(value) ? nullptr : value->graph()->Initializer(value);
+  const Tensor* tensor =
+      value->graph()->IsGraphInput(value) ? nullptr : value->graph()->Initializer(value);
   if (tensor == nullptr || tensor->elements() != 1) return std::nullopt;
   return tensor->ToVector<int64_t>()[0];
 }
 
-// What a Slice takes of a tensor of that type, where it steps by one along one axis; `from`: the input with its starts.
+// What a Slice takes of a tensor of that type, where it steps by one along one axis; `from`: the
+// input with its starts.
 std::optional<Part> PartOf(Node& node, const ValueType& type, int from) {
-  const auto first = Number(node, from, {}), last = Number(node, from + 1, {}), axis = Number(node, from + 2, 0),
-             step = Number(node, from + 3, 1);
-  if (!first || !last || !axis || step != 1 || !type.is_tensor() || !IsFloating(type.dtype) || !type.shape) return {};
+  const auto first = Number(node, from, {}), last = Number(node, from + 1, {}),
+             axis = Number(node, from + 2, 0), step = Number(node, from + 3, 1);
+  if (!first || !last || !axis || step != 1 || !type.is_tensor() || !IsFloating(type.dtype) ||
+      !type.shape)
+    return {};
   const auto rank = static_cast<int64_t>(type.shape->size());
   const int64_t at = *axis < 0 ? *axis + rank : *axis;
   if (at < 0 || at >= rank || !(*type.shape)[at].known()) return {};
   const int64_t size = (*type.shape)[at].value;
-  const auto place = [size](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size); };
+  const auto place = [size](int64_t i) {
+    return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size);
+  };
   return Part{&node, at, place(*first), place(*last)};
 }
 
 // Sorts the parts.
 bool Cover(std::vector<Part>& parts, int64_t size) {
-  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.first < b.first; });
+  std::sort(parts.begin(), parts.end(),
+            [](const Part& a, const Part& b) { return a.first < b.first; });
   int64_t end = 0;
   for (const Part& part : parts) {
     if (part.first != end || part.empty()) return false;
@@ -55,16 +62,19 @@ bool Cover(std::vector<Part>& parts, int64_t size) {
 
 // Whether `node` and all parts may become one node.
 bool AreOf(const Node& node, const std::vector<Part>& parts) {
-  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return MayBecomeOne(node, *part.slice); });
+  return std::all_of(parts.begin(), parts.end(),
+                     [&](const Part& part) { return MayBecomeOne(node, *part.slice); });
 }
 
 bool SplitParts(Graph& graph) {
-  std::map<std::pair<uint32_t, int64_t>, std::vector<Part>> sliced;  // by the position of the first and the axis
+  std::map<std::pair<uint32_t, int64_t>, std::vector<Part>>
+      sliced;  // by the position of the first and the axis
   std::unordered_map<const Value*, uint32_t> firsts;
   for (uint32_t n = 0; n < graph.nodes().size(); ++n) {
     Node& node = *graph.nodes()[n];
     if (!node.Is("Slice")) continue;
-    if (const std::optional<Part> part = PartOf(node, node.input(0)->type(), 1); part && !part->empty()) {
+    if (const std::optional<Part> part = PartOf(node, node.input(0)->type(), 1);
+        part && !part->empty()) {
       sliced[{firsts.try_emplace(node.input(0), n).first->second, part->axis}].push_back(*part);
     }
   }
@@ -82,7 +92,8 @@ bool SplitParts(Graph& graph) {
       gone.insert(part.slice);
     }
     const Shape count{static_cast<int64_t>(sizes.size())};
-    Value* split = graph.AddInitializer(graph.UniqueName("split_slices"), Tensor::Of<int64_t>(count, sizes));
+    Value* split =
+        graph.AddInitializer(graph.UniqueName("split_slices"), Tensor::Of<int64_t>(count, sizes));
     const size_t tail = graph.nodes().size();
     Node* node = graph.AddNode("Split", {x, split}, std::move(outputs), {{"axis", key.second}}, "",
                                graph.UniqueName(earliest->name() + ".split"));
@@ -98,9 +109,11 @@ bool SplitParts(Graph& graph) {
 bool IsSum(const Node* node) {
   if (node == nullptr || !node->Is("Add") || node->output(0) == nullptr) return false;
   const ValueType& sum = node->output(0)->type();
-  return sum.is_tensor() && sum.shape && std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* x) {
-    return x != nullptr && x->type().is_tensor() && x->type().shape && SameDims(*x->type().shape, *sum.shape);
-  });
+  return sum.is_tensor() && sum.shape &&
+         std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* x) {
+           return x != nullptr && x->type().is_tensor() && x->type().shape &&
+                  SameDims(*x->type().shape, *sum.shape);
+         });
 }
 
 // A sum of tensors, through the Adds whose results nothing else reads.
@@ -139,11 +152,13 @@ bool HasItsSizes(const Part& part, std::vector<Dim> dims) {
 }
 
 // Of a sum's terms, the SliceGrads along one axis that fill all of it; none where they do not.
-std::vector<Part> PartsOf(const Graph& graph, const Node& root, const Sum& sum, const std::vector<Dim>& shape) {
+std::vector<Part> PartsOf(const Graph& graph, const Node& root, const Sum& sum,
+                          const std::vector<Dim>& shape) {
   std::map<int64_t, std::vector<Part>> along;
   for (Value* term : sum.terms) {
     Node* node = term->producer();
-    if (node == nullptr || !node->Is("SliceGrad", kCaesuraDomain) || !OnlyReadOnce(graph, term)) continue;
+    if (node == nullptr || !node->Is("SliceGrad", kCaesuraDomain) || !OnlyReadOnce(graph, term))
+      continue;
     const std::optional<Part> part = PartOf(*node, term->type(), 2);
     if (part && HasItsSizes(*part, shape)) along[part->axis].push_back(*part);
   }
@@ -174,9 +189,12 @@ bool JoinGradients(Graph& graph) {
     Value* result = root->output(0);
     const ValueType type = result->type();
     const size_t count = sum.terms.size();
-    if (!std::all_of(sum.terms.begin(), sum.terms.end(), IsEmptyPart)) std::erase_if(sum.terms, IsEmptyPart);
+    if (!std::all_of(sum.terms.begin(), sum.terms.end(), IsEmptyPart))
+      std::erase_if(sum.terms, IsEmptyPart);
     const std::vector<Part> parts = PartsOf(graph, *root, sum, *type.shape);
-    if (parts.empty() && (sum.terms.size() == count || (sum.terms.size() == 1 && graph.IsGraphOutput(result)))) continue;
+    if (parts.empty() &&
+        (sum.terms.size() == count || (sum.terms.size() == 1 && graph.IsGraphOutput(result))))
+      continue;
     gone.insert(sum.nodes.begin(), sum.nodes.end());
     if (parts.empty() && sum.terms.size() == 1) {
       replacements.Replace(result, sum.terms[0]);
@@ -184,8 +202,10 @@ bool JoinGradients(Graph& graph) {
     }
     const size_t tail = graph.nodes().size();
     auto add = [&](const char* op, std::vector<Value*> inputs, AttributeMap attributes, bool last) {
-      std::vector<Value*> outputs = last ? graph.ReleaseOutputs(root) : std::vector{graph.AddValue("", type)};
-      Node* node = graph.AddNode(op, std::move(inputs), outputs, std::move(attributes), "", graph.UniqueName(root->name()));
+      std::vector<Value*> outputs =
+          last ? graph.ReleaseOutputs(root) : std::vector{graph.AddValue("", type)};
+      Node* node = graph.AddNode(op, std::move(inputs), outputs, std::move(attributes), "",
+                                 graph.UniqueName(root->name()));
       node->set_since_version(SinceVersion(op, ""));
       CopyMetadata(*root, node);
       return outputs[0];
@@ -197,7 +217,8 @@ bool JoinGradients(Graph& graph) {
         std::erase(sum.terms, part.slice->output(0));
         gone.insert(part.slice);
       }
-      sum.terms.insert(sum.terms.begin(), add("Concat", std::move(inputs), {{"axis", parts[0].axis}}, sum.terms.empty()));
+      sum.terms.insert(sum.terms.begin(), add("Concat", std::move(inputs),
+                                              {{"axis", parts[0].axis}}, sum.terms.empty()));
     }
     Value* total = sum.terms[0];
     for (size_t i = 1; i < sum.terms.size(); ++i) {

@@ -18,12 +18,15 @@ constexpr int64_t kLargeWeights = int64_t{1} << 17;
 
 // Gemm as FusedMatMul says it: A W + row.
 bool IsPlainGemm(const Node& node) {
-  if (!node.Is("Gemm") || node.Attr<int64_t>("transA", 0) != 0 || node.Attr<float>("alpha", 1.0f) != 1.0f) return false;
+  if (!node.Is("Gemm") || node.Attr<int64_t>("transA", 0) != 0 ||
+      node.Attr<float>("alpha", 1.0f) != 1.0f)
+    return false;
   const Value* c = node.input(2);
   if (c == nullptr) return true;
   const auto& type = node.output(0)->type();
-  return node.Attr<float>("beta", 1.0f) == 1.0f && c->type().shape && c->type().shape->size() == 1 && type.shape &&
-         (*c->type().shape)[0].known() && (*c->type().shape)[0] == type.shape->back();
+  return node.Attr<float>("beta", 1.0f) == 1.0f && c->type().shape &&
+         c->type().shape->size() == 1 && type.shape && (*c->type().shape)[0].known() &&
+         (*c->type().shape)[0] == type.shape->back();
 }
 
 class WeightPacking : public Pass {
@@ -34,11 +37,13 @@ class WeightPacking : public Pass {
     Graph& graph = *model.graph;
     std::vector<Node*> products;
     for (const auto& node : graph.nodes()) {
-      const bool product = node->Is("MatMul") || node->Is("FusedMatMul", kCaesuraDomain) || IsPlainGemm(*node);
+      const bool product =
+          node->Is("MatMul") || node->Is("FusedMatMul", kCaesuraDomain) || IsPlainGemm(*node);
       if (product && HasLargeWeights(graph, *node)) products.push_back(node.get());
     }
-    std::map<std::pair<const Value*, bool>, Value*> packed;  // by weights and whether they come transposed
-    std::unordered_map<const Node*, const Node*> replaced;   // by what stands in its place
+    std::map<std::pair<const Value*, bool>, Value*>
+        packed;  // by weights and whether they come transposed
+    std::unordered_map<const Node*, const Node*> replaced;  // by what stands in its place
     for (Node* node : products) {
       const bool transposed = node->Attr<int64_t>("transB", 0) != 0;
       auto [entry, fresh] = packed.try_emplace({node->input(1), transposed}, nullptr);
@@ -51,7 +56,8 @@ class WeightPacking : public Pass {
     PutInPlace(graph, replaced);
     for (const auto& [key, value] : packed) {
       const Value* weights = key.first;
-      if (value != nullptr && weights->uses().empty() && !graph.IsGraphOutput(weights)) graph.RemoveInitializer(weights);
+      if (value != nullptr && weights->uses().empty() && !graph.IsGraphOutput(weights))
+        graph.RemoveInitializer(weights);
     }
     graph.RemoveUnusedValues();
     return true;
@@ -73,22 +79,25 @@ class WeightPacking : public Pass {
     std::vector<int64_t> strides = {n, 1};
     if (transposed) strides = {1, k};
     ASSIGN_OR_RETURN(Tensor packed, PackDnnlWeights(from, k, n, std::move(strides)));
-    return packed.defined() ? graph.AddInitializer(weights->name() + ".packed", std::move(packed)) : nullptr;
+    return packed.defined() ? graph.AddInitializer(weights->name() + ".packed", std::move(packed))
+                            : nullptr;
   }
 
   static Node* Replace(Graph& graph, Node* node, Value* weights) {
-    AttributeMap attributes = node->Is("FusedMatMul", kCaesuraDomain) ? node->attributes() : AttributeMap();
+    AttributeMap attributes =
+        node->Is("FusedMatMul", kCaesuraDomain) ? node->attributes() : AttributeMap();
     attributes.erase("transB");
     std::vector<Value*> inputs = node->inputs();
     inputs[1] = weights;
-    Node* made = graph.AddNode("PackedMatMul", std::move(inputs), graph.ReleaseOutputs(node), std::move(attributes),
-                               kCaesuraDomain, node->name() + ".packed");
+    Node* made = graph.AddNode("PackedMatMul", std::move(inputs), graph.ReleaseOutputs(node),
+                               std::move(attributes), kCaesuraDomain, node->name() + ".packed");
     CopyMetadata(*node, made);
     return made;
   }
 
   // The made nodes stand at the end of the list.
-  static void PutInPlace(Graph& graph, const std::unordered_map<const Node*, const Node*>& replaced) {
+  static void PutInPlace(Graph& graph,
+                         const std::unordered_map<const Node*, const Node*>& replaced) {
     std::vector<const Node*> order;
     std::unordered_set<const Node*> gone;
     const size_t before = graph.nodes().size() - replaced.size();

@@ -28,7 +28,8 @@ struct KernelCase : private KernelHost {
   int threads = 1;
   // What every body of the node runs; null: the node has none.
   std::shared_ptr<SubgraphRunner> body = nullptr;
-  // Whether outputs that are in place get the input's buffer, as a plan does it, or one of their own.
+  // Whether outputs that are in place get the input's buffer, as a plan does it, or one of their
+  // own.
   bool share_in_place = true;
 
   KernelCase(std::string op_type, std::vector<RuntimeValue> inputs, AttributeMap attributes = {},
@@ -53,17 +54,20 @@ struct KernelCase : private KernelHost {
     std::vector<char> scratch(info.scratch_bytes() + kBufferAlignment);
     const size_t misaligned = reinterpret_cast<uintptr_t>(scratch.data()) % kBufferAlignment;
     KernelContext context(addresses_.data(), ids_.data(), static_cast<uint32_t>(inputs.size()),
-                          scratch.data() + (kBufferAlignment - misaligned) % kBufferAlignment, 0, this);
+                          scratch.data() + (kBufferAlignment - misaligned) % kBufferAlignment, 0,
+                          this);
     const ComputeFunction compute = info.TakeCompute();
     if (!compute) return Internal("the kernel has no compute function");
     RETURN_IF_ERROR(compute(context));
-    return std::vector<RuntimeValue>(values_.begin() + static_cast<int64_t>(inputs.size()), values_.end());
+    return std::vector<RuntimeValue>(values_.begin() + static_cast<int64_t>(inputs.size()),
+                                     values_.end());
   }
 
  private:
   Node* MakeNode(Graph* graph) const {
     std::vector<Value*> in, out;
-    for (const RuntimeValue& value : inputs) in.push_back(value.has_value() ? graph->AddInput("", {}) : nullptr);
+    for (const RuntimeValue& value : inputs)
+      in.push_back(value.has_value() ? graph->AddInput("", {}) : nullptr);
     for (int i = 0; i < output_count; ++i) out.push_back(graph->AddValue(""));
     Node* node = graph->AddNode(op_type, in, out, attributes, domain);
     node->set_since_version(since_version);
@@ -86,14 +90,16 @@ struct KernelCase : private KernelHost {
     values_ = inputs;
     for (int o = 0; o < output_count; ++o) {
       const OutputInfo& output = info.outputs()[o];
-      if (output.kind == OutputInfo::Kind::kUnset) return Internal("the kernel did not decide on an output");
+      if (output.kind == OutputInfo::Kind::kUnset)
+        return Internal("the kernel did not decide on an output");
       values_.emplace_back();
       if (output.kind == OutputInfo::Kind::kSizedInCompute) continue;
       ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(output.dtype, output.shape));
       values_.back() = std::move(tensor);
     }
     auto share = [&](const Alias& alias) {
-      if (alias.kind == Alias::Kind::kInPlace) values_[inputs.size() + alias.output] = inputs[alias.input];
+      if (alias.kind == Alias::Kind::kInPlace)
+        values_[inputs.size() + alias.output] = inputs[alias.input];
     };
     for (const Alias& alias : info.in_place()) {
       if (share_in_place) share(alias);

@@ -13,7 +13,8 @@ namespace caesura::testing {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "caesura-test-XXXXXX").string()) {
+  TemporaryFolder()
+      : path_((std::filesystem::temp_directory_path() / "caesura-test-XXXXXX").string()) {
     if (::mkdtemp(path_.data()) == nullptr) std::abort();
   }
   TemporaryFolder(const TemporaryFolder&) = delete;

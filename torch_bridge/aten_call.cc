@@ -48,7 +48,8 @@ IValue ScalarOf(TypeKind kind, const at::Scalar& number, const std::string& argu
     case TypeKind::BoolType:
     case TypeKind::SymBoolType: return number.toBool();
     case TypeKind::NumberType: return number;
-    case TypeKind::TensorType: return at::native::wrapped_scalar_tensor(number);  // what a Python number becomes there
+    case TypeKind::TensorType:
+      return at::native::wrapped_scalar_tensor(number);  // what a Python number becomes there
     default: TORCH_CHECK_VALUE(false, "argument '", argument, "' takes no number");
   }
 }
@@ -64,16 +65,21 @@ IValue ListOf(const at::Tensor& numbers, Read read) {
 IValue NumbersAs(const TypePtr& type, const at::Tensor& numbers, const std::string& argument) {
   const TypePtr element = ElementOf(type);
   if (!element) {
-    TORCH_CHECK_VALUE(numbers.numel() == 1, "argument '", argument, "' takes one number, got ", numbers.numel());
+    TORCH_CHECK_VALUE(numbers.numel() == 1, "argument '", argument, "' takes one number, got ",
+                      numbers.numel());
     return ScalarOf(Inner(type)->kind(), numbers.item(), argument);
   }
   const at::Tensor flat = numbers.reshape({-1});
   switch (element->kind()) {
     case TypeKind::IntType:
-    case TypeKind::SymIntType: return ListOf<int64_t>(flat, [](const at::Scalar& n) { return n.toLong(); });
-    case TypeKind::FloatType: return ListOf<double>(flat, [](const at::Scalar& n) { return n.toDouble(); });
-    case TypeKind::BoolType: return ListOf<bool>(flat, [](const at::Scalar& n) { return n.toBool(); });
-    case TypeKind::NumberType: return ListOf<at::Scalar>(flat, [](const at::Scalar& n) { return n; });
+    case TypeKind::SymIntType:
+      return ListOf<int64_t>(flat, [](const at::Scalar& n) { return n.toLong(); });
+    case TypeKind::FloatType:
+      return ListOf<double>(flat, [](const at::Scalar& n) { return n.toDouble(); });
+    case TypeKind::BoolType:
+      return ListOf<bool>(flat, [](const at::Scalar& n) { return n.toBool(); });
+    case TypeKind::NumberType:
+      return ListOf<at::Scalar>(flat, [](const at::Scalar& n) { return n; });
     default: TORCH_CHECK_VALUE(false, "argument '", argument, "' takes no list of numbers");
   }
 }
@@ -96,7 +102,8 @@ IValue TextAs(const TypePtr& type, std::string text, const std::string& argument
                     {"channels_last", number(c10::MemoryFormat::ChannelsLast)},
                     {"channels_last_3d", number(c10::MemoryFormat::ChannelsLast3d)}});
     case TypeKind::ScalarTypeType:
-      text.erase(std::remove(text.begin(), text.end(), '_'), text.end());  // float8_e5m2, as PyTorch writes it
+      text.erase(std::remove(text.begin(), text.end(), '_'),
+                 text.end());  // float8_e5m2, as PyTorch writes it
       for (int i = 0; i < kDTypeCount; ++i) {
         const auto scalar_type = ScalarTypeOf(static_cast<DType>(i));
         if (scalar_type && text == DTypeName(static_cast<DType>(i))) return number(*scalar_type);
@@ -106,9 +113,10 @@ IValue TextAs(const TypePtr& type, std::string text, const std::string& argument
   }
 }
 
-// The schema's argument that the call's input `i` belongs to, by the names in the attribute `arguments`; none where
-// there is none of that name.
-std::optional<int> ArgumentOf(const c10::FunctionSchema& schema, const std::vector<std::string>& names, int i) {
+// The schema's argument that the call's input `i` belongs to, by the names in the attribute
+// `arguments`; none where there is none of that name.
+std::optional<int> ArgumentOf(const c10::FunctionSchema& schema,
+                              const std::vector<std::string>& names, int i) {
   return i < static_cast<int>(names.size()) ? schema.argumentIndexWithName(names[i]) : i;
 }
 
@@ -132,7 +140,8 @@ IValue AttributeAs(const TypePtr& type, const Attribute& attribute, const std::s
   if (const auto* floats = std::get_if<std::vector<float>>(&attribute)) {
     return NumbersAs(type, at::tensor(*floats, at::kDouble), argument);
   }
-  TORCH_CHECK_VALUE(false, "argument '", argument, "' cannot be given as an attribute of this kind");
+  TORCH_CHECK_VALUE(false, "argument '", argument,
+                    "' cannot be given as an attribute of this kind");
 }
 
 template <typename T, typename Read>
@@ -149,7 +158,8 @@ IValue ListOfItems(const std::vector<IValue>& items, Read read) {
 
 IValue ItemArgument(const TypePtr& type, const IValue& item) {
   const TypeKind kind = Inner(type)->kind();
-  const bool converted = kind == TypeKind::FloatType || kind == TypeKind::BoolType || kind == TypeKind::TensorType;
+  const bool converted =
+      kind == TypeKind::FloatType || kind == TypeKind::BoolType || kind == TypeKind::TensorType;
   return converted && item.isScalar() ? ScalarOf(kind, item.toScalar(), "") : item;
 }
 
@@ -157,14 +167,20 @@ IValue ListArgument(const TypePtr& type, const std::vector<IValue>& items) {
   const TypePtr element = ElementOf(type);
   TORCH_CHECK_VALUE(element, "an argument of type ", type->str(), " takes no list");
   switch (element->kind()) {
-    case TypeKind::TensorType: return ListOfItems<at::Tensor>(items, [](const IValue& i) { return i.toTensor(); });
+    case TypeKind::TensorType:
+      return ListOfItems<at::Tensor>(items, [](const IValue& i) { return i.toTensor(); });
     case TypeKind::OptionalType:
-      return ListOfItems<std::optional<at::Tensor>>(items, [](const IValue& i) { return i.toOptional<at::Tensor>(); });
+      return ListOfItems<std::optional<at::Tensor>>(
+          items, [](const IValue& i) { return i.toOptional<at::Tensor>(); });
     case TypeKind::IntType:
-    case TypeKind::SymIntType: return ListOfItems<int64_t>(items, [](const IValue& i) { return i.toInt(); });
-    case TypeKind::FloatType: return ListOfItems<double>(items, [](const IValue& i) { return i.toScalar().toDouble(); });
-    case TypeKind::BoolType: return ListOfItems<bool>(items, [](const IValue& i) { return i.toBool(); });
-    case TypeKind::NumberType: return ListOfItems<at::Scalar>(items, [](const IValue& i) { return i.toScalar(); });
+    case TypeKind::SymIntType:
+      return ListOfItems<int64_t>(items, [](const IValue& i) { return i.toInt(); });
+    case TypeKind::FloatType:
+      return ListOfItems<double>(items, [](const IValue& i) { return i.toScalar().toDouble(); });
+    case TypeKind::BoolType:
+      return ListOfItems<bool>(items, [](const IValue& i) { return i.toBool(); });
+    case TypeKind::NumberType:
+      return ListOfItems<at::Scalar>(items, [](const IValue& i) { return i.toScalar(); });
     default: TORCH_CHECK_VALUE(false, "lists of ", element->str(), " are not taken");
   }
 }
@@ -176,36 +192,46 @@ struct DispatchScope::Guards {
       : inference(false),
         gradients(with_gradients),
         keys(with_gradients ? c10::default_included_set
-                            : c10::default_included_set - c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView),
-             with_gradients ? c10::default_excluded_set
-                            : c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView) {}
+                            : c10::default_included_set -
+                                  c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView),
+             with_gradients
+                 ? c10::default_excluded_set
+                 : c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView) {
+  }
   c10::InferenceMode inference;
   at::AutoGradMode gradients;
   c10::impl::ForceDispatchKeyGuard keys;
 };
 
-DispatchScope::DispatchScope(bool with_gradients) : guards_(std::make_unique<Guards>(with_gradients)) {}
+DispatchScope::DispatchScope(bool with_gradients)
+    : guards_(std::make_unique<Guards>(with_gradients)) {}
 DispatchScope::~DispatchScope() = default;
 
 // --- the node's words ---
 
-Result<AtenCall> AtenCall::Create(const Node& node, int first_input, const std::vector<at::Tensor>& known, c10::Device device) {
-  const auto name = node.Attr<std::string>("operator", ""), overload = node.Attr<std::string>("overload_name", "");
+Result<AtenCall> AtenCall::Create(const Node& node, int first_input,
+                                  const std::vector<at::Tensor>& known, c10::Device device) {
+  const auto name = node.Attr<std::string>("operator", ""),
+             overload = node.Attr<std::string>("overload_name", "");
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!op) {
-    return Unsupported(node.Label() + " PyTorch has no operator '" + name + (overload.empty() ? "" : "." + overload) +
+    return Unsupported(node.Label() + " PyTorch has no operator '" + name +
+                       (overload.empty() ? "" : "." + overload) +
                        "': is the library that registers it loaded?");
   }
-  if (op->schema().is_mutable()) return Unsupported(node.Label() + " operator '" + name + "' writes to its arguments");
+  if (op->schema().is_mutable())
+    return Unsupported(node.Label() + " operator '" + name + "' writes to its arguments");
   AtenCall call(*op, device);
-  for (const c10::Argument& formal : op->schema().arguments()) call.arguments_.push_back({formal.real_type(), {}, {}});
+  for (const c10::Argument& formal : op->schema().arguments())
+    call.arguments_.push_back({formal.real_type(), {}, {}});
   call.AddInputs(node, first_input, known);
   call.AddAttributes(node);
   return call;
 }
 
 bool AtenCall::TakesNumber(const Node& node, int first_input, int i) {
-  const auto name = node.Attr<std::string>("operator", ""), overload = node.Attr<std::string>("overload_name", "");
+  const auto name = node.Attr<std::string>("operator", ""),
+             overload = node.Attr<std::string>("overload_name", "");
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!op || i < first_input) return false;
   const auto names = node.Attr<std::vector<std::string>>("arguments", {});
@@ -221,13 +247,15 @@ void AtenCall::AddInputs(const Node& node, int first_input, const std::vector<at
     const std::optional<int> found = ArgumentOf(op_.schema(), names, i);
     TORCH_CHECK_VALUE(found, "there is no argument '", names[i], "'");
     const int at = *found;
-    TORCH_CHECK_VALUE(at < static_cast<int>(arguments_.size()), "there are more inputs than arguments");
+    TORCH_CHECK_VALUE(at < static_cast<int>(arguments_.size()),
+                      "there are more inputs than arguments");
     Argument& argument = arguments_[at];
     const bool present = node.input(first_input + i) != nullptr;
     if (IsTensors(argument.type)) {
       argument.inputs.push_back(present ? i : -1);
     } else if (present) {
-      TORCH_CHECK_VALUE(argument.inputs.empty(), "argument '", op_.schema().arguments()[at].name(), "' is given twice");
+      TORCH_CHECK_VALUE(argument.inputs.empty(), "argument '", op_.schema().arguments()[at].name(),
+                        "' is given twice");
       argument.inputs.push_back(i);
     }
     if (present && !IsTensors(argument.type) && !IsTensor(argument.type) && known[i].defined()) {
@@ -239,8 +267,9 @@ void AtenCall::AddInputs(const Node& node, int first_input, const std::vector<at
 
 void AtenCall::AddAttributes(const Node& node) {
   const auto none = node.Attr<std::vector<std::string>>("none", {});
-  std::unordered_set<std::string> expected = {"operator",         "overload_name",   "arguments",    "none",
-                                              "gradient_outputs", "gradient_inputs", "random_stream"};
+  std::unordered_set<std::string> expected = {"operator",     "overload_name",    "arguments",
+                                              "none",         "gradient_outputs", "gradient_inputs",
+                                              "random_stream"};
   for (size_t i = 0; i < arguments_.size(); ++i) {
     Argument& argument = arguments_[i];
     const c10::Argument& formal = op_.schema().arguments()[i];
@@ -250,14 +279,16 @@ void AtenCall::AddAttributes(const Node& node) {
     if (attribute != node.attributes().end()) {
       argument.value = AttributeAs(argument.type, attribute->second, formal.name());
     } else if (std::find(none.begin(), none.end(), formal.name()) != none.end()) {
-      TORCH_CHECK_VALUE(argument.type->kind() == TypeKind::OptionalType, "argument '", formal.name(), "' cannot be None");
+      TORCH_CHECK_VALUE(argument.type->kind() == TypeKind::OptionalType, "argument '",
+                        formal.name(), "' cannot be None");
     } else if (formal.default_value()) {
       argument.value = *formal.default_value();
-      const bool of_device = Inner(argument.type)->kind() == TypeKind::DeviceObjType && argument.value.isNone();
+      const bool of_device =
+          Inner(argument.type)->kind() == TypeKind::DeviceObjType && argument.value.isNone();
       if (of_device && !device_.is_cpu()) argument.value = device_;
     } else {
-      TORCH_CHECK_VALUE(argument.type->kind() == TypeKind::OptionalType || IsTensors(argument.type), "argument '",
-                        formal.name(), "' is missing");
+      TORCH_CHECK_VALUE(argument.type->kind() == TypeKind::OptionalType || IsTensors(argument.type),
+                        "argument '", formal.name(), "' is missing");
     }
   }
   for (const auto& [name, value] : node.attributes()) {
@@ -275,12 +306,15 @@ bool AtenCall::numbers_known() const {
 
 at::Generator AtenCall::Generator(uint64_t seed) const {
   if (device_.is_cpu()) return at::detail::createCPUGenerator(seed);
-  at::Generator generator = at::globalContext().getAcceleratorHooksInterface(device_.type()).getNewGenerator(device_.index());
+  at::Generator generator = at::globalContext()
+                                .getAcceleratorHooksInterface(device_.type())
+                                .getNewGenerator(device_.index());
   generator.set_current_seed(seed);
   return generator;
 }
 
-std::vector<IValue> AtenCall::Arguments(const std::vector<at::Tensor>& inputs, uint64_t seed) const {
+std::vector<IValue> AtenCall::Arguments(const std::vector<at::Tensor>& inputs,
+                                        uint64_t seed) const {
   std::vector<IValue> stack;
   stack.reserve(arguments_.size() + 4);
   for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -288,7 +322,8 @@ std::vector<IValue> AtenCall::Arguments(const std::vector<at::Tensor>& inputs, u
     if (IsTensors(argument.type) && argument.value.isNone()) {
       if (ElementOf(argument.type)->kind() == TypeKind::OptionalType) {
         c10::List<std::optional<at::Tensor>> list;
-        for (int k : argument.inputs) list.push_back(k < 0 ? std::nullopt : std::optional<at::Tensor>(inputs[k]));
+        for (int k : argument.inputs)
+          list.push_back(k < 0 ? std::nullopt : std::optional<at::Tensor>(inputs[k]));
         stack.emplace_back(std::move(list));
       } else {
         c10::List<at::Tensor> list;
@@ -296,12 +331,14 @@ std::vector<IValue> AtenCall::Arguments(const std::vector<at::Tensor>& inputs, u
         stack.emplace_back(std::move(list));
       }
     } else if (argument.inputs.empty()) {
-      const bool generator = Inner(argument.type)->kind() == TypeKind::GeneratorType && argument.value.isNone();
+      const bool generator =
+          Inner(argument.type)->kind() == TypeKind::GeneratorType && argument.value.isNone();
       stack.push_back(generator ? IValue(Generator(seed)) : argument.value);
     } else if (IsTensor(argument.type)) {
       stack.emplace_back(inputs[argument.inputs[0]]);
     } else {
-      stack.push_back(NumbersAs(argument.type, inputs[argument.inputs[0]], op_.schema().arguments()[i].name()));
+      stack.push_back(
+          NumbersAs(argument.type, inputs[argument.inputs[0]], op_.schema().arguments()[i].name()));
     }
   }
   return stack;
@@ -319,8 +356,10 @@ std::vector<at::Tensor> AtenCall::MetaResults(const std::vector<at::Tensor>& met
 
 std::optional<c10::OperatorHandle> AtenCall::OutVariant(size_t count) const {
   const c10::FunctionSchema& schema = op_.schema();
-  // Structured operators alone: out overloads written by hand may expect other sizes (binary_cross_entropy's does).
-  if (!op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) return std::nullopt;
+  // Structured operators alone: out overloads written by hand may expect other sizes
+  // (binary_cross_entropy's does).
+  if (!op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional))
+    return std::nullopt;
   if (schema.returns().size() != count) return std::nullopt;
   for (const c10::Argument& result : schema.returns()) {
     if (result.type()->kind() != TypeKind::TensorType) return std::nullopt;
@@ -331,7 +370,8 @@ std::optional<c10::OperatorHandle> AtenCall::OutVariant(size_t count) const {
       const c10::Argument& argument = other.arguments()[i];
       if (i >= schema.arguments().size()) {
         if (argument.alias_info() == nullptr || !argument.alias_info()->isWrite()) return false;
-      } else if (argument.alias_info() != nullptr || argument.name() != schema.arguments()[i].name() ||
+      } else if (argument.alias_info() != nullptr ||
+                 argument.name() != schema.arguments()[i].name() ||
                  *argument.real_type() != *schema.arguments()[i].real_type()) {
         return false;
       }

@@ -26,37 +26,47 @@ struct PlainScope {
 
 // Whether it stands for a batch of gradients that torch.vmap takes at once (is_grads_batched).
 bool IsBatched(const at::Tensor& gradient) {
-  static constexpr c10::DispatchKeySet kBatched{c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched};
+  static constexpr c10::DispatchKeySet kBatched{c10::DispatchKey::Batched,
+                                                c10::DispatchKey::FuncTorchBatched};
   return gradient.defined() && gradient.key_set().has_any(kBatched);
 }
 
 std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>& tensors,
-                                      const std::vector<int64_t>& sizes, const variable_list& gradients,
+                                      const std::vector<int64_t>& sizes,
+                                      const variable_list& gradients,
                                       const std::optional<at::Tensor>& random) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("caesura::differentiate", "");
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("caesura::differentiate", "");
   c10::List<std::optional<at::Tensor>> given;
-  for (const at::Tensor& g : gradients) given.push_back(g.defined() ? std::optional(g) : std::nullopt);
+  for (const at::Tensor& g : gradients)
+    given.push_back(g.defined() ? std::optional(g) : std::nullopt);
   std::vector<c10::IValue> stack = {key, tensors, sizes, std::move(given), random};
   op.callBoxed(&stack);
   return stack.at(0).toTensorVector();
 }
 
-// Throws where a number is out of its range, or lists that belong together differ in length: layouts come from files, too.
-void CheckLayout(const CallLayout& l, int64_t values, int64_t backward_values, bool differentiated) {
+// Throws where a number is out of its range, or lists that belong together differ in length:
+// layouts come from files, too.
+void CheckLayout(const CallLayout& l, int64_t values, int64_t backward_values,
+                 bool differentiated) {
   const auto below = [](const std::vector<int64_t>& numbers, int64_t end, int64_t begin = 0) {
-    return std::all_of(numbers.begin(), numbers.end(), [&](int64_t i) { return begin <= i && i < end; });
+    return std::all_of(numbers.begin(), numbers.end(),
+                       [&](int64_t i) { return begin <= i && i < end; });
   };
   bool fits = l.mutated.size() == l.new_values.size() && below(l.mutated, l.tensors.size()) &&
               below(l.differentiable, l.outputs.size());
-  for (const auto* numbers : {&l.tensors, &l.sizes, &l.outputs, &l.new_values, &l.saved, &l.saved_sizes}) {
+  for (const auto* numbers :
+       {&l.tensors, &l.sizes, &l.outputs, &l.new_values, &l.saved, &l.saved_sizes}) {
     fits = fits && below(*numbers, values);
   }
   for (const auto* numbers : {&l.backward_saved, &l.backward_saved_sizes, &l.backward_gradients}) {
     fits = fits && below(*numbers, backward_values);
   }
   if (differentiated) {
-    fits = fits && l.backward_saved.size() == l.saved.size() && l.backward_saved_sizes.size() == l.saved_sizes.size() &&
-           l.backward_gradients.size() == l.differentiable.size() && l.backward_results.size() == l.tensors.size() &&
+    fits = fits && l.backward_saved.size() == l.saved.size() &&
+           l.backward_saved_sizes.size() == l.saved_sizes.size() &&
+           l.backward_gradients.size() == l.differentiable.size() &&
+           l.backward_results.size() == l.tensors.size() &&
            below(l.backward_results, backward_values, -1) && below(l.reached, 2) &&
            l.reached.size() == l.tensors.size() * l.differentiable.size();
   }
@@ -69,7 +79,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
  public:
   explicit Backward(c10::intrusive_ptr<CapturedCall> call) : call_(std::move(call)) {}
 
-  // What the backward reads, and for derivatives of derivatives the inputs. `outputs` have this node as their origin.
+  // What the backward reads, and for derivatives of derivatives the inputs. `outputs` have this
+  // node as their origin.
   void Save(at::TensorList tensors, c10::IntArrayRef sizes, const CapturedGraph::Values& values,
             const std::vector<at::Tensor>& outputs, std::optional<at::Tensor> random) {
     const CallLayout& layout = call_->layout_;
@@ -98,19 +109,24 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
     const CallLayout& layout = call_->layout_;
     const std::vector<bool> wanted = Wanted(dys);
-    if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return variable_list(wanted.size());
-    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) return Again(dys, wanted);
+    if (std::find(wanted.begin(), wanted.end(), true) == wanted.end())
+      return variable_list(wanted.size());
+    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched))
+      return Again(dys, wanted);
     CapturedGraph::Values values = call_->backward_->Begin();
     auto saved = saved_.begin();
     for (size_t i = 0; i < layout.saved.size(); ++i) {
       const int64_t input = call_->saved_inputs_[i];
       values[layout.backward_saved[i]] = (input >= 0 ? inputs_[input] : *saved++).unpack(getptr());
     }
-    for (size_t i = 0; i < saved_sizes_.size(); ++i) values[layout.backward_saved_sizes[i]] = saved_sizes_[i];
+    for (size_t i = 0; i < saved_sizes_.size(); ++i)
+      values[layout.backward_saved_sizes[i]] = saved_sizes_[i];
     for (size_t i = 0; i < dys.size(); ++i) {
-      values[layout.backward_gradients[i]] = dys[i].defined() ? std::move(dys[i]) : input_metadata(i).zeros_like();
+      values[layout.backward_gradients[i]] =
+          dys[i].defined() ? std::move(dys[i]) : input_metadata(i).zeros_like();
     }
-    if (!::torch::autograd::get_current_graph_task_keep_graph()) Release();  // the graph frees what it has read
+    if (!::torch::autograd::get_current_graph_task_keep_graph())
+      Release();  // the graph frees what it has read
     PlainScope scope;
     call_->backward_->Run(values);
     variable_list dxs(layout.backward_results.size());
@@ -129,8 +145,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   std::string name() const override { return "CaesuraBackward"; }
 
  private:
-  // Of each input, whether it gets a gradient. None where nothing comes, as in PyTorch: an optimizer would take zeros for a
-  // gradient.
+  // Of each input, whether it gets a gradient. None where nothing comes, as in PyTorch: an
+  // optimizer would take zeros for a gradient.
   std::vector<bool> Wanted(const variable_list& dys) {
     const CallLayout& layout = call_->layout_;
     std::vector<bool> wanted(layout.backward_results.size());
@@ -153,7 +169,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   variable_list Again(const variable_list& dys, const std::vector<bool>& wanted) {
     std::vector<at::Tensor> tensors;
     for (const SavedVariable& input : inputs_) tensors.push_back(input.unpack());
-    const std::vector<at::Tensor> gradients = Differentiate(call_->key_, tensors, sizes_, dys, random_);
+    const std::vector<at::Tensor> gradients =
+        Differentiate(call_->key_, tensors, sizes_, dys, random_);
     variable_list dxs(tensors.size());
     size_t next = 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -172,25 +189,45 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   std::optional<at::Tensor> random_;
 };
 
-CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intrusive_ptr<CapturedGraph> backward,
+CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward,
+                           c10::intrusive_ptr<CapturedGraph> backward,
                            std::vector<std::vector<int64_t>> layout, bool random, int64_t key,
                            std::shared_ptr<void> keep_alive)
-    : forward_(std::move(forward)), backward_(std::move(backward)), random_(random), key_(key),
+    : forward_(std::move(forward)),
+      backward_(std::move(backward)),
+      random_(random),
+      key_(key),
       keep_alive_(std::move(keep_alive)) {
   CallLayout& l = layout_;
-  std::vector<int64_t>* const lists[] = {&l.tensors, &l.sizes, &l.outputs, &l.differentiable, &l.mutated, &l.new_values,
-                                         &l.saved, &l.saved_sizes, &l.backward_saved, &l.backward_saved_sizes,
-                                         &l.backward_gradients, &l.backward_results, &l.reached};
-  TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists), " lists");
+  std::vector<int64_t>* const lists[] = {&l.tensors,
+                                         &l.sizes,
+                                         &l.outputs,
+                                         &l.differentiable,
+                                         &l.mutated,
+                                         &l.new_values,
+                                         &l.saved,
+                                         &l.saved_sizes,
+                                         &l.backward_saved,
+                                         &l.backward_saved_sizes,
+                                         &l.backward_gradients,
+                                         &l.backward_results,
+                                         &l.reached};
+  TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists),
+              " lists");
   for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
-  CheckLayout(l, forward_->value_count(), backward_ ? backward_->value_count() : 0, backward_ != nullptr);
+  CheckLayout(l, forward_->value_count(), backward_ ? backward_->value_count() : 0,
+              backward_ != nullptr);
   for (int64_t i : l.saved) {
     const auto found = std::find(l.tensors.begin(), l.tensors.end(), i);
     saved_inputs_.push_back(found == l.tensors.end() ? -1 : found - l.tensors.begin());
   }
-  operator_ = std::make_unique<::torch::Library>(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
-  const std::string schema = "call_" + std::to_string(key) + "(Tensor[] tensors, int[] sizes) -> Tensor[]";
-  operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) { return Run(tensors, sizes); });
+  operator_ = std::make_unique<::torch::Library>(::torch::Library::FRAGMENT, "caesura",
+                                                 std::nullopt, __FILE__, __LINE__);
+  const std::string schema =
+      "call_" + std::to_string(key) + "(Tensor[] tensors, int[] sizes) -> Tensor[]";
+  operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) {
+    return Run(tensors, sizes);
+  });
 }
 
 std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayRef sizes) {
@@ -222,9 +259,11 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
     }
     for (int64_t i : layout_.outputs) {
       at::Tensor out = values[i].toTensor();
-      if (out.is_view()) {  // of what nobody else sees: a tensor of its own, whose changes the saved view still notices
-        out = at::Tensor(out.unsafeGetTensorImpl()->shallow_copy_and_detach(out.unsafeGetTensorImpl()->version_counter(),
-                                                                            /*allow_tensor_metadata_change=*/true));
+      if (out.is_view()) {  // of what nobody else sees: a tensor of its own, whose changes the
+                            // saved view still notices
+        out = at::Tensor(out.unsafeGetTensorImpl()->shallow_copy_and_detach(
+            out.unsafeGetTensorImpl()->version_counter(),
+            /*allow_tensor_metadata_change=*/true));
       }
       outputs.push_back(std::move(out));
     }
@@ -243,8 +282,11 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
 
 void RegisterCapturedCalls() {
   static const bool done = [] {
-    static ::torch::Library library(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__, __LINE__);
-    library.class_<CallCounters>("Counters").def(::torch::init<>()).def("take", &CallCounters::Take);
+    static ::torch::Library library(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__,
+                                    __LINE__);
+    library.class_<CallCounters>("Counters")
+        .def(::torch::init<>())
+        .def("take", &CallCounters::Take);
     library.class_<CapturedGraph>("Graph")
         .def(::torch::init<int64_t, c10::intrusive_ptr<CallCounters>>())
         .def("add_constant", &CapturedGraph::AddConstant)
@@ -253,14 +295,18 @@ void RegisterCapturedCalls() {
         .def("add_size", &CapturedGraph::AddSize)
         .def("add_element", &CapturedGraph::AddElement);
     library.class_<CapturedCall>("Call").def(::torch::init(
-        [](const c10::intrusive_ptr<CapturedGraph>& forward, std::optional<c10::intrusive_ptr<CapturedGraph>> backward,
+        [](const c10::intrusive_ptr<CapturedGraph>& forward,
+           std::optional<c10::intrusive_ptr<CapturedGraph>> backward,
            std::vector<std::vector<int64_t>> layout, bool random, int64_t key, int64_t keep_alive) {
           // The address of a shared_ptr that is handed over (_core.keep_alive).
-          const std::unique_ptr<std::shared_ptr<void>> keep(reinterpret_cast<std::shared_ptr<void>*>(keep_alive));
-          return c10::make_intrusive<CapturedCall>(forward, backward.value_or(nullptr), std::move(layout), random, key,
-                                                   *keep);
+          const std::unique_ptr<std::shared_ptr<void>> keep(
+              reinterpret_cast<std::shared_ptr<void>*>(keep_alive));
+          return c10::make_intrusive<CapturedCall>(forward, backward.value_or(nullptr),
+                                                   std::move(layout), random, key, *keep);
         }));
-    library.def("differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? random) -> Tensor[]");
+    library.def(
+        "differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? "
+        "random) -> Tensor[]");
     return true;
   }();
   static_cast<void>(done);

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// CapturedCall: a captured module's forward, with its backward as a node of PyTorch's autograd, without Python.
+// CapturedCall: a captured module's forward, with its backward as a node of PyTorch's autograd,
+// without Python.
 //
-// Python makes one of two CapturedGraphs (torch.classes.caesura.Call), which while it lives is an operator of its own (an
-// object as an argument would cost more than the rest of a small call):
+// Python makes one of two CapturedGraphs (torch.classes.caesura.Call), which while it lives is an
+// operator of its own (an object as an argument would cost more than the rest of a small call):
 //   caesura::call_KEY(Tensor[] tensors, int[] sizes) -> Tensor[]
 // With derivatives of derivatives asked for (create_graph), the node calls the operator
-//   caesura::differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? random) -> Tensor[]
-// which the Python package implements: the gradients of those of `tensors` that require one, in eager.
+//   caesura::differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor?
+//   random) -> Tensor[]
+// which the Python package implements: the gradients of those of `tensors` that require one, in
+// eager.
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 
@@ -20,38 +23,44 @@
 
 namespace caesura::torch {
 
-// Where values of the two graphs come from and go to. Numbers are those of values in the graph; `backward_...` in that of
-// the backward.
+// Where values of the two graphs come from and go to. Numbers are those of values in the graph;
+// `backward_...` in that of the backward.
 struct CallLayout {
-  std::vector<int64_t> tensors, sizes;          // the inputs: the tensors, and the ints beside them
-  std::vector<int64_t> outputs;                 // the caller's
-  std::vector<int64_t> differentiable;          // positions among `outputs` that gradients come in for
-  std::vector<int64_t> mutated, new_values;     // positions among `tensors` that are written to, and what is written
-  std::vector<int64_t> saved, saved_sizes;      // what the backward reads
+  std::vector<int64_t> tensors, sizes;  // the inputs: the tensors, and the ints beside them
+  std::vector<int64_t> outputs;         // the caller's
+  std::vector<int64_t> differentiable;  // positions among `outputs` that gradients come in for
+  std::vector<int64_t> mutated,
+      new_values;  // positions among `tensors` that are written to, and what is written
+  std::vector<int64_t> saved, saved_sizes;  // what the backward reads
   std::vector<int64_t> backward_saved, backward_saved_sizes, backward_gradients;
-  std::vector<int64_t> backward_results;        // gradients of `tensors`; -1: there is none, autograd does not go there
-  std::vector<int64_t> reached;                 // a row for each of `tensors`: of each gradient that comes in, whether (1, 0)
-                                                // the tensor's own depends on it
+  std::vector<int64_t>
+      backward_results;  // gradients of `tensors`; -1: there is none, autograd does not go there
+  std::vector<int64_t> reached;  // a row for each of `tensors`: of each gradient that comes in,
+                                 // whether (1, 0) the tensor's own depends on it
 };
 
 // Thread safety: as CapturedGraph; a forward's backward locks.
 class CapturedCall : public ::torch::CustomClassHolder {
  public:
-  // layout: CallLayout's lists in their order. backward: null where nothing is differentiated. random: whether the forward
-  // draws from PyTorch's generator. key: names the operator, and the call to caesura::differentiate; no two live calls have
-  // the same. `keep_alive` is given up with this.
-  CapturedCall(c10::intrusive_ptr<CapturedGraph> forward, c10::intrusive_ptr<CapturedGraph> backward,
-               std::vector<std::vector<int64_t>> layout, bool random, int64_t key, std::shared_ptr<void> keep_alive);
+  // layout: CallLayout's lists in their order. backward: null where nothing is differentiated.
+  // random: whether the forward draws from PyTorch's generator. key: names the operator, and the
+  // call to caesura::differentiate; no two live calls have the same. `keep_alive` is given up with
+  // this.
+  CapturedCall(c10::intrusive_ptr<CapturedGraph> forward,
+               c10::intrusive_ptr<CapturedGraph> backward, std::vector<std::vector<int64_t>> layout,
+               bool random, int64_t key, std::shared_ptr<void> keep_alive);
 
-  // Throws what the graph's steps throw, and where forward-mode derivatives are asked for. Outputs are the caller's. A
-  // backward fails where what it reads was changed in place behind the forward, as far as PyTorch's version counters tell.
+  // Throws what the graph's steps throw, and where forward-mode derivatives are asked for. Outputs
+  // are the caller's. A backward fails where what it reads was changed in place behind the forward,
+  // as far as PyTorch's version counters tell.
   std::vector<at::Tensor> Run(at::TensorList tensors, c10::IntArrayRef sizes);
 
  private:
   class Backward;
   c10::intrusive_ptr<CapturedGraph> forward_, backward_;
   CallLayout layout_;
-  std::vector<int64_t> saved_inputs_;  // positions of layout_.saved among the tensors; -1: it is none of them
+  std::vector<int64_t>
+      saved_inputs_;  // positions of layout_.saved among the tensors; -1: it is none of them
   bool random_;
   int64_t key_;
   std::shared_ptr<void> keep_alive_;

@@ -26,7 +26,9 @@ T Checked(Result<T> result) {
 }
 
 int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 // "value" or "list", where `encoded` is a tuple.
@@ -43,7 +45,9 @@ class ProfiledSteps : public ExecutionObserver {
     name_ = "caesura::" + plan.steps()[step].node->op_type();
     record_->before(std::string_view(name_));
   }
-  void OnStepEnd(const ExecutionPlan&, const ExecutionState&, int, const Status&) override { record_.reset(); }
+  void OnStepEnd(const ExecutionPlan&, const ExecutionState&, int, const Status&) override {
+    record_.reset();
+  }
 
  private:
   std::string name_;  // read while the record is open
@@ -54,11 +58,14 @@ class ProfiledSteps : public ExecutionObserver {
 
 std::tuple<double, int64_t, double, int64_t> CallCounters::Take() {
   return {1e-9 * static_cast<double>(program_.nanoseconds.exchange(0)), program_.calls.exchange(0),
-          1e-9 * static_cast<double>(operator_.nanoseconds.exchange(0)), operator_.calls.exchange(0)};
+          1e-9 * static_cast<double>(operator_.nanoseconds.exchange(0)),
+          operator_.calls.exchange(0)};
 }
 
 void CapturedGraph::Add(Step step) {
-  const auto check = [&](int64_t i) { TORCH_CHECK(i >= 0 && i < value_count(), "the graph has no value ", i); };
+  const auto check = [&](int64_t i) {
+    TORCH_CHECK(i >= 0 && i < value_count(), "the graph has no value ", i);
+  };
   for (const std::vector<int64_t>* numbers : {&step.reads, &step.writes, &step.dead}) {
     for (int64_t i : *numbers) check(i);
   }
@@ -70,8 +77,8 @@ void CapturedGraph::Add(Step step) {
   steps_.push_back(std::move(step));
 }
 
-void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
-                               std::vector<int64_t> dead) {
+void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> reads,
+                               std::vector<int64_t> writes, std::vector<int64_t> dead) {
   const std::string_view bytes(static_cast<const char*>(model.const_data_ptr()), model.numel());
   const auto provider = [] {
     return MakeCpuProvider([](KernelRegistry& registry) {
@@ -79,7 +86,8 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
       RegisterAtenKernels(registry);
     });
   };
-  Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), provider, /*threads=*/0)), std::nullopt};
+  Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), provider, /*threads=*/0)),
+            std::nullopt};
   step.reads = std::move(reads);
   step.writes = std::move(writes);
   step.dead = std::move(dead);
@@ -91,12 +99,15 @@ CapturedGraph::Item CapturedGraph::MakeItem(const IValue& encoded) {
   return {encoded.toTupleRef().elements().at(1).toInt(), {}};
 }
 
-void CapturedGraph::AddOperator(const std::string& name, const std::string& overload, const IValue& arguments,
-                                int64_t writes, bool counts, std::vector<int64_t> dead) {
-  Step step{nullptr, c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
+void CapturedGraph::AddOperator(const std::string& name, const std::string& overload,
+                                const IValue& arguments, int64_t writes, bool counts,
+                                std::vector<int64_t> dead) {
+  Step step{nullptr,
+            c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
   const auto& formals = step.op->schema().arguments();
   const auto& given = arguments.toTupleRef().elements();
-  TORCH_CHECK(given.size() == formals.size(), name, " takes ", formals.size(), " arguments, got ", given.size());
+  TORCH_CHECK(given.size() == formals.size(), name, " takes ", formals.size(), " arguments, got ",
+              given.size());
   for (size_t i = 0; i < formals.size(); ++i) {
     Argument argument{formals[i].real_type()};
     argument.is_list = Tag(given[i]) == "list";
@@ -137,7 +148,8 @@ void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, in
   step.divides = name == "floordiv" || name == "mod";
   TORCH_CHECK(step.size, "there is no function '", name, "' of sizes");
   step.arguments.emplace_back();
-  for (const IValue& argument : arguments.toTupleRef().elements()) step.arguments[0].items.push_back(MakeItem(argument));
+  for (const IValue& argument : arguments.toTupleRef().elements())
+    step.arguments[0].items.push_back(MakeItem(argument));
   TORCH_CHECK(!step.arguments[0].items.empty(), "a function of no sizes");
   step.writes = {writes};
   step.dead = std::move(dead);
@@ -148,7 +160,8 @@ int64_t CapturedGraph::IntOf(const Item& item, const Values& values) {
   return (item.from < 0 ? item.constant : values[item.from]).toInt();
 }
 
-void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead) {
+void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes,
+                               std::vector<int64_t> dead) {
   Step step{nullptr, std::nullopt};
   step.index = index;
   step.reads = {reads};
@@ -173,9 +186,12 @@ void CapturedGraph::RunProgram(const Step& step, Values& values) {
   RunOptions options;
   ProfiledSteps profiled;
   if (at::hasCallbacks()) options.observers = {&profiled};
-  const std::vector<RuntimeValue> results = Checked(step.program->Run(std::move(feeds), std::move(options), nullptr, known));
-  TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(), " values, not ", step.writes.size());
-  for (size_t k = 0; k < results.size(); ++k) values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
+  const std::vector<RuntimeValue> results =
+      Checked(step.program->Run(std::move(feeds), std::move(options), nullptr, known));
+  TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
+              " values, not ", step.writes.size());
+  for (size_t k = 0; k < results.size(); ++k)
+    values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
 }
 
 void CapturedGraph::RunOperator(const Step& step, Values& values) {
@@ -183,12 +199,16 @@ void CapturedGraph::RunOperator(const Step& step, Values& values) {
   stack.reserve(step.arguments.size());
   for (const Argument& argument : step.arguments) {
     std::vector<IValue> items;
-    for (const Item& item : argument.items) items.push_back(item.from < 0 ? item.constant : values[item.from]);
-    stack.push_back(argument.is_list ? ListArgument(argument.type, items) : ItemArgument(argument.type, items[0]));
+    for (const Item& item : argument.items)
+      items.push_back(item.from < 0 ? item.constant : values[item.from]);
+    stack.push_back(argument.is_list ? ListArgument(argument.type, items)
+                                     : ItemArgument(argument.type, items[0]));
   }
   step.op->callBoxed(&stack);
-  values[step.writes[0]] = stack.size() == 1 ? std::move(stack[0]) : IValue(c10::ivalue::Tuple::create(std::move(stack)));
-  if (values[step.writes[0]].isSymInt()) values[step.writes[0]] = values[step.writes[0]].toSymInt().expect_int();
+  values[step.writes[0]] = stack.size() == 1 ? std::move(stack[0])
+                                             : IValue(c10::ivalue::Tuple::create(std::move(stack)));
+  if (values[step.writes[0]].isSymInt())
+    values[step.writes[0]] = values[step.writes[0]].toSymInt().expect_int();
 }
 
 void CapturedGraph::Run(Values& values) const {
@@ -208,7 +228,8 @@ void CapturedGraph::Run(Values& values) const {
     } else {
       const IValue& from = values[step.reads[0]];
       TORCH_CHECK(from.isTuple() || from.isList(), "an element of what is no list");
-      const c10::ArrayRef<IValue> elements = from.isTuple() ? from.toTupleRef().elements().asArrayRef() : from.toListRef();
+      const c10::ArrayRef<IValue> elements =
+          from.isTuple() ? from.toTupleRef().elements().asArrayRef() : from.toListRef();
       values[step.writes[0]] = IValue(elements.at(step.index));
     }
     for (int64_t i : step.dead) values[i] = IValue();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CapturedGraph: a graph of ATen calls as steps over numbered values, some of them programs of the library's, the others
-// calls of PyTorch's operators. What the Python package makes of a captured module (graph_executor.py), run without Python.
+// CapturedGraph: a graph of ATen calls as steps over numbered values, some of them programs of the
+// library's, the others calls of PyTorch's operators. What the Python package makes of a captured
+// module (graph_executor.py), run without Python.
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
 
@@ -36,14 +37,15 @@ class CallCounters : public ::torch::CustomClassHolder {
   Count program_, operator_;
 };
 
-// All functions throw c10::Error, also for numbers of values that there are not: graphs come from files, too.
-// Thread safety: Run from any thread, once the graph is complete.
+// All functions throw c10::Error, also for numbers of values that there are not: graphs come from
+// files, too. Thread safety: Run from any thread, once the graph is complete.
 class CapturedGraph : public ::torch::CustomClassHolder {
  public:
   // Tensors, ints, and tuples of them, by number.
   using Values = std::vector<c10::IValue>;
 
-  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters) : counters_(std::move(counters)) {
+  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters)
+      : counters_(std::move(counters)) {
     TORCH_CHECK(value_count >= 0 && value_count < (1 << 24), "a graph of ", value_count, " values");
     constants_.resize(value_count);
   }
@@ -53,12 +55,16 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // An ONNX model (its bytes, uint8) of the values' tensors and ints, by position.
   void AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
                   std::vector<int64_t> dead);
-  // An operator and all of its schema's arguments: ("value", i) is value i, ("list", ...) a list of such and others, the
-  // rest is itself. `counts`: whether the call counts as one that is left to PyTorch.
-  void AddOperator(const std::string& name, const std::string& overload, const c10::IValue& arguments, int64_t writes,
-                   bool counts, std::vector<int64_t> dead);
-  // add, sub, mul, floordiv, mod (as Python rounds), neg or a comparison (ge, ...: 1 or 0) of ints; arguments as above.
-  void AddSize(const std::string& name, const c10::IValue& arguments, int64_t writes, std::vector<int64_t> dead);
+  // An operator and all of its schema's arguments: ("value", i) is value i, ("list", ...) a list of
+  // such and others, the rest is itself. `counts`: whether the call counts as one that is left to
+  // PyTorch.
+  void AddOperator(const std::string& name, const std::string& overload,
+                   const c10::IValue& arguments, int64_t writes, bool counts,
+                   std::vector<int64_t> dead);
+  // add, sub, mul, floordiv, mod (as Python rounds), neg or a comparison (ge, ...: 1 or 0) of ints;
+  // arguments as above.
+  void AddSize(const std::string& name, const c10::IValue& arguments, int64_t writes,
+               std::vector<int64_t> dead);
   // Element `index` of a tuple or list.
   void AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead);
 
@@ -78,8 +84,8 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     std::vector<Item> items;
   };
   struct Step {
-    std::shared_ptr<ParameterGraph> program;  // or
-    std::optional<c10::OperatorHandle> op;    // or
+    std::shared_ptr<ParameterGraph> program;      // or
+    std::optional<c10::OperatorHandle> op;        // or
     int64_t (*size)(int64_t, int64_t) = nullptr;  // or the element of one value
     std::vector<Argument> arguments = {};
     bool counts = false, divides = false;

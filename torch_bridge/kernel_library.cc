@@ -9,10 +9,14 @@
 #include "torch_bridge/captured_call.h"
 #include "torch_bridge/torch_provider.h"
 
-extern "C" const char* CaesuraTorchKernels(const char* torch_version, caesura::KernelRegistry* registry) {
-  const size_t length = std::strcspn(torch_version, "+");  // what follows names a build of the same release
-  if (std::strlen(TORCH_VERSION) != length || std::strncmp(torch_version, TORCH_VERSION, length) != 0) {
-    return "libcaesura_torch was built with PyTorch " TORCH_VERSION " and works with that release only";
+extern "C" const char* CaesuraTorchKernels(const char* torch_version,
+                                           caesura::KernelRegistry* registry) {
+  const size_t length =
+      std::strcspn(torch_version, "+");  // what follows names a build of the same release
+  if (std::strlen(TORCH_VERSION) != length ||
+      std::strncmp(torch_version, TORCH_VERSION, length) != 0) {
+    return "libcaesura_torch was built with PyTorch " TORCH_VERSION
+           " and works with that release only";
   }
   caesura::torch::RegisterAtenKernels(*registry);
   caesura::torch::RegisterCapturedCalls();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libcaesura_torch hands to a program that opens it in the run and does not link it (the Python package does so).
+// What libcaesura_torch hands to a program that opens it in the run and does not link it (the
+// Python package does so).
 #ifndef CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_
 #define CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_
 
@@ -11,14 +12,16 @@
 
 namespace caesura {
 
-// Adds the library's kernels (aten_op.h), and makes its operators known to PyTorch (captured_call.h). Null when done;
-// otherwise, with nothing added, why not, in a static string. `torch_version`: of the PyTorch that is in the process
-// ("2.13.0+cpu"), which must be the release that the library was built with, since C++ classes of both meet.
+// Adds the library's kernels (aten_op.h), and makes its operators known to PyTorch
+// (captured_call.h). Null when done; otherwise, with nothing added, why not, in a static string.
+// `torch_version`: of the PyTorch that is in the process
+// ("2.13.0+cpu"), which must be the release that the library was built with, since C++ classes of
+// both meet.
 using TorchKernelsFunction = const char*(const char* torch_version, KernelRegistry* registry);
 inline constexpr char kTorchKernelsName[] = "CaesuraTorchKernels";
 
-// MakeTorchProvider of torch_provider.h, or, where a device is named, MakeTorchDeviceProvider. REQUIRES: CaesuraTorchKernels
-// has accepted the PyTorch that is there.
+// MakeTorchProvider of torch_provider.h, or, where a device is named, MakeTorchDeviceProvider.
+// REQUIRES: CaesuraTorchKernels has accepted the PyTorch that is there.
 using TorchProviderFunction = Result<std::shared_ptr<const ExecutionProvider>>(
     const std::string& device, const std::function<void(KernelRegistry&)>& more);
 inline constexpr char kTorchProviderFunctionName[] = "CaesuraTorchProvider";

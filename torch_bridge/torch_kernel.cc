@@ -8,13 +8,16 @@
 
 namespace caesura::torch {
 
-Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device, const std::function<bool(int)>& on_host) {
+Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device,
+                               const std::function<bool(int)>& on_host) {
   TensorSpecs specs(info.input_count());
   for (int i = 0; i < info.input_count(); ++i) {
     if (!info.HasInput(i)) continue;
-    if (!info.input(i).is_tensor) return info.Refuse("takes tensors only; input " + std::to_string(i) + " is none");
+    if (!info.input(i).is_tensor)
+      return info.Refuse("takes tensors only; input " + std::to_string(i) + " is none");
     const auto type = ScalarTypeOf(info.InputDType(i));
-    if (!type) return info.Refuse(std::string("PyTorch has no type for ") + DTypeName(info.InputDType(i)));
+    if (!type)
+      return info.Refuse(std::string("PyTorch has no type for ") + DTypeName(info.InputDType(i)));
     specs[i] = {true, *type, info.InputShape(i), on_host(i) ? c10::Device(c10::kCPU) : device};
   }
   return specs;
@@ -38,8 +41,8 @@ std::vector<at::Tensor> MetaInputs(const TensorSpecs& specs) {
   return out;
 }
 
-std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorSpecs& specs, size_t first,
-                                     size_t last) {
+std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorSpecs& specs,
+                                     size_t first, size_t last) {
   std::vector<at::Tensor> out(last - first);
   for (size_t i = first; i < last; ++i) {
     if (!specs[i].present) continue;
@@ -51,7 +54,9 @@ std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorS
 
 Status CheckResult(const std::string& label, const std::vector<at::Tensor>& results, int i) {
   const size_t k = static_cast<size_t>(i);
-  if (k < results.size() && results[k].defined() && DTypeOf(results[k].scalar_type()) != DType::kUndefined) return {};
+  if (k < results.size() && results[k].defined() &&
+      DTypeOf(results[k].scalar_type()) != DType::kUndefined)
+    return {};
   return InvalidArgument(label + " the operator gives no tensor for output " + std::to_string(i));
 }
 
@@ -72,10 +77,12 @@ Status CopyResults(const std::string& label, KernelContext& context, const Tenso
     const bool as_planned = results[i].scalar_type() == outputs[i].type &&
                             results[i].sizes() == c10::IntArrayRef(outputs[i].shape.dims());
     if (!as_planned) {
-      return Internal(label + " output " + std::to_string(i) + " is not what the operator's meta kernel promised");
+      return Internal(label + " output " + std::to_string(i) +
+                      " is not what the operator's meta kernel promised");
     }
     void* data = context.Output<void>(static_cast<int>(i));
-    if (results[i].const_data_ptr() == data && results[i].is_contiguous()) continue;  // an out variant wrote it there
+    if (results[i].const_data_ptr() == data && results[i].is_contiguous())
+      continue;  // an out variant wrote it there
     BorrowBytes(data, outputs[i].type, outputs[i].shape, outputs[i].device).copy_(results[i]);
   }
   return {};

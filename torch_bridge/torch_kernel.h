@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels that call PyTorch share: inputs as at::Tensors, results into planned outputs, exceptions into Status.
+// What kernels that call PyTorch share: inputs as at::Tensors, results into planned outputs,
+// exceptions into Status.
 #ifndef CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_
 #define CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_
 
@@ -40,22 +41,25 @@ Status Guarded(const std::string& label, Call call) {
   }
 }
 
-// Of a kernel on `device`, but for the inputs that are `on_host`. Refuses inputs that are no tensors, or of types that
-// PyTorch does not have.
-Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device, const std::function<bool(int)>& on_host);
+// Of a kernel on `device`, but for the inputs that are `on_host`. Refuses inputs that are no
+// tensors, or of types that PyTorch does not have.
+Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device,
+                               const std::function<bool(int)>& on_host);
 // Of outputs that the factory has set, on `device`.
 TensorSpecs PlannedOutputs(const KernelInfo& info, c10::Device device);
 
 // Tensors without bytes, for calls that are made for their results' sizes; undefined where absent.
 std::vector<at::Tensor> MetaInputs(const TensorSpecs& specs);
 // The inputs [first, last) as tensors on the context's bytes.
-std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorSpecs& specs, size_t first, size_t last);
+std::vector<at::Tensor> BorrowInputs(const KernelContext& context, const TensorSpecs& specs,
+                                     size_t first, size_t last);
 
 // Fails where result i is missing, undefined or of a type without a DType.
 Status CheckResult(const std::string& label, const std::vector<at::Tensor>& results, int i);
 // Sets the outputs to the results' types and shapes.
 Status PlanResults(KernelInfo& info, const std::vector<at::Tensor>& results);
-// Copies the results into the outputs, but for those that stand there already. Fails where they are not as planned.
+// Copies the results into the outputs, but for those that stand there already. Fails where they are
+// not as planned.
 Status CopyResults(const std::string& label, KernelContext& context, const TensorSpecs& outputs,
                    const std::vector<at::Tensor>& results);
 

@@ -55,7 +55,8 @@ struct Seen {
 
 class Module::Backward : public ::torch::autograd::Node {
  public:
-  Backward(ForwardRun run, std::vector<int> outputs, const std::map<std::string, ::torch::Tensor>& sources)
+  Backward(ForwardRun run, std::vector<int> outputs,
+           const std::map<std::string, ::torch::Tensor>& sources)
       : run_(std::move(run)), output_count_(run_->outputs.size()), outputs_(std::move(outputs)) {
     run_->outputs.clear();  // the caller's
     for (const auto& [name, tensor] : sources) {
@@ -67,8 +68,10 @@ class Module::Backward : public ::torch::autograd::Node {
 
   variable_list apply(variable_list&& dys) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(!at::GradMode::is_enabled(), "caesura::torch::Module has no second derivatives (create_graph)");
-    TORCH_CHECK(run_ && run_->pending(), "this forward's values were freed by its backward: ask for retain_graph there");
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "caesura::torch::Module has no second derivatives (create_graph)");
+    TORCH_CHECK(run_ && run_->pending(),
+                "this forward's values were freed by its backward: ask for retain_graph there");
     for (const Seen& seen : seen_) {
       TORCH_CHECK(seen.counter.current_version() == seen.version, "'", seen.name,
                   "' was changed in place between forward and backward");
@@ -107,7 +110,8 @@ Module::Module(Model model, ModuleOptions options)
   for (const Value* input : model_.graph->inputs()) {
     if (model_.graph->Initializer(input) == nullptr) input_names_.push_back(input->name());
   }
-  for (const std::string& name : Checked(TrainableNames(model_, {options_.trainable, options_.frozen}))) {
+  for (const std::string& name :
+       Checked(TrainableNames(model_, {options_.trainable, options_.frozen}))) {
     AddState(name, /*is_parameter=*/true);
   }
   const std::unordered_set<const Value*> statistics = RunningStatistics(*model_.graph);
@@ -133,7 +137,8 @@ void Module::AddState(const std::string& name, bool is_parameter) {
     const std::string child = rest.substr(0, dot);
     const auto children = owner->named_children();
     const auto* found = children.find(child);
-    owner = found != nullptr ? found->get() : owner->register_module(child, std::make_shared<NnModule>()).get();
+    owner = found != nullptr ? found->get()
+                             : owner->register_module(child, std::make_shared<NnModule>()).get();
   }
   if (is_parameter) owner->register_parameter(rest, std::move(tensor));
   else owner->register_buffer(rest, std::move(tensor));
@@ -146,10 +151,12 @@ std::shared_ptr<SplitModule> Module::Program(const Variant& variant) {
     // set_data has given the parameter other bytes.
     Tensor present = Checked(FromTorch(state.tensor));
     Value* value = model_.graph->FindValue(state.name);
-    TORCH_CHECK(present.raw() == state.tensor.const_data_ptr(), "parameter '", state.name, "' is not contiguous");
-    TORCH_CHECK(present.dtype() == value->dtype() && present.shape() == model_.graph->Initializer(value)->shape(),
-                "parameter '", state.name, "' is now ", DTypeName(present.dtype()), present.shape().ToString(),
-                ", but the model's is ", value->type().ToString());
+    TORCH_CHECK(present.raw() == state.tensor.const_data_ptr(), "parameter '", state.name,
+                "' is not contiguous");
+    TORCH_CHECK(present.dtype() == value->dtype() &&
+                    present.shape() == model_.graph->Initializer(value)->shape(),
+                "parameter '", state.name, "' is now ", DTypeName(present.dtype()),
+                present.shape().ToString(), ", but the model's is ", value->type().ToString());
     state.bytes = present.raw();
     model_.graph->SetInitializer(value, std::move(present));
     programs_.clear();
@@ -171,7 +178,8 @@ std::shared_ptr<SplitModule> Module::Program(const Variant& variant) {
 }
 
 std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tensor>& inputs) {
-  TORCH_CHECK(inputs.size() == input_names_.size(), "the model has ", input_names_.size(), " inputs, got ", inputs.size());
+  TORCH_CHECK(inputs.size() == input_names_.size(), "the model has ", input_names_.size(),
+              " inputs, got ", inputs.size());
   std::map<std::string, ::torch::Tensor> sources;
   std::vector<std::string> wanted;
   bool differentiable = false;
@@ -193,13 +201,16 @@ std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tens
   return TensorsOf(Checked(program->Forward(feeds)).outputs);
 }
 
-std::vector<::torch::Tensor> Module::Differentiable(SplitModule& program, const NamedValues& feeds,
-                                                    std::map<std::string, ::torch::Tensor> sources) {
+std::vector<::torch::Tensor> Module::Differentiable(
+    SplitModule& program, const NamedValues& feeds,
+    std::map<std::string, ::torch::Tensor> sources) {
   ForwardRun run = Checked(program.Forward(feeds));
   std::vector<::torch::Tensor> outputs = TensorsOf(run.outputs);
   std::vector<::torch::Tensor> differentiated;
-  for (const std::string& name : program.gradient_names()) differentiated.push_back(sources.at(name));
-  for (const State& state : state_) {  // running statistics are written in training, where no backward reads them
+  for (const std::string& name : program.gradient_names())
+    differentiated.push_back(sources.at(name));
+  for (const State& state :
+       state_) {  // running statistics are written in training, where no backward reads them
     if (!state.is_parameter && is_training()) sources.erase(state.name);
   }
   const std::vector<int> taking = program.differentiable_outputs();
@@ -242,7 +253,8 @@ std::vector<::torch::Tensor> TrainingStep::predict(const TensorMap& feeds) {
 
 TensorMap TrainingStep::parameters() const {
   TensorMap out;
-  for (const std::string& name : session_->ParameterNames()) out[name] = Checked(ToTorch(Checked(session_->Parameter(name))));
+  for (const std::string& name : session_->ParameterNames())
+    out[name] = Checked(ToTorch(Checked(session_->Parameter(name))));
   return out;
 }
 

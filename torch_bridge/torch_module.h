@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An ONNX model in a loop of LibTorch: Module is a torch::nn::Module whose forward and backward are a split program;
-// TrainingStep runs whole steps on torch tensors.
+// An ONNX model in a loop of LibTorch: Module is a torch::nn::Module whose forward and backward are
+// a split program; TrainingStep runs whole steps on torch tensors.
 //
 //   auto net = std::make_shared<caesura::torch::Module>(caesura::ReadModel("net.onnx").value());
 //   torch::optim::AdamW optimizer(net->parameters());
@@ -32,32 +32,35 @@ struct ModuleOptions {
   // Initializers to train, as in StepOptions. The others are constants of the model.
   std::vector<std::string> trainable = {}, frozen = {};
   ProviderList providers = {};  // empty: the CPU provider
-  int threads = 0;         // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
-  uint64_t seed = 0;       // of dropout and other random ops
+  int threads = 0;              // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;            // of dropout and other random ops
 };
 
-// Its parameters are the model's trained initializers under their names, a dot in a name being a submodule, and its
-// buffers the running statistics of BatchNormalization. They are read where they stand: whatever writes to them (an
-// optimizer, load, a NumPy view) is seen by the next forward. In train() mode batch statistics are used, running ones
-// updated, and dropout drops; in eval() mode not.
+// Its parameters are the model's trained initializers under their names, a dot in a name being a
+// submodule, and its buffers the running statistics of BatchNormalization. They are read where they
+// stand: whatever writes to them (an optimizer, load, a NumPy view) is seen by the next forward. In
+// train() mode batch statistics are used, running ones updated, and dropout drops; in eval() mode
+// not.
 //
-// Any number of forwards may wait for their backward, which may outlive the module; with retain_graph one may be called
-// again. A backward fails where a parameter or an input was changed in place after its forward, as far as PyTorch's
-// version counters tell. Derivatives of derivatives are refused.
+// Any number of forwards may wait for their backward, which may outlive the module; with
+// retain_graph one may be called again. A backward fails where a parameter or an input was changed
+// in place after its forward, as far as PyTorch's version counters tell. Derivatives of derivatives
+// are refused.
 //
-// Thread safety: forward and backward from any thread, while nobody writes to parameters, changes the mode or the
-// dtypes. CPU only.
+// Thread safety: forward and backward from any thread, while nobody writes to parameters, changes
+// the mode or the dtypes. CPU only.
 class Module : public ::torch::nn::Module {
  public:
   explicit Module(Model model, ModuleOptions options = {});
 
-  // The model's inputs by position to its outputs, which are the caller's. Gradients flow to parameters and to those of
-  // the inputs that require them.
+  // The model's inputs by position to its outputs, which are the caller's. Gradients flow to
+  // parameters and to those of the inputs that require them.
   std::vector<::torch::Tensor> forward_all(const std::vector<::torch::Tensor>& inputs);
   // For models of one input and one output.
   ::torch::Tensor forward(const ::torch::Tensor& input);
 
-  std::shared_ptr<::torch::nn::Module> clone(const std::optional<::torch::Device>& device = std::nullopt) const override;
+  std::shared_ptr<::torch::nn::Module> clone(
+      const std::optional<::torch::Device>& device = std::nullopt) const override;
 
  private:
   class Backward;
@@ -84,7 +87,8 @@ class Module : public ::torch::nn::Module {
 
 using TensorMap = std::map<std::string, ::torch::Tensor>;
 
-// A TrainingSession that takes and returns torch tensors, without copying dense ones. Thread safety: as TrainingSession.
+// A TrainingSession that takes and returns torch tensors, without copying dense ones. Thread
+// safety: as TrainingSession.
 class TrainingStep {
  public:
   explicit TrainingStep(Model model, TrainingOptions options = {});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX ops as calls of PyTorch: a function an op that settles attributes once and gives what a run calls. Types and
-// shapes of the outputs come from calling that on tensors without bytes.
+// ONNX ops as calls of PyTorch: a function an op that settles attributes once and gives what a run
+// calls. Types and shapes of the outputs come from calling that on tensors without bytes.
 #ifndef CAESURA_TORCH_BRIDGE_TORCH_OPS_H_
 #define CAESURA_TORCH_BRIDGE_TORCH_OPS_H_
 
@@ -34,7 +34,7 @@ struct TorchOp {
 
 std::vector<TorchOp> ElementwiseTorchOps();  // torch_ops_elementwise.cc
 std::vector<TorchOp> MovementTorchOps();     // torch_ops_movement.cc
-std::vector<TorchOp> NnTorchOps();           // torch_ops_nn.cc: products, reductions, conv, pool, norms
+std::vector<TorchOp> NnTorchOps();  // torch_ops_nn.cc: products, reductions, conv, pool, norms
 
 }  // namespace caesura::torch
 

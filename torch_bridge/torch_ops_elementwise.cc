@@ -12,14 +12,19 @@ using Unary = at::Tensor (*)(const at::Tensor&);
 using Binary = at::Tensor (*)(const at::Tensor&, const at::Tensor&);
 
 TorchOp One(const char* op_type, Unary f, DTypeSet types = kFloatTypes) {
-  return {op_type, [f](const KernelInfo&) -> TorchRun { return [f](const Tensors& x) { return Tensors{f(x[0])}; }; },
+  return {op_type,
+          [f](const KernelInfo&) -> TorchRun {
+            return [f](const Tensors& x) { return Tensors{f(x[0])}; };
+          },
           types};
 }
 // Broadcasting follows NumPy's rules on both sides.
 TorchOp Two(const char* op_type, Binary f, DTypeSet types = kTorchNumbers) {
   return {op_type,
-          [f](const KernelInfo&) -> TorchRun { return [f](const Tensors& x) { return Tensors{f(x[0], x[1])}; }; }, types,
-          7};
+          [f](const KernelInfo&) -> TorchRun {
+            return [f](const Tensors& x) { return Tensors{f(x[0], x[1])}; };
+          },
+          types, 7};
 }
 // Any number of inputs, folded from the left.
 TorchOp Many(const char* op_type, Binary f, DTypeSet types) {
@@ -38,7 +43,8 @@ template <typename F>
 TorchOp WithFloats(const char* op_type, std::vector<std::pair<const char*, float>> names, F f) {
   return {op_type, [names, f](const KernelInfo& info) -> TorchRun {
             std::vector<double> values;
-            for (const auto& [name, fallback] : names) values.push_back(info.Attr<float>(name, fallback));
+            for (const auto& [name, fallback] : names)
+              values.push_back(info.Attr<float>(name, fallback));
             return [values, f](const Tensors& x) { return Tensors{f(x[0], values)}; };
           }};
 }
@@ -52,7 +58,9 @@ TorchRun Gelu(const KernelInfo& info) {
 
 TorchRun Mod(const KernelInfo& info) {
   const bool c_sign = info.Attr<int64_t>("fmod", 0) != 0;
-  return [c_sign](const Tensors& x) { return Tensors{c_sign ? at::fmod(x[0], x[1]) : at::remainder(x[0], x[1])}; };
+  return [c_sign](const Tensors& x) {
+    return Tensors{c_sign ? at::fmod(x[0], x[1]) : at::remainder(x[0], x[1])};
+  };
 }
 
 TorchRun Clip(const KernelInfo& info) {
@@ -67,8 +75,11 @@ TorchRun Clip(const KernelInfo& info) {
 
 TorchRun Cast(const KernelInfo& info) {
   const auto type = ScalarTypeOf(static_cast<DType>(info.Attr<int64_t>("to", 0)));
-  if (!type || !kTorchTypes.Contains(static_cast<DType>(info.Attr<int64_t>("to", 0)))) return nullptr;
-  return [type = *type](const Tensors& x) { return Tensors{x[0].to(type, /*non_blocking=*/false, /*copy=*/true)}; };
+  if (!type || !kTorchTypes.Contains(static_cast<DType>(info.Attr<int64_t>("to", 0))))
+    return nullptr;
+  return [type = *type](const Tensors& x) {
+    return Tensors{x[0].to(type, /*non_blocking=*/false, /*copy=*/true)};
+  };
 }
 
 }  // namespace
@@ -77,37 +88,81 @@ std::vector<TorchOp> ElementwiseTorchOps() {
   const DTypeSet booleans = {DType::kBool};
   const DTypeSet integers = kSignedTypes | DTypeSet{DType::kUInt8};
   std::vector<TorchOp> ops = {
-      One("Abs", at::abs, kTorchNumbers), One("Acos", at::acos), One("Acosh", at::acosh), One("Asin", at::asin),
-      One("Asinh", at::asinh), One("Atan", at::atan), One("Atanh", at::atanh), One("BitwiseNot", at::bitwise_not, integers),
-      One("Ceil", at::ceil), One("Cos", at::cos), One("Cosh", at::cosh), One("Erf", at::erf), One("Exp", at::exp),
-      One("Floor", at::floor), One("HardSwish", at::hardswish), One("IsNaN", at::isnan), One("Log", at::log),
-      One("Mish", at::mish), One("Neg", at::neg, kFloatTypes | kSignedTypes), One("Not", at::logical_not, booleans),
-      One("Reciprocal", at::reciprocal), One("Relu", at::relu, kFloatTypes | kSignedTypes), One("Round", at::round),
-      One("Sigmoid", at::sigmoid), One("Sign", at::sign, kTorchNumbers), One("Sin", at::sin), One("Sinh", at::sinh),
-      One("Sqrt", at::sqrt), One("Tan", at::tan), One("Tanh", at::tanh),
+      One("Abs", at::abs, kTorchNumbers),
+      One("Acos", at::acos),
+      One("Acosh", at::acosh),
+      One("Asin", at::asin),
+      One("Asinh", at::asinh),
+      One("Atan", at::atan),
+      One("Atanh", at::atanh),
+      One("BitwiseNot", at::bitwise_not, integers),
+      One("Ceil", at::ceil),
+      One("Cos", at::cos),
+      One("Cosh", at::cosh),
+      One("Erf", at::erf),
+      One("Exp", at::exp),
+      One("Floor", at::floor),
+      One("HardSwish", at::hardswish),
+      One("IsNaN", at::isnan),
+      One("Log", at::log),
+      One("Mish", at::mish),
+      One("Neg", at::neg, kFloatTypes | kSignedTypes),
+      One("Not", at::logical_not, booleans),
+      One("Reciprocal", at::reciprocal),
+      One("Relu", at::relu, kFloatTypes | kSignedTypes),
+      One("Round", at::round),
+      One("Sigmoid", at::sigmoid),
+      One("Sign", at::sign, kTorchNumbers),
+      One("Sin", at::sin),
+      One("Sinh", at::sinh),
+      One("Sqrt", at::sqrt),
+      One("Tan", at::tan),
+      One("Tanh", at::tanh),
       One("Softsign", [](X x) { return at::div(x, at::add(at::abs(x), 1)); }),
       // without the threshold beyond which PyTorch takes x itself
-      One("Softplus", [](X x) { return at::logaddexp(x, at::zeros_like(x)); }, {DType::kFloat32, DType::kFloat64}),
-      Two("Add", [](X a, X b) { return at::add(a, b); }), Two("Sub", [](X a, X b) { return at::sub(a, b); }),
+      One("Softplus", [](X x) { return at::logaddexp(x, at::zeros_like(x)); },
+          {DType::kFloat32, DType::kFloat64}),
+      Two("Add", [](X a, X b) { return at::add(a, b); }),
+      Two("Sub", [](X a, X b) { return at::sub(a, b); }),
       Two("Mul", [](X a, X b) { return at::mul(a, b); }),
-      Two("Div", [](X a, X b) { return at::isFloatingType(a.scalar_type()) ? at::div(a, b) : at::div(a, b, "trunc"); }),
-      Two("Pow", [](X a, X b) { return at::pow(a, b).to(a.scalar_type()); }, kFloatTypes),
-      Two("And", at::logical_and, booleans), Two("Or", at::logical_or, booleans), Two("Xor", at::logical_xor, booleans),
-      Two("BitwiseAnd", at::bitwise_and, integers), Two("BitwiseOr", at::bitwise_or, integers),
-      Two("BitwiseXor", at::bitwise_xor, integers), Two("Equal", at::eq, kTorchTypes), Two("Greater", at::gt),
-      Two("GreaterOrEqual", at::ge), Two("Less", at::lt), Two("LessOrEqual", at::le),
-      Two("PRelu", [](X x, X slope) { return at::where(x < 0, x * slope, x); }, kFloatTypes),
-      Many("Max", at::maximum, kTorchNumbers), Many("Min", at::minimum, kTorchNumbers),
-      Many("Sum", [](X a, X b) { return at::add(a, b); }, kFloatTypes),
+      Two("Div",
+          [](X a, X b) {
+            return at::isFloatingType(a.scalar_type()) ? at::div(a, b) : at::div(a, b, "trunc");
+          }),
+      Two(
+          "Pow", [](X a, X b) { return at::pow(a, b).to(a.scalar_type()); }, kFloatTypes),
+      Two("And", at::logical_and, booleans),
+      Two("Or", at::logical_or, booleans),
+      Two("Xor", at::logical_xor, booleans),
+      Two("BitwiseAnd", at::bitwise_and, integers),
+      Two("BitwiseOr", at::bitwise_or, integers),
+      Two("BitwiseXor", at::bitwise_xor, integers),
+      Two("Equal", at::eq, kTorchTypes),
+      Two("Greater", at::gt),
+      Two("GreaterOrEqual", at::ge),
+      Two("Less", at::lt),
+      Two("LessOrEqual", at::le),
+      Two(
+          "PRelu", [](X x, X slope) { return at::where(x < 0, x * slope, x); }, kFloatTypes),
+      Many("Max", at::maximum, kTorchNumbers),
+      Many("Min", at::minimum, kTorchNumbers),
+      Many(
+          "Sum", [](X a, X b) { return at::add(a, b); }, kFloatTypes),
       WithFloats("Celu", {{"alpha", 1.f}}, [](X x, Values v) { return at::celu(x, v[0]); }),
       WithFloats("Elu", {{"alpha", 1.f}}, [](X x, Values v) { return at::elu(x, v[0]); }),
       WithFloats("HardSigmoid", {{"alpha", 0.2f}, {"beta", 0.5f}},
                  [](X x, Values v) { return at::clamp(x * v[0] + v[1], 0, 1); }),
-      WithFloats("LeakyRelu", {{"alpha", 0.01f}}, [](X x, Values v) { return at::leaky_relu(x, v[0]); }),
-      WithFloats("Selu", {{"alpha", 1.67326319217681884765625f}, {"gamma", 1.05070102214813232421875f}},
+      WithFloats("LeakyRelu", {{"alpha", 0.01f}},
+                 [](X x, Values v) { return at::leaky_relu(x, v[0]); }),
+      WithFloats("Selu",
+                 {{"alpha", 1.67326319217681884765625f}, {"gamma", 1.05070102214813232421875f}},
                  [](X x, Values v) { return at::elu(x, v[0], v[1]); }),
-      WithFloats("ThresholdedRelu", {{"alpha", 1.f}}, [](X x, Values v) { return at::threshold(x, v[0], 0); }),
-      {"Gelu", Gelu}, {"Clip", Clip, kTorchNumbers, 11}, {"Cast", Cast, kTorchTypes, 9}, {"Mod", Mod, kTorchNumbers},
+      WithFloats("ThresholdedRelu", {{"alpha", 1.f}},
+                 [](X x, Values v) { return at::threshold(x, v[0], 0); }),
+      {"Gelu", Gelu},
+      {"Clip", Clip, kTorchNumbers, 11},
+      {"Cast", Cast, kTorchTypes, 9},
+      {"Mod", Mod, kTorchNumbers},
   };
   ops.push_back({.op_type = "Where",
                  .make = [](const KernelInfo&) -> TorchRun {

@@ -11,7 +11,9 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-int64_t Axis(const KernelInfo& info, int64_t fallback) { return info.Attr<int64_t>("axis", fallback); }
+int64_t Axis(const KernelInfo& info, int64_t fallback) {
+  return info.Attr<int64_t>("axis", fallback);
+}
 
 TorchRun Reshape(const KernelInfo& info) {
   Ints to = info.HostInts(1);
@@ -47,7 +49,8 @@ TorchRun Squeeze(const KernelInfo& info) {
   for (int64_t axis : axes) {
     const int rank = info.InputShape(0).rank();
     const auto d = NormalizeAxis(axis, rank);
-    if (!d.ok() || info.InputShape(0)[*d] != 1) return nullptr;  // an error that the next kernel puts into words
+    if (!d.ok() || info.InputShape(0)[*d] != 1)
+      return nullptr;  // an error that the next kernel puts into words
   }
   return [axes](const Tensors& x) { return Tensors{at::squeeze(x[0], axes)}; };
 }
@@ -74,7 +77,8 @@ TorchRun Flatten(const KernelInfo& info) {
 
 TorchRun Concat(const KernelInfo& info) {
   for (int i = 1; i < info.input_count(); ++i) {
-    if (info.InputShape(i).rank() != info.InputShape(0).rank()) return nullptr;  // PyTorch lets some of these pass
+    if (info.InputShape(i).rank() != info.InputShape(0).rank())
+      return nullptr;  // PyTorch lets some of these pass
   }
   return [axis = Axis(info, 0)](const Tensors& x) { return Tensors{at::cat(x, axis)}; };
 }
@@ -85,9 +89,11 @@ TorchRun Split(const KernelInfo& info) {
   if (!info.HasInput(1)) {
     const auto d = NormalizeAxis(axis, info.InputShape(0).rank());
     if (!d.ok()) return nullptr;
-    const int64_t dim = info.InputShape(0)[*d], parts = info.Attr<int64_t>("num_outputs", info.output_count());
+    const int64_t dim = info.InputShape(0)[*d],
+                  parts = info.Attr<int64_t>("num_outputs", info.output_count());
     const int64_t part = (dim + parts - 1) / parts;
-    for (int64_t i = 0; i < parts; ++i) sizes.push_back(std::min(part, std::max<int64_t>(dim - i * part, 0)));
+    for (int64_t i = 0; i < parts; ++i)
+      sizes.push_back(std::min(part, std::max<int64_t>(dim - i * part, 0)));
   }
   return [=](const Tensors& x) { return at::split_with_sizes(x[0], sizes, axis); };
 }
@@ -97,16 +103,20 @@ TorchRun Slice(const KernelInfo& info) {
   Ints axes = info.HostInts(3), steps = info.HostInts(4);
   for (size_t i = axes.size(); i < starts.size(); ++i) axes.push_back(static_cast<int64_t>(i));
   steps.resize(starts.size(), 1);
-  if (std::any_of(steps.begin(), steps.end(), [](int64_t step) { return step < 1; })) return nullptr;
+  if (std::any_of(steps.begin(), steps.end(), [](int64_t step) { return step < 1; }))
+    return nullptr;
   return [=](const Tensors& x) {
     at::Tensor y = x[0];
-    for (size_t i = 0; i < starts.size(); ++i) y = at::slice(y, axes[i], starts[i], ends[i], steps[i]);
+    for (size_t i = 0; i < starts.size(); ++i)
+      y = at::slice(y, axes[i], starts[i], ends[i], steps[i]);
     return Tensors{y};
   };
 }
 
 // Negative indices count from the end.
-at::Tensor Positive(const at::Tensor& indices, int64_t dim) { return at::where(indices < 0, indices + dim, indices); }
+at::Tensor Positive(const at::Tensor& indices, int64_t dim) {
+  return at::where(indices < 0, indices + dim, indices);
+}
 
 TorchRun Gather(const KernelInfo& info) {
   const auto axis = NormalizeAxis(Axis(info, 0), info.InputShape(0).rank());
@@ -115,7 +125,8 @@ TorchRun Gather(const KernelInfo& info) {
   to.insert(to.end(), info.InputShape(1).begin(), info.InputShape(1).end());
   to.insert(to.end(), info.InputShape(0).begin() + *axis + 1, info.InputShape(0).end());
   return [=, axis = *axis](const Tensors& x) {
-    return Tensors{at::index_select(x[0], axis, Positive(x[1], x[0].size(axis)).flatten()).reshape(to)};
+    return Tensors{
+        at::index_select(x[0], axis, Positive(x[1], x[0].size(axis)).flatten()).reshape(to)};
   };
 }
 
@@ -127,7 +138,10 @@ TorchRun GatherElements(const KernelInfo& info) {
 
 TorchRun ScatterElements(const KernelInfo& info) {
   const auto reduction = info.Attr<std::string>("reduction", "none");
-  const std::string name = reduction == "add" ? "sum" : reduction == "mul" ? "prod" : reduction == "max" ? "amax" : "amin";
+  const std::string name = reduction == "add"   ? "sum"
+                           : reduction == "mul" ? "prod"
+                           : reduction == "max" ? "amax"
+                                                : "amin";
   return [=, axis = Axis(info, 0)](const Tensors& x) {
     const at::Tensor indices = Positive(x[1], x[0].size(axis)).to(at::kLong);
     return Tensors{reduction == "none" ? at::scatter(x[0], axis, indices, x[2])

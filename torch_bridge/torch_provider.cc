@@ -25,12 +25,13 @@ class TorchAllocator : public Allocator {
     std::shared_ptr<Buffer> buffer;
     const Status allocated = Guarded("PyTorch's allocator:", [&] {
       const c10::DeviceGuard guard(torch_device_);
-      c10::DataPtr data = c10::GetAllocator(torch_device_.type())->allocate(std::max<size_t>(size, 1));
+      c10::DataPtr data =
+          c10::GetAllocator(torch_device_.type())->allocate(std::max<size_t>(size, 1));
       void* bytes = data.get();
       const c10::DeleterFnPtr deleter = data.get_deleter();
-      buffer = std::make_shared<Buffer>(bytes, size, device_, [deleter, context = data.get_context()](void*) {
-        deleter(context);
-      });
+      buffer = std::make_shared<Buffer>(
+          bytes, size, device_,
+          [deleter, context = data.get_context()](void*) { deleter(context); });
       static_cast<void>(data.release_context());
       return Status();
     });
@@ -45,8 +46,8 @@ class TorchAllocator : public Allocator {
   const Device device_;
 };
 
-// The results of a call whose values nobody needs: without bytes, or, for operators that have no kernel for that, on
-// zeros.
+// The results of a call whose values nobody needs: without bytes, or, for operators that have no
+// kernel for that, on zeros.
 Tensors TrialResults(const TorchRun& run, const TensorSpecs& specs) {
   Tensors results;
   const auto trial = [&](const Tensors& inputs) { return results = run(inputs), Status(); };
@@ -64,7 +65,8 @@ Status CreateTorchOp(const TorchOp& op, c10::Device device, KernelInfo& info) {
   DispatchScope scope(/*with_gradients=*/false);
   TensorSpecs specs;
   TorchRun run;
-  // What PyTorch will not do, or does not understand, the next kernel is asked for; it has the better words for errors.
+  // What PyTorch will not do, or does not understand, the next kernel is asked for; it has the
+  // better words for errors.
   const Status planned = Guarded(label, [&]() -> Status {
     const auto on_host = [&](int i) { return KernelDef::Lists(op.host_inputs, i); };
     ASSIGN_OR_RETURN(specs, InputSpecs(info, device, on_host));
@@ -76,7 +78,8 @@ Status CreateTorchOp(const TorchOp& op, c10::Device device, KernelInfo& info) {
   info.SetCompute([=, outputs = PlannedOutputs(info, device)](KernelContext& context) {
     DispatchScope scope(/*with_gradients=*/false);
     return Guarded(label, [&] {
-      return CopyResults(label, context, outputs, run(BorrowInputs(context, specs, 0, specs.size())));
+      return CopyResults(label, context, outputs,
+                         run(BorrowInputs(context, specs, 0, specs.size())));
     });
   });
   return {};
@@ -85,12 +88,19 @@ Status CreateTorchOp(const TorchOp& op, c10::Device device, KernelInfo& info) {
 class TorchProvider : public ExecutionProvider {
  public:
   TorchProvider(c10::Device device, const std::function<void(KernelRegistry&)>& more)
-      : torch_device_(device), device_(*DeviceOf(device)), allocator_(std::make_shared<TorchAllocator>(device)) {
+      : torch_device_(device),
+        device_(*DeviceOf(device)),
+        allocator_(std::make_shared<TorchAllocator>(device)) {
     for (auto* family : {ElementwiseTorchOps, MovementTorchOps, NnTorchOps}) {
       for (TorchOp& op : family()) {
-        KernelDef def{.op_type = op.op_type, .since = op.since, .types = op.types, .typed_input = op.typed_input,
+        KernelDef def{.op_type = op.op_type,
+                      .since = op.since,
+                      .types = op.types,
+                      .typed_input = op.typed_input,
                       .host_inputs = op.host_inputs};
-        def.create = [op = std::move(op), device](KernelInfo& info) { return CreateTorchOp(op, device, info); };
+        def.create = [op = std::move(op), device](KernelInfo& info) {
+          return CreateTorchOp(op, device, info);
+        };
         kernels_.Add(std::move(def));
       }
     }
@@ -101,22 +111,30 @@ class TorchProvider : public ExecutionProvider {
   Device device() const override { return device_; }
   const KernelRegistry& kernels() const override { return kernels_; }
   Allocator& allocator() const override { return *allocator_; }
-  std::string rounding() const override { return "PyTorch " TORCH_VERSION " on " + torch_device_.str(); }
+  std::string rounding() const override {
+    return "PyTorch " TORCH_VERSION " on " + torch_device_.str();
+  }
 
   Status Copy(CopyKind kind, void* to, const void* from, size_t bytes) const override {
     if (device_.is_host()) return ExecutionProvider::Copy(kind, to, from, bytes);
     return Failing("a copy", [&] {
       const DispatchScope scope(/*with_gradients=*/false);
       const Shape shape({static_cast<int64_t>(bytes)});
-      const auto place = [&](bool on_device) { return on_device ? torch_device_ : c10::Device(c10::kCPU); };
-      const at::Tensor source = BorrowBytes(const_cast<void*>(from), at::kByte, shape, place(kind != CopyKind::kToDevice));
-      BorrowBytes(to, at::kByte, shape, place(kind != CopyKind::kToHost)).copy_(source, /*non_blocking=*/true);
+      const auto place = [&](bool on_device) {
+        return on_device ? torch_device_ : c10::Device(c10::kCPU);
+      };
+      const at::Tensor source = BorrowBytes(const_cast<void*>(from), at::kByte, shape,
+                                            place(kind != CopyKind::kToDevice));
+      BorrowBytes(to, at::kByte, shape, place(kind != CopyKind::kToHost))
+          .copy_(source, /*non_blocking=*/true);
     });
   }
   // Null where the device's streams have no handle.
   void* stream() const override {
     void* handle = nullptr;
-    const auto get = [&] { handle = guard()->getStreamNativeHandle(guard()->getStream(torch_device_)); };
+    const auto get = [&] {
+      handle = guard()->getStreamNativeHandle(guard()->getStream(torch_device_));
+    };
     return device_.is_host() || !Failing("its stream", get).ok() ? nullptr : handle;
   }
   Status Synchronise() const override {
@@ -125,12 +143,15 @@ class TorchProvider : public ExecutionProvider {
   }
 
  private:
-  const c10::impl::DeviceGuardImplInterface* guard() const { return c10::impl::getDeviceGuardImpl(torch_device_.type()); }
+  const c10::impl::DeviceGuardImplInterface* guard() const {
+    return c10::impl::getDeviceGuardImpl(torch_device_.type());
+  }
 
   // What the device throws is its failure, not the caller's.
   template <typename Call>
   Status Failing(const char* what, Call call) const {
-    const Status done = Guarded(torch_device_.str() + ": " + what + ":", [&] { return call(), Status(); });
+    const Status done =
+        Guarded(torch_device_.str() + ": " + what + ":", [&] { return call(), Status(); });
     return done.ok() ? done : ProviderFailure(done.message());
   }
 
@@ -146,7 +167,9 @@ Result<c10::Device> FindDevice(const std::string& name) {
   std::optional<c10::Device> device;
   const Status found = Guarded("the torch provider:", [&]() -> Status {
     device.emplace(name);
-    const auto absent = [&] { return Unsupported("PyTorch has no device '" + name + "' in this process"); };
+    const auto absent = [&] {
+      return Unsupported("PyTorch has no device '" + name + "' in this process");
+    };
     if (!DeviceOf(*device) || !c10::impl::hasDeviceGuardImpl(device->type())) return absent();
     const auto* guard = c10::impl::getDeviceGuardImpl(device->type());
     if (guard->deviceCount() == 0) return absent();
@@ -159,7 +182,8 @@ Result<c10::Device> FindDevice(const std::string& name) {
 
 }  // namespace
 
-std::shared_ptr<const ExecutionProvider> MakeTorchProvider(const std::function<void(KernelRegistry&)>& more) {
+std::shared_ptr<const ExecutionProvider> MakeTorchProvider(
+    const std::function<void(KernelRegistry&)>& more) {
   return std::make_shared<TorchProvider>(c10::Device(c10::kCPU), more);
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plug-in libcaesura_runtime_torch.so: model ops (core/session/model_op.h) that LibTorch runs.
-//   TorchScript archives (torch.jit.save), with LibTorch's own gradients. Parameters of the archive are frozen. No options.
-//   AOTInductor packages (torch._inductor.aoti_compile_and_package), without gradients: compiled code, that is loaded into
-//   the process and does what it likes there. Option runners: runs at the same time (1); others wait. Outputs come fresh.
-// Neither tells types of inputs and outputs: the node states them. A package does not even check them: they must be those
-// that it was compiled for. Outputs are called "output", or "output_0" and so on where there are several; so are a package's
-// inputs, "input" or "input_0" and so on.
+//   TorchScript archives (torch.jit.save), with LibTorch's own gradients. Parameters of the archive
+//   are frozen. No options. AOTInductor packages (torch._inductor.aoti_compile_and_package),
+//   without gradients: compiled code, that is loaded into the process and does what it likes there.
+//   Option runners: runs at the same time (1); others wait. Outputs come fresh.
+// Neither tells types of inputs and outputs: the node states them. A package does not even check
+// them: they must be those that it was compiled for. Outputs are called "output", or "output_0" and
+// so on where there are several; so are a package's inputs, "input" or "input_0" and so on.
 #include <torch/csrc/autograd/autograd.h>
 
 #include "core/plugin/caesura_op.hpp"
@@ -33,23 +34,29 @@ CaesuraStatus* GuardTorch(Fn&& fn) noexcept {
   });
 }
 
-CaesuraStatus* Load(const CaesuraOpNode* node, const void* bytes, size_t size, const void*, size_t, void** model) {
-  return GuardTorch([&] { *model = caesura::torch::LoadRuntimeModel(bytes, size, Node(node).options()).release(); });
+CaesuraStatus* Load(const CaesuraOpNode* node, const void* bytes, size_t size, const void*, size_t,
+                    void** model) {
+  return GuardTorch([&] {
+    *model = caesura::torch::LoadRuntimeModel(bytes, size, Node(node).options()).release();
+  });
 }
 
 CaesuraStatus* Describe(void* model, CaesuraOpNode* description) {
   return Guard([&] {
     const RuntimeModel& loaded = *static_cast<RuntimeModel*>(model);
-    for (const std::string& name : loaded.inputs()) Check(OpApi().describe_input(description, name.c_str(), 0, -1, nullptr));
-    for (const std::string& name : loaded.outputs()) Check(OpApi().describe_output(description, name.c_str(), 0, -1, nullptr));
+    for (const std::string& name : loaded.inputs())
+      Check(OpApi().describe_input(description, name.c_str(), 0, -1, nullptr));
+    for (const std::string& name : loaded.outputs())
+      Check(OpApi().describe_output(description, name.c_str(), 0, -1, nullptr));
   });
 }
 
 CaesuraStatus* CheckGradient(void* model) {
   return Guard([&] {
     if (static_cast<RuntimeModel*>(model)->has_gradient()) return;
-    throw Error(CAESURA_UNSUPPORTED, "an AOTInductor package computes no gradient; give the node a gradient_model of "
-                                     "(x..., dy...) -> (dx...), or the model as a TorchScript archive");
+    throw Error(CAESURA_UNSUPPORTED,
+                "an AOTInductor package computes no gradient; give the node a gradient_model of "
+                "(x..., dy...) -> (dx...), or the model as a TorchScript archive");
   });
 }
 
@@ -59,15 +66,21 @@ at::Tensor Input(CaesuraContext* context, size_t i) {
   Check(OpApi().input(context, i, &given));
   if (given.dtype == 0) return {};
   const auto type = caesura::torch::ScalarTypeOf(static_cast<caesura::DType>(given.dtype));
-  if (!type) throw Error(CAESURA_UNSUPPORTED, "dtype " + std::to_string(given.dtype) + " is none of LibTorch's");
+  if (!type)
+    throw Error(CAESURA_UNSUPPORTED,
+                "dtype " + std::to_string(given.dtype) + " is none of LibTorch's");
   const caesura::Shape shape(std::vector<int64_t>(given.dims, given.dims + given.rank));
   return caesura::torch::BorrowBytes(given.data, *type, shape);
 }
 
 void CopyOutput(CaesuraContext* context, size_t i, const at::Tensor& result) {
   const at::Tensor dense = result.detach().contiguous();
-  const CaesuraTensor shown = {dense.data_ptr(), dense.sizes().data(), static_cast<int32_t>(dense.dim()),
-                               static_cast<int32_t>(caesura::torch::DTypeOf(dense.scalar_type())), CAESURA_CPU, 0};
+  const CaesuraTensor shown = {dense.data_ptr(),
+                               dense.sizes().data(),
+                               static_cast<int32_t>(dense.dim()),
+                               static_cast<int32_t>(caesura::torch::DTypeOf(dense.scalar_type())),
+                               CAESURA_CPU,
+                               0};
   Check(OpApi().copy_output(context, i, &shown));
 }
 
@@ -78,7 +91,8 @@ CaesuraStatus* Run(void* run, CaesuraContext* context) {
     for (size_t i = 0; i < OpApi().input_count(context); ++i) inputs.push_back(Input(context, i));
     const std::vector<at::Tensor> results = static_cast<RuntimeModel*>(run)->Forward(inputs);
     if (results.size() != OpApi().output_count(context)) {
-      throw Error(CAESURA_INVALID_MODEL, "the model returns " + std::to_string(results.size()) + " tensors");
+      throw Error(CAESURA_INVALID_MODEL,
+                  "the model returns " + std::to_string(results.size()) + " tensors");
     }
     for (size_t i = 0; i < results.size(); ++i) {
       if (OpApi().output_is_present(context, i)) CopyOutput(context, i, results[i]);
@@ -95,7 +109,8 @@ CaesuraStatus* RunGradient(void* run, CaesuraContext* context) {
     std::vector<size_t> indices;
     for (size_t i = 0; i < model.inputs().size(); ++i) {
       inputs.push_back(Input(context, model.outputs().size() + i));
-      if (i >= OpApi().output_count(context) || OpApi().output_is_present(context, i) == 0) continue;
+      if (i >= OpApi().output_count(context) || OpApi().output_is_present(context, i) == 0)
+        continue;
       wanted.push_back(inputs.back().set_requires_grad(true));
       indices.push_back(i);
     }
@@ -107,7 +122,9 @@ CaesuraStatus* RunGradient(void* run, CaesuraContext* context) {
       dys.push_back(dy);
     }
     std::vector<at::Tensor> dxs(wanted.size());
-    if (!ys.empty()) dxs = torch::autograd::grad(ys, wanted, dys, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+    if (!ys.empty())
+      dxs = torch::autograd::grad(ys, wanted, dys, /*retain_graph=*/false, /*create_graph=*/false,
+                                  /*allow_unused=*/true);
     for (size_t k = 0; k < dxs.size(); ++k) {
       CopyOutput(context, indices[k], dxs[k].defined() ? dxs[k] : at::zeros_like(wanted[k]));
     }
@@ -116,7 +133,8 @@ CaesuraStatus* RunGradient(void* run, CaesuraContext* context) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMain(const CaesuraApi* api, CaesuraPlugin* plugin) {
+extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMain(
+    const CaesuraApi* api, CaesuraPlugin* plugin) {
   caesura::plugin::Use(api);
   CaesuraModelRuntime runtime = {};
   runtime.size = sizeof(runtime);

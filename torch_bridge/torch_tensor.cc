@@ -40,11 +40,12 @@ constexpr TypeRow kTypes[] = {
 
 at::Tensor Wrap(c10::DataPtr data, size_t bytes, c10::ScalarType type, const Shape& shape) {
   const c10::Device device = data.device();
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetAllocator(device.type()),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data),
+                       c10::GetAllocator(device.type()),
                        /*resizable=*/true);
   const c10::DispatchKey key = c10::computeDispatchKey(type, c10::kStrided, device);
-  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
-                                                            c10::scalarTypeToTypeMeta(type));
+  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(type));
   out.unsafeGetTensorImpl()->set_sizes_contiguous(shape.dims());
   return out;
 }
@@ -77,7 +78,8 @@ std::optional<Device> DeviceOf(c10::Device device) {
 
 std::optional<c10::Device> TorchDeviceOf(Device device) {
   if (device.is_host()) return c10::Device(c10::kCPU);
-  const auto type = device.type == DeviceType::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
+  const auto type =
+      device.type == DeviceType::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
   if (!c10::impl::hasDeviceGuardImpl(type)) return std::nullopt;
   return c10::Device(type, static_cast<c10::DeviceIndex>(device.index));
 }
@@ -86,26 +88,29 @@ Result<Tensor> FromTorch(const at::Tensor& tensor) try {
   if (!tensor.defined()) return Unsupported("an undefined torch tensor");
   const std::optional<Device> device = DeviceOf(tensor.device());
   if (tensor.layout() != c10::kStrided || !device) {
-    return Unsupported("a torch tensor on " + tensor.device().str() + " that is not dense, or nowhere that we know");
+    return Unsupported("a torch tensor on " + tensor.device().str() +
+                       " that is not dense, or nowhere that we know");
   }
   const DType dtype = DTypeOf(tensor.scalar_type());
-  if (dtype == DType::kUndefined) return Unsupported(std::string("torch type ") + c10::toString(tensor.scalar_type()));
+  if (dtype == DType::kUndefined)
+    return Unsupported(std::string("torch type ") + c10::toString(tensor.scalar_type()));
   c10::intrusive_ptr<c10::TensorImpl> impl = tensor.getIntrusivePtr();
-  if (tensor._is_zerotensor()) {  // forward-mode derivatives make them: zeros that nobody has written down
+  if (tensor._is_zerotensor()) {  // forward-mode derivatives make them: zeros that nobody has
+                                  // written down
     impl = tensor.detach().clone(at::MemoryFormat::Contiguous).getIntrusivePtr();
   } else if (!tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj()) {
     impl = tensor.detach().resolve_conj().resolve_neg().contiguous().getIntrusivePtr();
   }
   void* data = impl->mutable_data();
-  static char nothing;  // an address for tensors of no elements: kernels take null for an absent input
+  static char
+      nothing;  // an address for tensors of no elements: kernels take null for an absent input
   if (data == nullptr && impl->numel() > 0) return Unsupported("a torch tensor without memory");
   if (data == nullptr) data = &nothing;
   Shape shape(impl->sizes().vec());
   const size_t bytes = static_cast<size_t>(impl->numel()) * DTypeSize(dtype);
   // The count is held by hand: a deleter that holds a plain pointer needs no memory of its own.
-  auto buffer = std::make_shared<Buffer>(data, bytes, *device, [held = impl.get()](void*) {
-    c10::raw::intrusive_ptr::decref(held);
-  });
+  auto buffer = std::make_shared<Buffer>(
+      data, bytes, *device, [held = impl.get()](void*) { c10::raw::intrusive_ptr::decref(held); });
   static_cast<void>(impl.release());
   return Tensor(dtype, std::move(shape), std::move(buffer));
 } catch (const std::bad_alloc&) {
@@ -116,11 +121,16 @@ Result<Tensor> FromTorch(const at::Tensor& tensor) try {
 
 Result<at::Tensor> ToTorch(const Tensor& tensor) try {
   const std::optional<c10::ScalarType> type = ScalarTypeOf(tensor.dtype());
-  if (!type) return Unsupported(std::string("PyTorch has no type for ") + DTypeName(tensor.dtype()));
+  if (!type)
+    return Unsupported(std::string("PyTorch has no type for ") + DTypeName(tensor.dtype()));
   const std::optional<c10::Device> device = TorchDeviceOf(tensor.device());
-  if (!device) return Unsupported("a tensor on " + tensor.device().ToString() + ", which PyTorch does not have here");
+  if (!device)
+    return Unsupported("a tensor on " + tensor.device().ToString() +
+                       ", which PyTorch does not have here");
   auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
-  c10::DataPtr data(tensor.raw(), keep, [](void* p) { delete static_cast<std::shared_ptr<Buffer>*>(p); }, *device);
+  c10::DataPtr data(
+      tensor.raw(), keep, [](void* p) { delete static_cast<std::shared_ptr<Buffer>*>(p); },
+      *device);
   return Wrap(std::move(data), tensor.bytes(), *type, tensor.shape());
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a tensor was handed to PyTorch");

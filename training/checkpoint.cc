@@ -23,7 +23,8 @@ constexpr std::string_view kPropertyPrefix = "property/", kParameterPrefix = "pa
 // "int:5", "double:0.1", "string:text"
 std::string PropertyText(const Checkpoint::Property& property) {
   char digits[64];
-  if (const auto* integer = std::get_if<int64_t>(&property)) return "int:" + std::to_string(*integer);
+  if (const auto* integer = std::get_if<int64_t>(&property))
+    return "int:" + std::to_string(*integer);
   if (const auto* text = std::get_if<std::string>(&property)) return "string:" + *text;
   // The shortest text that reads back as the same bits, whatever the locale.
   const auto end = std::to_chars(digits, digits + sizeof(digits), std::get<double>(property)).ptr;
@@ -49,11 +50,13 @@ bool ParseProperty(std::string_view text, Checkpoint::Property* out) {
   return kind == "string";
 }
 
-// Over everything that the file says, in an order of its own, so that a damaged header is noticed as well.
+// Over everything that the file says, in an order of its own, so that a damaged header is noticed
+// as well.
 std::string Checksum(const TensorFile& contents) {
   uLong crc = crc32_z(0, nullptr, 0);
   const auto add = [&crc](const void* data, size_t size) {
-    if (size > 0) crc = crc32_z(crc, static_cast<const Bytef*>(data), size);  // null data would begin anew
+    if (size > 0)
+      crc = crc32_z(crc, static_cast<const Bytef*>(data), size);  // null data would begin anew
   };
   for (const auto& [key, text] : contents.metadata) {
     if (key != kChecksumKey) {
@@ -77,14 +80,16 @@ bool ConsumePrefix(std::string_view prefix, std::string_view* text) {
 }
 
 Status CheckFormat(const TensorFile& contents) {
-  const auto format = contents.metadata.find(kFormatKey), checksum = contents.metadata.find(kChecksumKey);
+  const auto format = contents.metadata.find(kFormatKey),
+             checksum = contents.metadata.find(kChecksumKey);
   Checkpoint::Property version;
   if (format == contents.metadata.end() || !ParseNumber<int64_t>(format->second, &version)) {
     return InvalidModel("is a safetensors file, but no checkpoint");
   }
   if (std::get<int64_t>(version) > kFormatVersion) {
     return Unsupported("was written in format " + format->second +
-                       " by a newer caesura; this one reads up to format " + std::to_string(kFormatVersion));
+                       " by a newer caesura; this one reads up to format " +
+                       std::to_string(kFormatVersion));
   }
   if (checksum == contents.metadata.end() || checksum->second != Checksum(contents)) {
     return InvalidModel("is damaged: its checksum does not fit its contents");
@@ -97,9 +102,12 @@ Result<Checkpoint> FromFile(TensorFile contents) {
   Checkpoint out;
   for (auto& [key, tensor] : contents.tensors) {
     std::string_view name = key;
-    if (ConsumePrefix(kParameterPrefix, &name)) out.parameters[std::string(name)] = std::move(tensor);
-    else if (ConsumePrefix(kOptimizerPrefix, &name)) out.optimizer_state[std::string(name)] = std::move(tensor);
-    else return InvalidModel("holds tensor '" + key + "', which belongs to no part of a checkpoint");
+    if (ConsumePrefix(kParameterPrefix, &name))
+      out.parameters[std::string(name)] = std::move(tensor);
+    else if (ConsumePrefix(kOptimizerPrefix, &name))
+      out.optimizer_state[std::string(name)] = std::move(tensor);
+    else
+      return InvalidModel("holds tensor '" + key + "', which belongs to no part of a checkpoint");
   }
   for (const auto& [key, text] : contents.metadata) {
     std::string_view name = key;
@@ -113,7 +121,8 @@ Result<Checkpoint> FromFile(TensorFile contents) {
 
 }  // namespace
 
-Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path, FileSystem& files) try {
+Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path,
+                      FileSystem& files) try {
   TensorFile contents;
   for (const auto& [name, tensor] : checkpoint.parameters) {
     contents.tensors[std::string(kParameterPrefix) + name] = tensor;
@@ -134,7 +143,8 @@ Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path, Fil
 Result<Checkpoint> RestoreCheckpoint(const std::string& path, FileSystem& files) try {
   ASSIGN_OR_RETURN(TensorFile contents, ReadSafetensors(path, files));
   Result<Checkpoint> checkpoint = FromFile(std::move(contents));
-  return checkpoint.ok() ? std::move(checkpoint) : checkpoint.status().WithPrefix("'" + path + "' ");
+  return checkpoint.ok() ? std::move(checkpoint)
+                         : checkpoint.status().WithPrefix("'" + path + "' ");
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was restored");
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint: all that a training run needs to go on, in one safetensors file that other frameworks read.
+// Checkpoint: all that a training run needs to go on, in one safetensors file that other frameworks
+// read.
 //
 //   Checkpoint checkpoint;
 //   checkpoint.parameters["fc.weight"] = weight;
 //   checkpoint.properties["step"] = int64_t{1000};
 //   RETURN_IF_ERROR(SaveCheckpoint(checkpoint, "run.ckpt"));
 //
-// In the file, tensor "parameter/NAME" is a parameter and "optimizer/NAME" is state of the optimizer; properties
-// and a checksum are metadata. After a crash at any moment the file is the one saved before or the new one, whole.
+// In the file, tensor "parameter/NAME" is a parameter and "optimizer/NAME" is state of the
+// optimizer; properties and a checksum are metadata. After a crash at any moment the file is the
+// one saved before or the new one, whole.
 #ifndef CAESURA_TRAINING_CHECKPOINT_H_
 #define CAESURA_TRAINING_CHECKPOINT_H_
 
@@ -26,11 +28,12 @@ struct Checkpoint {
 
   std::map<std::string, Tensor> parameters;
   std::map<std::string, Tensor> optimizer_state;
-  // Step, schedule, random streams, sampler: whatever is small. Strings are UTF-8; doubles come back bit for bit
-  // (but for the payload of a NaN).
+  // Step, schedule, random streams, sampler: whatever is small. Strings are UTF-8; doubles come
+  // back bit for bit (but for the payload of a NaN).
   std::map<std::string, Property> properties;
 
-  // The property as T. Fails with kNotFound when it is not there, with kInvalidModel when it is of another kind.
+  // The property as T. Fails with kNotFound when it is not there, with kInvalidModel when it is of
+  // another kind.
   template <typename T>
   Result<T> Get(const std::string& name) const {
     auto it = properties.find(name);
@@ -40,16 +43,17 @@ struct Checkpoint {
   }
 };
 
-// When it returns ok the checkpoint lasts; a failure leaves the one before (or, when only the very last step
-// failed, perhaps the new one). Fails with kUnsupported for dtypes that safetensors does not have. REQUIRES: host
-// memory.
+// When it returns ok the checkpoint lasts; a failure leaves the one before (or, when only the very
+// last step failed, perhaps the new one). Fails with kUnsupported for dtypes that safetensors does
+// not have. REQUIRES: host memory.
 Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path,
                       FileSystem& files = PosixFileSystem());
 
-// Fails with kNotFound when there is no such file, with kInvalidModel for a file that is no checkpoint or is
-// damaged (any changed value is noticed), with kUnsupported for one that a newer release has written in a newer
-// format.
-Result<Checkpoint> RestoreCheckpoint(const std::string& path, FileSystem& files = PosixFileSystem());
+// Fails with kNotFound when there is no such file, with kInvalidModel for a file that is no
+// checkpoint or is damaged (any changed value is noticed), with kUnsupported for one that a newer
+// release has written in a newer format.
+Result<Checkpoint> RestoreCheckpoint(const std::string& path,
+                                     FileSystem& files = PosixFileSystem());
 
 }  // namespace caesura
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates that reduce or multiply whole parameters, of ONNX's ops: the formulas of torch.optim (as of PyTorch 2.13). g is the
-// gradient, already scaled; t the number of the step. What is one number for all of a parameter is a float64.
+// Updates that reduce or multiply whole parameters, of ONNX's ops: the formulas of torch.optim (as
+// of PyTorch 2.13). g is the gradient, already scaled; t the number of the step. What is one number
+// for all of a parameter is a float64.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,8 +15,10 @@ namespace {
 const ValueType kNumber = ValueType::Tensor(DType::kFloat64, Shape{});
 
 double SmallestStep(DType dtype) {
-  return dtype == DType::kFloat64 ? std::numeric_limits<double>::epsilon() : dtype == DType::kFloat32 ? 0x1p-23
-         : dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-7;
+  return dtype == DType::kFloat64   ? std::numeric_limits<double>::epsilon()
+         : dtype == DType::kFloat32 ? 0x1p-23
+         : dtype == DType::kFloat16 ? 0x1p-10
+                                    : 0x1p-7;
 }
 
 }  // namespace
@@ -40,7 +43,10 @@ Value* UpdateWriter::Coefficient(const Rates& rates, const std::string& name, do
   if (fed.empty() && name == "learning_rate") return rates.coefficients;
   if (found == fed.end()) return Constant(written);
   const int64_t at = static_cast<int64_t>(rates.group.row * fed.size()) + (found - fed.begin());
-  return Op("Gather", {rates.coefficients, graph_.AddInitializer("caesura.place", Tensor::Scalar<int64_t>(at))}, kNumber);
+  return Op(
+      "Gather",
+      {rates.coefficients, graph_.AddInitializer("caesura.place", Tensor::Scalar<int64_t>(at))},
+      kNumber);
 }
 
 Value* UpdateWriter::Scaled(const Rates& rates, Value* gradient) {
@@ -57,11 +63,12 @@ void UpdateWriter::Store(const Rates& rates, Value* target, Value* value) {
   Assign(target, value);
 }
 
-// Shazeer and Stern 2018, with PyTorch's rates:  w = t^beta2_decay;  a = max(epsilon2, rms(p)) min(lr, 1 / sqrt(t))
-// p *= 1 - lr weight_decay;  of two axes or more  R = lerp(R, mean(g^2, last axis), w),
-// C = lerp(C, mean(g^2, last but one), w),  V = R C / max(mean(R), epsilon1);  otherwise  V = lerp(V, g^2, w)
-// u = g / max(sqrt(V), epsilon1);  p -= a u / max(1, rms(u) / d)
-void UpdateWriter::Compose(const Adafactor& o, const Rates& rates, Value* parameter, Value* gradient) {
+// Shazeer and Stern 2018, with PyTorch's rates:  w = t^beta2_decay;  a = max(epsilon2, rms(p))
+// min(lr, 1 / sqrt(t)) p *= 1 - lr weight_decay;  of two axes or more  R = lerp(R, mean(g^2, last
+// axis), w), C = lerp(C, mean(g^2, last but one), w),  V = R C / max(mean(R), epsilon1);  otherwise
+// V = lerp(V, g^2, w) u = g / max(sqrt(V), epsilon1);  p -= a u / max(1, rms(u) / d)
+void UpdateWriter::Compose(const Adafactor& o, const Rates& rates, Value* parameter,
+                           Value* gradient) {
   const Tensor& like = *graph_.Initializer(parameter);
   const DType dtype = like.dtype();
   const ValueType type = ValueType::Tensor(dtype, like.shape());
@@ -69,14 +76,16 @@ void UpdateWriter::Compose(const Adafactor& o, const Rates& rates, Value* parame
   const double epsilon1 = o.epsilon1 < 0 ? SmallestStep(dtype) : o.epsilon1;
   const double side = std::sqrt(static_cast<double>(std::max<int64_t>(1, like.elements())));
   const auto rms = [&](Value* x) {
-    Value* norm = Op("ReduceL2", {x}, ValueType::Tensor(dtype, Shape{}), {{"keepdims", int64_t{0}}});
+    Value* norm =
+        Op("ReduceL2", {x}, ValueType::Tensor(dtype, Shape{}), {{"keepdims", int64_t{0}}});
     return Number("Div", {As(norm, DType::kFloat64), Constant(side)});
   };
   Value* rate = Coefficient(rates, "learning_rate", o.learning_rate);
   Value* t = As(rates.step, DType::kFloat64);
   Value* weight = Number("Pow", {t, Coefficient(rates, "beta2_decay", o.beta2_decay)});
   Value* most = Number("Min", {rate, Number("Reciprocal", {Number("Sqrt", {t})})});
-  Value* alpha = Number("Mul", {Number("Max", {Coefficient(rates, "epsilon2", o.epsilon2), rms(parameter)}), most});
+  Value* alpha = Number(
+      "Mul", {Number("Max", {Coefficient(rates, "epsilon2", o.epsilon2), rms(parameter)}), most});
   Value* decay = Number("Mul", {rate, Coefficient(rates, "weight_decay", o.weight_decay)});
   Value* kept = Op("Mul", {parameter, As(Number("Sub", {Constant(1), decay}), dtype)}, type);
 
@@ -110,17 +119,18 @@ void UpdateWriter::Compose(const Adafactor& o, const Rates& rates, Value* parame
     Value* least = Op("Max", {mean(rows, rank - 2, whole), As(Constant(epsilon1), dtype)}, of);
     variance = Op("Div", {Op("Mul", {rows, columns}, type), least}, type);
   }
-  Value* root = Op("Sqrt", {Op("Max", {variance, As(Constant(epsilon1 * epsilon1), dtype)}, type)}, type);
+  Value* root =
+      Op("Sqrt", {Op("Max", {variance, As(Constant(epsilon1 * epsilon1), dtype)}, type)}, type);
   Value* u = Op("Mul", {Op("Reciprocal", {root}, type), g}, type);
   Value* clip = Number("Max", {Constant(1), Number("Div", {rms(u), Coefficient(rates, "d", o.d)})});
   Value* size = As(Number("Div", {alpha, clip}), dtype);
   Store(rates, parameter, Op("Sub", {kept, Op("Mul", {u, size}, type)}, type));
 }
 
-// Jordan et al. 2024:  B = lerp(B, g, 1 - momentum);  u = lerp(g, B, momentum) with Nesterov, otherwise B
-// X = u / max(|u|, epsilon), wide (transposed where it is tall);  ns_steps times  A = X X';  X = a X + (b A + c A A) X
-// p *= 1 - lr weight_decay;  p -= lr ratio X, by the sides of the matrix
-// X is rounded to bfloat16 after each product, as in PyTorch.
+// Jordan et al. 2024:  B = lerp(B, g, 1 - momentum);  u = lerp(g, B, momentum) with Nesterov,
+// otherwise B X = u / max(|u|, epsilon), wide (transposed where it is tall);  ns_steps times  A = X
+// X';  X = a X + (b A + c A A) X p *= 1 - lr weight_decay;  p -= lr ratio X, by the sides of the
+// matrix X is rounded to bfloat16 after each product, as in PyTorch.
 void UpdateWriter::Compose(const Muon& o, const Rates& rates, Value* parameter, Value* gradient) {
   const Tensor& like = *graph_.Initializer(parameter);
   const DType dtype = like.dtype();
@@ -130,10 +140,13 @@ void UpdateWriter::Compose(const Muon& o, const Rates& rates, Value* parameter, 
   const auto binary = [&](const char* op, Value* a, Value* b) { return Op(op, {a, b}, a->type()); };
   // a + (b - a) weight
   const auto lerp = [&](Value* a, Value* b, Value* weight) {
-    return binary("Add", binary("Mul", a, As(Number("Sub", {Constant(1), weight}), dtype)), binary("Mul", b, As(weight, dtype)));
+    return binary("Add", binary("Mul", a, As(Number("Sub", {Constant(1), weight}), dtype)),
+                  binary("Mul", b, As(weight, dtype)));
   };
   const auto rounded = [&](Value* x) { return As(As(x, DType::kBFloat16), DType::kFloat32); };
-  const auto number = [&](double value) { return graph_.AddInitializer("caesura.constant", Tensor::Scalar(static_cast<float>(value))); };
+  const auto number = [&](double value) {
+    return graph_.AddInitializer("caesura.constant", Tensor::Scalar(static_cast<float>(value)));
+  };
   const AttributeMap swapped = {{"perm", std::vector<int64_t>{1, 0}}};
   const int64_t least = std::min(rows, columns), most = std::max(rows, columns);
   const ValueType flat = ValueType::Tensor(DType::kFloat32, Shape{least, most});
@@ -147,17 +160,21 @@ void UpdateWriter::Compose(const Muon& o, const Rates& rates, Value* parameter, 
   Store(rates, state, buffer);
   Value* x = rounded(o.nesterov ? lerp(g, buffer, momentum) : buffer);
   if (is_tall) x = Op("Transpose", {x}, flat, swapped);
-  Value* norm = rounded(Op("ReduceL2", {x}, ValueType::Tensor(DType::kFloat32, Shape{}), {{"keepdims", int64_t{0}}}));
+  Value* norm = rounded(
+      Op("ReduceL2", {x}, ValueType::Tensor(DType::kFloat32, Shape{}), {{"keepdims", int64_t{0}}}));
   x = rounded(binary("Div", x, binary("Max", norm, number(o.epsilon))));
   for (int i = 0; i < static_cast<int>(o.ns_steps); ++i) {
     Value* gram = rounded(Op("MatMul", {x, Op("Transpose", {x}, tall, swapped)}, square));
     Value* product = binary("Mul", Op("MatMul", {gram, gram}, square), number(o.ns_c));
     Value* polynomial = rounded(binary("Add", binary("Mul", gram, number(o.ns_b)), product));
-    x = rounded(binary("Add", binary("Mul", x, number(o.ns_a)), Op("MatMul", {polynomial, x}, flat)));
+    x = rounded(
+        binary("Add", binary("Mul", x, number(o.ns_a)), Op("MatMul", {polynomial, x}, flat)));
   }
   if (is_tall) x = Op("Transpose", {x}, tall, swapped);
-  const double ratio = o.match_rms_adamw ? 0.2 * std::sqrt(static_cast<double>(most))
-                                         : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
+  const double ratio =
+      o.match_rms_adamw
+          ? 0.2 * std::sqrt(static_cast<double>(most))
+          : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
   Value* rate = Coefficient(rates, "learning_rate", o.learning_rate);
   Value* decay = Number("Mul", {rate, Coefficient(rates, "weight_decay", o.weight_decay)});
   Value* kept = Op("Mul", {parameter, As(Number("Sub", {Constant(1), decay}), dtype)}, type);

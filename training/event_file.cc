@@ -34,12 +34,20 @@ std::string Varint(uint64_t value) {
   return out + static_cast<char>(value);
 }
 
-std::string Key(int field, int wire_type) { return Varint(static_cast<uint64_t>(field) << 3 | wire_type); }
+std::string Key(int field, int wire_type) {
+  return Varint(static_cast<uint64_t>(field) << 3 | wire_type);
+}
 std::string Integer(int field, uint64_t value) { return Key(field, 0) + Varint(value); }
-std::string Double(int field, double value) { return Key(field, 1) + LittleEndian(std::bit_cast<uint64_t>(value), 8); }
-std::string Float(int field, float value) { return Key(field, 5) + LittleEndian(std::bit_cast<uint32_t>(value), 4); }
+std::string Double(int field, double value) {
+  return Key(field, 1) + LittleEndian(std::bit_cast<uint64_t>(value), 8);
+}
+std::string Float(int field, float value) {
+  return Key(field, 5) + LittleEndian(std::bit_cast<uint32_t>(value), 4);
+}
 // A string, or a message that is encoded.
-std::string Bytes(int field, const std::string& bytes) { return Key(field, 2) + Varint(bytes.size()) + bytes; }
+std::string Bytes(int field, const std::string& bytes) {
+  return Key(field, 2) + Varint(bytes.size()) + bytes;
+}
 std::string Doubles(int field, const std::vector<double>& values) {
   std::string packed;
   for (const double value : values) packed += LittleEndian(std::bit_cast<uint64_t>(value), 8);
@@ -70,7 +78,8 @@ uint32_t Crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-Result<std::unique_ptr<EventWriter>> EventWriter::Create(const std::string& folder, FileSystem& files) {
+Result<std::unique_ptr<EventWriter>> EventWriter::Create(const std::string& folder,
+                                                         FileSystem& files) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return IoError("folder '" + folder + "' cannot be made: " + error.message());
@@ -78,8 +87,8 @@ Result<std::unique_ptr<EventWriter>> EventWriter::Create(const std::string& fold
   char host[256] = "localhost";
   gethostname(host, sizeof(host) - 1);
   const std::string second = std::to_string(static_cast<int64_t>(WallTime()));
-  const std::string path = folder + "/events.out.tfevents." + second + "." + host + "." + std::to_string(getpid()) + "." +
-                           std::to_string(writers++);
+  const std::string path = folder + "/events.out.tfevents." + second + "." + host + "." +
+                           std::to_string(getpid()) + "." + std::to_string(writers++);
   ASSIGN_OR_RETURN(auto file, files.Create(path));
   std::unique_ptr<EventWriter> out(new EventWriter(path, std::move(file)));
   // Event.wall_time, file_version
@@ -89,16 +98,18 @@ Result<std::unique_ptr<EventWriter>> EventWriter::Create(const std::string& fold
 
 Status EventWriter::WriteRecord(const std::string& event) {
   const std::string length = LittleEndian(event.size(), 8);
-  const std::string record =
-      length + LittleEndian(Masked(Crc32c(length)), 4) + event + LittleEndian(Masked(Crc32c(event)), 4);
+  const std::string record = length + LittleEndian(Masked(Crc32c(length)), 4) + event +
+                             LittleEndian(Masked(Crc32c(event)), 4);
   std::lock_guard<std::mutex> lock(mutex_);
   return file_->Write(record);
 }
 
-Status EventWriter::AddSummary(const std::string& tag, const std::string& summary_value, int64_t step) {
+Status EventWriter::AddSummary(const std::string& tag, const std::string& summary_value,
+                               int64_t step) {
   const std::string summary = Bytes(1, Bytes(1, tag) + summary_value);  // Summary.value; Value.tag
   // Event.wall_time, step, summary
-  return WriteRecord(Double(1, WallTime()) + Integer(2, static_cast<uint64_t>(step)) + Bytes(5, summary));
+  return WriteRecord(Double(1, WallTime()) + Integer(2, static_cast<uint64_t>(step)) +
+                     Bytes(5, summary));
 }
 
 Status EventWriter::AddScalar(const std::string& tag, double value, int64_t step) {
@@ -106,14 +117,17 @@ Status EventWriter::AddScalar(const std::string& tag, double value, int64_t step
 }
 
 Status EventWriter::AddText(const std::string& tag, const std::string& text, int64_t step) {
-  constexpr uint64_t kString = 7;                                  // DataType.DT_STRING
-  const std::string shape = Bytes(2, Integer(1, 1));               // TensorShapeProto.dim, of size 1
-  const std::string tensor = Integer(1, kString) + Bytes(2, shape) + Bytes(8, text);  // dtype, tensor_shape, string_val
-  const std::string metadata = Bytes(1, Bytes(1, "text"));         // SummaryMetadata.plugin_data, its plugin_name
+  constexpr uint64_t kString = 7;                     // DataType.DT_STRING
+  const std::string shape = Bytes(2, Integer(1, 1));  // TensorShapeProto.dim, of size 1
+  const std::string tensor =
+      Integer(1, kString) + Bytes(2, shape) + Bytes(8, text);  // dtype, tensor_shape, string_val
+  const std::string metadata =
+      Bytes(1, Bytes(1, "text"));  // SummaryMetadata.plugin_data, its plugin_name
   return AddSummary(tag, Bytes(8, tensor) + Bytes(9, metadata), step);  // Value.tensor, metadata
 }
 
-Status EventWriter::AddHistogram(const std::string& tag, std::span<const float> values, int64_t step) {
+Status EventWriter::AddHistogram(const std::string& tag, std::span<const float> values,
+                                 int64_t step) {
   double least = INFINITY, most = -INFINITY, sum = 0, squares = 0, count = 0;
   for (const double value : values) {
     if (!std::isfinite(value)) continue;
@@ -128,11 +142,13 @@ Status EventWriter::AddHistogram(const std::string& tag, std::span<const float> 
   std::vector<double> limits(kBuckets), counts(kBuckets, 0);
   for (size_t i = 0; i < kBuckets; ++i) limits[i] = least + width * static_cast<double>(i + 1);
   for (const double value : values) {
-    if (std::isfinite(value)) ++counts[std::min(kBuckets - 1, static_cast<size_t>((value - least) / width))];
+    if (std::isfinite(value))
+      ++counts[std::min(kBuckets - 1, static_cast<size_t>((value - least) / width))];
   }
   // HistogramProto.min, max, num, sum, sum_squares, bucket_limit, bucket
-  const std::string histogram = Double(1, least) + Double(2, most) + Double(3, count) + Double(4, sum) +
-                                Double(5, squares) + Doubles(6, limits) + Doubles(7, counts);
+  const std::string histogram = Double(1, least) + Double(2, most) + Double(3, count) +
+                                Double(4, sum) + Double(5, squares) + Doubles(6, limits) +
+                                Doubles(7, counts);
   return AddSummary(tag, Bytes(5, histogram), step);  // Value.histo
 }
 

@@ -50,7 +50,9 @@ class Entries {
     Complain(name);
     return Json::array();
   }
-  void Complain(const char* name) { *problems_ += (problems_->empty() ? "'" : ", '") + std::string(name) + "'"; }
+  void Complain(const char* name) {
+    *problems_ += (problems_->empty() ? "'" : ", '") + std::string(name) + "'";
+  }
 
  private:
   const Json& object_;
@@ -62,12 +64,15 @@ class Entries {
 std::string ExportedModelPath(const std::string& folder) { return folder + "/model.onnx"; }
 std::string ExportedStatePath(const std::string& folder) { return folder + "/state.safetensors"; }
 
-Result<bool> IsExportedStep(const std::string& path) { return PosixFileSystem().Exists(ExportedModelPath(path)); }
+Result<bool> IsExportedStep(const std::string& path) {
+  return PosixFileSystem().Exists(ExportedModelPath(path));
+}
 
 Result<StepOptions> ReadStepOptions(const Model& model) {
   auto found = model.metadata.find(kStepMetadata);
   if (found == model.metadata.end()) {
-    return InvalidModel(std::string("the model has no metadata '") + kStepMetadata + "': it is no exported step");
+    return InvalidModel(std::string("the model has no metadata '") + kStepMetadata +
+                        "': it is no exported step");
   }
   const Json json = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   const std::string where = std::string("metadata '") + kStepMetadata + "'";
@@ -100,7 +105,8 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
   }
   if (!(accumulation >= 1 && accumulation <= 1e6)) entries.Complain("accumulation_steps");
   if (!(out.clip_norm >= 0)) entries.Complain("clip_norm");
-  if (!problems.empty()) return InvalidModel(where + ": entries that are missing or not as they should be: " + problems);
+  if (!problems.empty())
+    return InvalidModel(where + ": entries that are missing or not as they should be: " + problems);
   out.accumulation_steps = static_cast<int>(accumulation);
   auto made = MakeOptimizer(optimizer, coefficients);
   if (!made.ok()) return InvalidModel(where + ": " + made.status().message());
@@ -111,10 +117,12 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
   return out;
 }
 
-Result<std::unique_ptr<TrainingSession>> OpenStep(const std::string& folder, TrainingOptions options) {
+Result<std::unique_ptr<TrainingSession>> OpenStep(const std::string& folder,
+                                                  TrainingOptions options) {
   ASSIGN_OR_RETURN(Model model, ReadModel(ExportedModelPath(folder)));
   ASSIGN_OR_RETURN(options.step, ReadStepOptions(model));
-  ASSIGN_OR_RETURN(std::unique_ptr<TrainingSession> session, TrainingSession::Create(std::move(model), std::move(options)));
+  ASSIGN_OR_RETURN(std::unique_ptr<TrainingSession> session,
+                   TrainingSession::Create(std::move(model), std::move(options)));
   RETURN_IF_ERROR(session->Restore(ExportedStatePath(folder)).status());
   return session;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step on disk, as caesura.export_step writes it: a folder with
-//   model.onnx          the forward, whose output "loss" is trained; what the optimizer is stands in its metadata
-//   state.safetensors   a checkpoint: parameters, optimizer state, counters
+//   model.onnx          the forward, whose output "loss" is trained; what the optimizer is stands
+//   in its metadata state.safetensors   a checkpoint: parameters, optimizer state, counters
 //
 //   auto session = OpenStep("step").value();
 //   double loss = session->Step({{"input_ids", ids}, {"labels", labels}}).value();
@@ -16,19 +16,23 @@
 
 namespace caesura {
 
-inline constexpr char kStepMetadata[] = "caesura.step";  // key in the model's metadata; a JSON object
+inline constexpr char kStepMetadata[] =
+    "caesura.step";  // key in the model's metadata; a JSON object
 
 // Whether `path` is a folder that holds a step.
 Result<bool> IsExportedStep(const std::string& path);
 std::string ExportedModelPath(const std::string& folder);
 std::string ExportedStatePath(const std::string& folder);
 
-// Loss, optimizer, groups, clipping and accumulation that the model was exported with. Fails with kNotFound when it has
-// no such metadata, with kInvalidModel, naming the entry, when they are not as they should be.
+// Loss, optimizer, groups, clipping and accumulation that the model was exported with. Fails with
+// kNotFound when it has no such metadata, with kInvalidModel, naming the entry, when they are not
+// as they should be.
 Result<StepOptions> ReadStepOptions(const Model& model);
 
-// The session, where it was when it was exported or saved last. `options.step` is replaced by the folder's own.
-Result<std::unique_ptr<TrainingSession>> OpenStep(const std::string& folder, TrainingOptions options = {});
+// The session, where it was when it was exported or saved last. `options.step` is replaced by the
+// folder's own.
+Result<std::unique_ptr<TrainingSession>> OpenStep(const std::string& folder,
+                                                  TrainingOptions options = {});
 
 }  // namespace caesura
 

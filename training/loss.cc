@@ -15,12 +15,14 @@ class LossWriter {
   explicit LossWriter(Graph& graph) : graph_(graph) {}
 
   Value* Op(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes = {}) {
-    Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1, "loss_" + op_type);
+    Node* node =
+        graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1, "loss_" + op_type);
     if (status_.ok()) status_ = InferNodeTypes(graph_, node);
     return node->output(0);
   }
   Value* Ints(const std::vector<int64_t>& values) {
-    return graph_.AddInitializer("loss_shape", Tensor::Of<int64_t>(Shape{static_cast<int64_t>(values.size())}, values));
+    return graph_.AddInitializer(
+        "loss_shape", Tensor::Of<int64_t>(Shape{static_cast<int64_t>(values.size())}, values));
   }
   Value* Mean(Value* value) { return Op("ReduceMean", {value}, {{"keepdims", int64_t{0}}}); }
   const Status& status() const { return status_; }
@@ -31,24 +33,27 @@ class LossWriter {
 };
 
 Result<Value*> FindPrediction(const Graph& graph, const Loss& loss) {
-  if (graph.outputs().empty()) return InvalidArgument("the model has no output to compute a loss from");
+  if (graph.outputs().empty())
+    return InvalidArgument("the model has no output to compute a loss from");
   if (loss.prediction.empty()) return graph.outputs()[0];
   for (Value* output : graph.outputs()) {
     if (output->name() == loss.prediction) return output;
   }
   std::string names;
-  for (const Value* output : graph.outputs()) names += (names.empty() ? "'" : ", '") + output->name() + "'";
-  return InvalidArgument("the model has no output '" + loss.prediction + "' for the loss; it has " + names);
+  for (const Value* output : graph.outputs())
+    names += (names.empty() ? "'" : ", '") + output->name() + "'";
+  return InvalidArgument("the model has no output '" + loss.prediction + "' for the loss; it has " +
+                         names);
 }
 
 // Classes by row: [N..., C] and N... become [rows, C] and [rows].
 Value* CrossEntropy(LossWriter& w, Value* scores, Value* target, const Loss& loss) {
   if (loss.class_axis == -1) {
     const Dim classes = scores->type().shape ? scores->type().shape->back() : Dim{};
-    Value* width = classes.known()
-                       ? w.Ints({classes.value})
-                       : w.Op("Shape", {scores}, {{"start", int64_t{-1}}});
-    scores = w.Op("Reshape", {scores, w.Op("Concat", {w.Ints({-1}), width}, {{"axis", int64_t{0}}})});
+    Value* width = classes.known() ? w.Ints({classes.value})
+                                   : w.Op("Shape", {scores}, {{"start", int64_t{-1}}});
+    scores =
+        w.Op("Reshape", {scores, w.Op("Concat", {w.Ints({-1}), width}, {{"axis", int64_t{0}}})});
     target = w.Op("Reshape", {target, w.Ints({-1})});
   }
   return w.Op("SoftmaxCrossEntropyLoss", {scores, target},
@@ -61,7 +66,8 @@ ValueType TargetType(const Value& prediction, const Loss& loss) {
   if (prediction.type().shape && !prediction.type().shape->empty()) {
     type.shape = prediction.type().shape;
     const int rank = static_cast<int>(type.shape->size());
-    const int axis = std::clamp(loss.class_axis < 0 ? loss.class_axis + rank : loss.class_axis, 0, rank - 1);
+    const int axis =
+        std::clamp(loss.class_axis < 0 ? loss.class_axis + rank : loss.class_axis, 0, rank - 1);
     type.shape->erase(type.shape->begin() + axis);
   }
   return type;
@@ -73,7 +79,8 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
   ASSIGN_OR_RETURN(Value * prediction, FindPrediction(graph, loss));
   if (loss.kind == Loss::Kind::kOutput) return prediction;
   if (graph.Resolve(loss.target) != nullptr) {
-    return InvalidArgument("the loss's target '" + loss.target + "' is the name of a value of the model already");
+    return InvalidArgument("the loss's target '" + loss.target +
+                           "' is the name of a value of the model already");
   }
   Value* target = graph.AddInput(loss.target, TargetType(*prediction, loss));
   LossWriter w(graph);
@@ -85,10 +92,13 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
       result = w.Mean(w.Op("Mul", {difference, difference}));
       break;
     }
-    case Loss::Kind::kMeanAbsoluteError: result = w.Mean(w.Op("Abs", {w.Op("Sub", {prediction, target})})); break;
+    case Loss::Kind::kMeanAbsoluteError:
+      result = w.Mean(w.Op("Abs", {w.Op("Sub", {prediction, target})}));
+      break;
     case Loss::Kind::kBinaryCrossEntropyLogits:
       // softplus(x) - x t = log(1 + exp(x)) - x t
-      result = w.Mean(w.Op("Sub", {w.Op("Softplus", {prediction}), w.Op("Mul", {prediction, target})}));
+      result =
+          w.Mean(w.Op("Sub", {w.Op("Softplus", {prediction}), w.Op("Mul", {prediction, target})}));
       break;
     case Loss::Kind::kOutput: break;
   }

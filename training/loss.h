@@ -10,23 +10,26 @@
 
 namespace caesura {
 
-// The mean over the batch of a loss between a model output (`prediction`; empty: the first one) and a new input
-// named `target`.
+// The mean over the batch of a loss between a model output (`prediction`; empty: the first one) and
+// a new input named `target`.
 struct Loss {
   enum class Kind {
-    kCrossEntropy,                // scores and integer classes (ONNX SoftmaxCrossEntropyLoss, torch cross_entropy)
+    kCrossEntropy,  // scores and integer classes (ONNX SoftmaxCrossEntropyLoss, torch
+                    // cross_entropy)
     kMeanSquaredError,
     kMeanAbsoluteError,
-    kBinaryCrossEntropyLogits,    // torch binary_cross_entropy_with_logits
-    kOutput,                      // the model's own scalar output `prediction` is the loss; `target` is not used
+    kBinaryCrossEntropyLogits,  // torch binary_cross_entropy_with_logits
+    kOutput,  // the model's own scalar output `prediction` is the loss; `target` is not used
   };
   Kind kind = Kind::kCrossEntropy;
   std::string prediction = "";
   std::string target = "target";
   int64_t ignore_index = -100;  // kCrossEntropy: targets with this class do not count
-  int class_axis = 1;           // kCrossEntropy: which axis of the scores holds the classes; -1: the last
+  int class_axis = 1;  // kCrossEntropy: which axis of the scores holds the classes; -1: the last
 
-  static Loss CrossEntropy(std::string target = "target") { return {Kind::kCrossEntropy, "", std::move(target)}; }
+  static Loss CrossEntropy(std::string target = "target") {
+    return {Kind::kCrossEntropy, "", std::move(target)};
+  }
   static Loss MeanSquaredError(std::string target = "target") {
     return {Kind::kMeanSquaredError, "", std::move(target)};
   }

@@ -16,24 +16,25 @@
 
 namespace caesura {
 
-Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(std::shared_ptr<Graph> graph,
-                                                               std::shared_ptr<ProviderFallback> fallback,
-                                                               ParameterGraphOptions options) {
+Result<std::unique_ptr<ParameterGraph>> ParameterGraph::Create(
+    std::shared_ptr<Graph> graph, std::shared_ptr<ProviderFallback> fallback,
+    ParameterGraphOptions options) {
   Model model;
   model.graph = std::move(graph);
   std::unique_ptr<ParameterGraph> out(new ParameterGraph(fallback));
   const auto make = [options = std::move(options)](Model source, const ProviderList& providers) {
     return ParameterProgram::Create(std::move(source), providers, options);
   };
-  ASSIGN_OR_RETURN(out->programs_,
-                   ProviderBound<ParameterProgram>::Create(std::move(fallback), std::move(model), make));
+  ASSIGN_OR_RETURN(out->programs_, ProviderBound<ParameterProgram>::Create(std::move(fallback),
+                                                                           std::move(model), make));
   ASSIGN_OR_RETURN(const auto now, out->programs_->Now());
   out->graph_ = now.program->shared_graph();
   out->cpu_fallback_ = now.program->cpu_fallback();
   return out;
 }
 
-Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds, const NamedValues& extra) const {
+Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds,
+                                                        const NamedValues& extra) const {
   std::vector<RuntimeValue> ordered;
   std::string missing;
   size_t used = 0;
@@ -45,12 +46,14 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds
     }
     auto it = feeds.find(input->name());
     if (it != feeds.end()) ++used;
-    else if (graph().Initializer(input) == nullptr) missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
+    else if (graph().Initializer(input) == nullptr)
+      missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
     ordered.push_back(it == feeds.end() ? RuntimeValue() : it->second);
     const bool typed = it != feeds.end() && it->second.is_tensor() && input->type().is_tensor();
     if (typed && input->dtype() != it->second.tensor().dtype()) {
-      return InvalidArgument("input '" + input->name() + "' is " + input->type().ToString() + ", got " +
-                             DTypeName(it->second.tensor().dtype()) + it->second.tensor().shape().ToString());
+      return InvalidArgument("input '" + input->name() + "' is " + input->type().ToString() +
+                             ", got " + DTypeName(it->second.tensor().dtype()) +
+                             it->second.tensor().shape().ToString());
     }
   }
   if (!missing.empty()) return InvalidArgument("no value given for input(s) " + missing);
@@ -58,21 +61,24 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Order(const NamedValues& feeds
     std::string unknown;
     for (const auto& [name, value] : feeds) {
       const Value* input = graph().FindValue(name);
-      if (input == nullptr || !graph().IsGraphInput(input)) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
+      if (input == nullptr || !graph().IsGraphInput(input))
+        unknown += (unknown.empty() ? "'" : ", '") + name + "'";
     }
     return InvalidArgument("the program has no input(s) " + unknown);
   }
   return ordered;
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> ParameterGraph::Plan(const std::vector<RuntimeValue>& feeds,
-                                                                   const std::vector<FeedSpec>& known) {
-  return programs_->Run([&](ParameterProgram& program) { return program.Plan(feeds, known); },
-                        [](const Held&, const SharedPlan& plan) { return Result<SharedPlan>(plan); });
+Result<std::shared_ptr<const ExecutionPlan>> ParameterGraph::Plan(
+    const std::vector<RuntimeValue>& feeds, const std::vector<FeedSpec>& known) {
+  return programs_->Run(
+      [&](ParameterProgram& program) { return program.Plan(feeds, known); },
+      [](const Held&, const SharedPlan& plan) { return Result<SharedPlan>(plan); });
 }
 
-Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> feeds, RunOptions options,
-                                                      bool* wrote, const std::vector<FeedSpec>& known) {
+Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> feeds,
+                                                      RunOptions options, bool* wrote,
+                                                      const std::vector<FeedSpec>& known) {
   const bool again = fallback_->pending();  // feeds and options may be needed a second time
   return programs_->Run([&](ParameterProgram& program) { return program.Plan(feeds, known); },
                         [&](const Held& now, const SharedPlan& plan) {
@@ -81,9 +87,10 @@ Result<std::vector<RuntimeValue>> ParameterGraph::Run(std::vector<RuntimeValue> 
                         });
 }
 
-Result<std::vector<RuntimeValue>> ParameterGraph::RunOnce(ParameterProgram& program, const SharedPlan& plan,
-                                                          std::vector<RuntimeValue> feeds, RunOptions options,
-                                                          bool* wrote) {
+Result<std::vector<RuntimeValue>> ParameterGraph::RunOnce(ParameterProgram& program,
+                                                          const SharedPlan& plan,
+                                                          std::vector<RuntimeValue> feeds,
+                                                          RunOptions options, bool* wrote) {
   WriteJournal journal;
   const bool undoable = wrote != nullptr && fallback_->pending();
   if (undoable) options.observers.push_back(&journal);
@@ -120,7 +127,8 @@ Result<YieldedRun> ParameterGraph::RunToYield(std::vector<RuntimeValue> feeds, R
   return programs_->Run([&](ParameterProgram& program) { return program.Plan(feeds, {}); }, run);
 }
 
-Result<std::vector<RuntimeValue>> ParameterGraph::FinishOnce(YieldedRun& run, std::vector<RuntimeValue> values,
+Result<std::vector<RuntimeValue>> ParameterGraph::FinishOnce(YieldedRun& run,
+                                                             std::vector<RuntimeValue> values,
                                                              bool keep) {
   StartedRun second{run.started.cache, nullptr};
   if (keep) {
@@ -132,17 +140,21 @@ Result<std::vector<RuntimeValue>> ParameterGraph::FinishOnce(YieldedRun& run, st
   std::vector<RuntimeValue> results = state.TakeFetches();
   if (keep) run.on.program->Return(std::move(second));
   if (!outcome.ok()) return outcome.status();
-  if (*outcome != RunOutcome::kFinished) return Internal("a module with one yield has yielded twice");
+  if (*outcome != RunOutcome::kFinished)
+    return Internal("a module with one yield has yielded twice");
   return results;
 }
 
-Result<std::vector<RuntimeValue>> ParameterGraph::Finish(YieldedRun& run, const std::vector<RuntimeValue>& values,
+Result<std::vector<RuntimeValue>> ParameterGraph::Finish(YieldedRun& run,
+                                                         const std::vector<RuntimeValue>& values,
                                                          bool keep) {
   auto results = FinishOnce(run, values, keep);
   if (results.ok()) return results;
   const auto prepare = [&](ParameterProgram& program) { return program.Plan(run.feeds, {}); };
-  RETURN_IF_ERROR(programs_->GoOver(run.on.generation, results.status(), FallbackPhase::kRun, prepare));
-  // The new program comes to the yield by itself; what it hands out there has been handed out before.
+  RETURN_IF_ERROR(
+      programs_->GoOver(run.on.generation, results.status(), FallbackPhase::kRun, prepare));
+  // The new program comes to the yield by itself; what it hands out there has been handed out
+  // before.
   ASSIGN_OR_RETURN(YieldedRun again, RunToYield(run.feeds, run.options));
   Return(std::exchange(run, std::move(again)));
   results = FinishOnce(run, values, keep);
@@ -155,10 +167,12 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
   return std::make_shared<ProviderFallback>(std::move(providers), cpu, enabled);
 }
 
-Result<std::unique_ptr<ParameterGraph>> OpenCaptured(Model model, const ProviderFallback::MakeProvider& make_provider,
-                                                     int threads) {
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas());  // what follows ops without a schema has no shapes, and is not fused
-  ParameterGraphOptions options{.passes = [](const ProviderList& providers) { return StepPasses(providers); }};
+Result<std::unique_ptr<ParameterGraph>> OpenCaptured(
+    Model model, const ProviderFallback::MakeProvider& make_provider, int threads) {
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas());  // what follows ops without a schema has no shapes,
+                                                 // and is not fused
+  ParameterGraphOptions options{
+      .passes = [](const ProviderList& providers) { return StepPasses(providers); }};
   options.plan.threads = threads;
   auto fallback = std::make_shared<ProviderFallback>(ProviderList{make_provider()}, make_provider);
   return ParameterGraph::Create(std::move(model.graph), std::move(fallback), std::move(options));
@@ -182,21 +196,26 @@ std::vector<std::string> StatisticNames(const Graph& graph) {
 
 Status CopyInitializers(const std::vector<std::string>& names, const std::vector<Graph*>& graphs) {
   for (const std::string& name : names) {
-    ASSIGN_OR_RETURN(const Tensor copy, graphs.front()->Initializer(graphs.front()->FindValue(name))->Clone());
+    ASSIGN_OR_RETURN(const Tensor copy,
+                     graphs.front()->Initializer(graphs.front()->FindValue(name))->Clone());
     for (Graph* graph : graphs) graph->SetInitializer(graph->FindValue(name), copy);
   }
   return {};
 }
 
-void AddParameters(const Graph& graph, const std::vector<std::string>& names, ParameterSet* parameters) {
-  for (const std::string& name : names) parameters->Add(name, *graph.Initializer(graph.FindValue(name)));
+void AddParameters(const Graph& graph, const std::vector<std::string>& names,
+                   ParameterSet* parameters) {
+  for (const std::string& name : names)
+    parameters->Add(name, *graph.Initializer(graph.FindValue(name)));
 }
 
 void ShareParameters(const ParameterSet& parameters, int count, Graph* graph) {
-  for (int i = 0; i < count; ++i) graph->SetInitializer(graph->FindValue(parameters.name(i)), parameters.tensor(i));
+  for (int i = 0; i < count; ++i)
+    graph->SetInitializer(graph->FindValue(parameters.name(i)), parameters.tensor(i));
 }
 
-Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name, const Tensor& value) {
+Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name,
+                            const Tensor& value) {
   const int i = parameters.Find(name);
   if (i < 0) return NotFound("there is no parameter '" + name + "'");
   RETURN_IF_ERROR(CheckReplaceable(name, parameters.tensor(i), value));
@@ -205,8 +224,9 @@ Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& n
 
 Status CheckReplaceable(const std::string& name, const Tensor& own, const Tensor& value) {
   if (own.dtype() == value.dtype() && own.shape() == value.shape()) return {};
-  return InvalidArgument("parameter '" + name + "' is " + DTypeName(own.dtype()) + own.shape().ToString() + ", got " +
-                         DTypeName(value.dtype()) + value.shape().ToString());
+  return InvalidArgument("parameter '" + name + "' is " + DTypeName(own.dtype()) +
+                         own.shape().ToString() + ", got " + DTypeName(value.dtype()) +
+                         value.shape().ToString());
 }
 
 }  // namespace caesura

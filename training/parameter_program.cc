@@ -11,8 +11,8 @@
 
 namespace caesura {
 
-Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, const ProviderList& given,
-                                                                   const ParameterGraphOptions& options) {
+Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(
+    Model model, const ProviderList& given, const ParameterGraphOptions& options) {
   ProviderList providers = given;
   if (options.ops != nullptr) {
     ASSIGN_OR_RETURN(providers, options.ops->WithKernels(given));
@@ -22,7 +22,9 @@ Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, 
     initial[name] = *model.graph->Initializer(model.graph->FindValue(name));
   }
   RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
-  RETURN_IF_ERROR(RunPasses(options.passes ? options.passes(providers) : PassList(), model, options.disabled_passes).status());
+  RETURN_IF_ERROR(RunPasses(options.passes ? options.passes(providers) : PassList(), model,
+                            options.disabled_passes)
+                      .status());
   auto report = std::make_shared<CpuFallbackReport>();
   const PassList placement = PlacementPasses(providers, {.report = report});
   RETURN_IF_ERROR(RunPasses(placement, model, options.disabled_passes).status());
@@ -30,17 +32,19 @@ Result<std::shared_ptr<ParameterProgram>> ParameterProgram::Create(Model model, 
   PlanOptions plan = options.plan;
   for (const auto& name : options.parameters) {
     // Passes drop a parameter that nothing reads; it has its place among the others all the same.
-    if (model.graph->FindValue(name) == nullptr) model.graph->AddInitializer(name, initial.at(name));
+    if (model.graph->FindValue(name) == nullptr)
+      model.graph->AddInitializer(name, initial.at(name));
     plan.parameters.push_back(model.graph->FindValue(name));
   }
-  std::shared_ptr<ParameterProgram> out(new ParameterProgram(
-      std::move(model.graph), providers, WithSubgraphs(std::move(plan), providers), options.memory_budget));
+  std::shared_ptr<ParameterProgram> out(
+      new ParameterProgram(std::move(model.graph), providers,
+                           WithSubgraphs(std::move(plan), providers), options.memory_budget));
   out->cpu_fallback_ = *std::move(report);
   return out;
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> ParameterProgram::Plan(const std::vector<RuntimeValue>& feeds,
-                                                                    const std::vector<FeedSpec>& known) {
+Result<std::shared_ptr<const ExecutionPlan>> ParameterProgram::Plan(
+    const std::vector<RuntimeValue>& feeds, const std::vector<FeedSpec>& known) {
   ASSIGN_OR_RETURN(std::shared_ptr<const ExecutionPlan> plan, plans_.Get(feeds, known));
   if (memory_budget_ == 0 || plan->arena_bytes() <= memory_budget_) return plan;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -51,7 +55,8 @@ Result<std::shared_ptr<const ExecutionPlan>> ParameterProgram::Plan(const std::v
   return within;
 }
 
-std::shared_ptr<ValueCache> ParameterProgram::CacheOf(const std::shared_ptr<const ExecutionPlan>& plan) {
+std::shared_ptr<ValueCache> ParameterProgram::CacheOf(
+    const std::shared_ptr<const ExecutionPlan>& plan) {
   std::lock_guard<std::mutex> lock(mutex_);
   // Plans that fell out of the plan cache leave theirs behind; runs in flight hold what they use.
   if (caches_.size() > PlanCache::kMaxPlans) caches_.clear();

@@ -29,10 +29,12 @@ std::string ClockText(double seconds) {
   const auto whole = static_cast<int64_t>(std::clamp(seconds, 0.0, 359999.0) + 0.5);
   const int hours = static_cast<int>(whole / 3600), minutes = static_cast<int>(whole / 60 % 60);
   const int rest = static_cast<int>(whole % 60);
-  return hours > 0 ? Format("%d:%02d:%02d", hours, minutes, rest) : Format("%d:%02d", minutes, rest);
+  return hours > 0 ? Format("%d:%02d:%02d", hours, minutes, rest)
+                   : Format("%d:%02d", minutes, rest);
 }
 
-ProgressBar::ProgressBar(ProgressBarOptions options) : options_(std::move(options)), done_(options_.begin) {
+ProgressBar::ProgressBar(ProgressBarOptions options)
+    : options_(std::move(options)), done_(options_.begin) {
   if (!options_.seconds) options_.seconds = SteadySeconds;
   if (!options_.is_terminal) options_.is_terminal = ::isatty(::fileno(options_.out)) == 1;
   begin_seconds_ = options_.seconds();
@@ -43,7 +45,8 @@ std::string ProgressBar::Line() const {
   const double part = std::clamp(static_cast<double>(done_) / total, 0.0, 1.0);
   const int filled = static_cast<int>(part * kBarWidth);
   std::string line = options_.label;
-  if (*options_.is_terminal) line += " [" + std::string(filled, '#') + std::string(kBarWidth - filled, '-') + "]";
+  if (*options_.is_terminal)
+    line += " [" + std::string(filled, '#') + std::string(kBarWidth - filled, '-') + "]";
   line += Format(" %3d%% ", static_cast<int>(part * 100)) + std::to_string(done_) + "/" +
           std::to_string(options_.total);
   if (!note_.empty()) line += "  " + note_;
@@ -58,7 +61,8 @@ std::string ProgressBar::Line() const {
 void ProgressBar::Draw() {
   const std::string line = Line();
   if (*options_.is_terminal) {
-    const size_t rest = drawn_width_ > line.size() ? drawn_width_ - line.size() : 0;  // of a longer line before
+    const size_t rest =
+        drawn_width_ > line.size() ? drawn_width_ - line.size() : 0;  // of a longer line before
     std::fprintf(options_.out, "\r%s%s", line.c_str(), std::string(rest, ' ').c_str());
     drawn_width_ = line.size();
   } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A line about a long run: how far, what rate, how long still. On a terminal it is redrawn in place; elsewhere (a
-// log) it is a plain line for every twentieth of the way.
+// A line about a long run: how far, what rate, how long still. On a terminal it is redrawn in
+// place; elsewhere (a log) it is a plain line for every twentieth of the way.
 //
 //   train [#########---------------]  38% 380/1000  loss 2.104  41.3/s  0:15 left
 #ifndef CAESURA_TRAINING_PROGRESS_BAR_H_
@@ -17,7 +17,7 @@ namespace caesura {
 struct ProgressBarOptions {
   std::string label = "train";
   int64_t total = 0;
-  int64_t begin = 0;                   // done by an earlier run: counts as way, not for the rate
+  int64_t begin = 0;  // done by an earlier run: counts as way, not for the rate
   std::FILE* out = stderr;
   std::optional<bool> is_terminal = {};  // asked of `out` when not said
   std::function<double()> seconds = {};  // a clock; empty: the steady one
@@ -27,7 +27,8 @@ struct ProgressBarOptions {
 class ProgressBar {
  public:
   explicit ProgressBar(ProgressBarOptions options);
-  // `note` is what changes besides ("loss 2.104"). Cheap enough for every step: draws ten times a second at most.
+  // `note` is what changes besides ("loss 2.104"). Cheap enough for every step: draws ten times a
+  // second at most.
   void Update(int64_t done, const std::string& note);
   // Draws the last state and ends the line. Once.
   void Finish();

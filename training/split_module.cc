@@ -18,10 +18,11 @@ namespace caesura {
 // What a module's runs share, and what a run that outlives the module needs.
 struct ForwardRun::Program {
   std::unique_ptr<ParameterGraph> graph;
-  ModuleGraph cut;  // its yield is not to be used: passes may have replaced it
-  std::vector<std::string> outputs;      // the model's
-  std::vector<std::string> parameters;   // trained, then running statistics
-  std::vector<int> statistics;           // indices of the parameters that the yield hands out behind the outputs
+  ModuleGraph cut;                      // its yield is not to be used: passes may have replaced it
+  std::vector<std::string> outputs;     // the model's
+  std::vector<std::string> parameters;  // trained, then running statistics
+  std::vector<int>
+      statistics;  // indices of the parameters that the yield hands out behind the outputs
 };
 
 // --- a run ---
@@ -42,7 +43,8 @@ void ForwardRun::Drop() {
 }
 
 // One gradient for each output, as the yield takes them: some for none, some outputs twice.
-Result<std::vector<RuntimeValue>> ForwardRun::ByYield(std::vector<RuntimeValue> output_gradients) const {
+Result<std::vector<RuntimeValue>> ForwardRun::ByYield(
+    std::vector<RuntimeValue> output_gradients) const {
   const std::vector<std::string>& names = program_->outputs;
   if (output_gradients.size() != names.size()) {
     return InvalidArgument("the module has " + std::to_string(names.size()) + " outputs, got " +
@@ -56,14 +58,17 @@ Result<std::vector<RuntimeValue>> ForwardRun::ByYield(std::vector<RuntimeValue> 
   }
   for (size_t i = 0; i < names.size(); ++i) {
     if (taken[i] || !output_gradients[i].has_value()) continue;
-    return InvalidArgument("output '" + names[i] + "' depends on nothing that is differentiated and takes no gradient");
+    return InvalidArgument("output '" + names[i] +
+                           "' depends on nothing that is differentiated and takes no gradient");
   }
   return values;
 }
 
-Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue> output_gradients, bool keep) try {
+Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue> output_gradients,
+                                                       bool keep) try {
   if (!pending()) {
-    return InvalidArgument("the run is over: its backward was done already, and without `keep` there is only one");
+    return InvalidArgument(
+        "the run is over: its backward was done already, and without `keep` there is only one");
   }
   ASSIGN_OR_RETURN(const std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
   auto gradients = program_->graph->Finish(run_, values, keep);
@@ -75,7 +80,8 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
 
 // --- the module ---
 
-Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model, SplitModuleOptions options) try {
+Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model,
+                                                         SplitModuleOptions options) try {
   std::unique_ptr<SplitModule> module(new SplitModule);
   module->fallback_ = TrainingFallback(std::move(options.providers), options.fallback);
   RETURN_IF_ERROR(module->Prepare(std::move(model), options));
@@ -96,7 +102,8 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   RETURN_IF_ERROR(ops->Attach(model, trainable));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable, options.disabled_passes));
   program->parameters = trainable;
-  for (std::string& name : StatisticNames(*model.graph)) program->parameters.push_back(std::move(name));
+  for (std::string& name : StatisticNames(*model.graph))
+    program->parameters.push_back(std::move(name));
   if (!shares_parameters_) {
     RETURN_IF_ERROR(CopyInitializers(program->parameters, {model.graph.get()}));
   }
@@ -116,19 +123,27 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   }
   ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
   RETURN_IF_ERROR(ops->MakeInstances(*model.graph));
-  ParameterGraphOptions made{.parameters = program->parameters, .ops = ops, .disabled_passes = options.disabled_passes};
+  ParameterGraphOptions made{
+      .parameters = program->parameters, .ops = ops, .disabled_passes = options.disabled_passes};
   made.plan.threads = options.threads;
   made.plan.cache_values = !shares_parameters_;
-  const std::unordered_set<std::string> changing(program->parameters.begin(), program->parameters.end());
-  made.passes = [changing](const ProviderList& providers) { return StepPasses(providers, changing); };
+  const std::unordered_set<std::string> changing(program->parameters.begin(),
+                                                 program->parameters.end());
+  made.passes = [changing](const ProviderList& providers) {
+    return StepPasses(providers, changing);
+  };
   ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(std::move(model.graph), fallback_, made));
-  made.passes = [changing](const ProviderList& providers) { return FusionPasses(providers, changing); };
-  ASSIGN_OR_RETURN(predict_, ParameterGraph::Create(std::move(evaluation.graph), fallback_, std::move(made)));
+  made.passes = [changing](const ProviderList& providers) {
+    return FusionPasses(providers, changing);
+  };
+  ASSIGN_OR_RETURN(predict_,
+                   ParameterGraph::Create(std::move(evaluation.graph), fallback_, std::move(made)));
   program_ = std::move(program);
   return {};
 }
 
-Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) try {
+Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
+                                        std::vector<ExecutionObserver*> observers) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program_->graph->Order(feeds, {}));
   ForwardRun run;
   run.program_ = program_;
@@ -142,7 +157,8 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds, std::vector<Ex
   run.outputs = run.run_.started.state->TakeYielded();
   std::vector<std::pair<int, Tensor>> statistics;
   for (size_t i = 0; i < program_->statistics.size(); ++i) {
-    statistics.emplace_back(program_->statistics[i], run.outputs[program_->outputs.size() + i].tensor());
+    statistics.emplace_back(program_->statistics[i],
+                            run.outputs[program_->outputs.size() + i].tensor());
   }
   run.outputs.resize(program_->outputs.size());
   if (shares_parameters_) Overwrite(statistics);
@@ -163,9 +179,15 @@ Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds)
   return OutOfMemory("memory ran out in a prediction");
 }
 
-const std::vector<std::string>& SplitModule::gradient_names() const { return program_->cut.differentiated; }
-const std::vector<std::string>& SplitModule::unreachable() const { return program_->cut.unreachable; }
-const CpuFallbackReport& SplitModule::cpu_fallback() const { return program_->graph->cpu_fallback(); }
+const std::vector<std::string>& SplitModule::gradient_names() const {
+  return program_->cut.differentiated;
+}
+const std::vector<std::string>& SplitModule::unreachable() const {
+  return program_->cut.unreachable;
+}
+const CpuFallbackReport& SplitModule::cpu_fallback() const {
+  return program_->graph->cpu_fallback();
+}
 const std::vector<std::string>& SplitModule::output_names() const { return program_->outputs; }
 std::vector<int> SplitModule::differentiable_outputs() const {
   const std::set<int> indices(program_->cut.gradient_of.begin(), program_->cut.gradient_of.end());

@@ -13,13 +13,16 @@
 namespace caesura {
 namespace {
 
-// The value as it is before any parameter changes: a copy where it may lie in a parameter's own bytes, as views do.
+// The value as it is before any parameter changes: a copy where it may lie in a parameter's own
+// bytes, as views do.
 Value* BeforeUpdates(Graph& graph, Value* value) {
   const Value* from = value;
   while (from->producer() != nullptr) {
     const std::vector<Value*>& inputs = from->producer()->inputs();
     if (inputs.empty() || inputs[0] == nullptr || inputs[0]->dtype() != from->dtype()) return value;
-    const auto is_number = [](const Value* input) { return input != nullptr && kFloatTypes.Contains(input->dtype()); };
+    const auto is_number = [](const Value* input) {
+      return input != nullptr && kFloatTypes.Contains(input->dtype());
+    };
     if (std::count_if(inputs.begin(), inputs.end(), is_number) > 1) return value;
     from = inputs[0];
   }
@@ -36,7 +39,8 @@ Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<st
   std::string unknown;
   for (const std::string& name : names) {
     const auto& outputs = graph.outputs();
-    auto it = std::find_if(outputs.begin(), outputs.end(), [&](const Value* output) { return output->name() == name; });
+    auto it = std::find_if(outputs.begin(), outputs.end(),
+                           [&](const Value* output) { return output->name() == name; });
     if (it == outputs.end()) {
       unknown += " '" + name + "'";
     } else {
@@ -65,10 +69,12 @@ bool IsProgramInput(const std::string& name) {
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update) {
   if (options.commit == CommitMode::kEagerConsume && options.clip_norm > 0) {
-    return InvalidArgument("clipping by the global norm needs all gradients: use CommitMode::kLate");
+    return InvalidArgument(
+        "clipping by the global norm needs all gradients: use CommitMode::kLate");
   }
   if (options.commit == CommitMode::kEagerConsume && options.scales_loss()) {
-    return InvalidArgument("whether all scaled gradients are finite shows behind the last one: use CommitMode::kLate");
+    return InvalidArgument(
+        "whether all scaled gradients are finite shows behind the last one: use CommitMode::kLate");
   }
   StepProgram program;
   program.graph = model.graph->Clone();
@@ -77,14 +83,16 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   ASSIGN_OR_RETURN(Value * loss, AddLoss(graph, options.loss));
   GradientOptions gradient_options;
   Value* loss_scale = nullptr;
-  if (options.scales_loss()) loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
+  if (options.scales_loss())
+    loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
   gradient_options.ys = {{loss, loss_scale}};
   for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
   ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, gradient_options));
 
   program.parameters = trainable;
   program.trained = static_cast<int>(trainable.size());
-  for (const StatisticUpdate& statistic : statistics) program.parameters.push_back(statistic.target->name());
+  for (const StatisticUpdate& statistic : statistics)
+    program.parameters.push_back(statistic.target->name());
   program.statistics = static_cast<int>(statistics.size());
 
   std::vector<Value*> gradients = gradient.dxs;
@@ -93,7 +101,8 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   graph.AddOutput(BeforeUpdates(graph, loss));
   for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));
   std::vector<Value*> left;  // in the statistics' targets
-  for (const StatisticUpdate& statistic : statistics) left.push_back(BeforeUpdates(graph, statistic.value));
+  for (const StatisticUpdate& statistic : statistics)
+    left.push_back(BeforeUpdates(graph, statistic.value));
   UpdateWriter writer(graph, options, program);
   if (loss_scale != nullptr) writer.Unscale(loss_scale);
   if (options.accumulation_steps != 1) writer.Accumulate(gradients);

@@ -17,31 +17,35 @@ namespace caesura {
 
 // When a step writes to parameters; chosen when the program is built.
 enum class CommitMode {
-  kLate,          // after all gradients and the clipping: what may fail comes first, and changes nothing
-  kEagerConsume,  // each parameter as soon as its gradient is there and nothing else reads it: least memory, no clipping
-                  // by global norm; a step that fails in the middle is lost, and says so
+  kLate,  // after all gradients and the clipping: what may fail comes first, and changes nothing
+  kEagerConsume,  // each parameter as soon as its gradient is there and nothing else reads it:
+                  // least memory, no clipping by global norm; a step that fails in the middle is
+                  // lost, and says so
 };
 
 struct StepOptions : TrainableOptions {
   Loss loss;
   Optimizer optimizer = AdamW{};
   std::vector<ParameterGroup> groups;
-  // Coefficients ("learning_rate" among them) that each step is given, a row a group and a last one for the parameters of none:
-  // TrainingSession::coefficients(). They take the place of the optimizers' own, and of the schedule. Empty: none is.
+  // Coefficients ("learning_rate" among them) that each step is given, a row a group and a last one
+  // for the parameters of none: TrainingSession::coefficients(). They take the place of the
+  // optimizers' own, and of the schedule. Empty: none is.
   std::vector<std::string> fed_coefficients;
-  double clip_norm = 0;             // 0: gradients are not clipped
-  // Micro-steps to one update; their mean gradient counts. 0: the caller decides (TrainingSession::Accumulate).
+  double clip_norm = 0;  // 0: gradients are not clipped
+  // Micro-steps to one update; their mean gradient counts. 0: the caller decides
+  // (TrainingSession::Accumulate).
   int accumulation_steps = 1;
   CommitMode commit = CommitMode::kLate;
   // Also hand out the gradient of each parameter ("gradient.NAME").
   bool keep_gradients = false;
   // Outputs of the model that a step also hands out, by name.
   std::vector<std::string> keep_outputs;
-  // What products, convolutions and attention compute in (graph_transforms/mixed_precision.h): float32, bfloat16, or
-  // float16, whose small gradients are saved by a scaled loss. Parameters, optimizer state, losses and norms stay
-  // float32.
+  // What products, convolutions and attention compute in (graph_transforms/mixed_precision.h):
+  // float32, bfloat16, or float16, whose small gradients are saved by a scaled loss. Parameters,
+  // optimizer state, losses and norms stay float32.
   DType precision = DType::kFloat32;
-  // With float16: an update whose gradients are not all finite does not happen and lowers the scale. Needs kLate.
+  // With float16: an update whose gradients are not all finite does not happen and lowers the
+  // scale. Needs kLate.
   GradScalerOptions loss_scaling;
 
   bool scales_loss() const { return precision == DType::kFloat16; }
@@ -52,31 +56,37 @@ Result<DType> PrecisionByName(const std::string& name);
 
 // Inputs that the program adds to the model's.
 inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float64 scalar
-inline constexpr char kCoefficientsInput[] = "caesura.coefficients";    // float64 [(groups + 1) * fed], where any is fed
-inline constexpr char kStepInput[] = "caesura.step";                   // int64 scalar, counts updates from 1
-inline constexpr char kResetInput[] = "caesura.reset";                 // bool scalar: the first micro-step of an update
-// float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when to update.
+inline constexpr char kCoefficientsInput[] =
+    "caesura.coefficients";  // float64 [(groups + 1) * fed], where any is fed
+inline constexpr char kStepInput[] = "caesura.step";  // int64 scalar, counts updates from 1
+inline constexpr char kResetInput[] =
+    "caesura.reset";  // bool scalar: the first micro-step of an update
+// float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when
+// to update.
 inline constexpr char kGradientFactorInput[] = "caesura.gradient_factor";
-inline constexpr char kLossScaleInput[] = "caesura.loss_scale";        // float32 scalar, where the loss is scaled
+inline constexpr char kLossScaleInput[] =
+    "caesura.loss_scale";  // float32 scalar, where the loss is scaled
 
 bool IsProgramInput(const std::string& name);
 
 struct StepProgram {
-  // Outputs: the loss (not scaled), then the outputs and the gradients that are kept; then, where the loss is scaled and the program
-  // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
+  // Outputs: the loss (not scaled), then the outputs and the gradients that are kept; then, where
+  // the loss is scaled and the program updates, what gradients are multiplied with (float64; not
+  // finite: the update was skipped).
   std::shared_ptr<Graph> graph;
-  // The names behind the entries of the ParameterSet that the program reads and writes, in its order: trained
-  // parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"), accumulators ("accumulator.NAME").
+  // The names behind the entries of the ParameterSet that the program reads and writes, in its
+  // order: trained parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"),
+  // accumulators ("accumulator.NAME").
   std::vector<std::string> parameters;
-  int trained = 0;      // how many of them are trained parameters
-  int statistics = 0;   // and running statistics
+  int trained = 0;     // how many of them are trained parameters
+  int statistics = 0;  // and running statistics
 };
 
 // The graph's outputs of these names, in their order. Fails listing all names that are none.
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names);
 
-// `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's types are inferred, and
-// the pass of options.precision has run on it.
+// `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's
+// types are inferred, and the pass of options.precision has run on it.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update);
 

@@ -12,22 +12,26 @@
 namespace caesura {
 
 struct TrainableOptions {
-  // Names of initializers to train ('*' matches anything). Empty: every floating initializer of rank >= 1 that a gradient
-  // reaches as a weight (scales of quantization and of Resize are none), that is no running statistic and that the model
-  // does not mark as a buffer (MarkedBuffers, core/load/model_reader.h).
+  // Names of initializers to train ('*' matches anything). Empty: every floating initializer of
+  // rank >= 1 that a gradient reaches as a weight (scales of quantization and of Resize are none),
+  // that is no running statistic and that the model does not mark as a buffer (MarkedBuffers,
+  // core/load/model_reader.h).
   std::vector<std::string> trainable;
   std::vector<std::string> frozen;  // taken out of the above
-  // Floating Constant nodes of rank >= 1 that gradients reach become initializers, named as the nodes' outputs, and are
-  // trained like the others: exporters write weights there, too, and tables that `frozen` may name.
+  // Floating Constant nodes of rank >= 1 that gradients reach become initializers, named as the
+  // nodes' outputs, and are trained like the others: exporters write weights there, too, and tables
+  // that `frozen` may name.
   bool train_constants = false;
 };
 
-// The names that the options select, in the model's order. Gradients begin at `loss`, or where it is null at the model's
-// outputs; without a loss there may be no name. Fails listing all names that the model does not have, each with the
-// nearest ones, and where no gradient reaches what is selected, naming the nodes that stop it. Warns of what is selected
-// and has no gradient, of weights that cannot be trained where they are, and of FoldedInitializers
+// The names that the options select, in the model's order. Gradients begin at `loss`, or where it
+// is null at the model's outputs; without a loss there may be no name. Fails listing all names that
+// the model does not have, each with the nearest ones, and where no gradient reaches what is
+// selected, naming the nodes that stop it. Warns of what is selected and has no gradient, of
+// weights that cannot be trained where they are, and of FoldedInitializers
 // (core/load/model_reader.h). REQUIRES: the model's types are inferred.
-Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOptions& options, const Loss* loss = nullptr);
+Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOptions& options,
+                                                const Loss* loss = nullptr);
 
 // The names of all initializers, in the graph's order.
 std::vector<std::string> InitializerNames(const Graph& graph);

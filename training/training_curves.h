@@ -11,9 +11,8 @@
 
 namespace caesura {
 
-// However long the run is, at most kMaxPoints points are kept: then neighbours become one, with their mean loss and the
-// later one's rate.
-// Thread safety: none.
+// However long the run is, at most kMaxPoints points are kept: then neighbours become one, with
+// their mean loss and the later one's rate. Thread safety: none.
 class TrainingCurves {
  public:
   struct Point {
@@ -43,7 +42,9 @@ class TrainingCurves {
 
   const std::vector<Point>& points() const { return points_; }
   const std::vector<Validation>& validations() const { return validations_; }
-  const std::string& metric_name() const { return metric_name_; }  // of Validation::metric; empty: none
+  const std::string& metric_name() const {
+    return metric_name_;
+  }  // of Validation::metric; empty: none
 
  private:
   std::vector<Point> points_;

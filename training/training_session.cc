@@ -23,7 +23,9 @@ constexpr double kSmallestLossScale = 1.0 / (1 << 24);
 
 constexpr char kLostStep[] = "the step is lost, parameters may be half updated: ";
 
-std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) {
+  return {names.begin(), names.end()};
+}
 
 double ScalarOf(const Tensor& tensor) {
   double value = 0;
@@ -50,7 +52,8 @@ Status KeepOutputs(const std::vector<std::string>& names, Model& model) {
 
 }  // namespace
 
-Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model, TrainingOptions options) try {
+Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
+                                                                 TrainingOptions options) try {
   std::unique_ptr<TrainingSession> session(new TrainingSession);
   session->options_ = std::move(options);
   RETURN_IF_ERROR(session->Prepare(std::move(model)));
@@ -86,8 +89,10 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(ops_->Declare(model));  // gradients go through ops of the user's, too
   ASSIGN_OR_RETURN(trainable_, TrainableNames(model, options_.step, &options_.step.loss));
   std::vector<std::string> grouped;
-  for (const ParameterGroup& group : options_.step.groups) grouped.insert(grouped.end(), group.names.begin(), group.names.end());
-  RETURN_IF_ERROR(CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
+  for (const ParameterGroup& group : options_.step.groups)
+    grouped.insert(grouped.end(), group.names.begin(), group.names.end());
+  RETURN_IF_ERROR(
+      CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
   original_ = std::move(model);
   return MakePrograms();
 }
@@ -97,7 +102,9 @@ Status TrainingSession::MakePrograms() {
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops_->Attach(model, trainable_));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable_, options_.disabled_passes));
-  RETURN_IF_ERROR(RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes).status());
+  RETURN_IF_ERROR(
+      RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes)
+          .status());
   if (names_.empty() && !options_.share_parameters) {
     for (const auto& names : {trainable_, StatisticNames(*model.graph)}) {
       RETURN_IF_ERROR(CopyInitializers(names, {model.graph.get(), original_.graph.get()}));
@@ -117,14 +124,17 @@ Status TrainingSession::FillCoefficients() {
   const std::vector<std::string>& fed = options_.step.fed_coefficients;
   if (fed.empty()) return {};
   const auto& groups = options_.step.groups;
-  Tensor all = Tensor::Zeros(DType::kFloat64, Shape{static_cast<int64_t>(fed.size() * (groups.size() + 1))});
+  Tensor all =
+      Tensor::Zeros(DType::kFloat64, Shape{static_cast<int64_t>(fed.size() * (groups.size() + 1))});
   double* at = all.data<double>();
   for (size_t g = 0; g <= groups.size(); ++g) {
     const Optimizer& own = options_.step.optimizer;
-    const std::map<std::string, double> values = Coefficients(g < groups.size() ? ForGroup(own, groups[g]) : own);
+    const std::map<std::string, double> values =
+        Coefficients(g < groups.size() ? ForGroup(own, groups[g]) : own);
     for (const std::string& name : fed) {
       const auto found = values.find(name);
-      if (found == values.end()) return InvalidArgument("fed_coefficients: the optimizer has no '" + name + "'");
+      if (found == values.end())
+        return InvalidArgument("fed_coefficients: the optimizer has no '" + name + "'");
       *at++ = found->second;
     }
   }
@@ -137,8 +147,10 @@ std::span<double> TrainingSession::coefficients() {
   return {all.data<double>(), static_cast<size_t>(all.elements())};
 }
 
-Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& model, bool with_update) {
-  ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, options_.step, with_update));
+Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& model,
+                                                                  bool with_update) {
+  ASSIGN_OR_RETURN(StepProgram program,
+                   BuildStepProgram(model, trainable_, options_.step, with_update));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   if (names_.empty()) {
     names_ = program.parameters;
@@ -180,12 +192,15 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       ASSIGN_OR_RETURN(Value * loss, AddLoss(*copy.graph, options_.step.loss));
       copy.graph->AddOutput(loss);
     }
-    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_), ParameterGraph::Create(copy.graph, fallback_, options));
+    ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
+                     ParameterGraph::Create(copy.graph, fallback_, options));
   }
   return {};
 }
 
-double TrainingSession::learning_rate() const { return learning_rate_ * options_.schedule.Factor(updates_); }
+double TrainingSession::learning_rate() const {
+  return learning_rate_ * options_.schedule.Factor(updates_);
+}
 
 double TrainingSession::AppliedRate() {
   const std::vector<std::string>& fed = options_.step.fed_coefficients;
@@ -226,22 +241,27 @@ int64_t TrainingSession::accumulated() const {
   return steps == 0 ? accumulated_ : micro_steps_ % steps;
 }
 
-Result<double> TrainingSession::Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) {
+Result<double> TrainingSession::Step(const NamedValues& feeds,
+                                     std::vector<ExecutionObserver*> observers) {
   const int steps = options_.step.accumulation_steps;
   return RunStep(steps == 0 || accumulated() + 1 == steps, feeds, std::move(observers));
 }
 
-Result<double> TrainingSession::Accumulate(const NamedValues& feeds, std::vector<ExecutionObserver*> observers) {
+Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
+                                           std::vector<ExecutionObserver*> observers) {
   if (options_.step.accumulation_steps != 0) {
-    return InvalidArgument("Accumulate: the session counts micro-steps itself, accumulation_steps is " +
-                           std::to_string(options_.step.accumulation_steps) + "; with 0 the caller decides");
+    return InvalidArgument(
+        "Accumulate: the session counts micro-steps itself, accumulation_steps is " +
+        std::to_string(options_.step.accumulation_steps) + "; with 0 the caller decides");
   }
   return RunStep(/*updates=*/false, feeds, std::move(observers));
 }
 
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
-  if (lost_) return InvalidArgument("an earlier step failed in the middle of its updates; Restore a checkpoint first");
+  if (lost_)
+    return InvalidArgument(
+        "an earlier step failed in the middle of its updates; Restore a checkpoint first");
   RETURN_IF_ERROR(Refresh());
   ParameterGraph& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program.Order(feeds, ProgramFeeds()));
@@ -253,8 +273,8 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   run.observers = std::move(observers);
   auto results = program.Run(std::move(ordered), std::move(run), &lost_);
   if (!results.ok()) return lost_ ? results.status().WithPrefix(kLostStep) : results.status();
-  // The parameters are written: what follows cannot fail, not even for want of memory; but for a loss scale that gives
-  // up, behind an update that did not happen.
+  // The parameters are written: what follows cannot fail, not even for want of memory; but for a
+  // loss scale that gives up, behind an update that did not happen.
   lost_ = false;
   ++micro_steps_;
   accumulated_ = updates ? 0 : accumulated_ + 1;
@@ -274,8 +294,10 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
     curves_.Add(++updates_, loss_sum_ / static_cast<double>(losses_), rate);
   }
   if (updates) loss_sum_ = 0, losses_ = 0;
-  const auto first_gradient = results->begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
-  kept_outputs_.assign(std::make_move_iterator(results->begin()), std::make_move_iterator(first_gradient));
+  const auto first_gradient =
+      results->begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
+  kept_outputs_.assign(std::make_move_iterator(results->begin()),
+                       std::make_move_iterator(first_gradient));
   results->erase(results->begin(), first_gradient);
   gradients_ = *std::move(results);
   return loss;
@@ -286,7 +308,8 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
 Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, evaluate_->Order(feeds, {}));
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> outputs, evaluate_->Run(std::move(ordered), MakeRun(0)));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> outputs,
+                   evaluate_->Run(std::move(ordered), MakeRun(0)));
   Evaluation out;
   out.loss = ScalarOf(outputs.back().tensor());
   outputs.pop_back();
@@ -312,7 +335,8 @@ std::vector<std::string> TrainingSession::FrozenNames() const {
   std::vector<std::string> out;
   for (const Value* value : original_.graph->Values()) {
     const Tensor* tensor = original_.graph->Initializer(value);
-    const bool frozen = tensor != nullptr && IsDifferentiable(tensor->dtype()) && parameters_.Find(value->name()) < 0;
+    const bool frozen = tensor != nullptr && IsDifferentiable(tensor->dtype()) &&
+                        parameters_.Find(value->name()) < 0;
     if (frozen) out.push_back(value->name());
   }
   return out;
@@ -322,11 +346,13 @@ Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
   const int i = parameters_.Find(name);
   if (i >= 0) return parameters_.tensor(i);
   const Tensor* frozen = original_.graph->Initializer(original_.graph->FindValue(name));
-  return frozen != nullptr ? Result<Tensor>(*frozen) : NotFound("the session has no parameter '" + name + "'");
+  return frozen != nullptr ? Result<Tensor>(*frozen)
+                           : NotFound("the session has no parameter '" + name + "'");
 }
 
 Status TrainingSession::SetParameter(const std::string& name, const Tensor& value) {
-  if (Value* frozen = original_.graph->FindValue(name); parameters_.Find(name) < 0 && original_.graph->Initializer(frozen)) {
+  if (Value* frozen = original_.graph->FindValue(name);
+      parameters_.Find(name) < 0 && original_.graph->Initializer(frozen)) {
     const Tensor own = *original_.graph->Initializer(frozen);
     RETURN_IF_ERROR(CheckReplaceable(name, own, value));
     ASSIGN_OR_RETURN(Tensor copy, value.Clone());
@@ -362,7 +388,8 @@ Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outp
   return OutOfMemory("memory ran out while the trained model was copied");
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(const NamedValues& feeds) try {
+Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(
+    const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, update_->Order(feeds, ProgramFeeds()));
   return update_->Plan(ordered);

@@ -31,16 +31,17 @@ namespace caesura {
 
 struct TrainingOptions {
   StepOptions step;
-  LrSchedule schedule;       // times the optimizer's learning rate
-  ProviderList providers;    // empty: the CPU provider
-  bool fallback = true;      // whether a failing provider is replaced; see TrainingSession::DisableFallback
-  int threads = 0;           // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
-  uint64_t seed = 0;         // of dropout and other random ops
-  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not fit is computed again
-  // in the backward; a step whose least is above the budget fails, saying so.
+  LrSchedule schedule;     // times the optimizer's learning rate
+  ProviderList providers;  // empty: the CPU provider
+  bool fallback =
+      true;         // whether a failing provider is replaced; see TrainingSession::DisableFallback
+  int threads = 0;  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;  // of dropout and other random ops
+  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not
+  // fit is computed again in the backward; a step whose least is above the budget fails, saying so.
   size_t memory_budget = 0;
-  // The model's initializers are trained where they are: steps write to them, and their owner may write to them between
-  // calls. Without it the session trains copies.
+  // The model's initializers are trained where they are: steps write to them, and their owner may
+  // write to them between calls. Without it the session trains copies.
   bool share_parameters = false;
   std::vector<std::string> disabled_passes;
   CustomOps custom_ops;
@@ -55,21 +56,25 @@ struct Evaluation {
 // Thread safety: one thread at a time. Several sessions are independent of each other.
 class TrainingSession {
  public:
-  // Trains `model`, whose initializers become the session's parameters. Fails listing all nodes that have no gradient
-  // or no kernel.
+  // Trains `model`, whose initializers become the session's parameters. Fails listing all nodes
+  // that have no gradient or no kernel.
   static Result<std::unique_ptr<TrainingSession>> Create(Model model, TrainingOptions options = {});
 
-  // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps of them, one
-  // update. Returns the loss before the update. A step that fails before its first write to a parameter has changed
-  // nothing: with CommitMode::kLate all that computes stands before the writes. Otherwise the error says that the step
-  // is lost, parameters being half updated, and further steps fail until a Restore; not so where providers other than the
-  // CPU's may fail: what a step writes before their last part is undone when it fails (write_journal.h), and the step is
-  // done again on the default providers, with the same random numbers. With a scaled loss an update whose
-  // gradients are not finite does not happen (updates() stays); it fails when no scale is small enough.
+  // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps
+  // of them, one update. Returns the loss before the update. A step that fails before its first
+  // write to a parameter has changed nothing: with CommitMode::kLate all that computes stands
+  // before the writes. Otherwise the error says that the step is lost, parameters being half
+  // updated, and further steps fail until a Restore; not so where providers other than the CPU's
+  // may fail: what a step writes before their last part is undone when it fails (write_journal.h),
+  // and the step is done again on the default providers, with the same random numbers. With a
+  // scaled loss an update whose gradients are not finite does not happen (updates() stays); it
+  // fails when no scale is small enough.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
-  // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step updates with the mean
-  // gradient of these micro-steps and its own. Returns the loss; fails where accumulation_steps is not 0.
-  Result<double> Accumulate(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
+  // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
+  // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where
+  // accumulation_steps is not 0.
+  Result<double> Accumulate(const NamedValues& feeds,
+                            std::vector<ExecutionObserver*> observers = {});
 
   // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes.
   Result<Evaluation> Evaluate(const NamedValues& feeds);
@@ -81,8 +86,8 @@ class TrainingSession {
   double learning_rate() const;
   // Of the loss: 1 but for StepOptions::precision float16.
   double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
-  // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a group and a last one for the
-  // parameters of none. They start as the optimizers' own.
+  // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
+  // group and a last one for the parameters of none. They start as the optimizers' own.
   std::span<double> coefficients();
   // From here on the base learning rate, in place of the optimizer's.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
@@ -91,54 +96,64 @@ class TrainingSession {
   std::vector<std::string> ParameterNames() const;
   // The model's other floating initializers: frozen, or without a gradient.
   std::vector<std::string> FrozenNames() const;
-  // A view that the next step changes; for other initializers of the model the value that the steps read. Fails with
-  // kNotFound. Optimizer state is there too ("optimizer.exp_avg.NAME").
+  // A view that the next step changes; for other initializers of the model the value that the steps
+  // read. Fails with kNotFound. Optimizer state is there too ("optimizer.exp_avg.NAME").
   Result<Tensor> Parameter(const std::string& name) const;
-  // Copies `value` (same dtype and shape) into the parameter, or into another initializer of the model: then the programs
-  // are made again before the next run, since what followed from the old value may be in them.
+  // Copies `value` (same dtype and shape) into the parameter, or into another initializer of the
+  // model: then the programs are made again before the next run, since what followed from the old
+  // value may be in them.
   Status SetParameter(const std::string& name, const Tensor& value);
-  // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape): steps write to it, and
-  // its owner may write to it between calls. Models that were exported or cloned before keep what they had.
+  // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape):
+  // steps write to it, and its owner may write to it between calls. Models that were exported or
+  // cloned before keep what they had.
   Status BindParameter(const std::string& name, Tensor value);
-  // Goes on from here: `updates` are what bias correction and schedules go by; `micro_steps` say when the next update is
-  // due, and count the random streams.
+  // Goes on from here: `updates` are what bias correction and schedules go by; `micro_steps` say
+  // when the next update is due, and count the random streams.
   void SetPosition(int64_t updates, int64_t micro_steps) {
     updates_ = updates;
     micro_steps_ = micro_steps;
   }
-  // From any thread: true ends the step, evaluation or prediction that runs now, and each one from here on, with kCancelled,
-  // which changes nothing; but not a step that has begun to update parameters. False: calls run again.
+  // From any thread: true ends the step, evaluation or prediction that runs now, and each one from
+  // here on, with kCancelled, which changes nothing; but not a step that has begun to update
+  // parameters. False: calls run again.
   void set_terminate(bool terminate) { *terminate_ = terminate; }
   bool terminate() const { return *terminate_; }
-  // The next step's random ops draw by this seed, however many steps came before; those behind it by the session's own.
+  // The next step's random ops draw by this seed, however many steps came before; those behind it
+  // by the session's own.
   void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
   const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
-  // Gradients of the last step, in the order of the trained parameters. REQUIRES: StepOptions::keep_gradients.
+  // Gradients of the last step, in the order of the trained parameters. REQUIRES:
+  // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
-  // Parameters, statistics, frozen values that were set, optimizer state, schedule position and random counters; see
-  // training/checkpoint.h for what a crash leaves behind. `properties` are the caller's own (a sampler's position).
-  Status Save(const std::string& path, std::map<std::string, Checkpoint::Property> properties = {}) const;
-  // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does not. Returns the
-  // caller's properties. Frozen parameters take what the checkpoint has for them, and the model's own values where it has
-  // none.
+  // Parameters, statistics, frozen values that were set, optimizer state, schedule position and
+  // random counters; see training/checkpoint.h for what a crash leaves behind. `properties` are the
+  // caller's own (a sampler's position).
+  Status Save(const std::string& path,
+              std::map<std::string, Checkpoint::Property> properties = {}) const;
+  // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does
+  // not. Returns the caller's properties. Frozen parameters take what the checkpoint has for them,
+  // and the model's own values where it has none.
   Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
 
-  // The model with its trained parameters and statistics, as it came in but in evaluation mode. With `outputs` (names of
-  // the model's outputs) it has these in this order, and neither nodes nor inputs that only the others need.
+  // The model with its trained parameters and statistics, as it came in but in evaluation mode.
+  // With `outputs` (names of the model's outputs) it has these in this order, and neither nodes nor
+  // inputs that only the others need.
   Result<Model> TrainedModel(const std::vector<std::string>& outputs = {}) const;
   Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
 
-  // Losses and learning rates of the updates since the session was made or restored. Of an update with several
-  // micro-steps the mean of their losses.
+  // Losses and learning rates of the updates since the session was made or restored. Of an update
+  // with several micro-steps the mean of their losses.
   const TrainingCurves& curves() const { return curves_; }
 
-  // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a step.
+  // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a
+  // step.
   Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
   // The program of an updating step, for reports.
   const Graph& step_graph() const { return update_->graph(); }
-  // What of it went to the host for the sake of shapes, where there is a device (CAESURA_AGGRESSIVE_CPU_FALLBACK).
+  // What of it went to the host for the sake of shapes, where there is a device
+  // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
   const CpuFallbackReport& cpu_fallback() const { return update_->cpu_fallback(); }
 
   // --- provider fallback (core/session/provider_fallback.h), as in Session ---
@@ -160,7 +175,8 @@ class TrainingSession {
   double AppliedRate();
   // Inputs of the programs that are not the model's, as they are in the next step.
   const NamedValues& ProgramFeeds();
-  Result<double> RunStep(bool updates, const NamedValues& feeds, std::vector<ExecutionObserver*> observers);
+  Result<double> RunStep(bool updates, const NamedValues& feeds,
+                         std::vector<ExecutionObserver*> observers);
   // Micro-steps since the last update.
   int64_t accumulated() const;
   Status UpdateLossScale(bool gradients_finite);
@@ -170,8 +186,9 @@ class TrainingSession {
   std::shared_ptr<ProviderFallback> fallback_;
   Model original_;  // as it came, for export; with the frozen values that were set
   std::vector<std::string> trainable_;
-  std::map<std::string, Tensor> replaced_;  // the model's own values of the frozen parameters that were set
-  bool stale_ = false;                      // the programs hold other frozen values than original_
+  std::map<std::string, Tensor>
+      replaced_;        // the model's own values of the frozen parameters that were set
+  bool stale_ = false;  // the programs hold other frozen values than original_
   std::shared_ptr<OpBinding> ops_;
   ParameterSet parameters_;
   std::vector<std::string> names_;  // of the ParameterSet, in order
@@ -188,9 +205,10 @@ class TrainingSession {
   TrainingCurves curves_;
   double loss_sum_ = 0;  // of the micro-steps since the last update
   int64_t losses_ = 0;
-  int64_t accumulated_ = 0;  // micro-steps since the last update, where the caller decides when to update
-  bool bound_ = false;           // some parameters are the caller's own
-  bool lost_ = false;            // a step has written to parameters and then failed
+  int64_t accumulated_ =
+      0;  // micro-steps since the last update, where the caller decides when to update
+  bool bound_ = false;  // some parameters are the caller's own
+  bool lost_ = false;   // a step has written to parameters and then failed
 };
 
 }  // namespace caesura

@@ -23,7 +23,9 @@ constexpr char kCallerPrefix[] = "caller.";
 
 Status TrainingSession::Save(const std::string& path,
                              std::map<std::string, Checkpoint::Property> properties) const try {
-  if (lost_) return InvalidArgument("a lost step left parameters half updated: there is nothing worth saving");
+  if (lost_)
+    return InvalidArgument(
+        "a lost step left parameters half updated: there is nothing worth saving");
   Checkpoint checkpoint;
   for (int i = 0; i < parameters_.size(); ++i) {
     auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
@@ -32,7 +34,8 @@ Status TrainingSession::Save(const std::string& path,
   for (const auto& [name, own] : replaced_) {
     ASSIGN_OR_RETURN(checkpoint.parameters[name], Parameter(name));
   }
-  for (auto& [name, property] : properties) checkpoint.properties[kCallerPrefix + name] = std::move(property);
+  for (auto& [name, property] : properties)
+    checkpoint.properties[kCallerPrefix + name] = std::move(property);
   checkpoint.properties[kUpdates] = updates_;
   checkpoint.properties[kMicroSteps] = micro_steps_;
   if (options_.step.accumulation_steps == 0) checkpoint.properties[kAccumulated] = accumulated_;
@@ -47,7 +50,8 @@ Status TrainingSession::Save(const std::string& path,
   return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
 
-Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(const std::string& path) try {
+Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
+    const std::string& path) try {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
   ASSIGN_OR_RETURN(const int64_t updates, checkpoint.Get<int64_t>(kUpdates));
   ASSIGN_OR_RETURN(const int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
@@ -67,18 +71,21 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   std::vector<const Tensor*> found;
   std::string wrong;
   for (int i = 0; i < parameters_.size(); ++i) {
-    const auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
+    const auto& part =
+        i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
     auto it = part.find(parameters_.name(i));
     const Tensor& own = parameters_.tensor(i);
     if (it == part.end()) {
       wrong += "\n  '" + parameters_.name(i) + "' is missing";
     } else if (it->second.dtype() != own.dtype() || it->second.shape() != own.shape()) {
-      wrong += "\n  '" + parameters_.name(i) + "' is " + DTypeName(it->second.dtype()) + it->second.shape().ToString() +
-               ", the session has " + DTypeName(own.dtype()) + own.shape().ToString();
+      wrong += "\n  '" + parameters_.name(i) + "' is " + DTypeName(it->second.dtype()) +
+               it->second.shape().ToString() + ", the session has " + DTypeName(own.dtype()) +
+               own.shape().ToString();
     }
     found.push_back(it == part.end() ? nullptr : &it->second);
   }
-  std::map<std::string, Tensor> frozen = replaced_;  // what the frozen ones become; where nothing is said, their own values
+  std::map<std::string, Tensor> frozen =
+      replaced_;  // what the frozen ones become; where nothing is said, their own values
   for (const auto& [name, value] : checkpoint.parameters) {
     if (parameters_.Find(name) >= 0) continue;
     const Result<Tensor> own = Parameter(name);
@@ -87,7 +94,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
     if (!fits.ok()) wrong += "\n  " + fits.message();
     frozen[name] = value;
   }
-  if (!wrong.empty()) return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
+  if (!wrong.empty())
+    return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
   std::map<std::string, Checkpoint::Property> properties;
   const std::string prefix = kCallerPrefix;
   for (const auto& [name, property] : checkpoint.properties) {
@@ -118,7 +126,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(con
   return OutOfMemory("memory ran out while '" + path + "' was restored");
 }
 
-Status TrainingSession::ExportModel(const std::string& path, const std::vector<std::string>& outputs) const {
+Status TrainingSession::ExportModel(const std::string& path,
+                                    const std::vector<std::string>& outputs) const {
   ASSIGN_OR_RETURN(const Model model, TrainedModel(outputs));
   return WriteModel(model, path);
 }

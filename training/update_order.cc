@@ -20,7 +20,8 @@ int64_t BytesOf(const ValueType& type) {
   return bytes;
 }
 
-// A node's key is the position of the node that it shall stand beside; nodes of one key keep their order.
+// A node's key is the position of the node that it shall stand beside; nodes of one key keep their
+// order.
 class UpdateOrder {
  public:
   UpdateOrder(Graph& graph, const std::vector<std::string>& parameters) : graph_(graph) {
@@ -38,7 +39,8 @@ class UpdateOrder {
   bool Apply() {
     for (const auto& node : graph_.nodes()) {
       if (node->phase() == Phase::kOptimizer) keys_[node.get()] = AfterReaders(*node);
-      else if (MayMove(*node) && ReadsAlone(*node) && Grows(*node) <= 0) keys_[node.get()] = AfterProducers(*node);
+      else if (MayMove(*node) && ReadsAlone(*node) && Grows(*node) <= 0)
+        keys_[node.get()] = AfterProducers(*node);
     }
     for (auto it = graph_.nodes().rbegin(); it != graph_.nodes().rend(); ++it) {
       const Node& node = **it;
@@ -66,18 +68,23 @@ class UpdateOrder {
     return kFloatTypes.Contains(value.dtype()) || value.dtype() == DType::kUndefined;
   }
 
-  // Whether outputs may lie in bytes that an update writes: what is a view has its numbers from there alone.
+  // Whether outputs may lie in bytes that an update writes: what is a view has its numbers from
+  // there alone.
   bool MayBeView(const Node& node) const {
     if (node.Is("CastLike")) return written_.count(node.input(0)) > 0;  // the other input is a type
-    const auto holds_numbers = [](const Value* input) { return input != nullptr && HoldsNumbers(*input); };
+    const auto holds_numbers = [](const Value* input) {
+      return input != nullptr && HoldsNumbers(*input);
+    };
     const auto& inputs = node.inputs();
     const auto only = std::find_if(inputs.begin(), inputs.end(), holds_numbers);
-    return only != inputs.end() && written_.count(*only) > 0 && std::count_if(only, inputs.end(), holds_numbers) == 1;
+    return only != inputs.end() && written_.count(*only) > 0 &&
+           std::count_if(only, inputs.end(), holds_numbers) == 1;
   }
 
   int End() const { return static_cast<int>(graph_.nodes().size()); }
 
-  // The last node but for updates that reads the value or a view of it. Readers in bodies count as the very end.
+  // The last node but for updates that reads the value or a view of it. Readers in bodies count as
+  // the very end.
   int LastReader(const Value* value) const {
     int last = 0;
     for (const Value::Use& use : value->uses()) {
@@ -85,7 +92,8 @@ class UpdateOrder {
       if (use.node->phase() == Phase::kOptimizer) continue;
       last = std::max(last, keys_.at(use.node));
       for (const Value* output : use.node->outputs()) {
-        if (output != nullptr && written_.count(output) > 0) last = std::max(last, LastReader(output));
+        if (output != nullptr && written_.count(output) > 0)
+          last = std::max(last, LastReader(output));
       }
     }
     return last;
@@ -94,7 +102,8 @@ class UpdateOrder {
   int AfterProducers(const Node& node) const {
     int key = 0;
     for (const Value* input : node.inputs()) {
-      if (input != nullptr && input->producer() != nullptr) key = std::max(key, keys_.at(input->producer()));
+      if (input != nullptr && input->producer() != nullptr)
+        key = std::max(key, keys_.at(input->producer()));
     }
     return key;
   }
@@ -113,16 +122,22 @@ class UpdateOrder {
     for (const Value* output : node.outputs()) {
       if (output == nullptr) continue;
       for (const Value::Use& use : output->uses()) {
-        first = std::min(first, use.node->graph() == &graph_ ? keys_.at(use.node) : keys_.at(&node));
+        first =
+            std::min(first, use.node->graph() == &graph_ ? keys_.at(use.node) : keys_.at(&node));
       }
     }
     return first;
   }
 
-  // Nothing of it is handed out or read in place of what an update writes, and all that it reads is listed.
+  // Nothing of it is handed out or read in place of what an update writes, and all that it reads is
+  // listed.
   bool MayMove(const Node& node) const {
-    const auto outside = [&](const Value* value) { return value != nullptr && graph_.IsGraphOutput(value); };
-    const auto written = [&](const Value* value) { return value != nullptr && written_.count(value) > 0; };
+    const auto outside = [&](const Value* value) {
+      return value != nullptr && graph_.IsGraphOutput(value);
+    };
+    const auto written = [&](const Value* value) {
+      return value != nullptr && written_.count(value) > 0;
+    };
     return node.phase() == Phase::kBackward && node.Subgraphs().empty() &&
            std::none_of(node.outputs().begin(), node.outputs().end(), outside) &&
            std::none_of(node.inputs().begin(), node.inputs().end(), written);
@@ -132,13 +147,15 @@ class UpdateOrder {
     bool any = false;
     for (const Value* input : node.inputs()) {
       if (input == nullptr || graph_.Initializer(input) != nullptr) continue;
-      if (input->producer() == nullptr || input->uses().size() != 1 || graph_.IsGraphOutput(input)) return false;
+      if (input->producer() == nullptr || input->uses().size() != 1 || graph_.IsGraphOutput(input))
+        return false;
       any = true;
     }
     return any;
   }
 
-  // Bytes of the outputs less those of the inputs that are computed or fed; kUnknown where types do not tell.
+  // Bytes of the outputs less those of the inputs that are computed or fed; kUnknown where types do
+  // not tell.
   int64_t Grows(const Node& node) const {
     int64_t grows = 0;
     for (const Value* output : node.outputs()) {
@@ -163,7 +180,8 @@ class UpdateOrder {
 
 class UpdateOrderPass : public Pass {
  public:
-  explicit UpdateOrderPass(std::vector<std::string> parameters) : parameters_(std::move(parameters)) {}
+  explicit UpdateOrderPass(std::vector<std::string> parameters)
+      : parameters_(std::move(parameters)) {}
   const char* name() const override { return "update_order"; }
   Result<bool> Run(Model& model) override { return UpdateOrder(*model.graph, parameters_).Apply(); }
 

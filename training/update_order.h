@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// update_order: the pass that has each gradient of a step live as short as it can (CommitMode::kEagerConsume). It only
-// moves nodes:
-//   - an update goes right behind the last node that it needs or that reads, as a view too, what it writes;
-//   - a node that alone reads what it reads, and makes no more bytes of it (a weight's gradient transposed on its way to
+// update_order: the pass that has each gradient of a step live as short as it can
+// (CommitMode::kEagerConsume). It only moves nodes:
+//   - an update goes right behind the last node that it needs or that reads, as a view too, what it
+//   writes;
+//   - a node that alone reads what it reads, and makes no more bytes of it (a weight's gradient
+//   transposed on its way to
 //     the update), goes right behind the last node that it needs;
-//   - a node of the backward whose result waits for another part (of the gradient of a weight that two layers share)
-//     goes right in front of the first reader, where what it reads takes fewer bytes than what it makes, or as many and
-//     it alone reads them.
+//   - a node of the backward whose result waits for another part (of the gradient of a weight that
+//   two layers share)
+//     goes right in front of the first reader, where what it reads takes fewer bytes than what it
+//     makes, or as many and it alone reads them.
 // Sizes that types do not tell leave the nodes of the last two kinds where they are.
 #ifndef CAESURA_TRAINING_UPDATE_ORDER_H_
 #define CAESURA_TRAINING_UPDATE_ORDER_H_
@@ -19,8 +22,8 @@
 
 namespace caesura {
 
-// `parameters`: names of the initializers that updates write. To be run behind passes that fuse or move nodes: they see
-// no readers through views.
+// `parameters`: names of the initializers that updates write. To be run behind passes that fuse or
+// move nodes: they see no readers through views.
 std::shared_ptr<Pass> MakeUpdateOrderPass(std::vector<std::string> parameters);
 
 }  // namespace caesura

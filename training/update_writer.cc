@@ -17,20 +17,24 @@ Value* UpdateWriter::Op(const std::string& op_type, std::vector<Value*> inputs, 
   return node->output(0);
 }
 
-Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs) {
-  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kTrainingDomain, outputs, op_type);
+Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs,
+                        AttributeMap attributes, int outputs) {
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kTrainingDomain,
+                            outputs, op_type);
   node->set_phase(Phase::kOptimizer);
   return node;
 }
 
 // A tensor of a parameter's that lives in the ParameterSet.
-Value* UpdateWriter::State(const std::string& name, const Value* parameter, const Shape& shape, DType dtype, double initial) {
+Value* UpdateWriter::State(const std::string& name, const Value* parameter, const Shape& shape,
+                           DType dtype, double initial) {
   program_.parameters.push_back(name + "." + parameter->name());
   Tensor tensor = Tensor::Zeros(dtype, shape);
   if (initial != 0) {
     DispatchFloat(dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      std::fill_n(tensor.data<T>(), tensor.elements(), static_cast<T>(static_cast<Accumulator<T>>(initial)));
+      std::fill_n(tensor.data<T>(), tensor.elements(),
+                  static_cast<T>(static_cast<Accumulator<T>>(initial)));
     });
   }
   return graph_.AddInitializer(program_.parameters.back(), std::move(tensor));
@@ -44,7 +48,9 @@ void UpdateWriter::Unscale(Value* loss_scale) {
 
 Value* UpdateWriter::Handed(Value* gradient) {
   if (inverse_scale_ == nullptr) return gradient;
-  return Op("Mul", {gradient, Op("CastLike", {inverse_scale_, gradient}, ValueType::Tensor(gradient->dtype(), Shape{}))},
+  return Op("Mul",
+            {gradient, Op("CastLike", {inverse_scale_, gradient},
+                          ValueType::Tensor(gradient->dtype(), Shape{}))},
             gradient->type());
 }
 
@@ -69,10 +75,13 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
     int chosen = own;
     for (int g = own - 1; g >= 0; --g) {
       const auto& names = options_.groups[g].names;
-      if (std::any_of(names.begin(), names.end(), [&](const auto& p) { return MatchesName(p, name); })) chosen = g;
+      if (std::any_of(names.begin(), names.end(),
+                      [&](const auto& p) { return MatchesName(p, name); }))
+        chosen = g;
     }
     Group& group = groups[{chosen, graph_.Initializer(graph_.FindValue(name))->dtype()}];
-    group.optimizer = chosen == own ? options_.optimizer : ForGroup(options_.optimizer, options_.groups[chosen]);
+    group.optimizer =
+        chosen == own ? options_.optimizer : ForGroup(options_.optimizer, options_.groups[chosen]);
     group.learning_rate_scale = chosen == own ? 1 : options_.groups[chosen].learning_rate_scale;
     group.row = chosen;
     group.members.push_back(i);
@@ -83,17 +92,19 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
       out.push_back(std::move(group));
       continue;
     }
-    for (int member : group.members) out.push_back({group.optimizer, group.learning_rate_scale, group.row, {member}});
+    for (int member : group.members)
+      out.push_back({group.optimizer, group.learning_rate_scale, group.row, {member}});
   }
   return out;
 }
 
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
-  Value* factor = options_.accumulation_steps == 0
-                      ? graph_.AddInput(kGradientFactorInput, wide)
-                      : graph_.AddInitializer("caesura.gradient_factor",
-                                              Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
+  Value* factor =
+      options_.accumulation_steps == 0
+          ? graph_.AddInput(kGradientFactorInput, wide)
+          : graph_.AddInitializer("caesura.gradient_factor",
+                                  Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
@@ -105,8 +116,8 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   return scale->output(0);
 }
 
-void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* coefficients,
-                               Value* step, Value* scale) {
+void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gradients,
+                               Value* coefficients, Value* step, Value* scale) {
   const OptimizerUpdate update = DescribeUpdate(group.optimizer);
   if (options_.fed_coefficients.empty() && group.learning_rate_scale != 1) {
     Value* factor = graph_.AddInitializer("caesura.learning_rate_scale",
@@ -115,11 +126,16 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
   }
   if (update.op_type.empty()) {
     for (int i : group.members) {
-      std::visit([&](const auto& o) {
-        if constexpr (requires { Compose(o, Rates{group, coefficients, step, scale}, nullptr, nullptr); }) {
-          Compose(o, Rates{group, coefficients, step, scale}, graph_.FindValue(program_.parameters[i]), gradients[i]);
-        }
-      }, group.optimizer);
+      std::visit(
+          [&](const auto& o) {
+            if constexpr (requires {
+                            Compose(o, Rates{group, coefficients, step, scale}, nullptr, nullptr);
+                          }) {
+              Compose(o, Rates{group, coefficients, step, scale},
+                      graph_.FindValue(program_.parameters[i]), gradients[i]);
+            }
+          },
+          group.optimizer);
     }
     return;
   }
@@ -132,7 +148,8 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
   for (const OptimizerState& state : update.states) {
     for (const Value* parameter : parameters) {
       const Tensor& like = *graph_.Initializer(parameter);
-      inputs.push_back(State("optimizer." + state.name, parameter, state.is_scalar ? Shape{} : like.shape(),
+      inputs.push_back(State("optimizer." + state.name, parameter,
+                             state.is_scalar ? Shape{} : like.shape(),
                              state.is_scalar ? DType::kFloat32 : like.dtype(), state.initial));
     }
   }
@@ -143,13 +160,17 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
     attributes["fed"] = options_.fed_coefficients;
     attributes["first"] = static_cast<int64_t>(group.row * options_.fed_coefficients.size());
   }
-  Act(update.op_type, inputs, std::move(attributes), static_cast<int>(parameters.size() * (1 + update.states.size())));
+  Act(update.op_type, inputs, std::move(attributes),
+      static_cast<int>(parameters.size() * (1 + update.states.size())));
 }
 
 void UpdateWriter::Update(const std::vector<Value*>& gradients) {
-  const auto fed = static_cast<int64_t>(options_.fed_coefficients.size() * (options_.groups.size() + 1));
-  Value* coefficients = fed == 0 ? graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}))
-                                 : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
+  const auto fed =
+      static_cast<int64_t>(options_.fed_coefficients.size() * (options_.groups.size() + 1));
+  Value* coefficients =
+      fed == 0
+          ? graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}))
+          : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the part of a step program that follows the gradients: accumulation, clipping, updates, what buffers become.
+// Writes the part of a step program that follows the gradients: accumulation, clipping, updates,
+// what buffers become.
 #ifndef CAESURA_TRAINING_UPDATE_WRITER_H_
 #define CAESURA_TRAINING_UPDATE_WRITER_H_
 
@@ -30,25 +31,30 @@ class UpdateWriter {
     int row;                   // of the coefficients that are fed
     std::vector<int> members;  // indices of trained parameters
   };
-  // What changes between steps, for a group whose update is composed of ONNX's ops (composed_updates.cc).
+  // What changes between steps, for a group whose update is composed of ONNX's ops
+  // (composed_updates.cc).
   struct Rates {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
   std::vector<Group> Groups() const;
   Value* Scale(const std::vector<Value*>& gradients);
-  void UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* coefficients, Value* step, Value* scale);
-  Value* State(const std::string& name, const Value* parameter, const Shape& shape, DType dtype, double initial = 0);
+  void UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* coefficients,
+                   Value* step, Value* scale);
+  Value* State(const std::string& name, const Value* parameter, const Shape& shape, DType dtype,
+               double initial = 0);
   // A node of ONNX behind the backward part.
-  Value* Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type, AttributeMap attributes = {});
-  Node* Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int outputs);
+  Value* Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type,
+            AttributeMap attributes = {});
+  Node* Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
+            int outputs);
 
   // --- composed_updates.cc ---
   void Compose(const Adafactor& optimizer, const Rates& rates, Value* parameter, Value* gradient);
   void Compose(const Muon& optimizer, const Rates& rates, Value* parameter, Value* gradient);
   // A coefficient as a float64 scalar: fed, or what `written` says. The learning rate is one.
   Value* Coefficient(const Rates& rates, const std::string& name, double written);
-  Value* Constant(double value);                                     // float64 scalar
+  Value* Constant(double value);                                          // float64 scalar
   Value* Number(const std::string& op_type, std::vector<Value*> inputs);  // of float64 scalars
   Value* As(Value* value, DType dtype);
   // The gradient times what all are multiplied with.

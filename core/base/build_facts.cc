@@ -13,8 +13,8 @@ namespace {
 
 std::string OneDnnVersion() {
   const dnnl_version_t* v = dnnl_version();
-  return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch) + " (" +
-         std::string(v->hash).substr(0, 10) + ")";
+  return std::to_string(v->major) + "." + std::to_string(v->minor) + "." +
+         std::to_string(v->patch) + " (" + std::string(v->hash).substr(0, 10) + ")";
 }
 
 // The widest set of instructions that kernels will use on this machine, under oneDNN's name for it.
@@ -30,7 +30,8 @@ std::string InstructionSet() {
     case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512, VNNI, bfloat16";
     case dnnl::cpu_isa::avx512_core_fp16: return "AVX-512, VNNI, bfloat16, float16";
     case dnnl::cpu_isa::avx512_core_amx: return "AVX-512, VNNI, bfloat16, float16, AMX";
-    case dnnl::cpu_isa::avx512_core_amx_fp16: return "AVX-512, VNNI, bfloat16, float16, AMX (float16)";
+    case dnnl::cpu_isa::avx512_core_amx_fp16:
+      return "AVX-512, VNNI, bfloat16, float16, AMX (float16)";
     default: return "the machine's basic set";
   }
 }

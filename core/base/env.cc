@@ -18,7 +18,9 @@ std::string Read(const char* name) {
   return text == nullptr ? std::string() : std::string(text);
 }
 
-int ReadInt(const char* name) { return static_cast<int>(std::strtol(Read(name).c_str(), nullptr, 10)); }
+int ReadInt(const char* name) {
+  return static_cast<int>(std::strtol(Read(name).c_str(), nullptr, 10));
+}
 
 std::vector<std::string> ReadList(const char* name, char separator) {
   std::vector<std::string> items;
@@ -44,8 +46,10 @@ std::string AggressiveCpuFallback() { return Read("CAESURA_AGGRESSIVE_CPU_FALLBA
 std::string MaxIsa() { return Read("CAESURA_MAX_ISA"); }
 
 std::string ProgramCache() {
-  if (std::string folder = Read("CAESURA_PROGRAM_CACHE"); !folder.empty()) return folder == "off" ? std::string() : folder;
-  if (const std::string caches = Read("XDG_CACHE_HOME"); !caches.empty()) return caches + "/caesura/programs";
+  if (std::string folder = Read("CAESURA_PROGRAM_CACHE"); !folder.empty())
+    return folder == "off" ? std::string() : folder;
+  if (const std::string caches = Read("XDG_CACHE_HOME"); !caches.empty())
+    return caches + "/caesura/programs";
   const std::string home = Read("HOME");
   return home.empty() ? home : home + "/.cache/caesura/programs";
 }
@@ -77,7 +81,8 @@ size_t MemoryBytes() {
     struct sysinfo machine = {};
     struct rlimit limit = {};
     uint64_t out = std::numeric_limits<uint64_t>::max();
-    if (::sysinfo(&machine) == 0) out = (uint64_t{machine.totalram} + machine.totalswap) * machine.mem_unit;
+    if (::sysinfo(&machine) == 0)
+      out = (uint64_t{machine.totalram} + machine.totalswap) * machine.mem_unit;
     if (::getrlimit(RLIMIT_AS, &limit) == 0) out = std::min<uint64_t>(out, limit.rlim_cur);
     return out;
   }();

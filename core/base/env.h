@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only reader of the process environment. Each switch that the library honours is a function here.
+// The only reader of the process environment. Each switch that the library honours is a function
+// here.
 #ifndef CAESURA_CORE_BASE_ENV_H_
 #define CAESURA_CORE_BASE_ENV_H_
 
@@ -18,30 +19,34 @@ int Verbosity();
 // CAESURA_NUM_THREADS: threads a kernel may use; 0 or unset means what OpenMP would take.
 int NumThreads();
 
-// CAESURA_MAX_ISA: "x86-64", "x86-64-v3" or "x86-64-v4": kernels go no wider, to see on a new machine what an older one
-// does. Unset or anything else: as wide as the machine goes.
+// CAESURA_MAX_ISA: "x86-64", "x86-64-v3" or "x86-64-v4": kernels go no wider, to see on a new
+// machine what an older one does. Unset or anything else: as wide as the machine goes.
 std::string MaxIsa();
 
-// CAESURA_AGGRESSIVE_CPU_FALLBACK: "on", "off", "seed" or "forward" (graph_transforms/cpu_fallback.h); empty where unset.
+// CAESURA_AGGRESSIVE_CPU_FALLBACK: "on", "off", "seed" or "forward"
+// (graph_transforms/cpu_fallback.h); empty where unset.
 std::string AggressiveCpuFallback();
 
-// CAESURA_PLUGIN_PATH: folders in which plug-ins are looked for by name, separated by colons (core/plugin).
+// CAESURA_PLUGIN_PATH: folders in which plug-ins are looked for by name, separated by colons
+// (core/plugin).
 std::vector<std::string> PluginPath();
 
-// CAESURA_PROGRAM_CACHE: the folder in which captured programs are kept, "off" for none. Unset: caesura/programs in
-// XDG_CACHE_HOME, or in ~/.cache; empty where there is no home either.
+// CAESURA_PROGRAM_CACHE: the folder in which captured programs are kept, "off" for none. Unset:
+// caesura/programs in XDG_CACHE_HOME, or in ~/.cache; empty where there is no home either.
 std::string ProgramCache();
 // CAESURA_PROGRAM_CACHE_MEGABYTES: how large it may become; 256 where unset.
 int ProgramCacheMegabytes();
 
-// CAESURA_PYTHON: the Python interpreter that the command asks about packages and peers; "python3" where unset.
+// CAESURA_PYTHON: the Python interpreter that the command asks about packages and peers; "python3"
+// where unset.
 std::string Python();
 
-// "NAME=VALUE" of all set variables that change how caesura runs: CAESURA_*, OMP_*, GOMP_*, ONEDNN_*, DNNL_*.
+// "NAME=VALUE" of all set variables that change how caesura runs: CAESURA_*, OMP_*, GOMP_*,
+// ONEDNN_*, DNNL_*.
 std::vector<std::string> SetVariables();
 
-// As many bytes as this process can ever hold: memory and swap of the machine, or the limit of its address space
-// (ulimit -v), as it was when this was first asked.
+// As many bytes as this process can ever hold: memory and swap of the machine, or the limit of its
+// address space (ulimit -v), as it was when this was first asked.
 size_t MemoryBytes();
 
 }  // namespace caesura::env

@@ -29,9 +29,11 @@ std::string Nearest(const std::string& name, const std::vector<std::string>& kno
   for (const std::string& candidate : known) {
     const size_t distance = EditDistance(name, candidate);
     const bool holds = !name.empty() && candidate.find(name) != std::string::npos;
-    if (holds || distance <= std::max<size_t>(2, name.size() / 3)) ranked.emplace_back(distance, candidate);
+    if (holds || distance <= std::max<size_t>(2, name.size() / 3))
+      ranked.emplace_back(distance, candidate);
   }
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
   ranked.resize(std::min(ranked.size(), kShown));
   std::vector<std::string> names;
   for (auto& [distance, candidate] : ranked) names.push_back(std::move(candidate));
@@ -62,7 +64,8 @@ bool MatchesName(const std::string& pattern, const std::string& name) {
 
 std::string ListedNames(const std::vector<std::string>& names, size_t most) {
   std::string text;
-  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  for (size_t i = 0; i < std::min(names.size(), most); ++i)
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
   if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
   return text;
 }
@@ -72,7 +75,9 @@ Status CheckNames(const std::string& problem, const std::vector<std::string>& pa
   std::string unknown;
   for (const std::string& pattern : patterns) {
     if (MatchesName(pattern, "")) continue;  // all that there are, and be it none
-    if (std::any_of(known.begin(), known.end(), [&](const auto& name) { return MatchesName(pattern, name); })) continue;
+    if (std::any_of(known.begin(), known.end(),
+                    [&](const auto& name) { return MatchesName(pattern, name); }))
+      continue;
     unknown += (unknown.empty() ? "'" : ", '") + pattern + "'" + Nearest(pattern, known);
   }
   return unknown.empty() ? Status() : InvalidArgument(problem + " " + unknown);

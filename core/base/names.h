@@ -16,9 +16,9 @@ bool MatchesName(const std::string& pattern, const std::string& name);
 // "'a', 'b' and 7 more"
 std::string ListedNames(const std::vector<std::string>& names, size_t most = 10);
 
-// Fails with kInvalidArgument when patterns match none of the names in `known`: "PROBLEM 'a' (nearest: 'b'), 'c'" lists
-// them all, each with the nearest known ones. A pattern that matches the empty name stands for all names that there are,
-// and may match none.
+// Fails with kInvalidArgument when patterns match none of the names in `known`: "PROBLEM 'a'
+// (nearest: 'b'), 'c'" lists them all, each with the nearest known ones. A pattern that matches the
+// empty name stands for all names that there are, and may match none.
 Status CheckNames(const std::string& problem, const std::vector<std::string>& patterns,
                   const std::vector<std::string>& known);
 

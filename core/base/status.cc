@@ -7,10 +7,12 @@
 namespace caesura {
 namespace {
 
-// Lack of memory is thrown as the standard library throws it, so that one handler at the border knows both.
+// Lack of memory is thrown as the standard library throws it, so that one handler at the border
+// knows both.
 class OutOfMemoryError : public std::bad_alloc {
  public:
-  explicit OutOfMemoryError(std::string what) : what_(std::make_shared<const std::string>(std::move(what))) {}
+  explicit OutOfMemoryError(std::string what)
+      : what_(std::make_shared<const std::string>(std::move(what))) {}
   const char* what() const noexcept override { return what_->c_str(); }
 
  private:
@@ -38,7 +40,8 @@ const char* StatusCodeName(StatusCode code) {
 Status::Status(StatusCode code, std::string message)
     : rep_(std::make_unique<Rep>(Rep{code, std::move(message)})) {}
 
-Status::Status(const Status& other) : rep_(other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr) {}
+Status::Status(const Status& other)
+    : rep_(other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr) {}
 
 Status& Status::operator=(const Status& other) {
   if (this != &other) rep_ = other.rep_ ? std::make_unique<Rep>(*other.rep_) : nullptr;
@@ -58,12 +61,16 @@ Status Status::WithPrefix(const std::string& prefix) const {
   return ok() ? Status() : Status(code(), prefix + message());
 }
 
-Status InvalidArgument(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+Status InvalidArgument(std::string message) {
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
 Status InvalidModel(std::string message) { return {StatusCode::kInvalidModel, std::move(message)}; }
 Status Unsupported(std::string message) { return {StatusCode::kUnsupported, std::move(message)}; }
 Status NotFound(std::string message) { return {StatusCode::kNotFound, std::move(message)}; }
 Status OutOfMemory(std::string message) { return {StatusCode::kOutOfMemory, std::move(message)}; }
-Status ProviderFailure(std::string message) { return {StatusCode::kProviderFailure, std::move(message)}; }
+Status ProviderFailure(std::string message) {
+  return {StatusCode::kProviderFailure, std::move(message)};
+}
 Status IoError(std::string message) { return {StatusCode::kIoError, std::move(message)}; }
 Status Cancelled(std::string message) { return {StatusCode::kCancelled, std::move(message)}; }
 Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }

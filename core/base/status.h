@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Status and Result<T>: how every function of the library reports failure. The library throws nothing.
+// Status and Result<T>: how every function of the library reports failure. The library throws
+// nothing.
 //
 //   Result<Model> model = Model::Read("net.onnx");
 //   if (!model.ok()) return model.status();
@@ -69,7 +70,8 @@ Status IoError(std::string message);
 Status Cancelled(std::string message);
 Status Internal(std::string message);
 
-// Throws std::runtime_error with the text (bad_alloc for kOutOfMemory): the only throw here, reached through value().
+// Throws std::runtime_error with the text (bad_alloc for kOutOfMemory): the only throw here,
+// reached through value().
 [[noreturn]] void ThrowStatus(const Status& status);
 
 // Either a T or a failed Status.

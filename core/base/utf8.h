@@ -13,8 +13,8 @@ inline constexpr char32_t kLastCodePoint = 0x10FFFF;
 // NextCodePoint returns this for a byte that is not part of valid UTF-8.
 inline constexpr char32_t kInvalidCodePoint = 0x110000;
 
-// The code point at `*position`, which moves past it (by one byte where the text is not valid UTF-8).
-// REQUIRES: *position < text.size()
+// The code point at `*position`, which moves past it (by one byte where the text is not valid
+// UTF-8). REQUIRES: *position < text.size()
 char32_t NextCodePoint(std::string_view text, size_t* position);
 
 bool IsUtf8(std::string_view text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How profilers, dumps, ranges and memory profiles watch a run. The executor's loop knows only this interface, and
-// with no observer attached it does not even ask.
+// How profilers, dumps, ranges and memory profiles watch a run. The executor's loop knows only this
+// interface, and with no observer attached it does not even ask.
 #ifndef CAESURA_CORE_EXECUTE_EXECUTION_OBSERVER_H_
 #define CAESURA_CORE_EXECUTE_EXECUTION_OBSERVER_H_
 
@@ -21,7 +21,8 @@ class ExecutionObserver {
   virtual void OnFenceBefore(const ExecutionPlan&, const ExecutionState&, int /*step*/) {}
   virtual void OnStepBegin(const ExecutionPlan&, const ExecutionState&, int /*step*/) {}
   // Just after the kernel, whether it failed or not; its outputs are there if it did not.
-  virtual void OnStepEnd(const ExecutionPlan&, const ExecutionState&, int /*step*/, const Status&) {}
+  virtual void OnStepEnd(const ExecutionPlan&, const ExecutionState&, int /*step*/, const Status&) {
+  }
   // After the outputs' fences.
   virtual void OnFenceAfter(const ExecutionPlan&, const ExecutionState&, int /*step*/) {}
   // The run yielded, stopped, finished or failed.

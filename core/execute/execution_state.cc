@@ -16,7 +16,8 @@ namespace {
 
 // The bytes of `tensor` under a view's dtype and shape.
 Tensor ViewAs(const PlannedValue& value, const Tensor& tensor) {
-  const size_t offset = static_cast<char*>(tensor.raw()) - static_cast<char*>(tensor.buffer()->data());
+  const size_t offset =
+      static_cast<char*>(tensor.raw()) - static_cast<char*>(tensor.buffer()->data());
   return Tensor(value.dtype, value.shape, tensor.buffer(), offset);
 }
 
@@ -39,14 +40,16 @@ void ExecutionState::TakeArenas(ExecutionState& waiting) {
   arenas_ = std::exchange(waiting.arenas_, {});
   arenas_.resize(plan_->devices().size());
   for (size_t d = 0; d < arenas_.size(); ++d) {
-    const bool same_device = arenas_[d] != nullptr && arenas_[d]->device() == plan_->devices()[d].device;
+    const bool same_device =
+        arenas_[d] != nullptr && arenas_[d]->device() == plan_->devices()[d].device;
     if (!same_device || arenas_[d]->size() < plan_->arenas()[d]) arenas_[d] = nullptr;
   }
 }
 
 // --- where the bytes are ---
 
-Result<std::shared_ptr<Buffer>> ExecutionState::Allocate(int device, size_t bytes, Allocator& allocator) const {
+Result<std::shared_ptr<Buffer>> ExecutionState::Allocate(int device, size_t bytes,
+                                                         Allocator& allocator) const {
   auto buffer = allocator.Allocate(bytes);
   if (buffer.ok() || device == 0) return buffer;
   return AtMemory(buffer.status(), plan_->devices()[device].provider->name());
@@ -78,7 +81,8 @@ Status ExecutionState::BindFeeds(std::vector<RuntimeValue> feeds) {
     const uint32_t id = plan_->feed_values()[i];
     if (id == 0) continue;
     if (!specs[i].Matches(feeds[i])) {
-      return InvalidArgument("feed '" + plan_->values()[id].value->name() + "' is not of the dtype, shape or value " +
+      return InvalidArgument("feed '" + plan_->values()[id].value->name() +
+                             "' is not of the dtype, shape or value " +
                              "that the plan was made for: expected " + DTypeName(specs[i].dtype) +
                              specs[i].shape.ToString() + ", got " + feeds[i].Describe());
     }
@@ -93,7 +97,8 @@ Status ExecutionState::BindParameters() {
   const size_t count = plan_->options().parameters.size();
   if (count == 0) return {};
   if (options_.parameters == nullptr || options_.parameters->size() < static_cast<int>(count)) {
-    return InvalidArgument("the plan has " + std::to_string(count) + " parameters, the run brings fewer");
+    return InvalidArgument("the plan has " + std::to_string(count) +
+                           " parameters, the run brings fewer");
   }
   for (size_t id = 0; id < plan_->buffers().size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers()[id];
@@ -119,14 +124,17 @@ const Tensor* ExecutionState::FetchBuffer(int fetch, int device) const {
   const Tensor& given = options_.fetch_buffers[fetch];
   if (!given.defined() || given.device() != plan_->devices()[device].device) return nullptr;
   if (!options_.buffers_on_feeds) return &given;
-  const auto is_given = [&given](const RuntimeValue& f) { return f.is_tensor() && f.tensor().raw() == given.raw(); };
+  const auto is_given = [&given](const RuntimeValue& f) {
+    return f.is_tensor() && f.tensor().raw() == given.raw();
+  };
   return std::any_of(feeds_.begin(), feeds_.end(), is_given) ? nullptr : &given;
 }
 
 Allocator& ExecutionState::FetchAllocator(int fetch, int device) const {
   const bool given = fetch >= 0 && fetch < static_cast<int>(options_.fetch_allocators.size());
   Allocator* allocator = given ? options_.fetch_allocators[fetch] : nullptr;
-  const bool serves = allocator != nullptr && allocator->device() == plan_->devices()[device].device;
+  const bool serves =
+      allocator != nullptr && allocator->device() == plan_->devices()[device].device;
   return serves ? *allocator : AllocatorOf(device);
 }
 
@@ -136,10 +144,12 @@ Status ExecutionState::BindFetch(const Yield::Item& item, int fetch) {
   const PlannedBuffer& buffer = plan_->buffers()[value.buffer];
   if (buffer.kind != Kind::kFetch || !item.move || buffer.last_step < pc_) return {};
   std::shared_ptr<Buffer>& owner = fetch_buffers_[buffer.index];
-  if (fetch >= 0 && fetch < static_cast<int>(options_.fetch_buffers.size()) && options_.fetch_buffers[fetch].defined()) {
+  if (fetch >= 0 && fetch < static_cast<int>(options_.fetch_buffers.size()) &&
+      options_.fetch_buffers[fetch].defined()) {
     const Tensor& given = options_.fetch_buffers[fetch];
     if (given.dtype() != value.dtype || given.shape() != value.shape) {
-      return InvalidArgument("buffer for output '" + item.name + "' is " + RuntimeValue(given).Describe() + ", the output is " +
+      return InvalidArgument("buffer for output '" + item.name + "' is " +
+                             RuntimeValue(given).Describe() + ", the output is " +
                              DTypeName(value.dtype) + value.shape.ToString());
     }
   }
@@ -148,7 +158,8 @@ Status ExecutionState::BindFetch(const Yield::Item& item, int fetch) {
     addresses_[value.buffer] = given->raw();
     return {};
   }
-  ASSIGN_OR_RETURN(owner, Allocate(buffer.device, buffer.bytes, FetchAllocator(fetch, buffer.device)));
+  ASSIGN_OR_RETURN(owner,
+                   Allocate(buffer.device, buffer.bytes, FetchAllocator(fetch, buffer.device)));
   addresses_[value.buffer] = owner->data();
   return {};
 }
@@ -166,12 +177,14 @@ Status ExecutionState::BindFetches() {
 Status ExecutionState::VerifyContiguous() const {
   for (const ContiguousGroup& group : plan_->contiguous()) {
     for (size_t i = 0; i + 1 < group.buffers.size(); ++i) {
-      const char* end = static_cast<char*>(addresses_[group.buffers[i]]) + plan_->buffers()[group.buffers[i]].bytes;
+      const char* end = static_cast<char*>(addresses_[group.buffers[i]]) +
+                        plan_->buffers()[group.buffers[i]].bytes;
       if (end == addresses_[group.buffers[i + 1]]) continue;
       const Step& step = plan_->steps()[group.step];
-      return AtNode(InvalidArgument("wants its inputs in one block, but buffer " + std::to_string(i + 1) +
-                                    " of them does not begin where the one before ends"),
-                    *step.node, step.provider->name());
+      return AtNode(
+          InvalidArgument("wants its inputs in one block, but buffer " + std::to_string(i + 1) +
+                          " of them does not begin where the one before ends"),
+          *step.node, step.provider->name());
     }
   }
   return {};
@@ -187,7 +200,8 @@ Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options
   RETURN_IF_ERROR(BindParameters());
   RETURN_IF_ERROR(BindFetches());
   RETURN_IF_ERROR(VerifyContiguous());
-  handed_out_.reserve(plan_->fetches().size());  // handing out needs no memory once the run has changed parameters
+  handed_out_.reserve(
+      plan_->fetches().size());  // handing out needs no memory once the run has changed parameters
   phase_ = Phase::kReady;
   return {};
 } catch (const std::bad_alloc&) {
@@ -218,14 +232,17 @@ RuntimeValue ExecutionState::ValueOf(uint32_t id) const {
   if (buffer.kind == Kind::kDynamic) return dynamic_[id];
   if (!value.layout.dense() && buffer.device == 0) {
     const Tensor dense = Tensor::Zeros(value.dtype, value.shape);
-    CopyDense(addresses_[value.buffer], value.shape, value.layout, DTypeSize(value.dtype), dense.raw());
+    CopyDense(addresses_[value.buffer], value.shape, value.layout, DTypeSize(value.dtype),
+              dense.raw());
     return dense;
   }
   // Feeds and constants keep their own buffers, so that a kernel may share them.
   if (buffer.kind == Kind::kConstant) return ViewAs(value, plan_->constants()[buffer.index]);
-  if (buffer.kind == Kind::kFeed && !feeds_[buffer.index].is_tensor()) return {};  // an optional that was left out
+  if (buffer.kind == Kind::kFeed && !feeds_[buffer.index].is_tensor())
+    return {};  // an optional that was left out
   if (buffer.kind == Kind::kFeed) return ViewAs(value, feeds_[buffer.index].tensor());
-  return Tensor::Borrow(value.dtype, value.shape, addresses_[value.buffer], plan_->devices()[buffer.device].device);
+  return Tensor::Borrow(value.dtype, value.shape, addresses_[value.buffer],
+                        plan_->devices()[buffer.device].device);
 }
 
 Result<RuntimeValue> ExecutionState::HostValueOf(uint32_t id) const {
@@ -240,7 +257,8 @@ Result<RuntimeValue> ExecutionState::HostValueOf(uint32_t id) const {
     return RuntimeValue(std::move(dense));
   }
   ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> all, AllocatorOf(0).Allocate(buffer.bytes));
-  RETURN_IF_ERROR(plan_->CopyBytes(0, all->data(), buffer.device, addresses_[planned.buffer], buffer.bytes));
+  RETURN_IF_ERROR(
+      plan_->CopyBytes(0, all->data(), buffer.device, addresses_[planned.buffer], buffer.bytes));
   RETURN_IF_ERROR(WaitForDevices());
   Tensor dense = Tensor::Zeros(planned.dtype, planned.shape);
   CopyDense(all->data(), planned.shape, planned.layout, element, dense.raw());
@@ -257,9 +275,12 @@ int ExecutionState::DeviceIndex(const Tensor& tensor) const {
   return -1;
 }
 
-Result<Tensor> ExecutionState::CopyTo(const Tensor& tensor, int device, Allocator& allocator) const {
+Result<Tensor> ExecutionState::CopyTo(const Tensor& tensor, int device,
+                                      Allocator& allocator) const {
   const int from = DeviceIndex(tensor);
-  if (from < 0) return InvalidArgument("a tensor is on " + tensor.device().ToString() + ", which no provider serves");
+  if (from < 0)
+    return InvalidArgument("a tensor is on " + tensor.device().ToString() +
+                           ", which no provider serves");
   if (tensor.dtype() == DType::kString) return tensor.Clone(allocator);
   if (from != device && from != 0 && device != 0) {
     ASSIGN_OR_RETURN(const Tensor between, CopyTo(tensor, 0, AllocatorOf(0)));
@@ -292,7 +313,8 @@ void ExecutionState::SetDynamic(uint32_t value_id, RuntimeValue value) {
   dynamic_[value_id] = std::move(value);
 }
 
-Result<Tensor> ExecutionState::AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) {
+Result<Tensor> ExecutionState::AllocateArgument(const uint32_t* argument, DType dtype,
+                                                Shape shape) {
   const uint32_t id = plan_->argument_values()[argument - plan_->arguments().data()];
   const size_t given = std::max(options_.fetch_allocators.size(), options_.fetch_buffers.size());
   int fetch = -1;
@@ -305,7 +327,8 @@ Result<Tensor> ExecutionState::AllocateArgument(const uint32_t* argument, DType 
     SetDynamic(id, *buffer);
     return *buffer;
   }
-  ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(dtype, std::move(shape), FetchAllocator(fetch, device)));
+  ASSIGN_OR_RETURN(Tensor tensor,
+                   Tensor::Allocate(dtype, std::move(shape), FetchAllocator(fetch, device)));
   SetDynamic(id, tensor);
   return tensor;
 }

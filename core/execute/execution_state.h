@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExecutionState: all that changes while a plan runs, and all that survives between two calls: program counter,
-// arena, values, feeds, random counters. States of one plan are independent of each other.
+// ExecutionState: all that changes while a plan runs, and all that survives between two calls:
+// program counter, arena, values, feeds, random counters. States of one plan are independent of
+// each other.
 //
-//   feeds --Start--> [ready] --Run--> [yielded] --Resume(dY)--> [ready] --Run--> [finished] --TakeFetches--> values
+//   feeds --Start--> [ready] --Run--> [yielded] --Resume(dY)--> [ready] --Run--> [finished]
+//   --TakeFetches--> values
 //                       ^---------------- Start (reuses the memory) --------------------'
-//   A failed Run leaves the state [failed]: Start begins anew; the plan and other states are not touched.
+//   A failed Run leaves the state [failed]: Start begins anew; the plan and other states are not
+//   touched.
 //
 // Thread safety: one thread at a time; which thread may change between calls.
 #ifndef CAESURA_CORE_EXECUTE_EXECUTION_STATE_H_
@@ -28,15 +31,18 @@ class ExecutionObserver;
 // What a run uses besides its feeds. The pointed-to objects outlive the run.
 struct RunOptions {
   ParameterSet* parameters = nullptr;  // needed when the plan has parameters
-  ValueCache* cache = nullptr;         // of this plan; without it, cacheable values are computed in each run
-  uint64_t seed = 0;                   // of all random streams
-  uint64_t step = 0;                   // counts runs: same seed and step, same numbers
-  std::string tag = {};                // what observers call the run ("batch 17"); empty: its step
+  ValueCache* cache =
+      nullptr;           // of this plan; without it, cacheable values are computed in each run
+  uint64_t seed = 0;     // of all random streams
+  uint64_t step = 0;     // counts runs: same seed and step, same numbers
+  std::string tag = {};  // what observers call the run ("batch 17"); empty: its step
   std::vector<ExecutionObserver*> observers = {};
-  // Where fetch i comes from; entries may be null, the list may be short: then the provider's allocator.
+  // Where fetch i comes from; entries may be null, the list may be short: then the provider's
+  // allocator.
   std::vector<Allocator*> fetch_allocators = {};
-  // A caller's buffer for fetch i: an undefined tensor means a fresh one. Clones do not write to it. Without
-  // `buffers_on_feeds` it may share no byte with a feed, and in no case with another buffer.
+  // A caller's buffer for fetch i: an undefined tensor means a fresh one. Clones do not write to
+  // it. Without `buffers_on_feeds` it may share no byte with a feed, and in no case with another
+  // buffer.
   std::vector<Tensor> fetch_buffers = {};
   // Some buffer is also a feed: it is written when all else of the run has succeeded, by a copy.
   bool buffers_on_feeds = false;
@@ -52,8 +58,9 @@ class ExecutionState : public KernelHost {
   ExecutionState(const ExecutionState&) = delete;
   ExecutionState& operator=(const ExecutionState&) = delete;
 
-  // Begins a run. Feeds (in the order of plan.feeds()) are borrowed and must stay unchanged until the run has ended;
-  // they must be what the plan was made for. Verifies that inputs which a kernel wants in one block lie so.
+  // Begins a run. Feeds (in the order of plan.feeds()) are borrowed and must stay unchanged until
+  // the run has ended; they must be what the plan was made for. Verifies that inputs which a kernel
+  // wants in one block lie so.
   Status Start(std::vector<RuntimeValue> feeds, RunOptions options);
 
   const ExecutionPlan& plan() const { return *plan_; }
@@ -64,30 +71,31 @@ class ExecutionState : public KernelHost {
 
   // --- at a yield (phase() == kYielded) ---
   int yield_index() const { return yield_index_; }
-  // What the yield hands out, in the order of YieldOp's inputs. The tensors are the caller's: they may be overwritten
-  // or dropped at once, and stay valid after the state is gone.
+  // What the yield hands out, in the order of YieldOp's inputs. The tensors are the caller's: they
+  // may be overwritten or dropped at once, and stay valid after the state is gone.
   std::vector<RuntimeValue> TakeYielded();
-  // Gives YieldOp's outputs. An absent value stands for zeros; a one-element tensor is spread over the shape. Tensors
-  // are borrowed until the run has ended. Then phase() is kReady.
+  // Gives YieldOp's outputs. An absent value stands for zeros; a one-element tensor is spread over
+  // the shape. Tensors are borrowed until the run has ended. Then phase() is kReady.
   Status Resume(std::vector<RuntimeValue> values);
 
   // --- at the end (phase() == kFinished) ---
   // Graph outputs, owned by the caller. Once a run.
   std::vector<RuntimeValue> TakeFetches();
 
-  // A second state at the same point, with a copy of all that a later step may read: for a second backward
-  // (retain_graph). Yielded values that were not taken are not copied. REQUIRES: kReady or kYielded.
+  // A second state at the same point, with a copy of all that a later step may read: for a second
+  // backward (retain_graph). Yielded values that were not taken are not copied. REQUIRES: kReady or
+  // kYielded.
   Result<std::unique_ptr<ExecutionState>> Clone() const;
 
-  // Moves the arena and the fetches to fresh memory, copying what is alive and filling all else, there and in the
-  // old place, with `poison`; forgets the addresses of what no later step reads. For tests that show that nothing
-  // reads dead bytes. REQUIRES: kReady or kYielded.
+  // Moves the arena and the fetches to fresh memory, copying what is alive and filling all else,
+  // there and in the old place, with `poison`; forgets the addresses of what no later step reads.
+  // For tests that show that nothing reads dead bytes. REQUIRES: kReady or kYielded.
   Status Relocate(uint8_t poison);
 
   // Drops everything that the run holds; the arena is kept for the next Start.
   void Cancel();
-  // Whether Start finds arenas from before; takes those of a state that waits for its next run, in the place of its own: what
-  // is too small for this one is freed.
+  // Whether Start finds arenas from before; takes those of a state that waits for its next run, in
+  // the place of its own: what is too small for this one is freed.
   bool has_arenas() const { return !arenas_.empty(); }
   void TakeArenas(ExecutionState& waiting);
 
@@ -95,7 +103,9 @@ class ExecutionState : public KernelHost {
   RuntimeValue ArgumentValue(const uint32_t* argument) override;
   Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override;
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override;
-  RandomKey random_key(uint32_t stream) const override { return {options_.seed, options_.step, stream}; }
+  RandomKey random_key(uint32_t stream) const override {
+    return {options_.seed, options_.step, stream};
+  }
   void* device_stream() const override { return plan_->steps()[pc_].provider->stream(); }
   Result<Tensor> CopyOf(const Tensor& tensor) const override;
 
@@ -114,7 +124,8 @@ class ExecutionState : public KernelHost {
   Status VerifyContiguous() const;
   Status BindArenas();
   Allocator& AllocatorOf(int device) const { return *plan_->devices()[device].allocator; }
-  // The caller's buffer for graph output `fetch`, where it is on the device and may be written in the middle of the run.
+  // The caller's buffer for graph output `fetch`, where it is on the device and may be written in
+  // the middle of the run.
   const Tensor* FetchBuffer(int fetch, int device) const;
   // `allocator` is of the device; errors say whose memory ran out.
   Result<std::shared_ptr<Buffer>> Allocate(int device, size_t bytes, Allocator& allocator) const;
@@ -146,15 +157,15 @@ class ExecutionState : public KernelHost {
   int pc_ = 0;
   int yield_index_ = -1;
   RunOptions options_;
-  std::vector<std::shared_ptr<Buffer>> arenas_;     // by device
+  std::vector<std::shared_ptr<Buffer>> arenas_;      // by device
   std::array<char*, kMaxDevices> arena_bases_ = {};  // their first bytes
-  std::vector<void*> addresses_;                    // by buffer
-  std::vector<RuntimeValue> dynamic_;               // by value: kDynamic and kResume
+  std::vector<void*> addresses_;                     // by buffer
+  std::vector<RuntimeValue> dynamic_;                // by value: kDynamic and kResume
   std::vector<RuntimeValue> feeds_;
   std::vector<std::shared_ptr<Buffer>> fetch_buffers_;  // by fetch index; null once handed out
   std::vector<std::shared_ptr<Buffer>> cached_;         // by cache entry: what this run reads
-  std::vector<RuntimeValue> handed_out_;            // by the yield or at the end, until taken
-  std::vector<FeedSpec> yielded_;                   // dtypes and shapes that the yield has handed out
+  std::vector<RuntimeValue> handed_out_;                // by the yield or at the end, until taken
+  std::vector<FeedSpec> yielded_;  // dtypes and shapes that the yield has handed out
 };
 
 }  // namespace caesura

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that are settled in the run: kernels whose shapes show only now, and values kept in the cache.
+// Steps that are settled in the run: kernels whose shapes show only now, and values kept in the
+// cache.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -23,22 +24,28 @@ Status ExecutionState::RunLate(int index) {
     if (!info.is_tensor) continue;
     info.dtype = inputs[i].tensor().dtype();
     info.shape = inputs[i].tensor().shape();
-    info.layout = plan_->values()[value_ids[i]].layout;  // of the bytes at the address; `value` is dense
+    info.layout =
+        plan_->values()[value_ids[i]].layout;  // of the bytes at the address; `value` is dense
     if (inputs[i].tensor().device().is_host()) info.value = &inputs[i].tensor();
   }
   KernelInfo info(*step.node, std::move(infos), plan_->threads());
   info.set_subgraph_runner([&step](const std::string& name) { return step.Body(name); });
-  ASSIGN_OR_RETURN(const KernelDef* def, step.provider->kernels().Create(info, step.provider->name()));
-  if (!def->contiguous_inputs.empty()) return Unsupported("wants its inputs in one block, but is sized in the run");
+  ASSIGN_OR_RETURN(const KernelDef* def,
+                   step.provider->kernels().Create(info, step.provider->name()));
+  if (!def->contiguous_inputs.empty())
+    return Unsupported("wants its inputs in one block, but is sized in the run");
   RETURN_IF_ERROR(PlaceLateOutputs(step, info, *def, inputs));
   const ComputeFunction compute = info.TakeCompute();
   if (!compute) return {};
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, AllocatorOf(step.device).Allocate(info.scratch_bytes()));
-  KernelContext context(addresses_.data(), ids, step.input_count, scratch->data(), step.stream, this);
+  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch,
+                   AllocatorOf(step.device).Allocate(info.scratch_bytes()));
+  KernelContext context(addresses_.data(), ids, step.input_count, scratch->data(), step.stream,
+                        this);
   return compute(context);
 }
 
-Status ExecutionState::PlaceLateOutputs(const Step& step, const KernelInfo& info, const KernelDef& def,
+Status ExecutionState::PlaceLateOutputs(const Step& step, const KernelInfo& info,
+                                        const KernelDef& def,
                                         const std::vector<RuntimeValue>& inputs) {
   const uint32_t first = step.first_argument + step.input_count;
   for (uint32_t i = 0; i < step.output_count; ++i) {
@@ -58,15 +65,19 @@ Status ExecutionState::PlaceLateOutputs(const Step& step, const KernelInfo& info
       if (found == nullptr && in_place(a)) found = &a;
     }
     if (found != nullptr) {
-      const PlannedBuffer& buffer = plan_->buffers()[plan_->arguments()[step.first_argument + found->input]];
-      const bool ours = buffer.kind == PlannedBuffer::Kind::kParameter || buffer.kind == PlannedBuffer::Kind::kArena;
+      const PlannedBuffer& buffer =
+          plan_->buffers()[plan_->arguments()[step.first_argument + found->input]];
+      const bool ours = buffer.kind == PlannedBuffer::Kind::kParameter ||
+                        buffer.kind == PlannedBuffer::Kind::kArena;
       if (!ours || buffer.last_step > pc_) {
-        return InvalidModel("updates in place what is no parameter, or what a later node still reads");
+        return InvalidModel(
+            "updates in place what is no parameter, or what a later node still reads");
       }
       SetDynamic(id, inputs[found->input]);
       continue;
     }
-    auto allocated = AllocateArgument(plan_->arguments().data() + first + i, output.dtype, output.shape);
+    auto allocated =
+        AllocateArgument(plan_->arguments().data() + first + i, output.dtype, output.shape);
     if (!allocated.ok()) return allocated.status();
   }
   return {};
@@ -92,9 +103,11 @@ Status ExecutionState::RunCached(int index) {
   const Step& step = plan_->steps()[index];
   const uint32_t* ids = plan_->arguments().data() + step.first_argument;
   uint64_t version = 0;  // versions only grow, so the largest one changes with any of them
-  for (int parameter : step.cache_parameters) version = std::max(version, options_.parameters->version(parameter));
+  for (int parameter : step.cache_parameters)
+    version = std::max(version, options_.parameters->version(parameter));
   uint32_t output = 0;
-  for (uint32_t i = 0; i < step.output_count; ++i) output = std::max(output, ids[step.input_count + i]);
+  for (uint32_t i = 0; i < step.output_count; ++i)
+    output = std::max(output, ids[step.input_count + i]);
   if (options_.cache != nullptr) {
     if (auto kept = options_.cache->Find(step.index, version)) {
       cached_[step.index] = std::move(kept);
@@ -103,7 +116,8 @@ Status ExecutionState::RunCached(int index) {
     }
   }
   const PlannedBuffer& buffer = plan_->buffers()[output];
-  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, AllocatorOf(buffer.device).Allocate(buffer.bytes));
+  ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh,
+                   AllocatorOf(buffer.device).Allocate(buffer.bytes));
   addresses_[output] = fresh->data();
   KernelContext context(addresses_.data(), ids, step.input_count,
                         arena_bases_[step.device] + step.scratch_offset, step.stream, this);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that change between runs (weights, running statistics, optimizer state) and their versions.
+// The tensors that change between runs (weights, running statistics, optimizer state) and their
+// versions.
 #ifndef CAESURA_CORE_EXECUTE_PARAMETER_SET_H_
 #define CAESURA_CORE_EXECUTE_PARAMETER_SET_H_
 

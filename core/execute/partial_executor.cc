@@ -23,10 +23,12 @@ Status PartialExecutor::RunOther(ExecutionState& state, const Step& step, int pc
 }
 
 inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step, int pc) {
-  if (step.kind != Step::Kind::kCompute) [[unlikely]] return RunOther(state, step, pc);
+  if (step.kind != Step::Kind::kCompute) [[unlikely]]
+    return RunOther(state, step, pc);
   const ExecutionPlan& plan = *state.plan_;
-  KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument, step.input_count,
-                        state.arena_bases_[step.device] + step.scratch_offset, step.stream, &state);
+  KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument,
+                        step.input_count, state.arena_bases_[step.device] + step.scratch_offset,
+                        step.stream, &state);
   return step.compute(context);
 }
 
@@ -63,7 +65,8 @@ Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try
   return RunOutcome::kFinished;
 } catch (const std::bad_alloc&) {
   const std::vector<Step>& steps = state.plan_->steps();
-  if (state.pc_ == static_cast<int>(steps.size())) return OutOfMemory("memory ran out while results were handed out");
+  if (state.pc_ == static_cast<int>(steps.size()))
+    return OutOfMemory("memory ran out while results were handed out");
   const Step& step = steps[state.pc_];
   return AtNode(OutOfMemory("memory ran out"), *step.node, step.provider->name());
 }
@@ -74,15 +77,16 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   }
   const ExecutionPlan& plan = *state.plan_;
   const int end = std::clamp(limit, 0, static_cast<int>(plan.steps().size()));
-  // Ends soon after the caller wants it, in bodies too. Once a parameter has been written the run goes on to its end, as half
-  // of an update is of no use.
+  // Ends soon after the caller wants it, in bodies too. Once a parameter has been written the run
+  // goes on to its end, as half of an update is of no use.
   const auto run = [&]<bool observed>() -> Result<RunOutcome> {
     constexpr int kStepsBetweenLooks = 16;
     const std::atomic<bool>* cancel = state.options_.cancel.get();
     if (cancel == nullptr) return RunSteps<observed>(state, end);
     const RunCancel scope(state.options_.cancel);
     while (!*cancel || HasWritten(state)) {
-      Result<RunOutcome> outcome = RunSteps<observed>(state, std::min(end, state.pc_ + kStepsBetweenLooks));
+      Result<RunOutcome> outcome =
+          RunSteps<observed>(state, std::min(end, state.pc_ + kStepsBetweenLooks));
       if (!outcome.ok() || *outcome != RunOutcome::kStopped || state.pc_ == end) return outcome;
     }
     return Cancelled("the run was ended by its caller");
@@ -95,7 +99,8 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   for (ExecutionObserver* observer : state.options_.observers) observer->OnEnter(plan, state);
   Result<RunOutcome> outcome = run.template operator()<true>();
   if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
-  for (ExecutionObserver* observer : state.options_.observers) observer->OnLeave(plan, state, outcome.status());
+  for (ExecutionObserver* observer : state.options_.observers)
+    observer->OnLeave(plan, state, outcome.status());
   return outcome;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor: runs the steps of a plan on a state from its program counter until a yield or the end. A yield is not
-// an error and costs no more than a return.
+// The executor: runs the steps of a plan on a state from its program counter until a yield or the
+// end. A yield is not an error and costs no more than a return.
 #ifndef CAESURA_CORE_EXECUTE_PARTIAL_EXECUTOR_H_
 #define CAESURA_CORE_EXECUTE_PARTIAL_EXECUTOR_H_
 
@@ -19,8 +19,8 @@ enum class RunOutcome {
 class PartialExecutor {
  public:
   // REQUIRES: state.phase() == kReady. Stops before step `limit` if that comes first.
-  // On failure the state is kFailed; the error names op type, node, provider and, where known, the user's source.
-  // Thread safety: any number of states of one plan at the same time.
+  // On failure the state is kFailed; the error names op type, node, provider and, where known, the
+  // user's source. Thread safety: any number of states of one plan at the same time.
   static Result<RunOutcome> Run(ExecutionState& state, int limit = INT_MAX);
 
  private:

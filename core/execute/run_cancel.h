@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How bodies of If, Loop and Scan, at any depth, learn that the caller has ended the run that they belong to. They run on the
-// thread of their run, and kernels, which stand between the two, know nothing of it.
+// How bodies of If, Loop and Scan, at any depth, learn that the caller has ended the run that they
+// belong to. They run on the thread of their run, and kernels, which stand between the two, know
+// nothing of it.
 #ifndef CAESURA_CORE_EXECUTE_RUN_CANCEL_H_
 #define CAESURA_CORE_EXECUTE_RUN_CANCEL_H_
 
@@ -28,8 +29,8 @@ class RunCancel {
   Flag before_;
 };
 
-// True if a step before the program counter has changed a parameter. The one at it does not count: kernels that update in place
-// fail, if at all, before they write.
+// True if a step before the program counter has changed a parameter. The one at it does not count:
+// kernels that update in place fail, if at all, before they write.
 bool HasWritten(const ExecutionState& state);
 
 }  // namespace caesura

@@ -28,15 +28,18 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
   RETURN_IF_ERROR(copy->BindArenas());
   for (int d = 0; d < static_cast<int>(arenas_.size()); ++d) {
     for (const auto& [offset, bytes] : plan_->LiveRanges(pc_, d)) {
-      RETURN_IF_ERROR(plan_->CopyBytes(d, copy->arena_bases_[d] + offset, d, arena_bases_[d] + offset, bytes));
+      RETURN_IF_ERROR(
+          plan_->CopyBytes(d, copy->arena_bases_[d] + offset, d, arena_bases_[d] + offset, bytes));
     }
   }
   RETURN_IF_ERROR(copy->BindFetches());
   for (size_t id = 0; id < plan_->buffers().size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers()[id];
-    const bool written = buffer.kind == Kind::kFetch && buffer.first_step < pc_ && buffer.last_step >= pc_;
+    const bool written =
+        buffer.kind == Kind::kFetch && buffer.first_step < pc_ && buffer.last_step >= pc_;
     if (!written) continue;
-    RETURN_IF_ERROR(plan_->CopyBytes(buffer.device, copy->addresses_[id], buffer.device, addresses_[id], buffer.bytes));
+    RETURN_IF_ERROR(plan_->CopyBytes(buffer.device, copy->addresses_[id], buffer.device,
+                                     addresses_[id], buffer.bytes));
   }
   return copy;
 } catch (const std::bad_alloc&) {
@@ -59,7 +62,8 @@ Status ExecutionState::Relocate(uint8_t poison) {
     ASSIGN_OR_RETURN(std::shared_ptr<Buffer> fresh, AllocatorOf(d).Allocate(plan_->arenas()[d]));
     RETURN_IF_ERROR(Poison(d, fresh->data(), fresh->size(), poison));
     for (const auto& [offset, bytes] : plan_->LiveRanges(pc_, d)) {
-      RETURN_IF_ERROR(plan_->CopyBytes(d, static_cast<char*>(fresh->data()) + offset, d, arena_bases_[d] + offset, bytes));
+      RETURN_IF_ERROR(plan_->CopyBytes(d, static_cast<char*>(fresh->data()) + offset, d,
+                                       arena_bases_[d] + offset, bytes));
     }
     RETURN_IF_ERROR(Poison(d, arena_bases_[d], arenas_[d]->size(), poison));
     arenas_[d] = std::move(fresh);
@@ -68,15 +72,17 @@ Status ExecutionState::Relocate(uint8_t poison) {
   for (size_t id = 0; id < plan_->buffers().size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers()[id];
     const bool dead = buffer.last_step < pc_, unborn = buffer.first_step >= pc_;
-    const bool own = buffer.kind == Kind::kFetch || buffer.kind == Kind::kDynamic || buffer.kind == Kind::kResume ||
-                     buffer.kind == Kind::kCached;
-    if ((dead && (own || buffer.kind == Kind::kArena)) || (unborn && own && buffer.kind != Kind::kFetch)) {
+    const bool own = buffer.kind == Kind::kFetch || buffer.kind == Kind::kDynamic ||
+                     buffer.kind == Kind::kResume || buffer.kind == Kind::kCached;
+    if ((dead && (own || buffer.kind == Kind::kArena)) ||
+        (unborn && own && buffer.kind != Kind::kFetch)) {
       addresses_[id] = nullptr;
     } else if (buffer.kind == Kind::kFetch && options_.fetch_buffers.empty()) {
       const int d = buffer.device;
       ASSIGN_OR_RETURN(std::shared_ptr<Buffer> moved, AllocatorOf(d).Allocate(buffer.bytes));
       RETURN_IF_ERROR(Poison(d, moved->data(), buffer.bytes, poison));
-      if (!unborn) RETURN_IF_ERROR(plan_->CopyBytes(d, moved->data(), d, addresses_[id], buffer.bytes));
+      if (!unborn)
+        RETURN_IF_ERROR(plan_->CopyBytes(d, moved->data(), d, addresses_[id], buffer.bytes));
       RETURN_IF_ERROR(Poison(d, addresses_[id], buffer.bytes, poison));
       addresses_[id] = moved->data();
       fetch_buffers_[buffer.index] = std::move(moved);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What crosses the border between a run and its caller: values handed out at a yield and at the end, values taken in.
+// What crosses the border between a run and its caller: values handed out at a yield and at the
+// end, values taken in.
 #include <cstring>
 #include <new>
 
@@ -17,17 +18,21 @@ Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, int fetch)
   const PlannedBuffer& buffer = plan_->buffers()[value.buffer];
   if (buffer.kind == Kind::kFetch && item.move) {
     std::shared_ptr<Buffer> owner = std::move(fetch_buffers_[buffer.index]);
-    const size_t offset = static_cast<char*>(addresses_[value.buffer]) - static_cast<char*>(owner->data());
+    const size_t offset =
+        static_cast<char*>(addresses_[value.buffer]) - static_cast<char*>(owner->data());
     return RuntimeValue(Tensor(value.dtype, value.shape, std::move(owner), offset));
   }
   RuntimeValue current = ValueOf(item.value);
   if (!current.is_tensor()) return current;  // sequences and maps are immutable and may be shared
   const Tensor* given = FetchBuffer(fetch, item.device);
   if (given != nullptr && given->raw() == current.tensor().raw()) return current;
-  // Two owners are this state and `current`; a kernel or a clone of the state may have kept the buffer too.
+  // Two owners are this state and `current`; a kernel or a clone of the state may have kept the
+  // buffer too.
   const std::shared_ptr<Buffer>& owner = current.tensor().buffer();
-  if (buffer.kind == Kind::kDynamic && item.move && owner->owns_memory() && owner.use_count() <= 2) return current;
-  ASSIGN_OR_RETURN(Tensor copy, CopyTo(current.tensor(), item.device, FetchAllocator(fetch, item.device)));
+  if (buffer.kind == Kind::kDynamic && item.move && owner->owns_memory() && owner.use_count() <= 2)
+    return current;
+  ASSIGN_OR_RETURN(Tensor copy,
+                   CopyTo(current.tensor(), item.device, FetchAllocator(fetch, item.device)));
   return RuntimeValue(std::move(copy));
 }
 
@@ -57,8 +62,8 @@ Status ExecutionState::HandOutFetches() {
   }
   RETURN_IF_ERROR(CheckBuffers());
   if (waits) RETURN_IF_ERROR(WaitForDevices());
-  // Caller's buffers that the plan could not write directly (a view, an input passed through, a buffer that is also a
-  // feed) are filled now, when nothing reads the feeds any more.
+  // Caller's buffers that the plan could not write directly (a view, an input passed through, a
+  // buffer that is also a feed) are filled now, when nothing reads the feeds any more.
   for (size_t i = 0; i < handed_out_.size() && i < options_.fetch_buffers.size(); ++i) {
     const Tensor& given = options_.fetch_buffers[i];
     if (!given.defined() || handed_out_[i].tensor().raw() == given.raw()) continue;
@@ -82,8 +87,8 @@ Status ExecutionState::CheckBuffers() const {
                              value.tensor().shape() == given.shape())) {
       continue;
     }
-    return InvalidArgument("buffer for output '" + plan_->fetches()[i].name + "' is " + RuntimeValue(given).Describe() +
-                           ", the output is " + value.Describe());
+    return InvalidArgument("buffer for output '" + plan_->fetches()[i].name + "' is " +
+                           RuntimeValue(given).Describe() + ", the output is " + value.Describe());
   }
   return {};
 }
@@ -95,7 +100,9 @@ Status ExecutionState::Fill(const Tensor& to, const Tensor& from) const {
     return {};
   }
   const int device = DeviceIndex(to);
-  if (device < 0) return InvalidArgument("a buffer is on " + to.device().ToString() + ", which no provider serves");
+  if (device < 0)
+    return InvalidArgument("a buffer is on " + to.device().ToString() +
+                           ", which no provider serves");
   RETURN_IF_ERROR(plan_->CopyBytes(device, to.raw(), DeviceIndex(from), from.raw(), from.bytes()));
   return device == 0 && !from.device().is_host() ? WaitForDevices() : Status();
 }
@@ -105,7 +112,8 @@ std::vector<RuntimeValue> ExecutionState::TakeYielded() { return std::exchange(h
 std::vector<RuntimeValue> ExecutionState::TakeFetches() { return std::exchange(handed_out_, {}); }
 
 // The gradient of one yielded value, in full: absent stands for zeros, one element for all.
-Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, RuntimeValue given) const {
+Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index,
+                                            RuntimeValue given) const {
   const int of = yield.resume_of[index];
   const PlannedValue& planned = plan_->values()[yield.resume_values[index]];
   const bool seen = !planned.known && of < static_cast<int>(yielded_.size());
@@ -114,13 +122,16 @@ Result<RuntimeValue> ExecutionState::TakeIn(const Yield& yield, int index, Runti
   const Shape& shape = seen ? yielded_[of].shape : planned.shape;
   if (!is_tensor) {
     if (given.has_value()) return given;
-    return Unsupported("the gradient of '" + yield.outputs[of].name + "', which is no tensor, must be given");
+    return Unsupported("the gradient of '" + yield.outputs[of].name +
+                       "', which is no tensor, must be given");
   }
   const bool same_dtype = given.is_tensor() && given.tensor().dtype() == dtype;
-  if (same_dtype && given.tensor().shape() == shape) return OnDeviceOf(yield.outputs[of], std::move(given));
+  if (same_dtype && given.tensor().shape() == shape)
+    return OnDeviceOf(yield.outputs[of], std::move(given));
   if (given.has_value() && !(same_dtype && given.tensor().elements() == 1)) {
-    return InvalidArgument("the value given for '" + yield.outputs[of].name + "' must be " + DTypeName(dtype) +
-                           shape.ToString() + ", or absent, or one element; got " + given.Describe());
+    return InvalidArgument("the value given for '" + yield.outputs[of].name + "' must be " +
+                           DTypeName(dtype) + shape.ToString() +
+                           ", or absent, or one element; got " + given.Describe());
   }
   if (given.has_value() && !given.tensor().device().is_host()) {
     ASSIGN_OR_RETURN(given, CopyTo(given.tensor(), 0, AllocatorOf(0)));
@@ -147,8 +158,8 @@ Status ExecutionState::Resume(std::vector<RuntimeValue> values) try {
   if (phase_ != Phase::kYielded) return InvalidArgument("Resume needs a state that has yielded");
   const Yield& yield = plan_->yields()[yield_index_];
   if (values.size() != yield.resume_values.size()) {
-    return InvalidArgument("the yield takes " + std::to_string(yield.resume_values.size()) + " values, got " +
-                           std::to_string(values.size()));
+    return InvalidArgument("the yield takes " + std::to_string(yield.resume_values.size()) +
+                           " values, got " + std::to_string(values.size()));
   }
   for (size_t i = 0; i < values.size(); ++i) {
     if (yield.resume_values[i] == 0) continue;

@@ -15,9 +15,11 @@ namespace {
 
 class PlannedSubgraph : public SubgraphRunner {
  public:
-  PlannedSubgraph(SubgraphRequest request, const ProviderList& providers, const PlanOptions& options)
+  PlannedSubgraph(SubgraphRequest request, const ProviderList& providers,
+                  const PlanOptions& options)
       : request_(std::move(request)),
-        cache_(request_.body, providers, WithFetches(options, request_.fetch_devices), request_.captured) {}
+        cache_(request_.body, providers, WithFetches(options, request_.fetch_devices),
+               request_.captured) {}
 
   const Graph& graph() const override { return *request_.body; }
 
@@ -37,7 +39,8 @@ class PlannedSubgraph : public SubgraphRunner {
     options.cancel = RunCancel::Current();
     RETURN_IF_ERROR(state->Start(std::move(inputs), std::move(options)));
     ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
-    if (outcome != RunOutcome::kFinished) return Unsupported("a yield inside of a body of If, Loop or Scan");
+    if (outcome != RunOutcome::kFinished)
+      return Unsupported("a yield inside of a body of If, Loop or Scan");
     std::vector<RuntimeValue> results = state->TakeFetches();
     states_.Return(std::move(state));
     return results;
@@ -64,8 +67,10 @@ PlanOptions WithSubgraphs(PlanOptions options, const ProviderList& providers) {
   inner.fetch_devices.clear();
   inner.parameters.clear();
   inner.cache_values = false;
-  options.make_subgraph = [inner, providers](SubgraphRequest request) -> std::shared_ptr<SubgraphRunner> {
-    return std::make_shared<PlannedSubgraph>(std::move(request), providers, WithSubgraphs(inner, providers));
+  options.make_subgraph = [inner,
+                           providers](SubgraphRequest request) -> std::shared_ptr<SubgraphRunner> {
+    return std::make_shared<PlannedSubgraph>(std::move(request), providers,
+                                             WithSubgraphs(inner, providers));
   };
   return options;
 }

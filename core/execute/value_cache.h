@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results that depend on parameters alone (a cast, a transposed weight), kept across runs until the version of a
-// parameter moves. One cache belongs to one plan and one ParameterSet.
+// Results that depend on parameters alone (a cast, a transposed weight), kept across runs until the
+// version of a parameter moves. One cache belongs to one plan and one ParameterSet.
 //
-// Thread safety: all methods from any thread. An entry that is replaced stays valid for the runs that hold it.
+// Thread safety: all methods from any thread. An entry that is replaced stays valid for the runs
+// that hold it.
 #ifndef CAESURA_CORE_EXECUTE_VALUE_CACHE_H_
 #define CAESURA_CORE_EXECUTE_VALUE_CACHE_H_
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of the ops that stand for operators of PyTorch; torch_bridge/aten_op.h is their specification.
+// The names of the ops that stand for operators of PyTorch; torch_bridge/aten_op.h is their
+// specification.
 #ifndef CAESURA_CORE_GRAPH_ATEN_DOMAIN_H_
 #define CAESURA_CORE_GRAPH_ATEN_DOMAIN_H_
 

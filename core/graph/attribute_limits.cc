@@ -15,8 +15,8 @@ struct Limits {
   int64_t least, most;
 };
 
-// Twice such a number still fits 32 bits, which onnx's inference and oneDNN calculate with in places; the product of two fits
-// 64 bits.
+// Twice such a number still fits 32 bits, which onnx's inference and oneDNN calculate with in
+// places; the product of two fits 64 bits.
 constexpr int64_t kLarge = int64_t{1} << 30;
 constexpr int64_t kMostSamples = 1024;
 constexpr Limits kUsual = {-kLarge, kLarge};
@@ -70,7 +70,9 @@ const std::unordered_map<std::string_view, Limits>& Table() {
   return *table;
 }
 
-bool IsLimited(const std::string& domain) { return IsClosedDomain(domain) || domain == kCaesuraDomain; }
+bool IsLimited(const std::string& domain) {
+  return IsClosedDomain(domain) || domain == kCaesuraDomain;
+}
 
 }  // namespace
 
@@ -82,13 +84,15 @@ std::string AttributeFault(const std::string& domain, const AttributeMap& attrib
     if (one == nullptr && many == nullptr) continue;
     const int64_t* first = one != nullptr ? one : many->data();
     const int64_t* end = first + (one != nullptr ? 1 : many->size());
-    if (std::all_of(first, end, [](int64_t v) { return v >= 1 && v <= kMostSamples; })) continue;  // as all limits allow
+    if (std::all_of(first, end, [](int64_t v) { return v >= 1 && v <= kMostSamples; }))
+      continue;  // as all limits allow
     const auto row = Table().find(name);
     const Limits limits = row == Table().end() ? kUsual : row->second;
-    const int64_t* bad = std::find_if(first, end, [&](int64_t v) { return v < limits.least || v > limits.most; });
+    const int64_t* bad =
+        std::find_if(first, end, [&](int64_t v) { return v < limits.least || v > limits.most; });
     if (bad == end) continue;
-    return "attribute '" + name + "': expected " + std::to_string(limits.least) + " to " + std::to_string(limits.most) +
-           ", got " + std::to_string(*bad);
+    return "attribute '" + name + "': expected " + std::to_string(limits.least) + " to " +
+           std::to_string(limits.most) + ", got " + std::to_string(*bad);
   }
   return {};
 }

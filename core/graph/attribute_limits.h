@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The integers that a node's attributes may hold: the one place that is asked before anything calculates with them, be it the
-// rewriting of old opsets, onnx's shape inference (which indexes with some of them unchecked) or a kernel's factory.
+// The integers that a node's attributes may hold: the one place that is asked before anything
+// calculates with them, be it the rewriting of old opsets, onnx's shape inference (which indexes
+// with some of them unchecked) or a kernel's factory.
 #ifndef CAESURA_CORE_GRAPH_ATTRIBUTE_LIMITS_H_
 #define CAESURA_CORE_GRAPH_ATTRIBUTE_LIMITS_H_
 
@@ -10,10 +11,14 @@
 
 namespace caesura {
 
-// The first integer among the node's attributes that is outside of its limits ("attribute 'axis': expected ..., got ..."), or
-// "". Ops of users and of PyTorch have no limits here: nothing but their own kernels reads their attributes.
+// The first integer among the node's attributes that is outside of its limits ("attribute 'axis':
+// expected ..., got ..."), or
+// "". Ops of users and of PyTorch have no limits here: nothing but their own kernels reads their
+// attributes.
 std::string AttributeFault(const std::string& domain, const AttributeMap& attributes);
-inline std::string AttributeFault(const Node& node) { return AttributeFault(node.domain(), node.attributes()); }
+inline std::string AttributeFault(const Node& node) {
+  return AttributeFault(node.domain(), node.attributes());
+}
 
 }  // namespace caesura
 

@@ -6,8 +6,8 @@
 namespace caesura {
 namespace {
 
-// Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden], from X [steps, batch, input] and
-// R [directions, hidden, 4 * hidden].
+// Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden], from X [steps,
+// batch, input] and R [directions, hidden, 4 * hidden].
 Status InferDynamicQuantizeLstm(Graph&, Node* node) {
   const auto dims_of = [&](int input) {
     const Value* value = node->input(input);

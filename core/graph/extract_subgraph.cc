@@ -7,12 +7,15 @@
 
 namespace caesura {
 
-bool IsConstant(const Graph& graph, const Value* value, const std::unordered_set<std::string>& changing) {
-  return graph.Initializer(value) != nullptr && !graph.IsGraphInput(value) && changing.count(value->name()) == 0;
+bool IsConstant(const Graph& graph, const Value* value,
+                const std::unordered_set<std::string>& changing) {
+  return graph.Initializer(value) != nullptr && !graph.IsGraphInput(value) &&
+         changing.count(value->name()) == 0;
 }
 
 ExtractedSubgraph ExtractSubgraph(const Graph& graph, const std::vector<const Node*>& nodes,
-                                  const std::vector<Value*>& outputs, const std::unordered_set<std::string>& changing) {
+                                  const std::vector<Value*>& outputs,
+                                  const std::unordered_set<std::string>& changing) {
   ExtractedSubgraph out;
   out.graph = std::make_unique<Graph>("subgraph");
   std::unordered_map<const Value*, Value*> copies;
@@ -37,8 +40,8 @@ ExtractedSubgraph ExtractSubgraph(const Graph& graph, const std::vector<const No
       if (value != nullptr) copies[value] = copy;
       writes.push_back(copy);
     }
-    Node* copy = out.graph->AddNode(node->op_type(), std::move(reads), std::move(writes), node->attributes(),
-                                    node->domain(), node->name());
+    Node* copy = out.graph->AddNode(node->op_type(), std::move(reads), std::move(writes),
+                                    node->attributes(), node->domain(), node->name());
     copy->set_since_version(node->since_version());
     CopyMetadata(*node, copy);
   }

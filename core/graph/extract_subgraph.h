@@ -17,13 +17,17 @@ struct ExtractedSubgraph {
   std::vector<Value*> inputs;    // outer values behind the graph's inputs, in order of first use
 };
 
-// Whether the value is an initializer whose value is that of every run: it is no graph input, and not in `changing`.
-bool IsConstant(const Graph& graph, const Value* value, const std::unordered_set<std::string>& changing);
+// Whether the value is an initializer whose value is that of every run: it is no graph input, and
+// not in `changing`.
+bool IsConstant(const Graph& graph, const Value* value,
+                const std::unordered_set<std::string>& changing);
 
-// Copies of `nodes`, which are in topological order and own no bodies, without what pins them to a provider; and of the
-// constants that they read (bytes are shared). `outputs` are made by them and become the graph's outputs, in order.
+// Copies of `nodes`, which are in topological order and own no bodies, without what pins them to a
+// provider; and of the constants that they read (bytes are shared). `outputs` are made by them and
+// become the graph's outputs, in order.
 ExtractedSubgraph ExtractSubgraph(const Graph& graph, const std::vector<const Node*>& nodes,
-                                  const std::vector<Value*>& outputs, const std::unordered_set<std::string>& changing);
+                                  const std::vector<Value*>& outputs,
+                                  const std::unordered_set<std::string>& changing);
 
 }  // namespace caesura
 

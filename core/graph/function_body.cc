@@ -22,7 +22,8 @@ const onnx::OpSchema* OnnxSchema(const Node& node) {
   return onnx::OpSchemaRegistry::Schema(node.op_type(), version, node.domain());
 }
 
-// As onnx's own context, but that an input whose type is not known is no absent one: builders follow the pointer.
+// As onnx's own context, but that an input whose type is not known is no absent one: builders
+// follow the pointer.
 class BodyContext : public onnx::FunctionBodyBuildContextImpl {
  public:
   using FunctionBodyBuildContextImpl::FunctionBodyBuildContextImpl;
@@ -47,16 +48,17 @@ bool BuildBody(const onnx::OpSchema& schema, const Node& node, const onnx::NodeP
     TypeToProto(input == nullptr ? ValueType() : input->type(), &types.emplace_back());
   }
   const BodyContext context(proto, types);
-  return schema.BuildContextDependentFunction(context, *out,
-                                              schema.context_dependent_function_opset_versions().back());
+  return schema.BuildContextDependentFunction(
+      context, *out, schema.context_dependent_function_opset_versions().back());
 }
 
 // The node's attributes, and its schema's defaults for the others.
-std::vector<onnx::AttributeProto> BoundAttributes(const onnx::OpSchema& schema, const onnx::NodeProto& proto) {
+std::vector<onnx::AttributeProto> BoundAttributes(const onnx::OpSchema& schema,
+                                                  const onnx::NodeProto& proto) {
   std::vector<onnx::AttributeProto> out(proto.attribute().begin(), proto.attribute().end());
   for (const auto& [name, attribute] : schema.attributes()) {
-    const bool is_set =
-        std::any_of(out.begin(), out.end(), [&, &n = name](const auto& a) { return a.name() == n; });
+    const bool is_set = std::any_of(out.begin(), out.end(),
+                                    [&, &n = name](const auto& a) { return a.name() == n; });
     if (is_set || attribute.default_value.type() == onnx::AttributeProto::UNDEFINED) continue;
     out.push_back(attribute.default_value);
     out.back().set_name(name);
@@ -64,8 +66,8 @@ std::vector<onnx::AttributeProto> BoundAttributes(const onnx::OpSchema& schema, 
   return out;
 }
 
-// Removes nodes of the body whose outputs nothing wants (most bodies compute all outputs of the op, wanted or
-// not).
+// Removes nodes of the body whose outputs nothing wants (most bodies compute all outputs of the op,
+// wanted or not).
 std::vector<Node*> DropUnread(Graph& graph, const std::vector<Node*>& nodes) {
   std::unordered_set<const Value*> exported(graph.outputs().begin(), graph.outputs().end());
   for (const Node* node : nodes) {

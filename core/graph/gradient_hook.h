@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gradient hook of an op of the user's is called with: the forward node and the gradients of its outputs. It
-// adds the nodes that compute the gradients of the inputs.
+// What the gradient hook of an op of the user's is called with: the forward node and the gradients
+// of its outputs. It adds the nodes that compute the gradients of the inputs.
 //
 //   // y = a x
 //   // dx = a dy
 //   Status ScaleGradient(GradientHook& g) {
-//     ASSIGN_OR_RETURN(std::vector<Value*> dx, g.AddNode("Scale", {g.OutputGradient(0)}, g.node().attributes(), "mine"));
-//     g.SetInputGradient(0, dx[0]);
-//     return {};
+//     ASSIGN_OR_RETURN(std::vector<Value*> dx, g.AddNode("Scale", {g.OutputGradient(0)},
+//     g.node().attributes(), "mine")); g.SetInputGradient(0, dx[0]); return {};
 //   }
 //
-// Implemented by training; core knows only this interface. Values belong to the graph. Thread safety: none.
+// Implemented by training; core knows only this interface. Values belong to the graph. Thread
+// safety: none.
 #ifndef CAESURA_CORE_GRAPH_GRADIENT_HOOK_H_
 #define CAESURA_CORE_GRAPH_GRADIENT_HOOK_H_
 
@@ -29,13 +29,16 @@ class GradientHook {
   virtual const Node& node() const = 0;
   // Null where no gradient comes in through output i; at least one does.
   virtual Value* OutputGradient(int i) const = 0;
-  // Whether the gradient of input i is asked for. A hook that gives none where it is asked for is an error.
+  // Whether the gradient of input i is asked for. A hook that gives none where it is asked for is
+  // an error.
   virtual bool NeedsInputGradient(int i) const = 0;
-  // A node with fresh outputs, whose types are inferred; null inputs are absent ones, and so are outputs (null in the
-  // result) where `outputs` says false. Nodes of ops of the user's have the options of the forward node. Fails where the
-  // op's rules for types are broken.
-  virtual Result<std::vector<Value*>> AddNode(const std::string& op_type, const std::vector<Value*>& inputs,
-                                              AttributeMap attributes = {}, const std::string& domain = "",
+  // A node with fresh outputs, whose types are inferred; null inputs are absent ones, and so are
+  // outputs (null in the result) where `outputs` says false. Nodes of ops of the user's have the
+  // options of the forward node. Fails where the op's rules for types are broken.
+  virtual Result<std::vector<Value*>> AddNode(const std::string& op_type,
+                                              const std::vector<Value*>& inputs,
+                                              AttributeMap attributes = {},
+                                              const std::string& domain = "",
                                               const std::vector<bool>& outputs = {true}) = 0;
   virtual Value* AddConstant(Tensor tensor) = 0;
   // The gradient has the input's shape. Several for one input add up.

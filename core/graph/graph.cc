@@ -45,8 +45,9 @@ std::string Graph::UniqueName(const std::string& stem) {
 
 std::vector<Value*> Graph::Values() const { return value_order_; }
 
-Node* Graph::AddNode(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
-                     AttributeMap attributes, const std::string& domain, const std::string& name) {
+Node* Graph::AddNode(const std::string& op_type, std::vector<Value*> inputs,
+                     std::vector<Value*> outputs, AttributeMap attributes,
+                     const std::string& domain, const std::string& name) {
   auto node = std::make_unique<Node>();
   node->op_type_ = op_type;
   node->domain_ = domain;
@@ -90,13 +91,15 @@ void Graph::RemoveNodes(const std::unordered_set<const Node*>& nodes) {
     }
     node_names_.erase(node->name_);
   }
-  value_order_.erase(std::remove_if(value_order_.begin(), value_order_.end(), [&](Value* v) { return gone.count(v); }),
+  value_order_.erase(std::remove_if(value_order_.begin(), value_order_.end(),
+                                    [&](Value* v) { return gone.count(v); }),
                      value_order_.end());
   for (const Value* value : gone) {
     initializers_.erase(value);
     values_.erase(std::string(value->name()));
   }
-  nodes_.erase(std::remove_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return nodes.count(n.get()); }),
+  nodes_.erase(std::remove_if(nodes_.begin(), nodes_.end(),
+                              [&](const auto& n) { return nodes.count(n.get()); }),
                nodes_.end());
 }
 
@@ -108,7 +111,8 @@ std::vector<Value*> Graph::ReleaseOutputs(Node* node) {
 }
 
 void Graph::MoveTailBefore(size_t first, const Node* before) {
-  auto at = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.get() == before; });
+  auto at =
+      std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.get() == before; });
   std::rotate(at, nodes_.begin() + static_cast<std::ptrdiff_t>(first), nodes_.end());
 }
 
@@ -116,7 +120,8 @@ void Graph::AddUse(Value* value, Node* node, int index) { value->uses_.push_back
 
 void Graph::RemoveUse(Value* value, const Node* node, int index) {
   auto& uses = value->uses_;
-  auto it = std::find_if(uses.begin(), uses.end(), [&](const Value::Use& u) { return u.node == node && u.index == index; });
+  auto it = std::find_if(uses.begin(), uses.end(),
+                         [&](const Value::Use& u) { return u.node == node && u.index == index; });
   if (it != uses.end()) {
     *it = uses.back();
     uses.pop_back();
@@ -124,8 +129,8 @@ void Graph::RemoveUse(Value* value, const Node* node, int index) {
 }
 
 Status Graph::SortTopologically() {
-  // A node waits for the producers, in this graph, of its explicit and implicit inputs. Ready nodes leave in list
-  // order, so an already sorted list stays as it is.
+  // A node waits for the producers, in this graph, of its explicit and implicit inputs. Ready nodes
+  // leave in list order, so an already sorted list stays as it is.
   std::unordered_map<const Node*, int> position;
   for (size_t i = 0; i < nodes_.size(); ++i) position[nodes_[i].get()] = static_cast<int>(i);
   std::vector<std::vector<int>> dependents(nodes_.size());
@@ -155,7 +160,8 @@ Status Graph::SortTopologically() {
   }
   if (order.size() != nodes_.size()) {
     for (size_t i = 0; i < nodes_.size(); ++i) {
-      if (waiting[i] > 0) return InvalidModel(nodes_[i]->Label() + " is on or behind a cycle of the graph");
+      if (waiting[i] > 0)
+        return InvalidModel(nodes_[i]->Label() + " is on or behind a cycle of the graph");
     }
   }
   std::vector<std::unique_ptr<Node>> sorted;
@@ -197,7 +203,8 @@ std::vector<Value*> Graph::ImplicitInputs(const Node& node) {
   if (bodies.empty()) return out;
   std::unordered_set<const Graph*> inside;
   auto consider = [&](Value* value) {
-    if (value != nullptr && !inside.count(value->graph()) && seen.insert(value).second) out.push_back(value);
+    if (value != nullptr && !inside.count(value->graph()) && seen.insert(value).second)
+      out.push_back(value);
   };
   std::function<void(const Graph*)> visit = [&](const Graph* body) {
     inside.insert(body);
@@ -259,7 +266,8 @@ void Graph::RemoveUnusedValues() {
   value_order_ = std::move(order);
 }
 
-std::unique_ptr<Graph> Graph::Clone(Graph* parent, std::unordered_map<const Value*, Value*>* mapping) const {
+std::unique_ptr<Graph> Graph::Clone(Graph* parent,
+                                    std::unordered_map<const Value*, Value*>* mapping) const {
   auto copy = std::make_unique<Graph>(name_, parent);
   if (parent == nullptr) copy->op_schemas_ = op_schemas();
   std::unordered_map<const Value*, Value*> local;
@@ -288,12 +296,14 @@ std::unique_ptr<Graph> Graph::Clone(Graph* parent, std::unordered_map<const Valu
     for (const Value* v : node->outputs_) outputs.push_back(translate(v));
     AttributeMap attributes = node->attributes_;
     for (auto& [key, attribute] : attributes) {
-      if (auto* one = std::get_if<std::shared_ptr<Graph>>(&attribute)) *one = (*one)->Clone(copy.get());
+      if (auto* one = std::get_if<std::shared_ptr<Graph>>(&attribute))
+        *one = (*one)->Clone(copy.get());
       if (auto* many = std::get_if<std::vector<std::shared_ptr<Graph>>>(&attribute)) {
         for (auto& body : *many) body = body->Clone(copy.get());
       }
     }
-    Node* fresh = copy->AddNode(node->op_type_, inputs, outputs, std::move(attributes), node->domain_, node->name_);
+    Node* fresh = copy->AddNode(node->op_type_, inputs, outputs, std::move(attributes),
+                                node->domain_, node->name_);
     fresh->since_version_ = node->since_version_;
     CopyMetadata(*node, fresh);
   }

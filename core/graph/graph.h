@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graph: a mutable dataflow graph in single-assignment form, with ONNX's meaning. Passes rewrite it; planning
-// (core/plan) reads it and never changes it.
+// Graph: a mutable dataflow graph in single-assignment form, with ONNX's meaning. Passes rewrite
+// it; planning (core/plan) reads it and never changes it.
 //
 // Thread safety: none while it changes; const access from many threads is fine.
 #ifndef CAESURA_CORE_GRAPH_GRAPH_H_
@@ -21,21 +21,24 @@ class OpSchemaSet;  // op_schema.h
 
 class Graph {
  public:
-  explicit Graph(std::string name = "graph", Graph* parent = nullptr) : name_(std::move(name)), parent_(parent) {}
+  explicit Graph(std::string name = "graph", Graph* parent = nullptr)
+      : name_(std::move(name)), parent_(parent) {}
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
   const std::string& name() const { return name_; }
-  // The graph that holds this one as a body of If, Loop or Scan; null at the top. Names of the parents' values
-  // are visible here.
+  // The graph that holds this one as a body of If, Loop or Scan; null at the top. Names of the
+  // parents' values are visible here.
   Graph* parent() const { return parent_; }
-  // Schemas of the ops that one session alone knows, for the nodes here and in bodies; null when there are none. Clones
-  // share them.
+  // Schemas of the ops that one session alone knows, for the nodes here and in bodies; null when
+  // there are none. Clones share them.
   const std::shared_ptr<const OpSchemaSet>& op_schemas() const {
     return parent_ != nullptr ? parent_->op_schemas() : op_schemas_;
   }
   // REQUIRES: the graph has no parent.
-  void set_op_schemas(std::shared_ptr<const OpSchemaSet> schemas) { op_schemas_ = std::move(schemas); }
+  void set_op_schemas(std::shared_ptr<const OpSchemaSet> schemas) {
+    op_schemas_ = std::move(schemas);
+  }
 
   // --- values ---
   // A new value. An empty `name`, or one that is taken here or above, is made unique.
@@ -49,28 +52,31 @@ class Graph {
   std::vector<Value*> Values() const;
 
   // --- nodes ---
-  // Appends a node. Output values must be fresh (AddValue); null entries are absent ones. An empty name is
-  // made from the op type.
+  // Appends a node. Output values must be fresh (AddValue); null entries are absent ones. An empty
+  // name is made from the op type.
   Node* AddNode(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
-                AttributeMap attributes = {}, const std::string& domain = "", const std::string& name = "");
-  // Appends a node with `output_count` fresh outputs whose types are left unknown; the name of the first output
-  // is built from `stem` (or the op type).
+                AttributeMap attributes = {}, const std::string& domain = "",
+                const std::string& name = "");
+  // Appends a node with `output_count` fresh outputs whose types are left unknown; the name of the
+  // first output is built from `stem` (or the op type).
   Node* AddOp(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes = {},
               const std::string& domain = "", int output_count = 1, const std::string& stem = "");
   // REQUIRES: no output of it is used or is a graph output. Its output values are removed too.
   void RemoveNode(Node* node);
   // The same for many nodes, in one sweep. They may read each other.
   void RemoveNodes(const std::unordered_set<const Node*>& nodes);
-  // Takes the outputs from a node that is about to be replaced, so that others can write the same values (AddNode).
-  // The node stays, without outputs; the values have no producer until then.
+  // Takes the outputs from a node that is about to be replaced, so that others can write the same
+  // values (AddNode). The node stays, without outputs; the values have no producer until then.
   std::vector<Value*> ReleaseOutputs(Node* node);
   // Moves the nodes from list position `first` on in front of `before`, which stands earlier.
   void MoveTailBefore(size_t first, const Node* before);
   // In list order; topological after load and after SortTopologically().
   const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
-  // Stable: keeps the list's order where the edges allow. Fails with kInvalidModel on a cycle, naming a node on it.
+  // Stable: keeps the list's order where the edges allow. Fails with kInvalidModel on a cycle,
+  // naming a node on it.
   Status SortTopologically();
-  // Puts the nodes into this order. REQUIRES: all nodes of the graph, each once, in a topological order.
+  // Puts the nodes into this order. REQUIRES: all nodes of the graph, each once, in a topological
+  // order.
   void Reorder(const std::vector<const Node*>& order);
   // Every read of `from` (also as graph output, also in subgraphs) becomes a read of `to`.
   void ReplaceAllUses(Value* from, Value* to);
@@ -78,7 +84,8 @@ class Graph {
   static std::vector<Value*> ImplicitInputs(const Node& node);
 
   // --- ends ---
-  // Graph inputs in order. Initializers are not inputs unless they are listed here too (then they are defaults).
+  // Graph inputs in order. Initializers are not inputs unless they are listed here too (then they
+  // are defaults).
   const std::vector<Value*>& inputs() const { return inputs_; }
   const std::vector<Value*>& outputs() const { return outputs_; }
   Value* AddInput(const std::string& name, ValueType type);
@@ -102,8 +109,9 @@ class Graph {
   // Removes values that nothing makes, reads or exports.
   void RemoveUnusedValues();
 
-  // A deep copy (tensors' bytes are shared). For a subgraph, `parent` is the copy's parent and outer names resolve
-  // there. If `mapping` is given it receives old value -> new value for this graph's own values.
+  // A deep copy (tensors' bytes are shared). For a subgraph, `parent` is the copy's parent and
+  // outer names resolve there. If `mapping` is given it receives old value -> new value for this
+  // graph's own values.
   std::unique_ptr<Graph> Clone(Graph* parent = nullptr,
                                std::unordered_map<const Value*, Value*>* mapping = nullptr) const;
 

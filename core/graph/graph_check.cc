@@ -44,14 +44,18 @@ class GraphCheck {
     existing_.insert(values.begin(), values.end());
     std::unordered_set<std::string_view> names;
     for (const Value* value : values) {
-      if (value->graph() != &graph) Fault("'" + value->name() + "' says it belongs to another graph");
-      if (!names.insert(value->name()).second) Fault("two values are named '" + value->name() + "'");
-      if (graph.FindValue(value->name()) != value) Fault("'" + value->name() + "' is not found by its name");
+      if (value->graph() != &graph)
+        Fault("'" + value->name() + "' says it belongs to another graph");
+      if (!names.insert(value->name()).second)
+        Fault("two values are named '" + value->name() + "'");
+      if (graph.FindValue(value->name()) != value)
+        Fault("'" + value->name() + "' is not found by its name");
     }
     MakeEnds(graph);
     std::unordered_set<std::string_view> node_names;
     for (const auto& node : graph.nodes()) {
-      if (!node_names.insert(node->name()).second) Fault("two nodes are named '" + node->name() + "'");
+      if (!node_names.insert(node->name()).second)
+        Fault("two nodes are named '" + node->name() + "'");
       if (node->graph() != &graph) Fault(node->Label() + " says it belongs to another graph");
       VisitNode(*node, graph);
     }
@@ -59,7 +63,8 @@ class GraphCheck {
       if (output == nullptr) {
         Fault("graph '" + graph.name() + "' has an output that is null");
       } else if (!made_.count(output)) {
-        Fault("graph '" + graph.name() + "' puts out '" + Describe(output) + "', which nothing makes");
+        Fault("graph '" + graph.name() + "' puts out '" + Describe(output) +
+              "', which nothing makes");
       }
     }
   }
@@ -73,14 +78,17 @@ class GraphCheck {
         continue;
       }
       if (!inputs.count(value)) Make(value, "an initializer");
-      if (value->producer() != nullptr) Fault("initializer '" + value->name() + "' has a producer too");
+      if (value->producer() != nullptr)
+        Fault("initializer '" + value->name() + "' has a producer too");
       if (!tensor.defined()) Fault("initializer '" + value->name() + "' has no tensor");
     }
   }
 
   void Make(const Value* value, const std::string& maker) {
-    if (value == nullptr || !existing_.count(value)) return Fault(maker + " makes a value that does not exist");
-    if (!made_.insert(value).second) Fault(maker + " makes '" + value->name() + "', which is made already");
+    if (value == nullptr || !existing_.count(value))
+      return Fault(maker + " makes a value that does not exist");
+    if (!made_.insert(value).second)
+      Fault(maker + " makes '" + value->name() + "', which is made already");
   }
 
   void VisitNode(const Node& node, const Graph& graph) {
@@ -115,7 +123,8 @@ class GraphCheck {
     for (const Value* value : graph.Values()) {
       for (const Value::Use& use : value->uses()) {
         auto it = reads_.find({value, use.node});
-        const bool real = it != reads_.end() && it->second > 0 && use.node->input(use.index) == value;
+        const bool real =
+            it != reads_.end() && it->second > 0 && use.node->input(use.index) == value;
         if (real) {
           --it->second;
         } else {

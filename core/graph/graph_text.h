@@ -2,7 +2,8 @@
 // Models as text, in ONNX's syntax:
 //
 //   <ir_version: 10, opset_import: ["" : 23]>
-//   net (float[N, 4] x) => (float[N, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul (x, w) }
+//   net (float[N, 4] x) => (float[N, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul
+//   (x, w) }
 #ifndef CAESURA_CORE_GRAPH_GRAPH_TEXT_H_
 #define CAESURA_CORE_GRAPH_GRAPH_TEXT_H_
 
@@ -18,10 +19,11 @@ struct TextOptions {
   bool normalise_opsets = true;
 };
 
-// The model that ReadModel would give for the same model in a file. On failure says what is wrong and where.
+// The model that ReadModel would give for the same model in a file. On failure says what is wrong
+// and where.
 Result<Model> ParseModelText(const std::string& text, const TextOptions& options = {});
-// Text that ParseModelText takes again. Tensors are written out in full. A model that cannot be written gives the
-// reason instead.
+// Text that ParseModelText takes again. Tensors are written out in full. A model that cannot be
+// written gives the reason instead.
 std::string ModelText(const Model& model);
 
 }  // namespace caesura

@@ -27,7 +27,9 @@ std::optional<Shape> ValueType::ConcreteShape() const {
 std::string ValueType::ToString() const {
   if (kind == Kind::kSequence) return "sequence(" + (element ? element->ToString() : "?") + ")";
   if (kind == Kind::kOptional) return "optional(" + (element ? element->ToString() : "?") + ")";
-  if (kind == Kind::kMap) return std::string("map(") + DTypeName(key) + ", " + (element ? element->ToString() : "?") + ")";
+  if (kind == Kind::kMap)
+    return std::string("map(") + DTypeName(key) + ", " + (element ? element->ToString() : "?") +
+           ")";
   if (kind == Kind::kUnknown) return "unknown";
   std::string out = DTypeName(dtype);
   if (!shape) return out + "[...]";
@@ -69,6 +71,8 @@ std::vector<Graph*> Node::Subgraphs() const {
   return out;
 }
 
-std::string Node::Label() const { return "[" + (domain_.empty() ? "" : domain_ + "::") + op_type_ + " '" + name_ + "']"; }
+std::string Node::Label() const {
+  return "[" + (domain_.empty() ? "" : domain_ + "::") + op_type_ + " '" + name_ + "']";
+}
 
 }  // namespace caesura

@@ -18,7 +18,8 @@ namespace caesura {
 class Graph;
 class Node;
 
-// The domain of the ops that are ours: YieldOp, gradients, optimizer updates (training/kernels/training_ops.h).
+// The domain of the ops that are ours: YieldOp, gradients, optimizer updates
+// (training/kernels/training_ops.h).
 inline constexpr char kCaesuraDomain[] = "ai.caesura";
 
 // One dim of a type: a number, a symbol ("batch"), or unknown (neither).
@@ -38,7 +39,9 @@ struct ValueType {
   std::optional<std::vector<Dim>> shape;     // kTensor; empty: rank unknown
   std::shared_ptr<const ValueType> element;  // kSequence, kOptional; kMap: of a value
 
-  static ValueType Tensor(DType dtype) { return {Kind::kTensor, dtype, DType::kUndefined, std::nullopt, nullptr}; }
+  static ValueType Tensor(DType dtype) {
+    return {Kind::kTensor, dtype, DType::kUndefined, std::nullopt, nullptr};
+  }
   static ValueType Tensor(DType dtype, const Shape& shape);
   bool is_tensor() const { return kind == Kind::kTensor; }
   // The shape when every dim is a number.
@@ -60,7 +63,8 @@ class Value {
   DType dtype() const { return type_.dtype; }
   // The node that writes it, or null for graph inputs and initializers.
   Node* producer() const { return producer_; }
-  // Reads by nodes of this graph and of its subgraphs, in no particular order; graph outputs are not uses.
+  // Reads by nodes of this graph and of its subgraphs, in no particular order; graph outputs are
+  // not uses.
   const std::vector<Use>& uses() const { return uses_; }
   Graph* graph() const { return graph_; }
 
@@ -75,8 +79,9 @@ class Value {
 };
 
 using Attribute =
-    std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>, std::vector<std::string>,
-                 Tensor, std::vector<Tensor>, std::shared_ptr<Graph>, std::vector<std::shared_ptr<Graph>>, ValueType>;
+    std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>,
+                 std::vector<std::string>, Tensor, std::vector<Tensor>, std::shared_ptr<Graph>,
+                 std::vector<std::shared_ptr<Graph>>, ValueType>;
 using AttributeMap = std::map<std::string, Attribute>;
 
 // The part of a training step that a node belongs to.
@@ -89,19 +94,24 @@ class Node {
   const std::string& domain() const { return domain_; }
   // Never empty and unique in its graph.
   const std::string& name() const { return name_; }
-  // The schema version whose semantics the node has: the `since_version` of its schema, after normalisation
-  // on load. 0 where no schema is known.
+  // The schema version whose semantics the node has: the `since_version` of its schema, after
+  // normalisation on load. 0 where no schema is known.
   int since_version() const { return since_version_; }
   void set_since_version(int version) { since_version_ = version; }
-  bool Is(const char* op_type, const char* domain = "") const { return op_type_ == op_type && domain_ == domain; }
+  bool Is(const char* op_type, const char* domain = "") const {
+    return op_type_ == op_type && domain_ == domain;
+  }
 
   // Null marks an absent optional input or output.
   const std::vector<Value*>& inputs() const { return inputs_; }
   const std::vector<Value*>& outputs() const { return outputs_; }
   // The i-th input, or null when absent or out of range.
   Value* input(int i) const { return i < static_cast<int>(inputs_.size()) ? inputs_[i] : nullptr; }
-  Value* output(int i) const { return i < static_cast<int>(outputs_.size()) ? outputs_[i] : nullptr; }
-  // Replaces an input (grows the list with absent ones as needed); keeps the uses of both values right.
+  Value* output(int i) const {
+    return i < static_cast<int>(outputs_.size()) ? outputs_[i] : nullptr;
+  }
+  // Replaces an input (grows the list with absent ones as needed); keeps the uses of both values
+  // right.
   void SetInput(int i, Value* value);
   // Drops inputs from index `count` on.
   void TruncateInputs(int count);
@@ -110,7 +120,9 @@ class Node {
 
   const AttributeMap& attributes() const { return attributes_; }
   bool HasAttribute(const std::string& name) const { return attributes_.count(name) > 0; }
-  void SetAttribute(const std::string& name, Attribute value) { attributes_[name] = std::move(value); }
+  void SetAttribute(const std::string& name, Attribute value) {
+    attributes_[name] = std::move(value);
+  }
   void RemoveAttribute(const std::string& name) { attributes_.erase(name); }
   // The attribute as T, or `fallback` when it is absent or of another kind.
   template <typename T>

@@ -6,8 +6,8 @@
 
 namespace caesura {
 
-// Gives `to` all that `from` says beside its computation: phase, source and provider. For a node that stands in the place
-// of `from`, or is a copy of it.
+// Gives `to` all that `from` says beside its computation: phase, source and provider. For a node
+// that stands in the place of `from`, or is a copy of it.
 inline void CopyMetadata(const Node& from, Node* to) {
   to->set_phase(from.phase());
   to->set_source(from.source());

@@ -42,7 +42,8 @@ OpSchema::Formal ToFormal(const onnx::OpSchema::FormalParameter& formal) {
   out.is_variadic = formal.GetOption() == onnx::OpSchema::Variadic;
   out.is_homogeneous = formal.GetIsHomogeneous();
   out.min_arity = formal.GetMinArity();
-  out.differentiability = static_cast<OpSchema::Differentiability>(formal.GetDifferentiationCategory());
+  out.differentiability =
+      static_cast<OpSchema::Differentiability>(formal.GetDifferentiationCategory());
   return out;
 }
 
@@ -68,8 +69,10 @@ std::unique_ptr<const OpSchema> ToOpSchema(const onnx::OpSchema& schema) {
   out->max_outputs = schema.max_output();
   for (const auto& formal : schema.inputs()) out->inputs.push_back(ToFormal(formal));
   for (const auto& formal : schema.outputs()) out->outputs.push_back(ToFormal(formal));
-  for (const auto& [name, attribute] : schema.attributes()) out->attributes.push_back(ToFact(attribute));
-  std::sort(out->attributes.begin(), out->attributes.end(), [](auto& a, auto& b) { return a.name < b.name; });
+  for (const auto& [name, attribute] : schema.attributes())
+    out->attributes.push_back(ToFact(attribute));
+  std::sort(out->attributes.begin(), out->attributes.end(),
+            [](auto& a, auto& b) { return a.name < b.name; });
   return out;
 }
 
@@ -79,8 +82,8 @@ std::unique_ptr<const OpSchema> ToOpSchema(const OpSchemaSpec& spec) {
   out->op_type = spec.op_type;
   out->domain = spec.domain;
   out->since_version = 1;
-  out->determinism =
-      spec.is_deterministic ? OpSchema::Determinism::kDeterministic : OpSchema::Determinism::kNonDeterministic;
+  out->determinism = spec.is_deterministic ? OpSchema::Determinism::kDeterministic
+                                           : OpSchema::Determinism::kNonDeterministic;
   out->min_inputs = spec.min_inputs;
   out->max_inputs = spec.max_inputs;
   out->min_outputs = spec.min_outputs;
@@ -92,7 +95,8 @@ std::unique_ptr<const OpSchema> ToOpSchema(const OpSchemaSpec& spec) {
 class SchemaTable {
  public:
   explicit SchemaTable(const std::vector<OpSchemaSpec>& specs) {
-    for (const OpSchemaSpec& spec : specs) static_cast<void>(Register(spec));  // distinct: none is refused
+    for (const OpSchemaSpec& spec : specs)
+      static_cast<void>(Register(spec));  // distinct: none is refused
   }
   static SchemaTable& Instance() {
     static auto* table = new SchemaTable(ContribOpSchemas());
@@ -134,7 +138,8 @@ class SchemaTable {
     const bool same = old.min_inputs == spec.min_inputs && old.max_inputs == spec.max_inputs &&
                       old.min_outputs == spec.min_outputs && old.max_outputs == spec.max_outputs;
     if (same) return {};
-    return InvalidArgument("op " + spec.domain + "::" + spec.op_type + " is registered with other counts");
+    return InvalidArgument("op " + spec.domain + "::" + spec.op_type +
+                           " is registered with other counts");
   }
 
   bool HasDomain(const std::string& domain) {
@@ -145,7 +150,8 @@ class SchemaTable {
 
   void ListRegistered(std::vector<const OpSchema*>* out) {
     std::shared_lock lock(mutex_);
-    for (const auto& [key, spec] : specs_) out->push_back(schemas_.at({key.first, key.second, 1}).get());
+    for (const auto& [key, spec] : specs_)
+      out->push_back(schemas_.at({key.first, key.second, 1}).get());
   }
 
  private:
@@ -175,7 +181,8 @@ const OpSchema::AttributeFact* OpSchema::attribute(const std::string& name) cons
 
 const OpSchema* FindOpSchema(const std::string& op_type, const std::string& domain, int version) {
   if (!IsOnnxDomain(domain)) return SchemaTable::Instance().FindRegistered(op_type, domain);
-  const onnx::OpSchema* schema = OpSchemaRegistry::Schema(op_type, version > 0 ? version : INT_MAX, domain);
+  const onnx::OpSchema* schema =
+      OpSchemaRegistry::Schema(op_type, version > 0 ? version : INT_MAX, domain);
   return schema == nullptr ? nullptr : SchemaTable::Instance().Find(*schema);
 }
 
@@ -184,8 +191,10 @@ const OpSchema* FindOpSchema(const Node& node) {
 }
 
 int SinceVersion(const std::string& op_type, const std::string& domain, int opset) {
-  if (!IsOnnxDomain(domain)) return SchemaTable::Instance().FindRegistered(op_type, domain) != nullptr ? 1 : 0;
-  const onnx::OpSchema* schema = OpSchemaRegistry::Schema(op_type, opset > 0 ? opset : INT_MAX, domain);
+  if (!IsOnnxDomain(domain))
+    return SchemaTable::Instance().FindRegistered(op_type, domain) != nullptr ? 1 : 0;
+  const onnx::OpSchema* schema =
+      OpSchemaRegistry::Schema(op_type, opset > 0 ? opset : INT_MAX, domain);
   return schema == nullptr ? 0 : schema->SinceVersion();
 }
 
@@ -214,8 +223,8 @@ std::vector<const OpSchema*> AllOpSchemas() {
 Status RegisterOpSchemas(const std::vector<OpSchemaSpec>& specs) {
   for (const OpSchemaSpec& spec : specs) {
     if (IsOnnxDomain(spec.domain)) {
-      return InvalidArgument("op " + spec.op_type + " cannot be registered in ONNX's domain '" + spec.domain +
-                             "'");
+      return InvalidArgument("op " + spec.op_type + " cannot be registered in ONNX's domain '" +
+                             spec.domain + "'");
     }
     if (Status status = SchemaTable::Instance().Register(spec); !status.ok()) return status;
   }
@@ -228,21 +237,28 @@ const OpSchemaSpec* FindOpSchemaSpec(const std::string& op_type, const std::stri
 
 const OpSchemaSpec* FindOpSchemaSpec(const Node& node) {
   const OpSchemaSet* own = node.graph() == nullptr ? nullptr : node.graph()->op_schemas().get();
-  const OpSchemaSpec* found = own == nullptr ? nullptr : own->Find(node.op_type(), node.domain(), node.since_version());
+  const OpSchemaSpec* found =
+      own == nullptr ? nullptr : own->Find(node.op_type(), node.domain(), node.since_version());
   return found != nullptr ? found : FindOpSchemaSpec(node.op_type(), node.domain());
 }
 
 Status OpSchemaSet::Add(OpSchemaSpec spec) {
   const std::string name = "op " + spec.domain + "::" + spec.op_type;
-  if (IsOnnxDomain(spec.domain)) return InvalidArgument(name + " cannot be added to ONNX's domain '" + spec.domain + "'");
-  if (FindOpSchemaSpec(spec.op_type, spec.domain) != nullptr) return InvalidArgument(name + " is one of caesura's own");
+  if (IsOnnxDomain(spec.domain))
+    return InvalidArgument(name + " cannot be added to ONNX's domain '" + spec.domain + "'");
+  if (FindOpSchemaSpec(spec.op_type, spec.domain) != nullptr)
+    return InvalidArgument(name + " is one of caesura's own");
   const int version = spec.since_version;
-  if (version < 1) return InvalidArgument(name + ": versions count from 1, got " + std::to_string(version));
+  if (version < 1)
+    return InvalidArgument(name + ": versions count from 1, got " + std::to_string(version));
   const bool fresh = specs_[{spec.domain, spec.op_type}].emplace(version, std::move(spec)).second;
-  return fresh ? Status() : InvalidArgument(name + " of version " + std::to_string(version) + " is added twice");
+  return fresh
+             ? Status()
+             : InvalidArgument(name + " of version " + std::to_string(version) + " is added twice");
 }
 
-const OpSchemaSpec* OpSchemaSet::Find(const std::string& op_type, const std::string& domain, int version) const {
+const OpSchemaSpec* OpSchemaSet::Find(const std::string& op_type, const std::string& domain,
+                                      int version) const {
   auto op = specs_.find({domain, op_type});
   if (op == specs_.end()) return nullptr;
   auto behind = version == 0 ? op->second.end() : op->second.upper_bound(version);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known about an op type apart from any kernel: formal inputs and outputs, attributes, versions. ONNX's
-// own schemas, and those that other rooms register for their domains.
+// What is known about an op type apart from any kernel: formal inputs and outputs, attributes,
+// versions. ONNX's own schemas, and those that other rooms register for their domains.
 //
-// Thread safety: all functions may be called from any thread. What FindOpSchema returns lives as long as the
-// process.
+// Thread safety: all functions may be called from any thread. What FindOpSchema returns lives as
+// long as the process.
 #ifndef CAESURA_CORE_GRAPH_OP_SCHEMA_H_
 #define CAESURA_CORE_GRAPH_OP_SCHEMA_H_
 
@@ -28,7 +28,8 @@ struct OpSchema {
   struct Formal {
     std::string name;
     std::string type;  // a type variable ("T") or a type ("tensor(int64)")
-    DTypeSet dtypes;   // element types of the tensors allowed; empty when only sequences and the like are
+    DTypeSet
+        dtypes;  // element types of the tensors allowed; empty when only sequences and the like are
     std::vector<std::string> types;  // "tensor(float)", "seq(tensor(float))", ...
     bool is_optional = false;
     bool is_variadic = false;  // the last one may repeat
@@ -45,7 +46,8 @@ struct OpSchema {
   std::string op_type, domain;
   int since_version = 0;
   bool is_deprecated = false;
-  // The op is defined by a body of other ops (core/graph/function_body.h), perhaps only for some inputs.
+  // The op is defined by a body of other ops (core/graph/function_body.h), perhaps only for some
+  // inputs.
   bool has_function = false;
   Determinism determinism = Determinism::kUnknown;
   int min_inputs = 0, max_inputs = 0, min_outputs = 0, max_outputs = 0;
@@ -62,14 +64,16 @@ struct OpSchema {
 };
 
 // The schema in force at opset `version` of `domain` (0: the newest), or null.
-const OpSchema* FindOpSchema(const std::string& op_type, const std::string& domain, int version = 0);
+const OpSchema* FindOpSchema(const std::string& op_type, const std::string& domain,
+                             int version = 0);
 // That of the node's own semantics: at its since_version, or the newest where it has none.
 const OpSchema* FindOpSchema(const Node& node);
 // `since_version` of that schema; 0 when there is none.
 int SinceVersion(const std::string& op_type, const std::string& domain = "", int opset = 0);
 // The newest version that this library knows; 0 for a domain that it does not know.
 int LatestOpset(const std::string& domain = "");
-// Whether every op type of the domain has a schema here: an unlisted op of such a domain is an error.
+// Whether every op type of the domain has a schema here: an unlisted op of such a domain is an
+// error.
 bool IsClosedDomain(const std::string& domain);
 // The newest schema of every op type, deprecated ones left out, in order of domain and name.
 std::vector<const OpSchema*> AllOpSchemas();
@@ -87,30 +91,34 @@ struct OpSchemaSpec {
   bool is_deterministic = true;
   // Of the domain: the first one whose nodes mean this. Process-wide schemas are all of version 1.
   int since_version = 1;
-  // Adds the nodes that compute the gradients of the node's inputs; null: there is none. For the ops of an OpSchemaSet;
-  // called while a training graph is built, from one thread for each graph.
+  // Adds the nodes that compute the gradients of the node's inputs; null: there is none. For the
+  // ops of an OpSchemaSet; called while a training graph is built, from one thread for each graph.
   std::function<Status(GradientHook&)> gradient = nullptr;
-  // Inputs that have no gradient, or none that is other than zero (-1 - i: input i and all behind it).
+  // Inputs that have no gradient, or none that is other than zero (-1 - i: input i and all behind
+  // it).
   std::vector<int> no_gradient_inputs = {};
 };
 
-// The schemas of the ops that a session is given: known to its graphs (Graph::op_schemas) and to no other.
-// Thread safety: const access from many threads.
+// The schemas of the ops that a session is given: known to its graphs (Graph::op_schemas) and to no
+// other. Thread safety: const access from many threads.
 class OpSchemaSet {
  public:
-  // kInvalidArgument for a domain of ONNX's, for an op that the process knows already, and for a version of an op that
-  // is here already.
+  // kInvalidArgument for a domain of ONNX's, for an op that the process knows already, and for a
+  // version of an op that is here already.
   Status Add(OpSchemaSpec spec);
   // The newest one of the op that is not newer than `version` (0: the newest), or null.
-  const OpSchemaSpec* Find(const std::string& op_type, const std::string& domain, int version = 0) const;
+  const OpSchemaSpec* Find(const std::string& op_type, const std::string& domain,
+                           int version = 0) const;
   bool HasDomain(const std::string& domain) const;
 
  private:
-  std::map<std::pair<std::string, std::string>, std::map<int, OpSchemaSpec>> specs_;  // by domain and op type
+  std::map<std::pair<std::string, std::string>, std::map<int, OpSchemaSpec>>
+      specs_;  // by domain and op type
 };
 
-// Makes the schemas known to checks and inference. Registering an op type again replaces nothing and is no error
-// when the counts agree; kInvalidArgument when they do not, or for one of ONNX's own domains.
+// Makes the schemas known to checks and inference. Registering an op type again replaces nothing
+// and is no error when the counts agree; kInvalidArgument when they do not, or for one of ONNX's
+// own domains.
 Status RegisterOpSchemas(const std::vector<OpSchemaSpec>& specs);
 // The spec that was registered, or null.
 const OpSchemaSpec* FindOpSchemaSpec(const std::string& op_type, const std::string& domain);

@@ -14,10 +14,14 @@ namespace caesura {
 
 const std::vector<std::string>& PassNames() {
   static const auto* names = new std::vector<std::string>{
-      "attention_fusion", "cast_propagation", "common_subexpression", "constant_nodes", "cpu_fallback",
-      "dead_node_elimination", "expand_sinking", "function_inlining", "matmul_epilogue", "mixed_precision",
-      "movement_elimination", "norm_fusion", "recompute", "redundant_nodes", "row_fusion", "shape_inference",
-      "shape_simplification", "split_sequences", "split_slices", "subgraph_partition", "update_order", "weight_packing"};
+      "attention_fusion", "cast_propagation",     "common_subexpression",
+      "constant_nodes",   "cpu_fallback",         "dead_node_elimination",
+      "expand_sinking",   "function_inlining",    "matmul_epilogue",
+      "mixed_precision",  "movement_elimination", "norm_fusion",
+      "recompute",        "redundant_nodes",      "row_fusion",
+      "shape_inference",  "shape_simplification", "split_sequences",
+      "split_slices",     "subgraph_partition",   "update_order",
+      "weight_packing"};
   return *names;
 }
 
@@ -25,7 +29,8 @@ Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
                                           const std::vector<std::string>& disabled) {
   std::vector<std::string> off = env::DisabledPasses(), known = PassNames();
   for (const auto& pass : passes) {
-    if (std::find(known.begin(), known.end(), pass->name()) == known.end()) known.emplace_back(pass->name());
+    if (std::find(known.begin(), known.end(), pass->name()) == known.end())
+      known.emplace_back(pass->name());
   }
   RETURN_IF_ERROR(CheckNames("CAESURA_DISABLE_PASSES: there is no pass", off, known));
   RETURN_IF_ERROR(CheckNames("disabled_passes: there is no pass", disabled, known));
@@ -40,7 +45,8 @@ Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
       const std::string culprit = "pass '" + record.name + "': ";
       const auto begin = std::chrono::steady_clock::now();
       auto changed = pass->Run(model);
-      record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      record.seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       if (!changed.ok()) return changed.status().WithPrefix(culprit);
       record.changed = *changed;
       record.nodes_after = model.graph->nodes().size();
@@ -49,9 +55,13 @@ Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
       }
       if (record.changed) RETURN_IF_ERROR(CheckGraph(*model.graph).WithPrefix(culprit));
     }
-    LogVerbose(1, "pass " + record.name + (record.skipped ? " skipped" : record.changed ? " changed" : " unchanged") +
-                      ", " + std::to_string(record.nodes_before) + " -> " + std::to_string(record.nodes_after) +
-                      " nodes, " + std::to_string(record.seconds) + " s");
+    LogVerbose(1, "pass " + record.name +
+                      (record.skipped   ? " skipped"
+                       : record.changed ? " changed"
+                                        : " unchanged") +
+                      ", " + std::to_string(record.nodes_before) + " -> " +
+                      std::to_string(record.nodes_after) + " nodes, " +
+                      std::to_string(record.seconds) + " s");
     records.push_back(std::move(record));
   }
   return records;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass rewrites a model; the runner runs a list of them, each timed, verified and named when it breaks something.
+// A pass rewrites a model; the runner runs a list of them, each timed, verified and named when it
+// breaks something.
 #ifndef CAESURA_CORE_GRAPH_PASS_H_
 #define CAESURA_CORE_GRAPH_PASS_H_
 
@@ -31,13 +32,14 @@ struct PassRecord {
   size_t nodes_before = 0, nodes_after = 0;
 };
 
-// The names of caesura's passes: those that options may switch off in any session, whatever its own list is.
+// The names of caesura's passes: those that options may switch off in any session, whatever its own
+// list is.
 const std::vector<std::string>& PassNames();
 
-// Runs the passes in order, skipping those in `disabled` and in CAESURA_DISABLE_PASSES. Fails with kInvalidArgument on
-// names there that no pass has, in the list or in PassNames(). After each pass that changed something the graph is checked
-// (core/graph/graph_check.h); a failure names the pass. A pass that claims to have changed nothing but changed the number
-// of nodes is an error too.
+// Runs the passes in order, skipping those in `disabled` and in CAESURA_DISABLE_PASSES. Fails with
+// kInvalidArgument on names there that no pass has, in the list or in PassNames(). After each pass
+// that changed something the graph is checked (core/graph/graph_check.h); a failure names the pass.
+// A pass that claims to have changed nothing but changed the number of nodes is an error too.
 Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
                                           const std::vector<std::string>& disabled = {});
 

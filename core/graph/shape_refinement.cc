@@ -27,7 +27,8 @@ struct Product {
 
 // `whole` divided by `part`, where that is a number or a single symbol.
 Dim Quotient(const Product& whole, const Product& part) {
-  if (!whole.is_known || !part.is_known || part.number <= 0 || whole.number % part.number != 0) return {};
+  if (!whole.is_known || !part.is_known || part.number <= 0 || whole.number % part.number != 0)
+    return {};
   std::multiset<std::string> rest = whole.symbols;
   for (const std::string& symbol : part.symbols) {
     auto it = rest.find(symbol);
@@ -46,15 +47,20 @@ struct SameAsInput {
 };
 
 constexpr SameAsInput kSameAsInput[] = {
-    {"", "GroupNormalization", DType::kUndefined}, {"", "MeanVarianceNormalization", DType::kUndefined},
-    {"ai.onnx.ml", "Imputer", DType::kUndefined},  {"ai.onnx.ml", "Scaler", DType::kFloat32},
+    {"", "GroupNormalization", DType::kUndefined},
+    {"", "MeanVarianceNormalization", DType::kUndefined},
+    {"ai.onnx.ml", "Imputer", DType::kUndefined},
+    {"ai.onnx.ml", "Scaler", DType::kFloat32},
     {"ai.onnx.ml", "Normalizer", DType::kFloat32},
 };
 
 }  // namespace
 
-void RefineReshape(const ValueType& input, const onnx::TensorShapeProto& target, ValueType* output) {
-  if (!input.shape || !output->shape || target.dim_size() != static_cast<int>(output->shape->size())) return;
+void RefineReshape(const ValueType& input, const onnx::TensorShapeProto& target,
+                   ValueType* output) {
+  if (!input.shape || !output->shape ||
+      target.dim_size() != static_cast<int>(output->shape->size()))
+    return;
   int inferred = -1;
   Product whole, part;
   for (const Dim& dim : *input.shape) whole.Multiply(dim);
@@ -73,7 +79,8 @@ void RefineReshape(const ValueType& input, const onnx::TensorShapeProto& target,
 
 void RefineUninferred(const Node& node, ValueType* output) {
   const Value* input = node.input(0);
-  if (input == nullptr || !input->type().is_tensor() || (output->is_tensor() && output->shape)) return;
+  if (input == nullptr || !input->type().is_tensor() || (output->is_tensor() && output->shape))
+    return;
   for (const SameAsInput& row : kSameAsInput) {
     if (!node.Is(row.op_type, row.domain)) continue;
     *output = input->type();

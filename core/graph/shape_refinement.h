@@ -8,15 +8,16 @@
 
 namespace caesura {
 
-// The one dim of Reshape that follows from the others, also where symbols cancel: [N, 3, 8] to [N, -1] is [N, 24].
-// `target` is what is known of the second input.
+// The one dim of Reshape that follows from the others, also where symbols cancel: [N, 3, 8] to [N,
+// -1] is [N, 24]. `target` is what is known of the second input.
 void RefineReshape(const ValueType& input, const onnx::TensorShapeProto& target, ValueType* output);
 
-// The type of output 0 for ops that onnx infers nothing for: that of input 0, mostly. Leaves others alone.
+// The type of output 0 for ops that onnx infers nothing for: that of input 0, mostly. Leaves others
+// alone.
 void RefineUninferred(const Node& node, ValueType* output);
 
-// The shape of output `i` of a Loop that gives back what it carries: what the start and an iteration's result have in
-// common. onnx leaves it open.
+// The shape of output `i` of a Loop that gives back what it carries: what the start and an
+// iteration's result have in common. onnx leaves it open.
 void RefineCarried(const Node& loop, int i, ValueType* output);
 
 }  // namespace caesura

@@ -75,8 +75,9 @@ class NodeContext : public onnx::InferenceContext, public onnx::DataPropagationC
   class BodyInferencer : public onnx::GraphInferencer {
    public:
     BodyInferencer(Graph& body, TypeInference& inference) : body_(body), inference_(inference) {}
-    std::vector<const onnx::TypeProto*> doInferencing(const std::vector<const onnx::TypeProto*>& input_types,
-                                                      const std::vector<const onnx::TensorProto*>&) override {
+    std::vector<const onnx::TypeProto*> doInferencing(
+        const std::vector<const onnx::TypeProto*>& input_types,
+        const std::vector<const onnx::TensorProto*>&) override {
       return inference_.InferBody(body_, input_types);
     }
 
@@ -139,8 +140,9 @@ bool IsEinsumEquation(std::string equation) {
 // Whether a missing type among the inputs may be why inference failed.
 bool KnowsAllInputs(const Node& node) {
   for (const Value* input : node.inputs()) {
-    if (input != nullptr && (input->type().kind == ValueType::Kind::kUnknown ||
-                             (input->type().is_tensor() && input->type().dtype == DType::kUndefined))) {
+    if (input != nullptr &&
+        (input->type().kind == ValueType::Kind::kUnknown ||
+         (input->type().is_tensor() && input->type().dtype == DType::kUndefined))) {
       return false;
     }
   }
@@ -237,10 +239,11 @@ const onnx::TensorShapeProto* TypeInference::DataOf(const Value* value) {
   const onnx::TensorProto* constant = ConstantOf(value);
   if (constant != nullptr && constant->dims_size() <= 1) {
     Result<Tensor> tensor = TensorFromProto(*constant);
-    if (!tensor.ok() || (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32)) return nullptr;
+    if (!tensor.ok() || (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32))
+      return nullptr;
     for (int64_t element : tensor->ToVector<int64_t>()) data.add_dim()->set_dim_value(element);
-  } else if (type.is_tensor() && (type.dtype == DType::kInt64 || type.dtype == DType::kInt32) && type.shape &&
-             type.shape->size() == 1 && type.shape->front().known() &&
+  } else if (type.is_tensor() && (type.dtype == DType::kInt64 || type.dtype == DType::kInt32) &&
+             type.shape && type.shape->size() == 1 && type.shape->front().known() &&
              type.shape->front().value <= kMaxConstantElements) {
     // Its length is known, its elements are not.
     for (int64_t i = 0; i < type.shape->front().value; ++i) data.add_dim();
@@ -286,8 +289,8 @@ void TypeInference::SetType(Value* value, ValueType type) {
 void TypeInference::Merge(Node& node, Value* output, const ValueType& found) {
   ValueType type = output->type();
   if (!MergeTypes(found, &type)) {
-    Fault(node, "makes '" + output->name() + "' a " + found.ToString() + ", but it is declared as " +
-                    output->type().ToString());
+    Fault(node, "makes '" + output->name() + "' a " + found.ToString() +
+                    ", but it is declared as " + output->type().ToString());
   } else if (IsTooLarge(type)) {
     Fault(node, "makes '" + output->name() + "' a " + type.ToString() + ", which is too large");
   } else {
@@ -298,7 +301,8 @@ void TypeInference::Merge(Node& node, Value* output, const ValueType& found) {
 void TypeInference::InferGraph(Graph& graph) {
   for (Value* input : graph.inputs()) {
     if (IsTooLarge(input->type())) {
-      faults_.push_back("input '" + input->name() + "', a " + input->type().ToString() + ", is too large");
+      faults_.push_back("input '" + input->name() + "', a " + input->type().ToString() +
+                        ", is too large");
     }
     SetType(input, input->type());
   }
@@ -308,15 +312,16 @@ void TypeInference::InferGraph(Graph& graph) {
 std::vector<const onnx::TypeProto*> TypeInference::InferBody(
     Graph& body, const std::vector<const onnx::TypeProto*>& input_types) {
   if (input_types.size() != body.inputs().size()) {
-    throw onnx::InferenceError("its body has " + std::to_string(body.inputs().size()) + " inputs, not " +
-                               std::to_string(input_types.size()));
+    throw onnx::InferenceError("its body has " + std::to_string(body.inputs().size()) +
+                               " inputs, not " + std::to_string(input_types.size()));
   }
   for (size_t i = 0; i < input_types.size(); ++i) {
     if (input_types[i] == nullptr) continue;
     Value* input = body.inputs()[i];
     ValueType type = input->type();
     if (!MergeTypes(TypeFromProto(*input_types[i]), &type)) {
-      throw onnx::InferenceError("its body wants '" + input->name() + "' as " + input->type().ToString());
+      throw onnx::InferenceError("its body wants '" + input->name() + "' as " +
+                                 input->type().ToString());
     }
     SetType(input, std::move(type));
   }
@@ -366,9 +371,9 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
       schema.GetTypeAndShapeInferenceFunction()(context);
     } else if (schema.HasFunction()) {
       onnx::shape_inference::DataValueMap values;
-      onnx::shape_inference::InferShapeForFunctionNode(*schema.GetFunction(), onnx::OpSchemaRegistry::Instance(),
-                                                       context, onnx::ShapeInferenceOptions(false, 0, true), {},
-                                                       nullptr, &values);
+      onnx::shape_inference::InferShapeForFunctionNode(
+          *schema.GetFunction(), onnx::OpSchemaRegistry::Instance(), context,
+          onnx::ShapeInferenceOptions(false, 0, true), {}, nullptr, &values);
     }
     if (knows_inputs) schema.CheckInputOutputType(context);
   } catch (const std::bad_alloc&) {
@@ -401,11 +406,13 @@ void TypeInference::InferRegistered(Node& node) {
   if (spec == nullptr) return;
   if (spec->infer) {
     std::vector<ValueType> declared;
-    for (const Value* output : node.outputs()) declared.push_back(output == nullptr ? ValueType() : output->type());
+    for (const Value* output : node.outputs())
+      declared.push_back(output == nullptr ? ValueType() : output->type());
     Status status = spec->infer(*node.graph(), &node);
     if (!status.ok()) Fault(node, status.message());
     for (const Value* output : node.outputs()) types_.erase(output);
-    // Ours know all that there is to know; a user's op may say less than the model does, or contradict it.
+    // Ours know all that there is to know; a user's op may say less than the model does, or
+    // contradict it.
     if (FindOpSchemaSpec(node.op_type(), node.domain()) == spec) return;
     for (size_t i = 0; i < node.outputs().size(); ++i) {
       Value* output = node.outputs()[i];

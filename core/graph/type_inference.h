@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to core/graph: onnx's inference functions run over our Graph, node by node. No protobuf graph is built;
-// types and attributes are converted when a function asks for them.
+// Private to core/graph: onnx's inference functions run over our Graph, node by node. No protobuf
+// graph is built; types and attributes are converted when a function asks for them.
 #ifndef CAESURA_CORE_GRAPH_TYPE_INFERENCE_H_
 #define CAESURA_CORE_GRAPH_TYPE_INFERENCE_H_
 
@@ -22,7 +22,8 @@ namespace caesura {
 
 class TypeInference {
  public:
-  // With symbols, dims that stay unknown get fresh ones. REQUIRES for that: ReserveSymbols on the top-level graph.
+  // With symbols, dims that stay unknown get fresh ones. REQUIRES for that: ReserveSymbols on the
+  // top-level graph.
   explicit TypeInference(bool make_symbols) : make_symbols_(make_symbols) {}
 
   // Takes note of the symbols that the graph uses already.
@@ -42,8 +43,8 @@ class TypeInference {
   const onnx::TensorShapeProto* DataOf(const Value* value);
   void SetData(const Value* value, onnx::TensorShapeProto data) { data_[value] = std::move(data); }
   // Sets the types of a body's inputs, infers it, and gives its outputs' types.
-  std::vector<const onnx::TypeProto*> InferBody(Graph& body,
-                                                const std::vector<const onnx::TypeProto*>& input_types);
+  std::vector<const onnx::TypeProto*> InferBody(
+      Graph& body, const std::vector<const onnx::TypeProto*>& input_types);
 
  private:
   void InferFromSchema(Node& node, const onnx::OpSchema& schema);

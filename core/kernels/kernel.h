@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel is: a definition that planning reads, a factory that settles everything once, and a function that
-// only computes.
+// What a kernel is: a definition that planning reads, a factory that settles everything once, and a
+// function that only computes.
 //
-//   Status CreateRelu(KernelInfo& info) {            // called while planning, with concrete dtypes and shapes
+//   Status CreateRelu(KernelInfo& info) {            // called while planning, with concrete dtypes
+//   and shapes
 //     const int64_t count = info.InputShape(0).elements();
 //     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
 //     info.SetCompute([count](KernelContext& context) {      // called in every step
@@ -13,10 +14,12 @@
 //     });
 //     return {};
 //   }
-//   registry.Add({.op_type = "Relu", .types = {DType::kFloat32}, .aliases = {MayReuse(0, 0)}, .create = CreateRelu});
+//   registry.Add({.op_type = "Relu", .types = {DType::kFloat32}, .aliases = {MayReuse(0, 0)},
+//   .create = CreateRelu});
 //
-// Dtypes, shapes, attributes, algorithm and scratch are decided in the factory; the function has no reason to fail
-// but the values it reads (an index out of range) or the device. It keeps no state between calls.
+// Dtypes, shapes, attributes, algorithm and scratch are decided in the factory; the function has no
+// reason to fail but the values it reads (an index out of range) or the device. It keeps no state
+// between calls.
 #ifndef CAESURA_CORE_KERNELS_KERNEL_H_
 #define CAESURA_CORE_KERNELS_KERNEL_H_
 
@@ -40,8 +43,8 @@ class KernelInfo;
 
 using KernelFactory = Status (*)(KernelInfo&);
 
-// What a step calls. Copies share what was captured, so that plans which differ in sizes alone share what they do not
-// change. Thread safety: may be called from several threads at once.
+// What a step calls. Copies share what was captured, so that plans which differ in sizes alone
+// share what they do not change. Thread safety: may be called from several threads at once.
 class ComputeFunction {
  public:
   ComputeFunction() = default;
@@ -71,10 +74,12 @@ class ComputeFunction {
 // How an output may or must share its bytes with an input.
 struct Alias {
   enum class Kind : uint8_t {
-    kMayReuse,  // the output may overwrite the input when nobody reads the input afterwards (same byte count)
-    kView,      // the output is the input's bytes under another shape; the plan then drops the step. The compute
-                // function copies, for the cases in which sharing is impossible.
-    kInPlace,   // the output must be the input's buffer: an update of a parameter or of optimizer state
+    kMayReuse,  // the output may overwrite the input when nobody reads the input afterwards (same
+                // byte count)
+    kView,     // the output is the input's bytes under another shape; the plan then drops the step.
+               // The compute function copies, for the cases in which sharing is impossible.
+    kInPlace,  // the output must be the input's buffer: an update of a parameter or of optimizer
+               // state
   };
   int input;
   int output;
@@ -94,27 +99,31 @@ struct KernelDef {
   // Dtypes accepted for the input `typed_input` (ignored when that input is absent or no tensor).
   DTypeSet types = kAllTypes;
   int typed_input = 0;
-  // Inputs whose *values* the factory reads (shapes, axes, pads, k, ...): they must be on the host and known before
-  // the node is sized. A node whose host inputs are known only in the run is created in the run. An index -1 - i
-  // stands for "input i and all behind it".
+  // Inputs whose *values* the factory reads (shapes, axes, pads, k, ...): they must be on the host
+  // and known before the node is sized. A node whose host inputs are known only in the run is
+  // created in the run. An index -1 - i stands for "input i and all behind it".
   std::vector<int> host_inputs = {};
-  // In its place for ops whose host inputs depend on the node (PyTorch's operators: on the schema that it names).
+  // In its place for ops whose host inputs depend on the node (PyTorch's operators: on the schema
+  // that it names).
   std::function<bool(const Node&, int)> host_input_of = nullptr;
   // Outputs that are in host memory even on a device (Shape, Size, a random offset).
   std::vector<int> host_outputs = {};
-  // Inputs whose values are never read, only dtype and shape: folding does not wait for them (Shape, Size, EyeLike).
+  // Inputs whose values are never read, only dtype and shape: folding does not wait for them
+  // (Shape, Size, EyeLike).
   std::vector<int> unread_inputs = {};
   std::vector<Alias> aliases = {};
-  // Inputs that the kernel reads under any InputInfo::layout (-1 - i as above); all others come dense.
+  // Inputs that the kernel reads under any InputInfo::layout (-1 - i as above); all others come
+  // dense.
   std::vector<int> strided_inputs = {};
   // Outputs that the kernel writes under any KernelInfo::OutputLayout.
   std::vector<int> strided_outputs = {};
-  // Indices of inputs that the plan lays out as one gapless block, in this order (-1 - i as above); verified before
-  // the first step.
+  // Indices of inputs that the plan lays out as one gapless block, in this order (-1 - i as above);
+  // verified before the first step.
   std::vector<int> contiguous_inputs = {};
   // False for kernels whose results differ from call to call: never folded, never cached.
   bool deterministic = true;
-  // Mostly a plain KernelFactory; a function object where a wrapper or a user's op needs to carry something.
+  // Mostly a plain KernelFactory; a function object where a wrapper or a user's op needs to carry
+  // something.
   std::function<Status(KernelInfo&)> create = nullptr;
 
   bool IsHostInput(const Node& node, int i) const {
@@ -129,16 +138,16 @@ struct KernelDef {
   }
 };
 
-// Runs a subgraph (a body of If, Loop, Scan) as a function of its inputs; outer values come from the context of the
-// node that owns the body. Declared here, implemented by the executor.
+// Runs a subgraph (a body of If, Loop, Scan) as a function of its inputs; outer values come from
+// the context of the node that owns the body. Declared here, implemented by the executor.
 class SubgraphRunner {
  public:
   virtual ~SubgraphRunner() = default;
-  // `inputs` in the order of the body's inputs. The results are owned by the caller: none of them shares memory
-  // that a later run may overwrite. `iteration` counts the calls that one execution of the node makes, so that random
-  // ops differ from one to the next.
-  virtual Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> inputs, KernelContext& outer,
-                                                uint64_t iteration = 0) = 0;
+  // `inputs` in the order of the body's inputs. The results are owned by the caller: none of them
+  // shares memory that a later run may overwrite. `iteration` counts the calls that one execution
+  // of the node makes, so that random ops differ from one to the next.
+  virtual Result<std::vector<RuntimeValue>> Run(std::vector<RuntimeValue> inputs,
+                                                KernelContext& outer, uint64_t iteration = 0) = 0;
   virtual const Graph& graph() const = 0;
 };
 
@@ -148,7 +157,8 @@ struct InputInfo {
   bool is_tensor = false;
   DType dtype = DType::kUndefined;
   Shape shape;
-  // Where the elements lie, from the address that the context gives. Dense but for KernelDef::strided_inputs.
+  // Where the elements lie, from the address that the context gives. Dense but for
+  // KernelDef::strided_inputs.
   Layout layout = {};
   // The value, when it is known already: always for declared host inputs, otherwise for constants.
   const Tensor* value = nullptr;
@@ -164,7 +174,8 @@ struct OutputInfo {
   Shape shape;
 };
 
-// Output 0 as a way of looking at bytes that are there already; see KernelInfo::SetView and SetSideBySide.
+// Output 0 as a way of looking at bytes that are there already; see KernelInfo::SetView and
+// SetSideBySide.
 struct ViewInfo {
   enum class Kind : uint8_t { kNone, kLayout, kPermutation, kReshape, kSideBySide };
   Kind kind = Kind::kNone;
@@ -173,11 +184,15 @@ struct ViewInfo {
   int axis = 0;                      // kSideBySide
 };
 
-// The factory's view of the node, and where it writes its decisions. Lives during the factory's call only.
+// The factory's view of the node, and where it writes its decisions. Lives during the factory's
+// call only.
 class KernelInfo {
  public:
   KernelInfo(const Node& node, std::vector<InputInfo> inputs, int threads)
-      : node_(node), inputs_(std::move(inputs)), outputs_(node.outputs().size()), threads_(threads) {}
+      : node_(node),
+        inputs_(std::move(inputs)),
+        outputs_(node.outputs().size()),
+        threads_(threads) {}
 
   const Node& node() const { return node_; }
   template <typename T>
@@ -212,31 +227,40 @@ class KernelInfo {
   void SetOutput(int i, DType dtype, Shape shape) {
     if (i < output_count()) outputs_[i] = {OutputInfo::Kind::kPlanned, dtype, std::move(shape)};
   }
-  // The output's size, or its kind (a sequence), shows only in the run: the function calls AllocateOutput or
-  // SetOutputValue.
+  // The output's size, or its kind (a sequence), shows only in the run: the function calls
+  // AllocateOutput or SetOutputValue.
   void SetOutputSizedInCompute(int i) {
     if (i < output_count()) outputs_[i].kind = OutputInfo::Kind::kSizedInCompute;
   }
-  // Books scratch memory for each call; returns the handle for KernelContext::Scratch. Contents are undefined.
+  // Books scratch memory for each call; returns the handle for KernelContext::Scratch. Contents are
+  // undefined.
   size_t BookScratch(size_t bytes) {
     const size_t offset = scratch_bytes_;
     scratch_bytes_ += (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
     return offset;
   }
-  // Output i is input 0's bytes under layouts[i] (absolute: the input's own layout is in it). The plan drops the step
-  // where all readers of all outputs take strides; otherwise the compute function copies.
-  void SetViews(std::vector<Layout> layouts) { view_ = {ViewInfo::Kind::kLayout, std::move(layouts), {}, 0}; }
-  // The same for output 0 alone, where the plan may also have the input's producer write it in the output's order.
+  // Output i is input 0's bytes under layouts[i] (absolute: the input's own layout is in it). The
+  // plan drops the step where all readers of all outputs take strides; otherwise the compute
+  // function copies.
+  void SetViews(std::vector<Layout> layouts) {
+    view_ = {ViewInfo::Kind::kLayout, std::move(layouts), {}, 0};
+  }
+  // The same for output 0 alone, where the plan may also have the input's producer write it in the
+  // output's order.
   void SetPermutedView(std::vector<int64_t> permutation) {
-    Layout layout = Simplified(outputs_[0].shape, Permuted(inputs_[0].shape, inputs_[0].layout, permutation));
+    Layout layout =
+        Simplified(outputs_[0].shape, Permuted(inputs_[0].shape, inputs_[0].layout, permutation));
     view_ = {ViewInfo::Kind::kPermutation, {std::move(layout)}, std::move(permutation), 0};
   }
   // Output 0 has the elements of input 0, in order, in another shape.
   void SetReshapedView() {
     auto layout = Reshaped(inputs_[0].shape, inputs_[0].layout, outputs_[0].shape);
-    if (layout) view_ = {ViewInfo::Kind::kReshape, {Simplified(outputs_[0].shape, *std::move(layout))}, {}, 0};
+    if (layout)
+      view_ = {
+          ViewInfo::Kind::kReshape, {Simplified(outputs_[0].shape, *std::move(layout))}, {}, 0};
   }
-  // Output 0 is all inputs, one behind the other along `axis`: the plan may have their producers write into it.
+  // Output 0 is all inputs, one behind the other along `axis`: the plan may have their producers
+  // write into it.
   void SetSideBySide(int axis) { view_ = {ViewInfo::Kind::kSideBySide, {}, {}, axis}; }
   // Where output i is to be written. Dense but for KernelDef::strided_outputs.
   const Layout& OutputLayout(int i) const {
@@ -244,7 +268,9 @@ class KernelInfo {
     return i < static_cast<int>(output_layouts_.size()) ? output_layouts_[i] : kDense;
   }
   // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
-  void SetInPlace(int input, int output) { in_place_.push_back({input, output, Alias::Kind::kInPlace}); }
+  void SetInPlace(int input, int output) {
+    in_place_.push_back({input, output, Alias::Kind::kInPlace});
+  }
   void SetCompute(ComputeFunction compute) { compute_ = std::move(compute); }
 
   // The runner of the body in attribute `name`; null when the node has none of that name.
@@ -254,8 +280,11 @@ class KernelInfo {
 
   // "UNSUPPORTED: [Op 'name'] ..." : the kernel does not do this; the next candidate is asked.
   Status Refuse(const std::string& why) const { return Unsupported(node_.Label() + " " + why); }
-  // "INVALID_ARGUMENT: [Op 'name'] ..." : the inputs are wrong for the op, whichever kernel runs it.
-  Status Invalid(const std::string& why) const { return InvalidArgument(node_.Label() + " " + why); }
+  // "INVALID_ARGUMENT: [Op 'name'] ..." : the inputs are wrong for the op, whichever kernel runs
+  // it.
+  Status Invalid(const std::string& why) const {
+    return InvalidArgument(node_.Label() + " " + why);
+  }
 
   // --- for the planner ---
   const std::vector<OutputInfo>& outputs() const { return outputs_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel's compute function sees: pointers to its inputs, outputs and scratch. Nothing here looks up a name
-// or allocates, but for outputs that are sized in the run.
+// What a kernel's compute function sees: pointers to its inputs, outputs and scratch. Nothing here
+// looks up a name or allocates, but for outputs that are sized in the run.
 #ifndef CAESURA_CORE_KERNELS_KERNEL_CONTEXT_H_
 #define CAESURA_CORE_KERNELS_KERNEL_CONTEXT_H_
 
@@ -11,7 +11,8 @@
 
 namespace caesura {
 
-// The key of a counter-based random stream (Philox): the same key gives the same numbers, on any thread.
+// The key of a counter-based random stream (Philox): the same key gives the same numbers, on any
+// thread.
 struct RandomKey {
   uint64_t seed;    // of the session
   uint64_t step;    // counts runs
@@ -22,8 +23,8 @@ struct RandomKey {
 class KernelHost {
  public:
   virtual ~KernelHost() = default;
-  // `argument` points at an argument's buffer id (KernelContext's ids + i). Tensors in planned memory come as views,
-  // valid until the step ends.
+  // `argument` points at an argument's buffer id (KernelContext's ids + i). Tensors in planned
+  // memory come as views, valid until the step ends.
   virtual RuntimeValue ArgumentValue(const uint32_t* argument) = 0;
   virtual Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) = 0;
   virtual void SetArgumentValue(const uint32_t* argument, RuntimeValue value) = 0;
@@ -36,15 +37,22 @@ class KernelHost {
 
 class KernelContext {
  public:
-  // `addresses[ids[i]]` is the address of the i-th argument: inputs, then implicit inputs of bodies, then outputs.
-  KernelContext(void* const* addresses, const uint32_t* ids, uint32_t first_output, void* scratch, uint32_t stream,
-                KernelHost* host)
-      : addresses_(addresses), ids_(ids), first_output_(first_output), stream_(stream), scratch_(scratch), host_(host) {}
+  // `addresses[ids[i]]` is the address of the i-th argument: inputs, then implicit inputs of
+  // bodies, then outputs.
+  KernelContext(void* const* addresses, const uint32_t* ids, uint32_t first_output, void* scratch,
+                uint32_t stream, KernelHost* host)
+      : addresses_(addresses),
+        ids_(ids),
+        first_output_(first_output),
+        stream_(stream),
+        scratch_(scratch),
+        host_(host) {}
 
   // Null for an absent input.
   template <typename T>
   const T* Input(int i) const {
-    return static_cast<uint32_t>(i) < first_output_ ? static_cast<const T*>(addresses_[ids_[i]]) : nullptr;
+    return static_cast<uint32_t>(i) < first_output_ ? static_cast<const T*>(addresses_[ids_[i]])
+                                                    : nullptr;
   }
   // Null for an absent output. REQUIRES: the factory called SetOutput for it.
   template <typename T>
@@ -68,7 +76,8 @@ class KernelContext {
   Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
   RandomKey random_key() const { return host_->random_key(stream_); }
-  // What inputs are ready on and outputs must be: the provider's stream (ExecutionProvider::stream); null on the host.
+  // What inputs are ready on and outputs must be: the provider's stream
+  // (ExecutionProvider::stream); null on the host.
   void* device_stream() const { return host_->device_stream(); }
 
  private:

@@ -9,8 +9,9 @@ namespace caesura {
 namespace {
 
 Status TooMuchMemory(const KernelInfo& info, const std::string& what, uint64_t bytes) {
-  return OutOfMemory(info.node().Label() + " " + what + " takes " + std::to_string(bytes) + " bytes, more than the " +
-                     std::to_string(env::MemoryBytes()) + " of memory here");
+  return OutOfMemory(info.node().Label() + " " + what + " takes " + std::to_string(bytes) +
+                     " bytes, more than the " + std::to_string(env::MemoryBytes()) +
+                     " of memory here");
 }
 
 Status CheckSizes(const KernelInfo& info) {
@@ -18,10 +19,13 @@ Status CheckSizes(const KernelInfo& info) {
     const OutputInfo& output = info.outputs()[i];
     if (output.kind != OutputInfo::Kind::kPlanned) continue;
     const Result<Shape> checked = CheckedShape(output.shape.dims(), output.dtype);
-    if (!checked.ok()) return info.Invalid("output " + std::to_string(i) + ": " + checked.status().message());
+    if (!checked.ok())
+      return info.Invalid("output " + std::to_string(i) + ": " + checked.status().message());
     const uint64_t bytes = static_cast<uint64_t>(output.shape.elements()) * DTypeSize(output.dtype);
     if (bytes <= env::MemoryBytes()) continue;
-    return TooMuchMemory(info, "output " + std::to_string(i) + ", " + DTypeName(output.dtype) + output.shape.ToString() + ",",
+    return TooMuchMemory(info,
+                         "output " + std::to_string(i) + ", " + DTypeName(output.dtype) +
+                             output.shape.ToString() + ",",
                          bytes);
   }
   if (info.scratch_bytes() <= env::MemoryBytes()) return {};

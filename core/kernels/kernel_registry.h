@@ -20,16 +20,17 @@ class KernelRegistry {
   // Candidates of one op are asked in the order in which they were added.
   void Add(KernelDef def);
 
-  // The candidates whose domain, version and dtype fit `node`, given the dtype of each input (kUndefined where
-  // unknown or absent: accepted). Empty when there is none; then `why`, if given, says why each candidate lost.
+  // The candidates whose domain, version and dtype fit `node`, given the dtype of each input
+  // (kUndefined where unknown or absent: accepted). Empty when there is none; then `why`, if given,
+  // says why each candidate lost.
   std::vector<const KernelDef*> Find(const Node& node, const std::vector<DType>& input_dtypes,
                                      std::string* why = nullptr) const;
   // By the graph's own types.
   std::vector<const KernelDef*> Find(const Node& node, std::string* why = nullptr) const;
 
-  // Asks the candidates in order; the first factory that accepts wins. A kUnsupported answer passes on to the next
-  // candidate, any other failure is returned. The error of a missing kernel names the op, the node, `provider`, and
-  // the reason of every candidate.
+  // Asks the candidates in order; the first factory that accepts wins. A kUnsupported answer passes
+  // on to the next candidate, any other failure is returned. The error of a missing kernel names
+  // the op, the node, `provider`, and the reason of every candidate.
   Result<const KernelDef*> Create(KernelInfo& info, const std::string& provider) const;
 
   // Every definition, in order of registration: for tables, tests and reports.

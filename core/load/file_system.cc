@@ -36,7 +36,9 @@ class PosixWritableFile : public WritableFile {
   }
 
   // The descriptor of a file that is new or keeps its bytes; -1 when there is none.
-  int Open() { return fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); }
+  int Open() {
+    return fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  }
 
   Status Write(std::string_view bytes) override {
     while (!bytes.empty()) {
@@ -77,8 +79,9 @@ class PosixReadableFile : public ReadableFile {
 
   Status Read(uint64_t offset, size_t length, void* out) const override {
     if (offset > size_ || length > size_ - offset) {
-      return IoError("'" + path_ + "' has " + std::to_string(size_) + " bytes, but " + std::to_string(length) +
-                     " from " + std::to_string(offset) + " on are asked for");
+      return IoError("'" + path_ + "' has " + std::to_string(size_) + " bytes, but " +
+                     std::to_string(length) + " from " + std::to_string(offset) +
+                     " on are asked for");
     }
     char* at = static_cast<char*>(out);
     while (length > 0) {
@@ -101,22 +104,24 @@ class PosixReadableFile : public ReadableFile {
 
 bool IsSameFile(int fd, const std::string& path) {
   struct stat by_fd = {}, by_path = {};
-  return ::fstat(fd, &by_fd) == 0 && ::stat(path.c_str(), &by_path) == 0 && by_fd.st_dev == by_path.st_dev &&
-         by_fd.st_ino == by_path.st_ino;
+  return ::fstat(fd, &by_fd) == 0 && ::stat(path.c_str(), &by_path) == 0 &&
+         by_fd.st_dev == by_path.st_dev && by_fd.st_ino == by_path.st_ino;
 }
 
 class Posix : public FileSystem {
  public:
   Result<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     while (true) {
-      auto file = std::make_unique<PosixWritableFile>(path);  // first: no memory, no file left behind
+      auto file =
+          std::make_unique<PosixWritableFile>(path);  // first: no memory, no file left behind
       const int fd = file->Open();
       if (fd < 0) return Failed(path, "created");
       if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) return IoError("'" + path + "' is being written by someone else");
         return Failed(path, "locked");
       }
-      // Whoever held the lock before may have renamed the file that is open here: it is not ours to change then.
+      // Whoever held the lock before may have renamed the file that is open here: it is not ours to
+      // change then.
       if (!IsSameFile(fd, path)) continue;
       if (::ftruncate(fd, 0) != 0) return Failed(path, "emptied");
       return std::unique_ptr<WritableFile>(std::move(file));
@@ -130,7 +135,9 @@ class Posix : public FileSystem {
   }
 
   Status Rename(const std::string& from, const std::string& to) override {
-    return ::rename(from.c_str(), to.c_str()) == 0 ? Status() : Failed(from, ("renamed to '" + to + "'").c_str());
+    return ::rename(from.c_str(), to.c_str()) == 0
+               ? Status()
+               : Failed(from, ("renamed to '" + to + "'").c_str());
   }
   Status Remove(const std::string& path) override {
     return ::unlink(path.c_str()) == 0 ? Status() : Failed(path, "removed");
@@ -166,7 +173,8 @@ class Posix : public FileSystem {
   }
 };
 
-// What `path` names where it is a symbolic link, or a chain of them: the file that others see under it, there or not yet.
+// What `path` names where it is a symbolic link, or a chain of them: the file that others see under
+// it, there or not yet.
 Result<std::string> BehindLinks(std::string path) {
   constexpr int kMostLinks = 40;  // as open(2) follows
   for (int i = 0; i < kMostLinks; ++i) {
@@ -200,7 +208,8 @@ Status WriteFileAtomically(FileSystem& files, const std::string& given,
   const std::string temporary = path + ".tmp";
   Result<std::unique_ptr<WritableFile>> created = files.Create(temporary);
   if (!created.ok()) return created.status();
-  // Renamed before it is closed: until then the lock keeps other writers away from the temporary name.
+  // Renamed before it is closed: until then the lock keeps other writers away from the temporary
+  // name.
   Status status;
   try {
     status = write(**created);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file layer as an interface, so that tests can lose what was not synced, tear writes and fail any call; and
-// the one way in which a file of ours is replaced: all of it, or not at all.
+// The file layer as an interface, so that tests can lose what was not synced, tear writes and fail
+// any call; and the one way in which a file of ours is replaced: all of it, or not at all.
 //
 // Paths are the user's own words, as open(2) takes them. Names that come out of a model go through
 // external_data.h.
@@ -19,12 +19,14 @@
 
 namespace caesura {
 
-// A file being written from its beginning. Dropping it closes it; only Close() says whether that went well.
+// A file being written from its beginning. Dropping it closes it; only Close() says whether that
+// went well.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
   virtual Status Write(std::string_view bytes) = 0;
-  // What was written so far survives a crash of the machine. The file's name is another matter: SyncFolder.
+  // What was written so far survives a crash of the machine. The file's name is another matter:
+  // SyncFolder.
   virtual Status Sync() = 0;
   virtual Status Close() = 0;
 };
@@ -37,12 +39,13 @@ class ReadableFile {
   virtual Status Read(uint64_t offset, size_t length, void* out) const = 0;
 };
 
-// Every failure is kIoError, or kNotFound where a file or folder is not there; messages name the path.
-// Thread safety: all methods from any thread.
+// Every failure is kIoError, or kNotFound where a file or folder is not there; messages name the
+// path. Thread safety: all methods from any thread.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  // An empty file at `path`, replacing what was there. Fails when another process or thread is writing it.
+  // An empty file at `path`, replacing what was there. Fails when another process or thread is
+  // writing it.
   virtual Result<std::unique_ptr<WritableFile>> Create(const std::string& path) = 0;
   // Regular files only.
   virtual Result<std::unique_ptr<ReadableFile>> Open(const std::string& path) = 0;
@@ -58,9 +61,10 @@ class FileSystem {
 // The operating system's files. Never destroyed.
 FileSystem& PosixFileSystem();
 
-// Writes what `write` writes to `path`, so that whoever reads it, also after a crash at any moment, finds the old
-// file or the new one, whole: into `path`.tmp, synced, renamed, and the folder synced. When it returns ok the new
-// one lasts. A failure leaves the old one, or (when only the last step failed) perhaps the new one.
+// Writes what `write` writes to `path`, so that whoever reads it, also after a crash at any moment,
+// finds the old file or the new one, whole: into `path`.tmp, synced, renamed, and the folder
+// synced. When it returns ok the new one lasts. A failure leaves the old one, or (when only the
+// last step failed) perhaps the new one.
 Status WriteFileAtomically(FileSystem& files, const std::string& path,
                            const std::function<Status(WritableFile&)>& write);
 

@@ -19,7 +19,8 @@ void AddMetadata(const char* key, const std::string& value, onnx::NodeProto* pro
 // Writes one graph; bodies get writers of their own that look names up here.
 class GraphWriter {
  public:
-  GraphWriter(const GraphWriter* parent, const ExportOptions& options) : parent_(parent), options_(options) {}
+  GraphWriter(const GraphWriter* parent, const ExportOptions& options)
+      : parent_(parent), options_(options) {}
 
   Status Write(const Graph& graph, onnx::GraphProto* proto) {
     proto->set_name(graph.name().empty() ? "graph" : graph.name());
@@ -37,7 +38,8 @@ class GraphWriter {
     for (const auto& node : graph.nodes()) {
       for (const Value* value : node->outputs()) {
         const bool is_inner = value != nullptr && !exported_.count(value);
-        if (is_inner && HasElementType(value->type())) WriteInfo(value, NameOf(value), proto->add_value_info());
+        if (is_inner && HasElementType(value->type()))
+          WriteInfo(value, NameOf(value), proto->add_value_info());
       }
     }
     return {};
@@ -58,7 +60,8 @@ class GraphWriter {
  private:
   static bool HasElementType(const ValueType& type) {
     if (type.kind == ValueType::Kind::kTensor) return type.dtype != DType::kUndefined;
-    return type.kind != ValueType::Kind::kUnknown && type.element != nullptr && HasElementType(*type.element);
+    return type.kind != ValueType::Kind::kUnknown && type.element != nullptr &&
+           HasElementType(*type.element);
   }
 
   // Names are unique in a graph; a body must not reuse one of an outer graph.
@@ -95,7 +98,8 @@ class GraphWriter {
         return InvalidArgument("initializer '" + value->name() + "' is not on the host");
       onnx::TensorProto* out = proto->add_initializer();
       out->set_name(NameOf(value));
-      if (options_.store_externally != nullptr && parent_ == nullptr && tensor->dtype() != DType::kString) {
+      if (options_.store_externally != nullptr && parent_ == nullptr &&
+          tensor->dtype() != DType::kString) {
         TensorHeaderToProto(*tensor, out);
         ASSIGN_OR_RETURN(const bool stored, options_.store_externally(*tensor, out));
         if (stored) continue;
@@ -126,7 +130,8 @@ class GraphWriter {
   // Files want every output once, made in the graph itself: others go through an Identity.
   Status WriteOutputs(const Graph& graph, onnx::GraphProto* proto) {
     for (const Value* output : graph.outputs()) {
-      if (output == nullptr) return Internal("graph '" + graph.name() + "' has an output that is null");
+      if (output == nullptr)
+        return Internal("graph '" + graph.name() + "' has an output that is null");
       std::string name = NameOf(output);
       if (output->graph() != &graph || exported_.count(output)) {
         onnx::NodeProto* copy = proto->add_node();
@@ -155,7 +160,8 @@ class GraphWriter {
 
 }  // namespace
 
-Status AnyAttributeToProto(const std::string& name, const Attribute& attribute, onnx::AttributeProto* proto) {
+Status AnyAttributeToProto(const std::string& name, const Attribute& attribute,
+                           onnx::AttributeProto* proto) {
   if (AttributeToProto(name, attribute, proto)) return {};
   const ExportOptions options;
   return GraphWriter(nullptr, options).WriteBodies(attribute, proto);
@@ -163,7 +169,8 @@ Status AnyAttributeToProto(const std::string& name, const Attribute& attribute, 
 
 Status NodeToProto(const Node& node, onnx::NodeProto* proto) {
   for (const Value* input : node.inputs()) proto->add_input(input == nullptr ? "" : input->name());
-  for (const Value* output : node.outputs()) proto->add_output(output == nullptr ? "" : output->name());
+  for (const Value* output : node.outputs())
+    proto->add_output(output == nullptr ? "" : output->name());
   proto->set_name(node.name());
   proto->set_op_type(node.op_type());
   if (!node.domain().empty()) proto->set_domain(node.domain());
@@ -186,7 +193,8 @@ Status ModelToProto(const Model& model, const ExportOptions& options, onnx::Mode
   if (!model.domain.empty()) proto->set_domain(model.domain);
   if (model.version != 0) proto->set_model_version(model.version);
   if (!model.description.empty()) proto->set_doc_string(model.description);
-  if (!model.graph_description.empty()) proto->mutable_graph()->set_doc_string(model.graph_description);
+  if (!model.graph_description.empty())
+    proto->mutable_graph()->set_doc_string(model.graph_description);
   for (const auto& [key, value] : model.metadata) {
     auto* entry = proto->add_metadata_props();
     entry->set_key(key);

@@ -16,7 +16,8 @@ struct GraphImporter::Scope {
   const OpsetMap* opsets = nullptr;
   // In a function: what its attribute references stand for, and the scope that each was written in.
   const std::map<std::string, std::pair<const onnx::AttributeProto*, Scope*>>* attributes = nullptr;
-  std::string prefix, source, provider;  // the latter two of the call that nodes of a function stand for
+  std::string prefix, source,
+      provider;  // the latter two of the call that nodes of a function stand for
   int depth = 0;
   std::unordered_map<std::string, Value*> values;  // null: an absent optional input
   const Graph* graph = nullptr;                    // where names are looked up that no scope has
@@ -45,7 +46,9 @@ struct GraphImporter::Scope {
 
 namespace {
 
-std::string NodeName(const onnx::NodeProto& node) { return "[" + node.op_type() + " '" + node.name() + "']"; }
+std::string NodeName(const onnx::NodeProto& node) {
+  return "[" + node.op_type() + " '" + node.name() + "']";
+}
 
 Phase PhaseFromName(const std::string& name) {
   if (name == "backward") return Phase::kBackward;
@@ -72,9 +75,11 @@ void CopyMetadata(const onnx::NodeProto& proto, const std::string& inherited_sou
 
 }  // namespace
 
-OpsetMap OpsetsFromProto(const google::protobuf::RepeatedPtrField<onnx::OperatorSetIdProto>& imports) {
+OpsetMap OpsetsFromProto(
+    const google::protobuf::RepeatedPtrField<onnx::OperatorSetIdProto>& imports) {
   OpsetMap out;
-  for (const auto& import : imports) out[FoldDomain(import.domain())] = static_cast<int>(import.version());
+  for (const auto& import : imports)
+    out[FoldDomain(import.domain())] = static_cast<int>(import.version());
   return out;
 }
 
@@ -88,7 +93,8 @@ const onnx::FunctionProto* GraphImporter::FindFunction(const onnx::NodeProto& no
   return it == functions_.end() ? nullptr : it->second;
 }
 
-Result<std::shared_ptr<Graph>> GraphImporter::Import(const onnx::GraphProto& proto, const OpsetMap& opsets,
+Result<std::shared_ptr<Graph>> GraphImporter::Import(const onnx::GraphProto& proto,
+                                                     const OpsetMap& opsets,
                                                      bool initializers_are_inputs) {
   auto graph = std::make_shared<Graph>(proto.name().empty() ? "graph" : proto.name());
   Scope scope;
@@ -109,7 +115,8 @@ Status GraphImporter::FillGraph(const onnx::GraphProto& proto, Graph* graph, Sco
   for (const auto& info : proto.output()) {
     bool found = false;
     Value* value = scope.Find(info.name(), &found);
-    if (value == nullptr) return InvalidModel("graph output '" + info.name() + "' is made by nothing");
+    if (value == nullptr)
+      return InvalidModel("graph output '" + info.name() + "' is made by nothing");
     graph->AddOutput(value);
   }
   return {};
@@ -132,11 +139,13 @@ Status GraphImporter::DeclareEnds(const onnx::GraphProto& proto, Graph* graph, S
     if (it != scope.values.end()) {
       if (it->second->type().dtype != DType::kUndefined && it->second->dtype() != loaded.dtype()) {
         return InvalidModel("input '" + tensor.name() + "' is " + it->second->type().ToString() +
-                            ", but its initializer is " + DTypeName(loaded.dtype()) + loaded.shape().ToString());
+                            ", but its initializer is " + DTypeName(loaded.dtype()) +
+                            loaded.shape().ToString());
       }
       graph->SetInitializer(it->second, std::move(loaded));
     } else {
-      scope.values[tensor.name()] = graph->AddInitializer(scope.prefix + tensor.name(), std::move(loaded));
+      scope.values[tensor.name()] =
+          graph->AddInitializer(scope.prefix + tensor.name(), std::move(loaded));
     }
   }
   return {};
@@ -172,26 +181,32 @@ Status GraphImporter::ImportNode(const onnx::NodeProto& proto, Graph* graph, Sco
     if (!found) return InvalidModel(NodeName(proto) + " reads '" + name + "', which nothing makes");
   }
   while (!inputs.empty() && inputs.back() == nullptr) inputs.pop_back();
-  for (const std::string& name : proto.output()) outputs.push_back(name.empty() ? nullptr : scope.values.at(name));
+  for (const std::string& name : proto.output())
+    outputs.push_back(name.empty() ? nullptr : scope.values.at(name));
   for (const Value* output : outputs) {
     if (output != nullptr && (output->producer() != nullptr || output->graph() != graph)) {
-      return InvalidModel(NodeName(proto) + " writes '" + output->name() + "', which is made elsewhere too");
+      return InvalidModel(NodeName(proto) + " writes '" + output->name() +
+                          "', which is made elsewhere too");
     }
   }
   ASSIGN_OR_RETURN(AttributeMap attributes, ImportAttributes(proto, graph, scope));
   const std::string domain = FoldDomain(proto.domain());
   const std::string fault = AttributeFault(domain, attributes);
   if (!fault.empty()) return InvalidModel(NodeName(proto) + " " + fault);
-  const std::string own_name = proto.name().empty() && !scope.prefix.empty() ? proto.op_type() : proto.name();
+  const std::string own_name =
+      proto.name().empty() && !scope.prefix.empty() ? proto.op_type() : proto.name();
   const std::string name = own_name.empty() ? own_name : scope.prefix + own_name;
-  Node* node = graph->AddNode(proto.op_type(), inputs, outputs, std::move(attributes), domain, name);
+  Node* node =
+      graph->AddNode(proto.op_type(), inputs, outputs, std::move(attributes), domain, name);
   auto opset = scope.opsets->find(domain);
-  node->set_since_version(SinceVersion(proto.op_type(), domain, opset == scope.opsets->end() ? 0 : opset->second));
+  node->set_since_version(
+      SinceVersion(proto.op_type(), domain, opset == scope.opsets->end() ? 0 : opset->second));
   CopyMetadata(proto, scope.source, scope.provider, node);
   return {};
 }
 
-Result<AttributeMap> GraphImporter::ImportAttributes(const onnx::NodeProto& proto, Graph* graph, Scope& scope) {
+Result<AttributeMap> GraphImporter::ImportAttributes(const onnx::NodeProto& proto, Graph* graph,
+                                                     Scope& scope) {
   AttributeMap out;
   for (const auto& attribute : proto.attribute()) {
     const onnx::AttributeProto* actual = &attribute;
@@ -212,7 +227,8 @@ Result<AttributeMap> GraphImporter::ImportAttributes(const onnx::NodeProto& prot
   return out;
 }
 
-Result<Attribute> GraphImporter::ImportAttribute(const onnx::AttributeProto& proto, Graph* graph, Scope& scope) {
+Result<Attribute> GraphImporter::ImportAttribute(const onnx::AttributeProto& proto, Graph* graph,
+                                                 Scope& scope) {
   switch (proto.type()) {
     case onnx::AttributeProto::GRAPH: {
       ASSIGN_OR_RETURN(std::shared_ptr<Graph> body, ImportSubgraph(proto.g(), graph, scope));
@@ -242,10 +258,11 @@ Result<Attribute> GraphImporter::ImportAttribute(const onnx::AttributeProto& pro
   }
 }
 
-Result<std::shared_ptr<Graph>> GraphImporter::ImportSubgraph(const onnx::GraphProto& proto, Graph* parent,
-                                                             Scope& scope) {
+Result<std::shared_ptr<Graph>> GraphImporter::ImportSubgraph(const onnx::GraphProto& proto,
+                                                             Graph* parent, Scope& scope) {
   if (scope.depth + 1 > limits_.max_depth) {
-    return InvalidModel("graphs and functions are nested deeper than " + std::to_string(limits_.max_depth));
+    return InvalidModel("graphs and functions are nested deeper than " +
+                        std::to_string(limits_.max_depth));
   }
   auto graph = std::make_shared<Graph>(proto.name().empty() ? "body" : proto.name(), parent);
   Scope inner;
@@ -260,14 +277,16 @@ Result<std::shared_ptr<Graph>> GraphImporter::ImportSubgraph(const onnx::GraphPr
   return graph;
 }
 
-Status GraphImporter::InlineCall(const onnx::NodeProto& call, const onnx::FunctionProto& function, Graph* graph,
-                                 Scope& scope) {
+Status GraphImporter::InlineCall(const onnx::NodeProto& call, const onnx::FunctionProto& function,
+                                 Graph* graph, Scope& scope) {
   if (scope.depth + 1 > limits_.max_depth) {
-    return InvalidModel("graphs and functions are nested deeper than " + std::to_string(limits_.max_depth));
+    return InvalidModel("graphs and functions are nested deeper than " +
+                        std::to_string(limits_.max_depth));
   }
   const OpsetMap opsets = OpsetsFromProto(function.opset_import());
   std::map<std::string, std::pair<const onnx::AttributeProto*, Scope*>> attributes;
-  for (const auto& attribute : function.attribute_proto()) attributes[attribute.name()] = {&attribute, &scope};
+  for (const auto& attribute : function.attribute_proto())
+    attributes[attribute.name()] = {&attribute, &scope};
   for (const auto& attribute : call.attribute()) {
     if (attribute.ref_attr_name().empty()) {
       attributes[attribute.name()] = {&attribute, &scope};
@@ -289,18 +308,23 @@ Status GraphImporter::InlineCall(const onnx::NodeProto& call, const onnx::Functi
     bool found = true;
     const bool present = i < call.input_size() && !call.input(i).empty();
     inner.values[function.input(i)] = present ? scope.Find(call.input(i), &found) : nullptr;
-    if (!found) return InvalidModel(NodeName(call) + " reads '" + call.input(i) + "', which nothing makes");
+    if (!found)
+      return InvalidModel(NodeName(call) + " reads '" + call.input(i) + "', which nothing makes");
   }
   std::vector<Value*> outputs;
-  for (const std::string& name : call.output()) outputs.push_back(name.empty() ? nullptr : scope.values.at(name));
+  for (const std::string& name : call.output())
+    outputs.push_back(name.empty() ? nullptr : scope.values.at(name));
   return ImportFunctionNodes(function, outputs, graph, inner);
 }
 
-Status GraphImporter::ImportFunctionNodes(const onnx::FunctionProto& function, const std::vector<Value*>& outputs,
-                                          Graph* graph, Scope& scope) {
+Status GraphImporter::ImportFunctionNodes(const onnx::FunctionProto& function,
+                                          const std::vector<Value*>& outputs, Graph* graph,
+                                          Scope& scope) {
   std::unordered_set<std::string> written;
-  for (const auto& node : function.node()) written.insert(node.output().begin(), node.output().end());
-  // An output that the body does not write itself, or lists twice, is copied from where its value is.
+  for (const auto& node : function.node())
+    written.insert(node.output().begin(), node.output().end());
+  // An output that the body does not write itself, or lists twice, is copied from where its value
+  // is.
   std::vector<std::pair<std::string, Value*>> copied;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const std::string& formal = function.output(static_cast<int>(i));
@@ -320,8 +344,10 @@ Status GraphImporter::ImportFunctionNodes(const onnx::FunctionProto& function, c
     bool found = false;
     Value* value = scope.Find(formal, &found);
     if (value == nullptr)
-      return InvalidModel("function " + function.name() + " does not make its output '" + formal + "'");
-    Node* identity = graph->AddNode("Identity", {value}, {output}, {}, "", scope.prefix + formal + "_copy");
+      return InvalidModel("function " + function.name() + " does not make its output '" + formal +
+                          "'");
+    Node* identity =
+        graph->AddNode("Identity", {value}, {output}, {}, "", scope.prefix + formal + "_copy");
     identity->set_since_version(SinceVersion("Identity"));
     identity->set_source(scope.source);
     identity->set_provider(scope.provider);
@@ -329,7 +355,8 @@ Status GraphImporter::ImportFunctionNodes(const onnx::FunctionProto& function, c
   return {};
 }
 
-Status GraphImporter::ImportBody(const onnx::FunctionProto& function, const Call& call, Graph* graph) {
+Status GraphImporter::ImportBody(const onnx::FunctionProto& function, const Call& call,
+                                 Graph* graph) {
   const OpsetMap opsets = OpsetsFromProto(function.opset_import());
   std::map<std::string, std::pair<const onnx::AttributeProto*, Scope*>> attributes;
   Scope scope;
@@ -339,7 +366,8 @@ Status GraphImporter::ImportBody(const onnx::FunctionProto& function, const Call
   scope.graph = graph;  // bodies among the attributes read the values around the call
   scope.prefix = call.prefix;
   for (int i = 0; i < function.input_size(); ++i) {
-    scope.values[function.input(i)] = i < static_cast<int>(call.inputs.size()) ? call.inputs[i] : nullptr;
+    scope.values[function.input(i)] =
+        i < static_cast<int>(call.inputs.size()) ? call.inputs[i] : nullptr;
   }
   return ImportFunctionNodes(function, call.outputs, graph, scope);
 }

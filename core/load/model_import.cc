@@ -42,7 +42,8 @@ std::vector<std::string> Quoted(std::string_view text) {
   return out;
 }
 
-// The module's parameters, of whose names an exported program's signature has a line each: "p_w: PARAMETER target='w'".
+// The module's parameters, of whose names an exported program's signature has a line each: "p_w:
+// PARAMETER target='w'".
 std::unordered_set<std::string> ParametersOf(const onnx::GraphProto& proto) {
   std::unordered_set<std::string> out;
   for (const auto& entry : proto.metadata_props()) {
@@ -51,31 +52,38 @@ std::unordered_set<std::string> ParametersOf(const onnx::GraphProto& proto) {
     for (std::string line; std::getline(lines, line);) {
       const size_t at = line.find(": PARAMETER target=");
       if (at == line.npos) continue;
-      for (std::string& name : Quoted(std::string_view(line).substr(at))) out.insert(std::move(name));
+      for (std::string& name : Quoted(std::string_view(line).substr(at)))
+        out.insert(std::move(name));
     }
   }
   return out;
 }
 
-// What PyTorch's exporter says of its initializers, beside their types. Where it optimises it folds what is known into one
-// tensor (a weight and its transpose; all that leads to a mask or a rotary table), and lists what that was made from.
+// What PyTorch's exporter says of its initializers, beside their types. Where it optimises it folds
+// what is known into one tensor (a weight and its transpose; all that leads to a mask or a rotary
+// table), and lists what that was made from.
 void KeepMarks(const onnx::GraphProto& proto, Model* model) {
   std::vector<std::string> buffers, folded;
   const std::unordered_set<std::string> parameters = ParametersOf(proto);
   for (const auto& info : proto.value_info()) {
     for (const auto& entry : info.metadata_props()) {
       if (entry.key() == "pkg.torch.export.graph_signature.InputSpec.kind") {
-        if (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR") buffers.push_back(info.name());
+        if (entry.value() == "BUFFER" || entry.value() == "CONSTANT_TENSOR")
+          buffers.push_back(info.name());
       } else if (entry.key() == "pkg.onnxscript.optimizer.folded_from") {
         folded.push_back(info.name());
         const std::vector<std::string> from = Quoted(entry.value());
-        const auto is_parameter = [&](const std::string& name) { return parameters.count(name) > 0; };
-        if (!parameters.empty() && std::none_of(from.begin(), from.end(), is_parameter)) buffers.push_back(info.name());
+        const auto is_parameter = [&](const std::string& name) {
+          return parameters.count(name) > 0;
+        };
+        if (!parameters.empty() && std::none_of(from.begin(), from.end(), is_parameter))
+          buffers.push_back(info.name());
       }
     }
   }
   for (const auto& [key, names] : {std::pair(kBuffersKey, &buffers), {kFoldedKey, &folded}}) {
-    if (!names->empty()) model->metadata[key] = Json(*names).dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (!names->empty())
+      model->metadata[key] = Json(*names).dump(-1, ' ', false, Json::error_handler_t::replace);
   }
 }
 
@@ -89,7 +97,8 @@ std::unordered_set<std::string> NamesUnder(const char* key, const Model& model) 
   return names;
 }
 
-Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options, const TensorBank& bank) {
+Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options,
+                      const TensorBank& bank) {
   Model model;
   model.opsets = OpsetsFromProto(proto.opset_import());
   model.ir_version = static_cast<int>(proto.ir_version());
@@ -99,17 +108,20 @@ Result<Model> ToModel(const onnx::ModelProto& proto, const ReadOptions& options,
   model.version = proto.model_version();
   model.description = EscapedToUtf8(proto.doc_string());
   model.graph_description = EscapedToUtf8(proto.graph().doc_string());
-  for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = EscapedToUtf8(entry.value());
+  for (const auto& entry : proto.metadata_props())
+    model.metadata[entry.key()] = EscapedToUtf8(entry.value());
   KeepMarks(proto.graph(), &model);
   GraphImporter importer({options.max_nodes, options.max_depth}, &bank.tensors());
   for (const auto& function : proto.functions()) importer.AddFunction(function);
-  ASSIGN_OR_RETURN(model.graph, importer.Import(proto.graph(), model.opsets, proto.ir_version() < 4));
+  ASSIGN_OR_RETURN(model.graph,
+                   importer.Import(proto.graph(), model.opsets, proto.ir_version() < 4));
   return model;
 }
 
 }  // namespace
 
-Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options, ExternalFolder* folder) {
+Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options,
+                          ExternalFolder* folder) {
   FillOpsets(proto);
   RETURN_IF_ERROR(CheckModelProto(*proto, options));
   TensorBank bank({options.max_tensor_bytes, options.max_dense_bytes, options.max_depth}, folder);
@@ -122,8 +134,12 @@ Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options, E
   return model;
 }
 
-std::unordered_set<std::string> MarkedBuffers(const Model& model) { return NamesUnder(kBuffersKey, model); }
+std::unordered_set<std::string> MarkedBuffers(const Model& model) {
+  return NamesUnder(kBuffersKey, model);
+}
 
-std::unordered_set<std::string> FoldedInitializers(const Model& model) { return NamesUnder(kFoldedKey, model); }
+std::unordered_set<std::string> FoldedInitializers(const Model& model) {
+  return NamesUnder(kFoldedKey, model);
+}
 
 }  // namespace caesura

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to core/load and core/graph. What reading a file and parsing a text share: from a ModelProto to a Model.
+// Private to core/load and core/graph. What reading a file and parsing a text share: from a
+// ModelProto to a Model.
 #ifndef CAESURA_CORE_LOAD_MODEL_IMPORT_H_
 #define CAESURA_CORE_LOAD_MODEL_IMPORT_H_
 
@@ -11,14 +12,16 @@
 
 namespace caesura {
 
-// Checks, imports, normalises and infers. Empties `proto` on the way. `folder` may be null: external data are an
-// error then.
-Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options, ExternalFolder* folder);
+// Checks, imports, normalises and infers. Empties `proto` on the way. `folder` may be null:
+// external data are an error then.
+Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options,
+                          ExternalFolder* folder);
 
-// Everything that can be wrong with a model before its tensors are looked at: names, order, versions, op types,
-// attributes. All faults of a kind are listed in one message.
+// Everything that can be wrong with a model before its tensors are looked at: names, order,
+// versions, op types, attributes. All faults of a kind are listed in one message.
 Status CheckModelProto(const onnx::ModelProto& model, const ReadOptions& options);
-// onnx's own checker. REQUIRES: tensors are placeholders (tensor_bank.h), CheckModelProto has passed.
+// onnx's own checker. REQUIRES: tensors are placeholders (tensor_bank.h), CheckModelProto has
+// passed.
 Status RunOnnxChecker(const onnx::ModelProto& model);
 
 }  // namespace caesura

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold for a ModelProto before anything in it is used, and onnx's own checker behind one wall.
+// What must hold for a ModelProto before anything in it is used, and onnx's own checker behind one
+// wall.
 #include <map>
 #include <new>
 #include <set>
@@ -47,8 +48,8 @@ std::string Label(const onnx::NodeProto& node) {
   return "[" + (domain.empty() ? "" : domain + "::") + node.op_type() + " '" + node.name() + "']";
 }
 
-// GroupNormalization came withdrawn, with a mistake that opset 21 mended; models of opsets 18 to 20 have it all
-// the same, and what it means is clear.
+// GroupNormalization came withdrawn, with a mistake that opset 21 mended; models of opsets 18 to 20
+// have it all the same, and what it means is clear.
 bool IsBornWithdrawn(const onnx::NodeProto& node) {
   return node.op_type() == "GroupNormalization" && FoldDomain(node.domain()).empty();
 }
@@ -59,7 +60,9 @@ struct Names {
   std::unordered_set<std::string_view> made;
   std::unordered_set<std::string_view> made_later;  // by some node of this graph
 
-  bool Has(std::string_view name) const { return made.count(name) > 0 || (outer != nullptr && outer->Has(name)); }
+  bool Has(std::string_view name) const {
+    return made.count(name) > 0 || (outer != nullptr && outer->Has(name));
+  }
   bool WillHave(std::string_view name) const {
     return made_later.count(name) > 0 || (outer != nullptr && outer->WillHave(name));
   }
@@ -67,12 +70,13 @@ struct Names {
 
 class ModelProtoCheck {
  public:
-  ModelProtoCheck(const onnx::ModelProto& model, const ReadOptions& options) : model_(model), options_(options) {}
+  ModelProtoCheck(const onnx::ModelProto& model, const ReadOptions& options)
+      : model_(model), options_(options) {}
 
   Status Run() {
     if (model_.ir_version() <= 0 || model_.ir_version() > onnx::IR_VERSION) {
-      return InvalidModel("IR version " + std::to_string(model_.ir_version()) + " is not between 1 and " +
-                          std::to_string(onnx::IR_VERSION));
+      return InvalidModel("IR version " + std::to_string(model_.ir_version()) +
+                          " is not between 1 and " + std::to_string(onnx::IR_VERSION));
     }
     if (!model_.has_graph()) return InvalidModel("the model has no graph");
     RETURN_IF_ERROR(CheckMetadata());
@@ -113,7 +117,8 @@ class ModelProtoCheck {
   Status CheckMetadata() const {
     std::unordered_set<std::string_view> keys;
     for (const auto& entry : model_.metadata_props()) {
-      if (!IsUtf8(entry.key())) return InvalidModel("metadata key '" + EscapedToUtf8(entry.key()) + "' is not UTF-8");
+      if (!IsUtf8(entry.key()))
+        return InvalidModel("metadata key '" + EscapedToUtf8(entry.key()) + "' is not UTF-8");
       if (!keys.insert(entry.key()).second)
         return InvalidModel("metadata key '" + entry.key() + "' is there twice");
     }
@@ -124,25 +129,32 @@ class ModelProtoCheck {
     if (imports.empty()) return InvalidModel(who + " imports no opset");
     for (const auto& import : imports) {
       const std::string domain = FoldDomain(import.domain());
-      if (!IsUtf8(domain)) return InvalidModel(who + " imports domain '" + EscapedToUtf8(domain) + "', which is not UTF-8");
+      if (!IsUtf8(domain))
+        return InvalidModel(who + " imports domain '" + EscapedToUtf8(domain) +
+                            "', which is not UTF-8");
       const std::string shown = domain.empty() ? "the default domain" : "domain '" + domain + "'";
       const int64_t version = import.version();
-      if (version < 1 || version > INT32_MAX || (IsClosedDomain(domain) && version > LatestOpset(domain))) {
-        const std::string newest = IsClosedDomain(domain) ? std::to_string(LatestOpset(domain)) : "2147483647";
+      if (version < 1 || version > INT32_MAX ||
+          (IsClosedDomain(domain) && version > LatestOpset(domain))) {
+        const std::string newest =
+            IsClosedDomain(domain) ? std::to_string(LatestOpset(domain)) : "2147483647";
         return InvalidModel(who + " imports version " + std::to_string(version) + " of " + shown +
                             "; known are 1 to " + newest);
       }
       const auto [it, fresh] = out->emplace(domain, static_cast<int>(version));
-      if (!fresh && it->second != version) return InvalidModel(who + " imports two versions of " + shown);
+      if (!fresh && it->second != version)
+        return InvalidModel(who + " imports two versions of " + shown);
     }
     return {};
   }
 
   Status ListFunctions() {
     for (const auto& function : model_.functions()) {
-      for (const std::string* name : {&function.domain(), &function.name(), &function.overload()}) CheckName(*name);
+      for (const std::string* name : {&function.domain(), &function.name(), &function.overload()})
+        CheckName(*name);
       if (!functions_.emplace(KeyOf(function), FunctionFacts{&function}).second) {
-        return InvalidModel("function " + function.domain() + "::" + function.name() + " is there twice");
+        return InvalidModel("function " + function.domain() + "::" + function.name() +
+                            " is there twice");
       }
     }
     return {};
@@ -157,7 +169,8 @@ class ModelProtoCheck {
 
   Status CountExpanded(const Nodes& nodes, int depth, int64_t* count) {
     if (depth > options_.max_depth) {
-      return InvalidModel("graphs and functions are nested deeper than " + std::to_string(options_.max_depth));
+      return InvalidModel("graphs and functions are nested deeper than " +
+                          std::to_string(options_.max_depth));
     }
     for (const auto& node : nodes) {
       auto it = functions_.find({FoldDomain(node.domain()), node.op_type(), node.overload()});
@@ -168,7 +181,8 @@ class ModelProtoCheck {
         *count += it->second.expanded;  // both are at most max_nodes
       }
       for (const auto& attribute : node.attribute()) {
-        if (attribute.has_g()) RETURN_IF_ERROR(CountExpanded(attribute.g().node(), depth + 1, count));
+        if (attribute.has_g())
+          RETURN_IF_ERROR(CountExpanded(attribute.g().node(), depth + 1, count));
         for (const auto& graph : attribute.graphs())
           RETURN_IF_ERROR(CountExpanded(graph.node(), depth + 1, count));
       }
@@ -198,12 +212,14 @@ class ModelProtoCheck {
     }
     node_count_ += nodes.size();
     if (node_count_ > options_.max_nodes) {
-      return InvalidModel("the model has more than " + std::to_string(options_.max_nodes) + " nodes");
+      return InvalidModel("the model has more than " + std::to_string(options_.max_nodes) +
+                          " nodes");
     }
     for (const auto& node : nodes) {
       for (const auto& attribute : node.attribute()) {
         if (attribute.has_g()) RETURN_IF_ERROR(CheckSize(attribute.g().node(), depth + 1));
-        for (const auto& graph : attribute.graphs()) RETURN_IF_ERROR(CheckSize(graph.node(), depth + 1));
+        for (const auto& graph : attribute.graphs())
+          RETURN_IF_ERROR(CheckSize(graph.node(), depth + 1));
       }
     }
     return {};
@@ -218,7 +234,8 @@ class ModelProtoCheck {
     Names names;
     names.outer = outer;
     CheckName(graph.name());
-    for (const auto& input : graph.input()) Make(input.name(), "graph '" + graph.name() + "' as input", &names);
+    for (const auto& input : graph.input())
+      Make(input.name(), "graph '" + graph.name() + "' as input", &names);
     std::unordered_set<std::string_view> initializers;
     auto initializer = [&](const onnx::TensorProto& tensor) {
       CheckName(tensor.name());
@@ -232,7 +249,8 @@ class ModelProtoCheck {
     CheckNodes(graph.node(), &names);
     for (const auto& output : graph.output()) {
       if (names.made.count(output.name()) == 0) {
-        values_.Add("graph '" + graph.name() + "' puts out '" + output.name() + "', which nothing in it makes");
+        values_.Add("graph '" + graph.name() + "' puts out '" + output.name() +
+                    "', which nothing in it makes");
       }
     }
   }
@@ -248,14 +266,16 @@ class ModelProtoCheck {
   }
 
   void CheckNodes(const Nodes& nodes, Names* names) {
-    for (const auto& node : nodes) names->made_later.insert(node.output().begin(), node.output().end());
+    for (const auto& node : nodes)
+      names->made_later.insert(node.output().begin(), node.output().end());
     for (const auto& node : nodes) {
       CheckOp(node);
       for (const std::string& input : node.input()) {
         if (input.empty() || names->Has(input)) continue;
         values_.Add(Label(node) + " reads '" + input + "', which " +
-                    (names->WillHave(input) ? "is made only later: the nodes are out of order or on a cycle"
-                                            : "nothing makes"));
+                    (names->WillHave(input)
+                         ? "is made only later: the nodes are out of order or on a cycle"
+                         : "nothing makes"));
       }
       CheckAttributes(node, names);
       for (const std::string& output : node.output()) {
@@ -278,7 +298,9 @@ class ModelProtoCheck {
   }
 
   void CheckOp(const onnx::NodeProto& node) {
-    for (const std::string* name : {&node.op_type(), &node.domain(), &node.name(), &node.overload()}) CheckName(*name);
+    for (const std::string* name :
+         {&node.op_type(), &node.domain(), &node.name(), &node.overload()})
+      CheckName(*name);
     const std::string domain = FoldDomain(node.domain());
     if (node.op_type().empty()) return unknown_.Add(Label(node) + " has no op type");
     auto opset = opsets_->find(domain);
@@ -338,11 +360,12 @@ class ModelProtoCheck {
   FaultList attributes_{"these nodes have wrong attributes, inputs or outputs"};
 };
 
-// Exporters leave out shapes of ends whose rank is not known, and types of outputs; onnx's checker wants the
-// fields.
+// Exporters leave out shapes of ends whose rank is not known, and types of outputs; onnx's checker
+// wants the fields.
 void FillTypes(onnx::GraphProto* graph) {
   for (auto& info : *graph->mutable_output()) {
-    if (!info.has_type()) info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);
+    if (!info.has_type())
+      info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);
     if (info.type().has_tensor_type()) info.mutable_type()->mutable_tensor_type()->mutable_shape();
   }
   for (auto& info : *graph->mutable_input()) {
@@ -350,7 +373,8 @@ void FillTypes(onnx::GraphProto* graph) {
   }
 }
 
-// Takes the nodes that the checker would refuse for a reason that is none (see IsBornWithdrawn) out of its sight.
+// Takes the nodes that the checker would refuse for a reason that is none (see IsBornWithdrawn) out
+// of its sight.
 void HideBornWithdrawn(google::protobuf::RepeatedPtrField<onnx::NodeProto>* nodes) {
   for (auto& node : *nodes) {
     if (IsBornWithdrawn(node)) node.set_domain(kCaesuraDomain);
@@ -390,7 +414,8 @@ Status RunOnnxChecker(const onnx::ModelProto& model) {
     *copy = model;  // small: tensors are placeholders
     FillTypes(copy->mutable_graph());
     if (copy->ir_version() >= 3) HideBornWithdrawn(copy.get());
-    onnx::checker::check_model(*copy, /*full_check=*/false, /*skip_opset_compatibility_check=*/true);
+    onnx::checker::check_model(*copy, /*full_check=*/false,
+                               /*skip_opset_compatibility_check=*/true);
     return {};
   } catch (const std::bad_alloc&) {
     throw;  // not the model's fault

@@ -16,7 +16,8 @@
 namespace caesura {
 namespace {
 
-// Messages in each other: a body costs three (graph, node, attribute), and types and tensors a few below the last.
+// Messages in each other: a body costs three (graph, node, attribute), and types and tensors a few
+// below the last.
 int RecursionLimit(const ReadOptions& options) { return 3 * options.max_depth + 16; }
 
 Status CheckSize(uint64_t bytes, const ReadOptions& options) {
@@ -33,7 +34,8 @@ class FilePieces : public google::protobuf::io::CopyingInputStream {
   explicit FilePieces(const ReadableFile& file) : file_(file) {}
   // -1: status() says why.
   int Read(void* out, int size) override {
-    const uint64_t length = std::min<uint64_t>(file_.size() - position_, static_cast<uint64_t>(size));
+    const uint64_t length =
+        std::min<uint64_t>(file_.size() - position_, static_cast<uint64_t>(size));
     status_ = file_.Read(position_, static_cast<size_t>(length), out);
     position_ += length;
     return status_.ok() ? static_cast<int>(length) : -1;
@@ -46,7 +48,8 @@ class FilePieces : public google::protobuf::io::CopyingInputStream {
   Status status_;
 };
 
-Status Parse(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOptions& options, onnx::ModelProto* proto) {
+Status Parse(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOptions& options,
+             onnx::ModelProto* proto) {
   google::protobuf::io::CodedInputStream coded(&stream);
   coded.SetTotalBytesLimit(INT_MAX);
   coded.SetRecursionLimit(RecursionLimit(options));
@@ -54,8 +57,8 @@ Status Parse(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOption
   return InvalidModel("the bytes are no ONNX model: damaged, cut off, or nested too deeply");
 }
 
-Result<Model> ReadFrom(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOptions& options,
-                       ExternalFolder* folder) {
+Result<Model> ReadFrom(google::protobuf::io::ZeroCopyInputStream& stream,
+                       const ReadOptions& options, ExternalFolder* folder) {
   try {
     ArenaMessage<onnx::ModelProto> proto;
     RETURN_IF_ERROR(Parse(stream, options, proto.get()));
@@ -73,7 +76,8 @@ Result<Model> ReadPath(const std::string& path, const ReadOptions& options) {
   const std::string folder_path =
       options.external_data_folder.empty() ? FolderOf(path) : options.external_data_folder;
   const bool is_own = options.external_data_folder.empty();
-  ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(folder_path, is_own ? path : ""));
+  ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder,
+                   ExternalFolder::Open(folder_path, is_own ? path : ""));
   FilePieces pieces(*file);
   google::protobuf::io::CopyingInputStreamAdaptor stream(&pieces, FilePieces::kBytes);
   Result<Model> model = ReadFrom(stream, options, folder.get());
@@ -95,7 +99,8 @@ Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options)
   RETURN_IF_ERROR(CheckSize(bytes.size(), options));
   google::protobuf::io::ArrayInputStream stream(bytes.data(), static_cast<int>(bytes.size()));
   if (options.external_data_folder.empty()) return ReadFrom(stream, options, nullptr);
-  ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder, ExternalFolder::Open(options.external_data_folder));
+  ASSIGN_OR_RETURN(std::unique_ptr<ExternalFolder> folder,
+                   ExternalFolder::Open(options.external_data_folder));
   ASSIGN_OR_RETURN(Model model, ReadFrom(stream, options, folder.get()));
   model.folder = options.external_data_folder;
   return model;

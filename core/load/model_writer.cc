@@ -12,7 +12,8 @@ namespace caesura {
 namespace {
 
 constexpr size_t kMaxFileBytes = (size_t{1} << 31) - 1;
-constexpr size_t kMaxInlineBytes = size_t{3} << 29;  // 1.5 GB of initializers leave room for the rest
+constexpr size_t kMaxInlineBytes = size_t{3}
+                                   << 29;  // 1.5 GB of initializers leave room for the rest
 constexpr size_t kAutomaticThreshold = 1024;
 constexpr uint64_t kPage = 4096;
 constexpr size_t kHashDigits = 16;
@@ -24,7 +25,8 @@ class DataLayout {
   explicit DataLayout(size_t threshold) : threshold_(threshold) {}
 
   bool Wants(const Tensor& tensor) const {
-    return tensor.dtype() != DType::kString && FileBytes(tensor.dtype(), tensor.elements()) > threshold_;
+    return tensor.dtype() != DType::kString &&
+           FileBytes(tensor.dtype(), tensor.elements()) > threshold_;
   }
 
   // Pages for tensors that fill one, so that readers can map them.
@@ -46,7 +48,8 @@ class DataLayout {
       RETURN_IF_ERROR(take(std::string(static_cast<size_t>(piece.offset - at), '\0')));
       const uint64_t bytes = FileBytes(piece.tensor.dtype(), piece.tensor.elements());
       if (DTypeFileBits(piece.tensor.dtype()) >= 8) {
-        RETURN_IF_ERROR(take({static_cast<const char*>(piece.tensor.raw()), static_cast<size_t>(bytes)}));
+        RETURN_IF_ERROR(
+            take({static_cast<const char*>(piece.tensor.raw()), static_cast<size_t>(bytes)}));
       } else {
         RETURN_IF_ERROR(take(TensorToFileBytes(piece.tensor)));
       }
@@ -121,7 +124,8 @@ Result<std::string> ToBytes(const onnx::ModelProto& proto) {
   return bytes;
 }
 
-// The proto with all external tensors placed; their location is filled in when the data file has its name.
+// The proto with all external tensors placed; their location is filled in when the data file has
+// its name.
 Status BuildProto(const Model& model, DataLayout* layout, onnx::ModelProto* proto) {
   ExportOptions options;
   options.store_externally = [&](const Tensor& tensor, onnx::TensorProto* out) -> Result<bool> {
@@ -134,9 +138,11 @@ Status BuildProto(const Model& model, DataLayout* layout, onnx::ModelProto* prot
   return ModelToProto(model, options, proto);
 }
 
-Result<std::string> WriteDataFile(const DataLayout& layout, const std::string& path, FileSystem& files) {
+Result<std::string> WriteDataFile(const DataLayout& layout, const std::string& path,
+                                  FileSystem& files) {
   ContentHash hash;
-  RETURN_IF_ERROR(layout.ForEach([&](std::string_view bytes) { return hash.Add(bytes), Status(); }));
+  RETURN_IF_ERROR(
+      layout.ForEach([&](std::string_view bytes) { return hash.Add(bytes), Status(); }));
   const std::string suffix = "." + hash.Digits() + kDataSuffix;
   RETURN_IF_ERROR(WriteFileAtomically(files, path + suffix, [&](WritableFile& file) {
     return layout.ForEach([&](std::string_view bytes) { return file.Write(bytes); });
@@ -161,7 +167,8 @@ void RemoveOldData(const std::string& path, const std::string& current, FileSyst
 Status WriteModel(const Model& model, const std::string& path, const WriteOptions& options) try {
   FileSystem& files = options.files != nullptr ? *options.files : PosixFileSystem();
   size_t threshold = options.external_above.value_or(static_cast<size_t>(-1));
-  if (!options.external_above && InitializerBytes(*model.graph) > kMaxInlineBytes) threshold = kAutomaticThreshold;
+  if (!options.external_above && InitializerBytes(*model.graph) > kMaxInlineBytes)
+    threshold = kAutomaticThreshold;
   DataLayout layout(threshold);
   ArenaMessage<onnx::ModelProto> proto;
   RETURN_IF_ERROR(BuildProto(model, &layout, proto.get()));
@@ -169,11 +176,13 @@ Status WriteModel(const Model& model, const std::string& path, const WriteOption
   if (!layout.empty()) {
     ASSIGN_OR_RETURN(data_name, WriteDataFile(layout, path, files));
     for (auto& tensor : *proto->mutable_graph()->mutable_initializer()) {
-      if (tensor.data_location() == onnx::TensorProto::EXTERNAL) SetExternal("location", data_name, &tensor);
+      if (tensor.data_location() == onnx::TensorProto::EXTERNAL)
+        SetExternal("location", data_name, &tensor);
     }
   }
   ASSIGN_OR_RETURN(const std::string bytes, ToBytes(*proto));
-  RETURN_IF_ERROR(WriteFileAtomically(files, path, [&](WritableFile& file) { return file.Write(bytes); }));
+  RETURN_IF_ERROR(
+      WriteFileAtomically(files, path, [&](WritableFile& file) { return file.Write(bytes); }));
   RemoveOldData(path, data_name, files);
   return {};
 } catch (const std::bad_alloc&) {

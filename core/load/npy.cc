@@ -24,12 +24,14 @@ struct NpyDType {
   int swapped_bytes;  // the unit that byte order is about
 };
 constexpr NpyDType kNpyDTypes[] = {
-    {"b1", DType::kBool, 1},   {"i1", DType::kInt8, 1},    {"i2", DType::kInt16, 2},    {"i4", DType::kInt32, 4},
-    {"i8", DType::kInt64, 8},  {"u1", DType::kUInt8, 1},   {"u2", DType::kUInt16, 2},   {"u4", DType::kUInt32, 4},
-    {"u8", DType::kUInt64, 8}, {"f2", DType::kFloat16, 2}, {"f4", DType::kFloat32, 4},  {"f8", DType::kFloat64, 8},
+    {"b1", DType::kBool, 1},      {"i1", DType::kInt8, 1},       {"i2", DType::kInt16, 2},
+    {"i4", DType::kInt32, 4},     {"i8", DType::kInt64, 8},      {"u1", DType::kUInt8, 1},
+    {"u2", DType::kUInt16, 2},    {"u4", DType::kUInt32, 4},     {"u8", DType::kUInt64, 8},
+    {"f2", DType::kFloat16, 2},   {"f4", DType::kFloat32, 4},    {"f8", DType::kFloat64, 8},
     {"c8", DType::kComplex64, 4}, {"c16", DType::kComplex128, 8}};
 
-// The header: a Python dict of three entries, as numpy writes it (repr of str, bool and tuple of int).
+// The header: a Python dict of three entries, as numpy writes it (repr of str, bool and tuple of
+// int).
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : text_(text) {}
@@ -70,7 +72,8 @@ class HeaderParser {
   }
   std::optional<std::string> Quoted() {
     const char quote = Peek();
-    const size_t end = quote == '\'' || quote == '"' ? text_.find(quote, 1) : std::string_view::npos;
+    const size_t end =
+        quote == '\'' || quote == '"' ? text_.find(quote, 1) : std::string_view::npos;
     if (end == std::string_view::npos) return std::nullopt;
     std::string out(text_.substr(1, end - 1));
     text_.remove_prefix(end + 1);
@@ -119,7 +122,8 @@ void AppendUtf8(uint32_t code, std::string* out) {
   const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
   constexpr uint8_t kLead[] = {0, 0xc0, 0xe0, 0xf0};
   out->push_back(static_cast<char>(kLead[more] | code >> (6 * more)));
-  for (int i = more - 1; i >= 0; --i) out->push_back(static_cast<char>(0x80 | (code >> (6 * i) & 0x3f)));
+  for (int i = more - 1; i >= 0; --i)
+    out->push_back(static_cast<char>(0x80 | (code >> (6 * i) & 0x3f)));
 }
 
 // Elements of `width` code points of 32 bits, or of `width` bytes, filled up with NULs.
@@ -138,7 +142,8 @@ Status DecodeStrings(std::string data, size_t width, bool wide, bool swap, Tenso
     std::memcpy(codes.data(), element, 4 * width);
     while (length > 0 && codes[length - 1] == 0) --length;
     for (size_t k = 0; k < length; ++k) {
-      if (codes[k] > 0x10ffff) return InvalidModel("a text holds code point " + std::to_string(codes[k]));
+      if (codes[k] > 0x10ffff)
+        return InvalidModel("a text holds code point " + std::to_string(codes[k]));
       AppendUtf8(codes[k], &strings[i]);
     }
   }
@@ -167,11 +172,13 @@ Result<Tensor> FromFortranOrder(const Tensor& in) {
   return out;
 }
 
-Status CheckStored(const std::vector<int64_t>& dims, DType dtype, size_t element_bytes, size_t stored) {
+Status CheckStored(const std::vector<int64_t>& dims, DType dtype, size_t element_bytes,
+                   size_t stored) {
   Result<Shape> shape = CheckedShape(dims, dtype);
   if (!shape.ok()) return InvalidModel(shape.status().message());
   size_t bytes = 0;
-  if (!__builtin_mul_overflow(static_cast<size_t>(shape->elements()), element_bytes, &bytes) && bytes == stored)
+  if (!__builtin_mul_overflow(static_cast<size_t>(shape->elements()), element_bytes, &bytes) &&
+      bytes == stored)
     return {};
   return InvalidModel("shape " + shape->ToString() + " does not fit the " + std::to_string(stored) +
                       " bytes stored");
@@ -183,7 +190,8 @@ Result<Tensor> ParseText(const HeaderParser& header, std::string_view data) {
   const bool wide = descr[1] == 'U';
   size_t width = 0;
   const auto [end, error] = std::from_chars(descr.data() + 2, descr.data() + descr.size(), width);
-  if (error != std::errc() || end != descr.data() + descr.size() || width == 0 || width > (size_t{1} << 32)) {
+  if (error != std::errc() || end != descr.data() + descr.size() || width == 0 ||
+      width > (size_t{1} << 32)) {
     return InvalidModel("its dtype '" + descr + "' cannot be read");
   }
   RETURN_IF_ERROR(CheckStored(*header.dims, DType::kString, width * (wide ? 4 : 1), data.size()));
@@ -194,8 +202,9 @@ Result<Tensor> ParseText(const HeaderParser& header, std::string_view data) {
 
 Result<Tensor> ParseNumbers(const HeaderParser& header, std::string_view data) {
   const std::string& descr = *header.descr;
-  const auto* known = std::find_if(std::begin(kNpyDTypes), std::end(kNpyDTypes),
-                                   [&](const NpyDType& entry) { return descr.substr(1) == entry.code; });
+  const auto* known =
+      std::find_if(std::begin(kNpyDTypes), std::end(kNpyDTypes),
+                   [&](const NpyDType& entry) { return descr.substr(1) == entry.code; });
   if (known == std::end(kNpyDTypes)) return Unsupported("dtype '" + descr + "' is not supported");
   RETURN_IF_ERROR(CheckStored(*header.dims, known->dtype, DTypeSize(known->dtype), data.size()));
   ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(known->dtype, Shape(*header.dims)));
@@ -214,17 +223,21 @@ bool EndsWith(const std::string& text, std::string_view end) {
 }  // namespace
 
 Result<Tensor> TensorFromNpy(std::string_view bytes) {
-  if (bytes.substr(0, kMagic.size()) != kMagic || bytes.size() < 12) return InvalidModel("is no .npy file");
+  if (bytes.substr(0, kMagic.size()) != kMagic || bytes.size() < 12)
+    return InvalidModel("is no .npy file");
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(bytes[i])); };
   const uint32_t version = byte(6);
   if (version < 1 || version > 3)
     return Unsupported("format version " + std::to_string(version) + " is not known");
   const size_t begin = version == 1 ? 10 : 12;
-  const size_t length = byte(8) | byte(9) << 8 | (version == 1 ? 0 : byte(10) << 16 | byte(11) << 24);
-  if (length > kMaxHeaderBytes || length > bytes.size() - begin) return InvalidModel("its header is incomplete");
+  const size_t length =
+      byte(8) | byte(9) << 8 | (version == 1 ? 0 : byte(10) << 16 | byte(11) << 24);
+  if (length > kMaxHeaderBytes || length > bytes.size() - begin)
+    return InvalidModel("its header is incomplete");
   HeaderParser header(bytes.substr(begin, length));
   const Status parsed = header.Parse();
-  if (header.descr && (*header.descr == "structured" || header.descr->find('O') != std::string::npos)) {
+  if (header.descr &&
+      (*header.descr == "structured" || header.descr->find('O') != std::string::npos)) {
     return Unsupported("holds Python objects or records, not numbers; only plain arrays are read");
   }
   RETURN_IF_ERROR(parsed);
@@ -239,16 +252,17 @@ Result<Tensor> TensorFromNpy(std::string_view bytes) {
 }
 
 Result<std::string> TensorToNpy(const Tensor& tensor) {
-  const auto* known = std::find_if(std::begin(kNpyDTypes), std::end(kNpyDTypes),
-                                   [&](const NpyDType& entry) { return entry.dtype == tensor.dtype(); });
+  const auto* known =
+      std::find_if(std::begin(kNpyDTypes), std::end(kNpyDTypes),
+                   [&](const NpyDType& entry) { return entry.dtype == tensor.dtype(); });
   if (known == std::end(kNpyDTypes))
     return Unsupported(std::string("NumPy's files have no ") + DTypeName(tensor.dtype()));
   std::string dims;
   for (int64_t dim : tensor.shape()) dims += std::to_string(dim) + ", ";
   if (tensor.shape().rank() > 1) dims.resize(dims.size() - 2);
   else if (tensor.shape().rank() == 1) dims.resize(dims.size() - 1);  // "(3,)"
-  std::string header = std::string("{'descr': '") + (known->swapped_bytes == 1 ? '|' : '<') + known->code +
-                       "', 'fortran_order': False, 'shape': (" + dims + "), }";
+  std::string header = std::string("{'descr': '") + (known->swapped_bytes == 1 ? '|' : '<') +
+                       known->code + "', 'fortran_order': False, 'shape': (" + dims + "), }";
   const size_t before = kMagic.size() + 4;
   header.resize((before + header.size() + 1 + 63) / 64 * 64 - before - 1, ' ');
   header += '\n';
@@ -260,8 +274,8 @@ Result<std::string> TensorToNpy(const Tensor& tensor) {
   return out;
 }
 
-Result<std::map<std::string, Tensor>> ReadNpz(const std::string& path, const NpzReadOptions& options,
-                                              FileSystem& files) {
+Result<std::map<std::string, Tensor>> ReadNpz(const std::string& path,
+                                              const NpzReadOptions& options, FileSystem& files) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, files.Open(path));
   const std::string named = "'" + path + "': ";
   Result<ZipReader> archive = ZipReader::Open(*file);

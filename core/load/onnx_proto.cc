@@ -86,10 +86,12 @@ void TypeToProto(const ValueType& type, onnx::TypeProto* proto) {
       return;
     }
     case ValueType::Kind::kSequence:
-      if (type.element) TypeToProto(*type.element, proto->mutable_sequence_type()->mutable_elem_type());
+      if (type.element)
+        TypeToProto(*type.element, proto->mutable_sequence_type()->mutable_elem_type());
       return;
     case ValueType::Kind::kOptional:
-      if (type.element) TypeToProto(*type.element, proto->mutable_optional_type()->mutable_elem_type());
+      if (type.element)
+        TypeToProto(*type.element, proto->mutable_optional_type()->mutable_elem_type());
       return;
     case ValueType::Kind::kMap:
       proto->mutable_map_type()->set_key_type(static_cast<int>(type.key));
@@ -103,7 +105,8 @@ Result<Attribute> AttributeFromProto(const AttributeProto& proto) {
     case AttributeProto::INT: return Attribute(static_cast<int64_t>(proto.i()));
     case AttributeProto::FLOAT: return Attribute(proto.f());
     case AttributeProto::STRING: return Attribute(std::string(proto.s()));
-    case AttributeProto::INTS: return Attribute(std::vector<int64_t>(proto.ints().begin(), proto.ints().end()));
+    case AttributeProto::INTS:
+      return Attribute(std::vector<int64_t>(proto.ints().begin(), proto.ints().end()));
     case AttributeProto::FLOATS:
       return Attribute(std::vector<float>(proto.floats().begin(), proto.floats().end()));
     case AttributeProto::STRINGS:
@@ -119,7 +122,8 @@ Result<Attribute> AttributeFromProto(const AttributeProto& proto) {
     case AttributeProto::TYPE_PROTO: return Attribute(TypeFromProto(proto.tp()));
     default:
       return Unsupported("attribute '" + proto.name() + "' is of kind " +
-                         AttributeProto::AttributeType_Name(proto.type()) + ", which nodes cannot have");
+                         AttributeProto::AttributeType_Name(proto.type()) +
+                         ", which nodes cannot have");
   }
 }
 
@@ -130,7 +134,9 @@ struct AttributeWriter {
   AttributeProto* proto;
   bool operator()(int64_t v) const { return proto->set_i(v), Typed(AttributeProto::INT); }
   bool operator()(float v) const { return proto->set_f(v), Typed(AttributeProto::FLOAT); }
-  bool operator()(const std::string& v) const { return proto->set_s(v), Typed(AttributeProto::STRING); }
+  bool operator()(const std::string& v) const {
+    return proto->set_s(v), Typed(AttributeProto::STRING);
+  }
   bool operator()(const std::vector<int64_t>& v) const {
     for (int64_t x : v) proto->add_ints(x);
     return Typed(AttributeProto::INTS);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to core/load and core/graph: the only header that names onnx's protobuf types. Conversions between them
-// and the IR, value by value; whole graphs are in graph_import.h and graph_export.h.
+// Private to core/load and core/graph: the only header that names onnx's protobuf types.
+// Conversions between them and the IR, value by value; whole graphs are in graph_import.h and
+// graph_export.h.
 #ifndef CAESURA_CORE_LOAD_ONNX_PROTO_H_
 #define CAESURA_CORE_LOAD_ONNX_PROTO_H_
 
@@ -19,8 +20,8 @@
 
 namespace caesura {
 
-// A message, and an arena that all its parts are on. A message on the heap is not safe to destroy when memory ran out
-// while it was filled; an arena drops the parts without looking at them.
+// A message, and an arena that all its parts are on. A message on the heap is not safe to destroy
+// when memory ran out while it was filled; an arena drops the parts without looking at them.
 template <typename Message>
 class ArenaMessage {
  public:
@@ -40,13 +41,13 @@ void TypeToProto(const ValueType& type, onnx::TypeProto* proto);
 void DimToProto(const Dim& dim, onnx::TensorShapeProto::Dimension* proto);
 Dim DimFromProto(const onnx::TensorShapeProto::Dimension& proto);
 
-// The tensor that `proto` holds in one of its data fields. Fails unless the stored elements are exactly the
-// declared ones. REQUIRES: the data are not external.
+// The tensor that `proto` holds in one of its data fields. Fails unless the stored elements are
+// exactly the declared ones. REQUIRES: the data are not external.
 Result<Tensor> TensorFromProto(const onnx::TensorProto& proto);
 // A dense tensor; fails when its bytes exceed `max_bytes`, or indices leave the shape.
 Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_bytes);
-// A tensor of `dtype` and `shape` from the bytes that a file holds for it (packed below a byte, little endian).
-// Fails unless the size is right.
+// A tensor of `dtype` and `shape` from the bytes that a file holds for it (packed below a byte,
+// little endian). Fails unless the size is right.
 Result<Tensor> TensorFromFileBytes(DType dtype, const Shape& shape, const char* data, size_t size);
 // Bytes that a tensor takes in a file. REQUIRES: no strings.
 size_t FileBytes(DType dtype, int64_t elements);
@@ -62,10 +63,13 @@ Result<DType> DTypeFromProto(int data_type);
 // Attributes other than graphs.
 Result<Attribute> AttributeFromProto(const onnx::AttributeProto& proto);
 // False when the attribute holds graphs (`proto` then has only its name).
-bool AttributeToProto(const std::string& name, const Attribute& attribute, onnx::AttributeProto* proto);
+bool AttributeToProto(const std::string& name, const Attribute& attribute,
+                      onnx::AttributeProto* proto);
 
 // "" for ONNX's default domain under either of its names.
-inline std::string FoldDomain(const std::string& domain) { return domain == "ai.onnx" ? std::string() : domain; }
+inline std::string FoldDomain(const std::string& domain) {
+  return domain == "ai.onnx" ? std::string() : domain;
+}
 
 }  // namespace caesura
 

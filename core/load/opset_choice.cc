@@ -26,7 +26,8 @@ bool TypesFit(const std::vector<Value*>& values, const std::vector<OpSchema::For
     if (formals.empty() || (i >= formals.size() && !formals.back().is_variadic)) return false;
     const OpSchema::Formal& formal = formals[std::min(i, formals.size() - 1)];
     const ValueType& type = values[i]->type();
-    if (type.is_tensor() && type.dtype != DType::kUndefined && !formal.dtypes.Contains(type.dtype)) return false;
+    if (type.is_tensor() && type.dtype != DType::kUndefined && !formal.dtypes.Contains(type.dtype))
+      return false;
   }
   return true;
 }
@@ -38,7 +39,8 @@ bool Fits(const Node& node, int opset) {
   if (schema == nullptr || schema->is_deprecated) return false;
   if (schema->since_version == node.since_version()) return true;
   const bool is_newest = node.since_version() == SinceVersion(node.op_type(), node.domain());
-  if (!is_newest || !node.domain().empty() || schema->since_version < MeaningSince(node.op_type())) return false;
+  if (!is_newest || !node.domain().empty() || schema->since_version < MeaningSince(node.op_type()))
+    return false;
   for (const auto& [name, value] : node.attributes()) {
     if (schema->attribute(name) == nullptr) return false;
   }
@@ -62,7 +64,8 @@ Result<std::map<std::string, int>> ChooseOpsets(const Model& model) {
       continue;
     }
     auto all_fit = [&, &nodes = nodes](int opset) {
-      return std::all_of(nodes.begin(), nodes.end(), [&](const Node* node) { return Fits(*node, opset); });
+      return std::all_of(nodes.begin(), nodes.end(),
+                         [&](const Node* node) { return Fits(*node, opset); });
     };
     int chosen = std::min(kLowestOpset, newest);
     while (chosen <= newest && !all_fit(chosen)) ++chosen;
@@ -91,7 +94,8 @@ int ChooseIrVersion(const Model& model, int opset) {
   for (const auto& [value, tensor] : model.graph->initializers()) {
     if (tensor.dtype() == DType::kFloat4E2M1) version = std::max(version, 11);
     if (tensor.dtype() == DType::kFloat8E8M0) version = std::max(version, 12);
-    if (tensor.dtype() == DType::kInt2 || tensor.dtype() == DType::kUInt2) version = std::max(version, 13);
+    if (tensor.dtype() == DType::kInt2 || tensor.dtype() == DType::kUInt2)
+      version = std::max(version, 13);
   }
   return version;
 }

@@ -19,8 +19,9 @@ struct RuleRow {
   RewriteRule rule;
 };
 
-// All changes of meaning between the versions of an op; between the others only types were added, or attributes
-// whose default is the old behaviour. In order of versions for each op. kNoRule: nothing leads across.
+// All changes of meaning between the versions of an op; between the others only types were added,
+// or attributes whose default is the old behaviour. In order of versions for each op. kNoRule:
+// nothing leads across.
 constexpr RewriteRule kNoRule = nullptr;
 constexpr int kAlways = 1 << 20;  // also applied to nodes that are at the newest version
 constexpr RuleRow kRules[] = {
@@ -103,8 +104,9 @@ const std::multimap<std::string, const RuleRow*>& RuleTable() {
   return *table;
 }
 
-// Applies every rule that lies ahead of the node's version. False when one of them cannot: the node then has the version
-// that the rules before it have led to, whose schema fits what they have written.
+// Applies every rule that lies ahead of the node's version. False when one of them cannot: the node
+// then has the version that the rules before it have led to, whose schema fits what they have
+// written.
 bool Rewrite(NodeRewrite& rewrite) {
   DropConsumedInputs(rewrite);
   Node& node = rewrite.node();
@@ -135,7 +137,8 @@ Outcome NormalizeNode(Graph& graph, Node* node, bool types_are_known) {
   if (rewrite.was_replaced()) {
     graph.RemoveNode(node);
   } else {
-    if (out.is_newest && node->since_version() > 0) node->set_since_version(SinceVersion(node->op_type()));
+    if (out.is_newest && node->since_version() > 0)
+      node->set_since_version(SinceVersion(node->op_type()));
     out.nodes.push_back(node);
   }
   return out;

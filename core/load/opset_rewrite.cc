@@ -32,7 +32,8 @@ std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
   if (tensor == nullptr && value->producer() != nullptr && value->producer()->Is("Constant")) {
     tensor = value->producer()->FindAttr<Tensor>("value");
   }
-  if (tensor == nullptr || tensor->dtype() == DType::kString || !tensor->device().is_host()) return std::nullopt;
+  if (tensor == nullptr || tensor->dtype() == DType::kString || !tensor->device().is_host())
+    return std::nullopt;
   return tensor->ToVector<int64_t>();
 }
 
@@ -46,8 +47,10 @@ Node* NodeRewrite::Settle(Node* node) {
 }
 
 Value* NodeRewrite::Constant(const std::string& what, Tensor tensor) {
-  Value* value = graph_.AddValue(node_->name() + "_" + what, ValueType::Tensor(tensor.dtype(), tensor.shape()));
-  Settle(graph_.AddNode("Constant", {}, {value}, {{"value", std::move(tensor)}}, "", node_->name() + "_" + what));
+  Value* value = graph_.AddValue(node_->name() + "_" + what,
+                                 ValueType::Tensor(tensor.dtype(), tensor.shape()));
+  Settle(graph_.AddNode("Constant", {}, {value}, {{"value", std::move(tensor)}}, "",
+                        node_->name() + "_" + what));
   return value;
 }
 
@@ -55,7 +58,9 @@ Value* NodeRewrite::Ints(const std::string& what, const std::vector<int64_t>& va
   return Constant(what, Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values));
 }
 
-Value* NodeRewrite::Int(const std::string& what, int64_t value) { return Constant(what, Tensor::Scalar(value)); }
+Value* NodeRewrite::Int(const std::string& what, int64_t value) {
+  return Constant(what, Tensor::Scalar(value));
+}
 
 Value* NodeRewrite::Floats(const std::string& what, const std::vector<float>& values) {
   return Constant(what, Tensor::Of<float>({static_cast<int64_t>(values.size())}, values));
@@ -70,9 +75,10 @@ Value* NodeRewrite::Float(const std::string& what, float value, DType dtype) {
   return Constant(what, std::move(tensor));
 }
 
-Value* NodeRewrite::Op(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes) {
-  Node* node =
-      graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1, node_->name() + "_" + op_type);
+Value* NodeRewrite::Op(const std::string& op_type, std::vector<Value*> inputs,
+                       AttributeMap attributes) {
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1,
+                            node_->name() + "_" + op_type);
   return Settle(node)->output(0);
 }
 
@@ -107,8 +113,8 @@ bool NodeRewrite::ReadsOutputsFrom(int i) const {
   return false;
 }
 
-void NodeRewrite::Replace(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
-                          int output_count) {
+void NodeRewrite::Replace(const std::string& op_type, std::vector<Value*> inputs,
+                          AttributeMap attributes, int output_count) {
   std::vector<Value*> outputs = graph_.ReleaseOutputs(node_);
   outputs.resize(std::min(outputs.size(), static_cast<size_t>(output_count)));
   Settle(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), "",

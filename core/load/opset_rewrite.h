@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to core/load: what a rewrite rule of opset_normalization.cc sees, and the rules themselves.
+// Private to core/load: what a rewrite rule of opset_normalization.cc sees, and the rules
+// themselves.
 #ifndef CAESURA_CORE_LOAD_OPSET_REWRITE_H_
 #define CAESURA_CORE_LOAD_OPSET_REWRITE_H_
 
@@ -14,7 +15,8 @@ namespace caesura {
 // One node of an older opset, about to be changed in place or replaced.
 class NodeRewrite {
  public:
-  // `types_are_known`: all that inference can find out is there; otherwise rules may wait for that and refuse.
+  // `types_are_known`: all that inference can find out is there; otherwise rules may wait for that
+  // and refuse.
   NodeRewrite(Graph& graph, Node* node, bool types_are_known)
       : graph_(graph), node_(node), types_are_known_(types_are_known) {}
 
@@ -47,8 +49,10 @@ class NodeRewrite {
   void DropAttribute(const std::string& name);
   // The list of integers in the attribute becomes input `i`; without the attribute nothing happens.
   void MoveIntsToInput(const std::string& attribute, int i);
-  // Another node writes the node's first `output_count` outputs. REQUIRES: nothing reads the others.
-  void Replace(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes, int output_count);
+  // Another node writes the node's first `output_count` outputs. REQUIRES: nothing reads the
+  // others.
+  void Replace(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
+               int output_count);
   // Whether anything reads output `i` or later ones.
   bool ReadsOutputsFrom(int i) const;
 
@@ -64,8 +68,8 @@ class NodeRewrite {
   bool was_changed_ = false;
 };
 
-// A rule gives the node the semantics of the version that its table row names. False: it cannot, and has changed
-// nothing. Rules are written for nodes that onnx's checker has passed.
+// A rule gives the node the semantics of the version that its table row names. False: it cannot,
+// and has changed nothing. Rules are written for nodes that onnx's checker has passed.
 using RewriteRule = bool (*)(NodeRewrite&);
 
 // opset_rules_shape.cc

@@ -47,8 +47,9 @@ bool CastTarget(NodeRewrite& r) {
   const auto* name = r.node().FindAttr<std::string>("to");
   if (name == nullptr) return true;
   static constexpr std::array<const char*, 17> kNames = {
-      "UNDEFINED", "FLOAT",   "UINT8",  "INT8",   "UINT16", "INT16",     "INT32",      "INT64",   "STRING",
-      "BOOL",      "FLOAT16", "DOUBLE", "UINT32", "UINT64", "COMPLEX64", "COMPLEX128", "BFLOAT16"};
+      "UNDEFINED", "FLOAT",  "UINT8",     "INT8",       "UINT16",  "INT16",
+      "INT32",     "INT64",  "STRING",    "BOOL",       "FLOAT16", "DOUBLE",
+      "UINT32",    "UINT64", "COMPLEX64", "COMPLEX128", "BFLOAT16"};
   for (size_t i = 1; i < kNames.size(); ++i) {
     if (*name != kNames[i]) continue;
     r.SetAttribute("to", static_cast<int64_t>(i));

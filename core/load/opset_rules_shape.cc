@@ -46,7 +46,8 @@ bool SplitToInput(NodeRewrite& r) {
 
 bool SplitCount(NodeRewrite& r) {
   // Equal parts, as many as there are outputs.
-  if (r.node().input(1) == nullptr) r.SetAttribute("num_outputs", static_cast<int64_t>(r.node().outputs().size()));
+  if (r.node().input(1) == nullptr)
+    r.SetAttribute("num_outputs", static_cast<int64_t>(r.node().outputs().size()));
   return true;
 }
 
@@ -84,10 +85,12 @@ bool UpsampleToResize(NodeRewrite& r) {
   Value* scales = node.input(1);  // since version 9
   if (auto* list = node.FindAttr<std::vector<float>>("scales")) scales = r.Floats("scales", *list);
   if (node.HasAttribute("height_scale") || node.HasAttribute("width_scale")) {
-    scales = r.Floats("scales", {1, 1, node.Attr<float>("height_scale", 1), node.Attr<float>("width_scale", 1)});
+    scales = r.Floats(
+        "scales", {1, 1, node.Attr<float>("height_scale", 1), node.Attr<float>("width_scale", 1)});
   }
   if (scales == nullptr) return false;
-  const std::string mode = node.Attr<std::string>("mode", "nearest") == "nearest" ? "nearest" : "linear";
+  const std::string mode =
+      node.Attr<std::string>("mode", "nearest") == "nearest" ? "nearest" : "linear";
   r.Replace("Resize", {node.input(0), nullptr, scales},
             {{"mode", mode},
              {"coordinate_transformation_mode", std::string("asymmetric")},
@@ -136,7 +139,8 @@ bool ConstantValue(NodeRewrite& r) {
   };
   if (auto* i = node.FindAttr<int64_t>("value_int")) take("value_int", Tensor::Scalar(*i));
   if (auto* f = node.FindAttr<float>("value_float")) take("value_float", Tensor::Scalar(*f));
-  if (auto* s = node.FindAttr<std::string>("value_string")) take("value_string", Tensor::Scalar(*s));
+  if (auto* s = node.FindAttr<std::string>("value_string"))
+    take("value_string", Tensor::Scalar(*s));
   auto take_list = [&](const char* name, auto* list) {
     if (list == nullptr) return;
     using T = typename std::decay_t<decltype(*list)>::value_type;

@@ -17,7 +17,8 @@
 namespace caesura {
 namespace {
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit that every reader of the format keeps
+constexpr uint64_t kMaxHeaderBytes =
+    100'000'000;  // the limit that every reader of the format keeps
 constexpr size_t kLengthBytes = 8;
 constexpr char kMetadataKey[] = "__metadata__";
 
@@ -54,10 +55,10 @@ const char* FileName(DType dtype) {
   return nullptr;
 }
 
-// Takes the header's JSON apart as it is parsed, so that nothing but the entries is ever built. What is not
-// exactly
-// {"name": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "__metadata__": {"key": "text"}} ends the
-// parse.
+// Takes the header's JSON apart as it is parsed, so that nothing but the entries is ever built.
+// What is not exactly
+// {"name": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "__metadata__": {"key":
+// "text"}} ends the parse.
 class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Entry = SafetensorsReader::Entry;
@@ -92,7 +93,8 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     key_ = key;
     if (place_ == Place::kMetadata)
       return metadata_->count(key) == 0 || Fail("metadata holds '" + key + "' twice");
-    return key == "dtype" || key == "shape" || key == "data_offsets" || Fail(Here() + " is not known");
+    return key == "dtype" || key == "shape" || key == "data_offsets" ||
+           Fail(Here() + " is not known");
   }
   bool string(std::string& text) override {
     if (place_ == Place::kMetadata) return metadata_->emplace(key_, text).second;
@@ -108,14 +110,17 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return GoTo(Place::kEntry); }
   bool number_unsigned(number_unsigned_t number) override {
     if (place_ != Place::kList) return Unexpected("a number");
-    if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return Fail(Here() + " is too large");
+    if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      return Fail(Here() + " is too large");
     List()->push_back(static_cast<int64_t>(number));
     return true;
   }
   bool null() override { return Unexpected("null"); }
   bool boolean(bool) override { return Unexpected("a bool"); }
   bool number_integer(number_integer_t) override { return Unexpected("a negative number"); }
-  bool number_float(number_float_t, const std::string&) override { return Unexpected("a fraction"); }
+  bool number_float(number_float_t, const std::string&) override {
+    return Unexpected("a fraction");
+  }
   bool binary(binary_t&) override { return Unexpected("bytes"); }
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
     return Fail("no JSON at byte " + std::to_string(position));
@@ -133,16 +138,20 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
   std::string Here() const { return "'" + name_ + "', '" + key_ + "'"; }
-  bool Unexpected(const char* what) { return Fail(std::string(what) + " where none belongs, behind " + Here()); }
+  bool Unexpected(const char* what) {
+    return Fail(std::string(what) + " where none belongs, behind " + Here());
+  }
   std::optional<std::vector<int64_t>>& List() { return key_ == "shape" ? shape_ : offsets_; }
 
   bool FinishEntry() {
-    if (!dtype_ || !shape_ || !offsets_) return Fail("'" + name_ + "' lacks dtype, shape or data_offsets");
+    if (!dtype_ || !shape_ || !offsets_)
+      return Fail("'" + name_ + "' lacks dtype, shape or data_offsets");
     for (const FileDType& known : kFileDTypes) {
       if (*dtype_ == known.name) entry_.dtype = known.dtype;
     }
     if (entry_.dtype == DType::kUndefined) {
-      return Fail("'" + name_ + "' has dtype '" + *dtype_ + "', which is not supported", StatusCode::kUnsupported);
+      return Fail("'" + name_ + "' has dtype '" + *dtype_ + "', which is not supported",
+                  StatusCode::kUnsupported);
     }
     Result<Shape> shape = CheckedShape(*std::move(shape_), entry_.dtype);
     if (!shape.ok()) return Fail("'" + name_ + "': " + shape.status().message());
@@ -151,10 +160,12 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       return Fail("'" + name_ + "' has no valid data_offsets");
     entry_.offset = static_cast<uint64_t>((*offsets_)[0]);
     entry_.bytes = static_cast<uint64_t>((*offsets_)[1]) - entry_.offset;
-    const uint64_t needed = static_cast<uint64_t>(entry_.shape.elements()) * DTypeSize(entry_.dtype);
+    const uint64_t needed =
+        static_cast<uint64_t>(entry_.shape.elements()) * DTypeSize(entry_.dtype);
     if (entry_.bytes != needed) {
-      return Fail("'" + name_ + "', " + DTypeName(entry_.dtype) + entry_.shape.ToString() + ", takes " +
-                  std::to_string(needed) + " bytes, but " + std::to_string(entry_.bytes) + " are stored");
+      return Fail("'" + name_ + "', " + DTypeName(entry_.dtype) + entry_.shape.ToString() +
+                  ", takes " + std::to_string(needed) + " bytes, but " +
+                  std::to_string(entry_.bytes) + " are stored");
     }
     entries_->emplace(name_, std::move(entry_));
     return true;
@@ -174,22 +185,28 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 // The tensors must fill the `size` bytes behind the header one behind the other.
 Status CheckNoGaps(const std::map<std::string, SafetensorsReader::Entry>& entries, uint64_t size) {
   std::vector<std::tuple<uint64_t, uint64_t, const std::string*>> ranges;
-  for (const auto& [name, entry] : entries) ranges.emplace_back(entry.offset, entry.offset + entry.bytes, &name);
+  for (const auto& [name, entry] : entries)
+    ranges.emplace_back(entry.offset, entry.offset + entry.bytes, &name);
   std::sort(ranges.begin(), ranges.end());
   uint64_t at = 0;
   for (const auto& [begin, end, name] : ranges) {
-    if (begin != at) return InvalidModel("header: there is a gap or an overlap before '" + *name + "'");
+    if (begin != at)
+      return InvalidModel("header: there is a gap or an overlap before '" + *name + "'");
     at = end;
   }
   if (at == size) return {};
-  return InvalidModel("the tensors take " + std::to_string(at) + " bytes, but " + std::to_string(size) +
-                      " are stored");
+  return InvalidModel("the tensors take " + std::to_string(at) + " bytes, but " +
+                      std::to_string(size) + " are stored");
 }
 
 bool IsUtf8(const std::string& text) {
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<uint8_t>(text[i]);
-    const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
+    const size_t length = lead < 0x80       ? 1
+                          : lead >> 5 == 6  ? 2
+                          : lead >> 4 == 14 ? 3
+                          : lead >> 3 == 30 ? 4
+                                            : 0;
     if (length == 0 || length > text.size() - i) return false;
     uint32_t code = length == 1 ? lead : lead & (0x7f >> length);
     for (size_t k = 1; k < length; ++k) {
@@ -197,7 +214,8 @@ bool IsUtf8(const std::string& text) {
       code = code << 6 | (static_cast<uint8_t>(text[i + k]) & 0x3f);
     }
     constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (code < kSmallest[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
+    if (code < kSmallest[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+      return false;
     i += length;
   }
   return true;
@@ -216,11 +234,13 @@ std::vector<std::pair<const std::string*, const Tensor*>> FileOrder(const Tensor
 std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
 
 Result<std::string> MakeHeader(const TensorFile& contents) {
-  // Put together as text: json values allocate in their destructors, which ends the process where there is no memory.
+  // Put together as text: json values allocate in their destructors, which ends the process where
+  // there is no memory.
   std::string metadata;
   std::map<std::string, std::string> entries;
   for (const auto& [key, text] : contents.metadata) {
-    if (!IsUtf8(key) || !IsUtf8(text)) return InvalidArgument("metadata '" + key + "' is not UTF-8");
+    if (!IsUtf8(key) || !IsUtf8(text))
+      return InvalidArgument("metadata '" + key + "' is not UTF-8");
     metadata += (metadata.empty() ? "" : ",") + Quoted(key) + ":" + Quoted(text);
   }
   if (!metadata.empty()) entries[kMetadataKey] = "{" + metadata + "}";
@@ -228,15 +248,19 @@ Result<std::string> MakeHeader(const TensorFile& contents) {
   for (const auto& [name, tensor] : FileOrder(contents)) {
     const char* dtype = FileName(tensor->dtype());
     if (dtype == nullptr) {
-      return Unsupported("tensor '" + *name + "': safetensors has no " + DTypeName(tensor->dtype()));
+      return Unsupported("tensor '" + *name + "': safetensors has no " +
+                         DTypeName(tensor->dtype()));
     }
-    if (*name == kMetadataKey || !IsUtf8(*name)) return InvalidArgument("no tensor can be named '" + *name + "'");
-    entries[*name] = "{\"data_offsets\":[" + std::to_string(at) + "," + std::to_string(at + tensor->bytes()) +
-                     "],\"dtype\":" + Quoted(dtype) + ",\"shape\":" + tensor->shape().ToString() + "}";
+    if (*name == kMetadataKey || !IsUtf8(*name))
+      return InvalidArgument("no tensor can be named '" + *name + "'");
+    entries[*name] = "{\"data_offsets\":[" + std::to_string(at) + "," +
+                     std::to_string(at + tensor->bytes()) + "],\"dtype\":" + Quoted(dtype) +
+                     ",\"shape\":" + tensor->shape().ToString() + "}";
     at += tensor->bytes();
   }
   std::string text;
-  for (const auto& [key, entry] : entries) text += (text.empty() ? "{" : ",") + Quoted(key) + ":" + entry;
+  for (const auto& [key, entry] : entries)
+    text += (text.empty() ? "{" : ",") + Quoted(key) + ":" + entry;
   text += text.empty() ? "{}" : "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (text.size() > kMaxHeaderBytes)
@@ -269,8 +293,8 @@ Status SafetensorsReader::Parse() {
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | length_bytes[i];
   if (length > kMaxHeaderBytes || length > size - kLengthBytes) {
-    return InvalidModel("a header of " + std::to_string(length) + " bytes is declared in a file of " +
-                        std::to_string(size));
+    return InvalidModel("a header of " + std::to_string(length) +
+                        " bytes is declared in a file of " + std::to_string(size));
   }
   std::string header(static_cast<size_t>(length), '\0');
   RETURN_IF_ERROR(file_->Read(kLengthBytes, header.size(), header.data()));
@@ -311,7 +335,8 @@ Status WriteSafetensors(const std::string& path, const TensorFile& contents, Fil
     RETURN_IF_ERROR(file.Write(LittleEndian(header.size())));
     RETURN_IF_ERROR(file.Write(header));
     for (const auto& [name, tensor] : FileOrder(contents)) {
-      RETURN_IF_ERROR(file.Write(std::string_view(static_cast<const char*>(tensor->raw()), tensor->bytes())));
+      RETURN_IF_ERROR(
+          file.Write(std::string_view(static_cast<const char*>(tensor->raw()), tensor->bytes())));
     }
     return {};
   });

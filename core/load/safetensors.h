@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// safetensors: named tensors and a few named strings in one file that other frameworks read. Eight bytes with the
-// length of a JSON header, the header, the tensors' bytes without gaps.
+// safetensors: named tensors and a few named strings in one file that other frameworks read. Eight
+// bytes with the length of a JSON header, the header, the tensors' bytes without gaps.
 //
-// Any bytes are safe to read: lengths, offsets, shapes, dtypes and names are checked against each other and
-// against the file's size before anything is allocated for them. What is wrong comes back as kInvalidModel.
+// Any bytes are safe to read: lengths, offsets, shapes, dtypes and names are checked against each
+// other and against the file's size before anything is allocated for them. What is wrong comes back
+// as kInvalidModel.
 #ifndef CAESURA_CORE_LOAD_SAFETENSORS_H_
 #define CAESURA_CORE_LOAD_SAFETENSORS_H_
 
@@ -33,7 +34,8 @@ class SafetensorsReader {
     uint64_t bytes = 0;
   };
 
-  static Result<SafetensorsReader> Open(const std::string& path, FileSystem& files = PosixFileSystem());
+  static Result<SafetensorsReader> Open(const std::string& path,
+                                        FileSystem& files = PosixFileSystem());
 
   const std::map<std::string, Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -53,9 +55,9 @@ class SafetensorsReader {
 // The whole file.
 Result<TensorFile> ReadSafetensors(const std::string& path, FileSystem& files = PosixFileSystem());
 
-// Replaces `path` crash-atomically (WriteFileAtomically). Equal contents give equal bytes. Fails with kUnsupported
-// for a dtype that the format does not have (strings, complex128, int4 and narrower), with kInvalidArgument for
-// names or metadata that are not UTF-8. REQUIRES: host memory.
+// Replaces `path` crash-atomically (WriteFileAtomically). Equal contents give equal bytes. Fails
+// with kUnsupported for a dtype that the format does not have (strings, complex128, int4 and
+// narrower), with kInvalidArgument for names or metadata that are not UTF-8. REQUIRES: host memory.
 Status WriteSafetensors(const std::string& path, const TensorFile& contents,
                         FileSystem& files = PosixFileSystem());
 

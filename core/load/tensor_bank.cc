@@ -18,7 +18,8 @@ Result<uint64_t> ParseNumber(const std::string& key, const std::string& text) {
   return InvalidModel("its external " + key + " is '" + text + "'");
 }
 
-// Where an external tensor lies. Other keys (checksum, and whatever else a file may say) are ignored.
+// Where an external tensor lies. Other keys (checksum, and whatever else a file may say) are
+// ignored.
 struct Place {
   std::string location;
   uint64_t offset = 0;
@@ -40,7 +41,8 @@ Result<Place> PlaceOf(const onnx::TensorProto& proto) {
 // The tensor's elements from its file; nothing is allocated before the file is known to have them.
 Result<Tensor> ReadExternal(const onnx::TensorProto& proto, const Shape& shape, DType dtype,
                             ExternalFolder* folder) {
-  if (folder == nullptr) return InvalidModel("its data are external, and no folder for them was given");
+  if (folder == nullptr)
+    return InvalidModel("its data are external, and no folder for them was given");
   if (dtype == DType::kString) return InvalidModel("strings cannot be external");
   ASSIGN_OR_RETURN(const Place place, PlaceOf(proto));
   ASSIGN_OR_RETURN(const ExternalFile* file, folder->OpenForReading(place.location));
@@ -73,11 +75,12 @@ Result<Tensor> TensorBank::Read(const onnx::TensorProto& proto) {
   if (proto.data_location() != onnx::TensorProto::EXTERNAL) return TensorFromProto(proto);
   Result<DType> dtype = DTypeFromProto(proto.data_type());
   if (!dtype.ok()) return dtype.status().WithPrefix(name);
-  Result<Shape> shape = CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), *dtype);
+  Result<Shape> shape =
+      CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), *dtype);
   if (!shape.ok()) return InvalidModel(name + shape.status().message());
   if (static_cast<size_t>(shape->elements()) * DTypeSize(*dtype) > limits_.max_bytes - bytes_) {
-    return InvalidModel(name + "the model's tensors take more than " + std::to_string(limits_.max_bytes) +
-                        " bytes");
+    return InvalidModel(name + "the model's tensors take more than " +
+                        std::to_string(limits_.max_bytes) + " bytes");
   }
   Result<Tensor> out = ReadExternal(proto, *shape, *dtype, folder_);
   return out.ok() ? std::move(out) : Result<Tensor>(out.status().WithPrefix(name));
@@ -86,10 +89,12 @@ Result<Tensor> TensorBank::Read(const onnx::TensorProto& proto) {
 void TensorBank::Keep(Tensor tensor, onnx::TensorProto* placeholder) {
   bytes_ += tensor.bytes();
   if (bytes_ > limits_.max_bytes) {
-    Fail(InvalidModel("the model's tensors take more than " + std::to_string(limits_.max_bytes) + " bytes"));
+    Fail(InvalidModel("the model's tensors take more than " + std::to_string(limits_.max_bytes) +
+                      " bytes"));
     return;
   }
-  onnx::TensorProto empty;  // Clear() would keep the memory of what was stored until the whole model goes
+  onnx::TensorProto
+      empty;  // Clear() would keep the memory of what was stored until the whole model goes
   empty.set_name(placeholder->name());
   placeholder->Swap(&empty);
   placeholder->set_data_type(static_cast<int>(tensor.dtype()));
@@ -110,7 +115,8 @@ void TensorBank::TakeSparse(const onnx::SparseTensorProto& sparse, onnx::TensorP
   if (sparse.values().has_segment() || sparse.indices().has_segment() ||
       sparse.values().data_location() == onnx::TensorProto::EXTERNAL ||
       sparse.indices().data_location() == onnx::TensorProto::EXTERNAL) {
-    return Fail(Unsupported("sparse tensor '" + dense->name() + "': it is not stored in the model itself"));
+    return Fail(
+        Unsupported("sparse tensor '" + dense->name() + "': it is not stored in the model itself"));
   }
   Result<Tensor> tensor = TensorFromProto(sparse, limits_.max_dense_bytes - dense_bytes_);
   if (!tensor.ok()) return Fail(tensor.status());
@@ -139,7 +145,8 @@ void TensorBank::TakeAttribute(onnx::AttributeProto* attribute, int depth) {
 void TensorBank::TakeGraph(onnx::GraphProto* graph, int depth) {
   if (depth > limits_.max_depth) return;  // refused by the checks of the model
   for (auto& tensor : *graph->mutable_initializer()) Take(&tensor);
-  for (const auto& sparse : graph->sparse_initializer()) TakeSparse(sparse, graph->add_initializer());
+  for (const auto& sparse : graph->sparse_initializer())
+    TakeSparse(sparse, graph->add_initializer());
   graph->clear_sparse_initializer();
   for (auto& node : *graph->mutable_node()) {
     for (auto& attribute : *node.mutable_attribute()) TakeAttribute(&attribute, depth);

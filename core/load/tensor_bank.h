@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to core/load. Takes every tensor out of a ModelProto, with all checks, so that what remains is small: a
-// placeholder (a tensor of no elements) that carries the number of its tensor. Sparse tensors become dense ones.
+// Private to core/load. Takes every tensor out of a ModelProto, with all checks, so that what
+// remains is small: a placeholder (a tensor of no elements) that carries the number of its tensor.
+// Sparse tensors become dense ones.
 #ifndef CAESURA_CORE_LOAD_TENSOR_BANK_H_
 #define CAESURA_CORE_LOAD_TENSOR_BANK_H_
 

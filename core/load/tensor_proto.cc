@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in files: raw little-endian bytes or typed fields, several elements to a byte below 8 bits.
+// Tensors in files: raw little-endian bytes or typed fields, several elements to a byte below 8
+// bits.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -32,7 +33,8 @@ Status CopyNarrow(const TensorProto& proto, const From& values, To* out) {
   for (const auto value : values) {
     if (static_cast<int64_t>(value) < static_cast<int64_t>(std::numeric_limits<To>::min()) ||
         static_cast<int64_t>(value) > static_cast<int64_t>(std::numeric_limits<To>::max())) {
-      return InvalidModel(Named(proto) + " stores " + std::to_string(value) + ", which its type cannot hold");
+      return InvalidModel(Named(proto) + " stores " + std::to_string(value) +
+                          ", which its type cannot hold");
     }
     *out++ = static_cast<To>(value);
   }
@@ -42,16 +44,20 @@ Status CopyNarrow(const TensorProto& proto, const From& values, To* out) {
 Status CopyInt32Field(const TensorProto& proto, DType dtype, void* out) {
   const auto& field = proto.int32_data();
   switch (dtype) {
-    case DType::kInt32: std::copy(field.begin(), field.end(), static_cast<int32_t*>(out)); return {};
+    case DType::kInt32:
+      std::copy(field.begin(), field.end(), static_cast<int32_t*>(out));
+      return {};
     case DType::kInt16: return CopyNarrow(proto, field, static_cast<int16_t*>(out));
     case DType::kInt8: return CopyNarrow(proto, field, static_cast<int8_t*>(out));
     case DType::kUInt16:
     case DType::kFloat16:
     case DType::kBFloat16: return CopyNarrow(proto, field, static_cast<uint16_t*>(out));
     case DType::kBool:
-      std::transform(field.begin(), field.end(), static_cast<uint8_t*>(out), [](int32_t v) { return v != 0; });
+      std::transform(field.begin(), field.end(), static_cast<uint8_t*>(out),
+                     [](int32_t v) { return v != 0; });
       return {};
-    default: return CopyNarrow(proto, field, static_cast<uint8_t*>(out));  // uint8 and the 8-bit floats
+    default:
+      return CopyNarrow(proto, field, static_cast<uint8_t*>(out));  // uint8 and the 8-bit floats
   }
 }
 
@@ -64,13 +70,15 @@ Status UnpackInt32Field(const TensorProto& proto, DType dtype, int64_t elements,
     RETURN_IF_ERROR(CopyNarrow(proto, field, reinterpret_cast<uint8_t*>(packed.data())));
   } else if (field.size() == (bytes + 3) / 4) {
     for (int64_t i = 0; i < bytes; ++i) {
-      packed[i] = static_cast<char>(static_cast<uint32_t>(field[static_cast<int>(i / 4)]) >> (8 * (i % 4)));
+      packed[i] =
+          static_cast<char>(static_cast<uint32_t>(field[static_cast<int>(i / 4)]) >> (8 * (i % 4)));
     }
   } else {
-    return InvalidModel(Named(proto) + " stores " + std::to_string(field.size()) + " packed values for " +
-                        std::to_string(elements) + " elements");
+    return InvalidModel(Named(proto) + " stores " + std::to_string(field.size()) +
+                        " packed values for " + std::to_string(elements) + " elements");
   }
-  Unpack(dtype, reinterpret_cast<const uint8_t*>(packed.data()), elements, static_cast<uint8_t*>(out));
+  Unpack(dtype, reinterpret_cast<const uint8_t*>(packed.data()), elements,
+         static_cast<uint8_t*>(out));
   return {};
 }
 
@@ -116,11 +124,14 @@ Status CopyTypedField(const TensorProto& proto, Tensor& out) {
       std::copy(proto.int64_data().begin(), proto.int64_data().end(), static_cast<int64_t*>(data));
       return {};
     case DType::kUInt64:
-      std::copy(proto.uint64_data().begin(), proto.uint64_data().end(), static_cast<uint64_t*>(data));
+      std::copy(proto.uint64_data().begin(), proto.uint64_data().end(),
+                static_cast<uint64_t*>(data));
       return {};
-    case DType::kUInt32: return CopyNarrow(proto, proto.uint64_data(), static_cast<uint32_t*>(data));
+    case DType::kUInt32:
+      return CopyNarrow(proto, proto.uint64_data(), static_cast<uint32_t*>(data));
     case DType::kString:
-      std::copy(proto.string_data().begin(), proto.string_data().end(), static_cast<std::string*>(data));
+      std::copy(proto.string_data().begin(), proto.string_data().end(),
+                static_cast<std::string*>(data));
       return {};
     default: return CopyInt32Field(proto, out.dtype(), data);
   }
@@ -147,7 +158,8 @@ Result<Tensor> TensorFromFileBytes(DType dtype, const Shape& shape, const char* 
   const size_t expected = FileBytes(dtype, shape.elements());
   if (size != expected) {
     return InvalidModel("shape " + shape.ToString() + " of " + DTypeName(dtype) + " takes " +
-                        std::to_string(expected) + " bytes, but " + std::to_string(size) + " are stored");
+                        std::to_string(expected) + " bytes, but " + std::to_string(size) +
+                        " are stored");
   }
   ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(dtype, shape));
   auto* bytes = static_cast<uint8_t*>(out.raw());
@@ -155,7 +167,8 @@ Result<Tensor> TensorFromFileBytes(DType dtype, const Shape& shape, const char* 
     Unpack(dtype, reinterpret_cast<const uint8_t*>(data), shape.elements(), bytes);
   } else if (size > 0) {
     std::memcpy(bytes, data, size);
-    if (dtype == DType::kBool) std::transform(bytes, bytes + size, bytes, [](uint8_t b) { return b != 0; });
+    if (dtype == DType::kBool)
+      std::transform(bytes, bytes + size, bytes, [](uint8_t b) { return b != 0; });
   }
   return out;
 }
@@ -163,11 +176,14 @@ Result<Tensor> TensorFromFileBytes(DType dtype, const Shape& shape, const char* 
 Result<Tensor> TensorFromProto(const TensorProto& proto) {
   Result<DType> dtype = DTypeFromProto(proto.data_type());
   if (!dtype.ok()) return dtype.status().WithPrefix(Named(proto) + ": ");
-  Result<Shape> shape = CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), *dtype);
+  Result<Shape> shape =
+      CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), *dtype);
   if (!shape.ok()) return InvalidModel(Named(proto) + ": " + shape.status().message());
   const int64_t elements = shape->elements();
-  if (!proto.raw_data().empty() && StoredEntries(proto) == static_cast<int64_t>(proto.raw_data().size())) {
-    Result<Tensor> out = TensorFromFileBytes(*dtype, *shape, proto.raw_data().data(), proto.raw_data().size());
+  if (!proto.raw_data().empty() &&
+      StoredEntries(proto) == static_cast<int64_t>(proto.raw_data().size())) {
+    Result<Tensor> out =
+        TensorFromFileBytes(*dtype, *shape, proto.raw_data().data(), proto.raw_data().size());
     if (!out.ok()) return out.status().WithPrefix(Named(proto) + ": ");
     return out;
   }
@@ -183,12 +199,13 @@ Result<Tensor> TensorFromProto(const TensorProto& proto) {
     // The allocation follows the check of what is stored.
     const int64_t bytes = static_cast<int64_t>(FileBytes(*dtype, elements));
     if (field.stored != bytes && field.stored != (bytes + 3) / 4) {
-      return InvalidModel(Named(proto) + " stores " + std::to_string(field.stored) + " packed values for " +
-                          std::to_string(elements) + " elements");
+      return InvalidModel(Named(proto) + " stores " + std::to_string(field.stored) +
+                          " packed values for " + std::to_string(elements) + " elements");
     }
   }
   ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(*dtype, *std::move(shape)));
-  RETURN_IF_ERROR(packed ? UnpackInt32Field(proto, *dtype, elements, out.raw()) : CopyTypedField(proto, out));
+  RETURN_IF_ERROR(packed ? UnpackInt32Field(proto, *dtype, elements, out.raw())
+                         : CopyTypedField(proto, out));
   return out;
 }
 
@@ -199,7 +216,8 @@ Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_
       CheckedShape(std::vector<int64_t>(proto.dims().begin(), proto.dims().end()), values.dtype());
   if (!shape.ok()) return InvalidModel(name + ": " + shape.status().message());
   const int rank = shape->rank();
-  if (static_cast<size_t>(shape->elements()) > max_bytes / std::max<size_t>(1, DTypeSize(values.dtype()))) {
+  if (static_cast<size_t>(shape->elements()) >
+      max_bytes / std::max<size_t>(1, DTypeSize(values.dtype()))) {
     return InvalidModel(name + " of shape " + shape->ToString() + " would take more than " +
                         std::to_string(max_bytes) + " bytes when dense");
   }
@@ -210,7 +228,8 @@ Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_
   }
   const bool linear = indices.shape().rank() == 1;
   const Shape expected = linear ? Shape{count} : Shape{count, rank};
-  if (values.shape().rank() != 1 || indices.dtype() != DType::kInt64 || indices.shape() != expected) {
+  if (values.shape().rank() != 1 || indices.dtype() != DType::kInt64 ||
+      indices.shape() != expected) {
     return InvalidModel(name + " has " + std::to_string(count) + " values and indices of shape " +
                         indices.shape().ToString());
   }

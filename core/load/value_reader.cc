@@ -19,7 +19,8 @@ using onnx::OptionalProto;
 using onnx::SequenceProto;
 
 Result<RuntimeValue> FromProto(const onnx::TensorProto& proto) {
-  if (proto.data_location() == onnx::TensorProto::EXTERNAL) return Unsupported("a value with external data");
+  if (proto.data_location() == onnx::TensorProto::EXTERNAL)
+    return Unsupported("a value with external data");
   ASSIGN_OR_RETURN(Tensor tensor, TensorFromProto(proto));
   return RuntimeValue(std::move(tensor));
 }
@@ -64,7 +65,8 @@ Result<RuntimeValue> FromProto(const OptionalProto& proto) {
 template <typename Proto>
 Result<RuntimeValue> Parse(std::string_view bytes) {
   Proto proto;
-  if (bytes.size() > INT_MAX || !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+  if (bytes.size() > INT_MAX ||
+      !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return InvalidModel("the bytes are no " + proto.GetTypeName());
   }
   return FromProto(proto);

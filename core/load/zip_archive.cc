@@ -12,13 +12,16 @@
 namespace caesura {
 namespace {
 
-constexpr uint32_t kLocalSignature = 0x04034b50, kDirectorySignature = 0x02014b50, kEndSignature = 0x06054b50;
+constexpr uint32_t kLocalSignature = 0x04034b50, kDirectorySignature = 0x02014b50,
+                   kEndSignature = 0x06054b50;
 constexpr uint32_t kEnd64Signature = 0x06064b50, kLocator64Signature = 0x07064b50;
-constexpr size_t kLocalBytes = 30, kDirectoryBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocator64Bytes = 20;
+constexpr size_t kLocalBytes = 30, kDirectoryBytes = 46, kEndBytes = 22, kEnd64Bytes = 56,
+                 kLocator64Bytes = 20;
 constexpr uint32_t kIn64 = 0xffffffff;  // the number is in the 64-bit record instead
 constexpr uint16_t kStored = 0, kDeflated = 8, kExtra64 = 1;
 constexpr uint16_t kVersion = 20, kVersion64 = 45;
-constexpr uint16_t kJanuary1980 = 1 << 5 | 1;  // the earliest date that there is: equal contents, equal bytes
+constexpr uint16_t kJanuary1980 =
+    1 << 5 | 1;  // the earliest date that there is: equal contents, equal bytes
 constexpr uint64_t kMaxDirectoryBytes = 1 << 28;
 constexpr uint64_t kMaxDeflateRatio = 1032;  // zlib's own bound
 
@@ -28,8 +31,12 @@ uint64_t Number(std::string_view bytes, size_t at, int size) {
   for (int i = size; i-- > 0;) out = out << 8 | static_cast<uint8_t>(bytes[at + i]);
   return out;
 }
-uint16_t U16(std::string_view bytes, size_t at) { return static_cast<uint16_t>(Number(bytes, at, 2)); }
-uint32_t U32(std::string_view bytes, size_t at) { return static_cast<uint32_t>(Number(bytes, at, 4)); }
+uint16_t U16(std::string_view bytes, size_t at) {
+  return static_cast<uint16_t>(Number(bytes, at, 2));
+}
+uint32_t U32(std::string_view bytes, size_t at) {
+  return static_cast<uint32_t>(Number(bytes, at, 4));
+}
 uint64_t U64(std::string_view bytes, size_t at) { return Number(bytes, at, 8); }
 
 void Append(std::string* out, uint64_t number, int size) {
@@ -47,7 +54,9 @@ std::string Record(std::initializer_list<Field> fields) {
   return out;
 }
 
-Status NoZip(const std::string& why) { return InvalidModel("is no zip archive that can be read: " + why); }
+Status NoZip(const std::string& why) {
+  return InvalidModel("is no zip archive that can be read: " + why);
+}
 
 Result<std::string> ReadBytes(const ReadableFile& file, uint64_t offset, uint64_t size) {
   if (offset > file.size() || size > file.size() - offset) return NoZip("it ends too early");
@@ -63,7 +72,8 @@ struct Directory {
 // The 64-bit end record, where the locator in front of the plain one leads to it.
 Result<Directory> FindDirectory64(const ReadableFile& file, uint64_t end_offset) {
   if (end_offset < kLocator64Bytes) return NoZip("its end record is incomplete");
-  ASSIGN_OR_RETURN(const std::string locator, ReadBytes(file, end_offset - kLocator64Bytes, kLocator64Bytes));
+  ASSIGN_OR_RETURN(const std::string locator,
+                   ReadBytes(file, end_offset - kLocator64Bytes, kLocator64Bytes));
   if (U32(locator, 0) != kLocator64Signature) return NoZip("its 64-bit end record is missing");
   ASSIGN_OR_RETURN(const std::string end, ReadBytes(file, U64(locator, 8), kEnd64Bytes));
   if (U32(end, 0) != kEnd64Signature) return NoZip("its 64-bit end record is missing");
@@ -72,10 +82,12 @@ Result<Directory> FindDirectory64(const ReadableFile& file, uint64_t end_offset)
 
 // Where the directory is, from the record at the end, which a comment of up to 64 KiB may follow.
 Result<Directory> FindDirectory(const ReadableFile& file) {
-  const uint64_t tail_bytes = std::min<uint64_t>(file.size(), kEndBytes + std::numeric_limits<uint16_t>::max());
+  const uint64_t tail_bytes =
+      std::min<uint64_t>(file.size(), kEndBytes + std::numeric_limits<uint16_t>::max());
   ASSIGN_OR_RETURN(const std::string tail, ReadBytes(file, file.size() - tail_bytes, tail_bytes));
   for (size_t at = tail.size() < kEndBytes ? 0 : tail.size() - kEndBytes + 1; at-- > 0;) {
-    if (U32(tail, at) != kEndSignature || U16(tail, at + 20) != tail.size() - at - kEndBytes) continue;
+    if (U32(tail, at) != kEndSignature || U16(tail, at + 20) != tail.size() - at - kEndBytes)
+      continue;
     const Directory found{U16(tail, at + 10), U32(tail, at + 12), U32(tail, at + 16)};
     const bool is_64 = found.members == 0xffff || found.bytes == kIn64 || found.offset == kIn64;
     return is_64 ? FindDirectory64(file, file.size() - tail_bytes + at) : found;
@@ -101,8 +113,8 @@ Status ReadExtra64(std::string_view extra, ZipReader::Member* member) {
     }
     return {};
   }
-  const bool needed =
-      std::any_of(std::begin(wanted), std::end(wanted), [](const uint64_t* n) { return *n == kIn64; });
+  const bool needed = std::any_of(std::begin(wanted), std::end(wanted),
+                                  [](const uint64_t* n) { return *n == kIn64; });
   return needed ? NoZip("the 64-bit sizes of '" + member->name + "' are missing") : Status();
 }
 
@@ -114,7 +126,8 @@ Status Inflate(const std::string& stored, std::string* out) {
   char beyond = 0;  // one byte more than declared is already too many
   while (result == Z_OK) {
     constexpr size_t kMost = 1 << 30;  // zlib counts in 32 bits
-    const size_t in = std::min(kMost, stored.size() - in_at), room = std::min(kMost, out->size() - out_at);
+    const size_t in = std::min(kMost, stored.size() - in_at),
+                 room = std::min(kMost, out->size() - out_at);
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(stored.data() + in_at));
     stream.avail_in = static_cast<uInt>(in);
     stream.next_out = reinterpret_cast<Bytef*>(room > 0 ? out->data() + out_at : &beyond);
@@ -131,7 +144,8 @@ Status Inflate(const std::string& stored, std::string* out) {
 
 Result<std::string> Deflate(std::string_view bytes) {
   z_stream stream = {};
-  if (deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY) != Z_OK) {
+  if (deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY) !=
+      Z_OK) {
     return OutOfMemory("zlib could not start");
   }
   std::string out;
@@ -155,7 +169,8 @@ Result<std::string> Deflate(std::string_view bytes) {
 
 uint32_t Crc(std::string_view bytes) {
   if (bytes.empty()) return 0;
-  return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+  return static_cast<uint32_t>(
+      crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 // The number as the 32-bit field says it.
@@ -170,7 +185,8 @@ std::string Extra64(std::initializer_list<uint64_t> numbers) {
   return body.empty() ? body : Record({{kExtra64, 2}, {body.size(), 2}}) + body;
 }
 
-// What the local header and the directory say alike, from "version needed" to the lengths of name and extra field.
+// What the local header and the directory say alike, from "version needed" to the lengths of name
+// and extra field.
 std::string Facts(const ZipReader::Member& member, size_t extra_bytes) {
   constexpr uint16_t kNameIsUtf8 = 1 << 11;
   return Record({{extra_bytes > 0 ? kVersion64 : kVersion, 2},
@@ -196,8 +212,8 @@ Result<ZipReader> ZipReader::Open(const ReadableFile& file) {
 Status ZipReader::ReadDirectory() {
   ASSIGN_OR_RETURN(const Directory where, FindDirectory(*file_));
   if (where.bytes > kMaxDirectoryBytes || where.members > where.bytes / kDirectoryBytes) {
-    return NoZip(std::to_string(where.members) + " members are declared in " + std::to_string(where.bytes) +
-                 " bytes");
+    return NoZip(std::to_string(where.members) + " members are declared in " +
+                 std::to_string(where.bytes) + " bytes");
   }
   ASSIGN_OR_RETURN(const std::string directory, ReadBytes(*file_, where.offset, where.bytes));
   size_t at = 0;
@@ -213,7 +229,8 @@ Result<ZipReader::Member> ZipReader::ParseMember(std::string_view directory, siz
   if (bytes.size() < kDirectoryBytes || U32(bytes, 0) != kDirectorySignature)
     return NoZip("its directory is damaged");
   const size_t name = U16(bytes, 28), extra = U16(bytes, 30), comment = U16(bytes, 32);
-  if (name + extra + comment > bytes.size() - kDirectoryBytes) return NoZip("its directory is damaged");
+  if (name + extra + comment > bytes.size() - kDirectoryBytes)
+    return NoZip("its directory is damaged");
   Member out;
   out.name = bytes.substr(kDirectoryBytes, name);
   out.method = U16(bytes, 10);
@@ -226,8 +243,9 @@ Result<ZipReader::Member> ZipReader::ParseMember(std::string_view directory, siz
     return Unsupported("'" + out.name + "' is compressed by method " + std::to_string(out.method));
   }
   RETURN_IF_ERROR(ReadExtra64(bytes.substr(kDirectoryBytes + name, extra), &out));
-  const bool fits = out.stored_size <= file_->size() && (out.method == kStored ? out.size == out.stored_size
-                                                                : out.size / kMaxDeflateRatio <= out.stored_size);
+  const bool fits = out.stored_size <= file_->size() &&
+                    (out.method == kStored ? out.size == out.stored_size
+                                           : out.size / kMaxDeflateRatio <= out.stored_size);
   if (!fits) {
     return NoZip("'" + out.name + "' declares " + std::to_string(out.size) + " bytes from " +
                  std::to_string(out.stored_size));
@@ -238,7 +256,8 @@ Result<ZipReader::Member> ZipReader::ParseMember(std::string_view directory, siz
 
 Result<std::string> ZipReader::Read(const Member& member) const {
   ASSIGN_OR_RETURN(const std::string local, ReadBytes(*file_, member.header_offset, kLocalBytes));
-  if (U32(local, 0) != kLocalSignature) return NoZip("'" + member.name + "' is not where the directory says");
+  if (U32(local, 0) != kLocalSignature)
+    return NoZip("'" + member.name + "' is not where the directory says");
   const uint64_t data = member.header_offset + kLocalBytes + U16(local, 26) + U16(local, 28);
   ASSIGN_OR_RETURN(std::string bytes, ReadBytes(*file_, data, member.stored_size));
   if (member.method == kDeflated) {
@@ -246,7 +265,8 @@ Result<std::string> ZipReader::Read(const Member& member) const {
     RETURN_IF_ERROR(Inflate(bytes, &inflated).WithPrefix("'" + member.name + "': "));
     bytes = std::move(inflated);
   }
-  if (Crc(bytes) != member.crc) return InvalidModel("'" + member.name + "' is damaged: its checksum does not fit");
+  if (Crc(bytes) != member.crc)
+    return InvalidModel("'" + member.name + "' is damaged: its checksum does not fit");
   return bytes;
 }
 
@@ -282,9 +302,10 @@ Status ZipWriter::Finish() {
   const uint64_t begin = at_;
   for (const ZipReader::Member& member : members_) {
     const std::string extra = Extra64({member.size, member.stored_size, member.header_offset});
-    RETURN_IF_ERROR(Write(Record({{kDirectorySignature, 4}, {kVersion64, 2}}) + Facts(member, extra.size()) +
-                          Record({{0, 2}, {0, 2}, {0, 2}, {0, 4}, {Narrow(member.header_offset), 4}}) +
-                          member.name + extra));
+    RETURN_IF_ERROR(
+        Write(Record({{kDirectorySignature, 4}, {kVersion64, 2}}) + Facts(member, extra.size()) +
+              Record({{0, 2}, {0, 2}, {0, 2}, {0, 4}, {Narrow(member.header_offset), 4}}) +
+              member.name + extra));
   }
   const uint64_t bytes = at_ - begin, count = members_.size();
   if (count >= 0xffff || bytes >= kIn64 || begin >= kIn64) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to core/load. Zip archives as .npz files are: members stored or deflated, 64-bit sizes allowed, one
-// disk, no encryption. Names are only keys here, never paths.
+// Private to core/load. Zip archives as .npz files are: members stored or deflated, 64-bit sizes
+// allowed, one disk, no encryption. Names are only keys here, never paths.
 #ifndef CAESURA_CORE_LOAD_ZIP_ARCHIVE_H_
 #define CAESURA_CORE_LOAD_ZIP_ARCHIVE_H_
 

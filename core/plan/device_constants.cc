@@ -6,12 +6,14 @@
 namespace caesura {
 
 Result<Tensor> CopyToDevice(const Tensor& tensor, const ExecutionProvider& provider) {
-  ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(tensor.dtype(), tensor.shape(), provider.allocator()));
+  ASSIGN_OR_RETURN(Tensor copy,
+                   Tensor::Allocate(tensor.dtype(), tensor.shape(), provider.allocator()));
   RETURN_IF_ERROR(provider.Copy(CopyKind::kToDevice, copy.raw(), tensor.raw(), tensor.bytes()));
   return copy;
 }
 
-Result<Tensor> DeviceConstants::Get(const Value* value, const Tensor& tensor, const ExecutionProvider& provider) {
+Result<Tensor> DeviceConstants::Get(const Value* value, const Tensor& tensor,
+                                    const ExecutionProvider& provider) {
   std::lock_guard<std::mutex> lock(mutex_);
   Tensor& kept = copies_[{value, &provider}];
   if (!kept.defined()) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a graph's initializers on devices, made once and shared by all plans of the graph and its bodies.
+// Copies of a graph's initializers on devices, made once and shared by all plans of the graph and
+// its bodies.
 //
 // Thread safety: all methods from any thread.
 #ifndef CAESURA_CORE_PLAN_DEVICE_CONSTANTS_H_

@@ -9,7 +9,7 @@ namespace caesura {
 namespace {
 
 const char* KindName(PlannedBuffer::Kind kind) {
-  constexpr const char* kNames[] = {"absent", "feed", "resume", "parameter", "constant",
+  constexpr const char* kNames[] = {"absent", "feed",  "resume",  "parameter", "constant",
                                     "arena",  "fetch", "dynamic", "cached"};
   return kNames[static_cast<int>(kind)];
 }
@@ -35,11 +35,13 @@ FeedSpec FeedSpec::Of(const RuntimeValue& value) {
 bool FeedSpec::Matches(const RuntimeValue& given) const {
   if (!is_tensor) return !given.is_tensor();
   if (dtype == DType::kUndefined) return !given.has_value();
-  if (!given.is_tensor() || given.tensor().dtype() != dtype || given.tensor().shape() != shape) return false;
+  if (!given.is_tensor() || given.tensor().dtype() != dtype || given.tensor().shape() != shape)
+    return false;
   if (given.tensor().device() != device) return false;
   if (!value.defined()) return true;
   return given.tensor().raw() == value.raw() ||
-         (dtype != DType::kString && std::memcmp(given.tensor().raw(), value.raw(), value.bytes()) == 0);
+         (dtype != DType::kString &&
+          std::memcmp(given.tensor().raw(), value.raw(), value.bytes()) == 0);
 }
 
 std::shared_ptr<SubgraphRunner> Step::Body(const std::string& name) const {
@@ -49,16 +51,16 @@ std::shared_ptr<SubgraphRunner> Step::Body(const std::string& name) const {
   return nullptr;
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Create(std::shared_ptr<const Graph> graph,
-                                                                   const std::vector<FeedSpec>& feeds,
-                                                                   const ProviderList& providers,
-                                                                   const PlanOptions& options,
-                                                                   const std::vector<const Value*>& captured) {
+Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Create(
+    std::shared_ptr<const Graph> graph, const std::vector<FeedSpec>& feeds,
+    const ProviderList& providers, const PlanOptions& options,
+    const std::vector<const Value*>& captured) {
   if (providers.empty()) return InvalidArgument("a plan needs at least one provider");
   return PlanBuilder(std::move(graph), feeds, providers, options).Build(captured);
 }
 
-Status ExecutionPlan::CopyBytes(int to_device, void* to, int from_device, const void* from, size_t bytes) const {
+Status ExecutionPlan::CopyBytes(int to_device, void* to, int from_device, const void* from,
+                                size_t bytes) const {
   if (to_device == from_device && to_device == 0) {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return {};
@@ -79,8 +81,8 @@ std::string ExecutionPlan::CopiesLine() const {
     else ++(copy.to == 0 ? to_host : to_device);
   }
   return "copies a run: " + std::to_string(to_device) + " to a device, " + std::to_string(to_host) +
-         " to the host (each waits), " + std::to_string(out) + " handed out; " + std::to_string(before) +
-         " constants and parameters before\n";
+         " to the host (each waits), " + std::to_string(out) + " handed out; " +
+         std::to_string(before) + " constants and parameters before\n";
 }
 
 std::vector<size_t> ExecutionPlan::LiveBytes() const {
@@ -88,7 +90,8 @@ std::vector<size_t> ExecutionPlan::LiveBytes() const {
   for (const PlannedBuffer& buffer : buffers_) {
     if (buffer.kind != PlannedBuffer::Kind::kArena || buffer.last_step < 0) continue;
     change[buffer.first_step] += static_cast<int64_t>(buffer.bytes);
-    change[std::min<size_t>(buffer.last_step + 1, steps_.size())] -= static_cast<int64_t>(buffer.bytes);
+    change[std::min<size_t>(buffer.last_step + 1, steps_.size())] -=
+        static_cast<int64_t>(buffer.bytes);
   }
   std::vector<size_t> out;
   int64_t live = 0;
@@ -110,22 +113,27 @@ std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc, int dev
 std::string ExecutionPlan::ToString() const {
   const std::vector<size_t> live = LiveBytes();
   const size_t peak = live.empty() ? 0 : std::max_element(live.begin(), live.end()) - live.begin();
-  std::string out = std::to_string(steps_.size()) + " steps of " + std::to_string(graph_->nodes().size()) +
-                    " nodes, arena " + std::to_string(arena_bytes()) + " bytes";
-  if (!live.empty()) out += " (most alive: " + std::to_string(live[peak]) + " at step " + std::to_string(peak) + ")";
-  out += ", " + std::to_string(constants_.size()) + " constant(s), " + std::to_string(cache_entries_) +
-         " cached value(s), " + std::to_string(yields_.size()) + " yield(s), " + std::to_string(threads_) +
-         " thread(s)\n" + CopiesLine();
+  std::string out = std::to_string(steps_.size()) + " steps of " +
+                    std::to_string(graph_->nodes().size()) + " nodes, arena " +
+                    std::to_string(arena_bytes()) + " bytes";
+  if (!live.empty())
+    out += " (most alive: " + std::to_string(live[peak]) + " at step " + std::to_string(peak) + ")";
+  out += ", " + std::to_string(constants_.size()) + " constant(s), " +
+         std::to_string(cache_entries_) + " cached value(s), " + std::to_string(yields_.size()) +
+         " yield(s), " + std::to_string(threads_) + " thread(s)\n" + CopiesLine();
   for (size_t s = 0; s < steps_.size(); ++s) {
     const Step& step = steps_[s];
-    out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " + step.provider->name();
+    out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " +
+           step.provider->name();
     for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
-      out += (a == step.input_count ? " -> " : " ") + Describe(argument_values_[step.first_argument + a]);
+      out += (a == step.input_count ? " -> " : " ") +
+             Describe(argument_values_[step.first_argument + a]);
     }
     out += "\n";
     if (step.kind != Step::Kind::kYield) continue;
     for (const Yield::Item& item : yields_[step.index].outputs) {
-      out += std::string("    hands out ") + (item.move ? "" : "a copy of ") + Describe(item.value) + "\n";
+      out += std::string("    hands out ") + (item.move ? "" : "a copy of ") +
+             Describe(item.value) + "\n";
     }
   }
   for (const Yield::Item& item : fetches_) {
@@ -143,7 +151,8 @@ std::string ExecutionPlan::Describe(uint32_t value_id) const {
   if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
   if (buffer.device != 0) out += " on " + devices_[buffer.device].device.ToString();
   if (!value.layout.dense()) {
-    out += " strides " + Shape(value.layout.strides).ToString() + "+" + std::to_string(value.layout.offset);
+    out += " strides " + Shape(value.layout.strides).ToString() + "+" +
+           std::to_string(value.layout.offset);
   }
   return out;
 }

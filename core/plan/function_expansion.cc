@@ -24,7 +24,8 @@ bool HasKernel(const Node& node, const ProviderList& providers) {
 }
 
 // A provider has a kernel for the body of a compiled subgraph as a whole.
-void AddMissingWithin(const Node& node, const ProviderList& providers, std::vector<std::string>* lines) {
+void AddMissingWithin(const Node& node, const ProviderList& providers,
+                      std::vector<std::string>* lines) {
   if (node.Is(kCompiledSubgraphOp, kCaesuraDomain)) return;
   for (const Graph* body : node.Subgraphs()) {
     const std::vector<std::string> more = MissingInBody(*body, providers);
@@ -64,8 +65,8 @@ std::vector<std::string> MissingInBody(const Graph& body, const ProviderList& pr
     std::string why;
     if (!IsYield(*node) && HasKernel(*node, providers)) continue;
     providers.back()->kernels().Find(*node, &why);
-    lines.push_back(node->Label() + " in the body '" + body.name() + "' has no kernel on " + providers.back()->name() +
-                    ": " + why);
+    lines.push_back(node->Label() + " in the body '" + body.name() + "' has no kernel on " +
+                    providers.back()->name() + ": " + why);
   }
   return lines;
 }
@@ -82,8 +83,11 @@ Status CheckKernels(const Graph& graph, const ProviderList& providers) {
   std::vector<const Node*> nodes;
   for (size_t i = graph.nodes().size(); i-- > 0;) {
     const Node& node = *graph.nodes()[i];
-    const auto is_needed = [&](const Value* output) { return output != nullptr && needed.count(output) > 0; };
-    if (!IsYield(node) && std::none_of(node.outputs().begin(), node.outputs().end(), is_needed)) continue;
+    const auto is_needed = [&](const Value* output) {
+      return output != nullptr && needed.count(output) > 0;
+    };
+    if (!IsYield(node) && std::none_of(node.outputs().begin(), node.outputs().end(), is_needed))
+      continue;
     nodes.push_back(&node);
     needed.insert(node.inputs().begin(), node.inputs().end());
     for (const Value* input : Graph::ImplicitInputs(node)) needed.insert(input);

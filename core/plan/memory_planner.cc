@@ -11,11 +11,13 @@
 namespace caesura {
 namespace {
 
-// The placed blocks by the steps that they are alive in: a segment tree over steps, a block in at most two nodes a
-// level. Few of them are a list by offset, which takes no time to set up: plans are resized between two runs.
+// The placed blocks by the steps that they are alive in: a segment tree over steps, a block in at
+// most two nodes a level. Few of them are a list by offset, which takes no time to set up: plans
+// are resized between two runs.
 class PlacedBlocks {
  public:
-  PlacedBlocks(const std::vector<MemoryBlock>& blocks, int steps) : blocks_(blocks), is_list_(blocks.size() <= kList) {
+  PlacedBlocks(const std::vector<MemoryBlock>& blocks, int steps)
+      : blocks_(blocks), is_list_(blocks.size() <= kList) {
     if (is_list_) return;
     seen_.resize(blocks.size(), -1);
     while (leaves_ < steps) leaves_ *= 2;
@@ -38,13 +40,18 @@ class PlacedBlocks {
       return found_;
     }
     Collect(i, 1, 0, leaves_);
-    std::sort(found_.begin(), found_.end(), [&](int a, int b) { return blocks_[a].offset < blocks_[b].offset; });
+    std::sort(found_.begin(), found_.end(),
+              [&](int a, int b) { return blocks_[a].offset < blocks_[b].offset; });
     return found_;
   }
 
  private:
-  bool Covers(int i, int begin, int end) const { return blocks_[i].first <= begin && end - 1 <= blocks_[i].last; }
-  bool Misses(int i, int begin, int end) const { return blocks_[i].last < begin || end <= blocks_[i].first; }
+  bool Covers(int i, int begin, int end) const {
+    return blocks_[i].first <= begin && end - 1 <= blocks_[i].last;
+  }
+  bool Misses(int i, int begin, int end) const {
+    return blocks_[i].last < begin || end <= blocks_[i].first;
+  }
 
   void Add(int i, int node, int begin, int end) {
     if (Misses(i, begin, end)) return;
@@ -71,16 +78,19 @@ class PlacedBlocks {
   const bool is_list_;
   std::vector<int> list_;  // or:
   int leaves_ = 1;
-  std::vector<std::vector<int>> here_;  // by node: blocks alive in all of its steps, but not in all of its parent's
-  std::vector<char> below_;             // by node: whether there are blocks at or under it
-  std::vector<int> seen_;               // by block: the last one that it was found for
+  std::vector<std::vector<int>>
+      here_;  // by node: blocks alive in all of its steps, but not in all of its parent's
+  std::vector<char> below_;  // by node: whether there are blocks at or under it
+  std::vector<int> seen_;    // by block: the last one that it was found for
   std::vector<int> found_;
 };
 
 }  // namespace
 
 size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse) {
-  auto align = [](size_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; };
+  auto align = [](size_t bytes) {
+    return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+  };
   size_t arena = 0;
   if (!reuse) {
     for (MemoryBlock& block : blocks) {
@@ -91,7 +101,8 @@ size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse) {
   }
   std::vector<int> order(blocks.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return blocks[a].bytes > blocks[b].bytes; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return blocks[a].bytes > blocks[b].bytes; });
   int steps = 1;
   for (const MemoryBlock& block : blocks) steps = std::max(steps, block.last + 1);
   PlacedBlocks placed(blocks, steps);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offsets for blocks whose lifetimes are known, so that blocks alive at the same time never overlap.
+// Offsets for blocks whose lifetimes are known, so that blocks alive at the same time never
+// overlap.
 #ifndef CAESURA_CORE_PLAN_MEMORY_PLANNER_H_
 #define CAESURA_CORE_PLAN_MEMORY_PLANNER_H_
 
@@ -15,9 +16,10 @@ struct MemoryBlock {
   size_t offset = 0;  // the result: a multiple of kBufferAlignment
 };
 
-// Fills in the offsets and returns the arena's size. Largest blocks first, each at the lowest offset that is free
-// for its whole life (greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
-// 2020). `reuse` false gives each block bytes of its own.
+// Fills in the offsets and returns the arena's size. Largest blocks first, each at the lowest
+// offset that is free for its whole life (greedy by size: Pisarchyk and Lee, "Efficient Memory
+// Management for Deep Neural Net Inference", 2020). `reuse` false gives each block bytes of its
+// own.
 size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse);
 
 }  // namespace caesura

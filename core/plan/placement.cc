@@ -12,7 +12,8 @@ bool IsHostObject(const Value* value) {
   if (value == nullptr) return false;
   using Kind = ValueType::Kind;
   const Kind kind = value->type().kind;
-  return kind == Kind::kSequence || kind == Kind::kOptional || kind == Kind::kMap || value->dtype() == DType::kString;
+  return kind == Kind::kSequence || kind == Kind::kOptional || kind == Kind::kMap ||
+         value->dtype() == DType::kString;
 }
 
 bool HandlesHostObjects(const Node& node) {
@@ -47,7 +48,8 @@ std::vector<DeviceMemory> DevicesOf(const ProviderList& providers) {
   return out;
 }
 
-std::vector<const ExecutionProvider*> ProvidersFor(const Node& node, const ProviderList& providers, std::string* why) {
+std::vector<const ExecutionProvider*> ProvidersFor(const Node& node, const ProviderList& providers,
+                                                   std::string* why) {
   std::vector<const ExecutionProvider*> out;
   const bool only_host = HandlesHostObjects(node) || node.phase() == Phase::kOptimizer;
   for (const auto& provider : providers) {
@@ -61,7 +63,8 @@ std::vector<const ExecutionProvider*> ProvidersFor(const Node& node, const Provi
   return out;
 }
 
-Placement::Placement(const Graph& graph, const ProviderList& providers, std::unordered_map<const Value*, int> given)
+Placement::Placement(const Graph& graph, const ProviderList& providers,
+                     std::unordered_map<const Value*, int> given)
     : providers_(providers), devices_(DevicesOf(providers)), device_of_(std::move(given)) {
   if (devices_.size() > 1) Walk(graph);
 }
@@ -103,7 +106,8 @@ int Placement::InputDevice(const Node& node, const ExecutionProvider& provider, 
   return IndexOf(provider.device());
 }
 
-std::vector<std::optional<Device>> Placement::BodyResults(const Node& node, const ExecutionProvider& provider) const {
+std::vector<std::optional<Device>> Placement::BodyResults(const Node& node,
+                                                          const ExecutionProvider& provider) const {
   std::vector<std::optional<Device>> out;
   if (node.Is("If") || !provider.device().is_host()) {
     for (size_t i = 0; i < node.outputs().size(); ++i) {
@@ -130,7 +134,8 @@ void Placement::PlaceNode(const Node& node) {
   const int outputs = static_cast<int>(node.outputs().size());
   if (IsYield(node)) {
     const std::vector<int> inputs = DifferentiableInputs(node);
-    for (int i = 0; i < outputs && i < static_cast<int>(inputs.size()); ++i) place(i, DeviceOf(node.input(inputs[i])));
+    for (int i = 0; i < outputs && i < static_cast<int>(inputs.size()); ++i)
+      place(i, DeviceOf(node.input(inputs[i])));
     return;
   }
   const ExecutionProvider* provider = ProviderOf(node);
@@ -156,7 +161,8 @@ void Placement::PlaceLoop(const Node& node) {
   const Graph& body = *node.Subgraphs().front();
   std::vector<int> carried;
   for (size_t i = 2; i < node.inputs().size(); ++i) carried.push_back(DeviceOf(node.inputs()[i]));
-  if (body.inputs().size() != 2 + carried.size() || body.outputs().size() < 1 + carried.size()) return;  // is refused
+  if (body.inputs().size() != 2 + carried.size() || body.outputs().size() < 1 + carried.size())
+    return;  // is refused
   for (bool moved = true; moved;) {
     for (size_t j = 0; j < carried.size(); ++j) device_of_[body.inputs()[2 + j]] = carried[j];
     Walk(body);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who runs each node of a graph and of its bodies, and on which device each value is made. A node goes to the provider
-// that it is pinned to (Node::provider), otherwise to the first one that has a kernel for it; strings, sequences,
-// maps and optionals stay on the host, and so do optimizer nodes, for parameters live there. A value is on the device of the
-// node that makes it, or on the host where the kernel's definition says so (KernelDef::host_outputs); graph inputs are
-// where the caller says, initializers on the host.
+// Who runs each node of a graph and of its bodies, and on which device each value is made. A node
+// goes to the provider that it is pinned to (Node::provider), otherwise to the first one that has a
+// kernel for it; strings, sequences, maps and optionals stay on the host, and so do optimizer
+// nodes, for parameters live there. A value is on the device of the node that makes it, or on the
+// host where the kernel's definition says so (KernelDef::host_outputs); graph inputs are where the
+// caller says, initializers on the host.
 //
-// If and Loop run on the host and hand values on to their bodies wherever they are. What they give back is on a device
-// as soon as one of its makers is: a branch, a loop's start or one of its iterations. Scan, and the outputs of Loop
-// that are stacked, work in host memory.
+// If and Loop run on the host and hand values on to their bodies wherever they are. What they give
+// back is on a device as soon as one of its makers is: a branch, a loop's start or one of its
+// iterations. Scan, and the outputs of Loop that are stacked, work in host memory.
 //
 // Devices are indices into DevicesOf(providers): 0 is the host.
 #ifndef CAESURA_CORE_PLAN_PLACEMENT_H_
@@ -24,11 +25,13 @@ namespace caesura {
 // The host, then the other devices in the order of their providers.
 std::vector<DeviceMemory> DevicesOf(const ProviderList& providers);
 
-// The providers that may run a node, best first; `why`, if given, says of each of the others why it does not.
+// The providers that may run a node, best first; `why`, if given, says of each of the others why it
+// does not.
 std::vector<const ExecutionProvider*> ProvidersFor(const Node& node, const ProviderList& providers,
                                                    std::string* why = nullptr);
 
-// If, Loop and Scan: their bodies run as graphs of their own. (Other ops may have a body to say what they compute.)
+// If, Loop and Scan: their bodies run as graphs of their own. (Other ops may have a body to say
+// what they compute.)
 bool RunsBodies(const Node& node);
 
 // Thread safety: const access from many threads. The graph stays unchanged meanwhile.
@@ -37,7 +40,8 @@ class Placement {
   static constexpr int kAnywhere = -1;
 
   // `given`: where graph inputs and outer values are; those not listed are on the host.
-  Placement(const Graph& graph, const ProviderList& providers, std::unordered_map<const Value*, int> given = {});
+  Placement(const Graph& graph, const ProviderList& providers,
+            std::unordered_map<const Value*, int> given = {});
 
   const std::vector<DeviceMemory>& devices() const { return devices_; }
   // The index of `device`; -1 when no provider serves it.
@@ -47,10 +51,12 @@ class Placement {
   int DeviceOf(const Value* value) const;
   // Where `provider` makes output `i` of the node.
   int OutputDevice(const Node& node, const ExecutionProvider& provider, int i) const;
-  // Where `provider` needs input `i` of the node; kAnywhere where it hands the value on without a look.
+  // Where `provider` needs input `i` of the node; kAnywhere where it hands the value on without a
+  // look.
   int InputDevice(const Node& node, const ExecutionProvider& provider, int i) const;
   // Where the outputs of a body of the node are wanted, by output; those not listed: on the host.
-  std::vector<std::optional<Device>> BodyResults(const Node& node, const ExecutionProvider& provider) const;
+  std::vector<std::optional<Device>> BodyResults(const Node& node,
+                                                 const ExecutionProvider& provider) const;
 
  private:
   void Walk(const Graph& graph);
@@ -60,7 +66,8 @@ class Placement {
   const ProviderList& providers_;
   std::vector<DeviceMemory> devices_;
   std::unordered_map<const Value*, int> device_of_;  // those that are not on the host
-  std::unordered_map<const Node*, std::vector<int>> carried_;  // by Loop: where its carried values are
+  std::unordered_map<const Node*, std::vector<int>>
+      carried_;  // by Loop: where its carried values are
 };
 
 }  // namespace caesura

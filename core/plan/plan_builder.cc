@@ -64,19 +64,21 @@ uint32_t PlanBuilder::NewBuffer(Kind kind, size_t bytes, int index, uint32_t id,
   buffer.device = static_cast<uint8_t>(device);
   buffer.bytes = bytes;
   buffer.index = index;
-  // Until lifetimes are computed, last_step is the position of the last *node* that reads the buffer.
+  // Until lifetimes are computed, last_step is the position of the last *node* that reads the
+  // buffer.
   buffer.last_step = last_use_[id];
   plan_->buffers_.push_back(buffer);
   return static_cast<uint32_t>(plan_->buffers_.size() - 1);
 }
 
-void PlanBuilder::Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index, int device) {
+void PlanBuilder::Place(uint32_t id, Kind kind, DType dtype, const Shape& shape, int index,
+                        int device) {
   PlannedValue& value = plan_->values_[id];
   value.known = true;
   value.dtype = dtype;
   value.shape = shape;
-  value.buffer = NewBuffer(kind, static_cast<size_t>(shape.elements()) * DTypeSize(dtype), index, id,
-                           device);
+  value.buffer =
+      NewBuffer(kind, static_cast<size_t>(shape.elements()) * DTypeSize(dtype), index, id, device);
 }
 
 InputInfo PlanBuilder::Describe(const ExecutionPlan& plan, uint32_t value_id) {
@@ -109,15 +111,16 @@ void PlanBuilder::AddFeed(const Value* value, int index) {
 
 void PlanBuilder::AddParameter(const Value* value, const Tensor& initial, int index) {
   const uint32_t id = ValueId(value);
-  Place(id, Kind::kParameter, initial.dtype(), initial.shape(), index, placement_->IndexOf(initial.device()));
+  Place(id, Kind::kParameter, initial.dtype(), initial.shape(), index,
+        placement_->IndexOf(initial.device()));
   parameters_of_[id] = {index};
   from_parameters_[id] = true;
 }
 
 void PlanBuilder::AddConstant(const Value* value, const Tensor& tensor) {
   const uint32_t id = ValueId(value);
-  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(), static_cast<int>(plan_->constants_.size()),
-        placement_->IndexOf(tensor.device()));
+  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(),
+        static_cast<int>(plan_->constants_.size()), placement_->IndexOf(tensor.device()));
   plan_->constants_.push_back(tensor);
   if (tensor.device().is_host()) known_values_[id] = graph_.Initializer(value);
 }
@@ -130,17 +133,19 @@ Status PlanBuilder::PlaceNodes(const std::vector<const Value*>& ends) {
   }
   plan_->devices_ = DevicesOf(plan_->providers_);
   if (plan_->devices_.size() > kMaxDevices) {
-    return Unsupported("a plan over " + std::to_string(plan_->devices_.size()) + " devices; at most " +
-                       std::to_string(kMaxDevices));
+    return Unsupported("a plan over " + std::to_string(plan_->devices_.size()) +
+                       " devices; at most " + std::to_string(kMaxDevices));
   }
   std::unordered_map<const Value*, int> given;
   auto add = [&](const Value* value, Device device) -> Status {
     auto same = [&](const DeviceMemory& memory) { return memory.device == device; };
     auto found = std::find_if(plan_->devices_.begin(), plan_->devices_.end(), same);
     if (found == plan_->devices_.end()) {
-      return InvalidArgument("'" + value->name() + "' is on " + device.ToString() + ", which no provider serves");
+      return InvalidArgument("'" + value->name() + "' is on " + device.ToString() +
+                             ", which no provider serves");
     }
-    if (found != plan_->devices_.begin()) given[value] = static_cast<int>(found - plan_->devices_.begin());
+    if (found != plan_->devices_.begin())
+      given[value] = static_cast<int>(found - plan_->devices_.begin());
     return {};
   };
   for (size_t i = 0; i < ends.size(); ++i) RETURN_IF_ERROR(add(ends[i], plan_->feeds_[i].device));
@@ -167,7 +172,8 @@ Status PlanBuilder::AddEnds(const std::vector<const Value*>& captured) {
   for (size_t i = 0; i < plan_->options_.parameters.size(); ++i) {
     const Value* value = plan_->options_.parameters[i];
     const Tensor* initial = graph_.Initializer(value);
-    if (initial == nullptr) return Internal("parameter '" + value->name() + "' has no initial value");
+    if (initial == nullptr)
+      return Internal("parameter '" + value->name() + "' has no initial value");
     AddParameter(value, *initial, static_cast<int>(i));
   }
   for (const Value* value : graph_.Values()) {
@@ -178,8 +184,8 @@ Status PlanBuilder::AddEnds(const std::vector<const Value*>& captured) {
 }
 
 PlanBuilder::Draft PlanBuilder::MakeDraft(const Node& node, int position) {
-  Draft draft{&node, position, ProvidersFor(node, plan_->providers_), plan_->providers_.front().get(),
-              static_cast<int>(node.inputs().size())};
+  Draft draft{&node, position, ProvidersFor(node, plan_->providers_),
+              plan_->providers_.front().get(), static_cast<int>(node.inputs().size())};
   if (!draft.candidates.empty()) draft.provider = draft.candidates.front();
   for (const Value* input : node.inputs()) draft.inputs.push_back(ValueId(input));
   for (const Value* input : Graph::ImplicitInputs(node)) draft.inputs.push_back(ValueId(input));
@@ -190,14 +196,17 @@ PlanBuilder::Draft PlanBuilder::MakeDraft(const Node& node, int position) {
 }
 
 void PlanBuilder::AddBodies(Draft& draft) {
-  for (const Graph* body : draft.node->Subgraphs()) {  // planned when they are reached; what they lack should be known before
+  for (const Graph* body :
+       draft.node
+           ->Subgraphs()) {  // planned when they are reached; what they lack should be known before
     const std::vector<std::string> lines = MissingInBody(*body, plan_->providers_);
     missing_.insert(missing_.end(), lines.begin(), lines.end());
   }
   if (!plan_->options_.make_subgraph) return;
   SubgraphRequest request;
   request.first_captured = draft.explicit_inputs;
-  if (plan_->devices_.size() > 1) request.fetch_devices = placement_->BodyResults(*draft.node, *draft.provider);
+  if (plan_->devices_.size() > 1)
+    request.fetch_devices = placement_->BodyResults(*draft.node, *draft.provider);
   for (size_t i = draft.explicit_inputs; i < draft.inputs.size(); ++i) {
     request.captured.push_back(plan_->values_[draft.inputs[i]].value);
     FeedSpec spec;
@@ -213,7 +222,8 @@ void PlanBuilder::AddBodies(Draft& draft) {
 }
 
 bool PlanBuilder::MustBeLate(Draft& draft) const {
-  for (int i = 0; i < draft.explicit_inputs; ++i) {  // bodies take their captured values in the run anyway
+  for (int i = 0; i < draft.explicit_inputs;
+       ++i) {  // bodies take their captured values in the run anyway
     if (draft.inputs[i] != 0 && !plan_->values_[draft.inputs[i]].known) return true;
   }
   std::vector<DType> dtypes;
@@ -222,7 +232,9 @@ bool PlanBuilder::MustBeLate(Draft& draft) const {
   draft.first = defs.empty() ? nullptr : defs.front();
   for (const KernelDef* def : defs) {
     for (int i = 0; i < draft.explicit_inputs; ++i) {
-      if (draft.infos[i].present && draft.infos[i].value == nullptr && def->IsHostInput(*draft.node, i)) return true;
+      if (draft.infos[i].present && draft.infos[i].value == nullptr &&
+          def->IsHostInput(*draft.node, i))
+        return true;
     }
   }
   return false;
@@ -276,7 +288,8 @@ Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
 
 // --- for plans of other sizes ---
 
-void PlanBuilder::Record(const Draft& draft, NodeRecord::Kind kind, const KernelDef* def, int step) {
+void PlanBuilder::Record(const Draft& draft, NodeRecord::Kind kind, const KernelDef* def,
+                         int step) {
   NodeRecord record;
   // The provider that placement wants has refused: with other sizes it might not.
   const bool refused = draft.candidates.empty() || draft.provider != draft.candidates.front();
@@ -290,11 +303,14 @@ void PlanBuilder::Record(const Draft& draft, NodeRecord::Kind kind, const Kernel
   record.input_count = static_cast<uint32_t>(draft.inputs.size());
   record.output_count = static_cast<uint32_t>(draft.outputs.size());
   for (uint32_t id : draft.outputs) record_of_[id] = static_cast<int>(recipe_.nodes.size());
-  for (const auto* ids : {&draft.inputs, &draft.outputs}) recipe_.ids.insert(recipe_.ids.end(), ids->begin(), ids->end());
+  for (const auto* ids : {&draft.inputs, &draft.outputs})
+    recipe_.ids.insert(recipe_.ids.end(), ids->begin(), ids->end());
   recipe_.nodes.push_back(record);
 }
 
-void PlanBuilder::Fix(uint32_t id) { recipe_.nodes[record_of_[id]].kind = NodeRecord::Kind::kFixed; }
+void PlanBuilder::Fix(uint32_t id) {
+  recipe_.nodes[record_of_[id]].kind = NodeRecord::Kind::kFixed;
+}
 
 void PlanBuilder::FinishRecipe() {
   if (plan_->devices_.size() > 1 || !plan_->yields_.empty() || !plan_->contiguous_.empty()) return;
@@ -311,20 +327,23 @@ Status PlanBuilder::AddFetches() {
     }
     const uint32_t id = ValueId(output);
     if (plan_->values_[id].buffer == 0) {
-      return InvalidModel("graph output '" + output->name() + "' is made by no node, input or initializer");
+      return InvalidModel("graph output '" + output->name() +
+                          "' is made by no node, input or initializer");
     }
     const std::vector<std::optional<Device>>& wanted = plan_->options_.fetch_devices;
     const size_t i = plan_->fetches_.size();
     const Device device = i < wanted.size() && wanted[i] ? *wanted[i] : Device{};
     const int index = i < wanted.size() && !wanted[i] ? DeviceOf(id) : placement_->IndexOf(device);
-    if (index < 0) return InvalidArgument("no provider serves " + device.ToString() + ", where graph output '" +
-                                          output->name() + "' is wanted");
+    if (index < 0)
+      return InvalidArgument("no provider serves " + device.ToString() + ", where graph output '" +
+                             output->name() + "' is wanted");
     plan_->fetches_.push_back({id, false, output->name(), static_cast<uint8_t>(index)});
   }
   return {};
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(const std::vector<const Value*>& captured) {
+Result<std::shared_ptr<const ExecutionPlan>> PlanBuilder::Build(
+    const std::vector<const Value*>& captured) {
   FindNeeded();
   FindReaders();
   RETURN_IF_ERROR(AddEnds(captured));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds an ExecutionPlan: one walk over the nodes in order, then lifetimes and memory (plan_lifetimes.cc).
+// Builds an ExecutionPlan: one walk over the nodes in order, then lifetimes and memory
+// (plan_lifetimes.cc).
 #ifndef CAESURA_CORE_PLAN_PLAN_BUILDER_H_
 #define CAESURA_CORE_PLAN_PLAN_BUILDER_H_
 
@@ -17,17 +18,19 @@ namespace caesura {
 
 class PlanBuilder {
  public:
-  PlanBuilder(std::shared_ptr<const Graph> graph, const std::vector<FeedSpec>& feeds, const ProviderList& providers,
-              const PlanOptions& options);
+  PlanBuilder(std::shared_ptr<const Graph> graph, const std::vector<FeedSpec>& feeds,
+              const ProviderList& providers, const PlanOptions& options);
   Result<std::shared_ptr<const ExecutionPlan>> Build(const std::vector<const Value*>& captured);
 
   // --- also for PlanResizer ---
   // What `plan` says of a value, but for the value itself.
   static InputInfo Describe(const ExecutionPlan& plan, uint32_t value_id);
-  // plan_folding.cc: whether a node with these inputs may run while planning, and what it gives. Outputs that turn out
-  // to be no tensor stay undefined.
-  static bool IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info, const KernelDef& def);
-  static Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info);
+  // plan_folding.cc: whether a node with these inputs may run while planning, and what it gives.
+  // Outputs that turn out to be no tensor stay undefined.
+  static bool IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info,
+                         const KernelDef& def);
+  static Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs,
+                                                KernelInfo& info);
   // plan_lifetimes.cc: offsets in the arenas.
   static Status PlaceBuffers(ExecutionPlan& plan);
 
@@ -36,7 +39,7 @@ class PlanBuilder {
   // What a node's step would be, while it is decided.
   struct Draft {
     const Node* node;
-    int position;  // of the node in the graph
+    int position;                                      // of the node in the graph
     std::vector<const ExecutionProvider*> candidates;  // who may run it, best first
     const ExecutionProvider* provider;                 // the one that is asked now
     int explicit_inputs;
@@ -54,7 +57,8 @@ class PlanBuilder {
   void AddParameter(const Value* value, const Tensor& initial, int index);
   void AddConstant(const Value* value, const Tensor& tensor);
   Status AddNode(const Node& node, int position);
-  void Record(const Draft& draft, NodeRecord::Kind kind, const KernelDef* def = nullptr, int step = -1);
+  void Record(const Draft& draft, NodeRecord::Kind kind, const KernelDef* def = nullptr,
+              int step = -1);
   // What makes the value was planned in a way that other sizes may not allow.
   void Fix(uint32_t id);
   void FinishRecipe();
@@ -85,8 +89,10 @@ class PlanBuilder {
   Status AddYield(const Node& node, int position);
   void AddResumeValue(Yield& yield, uint32_t id, int of);
   // Gives the outputs their buffers. The node becomes a step unless all of them are views.
-  Result<bool> PlaceOutputs(const Draft& draft, const KernelInfo& info, const KernelDef& def, Step& step);
-  Result<uint32_t> OutputBuffer(const Draft& draft, const KernelInfo& info, const KernelDef& def, int output);
+  Result<bool> PlaceOutputs(const Draft& draft, const KernelInfo& info, const KernelDef& def,
+                            Step& step);
+  Result<uint32_t> OutputBuffer(const Draft& draft, const KernelInfo& info, const KernelDef& def,
+                                int output);
   Status CheckInPlace(const Draft& draft, uint32_t input) const;
   bool MayOverwrite(const Draft& draft, const Alias& alias, size_t bytes) const;
   bool IsCacheable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const;
@@ -94,7 +100,8 @@ class PlanBuilder {
   void FinishStep(Draft& draft, Step step, size_t scratch_bytes);
 
   // plan_views.cc
-  // True when the outputs became views of the node's input, or their producers write them in place: no step then.
+  // True when the outputs became views of the node's input, or their producers write them in place:
+  // no step then.
   bool TryViews(const Draft& draft, const KernelInfo& info, const KernelDef& def);
   bool IsWherePlaced(const Draft& draft) const;
   bool PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info);
@@ -110,7 +117,8 @@ class PlanBuilder {
     std::vector<Layout> layouts;  // of each
     uint32_t buffer;
   };
-  std::optional<Rewrite> MakeRewrite(uint32_t id, Layout layout, uint32_t buffer, int position) const;
+  std::optional<Rewrite> MakeRewrite(uint32_t id, Layout layout, uint32_t buffer,
+                                     int position) const;
   bool Apply(const std::vector<Rewrite>& rewrites);
   void RememberWriter(const Draft& draft, const KernelDef& def, int step);
 
@@ -137,8 +145,8 @@ class PlanBuilder {
   std::optional<Placement> placement_;
   std::unordered_map<uint64_t, uint32_t> copies_;  // value id and device: the copy's value id
   std::unordered_map<const Value*, uint32_t> value_ids_;
-  // Nodes (with their positions) and input numbers that read a value; a null node for a graph output, -1 for a body's
-  // captured value. In the order of their positions.
+  // Nodes (with their positions) and input numbers that read a value; a null node for a graph
+  // output, -1 for a body's captured value. In the order of their positions.
   struct Reader {
     const Node* node;
     int position;
@@ -157,17 +165,19 @@ class PlanBuilder {
     std::vector<InputInfo> infos;
     std::vector<Layout> layouts;  // of outputs
   };
-  std::unordered_map<int, Writer> writers_;                          // by step
-  std::unordered_map<uint32_t, std::pair<int, int>> written_by_;     // value id: step and output of a Writer
-  std::vector<bool> needed_;                               // by position of the node: some wanted output depends on it
-  std::vector<int> last_use_;                              // by value id: position of the last node that reads it
-  std::vector<const Tensor*> known_values_;                // by value id
-  std::vector<std::vector<int>> parameters_of_;            // by value id: the parameters that it is computed from
-  std::vector<bool> from_parameters_;                      // by value id: depends on parameters and constants alone
-  std::vector<std::shared_ptr<Tensor>> kept_;              // owners of known_values_
+  std::unordered_map<int, Writer> writers_;  // by step
+  std::unordered_map<uint32_t, std::pair<int, int>>
+      written_by_;             // value id: step and output of a Writer
+  std::vector<bool> needed_;   // by position of the node: some wanted output depends on it
+  std::vector<int> last_use_;  // by value id: position of the last node that reads it
+  std::vector<const Tensor*> known_values_;  // by value id
+  std::vector<std::vector<int>>
+      parameters_of_;                  // by value id: the parameters that it is computed from
+  std::vector<bool> from_parameters_;  // by value id: depends on parameters and constants alone
+  std::vector<std::shared_ptr<Tensor>> kept_;  // owners of known_values_
   PlanRecipe recipe_;
-  std::vector<int> record_of_;                             // by value id: in recipe_; -1: made by no node
-  std::vector<std::string> missing_;                       // nodes without a kernel
+  std::vector<int> record_of_;        // by value id: in recipe_; -1: made by no node
+  std::vector<std::string> missing_;  // nodes without a kernel
 };
 
 }  // namespace caesura

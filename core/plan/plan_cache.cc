@@ -18,17 +18,17 @@ bool Matches(const ExecutionPlan& plan, const std::vector<RuntimeValue>& feeds) 
 
 }  // namespace
 
-Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<RuntimeValue>& feeds,
-                                                            const std::vector<FeedSpec>& known,
-                                                            const std::vector<std::optional<Device>>* fetch_devices,
-                                                            const std::vector<bool>& wanted) {
+Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(
+    const std::vector<RuntimeValue>& feeds, const std::vector<FeedSpec>& known,
+    const std::vector<std::optional<Device>>* fetch_devices, const std::vector<bool>& wanted) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto& devices = fetch_devices != nullptr ? *fetch_devices : options_.fetch_devices;
   const auto is_for = [&](const auto& plan) {
     return plan->options().fetch_devices == devices && plan->options().wanted_fetches == wanted;
   };
-  auto found = std::find_if(plans_.begin(), plans_.end(),
-                            [&](const auto& plan) { return is_for(plan) && Matches(*plan, feeds); });
+  auto found = std::find_if(plans_.begin(), plans_.end(), [&](const auto& plan) {
+    return is_for(plan) && Matches(*plan, feeds);
+  });
   if (found != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, found);
     return plans_.front();
@@ -36,7 +36,8 @@ Result<std::shared_ptr<const ExecutionPlan>> PlanCache::Get(const std::vector<Ru
   std::vector<FeedSpec> specs;
   for (size_t i = 0; i < feeds.size(); ++i) {
     specs.push_back(FeedSpec::Of(feeds[i]));
-    // Left-out feeds (an absent value) fall back to initializers; non-tensors are told apart by has_value().
+    // Left-out feeds (an absent value) fall back to initializers; non-tensors are told apart by
+    // has_value().
     if (!feeds[i].has_value()) specs.back().is_tensor = true;
     if (i < known.size() && known[i].value.defined()) specs.back().value = known[i].value;
   }

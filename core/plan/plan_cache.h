@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans of one graph by the signature of the feeds, and states to run them with. Bounded: the plan that was used
-// longest ago goes first.
+// Plans of one graph by the signature of the feeds, and states to run them with. Bounded: the plan
+// that was used longest ago goes first.
 //
 // Thread safety: all methods from any thread.
 #ifndef CAESURA_CORE_PLAN_PLAN_CACHE_H_
@@ -31,13 +31,13 @@ class PlanCache {
   const PlanOptions& options() const { return options_; }
   const ProviderList& providers() const { return providers_; }
 
-  // The plan for feeds like these, made if need be. `known[i]`, where given and defined, is a value that feed i will
-  // have in every run. `fetch_devices` and `wanted` replace those of the options
+  // The plan for feeds like these, made if need be. `known[i]`, where given and defined, is a value
+  // that feed i will have in every run. `fetch_devices` and `wanted` replace those of the options
   // (PlanOptions::fetch_devices, wanted_fetches).
-  Result<std::shared_ptr<const ExecutionPlan>> Get(const std::vector<RuntimeValue>& feeds,
-                                                   const std::vector<FeedSpec>& known = {},
-                                                   const std::vector<std::optional<Device>>* fetch_devices = nullptr,
-                                                   const std::vector<bool>& wanted = {});
+  Result<std::shared_ptr<const ExecutionPlan>> Get(
+      const std::vector<RuntimeValue>& feeds, const std::vector<FeedSpec>& known = {},
+      const std::vector<std::optional<Device>>* fetch_devices = nullptr,
+      const std::vector<bool>& wanted = {});
   // Plans made so far (for tests and reports).
   int plans_made() const { return plans_made_; }
 

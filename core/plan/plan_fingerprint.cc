@@ -49,12 +49,15 @@ uint64_t ExecutionPlan::fingerprint() const {
     hash.Mix(step.node->op_type() + "/" + step.provider->name());
     hash.Mix(static_cast<uint64_t>(step.kind));
     hash.Mix(step.def == nullptr ? 0 : places[step.def]);
-    for (const auto& [name, attribute] : step.node->attributes()) MixAttribute(hash, name, attribute);
-    for (uint32_t a = step.first_argument; a < step.first_argument + step.input_count + step.output_count; ++a) {
+    for (const auto& [name, attribute] : step.node->attributes())
+      MixAttribute(hash, name, attribute);
+    for (uint32_t a = step.first_argument;
+         a < step.first_argument + step.input_count + step.output_count; ++a) {
       const PlannedValue& value = values_[argument_values_[a]];
       hash.Mix(arguments_[a]);
       hash.Mix(DTypeName(value.dtype) + value.shape.ToString());
-      if (!value.layout.dense()) hash.Mix(Shape(value.layout.strides).ToString() + std::to_string(value.layout.offset));
+      if (!value.layout.dense())
+        hash.Mix(Shape(value.layout.strides).ToString() + std::to_string(value.layout.offset));
     }
   }
   return hash.value();

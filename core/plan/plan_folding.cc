@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes whose inputs are known while planning run there, once: shape chains and arithmetic on constants.
+// Nodes whose inputs are known while planning run there, once: shape chains and arithmetic on
+// constants.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -22,7 +23,8 @@ class FoldHost : public KernelHost {
     return info.value == nullptr ? RuntimeValue() : RuntimeValue(*info.value);
   }
   Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override {
-    ASSIGN_OR_RETURN(outputs_[argument - ids_ - inputs_.size()], Tensor::Allocate(dtype, std::move(shape)));
+    ASSIGN_OR_RETURN(outputs_[argument - ids_ - inputs_.size()],
+                     Tensor::Allocate(dtype, std::move(shape)));
     return outputs_[argument - ids_ - inputs_.size()];
   }
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override {
@@ -39,7 +41,8 @@ class FoldHost : public KernelHost {
 
 }  // namespace
 
-Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info) {
+Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>& inputs,
+                                                    KernelInfo& info) {
   const size_t outputs = info.outputs().size();
   std::vector<Tensor> results(outputs);
   std::vector<uint32_t> ids(inputs.size() + outputs);
@@ -50,13 +53,15 @@ Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>
   }
   for (size_t i = 0; i < outputs; ++i) {
     const OutputInfo& decided = info.outputs()[i];
-    if (!info.HasOutput(static_cast<int>(i)) || decided.kind != OutputInfo::Kind::kPlanned) continue;
+    if (!info.HasOutput(static_cast<int>(i)) || decided.kind != OutputInfo::Kind::kPlanned)
+      continue;
     ASSIGN_OR_RETURN(results[i], Tensor::Allocate(decided.dtype, decided.shape));
     addresses[inputs.size() + i] = results[i].raw();
   }
   ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch, HostAllocator().Allocate(info.scratch_bytes()));
   FoldHost host(ids.data(), inputs, results);
-  KernelContext context(addresses.data(), ids.data(), static_cast<uint32_t>(inputs.size()), scratch->data(), 0, &host);
+  KernelContext context(addresses.data(), ids.data(), static_cast<uint32_t>(inputs.size()),
+                        scratch->data(), 0, &host);
   // A copy stays behind in case that the result is no tensor and the node becomes a step after all.
   const ComputeFunction compute = info.TakeCompute();
   info.SetCompute(compute);
@@ -65,7 +70,8 @@ Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>
   return results;
 }
 
-bool PlanBuilder::IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info, const KernelDef& def) {
+bool PlanBuilder::IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info,
+                             const KernelDef& def) {
   if (!def.deterministic) return false;
   size_t read = 0, written = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -81,19 +87,24 @@ bool PlanBuilder::IsFoldable(const std::vector<InputInfo>& inputs, const KernelI
 }
 
 void PlanBuilder::BecomeConstant(uint32_t id, const Tensor& tensor) {
-  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(), static_cast<int>(plan_->constants_.size()));
+  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(),
+        static_cast<int>(plan_->constants_.size()));
   plan_->constants_.push_back(tensor);
   kept_.push_back(std::make_shared<Tensor>(tensor));
   known_values_[id] = kept_.back().get();
 }
 
 Result<bool> PlanBuilder::TryFold(Draft& draft, KernelInfo& info, const KernelDef& def) {
-  if (!plan_->options_.fold_constants || !draft.bodies.empty() || !IsFoldable(draft.infos, info, def)) return false;
+  if (!plan_->options_.fold_constants || !draft.bodies.empty() ||
+      !IsFoldable(draft.infos, info, def))
+    return false;
   KernelInfo on_host(*draft.node, draft.infos, plan_->threads_);
-  if (!draft.provider->device().is_host()) {  // what is known is on the host, and so are its results
+  if (!draft.provider->device()
+           .is_host()) {  // what is known is on the host, and so are its results
     auto host = std::find_if(draft.candidates.begin(), draft.candidates.end(),
                              [](const ExecutionProvider* p) { return p->device().is_host(); });
-    if (host == draft.candidates.end() || !(*host)->kernels().Create(on_host, (*host)->name()).ok()) return false;
+    if (host == draft.candidates.end() || !(*host)->kernels().Create(on_host, (*host)->name()).ok())
+      return false;
   }
   ASSIGN_OR_RETURN(const std::vector<Tensor> results,
                    ComputeNow(draft.infos, draft.provider->device().is_host() ? info : on_host));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second half of planning: who lives how long, who is handed out, and where in the arena the rest goes.
+// The second half of planning: who lives how long, who is handed out, and where in the arena the
+// rest goes.
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -25,8 +26,11 @@ void PlanBuilder::FindNeeded() {
   }
   for (size_t i = needed_.size(); i-- > 0;) {
     const Node& node = *graph_.nodes()[i];
-    const auto is_read = [&](const Value* output) { return output != nullptr && read.count(output) > 0; };
-    needed_[i] = node.Is("YieldOp", kCaesuraDomain) || std::any_of(node.outputs().begin(), node.outputs().end(), is_read);
+    const auto is_read = [&](const Value* output) {
+      return output != nullptr && read.count(output) > 0;
+    };
+    needed_[i] = node.Is("YieldOp", kCaesuraDomain) ||
+                 std::any_of(node.outputs().begin(), node.outputs().end(), is_read);
     if (!needed_[i]) continue;
     read.insert(node.inputs().begin(), node.inputs().end());
     for (const Value* input : Graph::ImplicitInputs(node)) read.insert(input);
@@ -40,7 +44,8 @@ void PlanBuilder::FindReaders() {
     for (size_t i = 0; i < node->inputs().size(); ++i) {
       readers_[node->inputs()[i]].push_back({node.get(), position, static_cast<int>(i)});
     }
-    for (const Value* input : Graph::ImplicitInputs(*node)) readers_[input].push_back({node.get(), position, -1});
+    for (const Value* input : Graph::ImplicitInputs(*node))
+      readers_[input].push_back({node.get(), position, -1});
   }
   ++position;
   for (size_t i = 0; i < graph_.outputs().size(); ++i) {
@@ -60,10 +65,12 @@ void PlanBuilder::ComputeLifetimes() {
     }
   }
   const int end = static_cast<int>(plan_->steps_.size());
-  for (const Yield::Item& item : plan_->fetches_) plan_->buffers_[plan_->values_[item.value].buffer].last_step = end;
+  for (const Yield::Item& item : plan_->fetches_)
+    plan_->buffers_[plan_->values_[item.value].buffer].last_step = end;
 }
 
-// A value that nobody reads after it is handed out gets a buffer of its own, which the caller then owns.
+// A value that nobody reads after it is handed out gets a buffer of its own, which the caller then
+// owns.
 void PlanBuilder::MoveFetches() {
   int fetch_count = 0;
   std::unordered_set<uint32_t> moved;
@@ -71,7 +78,9 @@ void PlanBuilder::MoveFetches() {
     const uint32_t buffer = plan_->values_[item.value].buffer;
     PlannedBuffer& planned = plan_->buffers_[buffer];
     const bool own = planned.kind == Kind::kArena || planned.kind == Kind::kDynamic;
-    if (!own || planned.device != item.device || planned.last_step > at || !moved.insert(buffer).second) return;
+    if (!own || planned.device != item.device || planned.last_step > at ||
+        !moved.insert(buffer).second)
+      return;
     item.move = true;
     if (planned.kind == Kind::kArena) {
       planned.kind = Kind::kFetch;
@@ -88,13 +97,15 @@ void PlanBuilder::AddReleases() {
   for (uint32_t id = 1; id < plan_->values_.size(); ++id) {
     const PlannedBuffer& buffer = plan_->buffers_[plan_->values_[id].buffer];
     const bool held = buffer.kind == Kind::kDynamic || buffer.kind == Kind::kResume;
-    if (held && buffer.last_step >= 0 && buffer.last_step < static_cast<int>(plan_->steps_.size())) {
+    if (held && buffer.last_step >= 0 &&
+        buffer.last_step < static_cast<int>(plan_->steps_.size())) {
       plan_->steps_[buffer.last_step].release.push_back(id);
     }
   }
 }
 
-// Inputs that all lie in the arena are laid out as one block. Otherwise none may: what callers own must lie right.
+// Inputs that all lie in the arena are laid out as one block. Otherwise none may: what callers own
+// must lie right.
 Result<bool> PlanBuilder::IsPlannedGroup(const ExecutionPlan& plan, const ContiguousGroup& group) {
   size_t planned = 0;
   std::string why;
@@ -102,10 +113,12 @@ Result<bool> PlanBuilder::IsPlannedGroup(const ExecutionPlan& plan, const Contig
   for (uint32_t id : group.buffers) {
     const Kind kind = plan.buffers_[id].kind;
     if (kind == Kind::kArena) ++planned;
-    if (kind == Kind::kDynamic || kind == Kind::kResume || kind == Kind::kCached) why = "is known only in the run";
+    if (kind == Kind::kDynamic || kind == Kind::kResume || kind == Kind::kCached)
+      why = "is known only in the run";
     if (!seen.insert(id).second) why = "is another one, or a view of it";
   }
-  if (planned > 0 && planned < group.buffers.size()) why = "comes from outside while others are computed";
+  if (planned > 0 && planned < group.buffers.size())
+    why = "comes from outside while others are computed";
   if (why.empty()) return planned > 0;
   const Step& step = plan.steps_[group.step];
   return AtNode(Unsupported("wants its inputs in one block, but one of them " + why), *step.node,
@@ -131,8 +144,9 @@ Status PlanBuilder::PlaceBuffers(ExecutionPlan& plan, int device) {
     for (uint32_t id : group.buffers) {
       const PlannedBuffer& buffer = plan.buffers_[id];
       if (block_of[id] >= 0) {
-        return Unsupported(plan.steps_[group.step].node->Label() +
-                           " wants its inputs in one block, but another node wants one of them in another block");
+        return Unsupported(
+            plan.steps_[group.step].node->Label() +
+            " wants its inputs in one block, but another node wants one of them in another block");
       }
       inside[id] = block.bytes;
       block_of[id] = static_cast<int>(blocks.size());
@@ -144,7 +158,9 @@ Status PlanBuilder::PlaceBuffers(ExecutionPlan& plan, int device) {
   }
   for (size_t id = 1; id < plan.buffers_.size(); ++id) {
     const PlannedBuffer& buffer = plan.buffers_[id];
-    if (buffer.kind != Kind::kArena || buffer.device != device || block_of[id] >= 0 || buffer.last_step < 0) continue;
+    if (buffer.kind != Kind::kArena || buffer.device != device || block_of[id] >= 0 ||
+        buffer.last_step < 0)
+      continue;
     block_of[id] = static_cast<int>(blocks.size());
     blocks.push_back({buffer.bytes, buffer.first_step, buffer.last_step});
   }
@@ -157,7 +173,8 @@ Status PlanBuilder::PlaceBuffers(ExecutionPlan& plan, int device) {
     if (block_of[id] >= 0) plan.buffers_[id].offset = blocks[block_of[id]].offset + inside[id];
   }
   for (size_t s = 0; s < plan.steps_.size(); ++s) {
-    if (plan.steps_[s].device == device) plan.steps_[s].scratch_offset = blocks[first_scratch + s].offset;
+    if (plan.steps_[s].device == device)
+      plan.steps_[s].scratch_offset = blocks[first_scratch + s].offset;
   }
   return {};
 }

@@ -12,12 +12,14 @@ namespace caesura {
 
 using Kind = NodeRecord::Kind;
 
-// Walks over the records in order and settles anew what a change of sizes reaches. Whatever does not fit how the node
-// was planned ends the walk: the plan is then made from the start.
+// Walks over the records in order and settles anew what a change of sizes reaches. Whatever does
+// not fit how the node was planned ends the walk: the plan is then made from the start.
 class PlanResizer {
  public:
   explicit PlanResizer(const ExecutionPlan& from)
-      : plan_(std::make_shared<ExecutionPlan>(from)), recipe_(*from.recipe_), changed_(from.values_.size(), 0) {}
+      : plan_(std::make_shared<ExecutionPlan>(from)),
+        recipe_(*from.recipe_),
+        changed_(from.values_.size(), 0) {}
 
   // Null where the plan is to be made anew.
   Result<std::shared_ptr<const ExecutionPlan>> Resize(const std::vector<FeedSpec>& feeds) {
@@ -36,14 +38,18 @@ class PlanResizer {
     return static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype);
   }
   const uint32_t* Inputs(const NodeRecord& record) const { return recipe_.ids.data() + record.ids; }
-  const uint32_t* Outputs(const NodeRecord& record) const { return Inputs(record) + record.input_count; }
+  const uint32_t* Outputs(const NodeRecord& record) const {
+    return Inputs(record) + record.input_count;
+  }
 
   bool SetFeeds(const std::vector<FeedSpec>& feeds) {
     if (feeds.size() != plan_->feeds_.size()) return false;
     for (size_t i = 0; i < feeds.size(); ++i) {
       FeedSpec& own = plan_->feeds_[i];
       const FeedSpec& given = feeds[i];
-      if (own.is_tensor != given.is_tensor || own.dtype != given.dtype || own.device != given.device) return false;
+      if (own.is_tensor != given.is_tensor || own.dtype != given.dtype ||
+          own.device != given.device)
+        return false;
       if (own.value.defined() || given.value.defined()) return false;
       const uint32_t id = plan_->feed_values_[i];
       if (id == 0 || own.shape == given.shape) continue;
@@ -81,7 +87,8 @@ class PlanResizer {
   bool Settle(const NodeRecord& record) {
     const uint32_t* inputs = Inputs(record);
     const auto changed = [this](uint32_t id) { return changed_[id] != 0; };
-    if (record.kind == Kind::kLate || std::none_of(inputs, inputs + record.input_count, changed)) return true;
+    if (record.kind == Kind::kLate || std::none_of(inputs, inputs + record.input_count, changed))
+      return true;
     if (record.kind == Kind::kFixed) return false;
     std::vector<InputInfo> infos;
     infos.reserve(record.input_count);
@@ -99,13 +106,15 @@ class PlanResizer {
   // By the same kernel as before.
   bool Create(const NodeRecord& record, KernelInfo& info) {
     if (record.first) return Succeeded(CreateKernel(*record.def, info));
-    const Result<const KernelDef*> chosen = record.provider->kernels().Create(info, record.provider->name());
+    const Result<const KernelDef*> chosen =
+        record.provider->kernels().Create(info, record.provider->name());
     return Succeeded(chosen.status()) && *chosen == record.def;
   }
 
   // What the machine has refused is no matter of sizes: the run fails, or its provider is replaced.
   bool Succeeded(Status status) {
-    const bool machine = status.code() == StatusCode::kProviderFailure || status.code() == StatusCode::kOutOfMemory;
+    const bool machine =
+        status.code() == StatusCode::kProviderFailure || status.code() == StatusCode::kOutOfMemory;
     if (machine) failure_ = std::move(status);
     return !machine && status.ok();
   }
@@ -120,7 +129,8 @@ class PlanResizer {
   }
   // Sharing needs as many bytes as before, one behind the other.
   bool MayShare(uint32_t input, uint32_t output) {
-    return plan_->values_[input].layout.dense() && BytesOf(plan_->values_[output]) == BufferOf(output).bytes;
+    return plan_->values_[input].layout.dense() &&
+           BytesOf(plan_->values_[output]) == BufferOf(output).bytes;
   }
 
   bool SettleStep(const NodeRecord& record, KernelInfo& info) {
@@ -130,9 +140,12 @@ class PlanResizer {
       if (id == 0) continue;
       const OutputInfo& decided = info.outputs()[i];
       const bool planned = BufferOf(id).kind != PlannedBuffer::Kind::kDynamic;
-      if (decided.kind != (planned ? OutputInfo::Kind::kPlanned : OutputInfo::Kind::kSizedInCompute)) return false;
+      if (decided.kind !=
+          (planned ? OutputInfo::Kind::kPlanned : OutputInfo::Kind::kSizedInCompute))
+        return false;
       if (!planned) continue;
-      if (decided.dtype != plan_->values_[id].dtype || !SetShape(id, decided.shape, {})) return false;
+      if (decided.dtype != plan_->values_[id].dtype || !SetShape(id, decided.shape, {}))
+        return false;
       const uint32_t shared = Shared(record, id);
       if (shared != 0 && !MayShare(shared, id)) return false;
       SetBytes(BufferOf(id).bytes, BytesOf(plan_->values_[id]));
@@ -147,7 +160,8 @@ class PlanResizer {
       const uint32_t id = Outputs(record)[i];
       if (id == 0) continue;
       const OutputInfo& decided = info.outputs()[i];
-      if (decided.kind != OutputInfo::Kind::kPlanned || !SetShape(id, decided.shape, {})) return false;
+      if (decided.kind != OutputInfo::Kind::kPlanned || !SetShape(id, decided.shape, {}))
+        return false;
       const uint32_t shared = Shared(record, id);
       if (shared == 0 || !MayShare(shared, id)) return false;
     }
@@ -165,7 +179,8 @@ class PlanResizer {
       const bool was_dense = plan_->values_[id].layout.dense();
       if (!SetShape(id, shape, {})) return false;
       if (!layout.dense() || BytesOf(plan_->values_[id]) != BufferOf(id).bytes) {
-        if (was_dense || shape.rank() == 0) return false;  // its readers may take dense inputs alone
+        if (was_dense || shape.rank() == 0)
+          return false;  // its readers may take dense inputs alone
         if (layout.strides.empty()) layout.strides = shape.Strides();
         changed_[id] = 1;
         plan_->values_[id].layout = std::move(layout);
@@ -185,8 +200,9 @@ class PlanResizer {
       const Tensor& now = (*results)[i];
       Tensor& before = plan_->constants_[BufferOf(id).index];
       if (!now.defined() || now.dtype() != before.dtype()) return false;
-      const bool same = now.shape() == before.shape() && now.dtype() != DType::kString &&
-                        (now.bytes() == 0 || std::memcmp(now.raw(), before.raw(), now.bytes()) == 0);
+      const bool same =
+          now.shape() == before.shape() && now.dtype() != DType::kString &&
+          (now.bytes() == 0 || std::memcmp(now.raw(), before.raw(), now.bytes()) == 0);
       if (same) continue;
       before = now;
       plan_->values_[id].shape = now.shape();
@@ -203,7 +219,8 @@ class PlanResizer {
   Status failure_;
 };
 
-Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Resized(const std::vector<FeedSpec>& feeds) const {
+Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Resized(
+    const std::vector<FeedSpec>& feeds) const {
   if (recipe_ == nullptr) return std::shared_ptr<const ExecutionPlan>();
   return PlanResizer(*this).Resize(feeds);
 }

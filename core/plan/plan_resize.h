@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What planning remembers of each node, so that a plan for other sizes need not decide everything again.
+// What planning remembers of each node, so that a plan for other sizes need not decide everything
+// again.
 #ifndef CAESURA_CORE_PLAN_PLAN_RESIZE_H_
 #define CAESURA_CORE_PLAN_PLAN_RESIZE_H_
 
@@ -25,15 +26,16 @@ struct NodeRecord {
   const Node* node = nullptr;
   const ExecutionProvider* provider = nullptr;
   const KernelDef* def = nullptr;
-  int step = -1;                            // kStep
-  uint32_t ids = 0;                         // into PlanRecipe::ids: value ids of inputs, then of outputs
+  int step = -1;     // kStep
+  uint32_t ids = 0;  // into PlanRecipe::ids: value ids of inputs, then of outputs
   uint32_t input_count = 0, output_count = 0;
 };
 
 struct PlanRecipe {
-  std::vector<NodeRecord> nodes;   // in the order of the graph
+  std::vector<NodeRecord> nodes;  // in the order of the graph
   std::vector<uint32_t> ids;
-  std::vector<bool> known_values;  // by value id: the constant's value was known to the nodes that read it
+  std::vector<bool>
+      known_values;  // by value id: the constant's value was known to the nodes that read it
 };
 
 }  // namespace caesura

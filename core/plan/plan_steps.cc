@@ -15,7 +15,8 @@ Status PlanBuilder::AddLate(Draft& draft) {
     const uint32_t id = draft.outputs[i];
     if (id == 0) continue;
     plan_->values_[id].known = false;
-    plan_->values_[id].buffer = NewBuffer(Kind::kDynamic, 0, -1, id, OutputDevice(draft, static_cast<int>(i)));
+    plan_->values_[id].buffer =
+        NewBuffer(Kind::kDynamic, 0, -1, id, OutputDevice(draft, static_cast<int>(i)));
   }
   Step step;
   step.kind = Step::Kind::kLate;
@@ -49,29 +50,34 @@ void PlanBuilder::FinishStep(Draft& draft, Step step, size_t scratch_bytes) {
 
 // --- what an output shares its bytes with ---
 
-// An update in place must hit memory that is meant to change, and come after all reads of the old value.
+// An update in place must hit memory that is meant to change, and come after all reads of the old
+// value.
 Status PlanBuilder::CheckInPlace(const Draft& draft, uint32_t input) const {
   const PlannedValue& value = plan_->values_[input];
   const PlannedBuffer& buffer = plan_->buffers_[value.buffer];
   const std::string name = "'" + (value.value == nullptr ? "" : value.value->name()) + "'";
   std::string why;
-  if (buffer.kind == Kind::kConstant || buffer.kind == Kind::kFeed || buffer.kind == Kind::kResume) {
+  if (buffer.kind == Kind::kConstant || buffer.kind == Kind::kFeed ||
+      buffer.kind == Kind::kResume) {
     why = "updates " + name + " in place, which is neither a parameter nor computed in this run";
   } else if (value_ids_.at(value.value) != input) {
     why = "updates " + name + " in place, which is on another device";
   } else if (buffer.kind == Kind::kCached) {
     why = "updates " + name + " in place, which is kept in the value cache";
   } else if (buffer.last_step > draft.position) {
-    why = "updates " + name + " in place, but a later node or the graph's outputs still read the old value";
+    why = "updates " + name +
+          " in place, but a later node or the graph's outputs still read the old value";
   }
   return why.empty() ? Status() : AtNode(InvalidModel(why), *draft.node, draft.provider->name());
 }
 
-// Whether the output may take the input's bytes: in the arena, of one size, and read by nobody else from here on.
+// Whether the output may take the input's bytes: in the arena, of one size, and read by nobody else
+// from here on.
 bool PlanBuilder::MayOverwrite(const Draft& draft, const Alias& alias, size_t bytes) const {
   const uint32_t buffer = plan_->values_[draft.inputs[alias.input]].buffer;
   const PlannedBuffer& planned = plan_->buffers_[buffer];
-  if (!plan_->options_.reuse_memory || planned.kind != Kind::kArena || planned.bytes != bytes) return false;
+  if (!plan_->options_.reuse_memory || planned.kind != Kind::kArena || planned.bytes != bytes)
+    return false;
   if (!plan_->values_[draft.inputs[alias.input]].layout.dense()) return false;
   if (planned.last_step != draft.position) return false;
   // Another argument may be the same value, or a view of the same bytes.
@@ -80,8 +86,8 @@ bool PlanBuilder::MayOverwrite(const Draft& draft, const Alias& alias, size_t by
          std::none_of(draft.outputs.begin(), draft.outputs.begin() + alias.output, same);
 }
 
-Result<uint32_t> PlanBuilder::OutputBuffer(const Draft& draft, const KernelInfo& info, const KernelDef& def,
-                                           int output) {
+Result<uint32_t> PlanBuilder::OutputBuffer(const Draft& draft, const KernelInfo& info,
+                                           const KernelDef& def, int output) {
   const OutputInfo& decided = info.outputs()[output];
   const size_t bytes = static_cast<size_t>(decided.shape.elements()) * DTypeSize(decided.dtype);
   std::vector<Alias> aliases = info.in_place();
@@ -91,21 +97,26 @@ Result<uint32_t> PlanBuilder::OutputBuffer(const Draft& draft, const KernelInfo&
     const uint32_t input = draft.inputs[alias.input];
     if (input == 0) continue;
     const uint32_t buffer = plan_->values_[input].buffer;
-    const bool same_size = plan_->buffers_[buffer].bytes == bytes && plan_->values_[input].layout.dense();
+    const bool same_size =
+        plan_->buffers_[buffer].bytes == bytes && plan_->values_[input].layout.dense();
     if (DeviceOf(input) != OutputDevice(draft, output)) continue;
     if (alias.kind == Alias::Kind::kInPlace) {
       RETURN_IF_ERROR(CheckInPlace(draft, input));
-      if (!same_size) return Internal(draft.node->Label() + " an output in place has another size than its input");
+      if (!same_size)
+        return Internal(draft.node->Label() +
+                        " an output in place has another size than its input");
       return buffer;
     }
-    if (alias.kind == Alias::Kind::kView ? same_size : MayOverwrite(draft, alias, bytes)) return buffer;
+    if (alias.kind == Alias::Kind::kView ? same_size : MayOverwrite(draft, alias, bytes))
+      return buffer;
   }
   return NewBuffer(Kind::kArena, bytes, -1, draft.outputs[output], OutputDevice(draft, output));
 }
 
 // --- values that depend on parameters alone ---
 
-bool PlanBuilder::IsCacheable(const Draft& draft, const KernelInfo& info, const KernelDef& def) const {
+bool PlanBuilder::IsCacheable(const Draft& draft, const KernelInfo& info,
+                              const KernelDef& def) const {
   if (!plan_->options_.cache_values || !def.deterministic || !draft.bodies.empty()) return false;
   if (draft.node->phase() != Phase::kForward || !info.in_place().empty()) return false;
   bool any = false;
@@ -120,7 +131,8 @@ bool PlanBuilder::IsCacheable(const Draft& draft, const KernelInfo& info, const 
   for (const Alias& alias : def.aliases) {
     if (alias.kind == Alias::Kind::kInPlace) return false;
   }
-  return any && std::count_if(draft.outputs.begin(), draft.outputs.end(), [](uint32_t id) { return id != 0; }) == 1;
+  return any && std::count_if(draft.outputs.begin(), draft.outputs.end(),
+                              [](uint32_t id) { return id != 0; }) == 1;
 }
 
 void PlanBuilder::Cache(const Draft& draft, uint32_t id, Step& step) {
@@ -129,7 +141,8 @@ void PlanBuilder::Cache(const Draft& draft, uint32_t id, Step& step) {
   buffer.index = step.index = plan_->cache_entries_++;
   step.kind = Step::Kind::kCached;
   std::set<int> parameters;
-  for (uint32_t input : draft.inputs) parameters.insert(parameters_of_[input].begin(), parameters_of_[input].end());
+  for (uint32_t input : draft.inputs)
+    parameters.insert(parameters_of_[input].begin(), parameters_of_[input].end());
   step.cache_parameters.assign(parameters.begin(), parameters.end());
   parameters_of_[id] = step.cache_parameters;
   from_parameters_[id] = true;
@@ -137,7 +150,8 @@ void PlanBuilder::Cache(const Draft& draft, uint32_t id, Step& step) {
 
 // --- steps whose shapes are known ---
 
-Result<bool> PlanBuilder::PlaceOutputs(const Draft& draft, const KernelInfo& info, const KernelDef& def, Step& step) {
+Result<bool> PlanBuilder::PlaceOutputs(const Draft& draft, const KernelInfo& info,
+                                       const KernelDef& def, Step& step) {
   const bool cacheable = IsCacheable(draft, info, def);
   bool only_views = true, any_output = false;
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
@@ -180,10 +194,12 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
     if (draft.outputs[i] == 0) continue;
     const OutputInfo& decided = info.outputs()[i];
     if (decided.kind == OutputInfo::Kind::kUnset) {
-      return Internal(draft.node->Label() + " kernel did not decide on output " + std::to_string(i));
+      return Internal(draft.node->Label() + " kernel did not decide on output " +
+                      std::to_string(i));
     }
     // Strings are objects: they live in values of the state, made by a late step.
-    if (decided.kind == OutputInfo::Kind::kPlanned && decided.dtype == DType::kString) return AddLate(draft);
+    if (decided.kind == OutputInfo::Kind::kPlanned && decided.dtype == DType::kString)
+      return AddLate(draft);
   }
   RETURN_IF_ERROR(PlaceInputs(draft));
   if (TryViews(draft, info, def)) return {};
@@ -213,7 +229,8 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
 // --- yields ---
 
 Status PlanBuilder::AddYield(const Node& node, int position) {
-  Draft draft{&node, position, {}, plan_->providers_.front().get(), static_cast<int>(node.inputs().size())};
+  Draft draft{
+      &node, position, {}, plan_->providers_.front().get(), static_cast<int>(node.inputs().size())};
   const auto names = node.Attr<std::vector<std::string>>("names", {});
   const auto no_gradient = node.Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
   Yield yield;
@@ -223,15 +240,20 @@ Status PlanBuilder::AddYield(const Node& node, int position) {
     const Value* input = node.inputs()[i];
     draft.inputs.push_back(ValueId(input));
     const int device = input == nullptr ? 0 : DeviceOf(draft.inputs.back());
-    yield.outputs.push_back({draft.inputs.back(), false, i < names.size() ? names[i] : input ? input->name() : "",
+    yield.outputs.push_back({draft.inputs.back(), false,
+                             i < names.size() ? names[i]
+                             : input          ? input->name()
+                                              : "",
                              static_cast<uint8_t>(device)});
-    if (std::find(no_gradient.begin(), no_gradient.end(), static_cast<int64_t>(i)) == no_gradient.end()) {
+    if (std::find(no_gradient.begin(), no_gradient.end(), static_cast<int64_t>(i)) ==
+        no_gradient.end()) {
       differentiable.push_back(static_cast<int>(i));
     }
   }
   if (node.outputs().size() > differentiable.size()) {
-    return InvalidModel(node.Label() + " has " + std::to_string(node.outputs().size()) + " outputs, but only " +
-                        std::to_string(differentiable.size()) + " of its inputs are differentiable");
+    return InvalidModel(node.Label() + " has " + std::to_string(node.outputs().size()) +
+                        " outputs, but only " + std::to_string(differentiable.size()) +
+                        " of its inputs are differentiable");
   }
   for (size_t i = 0; i < node.outputs().size(); ++i) {
     draft.outputs.push_back(ValueId(node.outputs()[i]));
@@ -251,7 +273,8 @@ void PlanBuilder::AddResumeValue(Yield& yield, uint32_t id, int of) {
   yield.resume_of.push_back(of);
   if (id == 0) return;
   const PlannedValue given = plan_->values_[yield.outputs[of].value];
-  Place(id, given.known ? Kind::kResume : Kind::kDynamic, given.dtype, given.shape, -1, yield.outputs[of].device);
+  Place(id, given.known ? Kind::kResume : Kind::kDynamic, given.dtype, given.shape, -1,
+        yield.outputs[of].device);
   plan_->values_[id].known = given.known;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs that need no step of their own: another way of looking at bytes that are there already (Transpose, Reshape,
-// Split), or parts that their producers can write to where they are wanted (Transpose, Concat).
+// Outputs that need no step of their own: another way of looking at bytes that are there already
+// (Transpose, Reshape, Split), or parts that their producers can write to where they are wanted
+// (Transpose, Concat).
 #include <algorithm>
 
 #include "core/kernels/kernel_creation.h"
@@ -16,11 +17,13 @@ bool PlanBuilder::ReadersTakeStrides(const Value* value, int position) const {
     if (reader.node == nullptr || reader.input < 0) return false;
     const ExecutionProvider* provider = placement_->ProviderOf(*reader.node);
     if (provider == nullptr) return false;
-    const bool copied = plan_->devices_.size() > 1 && placement_->InputDevice(*reader.node, *provider, reader.input) !=
-                                                          placement_->DeviceOf(value);
+    const bool copied = plan_->devices_.size() > 1 &&
+                        placement_->InputDevice(*reader.node, *provider, reader.input) !=
+                            placement_->DeviceOf(value);
     const std::vector<const KernelDef*> defs = provider->kernels().Find(*reader.node);
     return !copied && !defs.empty() &&
-           std::all_of(defs.begin(), defs.end(), [&](const KernelDef* d) { return d->TakesStrides(reader.input); });
+           std::all_of(defs.begin(), defs.end(),
+                       [&](const KernelDef* d) { return d->TakesStrides(reader.input); });
   });
 }
 
@@ -35,7 +38,8 @@ bool PlanBuilder::TryViews(const Draft& draft, const KernelInfo& info, const Ker
                                     : view.kind == ViewInfo::Kind::kPermutation &&
                                           WriteInOrder(draft, view, info.outputs()[0]);
   const bool placed = !written && !side_by_side && PlaceViews(draft, view, info);
-  if (written || placed) Record(draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kFixed, &def);
+  if (written || placed)
+    Record(draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kFixed, &def);
   return written || placed;
 }
 
@@ -57,9 +61,11 @@ bool PlanBuilder::PlaceViews(const Draft& draft, const ViewInfo& view, const Ker
   for (size_t i = 0; i < layouts.size(); ++i) {
     if (draft.outputs[i] == 0) continue;
     const OutputInfo& output = info.outputs()[i];
-    const bool whole = static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) == buffer.bytes;
+    const bool whole =
+        static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) == buffer.bytes;
     if (layouts[i].dense() && whole) continue;
-    if (output.shape.rank() == 0) return false;  // dense by its strides, though a part of the buffer
+    if (output.shape.rank() == 0)
+      return false;  // dense by its strides, though a part of the buffer
     if (layouts[i].strides.empty()) layouts[i].strides = output.shape.Strides();
     if (!ReadersTakeStrides(plan_->values_[draft.outputs[i]].value)) return false;
   }
@@ -74,7 +80,8 @@ bool PlanBuilder::PlaceViews(const Draft& draft, const ViewInfo& view, const Ker
   return true;
 }
 
-// False where the provider that placement chose has refused, so that what readers were told is not so.
+// False where the provider that placement chose has refused, so that what readers were told is not
+// so.
 bool PlanBuilder::IsWherePlaced(const Draft& draft) const {
   return plan_->devices_.size() == 1 || placement_->ProviderOf(*draft.node) == draft.provider;
 }
@@ -94,15 +101,17 @@ void PlanBuilder::RememberWriter(const Draft& draft, const KernelDef& def, int s
   }
 }
 
-// For the node at `position`, the one reader that is planned: those behind it must take what they find.
-std::optional<PlanBuilder::Rewrite> PlanBuilder::MakeRewrite(uint32_t id, Layout layout, uint32_t buffer,
-                                                             int position) const {
+// For the node at `position`, the one reader that is planned: those behind it must take what they
+// find.
+std::optional<PlanBuilder::Rewrite> PlanBuilder::MakeRewrite(uint32_t id, Layout layout,
+                                                             uint32_t buffer, int position) const {
   Rewrite out{{}, {}, buffer};
   for (;;) {
     const PlannedValue& value = plan_->values_[id];
     const std::vector<Reader>& readers = readers_.at(value.value);
-    const auto planned = std::count_if(readers.begin(), readers.end(),
-                                       [&](const Reader& reader) { return reader.position <= position; });
+    const auto planned = std::count_if(readers.begin(), readers.end(), [&](const Reader& reader) {
+      return reader.position <= position;
+    });
     if (planned != 1 || !ReadersTakeStrides(value.value, position)) return std::nullopt;
     out.chain.push_back(id);
     out.layouts.push_back(Simplified(value.shape, layout));
@@ -117,11 +126,13 @@ std::optional<PlanBuilder::Rewrite> PlanBuilder::MakeRewrite(uint32_t id, Layout
     } else {
       const std::vector<int64_t> strides = StridesOf(value.shape, layout);
       layout.strides.assign(strides.size(), 0);
-      for (size_t i = 0; i < strides.size(); ++i) layout.strides[origin->second.permutation[i]] = strides[i];
+      for (size_t i = 0; i < strides.size(); ++i)
+        layout.strides[origin->second.permutation[i]] = strides[i];
     }
     id = origin->second.of;
   }
-  const bool ours = plan_->buffers_[plan_->values_[id].buffer].kind == Kind::kArena && written_by_.count(id) > 0;
+  const bool ours =
+      plan_->buffers_[plan_->values_[id].buffer].kind == Kind::kArena && written_by_.count(id) > 0;
   return ours ? std::optional<Rewrite>(std::move(out)) : std::nullopt;
 }
 
@@ -130,7 +141,8 @@ bool PlanBuilder::Apply(const std::vector<Rewrite>& rewrites) {
   std::unordered_map<int, std::vector<Layout>> layouts;
   for (const Rewrite& rewrite : rewrites) {
     const auto [step, output] = written_by_.at(rewrite.chain.back());
-    layouts.try_emplace(step, writers_.at(step).layouts).first->second[output] = rewrite.layouts.back();
+    layouts.try_emplace(step, writers_.at(step).layouts).first->second[output] =
+        rewrite.layouts.back();
   }
   std::unordered_map<int, std::pair<ComputeFunction, size_t>> made;
   for (const auto& [step, wanted] : layouts) {
@@ -158,14 +170,15 @@ bool PlanBuilder::Apply(const std::vector<Rewrite>& rewrites) {
   return true;
 }
 
-// Has the input's producer write in the order of the output, which is then dense in the same buffer.
+// Has the input's producer write in the order of the output, which is then dense in the same
+// buffer.
 bool PlanBuilder::WriteInOrder(const Draft& draft, const ViewInfo& view, const OutputInfo& info) {
   const uint32_t input = draft.inputs[0], output = draft.outputs[0];
   const std::vector<int64_t> dense = info.shape.Strides();
   Layout layout{std::vector<int64_t>(dense.size(), 0), 0};
   for (size_t i = 0; i < dense.size(); ++i) layout.strides[view.permutation[i]] = dense[i];
-  std::optional<Rewrite> rewrite = MakeRewrite(input, std::move(layout), plan_->values_[input].buffer,
-                                               draft.position);
+  std::optional<Rewrite> rewrite =
+      MakeRewrite(input, std::move(layout), plan_->values_[input].buffer, draft.position);
   if (!rewrite || !Apply({*rewrite})) return false;
   PlaceIn(rewrite->buffer, output, info, {});
   origins_[output] = {input, view.permutation};
@@ -184,7 +197,8 @@ bool PlanBuilder::WriteSideBySide(const Draft& draft, const KernelInfo& info) {
   for (size_t i = 0; i < draft.inputs.size(); ++i) {
     const uint32_t input = draft.inputs[i];
     if (input == 0) return false;
-    std::optional<Rewrite> rewrite = MakeRewrite(input, Layout{strides, offset}, buffer, draft.position);
+    std::optional<Rewrite> rewrite =
+        MakeRewrite(input, Layout{strides, offset}, buffer, draft.position);
     if (!rewrite) return false;
     offset += plan_->values_[input].shape[info.view().axis] * strides[info.view().axis];
     rewrites.push_back(*std::move(rewrite));

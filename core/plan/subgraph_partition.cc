@@ -22,20 +22,25 @@ bool IsNumbers(const Value* value) {
 
 bool IsOffered(const Node& node, const std::string& provider) {
   if (node.phase() != Phase::kForward || !node.Subgraphs().empty()) return false;
-  if (node.Is("YieldOp", kCaesuraDomain) || (!node.provider().empty() && node.provider() != provider)) return false;
+  if (node.Is("YieldOp", kCaesuraDomain) ||
+      (!node.provider().empty() && node.provider() != provider))
+    return false;
   const OpSchema* schema = FindOpSchema(node);
-  if (schema != nullptr && schema->determinism == OpSchema::Determinism::kNonDeterministic) return false;
+  if (schema != nullptr && schema->determinism == OpSchema::Determinism::kNonDeterministic)
+    return false;
   return std::all_of(node.inputs().begin(), node.inputs().end(), IsNumbers) &&
          std::all_of(node.outputs().begin(), node.outputs().end(), IsNumbers);
 }
 
-// Nodes joined into units, such that the graph of units has no cycle: what is in a unit can run as a whole.
+// Nodes joined into units, such that the graph of units has no cycle: what is in a unit can run as
+// a whole.
 class Units {
  public:
   explicit Units(const Graph& graph) : of_(graph.nodes().size()), members_(graph.nodes().size()) {
     std::iota(of_.begin(), of_.end(), 0);
     std::unordered_map<const Node*, int> position;
-    for (const auto& node : graph.nodes()) position.emplace(node.get(), static_cast<int>(position.size()));
+    for (const auto& node : graph.nodes())
+      position.emplace(node.get(), static_cast<int>(position.size()));
     readers_.resize(position.size());
     for (const auto& [node, reader] : position) {
       std::vector<Value*> reads = node->inputs();
@@ -54,8 +59,8 @@ class Units {
   const std::vector<int>& members(int node) const { return members_[of_[node]]; }
   int unit(int node) const { return of_[node]; }
 
-  // Makes one unit of those of two nodes, the first of which is read by the second; not where something outside of them
-  // reads the first and is read by the second.
+  // Makes one unit of those of two nodes, the first of which is read by the second; not where
+  // something outside of them reads the first and is read by the second.
   void Join(int from, int to) {
     const int a = of_[from], b = of_[to];
     if (a == b || ReachesThroughOthers(a, b)) return;
@@ -118,11 +123,13 @@ class SubgraphPartition : public Pass {
   Result<bool> Offer(Graph& graph, const ExecutionProvider& provider) {
     RETURN_IF_ERROR(graph.SortTopologically());
     CapabilityRequest request{graph, {}, changing_};
-    for (const auto& node : graph.nodes()) request.offered.push_back(IsOffered(*node, provider.name()));
+    for (const auto& node : graph.nodes())
+      request.offered.push_back(IsOffered(*node, provider.name()));
     auto answer = provider.compiler()->Capability(request);
     if (!answer.ok() && answer.status().code() == StatusCode::kOutOfMemory) return answer.status();
     if (!answer.ok()) {
-      return ProviderFailure(provider.name() + " failed to say what it takes: " + answer.status().message());
+      return ProviderFailure(provider.name() +
+                             " failed to say what it takes: " + answer.status().message());
     }
     std::vector<int> groups = *std::move(answer);
     groups.resize(graph.nodes().size(), 0);
@@ -137,12 +144,14 @@ class SubgraphPartition : public Pass {
     RETURN_IF_ERROR(graph.SortTopologically());
     size_t taken = 0;
     for (const std::vector<Node*>& part : parts) taken += part.size();
-    LogVerbose(1, provider.name() + " takes " + std::to_string(taken) + " of " + std::to_string(groups.size()) +
-                      " nodes in " + std::to_string(parts.size()) + " part(s)");
+    LogVerbose(1, provider.name() + " takes " + std::to_string(taken) + " of " +
+                      std::to_string(groups.size()) + " nodes in " + std::to_string(parts.size()) +
+                      " part(s)");
     return true;
   }
 
-  static std::vector<std::vector<Node*>> Parts(const Graph& graph, const std::vector<int>& groups, int min_nodes) {
+  static std::vector<std::vector<Node*>> Parts(const Graph& graph, const std::vector<int>& groups,
+                                               int min_nodes) {
     Units units(graph);
     const int count = static_cast<int>(groups.size());
     for (int from = 0; from < count; ++from) {
@@ -162,15 +171,17 @@ class SubgraphPartition : public Pass {
     return parts;
   }
 
-  void Replace(Graph& graph, const std::vector<Node*>& part, const std::unordered_set<const Value*>& exported,
+  void Replace(Graph& graph, const std::vector<Node*>& part,
+               const std::unordered_set<const Value*>& exported,
                const std::string& provider) const {
     const std::unordered_set<const Node*> inside(part.begin(), part.end());
     std::vector<Value*> outputs;
     for (const Node* node : part) {
       for (Value* value : node->outputs()) {
         if (value == nullptr) continue;
-        const bool read = std::any_of(value->uses().begin(), value->uses().end(),
-                                      [&](const Value::Use& use) { return inside.count(use.node) == 0; });
+        const bool read =
+            std::any_of(value->uses().begin(), value->uses().end(),
+                        [&](const Value::Use& use) { return inside.count(use.node) == 0; });
         if (read || exported.count(value)) outputs.push_back(value);
       }
     }
@@ -179,8 +190,8 @@ class SubgraphPartition : public Pass {
     for (Node* node : part) graph.ReleaseOutputs(node);
     AttributeMap attributes;
     attributes[kCompiledBody] = std::shared_ptr<Graph>(extracted.graph->Clone(&graph));
-    Node* compiled = graph.AddNode(kCompiledSubgraphOp, extracted.inputs, outputs, std::move(attributes),
-                                   kCaesuraDomain);
+    Node* compiled = graph.AddNode(kCompiledSubgraphOp, extracted.inputs, outputs,
+                                   std::move(attributes), kCaesuraDomain);
     compiled->set_since_version(1);
     compiled->set_provider(provider);
     compiled->set_source(part.front()->source());

@@ -14,12 +14,13 @@ namespace caesura {
 
 inline constexpr char kSubgraphPartitionPass[] = "subgraph_partition";
 
-// Asks the providers in order which nodes of the top-level graph they take, joins neighbours of one group as long as no
-// value would have to leave and come back, and puts one node in place of each part: ai.caesura::CompiledSubgraph, pinned
-// to its provider, with the part as a graph in its attribute "body". Inputs of that node: what the part reads; constants
-// move into it. Outputs: what others read, in a training step also the backward part. Nodes that are random, own bodies,
-// belong to the backward part or the optimizer, are pinned to another provider, or handle what is no tensor of numbers
-// or bools, are not offered.
+// Asks the providers in order which nodes of the top-level graph they take, joins neighbours of one
+// group as long as no value would have to leave and come back, and puts one node in place of each
+// part: ai.caesura::CompiledSubgraph, pinned to its provider, with the part as a graph in its
+// attribute "body". Inputs of that node: what the part reads; constants move into it. Outputs: what
+// others read, in a training step also the backward part. Nodes that are random, own bodies, belong
+// to the backward part or the optimizer, are pinned to another provider, or handle what is no
+// tensor of numbers or bools, are not offered.
 //
 // `changing`: initializers that change between runs (parameters). They stay inputs.
 // Runs before passes that fuse for our own kernels, which hide from providers what a node computes.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of plug-ins in C++17: the functions of caesura_op.h with std::string, std::vector and objects that clean up behind
-// themselves. It is all in this header; a plug-in links nothing.
+// Ops of plug-ins in C++17: the functions of caesura_op.h with std::string, std::vector and objects
+// that clean up behind themselves. It is all in this header; a plug-in links nothing.
 //
 //   struct Scale {
 //     static constexpr const char* kOpType = "Scale";
 //     static constexpr const char* kDomain = "mine";
-//     explicit Scale(const caesura::plugin::Node& node) : factor_(node.Float("factor", 1)) {}   // once a node
-//     void Compute(caesura::plugin::Context& context) const {                                   // from many threads
+//     explicit Scale(const caesura::plugin::Node& node) : factor_(node.Float("factor", 1)) {}   //
+//     once a node void Compute(caesura::plugin::Context& context) const { // from many threads
 //       auto x = context.Input<float>(0);
 //       auto y = context.Output<float>(0);
 //       for (size_t i = 0; i < y.size(); ++i) y[i] = factor_ * x[i];
@@ -19,13 +19,13 @@
 //   }
 //
 // An op may also have
-//   struct Run { explicit Run(const Scale&); ... };     a run state; then it has Compute(Context&, Run&) const
-//   static void Infer(OutputTypes& outputs);            see CaesuraOp::infer
-//   static void Gradient(GradientScope& gradient);      see CaesuraOp::gradient
-//   static void Describe(CaesuraOp& op);                sets counts, dtypes, host inputs, options, flags
+//   struct Run { explicit Run(const Scale&); ... };     a run state; then it has Compute(Context&,
+//   Run&) const static void Infer(OutputTypes& outputs);            see CaesuraOp::infer static
+//   void Gradient(GradientScope& gradient);      see CaesuraOp::gradient static void
+//   Describe(CaesuraOp& op);                sets counts, dtypes, host inputs, options, flags
 //
-// Functions of an op may throw; at the border an Error becomes a status of its code, std::bad_alloc one of
-// CAESURA_OUT_OF_MEMORY, and any other exception one of CAESURA_INTERNAL.
+// Functions of an op may throw; at the border an Error becomes a status of its code, std::bad_alloc
+// one of CAESURA_OUT_OF_MEMORY, and any other exception one of CAESURA_INTERNAL.
 #ifndef CAESURA_CORE_PLUGIN_CAESURA_OP_HPP_
 #define CAESURA_CORE_PLUGIN_CAESURA_OP_HPP_
 
@@ -69,7 +69,8 @@ inline const CaesuraOpApi& OpApi() { return *Api().op; }
 // Throws what a status tells, and releases it.
 inline void Check(CaesuraStatus* status) {
   if (status == nullptr) return;
-  const std::unique_ptr<CaesuraStatus, void (*)(CaesuraStatus*)> owner(status, Api().release_status);
+  const std::unique_ptr<CaesuraStatus, void (*)(CaesuraStatus*)> owner(status,
+                                                                       Api().release_status);
   throw Error(Api().status_code(status), Api().status_message(status));
 }
 
@@ -127,12 +128,14 @@ class Span {
   size_t size_ = 1;
 };
 
-// An input or output of a node. A copy, but for the bytes of a constant, which live as long as the call.
+// An input or output of a node. A copy, but for the bytes of a constant, which live as long as the
+// call.
 struct Argument {
   bool present = false;
   std::string name;
-  int32_t dtype = 0;                        // 0: not known
-  std::optional<std::vector<int64_t>> dims;  // empty: not even the rank is known; below 0 as in CaesuraArgument
+  int32_t dtype = 0;  // 0: not known
+  std::optional<std::vector<int64_t>>
+      dims;  // empty: not even the rank is known; below 0 as in CaesuraArgument
   const void* data = nullptr;
 };
 
@@ -164,16 +167,19 @@ class Node {
   }
   std::vector<int64_t> Ints(const char* name) const {
     const auto found = Find(name, CAESURA_ATTRIBUTE_INTS);
-    return found ? std::vector<int64_t>(found->ints, found->ints + found->count) : std::vector<int64_t>();
+    return found ? std::vector<int64_t>(found->ints, found->ints + found->count)
+                 : std::vector<int64_t>();
   }
   std::vector<float> Floats(const char* name) const {
     const auto found = Find(name, CAESURA_ATTRIBUTE_FLOATS);
-    return found ? std::vector<float>(found->floats, found->floats + found->count) : std::vector<float>();
+    return found ? std::vector<float>(found->floats, found->floats + found->count)
+                 : std::vector<float>();
   }
   std::vector<std::string> Strings(const char* name) const {
     std::vector<std::string> out;
     const auto found = Find(name, CAESURA_ATTRIBUTE_STRINGS);
-    for (size_t i = 0; found && i < found->count; ++i) out.emplace_back(found->strings[i], found->string_lengths[i]);
+    for (size_t i = 0; found && i < found->count; ++i)
+      out.emplace_back(found->strings[i], found->string_lengths[i]);
     return out;
   }
   // Of any kind: as caesura_op.h has it, alive as long as the call.
@@ -205,8 +211,10 @@ class Node {
     CaesuraArgument shown = {};
     shown.size = sizeof(shown);
     Check(getter(node_, i, &shown));
-    Argument out{shown.present != 0, shown.name, shown.tensor.dtype, std::nullopt, shown.tensor.data};
-    if (shown.tensor.rank >= 0) out.dims.emplace(shown.tensor.dims, shown.tensor.dims + shown.tensor.rank);
+    Argument out{shown.present != 0, shown.name, shown.tensor.dtype, std::nullopt,
+                 shown.tensor.data};
+    if (shown.tensor.rank >= 0)
+      out.dims.emplace(shown.tensor.dims, shown.tensor.dims + shown.tensor.rank);
     return out;
   }
 
@@ -249,7 +257,8 @@ class Context {
   template <typename T>
   Span<T> AllocateOutput(size_t i, const std::vector<int64_t>& dims) {
     CaesuraTensor tensor = {};
-    Check(OpApi().allocate_output(context_, i, DTypeOf<T>(), static_cast<int32_t>(dims.size()), dims.data(), &tensor));
+    Check(OpApi().allocate_output(context_, i, DTypeOf<T>(), static_cast<int32_t>(dims.size()),
+                                  dims.data(), &tensor));
     return View<T>(tensor);
   }
   // Until compute returns.
@@ -264,7 +273,9 @@ class Context {
   // fn(first, last), which must not throw.
   template <typename Fn>
   void ParallelFor(int64_t count, int64_t grain, Fn fn) {
-    auto body = [](int64_t first, int64_t last, void* argument) { (*static_cast<Fn*>(argument))(first, last); };
+    auto body = [](int64_t first, int64_t last, void* argument) {
+      (*static_cast<Fn*>(argument))(first, last);
+    };
     OpApi().parallel_for(context_, count, grain, body, &fn);
   }
 
@@ -273,9 +284,11 @@ class Context {
   static Span<T> View(const CaesuraTensor& tensor) {
     constexpr int32_t kDType = DTypeOf<std::remove_const_t<T>>();
     if (tensor.dtype != 0 && tensor.dtype != kDType) {
-      throw Error(CAESURA_INVALID_ARGUMENT, "expected dtype " + std::to_string(kDType) + ", got " + std::to_string(tensor.dtype));
+      throw Error(CAESURA_INVALID_ARGUMENT, "expected dtype " + std::to_string(kDType) + ", got " +
+                                                std::to_string(tensor.dtype));
     }
-    return {static_cast<T*>(tensor.data), std::vector<int64_t>(tensor.dims, tensor.dims + tensor.rank)};
+    return {static_cast<T*>(tensor.data),
+            std::vector<int64_t>(tensor.dims, tensor.dims + tensor.rank)};
   }
 
   CaesuraContext* context_;
@@ -288,16 +301,22 @@ class GradientScope {
   Node node() const { return Node(OpApi().gradient_node(gradient_)); }  // the forward one
   CaesuraOpValue* Input(size_t i) const { return OpApi().gradient_input(gradient_, i); }
   CaesuraOpValue* Output(size_t i) const { return OpApi().gradient_output(gradient_, i); }
-  CaesuraOpValue* OutputGradient(size_t i) const { return OpApi().output_gradient(gradient_, i); }  // null: none
+  CaesuraOpValue* OutputGradient(size_t i) const {
+    return OpApi().output_gradient(gradient_, i);
+  }  // null: none
   bool Needs(size_t input) const { return OpApi().needs_gradient(gradient_, input) != 0; }
-  std::vector<CaesuraOpValue*> AddNode(const char* op_type, const char* domain, const std::vector<CaesuraOpValue*>& inputs,
-                                     const std::vector<CaesuraAttribute>& attributes = {}, size_t output_count = 1) {
+  std::vector<CaesuraOpValue*> AddNode(const char* op_type, const char* domain,
+                                       const std::vector<CaesuraOpValue*>& inputs,
+                                       const std::vector<CaesuraAttribute>& attributes = {},
+                                       size_t output_count = 1) {
     std::vector<CaesuraOpValue*> outputs(output_count);
-    Check(OpApi().add_node(gradient_, op_type, domain, inputs.data(), inputs.size(), attributes.data(), attributes.size(),
-                           outputs.data(), output_count));
+    Check(OpApi().add_node(gradient_, op_type, domain, inputs.data(), inputs.size(),
+                           attributes.data(), attributes.size(), outputs.data(), output_count));
     return outputs;
   }
-  void SetInputGradient(size_t i, CaesuraOpValue* value) { OpApi().set_input_gradient(gradient_, i, value); }
+  void SetInputGradient(size_t i, CaesuraOpValue* value) {
+    OpApi().set_input_gradient(gradient_, i, value);
+  }
   // They borrow the number.
   static CaesuraAttribute IntAttribute(const char* name, const int64_t& value) {
     CaesuraAttribute out = {};

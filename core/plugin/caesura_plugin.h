@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a plug-in and caesura say to each other: C11, stable. A plug-in is a shared library with one exported function,
- * CaesuraPluginMain. It links nothing of caesura's: all that it calls is in the table that it is given.
+ * What a plug-in and caesura say to each other: C11, stable. A plug-in is a shared library with one
+ * exported function, CaesuraPluginMain. It links nothing of caesura's: all that it calls is in the
+ * table that it is given.
  *
  *   static const CaesuraApi* api;
  *   CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin) {
@@ -8,16 +9,18 @@
  *     return api->add_op(plugin, &my_op);
  *   }
  *
- * It is opened once by the system and stays loaded until the process ends, so nobody keeps a handle alive.
- * CaesuraPluginMain is called for every load and adds the same things each time.
+ * It is opened once by the system and stays loaded until the process ends, so nobody keeps a handle
+ * alive. CaesuraPluginMain is called for every load and adds the same things each time.
  *
- * Versions: tables and descriptions grow at their end only, and each begins with its size in bytes as its writer knew
- * it. What the reader knows beyond that size counts as zero.
+ * Versions: tables and descriptions grow at their end only, and each begins with its size in bytes
+ * as its writer knew it. What the reader knows beyond that size counts as zero.
  *
- * Errors: functions that can fail return a status; NULL is success. A status is made by make_status and belongs to the
- * one who gets it. No function may throw. Strings are UTF-8; those given to a function are read during the call only.
+ * Errors: functions that can fail return a status; NULL is success. A status is made by make_status
+ * and belongs to the one who gets it. No function may throw. Strings are UTF-8; those given to a
+ * function are read during the call only.
  *
- * Thread safety: the tables' functions may be called from any thread, on different objects at the same time.
+ * Thread safety: the tables' functions may be called from any thread, on different objects at the
+ * same time.
  */
 #ifndef CAESURA_CORE_PLUGIN_CAESURA_PLUGIN_H_
 #define CAESURA_CORE_PLUGIN_CAESURA_PLUGIN_H_
@@ -32,21 +35,27 @@ extern "C" {
 #define CAESURA_PLUGIN_VERSION 1
 
 typedef struct CaesuraStatus CaesuraStatus;
-typedef struct CaesuraPlugin CaesuraPlugin; /* what CaesuraPluginMain adds to; lives during that call */
+typedef struct CaesuraPlugin
+    CaesuraPlugin; /* what CaesuraPluginMain adds to; lives during that call */
 
 typedef enum CaesuraCode {
   CAESURA_INVALID_ARGUMENT = 1, /* the user's inputs, options or names are wrong */
   CAESURA_INVALID_MODEL = 2,
   CAESURA_UNSUPPORTED = 3, /* trying again cannot help; the next candidate is asked */
   CAESURA_NOT_FOUND = 4,
-  CAESURA_OUT_OF_MEMORY = 5,    /* host memory */
-  CAESURA_PROVIDER_FAILURE = 6, /* compiling or running on a device failed: the session may fall back */
+  CAESURA_OUT_OF_MEMORY = 5, /* host memory */
+  CAESURA_PROVIDER_FAILURE =
+      6, /* compiling or running on a device failed: the session may fall back */
   CAESURA_IO_ERROR = 7,
   CAESURA_CANCELLED = 8,
   CAESURA_INTERNAL = 9
 } CaesuraCode;
 
-typedef enum CaesuraDeviceType { CAESURA_CPU = 0, CAESURA_CUDA = 1, CAESURA_OTHER = 2 } CaesuraDeviceType;
+typedef enum CaesuraDeviceType {
+  CAESURA_CPU = 0,
+  CAESURA_CUDA = 1,
+  CAESURA_OTHER = 2
+} CaesuraDeviceType;
 
 /* Elements in row-major order without gaps, borrowed during the call that shows them. */
 typedef struct CaesuraTensor {

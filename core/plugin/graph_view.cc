@@ -23,8 +23,9 @@ CaesuraGraph::CaesuraGraph(const caesura::Graph& shown, const std::vector<bool>&
     const std::vector<int32_t>& reads = list(n.inputs());
     const std::vector<int32_t>& writes = list(n.outputs());
     nodes.push_back({n.op_type().c_str(), n.domain().c_str(), n.name().c_str(), n.since_version(),
-                     offered.empty() || offered[i], reads.data(), static_cast<int32_t>(reads.size()),
-                     static_cast<int32_t>(writes.size()), writes.data()});
+                     offered.empty() || offered[i], reads.data(),
+                     static_cast<int32_t>(reads.size()), static_cast<int32_t>(writes.size()),
+                     writes.data()});
   }
   for (const caesura::Value* value : graph.outputs()) outputs.push_back(ValueIndex(value));
 }
@@ -60,7 +61,8 @@ Status CaesuraGraph::WriteAll() {
 }
 
 Status CaesuraGraph::WriteNode(size_t i) {
-  if (i >= nodes.size() || nodes[i].offered == 0) return caesura::InvalidArgument("node_onnx: no offered node");
+  if (i >= nodes.size() || nodes[i].offered == 0)
+    return caesura::InvalidArgument("node_onnx: no offered node");
   std::vector<caesura::Value*> writes;
   for (caesura::Value* value : node(i).outputs()) {
     if (value != nullptr) writes.push_back(value);
@@ -80,7 +82,8 @@ const T* ListOf(const CaesuraGraph* graph, size_t node, const char* name, size_t
                 std::unordered_map<std::string, std::vector<T>>& singles) {
   const Node& at = graph->node(node);
   const std::vector<T>* list = at.FindAttr<std::vector<T>>(name);
-  if (const T* one = at.FindAttr<T>(name)) list = &singles.try_emplace(at.name() + "\n" + name, 1, *one).first->second;
+  if (const T* one = at.FindAttr<T>(name))
+    list = &singles.try_emplace(at.name() + "\n" + name, 1, *one).first->second;
   *count = list == nullptr ? 0 : list->size();
   static const T kEmpty = 0;
   return list == nullptr ? nullptr : list->empty() ? &kEmpty : list->data();

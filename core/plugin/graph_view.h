@@ -28,7 +28,8 @@ struct CaesuraGraph {
   std::vector<CaesuraValue> values;
   std::vector<int32_t> inputs, outputs;
   std::string all_bytes, node_bytes;  // ONNX models
-  std::unordered_map<std::string, std::vector<int64_t>> single_ints;  // attributes of one number, as lists
+  std::unordered_map<std::string, std::vector<int64_t>>
+      single_ints;  // attributes of one number, as lists
   std::unordered_map<std::string, std::vector<float>> single_floats;
 
  private:

@@ -13,8 +13,12 @@ namespace caesura {
 namespace {
 
 CaesuraTensor Show(const KernelFacts::Argument& argument, const void* data, Device device) {
-  return {const_cast<void*>(data), argument.dims.data(),           static_cast<int32_t>(argument.dims.size()),
-          argument.dtype,          static_cast<int32_t>(device.type), device.index};
+  return {const_cast<void*>(data),
+          argument.dims.data(),
+          static_cast<int32_t>(argument.dims.size()),
+          argument.dtype,
+          static_cast<int32_t>(device.type),
+          device.index};
 }
 
 CaesuraTensor ShowOn(const Tensor& tensor, Device device) {
@@ -25,7 +29,8 @@ CaesuraTensor ShowOn(const Tensor& tensor, Device device) {
 }
 
 CaesuraStatus* GetInput(CaesuraContext* context, size_t i, CaesuraTensor* out) {
-  if (i >= context->facts.inputs.size()) return GiveStatus(InvalidArgument("there is no input " + std::to_string(i)));
+  if (i >= context->facts.inputs.size())
+    return GiveStatus(InvalidArgument("there is no input " + std::to_string(i)));
   const KernelFacts::Argument& argument = context->facts.inputs[i];
   const void* data = argument.present ? context->context.Input<void>(static_cast<int>(i)) : nullptr;
   *out = Show(argument, data, context->facts.device);
@@ -33,37 +38,45 @@ CaesuraStatus* GetInput(CaesuraContext* context, size_t i, CaesuraTensor* out) {
 }
 
 CaesuraStatus* GetOutput(CaesuraContext* context, size_t i, CaesuraTensor* out) {
-  if (i >= context->facts.outputs.size()) return GiveStatus(InvalidArgument("there is no output " + std::to_string(i)));
+  if (i >= context->facts.outputs.size())
+    return GiveStatus(InvalidArgument("there is no output " + std::to_string(i)));
   const KernelFacts::Argument& argument = context->facts.outputs[i];
   const Tensor& allocated = context->allocated[i];
   if (allocated.defined()) {
     *out = ShowOn(allocated, context->facts.device);
   } else {
     const bool planned = argument.present && argument.dtype != 0;
-    *out = Show(argument, planned ? context->context.Output<void>(static_cast<int>(i)) : nullptr, context->facts.device);
+    *out = Show(argument, planned ? context->context.Output<void>(static_cast<int>(i)) : nullptr,
+                context->facts.device);
   }
   return nullptr;
 }
 
-Result<CaesuraTensor> Allocate(CaesuraContext* context, size_t i, int32_t dtype, std::vector<int64_t> dims) {
+Result<CaesuraTensor> Allocate(CaesuraContext* context, size_t i, int32_t dtype,
+                               std::vector<int64_t> dims) {
   const std::string output = "output " + std::to_string(i);
   if (i >= context->facts.outputs.size() || !context->facts.outputs[i].present) {
     return InvalidArgument(output + " is absent and cannot be allocated");
   }
-  if (context->facts.outputs[i].dtype != 0) return InvalidArgument(output + " has its memory already");
+  if (context->facts.outputs[i].dtype != 0)
+    return InvalidArgument(output + " has its memory already");
   if (dtype <= 0 || dtype >= kDTypeCount || static_cast<DType>(dtype) == DType::kString) {
     return InvalidArgument(output + " cannot have dtype " + std::to_string(dtype));
   }
   ASSIGN_OR_RETURN(Shape shape, CheckedShape(std::move(dims), static_cast<DType>(dtype)));
-  ASSIGN_OR_RETURN(context->allocated[i], context->context.AllocateOutput(static_cast<int>(i), static_cast<DType>(dtype),
-                                                                          std::move(shape)));
+  ASSIGN_OR_RETURN(context->allocated[i],
+                   context->context.AllocateOutput(static_cast<int>(i), static_cast<DType>(dtype),
+                                                   std::move(shape)));
   return ShowOn(context->allocated[i], context->facts.device);
 }
 
-CaesuraStatus* AllocateOutput(CaesuraContext* context, size_t i, int32_t dtype, int32_t rank, const int64_t* dims,
-                              CaesuraTensor* out) {
-  if (rank < 0 || (rank > 0 && dims == nullptr)) return GiveStatus(InvalidArgument("an output needs a shape"));
-  auto made = Allocate(context, i, dtype, rank == 0 ? std::vector<int64_t>() : std::vector<int64_t>(dims, dims + rank));
+CaesuraStatus* AllocateOutput(CaesuraContext* context, size_t i, int32_t dtype, int32_t rank,
+                              const int64_t* dims, CaesuraTensor* out) {
+  if (rank < 0 || (rank > 0 && dims == nullptr))
+    return GiveStatus(InvalidArgument("an output needs a shape"));
+  auto made =
+      Allocate(context, i, dtype,
+               rank == 0 ? std::vector<int64_t>() : std::vector<int64_t>(dims, dims + rank));
   if (!made.ok()) return GiveStatus(made.status());
   *out = *made;
   return nullptr;
@@ -76,11 +89,15 @@ std::string ShapeText(const int64_t* dims, int32_t rank) {
 Status CopyOutput(CaesuraContext* context, size_t i, const CaesuraTensor& value) {
   CaesuraTensor out = {};
   RETURN_IF_ERROR(TakeStatus(GetOutput(context, i, &out)));
-  if (out.dtype == 0) RETURN_IF_ERROR(TakeStatus(AllocateOutput(context, i, value.dtype, value.rank, value.dims, &out)));
-  if (out.dtype != value.dtype || out.rank != value.rank || !std::equal(out.dims, out.dims + out.rank, value.dims)) {
-    return InvalidArgument("output " + std::to_string(i) + ": expected " + DTypeName(static_cast<DType>(out.dtype)) +
-                           ShapeText(out.dims, out.rank) + ", got dtype " + std::to_string(value.dtype) + " of shape " +
-                           ShapeText(value.dims, value.rank));
+  if (out.dtype == 0)
+    RETURN_IF_ERROR(
+        TakeStatus(AllocateOutput(context, i, value.dtype, value.rank, value.dims, &out)));
+  if (out.dtype != value.dtype || out.rank != value.rank ||
+      !std::equal(out.dims, out.dims + out.rank, value.dims)) {
+    return InvalidArgument(
+        "output " + std::to_string(i) + ": expected " + DTypeName(static_cast<DType>(out.dtype)) +
+        ShapeText(out.dims, out.rank) + ", got dtype " + std::to_string(value.dtype) +
+        " of shape " + ShapeText(value.dims, value.rank));
   }
   size_t bytes = DTypeSize(static_cast<DType>(out.dtype));
   for (int32_t axis = 0; axis < out.rank; ++axis) bytes *= static_cast<size_t>(out.dims[axis]);
@@ -140,9 +157,11 @@ void AddContextFunctions(CaesuraOpApi* api) {
   };
   api->scratch = Scratch;
   api->stream = [](const CaesuraContext* context) { return context->context.device_stream(); };
-  api->threads = [](const CaesuraContext* context) { return static_cast<int32_t>(context->facts.threads); };
-  api->parallel_for = [](CaesuraContext* context, int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*),
-                         void* argument) {
+  api->threads = [](const CaesuraContext* context) {
+    return static_cast<int32_t>(context->facts.threads);
+  };
+  api->parallel_for = [](CaesuraContext* context, int64_t count, int64_t grain,
+                         void (*body)(int64_t, int64_t, void*), void* argument) {
     ParallelFor(context->facts.threads, count, grain,
                 [body, argument](int64_t first, int64_t last) { body(first, last, argument); });
   };
@@ -152,7 +171,8 @@ void AddContextFunctions(CaesuraOpApi* api) {
 
 caesura::Status CaesuraContext::CheckOutputs() const {
   for (size_t i = 0; i < allocated.size(); ++i) {
-    if (!facts.outputs[i].present || facts.outputs[i].dtype != 0 || allocated[i].defined()) continue;
+    if (!facts.outputs[i].present || facts.outputs[i].dtype != 0 || allocated[i].defined())
+      continue;
     return caesura::Internal("its compute has not allocated output " + std::to_string(i));
   }
   return {};

@@ -32,7 +32,8 @@ struct KernelFacts {
 }  // namespace caesura
 
 struct CaesuraContext {
-  CaesuraContext(caesura::KernelContext& context_of_run, const caesura::KernelFacts& facts_of_kernel)
+  CaesuraContext(caesura::KernelContext& context_of_run,
+                 const caesura::KernelFacts& facts_of_kernel)
       : context(context_of_run), facts(facts_of_kernel), allocated(facts.outputs.size()) {}
   // Ok when every output that is present has memory.
   caesura::Status CheckOutputs() const;

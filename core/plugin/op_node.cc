@@ -18,41 +18,57 @@ int32_t CodeOf(DType dtype) { return static_cast<int32_t>(dtype); }
 // The fields that the reader of `out` knows of, by the size that it has set.
 template <typename T>
 CaesuraStatus* Fill(const T& value, T* out) {
-  if (out == nullptr || out->size < sizeof(size_t)) return GiveStatus(InvalidArgument("the result's size is not set"));
+  if (out == nullptr || out->size < sizeof(size_t))
+    return GiveStatus(InvalidArgument("the result's size is not set"));
   const size_t size = std::min(out->size, sizeof(T));
-  std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t), reinterpret_cast<const char*>(&value) + sizeof(size_t),
-              size - sizeof(size_t));
+  std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t),
+              reinterpret_cast<const char*>(&value) + sizeof(size_t), size - sizeof(size_t));
   return nullptr;
 }
 
-CaesuraStatus* FillArgument(const std::vector<CaesuraOpNode::Argument>& list, size_t i, CaesuraArgument* out) {
-  if (i >= list.size()) return GiveStatus(NotFound("the node has no argument " + std::to_string(i)));
+CaesuraStatus* FillArgument(const std::vector<CaesuraOpNode::Argument>& list, size_t i,
+                            CaesuraArgument* out) {
+  if (i >= list.size())
+    return GiveStatus(NotFound("the node has no argument " + std::to_string(i)));
   const CaesuraOpNode::Argument& argument = list[i];
   CaesuraArgument shown = {};
   shown.present = argument.present;
   shown.name = argument.name.c_str();
-  shown.tensor = {const_cast<void*>(argument.data), argument.dims.data(),
-                  argument.has_rank ? static_cast<int32_t>(argument.dims.size()) : -1, argument.dtype, CAESURA_CPU, 0};
+  shown.tensor = {const_cast<void*>(argument.data),
+                  argument.dims.data(),
+                  argument.has_rank ? static_cast<int32_t>(argument.dims.size()) : -1,
+                  argument.dtype,
+                  CAESURA_CPU,
+                  0};
   return Fill(shown, out);
 }
 
 Status CheckType(int32_t dtype, int32_t rank, const int64_t* dims) {
-  if (dtype < 0 || dtype >= kDTypeCount) return InvalidArgument("there is no dtype " + std::to_string(dtype));
-  return rank > 0 && dims == nullptr ? InvalidArgument("a shape of rank " + std::to_string(rank) + " without dims") : Status();
+  if (dtype < 0 || dtype >= kDTypeCount)
+    return InvalidArgument("there is no dtype " + std::to_string(dtype));
+  return rank > 0 && dims == nullptr
+             ? InvalidArgument("a shape of rank " + std::to_string(rank) + " without dims")
+             : Status();
 }
 
-CaesuraStatus* SetOutput(CaesuraOpNode* node, size_t i, int32_t dtype, int32_t rank, const int64_t* dims) {
+CaesuraStatus* SetOutput(CaesuraOpNode* node, size_t i, int32_t dtype, int32_t rank,
+                         const int64_t* dims) {
   if (i >= node->outputs.size() || !node->outputs[i].present) return nullptr;
-  if (Status status = CheckType(dtype, rank, dims); !status.ok()) return GiveStatus(std::move(status));
-  const std::vector<int64_t> known = rank > 0 ? std::vector<int64_t>(dims, dims + rank) : std::vector<int64_t>();
+  if (Status status = CheckType(dtype, rank, dims); !status.ok())
+    return GiveStatus(std::move(status));
+  const std::vector<int64_t> known =
+      rank > 0 ? std::vector<int64_t>(dims, dims + rank) : std::vector<int64_t>();
   node->found[i] = node->TypeOf(dtype, rank < 0 ? nullptr : &known);
   return nullptr;
 }
 
-CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::Argument>* list, const char* name,
-                                int32_t dtype, int32_t rank, const int64_t* dims) {
-  if (Status status = CheckType(dtype, rank, dims); !status.ok()) return GiveStatus(std::move(status));
-  CaesuraOpNode::Argument argument = {true, name == nullptr ? "" : name, dtype, rank >= 0, {}, nullptr};
+CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::Argument>* list,
+                                const char* name, int32_t dtype, int32_t rank,
+                                const int64_t* dims) {
+  if (Status status = CheckType(dtype, rank, dims); !status.ok())
+    return GiveStatus(std::move(status));
+  CaesuraOpNode::Argument argument = {true,   name == nullptr ? "" : name, dtype, rank >= 0, {},
+                                      nullptr};
   if (rank > 0) argument.dims.assign(dims, dims + rank);
   for (const int64_t dim : argument.dims) node->NameDim(dim);
   list->push_back(std::move(argument));
@@ -61,7 +77,8 @@ CaesuraStatus* DescribeArgument(CaesuraOpNode* node, std::vector<CaesuraOpNode::
 
 template <typename T>
 Result<Attribute> One(const T* values, size_t count) {
-  if (count != 1 || values == nullptr) return InvalidArgument("an attribute of one value has " + std::to_string(count));
+  if (count != 1 || values == nullptr)
+    return InvalidArgument("an attribute of one value has " + std::to_string(count));
   return Attribute(values[0]);
 }
 
@@ -72,11 +89,14 @@ Result<Attribute> Many(const T* values, size_t count) {
 }
 
 Result<std::vector<std::string>> ReadStrings(const CaesuraAttribute& attribute) {
-  if (attribute.count > 0 && attribute.strings == nullptr) return InvalidArgument("an attribute has no values");
+  if (attribute.count > 0 && attribute.strings == nullptr)
+    return InvalidArgument("an attribute has no values");
   std::vector<std::string> out;
   for (size_t i = 0; i < attribute.count; ++i) {
     const char* text = attribute.strings[i];
-    out.push_back(attribute.string_lengths == nullptr ? std::string(text) : std::string(text, attribute.string_lengths[i]));
+    out.push_back(attribute.string_lengths == nullptr
+                      ? std::string(text)
+                      : std::string(text, attribute.string_lengths[i]));
   }
   return out;
 }
@@ -91,12 +111,15 @@ std::string TextOf(const Graph& body) {
 }  // namespace
 
 CaesuraTensor ShowTensor(const Tensor& tensor) {
-  return {tensor.raw(), tensor.shape().begin(), tensor.shape().rank(), CodeOf(tensor.dtype()), CAESURA_CPU, 0};
+  return {tensor.raw(),          tensor.shape().begin(),
+          tensor.shape().rank(), CodeOf(tensor.dtype()),
+          CAESURA_CPU,           0};
 }
 
 Result<Tensor> ReadTensor(const CaesuraTensor& tensor) {
   const bool has_shape = tensor.rank == 0 || (tensor.rank > 0 && tensor.dims != nullptr);
-  if (tensor.dtype <= 0 || tensor.dtype >= kDTypeCount || tensor.dtype == CodeOf(DType::kString) || !has_shape) {
+  if (tensor.dtype <= 0 || tensor.dtype >= kDTypeCount || tensor.dtype == CodeOf(DType::kString) ||
+      !has_shape) {
     return InvalidArgument("a tensor needs a dtype that is no string, and a shape");
   }
   const DType dtype = static_cast<DType>(tensor.dtype);
@@ -125,7 +148,8 @@ Result<Attribute> ReadAttribute(const CaesuraAttribute& attribute) {
     }
     case CAESURA_ATTRIBUTE_TENSOR:
     case CAESURA_ATTRIBUTE_TENSORS: {
-      if (attribute.count > 0 && attribute.tensors == nullptr) return InvalidArgument("an attribute has no values");
+      if (attribute.count > 0 && attribute.tensors == nullptr)
+        return InvalidArgument("an attribute has no values");
       std::vector<Tensor> tensors;
       for (size_t i = 0; i < attribute.count; ++i) {
         ASSIGN_OR_RETURN(Tensor tensor, ReadTensor(attribute.tensors[i]));
@@ -134,7 +158,9 @@ Result<Attribute> ReadAttribute(const CaesuraAttribute& attribute) {
       if (attribute.kind == CAESURA_ATTRIBUTE_TENSOR) return One(tensors.data(), tensors.size());
       return Attribute(std::move(tensors));
     }
-    default: return InvalidArgument("attributes of kind " + std::to_string(attribute.kind) + " cannot be given by a plug-in");
+    default:
+      return InvalidArgument("attributes of kind " + std::to_string(attribute.kind) +
+                             " cannot be given by a plug-in");
   }
 }
 
@@ -144,13 +170,16 @@ void AddNodeFunctions(CaesuraOpApi* api) {
   api->node_version = [](const CaesuraOpNode* node) { return static_cast<int32_t>(node->version); };
   api->node_input_count = [](const CaesuraOpNode* node) { return node->inputs.size(); };
   api->node_output_count = [](const CaesuraOpNode* node) { return node->outputs.size(); };
-  api->node_input = [](const CaesuraOpNode* node, size_t i, CaesuraArgument* out) { return FillArgument(node->inputs, i, out); };
+  api->node_input = [](const CaesuraOpNode* node, size_t i, CaesuraArgument* out) {
+    return FillArgument(node->inputs, i, out);
+  };
   api->node_output = [](const CaesuraOpNode* node, size_t i, CaesuraArgument* out) {
     return FillArgument(node->outputs, i, out);
   };
   api->node_attribute_count = [](const CaesuraOpNode* node) { return node->attributes().size(); };
   api->node_attribute_at = [](const CaesuraOpNode* node, size_t i, CaesuraAttribute* out) {
-    if (i >= node->attributes().size()) return GiveStatus(NotFound("the node has no attribute " + std::to_string(i)));
+    if (i >= node->attributes().size())
+      return GiveStatus(NotFound("the node has no attribute " + std::to_string(i)));
     return Fill(node->attributes()[i], out);
   };
   api->node_attribute = [](const CaesuraOpNode* node, const char* name, CaesuraAttribute* out) {
@@ -167,10 +196,12 @@ void AddNodeFunctions(CaesuraOpApi* api) {
     return nullptr;
   };
   api->set_output = SetOutput;
-  api->describe_input = [](CaesuraOpNode* node, const char* name, int32_t dtype, int32_t rank, const int64_t* dims) {
+  api->describe_input = [](CaesuraOpNode* node, const char* name, int32_t dtype, int32_t rank,
+                           const int64_t* dims) {
     return DescribeArgument(node, &node->inputs, name, dtype, rank, dims);
   };
-  api->describe_output = [](CaesuraOpNode* node, const char* name, int32_t dtype, int32_t rank, const int64_t* dims) {
+  api->describe_output = [](CaesuraOpNode* node, const char* name, int32_t dtype, int32_t rank,
+                            const int64_t* dims) {
     return DescribeArgument(node, &node->outputs, name, dtype, rank, dims);
   };
 }
@@ -180,7 +211,8 @@ void AddNodeFunctions(CaesuraOpApi* api) {
 using caesura::Attribute;
 using caesura::Tensor;
 
-CaesuraOpNode::Argument CaesuraOpNode::Describe(const std::string& name, const caesura::ValueType& type) {
+CaesuraOpNode::Argument CaesuraOpNode::Describe(const std::string& name,
+                                                const caesura::ValueType& type) {
   Argument out;
   out.present = true;
   out.name = name;
@@ -200,9 +232,11 @@ CaesuraOpNode::Argument CaesuraOpNode::Describe(const std::string& name, const c
   return out;
 }
 
-void CaesuraOpNode::AddInput(const std::string& name, const caesura::ValueType& type, const Tensor* value) {
+void CaesuraOpNode::AddInput(const std::string& name, const caesura::ValueType& type,
+                             const Tensor* value) {
   inputs.push_back(Describe(name, type));
-  const bool has_bytes = value != nullptr && value->device().is_host() && value->dtype() != caesura::DType::kString;
+  const bool has_bytes =
+      value != nullptr && value->device().is_host() && value->dtype() != caesura::DType::kString;
   if (has_bytes) inputs.back().data = value->raw();
 }
 
@@ -224,7 +258,8 @@ caesura::ValueType CaesuraOpNode::TypeOf(int32_t dtype, const std::vector<int64_
 void CaesuraOpNode::NameDim(int64_t dim) {
   constexpr int64_t kMaxSymbols = 1000;
   if (dim < -2 - kMaxSymbols) return;
-  while (dim < -1 - static_cast<int64_t>(symbols_.size())) symbols_.push_back("d" + std::to_string(symbols_.size()));
+  while (dim < -1 - static_cast<int64_t>(symbols_.size()))
+    symbols_.push_back("d" + std::to_string(symbols_.size()));
 }
 
 void CaesuraOpNode::SetOptions(const std::map<std::string, std::string>& values) {
@@ -235,7 +270,8 @@ void CaesuraOpNode::SetOptions(const std::map<std::string, std::string>& values)
   options = {keys_.data(), values_.data(), keys_.size()};
 }
 
-void CaesuraOpNode::Arrays::Show(const std::vector<std::string>& values, int32_t kind, CaesuraAttribute* out) {
+void CaesuraOpNode::Arrays::Show(const std::vector<std::string>& values, int32_t kind,
+                                 CaesuraAttribute* out) {
   for (const std::string& value : values) {
     strings.push_back(value.c_str());
     lengths.push_back(value.size());
@@ -246,7 +282,8 @@ void CaesuraOpNode::Arrays::Show(const std::vector<std::string>& values, int32_t
   out->string_lengths = lengths.data();
 }
 
-void CaesuraOpNode::Arrays::Show(const Tensor* values, size_t count, int32_t kind, CaesuraAttribute* out) {
+void CaesuraOpNode::Arrays::Show(const Tensor* values, size_t count, int32_t kind,
+                                 CaesuraAttribute* out) {
   for (size_t i = 0; i < count; ++i) tensors.push_back(caesura::ShowTensor(values[i]));
   out->kind = kind;
   out->count = count;
@@ -280,7 +317,8 @@ void CaesuraOpNode::Arrays::Show(const Attribute& attribute, CaesuraAttribute* o
   } else if (const auto* one = std::get_if<std::shared_ptr<caesura::Graph>>(&attribute)) {
     owned = {caesura::TextOf(**one)};
     Show(owned, CAESURA_ATTRIBUTE_GRAPH, out);
-  } else if (const auto* many = std::get_if<std::vector<std::shared_ptr<caesura::Graph>>>(&attribute)) {
+  } else if (const auto* many =
+                 std::get_if<std::vector<std::shared_ptr<caesura::Graph>>>(&attribute)) {
     for (const auto& body : *many) owned.push_back(caesura::TextOf(*body));
     Show(owned, CAESURA_ATTRIBUTE_GRAPHS, out);
   } else if (const auto* type = std::get_if<caesura::ValueType>(&attribute)) {

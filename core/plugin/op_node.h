@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Behind the C table for ops (caesura_op.h): what a CaesuraOpNode is, and what set_output and describe_* leave in it.
+// Behind the C table for ops (caesura_op.h): what a CaesuraOpNode is, and what set_output and
+// describe_* leave in it.
 #ifndef CAESURA_CORE_PLUGIN_OP_NODE_H_
 #define CAESURA_CORE_PLUGIN_OP_NODE_H_
 
@@ -13,7 +14,8 @@
 #include "core/graph/node.h"
 #include "core/plugin/caesura_op.h"
 
-// Built for one call. What its pointers lead to outlives it: attributes, options, and the bytes of constants.
+// Built for one call. What its pointers lead to outlives it: attributes, options, and the bytes of
+// constants.
 struct CaesuraOpNode {
   struct Argument {
     bool present = false;
@@ -31,7 +33,8 @@ struct CaesuraOpNode {
   CaesuraOptions options = {};
 
   // `value` is what the tensor is known to be; it may be null.
-  void AddInput(const std::string& name, const caesura::ValueType& type, const caesura::Tensor* value);
+  void AddInput(const std::string& name, const caesura::ValueType& type,
+                const caesura::Tensor* value);
   void AddOutput(const std::string& name, const caesura::ValueType& type);
   void SetAttributes(const caesura::AttributeMap& attributes);
   void SetOptions(const std::map<std::string, std::string>& values);
@@ -64,7 +67,8 @@ namespace caesura {
 
 // How a tensor of the host is shown.
 CaesuraTensor ShowTensor(const Tensor& tensor);
-// The attribute as C++ has it; kInvalidArgument for one without a known kind or with missing arrays.
+// The attribute as C++ has it; kInvalidArgument for one without a known kind or with missing
+// arrays.
 Result<Attribute> ReadAttribute(const CaesuraAttribute& attribute);
 // The elements of a tensor, copied.
 Result<Tensor> ReadTensor(const CaesuraTensor& tensor);

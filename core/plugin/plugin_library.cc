@@ -31,12 +31,13 @@ static_assert(static_cast<int32_t>(StatusCode::kProviderFailure) == CAESURA_PROV
 
 CaesuraStatus* MakeStatus(int32_t code, const char* message) {
   const bool known = code >= kFirstCode && code <= kLastCode;
-  return new CaesuraStatus{Status(known ? static_cast<StatusCode>(code) : StatusCode::kInternal, message)};
+  return new CaesuraStatus{
+      Status(known ? static_cast<StatusCode>(code) : StatusCode::kInternal, message)};
 }
 
 // A description as its writer knew it; what the writer did not know is zero.
 template <typename T>
-CaesuraStatus* Add(std::vector<T>& list, const T* given, const char* T::*name, const char* what) {
+CaesuraStatus* Add(std::vector<T>& list, const T* given, const char* T::* name, const char* what) {
   T copy = {};
   if (given == nullptr || given->size < sizeof(size_t) + sizeof(const char*)) {
     return MakeStatus(CAESURA_INVALID_ARGUMENT, (std::string(what) + " has no size").c_str());
@@ -52,13 +53,16 @@ CaesuraStatus* Add(std::vector<T>& list, const T* given, const char* T::*name, c
 // The folder of the library that this function is in.
 std::string OwnFolder() {
   Dl_info info = {};
-  if (dladdr(reinterpret_cast<void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr) return {};
+  if (dladdr(reinterpret_cast<void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr)
+    return {};
   return std::filesystem::path(info.dli_fname).parent_path().string();
 }
 
 }  // namespace
 
-CaesuraStatus* GiveStatus(Status status) { return status.ok() ? nullptr : new CaesuraStatus{std::move(status)}; }
+CaesuraStatus* GiveStatus(Status status) {
+  return status.ok() ? nullptr : new CaesuraStatus{std::move(status)};
+}
 
 Status TakeStatus(CaesuraStatus* status) {
   if (status == nullptr) return {};
@@ -80,15 +84,22 @@ const CaesuraApi& PluginApi() {
       .size = sizeof(CaesuraApi),
       .version = CAESURA_PLUGIN_VERSION,
       .make_status = MakeStatus,
-      .status_code = [](const CaesuraStatus* s) { return s == nullptr ? 0 : static_cast<int32_t>(s->status.code()); },
-      .status_message = [](const CaesuraStatus* s) { return s == nullptr ? "" : s->status.message().c_str(); },
+      .status_code =
+          [](const CaesuraStatus* s) {
+            return s == nullptr ? 0 : static_cast<int32_t>(s->status.code());
+          },
+      .status_message =
+          [](const CaesuraStatus* s) { return s == nullptr ? "" : s->status.message().c_str(); },
       .release_status = [](CaesuraStatus* s) { delete s; },
       .log_warning = [](const char* message) { LogWarning(message); },
-      .add_op = [](CaesuraPlugin* plugin,
-                   const CaesuraOp* op) { return Add(plugin->library.ops, op, &CaesuraOp::op_type, "an op"); },
+      .add_op =
+          [](CaesuraPlugin* plugin, const CaesuraOp* op) {
+            return Add(plugin->library.ops, op, &CaesuraOp::op_type, "an op");
+          },
       .add_model_runtime =
           [](CaesuraPlugin* plugin, const CaesuraModelRuntime* runtime) {
-            return Add(plugin->library.model_runtimes, runtime, &CaesuraModelRuntime::name, "a model runtime");
+            return Add(plugin->library.model_runtimes, runtime, &CaesuraModelRuntime::name,
+                       "a model runtime");
           },
       .add_provider =
           [](CaesuraPlugin* plugin, const CaesuraProvider* provider) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plug-in offers, as its library has described it (caesura_plugin.h). Plain descriptions: plugin_op.h,
-// model_op.h and plugin_provider.h make of them what sessions use.
+// What a plug-in offers, as its library has described it (caesura_plugin.h). Plain descriptions:
+// plugin_op.h, model_op.h and plugin_provider.h make of them what sessions use.
 #ifndef CAESURA_CORE_PLUGIN_PLUGIN_LIBRARY_H_
 #define CAESURA_CORE_PLUGIN_PLUGIN_LIBRARY_H_
 
@@ -21,12 +21,13 @@ struct PluginLibrary {
   std::vector<CaesuraProvider> providers;
 };
 
-// Opens the library and asks what it offers. kNotFound, kUnsupported (no plug-in, or one of a later version of which
-// more than this process knows is needed), or what the plug-in itself reports, with the path in front.
+// Opens the library and asks what it offers. kNotFound, kUnsupported (no plug-in, or one of a later
+// version of which more than this process knows is needed), or what the plug-in itself reports,
+// with the path in front.
 Result<PluginLibrary> LoadPluginLibrary(const std::string& path);
 
-// Where the plug-in lib<stem>.so is: in a folder of CAESURA_PLUGIN_PATH, or beside this library; else the file's name
-// alone, for the system to look for.
+// Where the plug-in lib<stem>.so is: in a folder of CAESURA_PLUGIN_PATH, or beside this library;
+// else the file's name alone, for the system to look for.
 std::string FindPluginLibrary(const std::string& stem);
 
 // The same as LoadPluginLibrary for a function that is in the program already.

@@ -22,7 +22,8 @@ namespace {
 constexpr char kMinNodesOption[] = "min_nodes";
 constexpr char kProviderSuffix[] = "ExecutionProvider";
 
-// What the plug-in's create has made. Compiled parts and buffers hold it, so that it is released last.
+// What the plug-in's create has made. Compiled parts and buffers hold it, so that it is released
+// last.
 struct Instance {
   Instance(const CaesuraProvider& described, void* made) : plugin(described), handle(made) {}
   ~Instance() { plugin.release(handle); }
@@ -35,12 +36,14 @@ struct Instance {
 
 class PluginAllocator : public Allocator {
  public:
-  PluginAllocator(std::shared_ptr<Instance> instance, Device device) : instance_(std::move(instance)), device_(device) {}
+  PluginAllocator(std::shared_ptr<Instance> instance, Device device)
+      : instance_(std::move(instance)), device_(device) {}
 
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
     void* data = nullptr;
     Status status = TakeStatus(instance_->plugin.allocate(instance_->handle, size, &data));
-    if (!status.ok() && status.code() != StatusCode::kOutOfMemory) return ProviderFailure(status.message());
+    if (!status.ok() && status.code() != StatusCode::kOutOfMemory)
+      return ProviderFailure(status.message());
     RETURN_IF_ERROR(status);
     auto release = [instance = instance_](void* p) { instance->plugin.free(instance->handle, p); };
     return std::make_shared<Buffer>(data, size, device_, std::move(release));
@@ -72,14 +75,15 @@ class PluginSubgraph : public CompiledSubgraph {
       : instance_(std::move(instance)), device_(device), compiled_(compiled) {}
   ~PluginSubgraph() override { instance_->plugin.release_compiled(compiled_); }
 
-  Status Run(const std::vector<SubgraphArgument>& inputs, const std::vector<SubgraphArgument>& outputs,
+  Status Run(const std::vector<SubgraphArgument>& inputs,
+             const std::vector<SubgraphArgument>& outputs,
              const MakeOutput& make_output) const override {
     std::vector<CaesuraTensor> given, wanted;
     for (const SubgraphArgument& input : inputs) given.push_back(TensorOf(input, device_));
     for (const SubgraphArgument& output : outputs) wanted.push_back(TensorOf(output, device_));
     CaesuraRun run{make_output, outputs.size()};
-    return TakeStatus(
-        instance_->plugin.run(compiled_, &run, given.data(), given.size(), wanted.data(), wanted.size()));
+    return TakeStatus(instance_->plugin.run(compiled_, &run, given.data(), given.size(),
+                                            wanted.data(), wanted.size()));
   }
 
  private:
@@ -96,19 +100,24 @@ class PluginCompiler : public SubgraphCompiler {
   Result<std::vector<int>> Capability(const CapabilityRequest& request) const override {
     const CaesuraGraph view(request.graph, request.offered, request.changing);
     std::vector<int32_t> groups(view.nodes.size(), 0);
-    RETURN_IF_ERROR(TakeStatus(instance_->plugin.capability(instance_->handle, &view, groups.data())));
+    RETURN_IF_ERROR(
+        TakeStatus(instance_->plugin.capability(instance_->handle, &view, groups.data())));
     return std::vector<int>(groups.begin(), groups.end());
   }
   int min_nodes() const override { return min_nodes_; }
   bool any_shape() const override {
-    return instance_->plugin.any_shape != nullptr && instance_->plugin.any_shape(instance_->handle) != 0;
+    return instance_->plugin.any_shape != nullptr &&
+           instance_->plugin.any_shape(instance_->handle) != 0;
   }
-  Result<std::shared_ptr<const CompiledSubgraph>> Compile(const Model& subgraph, int threads) const override {
+  Result<std::shared_ptr<const CompiledSubgraph>> Compile(const Model& subgraph,
+                                                          int threads) const override {
     const std::unordered_set<std::string> none;
     const CaesuraGraph view(*subgraph.graph, {}, none);
     void* compiled = nullptr;
-    RETURN_IF_ERROR(TakeStatus(instance_->plugin.compile(instance_->handle, &view, threads, &compiled)));
-    return std::shared_ptr<const CompiledSubgraph>(std::make_shared<PluginSubgraph>(instance_, device_, compiled));
+    RETURN_IF_ERROR(
+        TakeStatus(instance_->plugin.compile(instance_->handle, &view, threads, &compiled)));
+    return std::shared_ptr<const CompiledSubgraph>(
+        std::make_shared<PluginSubgraph>(instance_, device_, compiled));
   }
 
  private:
@@ -120,9 +129,13 @@ class PluginCompiler : public SubgraphCompiler {
 class PluginProvider : public ExecutionProvider {
  public:
   PluginProvider(std::shared_ptr<Instance> instance, Device device, int min_nodes)
-      : instance_(instance), name_(instance->plugin.name), device_(device), compiler_(instance, device, min_nodes) {
+      : instance_(instance),
+        name_(instance->plugin.name),
+        device_(device),
+        compiler_(instance, device, min_nodes) {
     kernels_.Add(CompiledSubgraphKernel(compiler_, name_));
-    if (!device.is_host()) allocator_ = std::make_unique<PluginAllocator>(std::move(instance), device);
+    if (!device.is_host())
+      allocator_ = std::make_unique<PluginAllocator>(std::move(instance), device);
   }
   const std::string& name() const override { return name_; }
   Device device() const override { return device_; }
@@ -134,21 +147,24 @@ class PluginProvider : public ExecutionProvider {
   Status Copy(CopyKind kind, void* to, const void* from, size_t bytes) const override {
     if (device_.is_host()) return ExecutionProvider::Copy(kind, to, from, bytes);
     if (bytes == 0) return {};
-    return Failed("copy", instance_->plugin.copy(instance_->handle, static_cast<int32_t>(kind), to, from, bytes));
+    return Failed("copy", instance_->plugin.copy(instance_->handle, static_cast<int32_t>(kind), to,
+                                                 from, bytes));
   }
   Status Synchronise() const override {
     if (device_.is_host()) return {};
     return Failed("synchronise", instance_->plugin.synchronise(instance_->handle));
   }
   void* stream() const override {
-    return instance_->plugin.stream == nullptr ? nullptr : instance_->plugin.stream(instance_->handle);
+    return instance_->plugin.stream == nullptr ? nullptr
+                                               : instance_->plugin.stream(instance_->handle);
   }
   const SubgraphCompiler* compiler() const override { return &compiler_; }
 
  private:
   Status Failed(const char* what, CaesuraStatus* given) const {
     const Status status = TakeStatus(given);
-    return status.ok() ? status : ProviderFailure(name_ + " failed to " + what + ": " + status.message());
+    return status.ok() ? status
+                       : ProviderFailure(name_ + " failed to " + what + ": " + status.message());
   }
 
   const std::shared_ptr<Instance> instance_;
@@ -162,18 +178,22 @@ class PluginProvider : public ExecutionProvider {
 static_assert(static_cast<int>(CopyKind::kToDevice) == CAESURA_TO_DEVICE &&
               static_cast<int>(CopyKind::kToHost) == CAESURA_TO_HOST &&
               static_cast<int>(CopyKind::kWithin) == CAESURA_WITHIN);
-static_assert(static_cast<int>(DeviceType::kCpu) == CAESURA_CPU && static_cast<int>(DeviceType::kCuda) == CAESURA_CUDA &&
+static_assert(static_cast<int>(DeviceType::kCpu) == CAESURA_CPU &&
+              static_cast<int>(DeviceType::kCuda) == CAESURA_CUDA &&
               static_cast<int>(DeviceType::kOther) == CAESURA_OTHER);
 
 Status CheckDescription(const CaesuraProvider& p) {
   const std::string who = "provider " + std::string(p.name);
   const bool complete = p.create != nullptr && p.release != nullptr && p.capability != nullptr &&
                         p.compile != nullptr && p.release_compiled != nullptr && p.run != nullptr;
-  if (!complete) return Unsupported(who + " lacks one of create, release, capability, compile, release_compiled, run");
-  const int memory = (p.device != nullptr) + (p.allocate != nullptr) + (p.free != nullptr) + (p.copy != nullptr) +
-                     (p.synchronise != nullptr);
+  if (!complete)
+    return Unsupported(who +
+                       " lacks one of create, release, capability, compile, release_compiled, run");
+  const int memory = (p.device != nullptr) + (p.allocate != nullptr) + (p.free != nullptr) +
+                     (p.copy != nullptr) + (p.synchronise != nullptr);
   if (memory == 0 || memory == 5) return {};
-  return Unsupported(who + " has some of device, allocate, free, copy and synchronise, but not all");
+  return Unsupported(who +
+                     " has some of device, allocate, free, copy and synchronise, but not all");
 }
 
 Result<Device> DeviceOf(const Instance& instance) {
@@ -181,8 +201,8 @@ Result<Device> DeviceOf(const Instance& instance) {
   int32_t type = CAESURA_OTHER, index = 0;
   RETURN_IF_ERROR(TakeStatus(instance.plugin.device(instance.handle, &type, &index)));
   if (type != CAESURA_CUDA && type != CAESURA_OTHER) {
-    return Unsupported("provider " + std::string(instance.plugin.name) + " has memory of its own, but device type " +
-                       std::to_string(type));
+    return Unsupported("provider " + std::string(instance.plugin.name) +
+                       " has memory of its own, but device type " + std::to_string(type));
   }
   return Device{static_cast<DeviceType>(type), static_cast<int16_t>(index)};
 }
@@ -207,10 +227,14 @@ const CaesuraProviderApi& PluginProviderApi() {
     CaesuraProviderApi out = {};
     out.size = sizeof(out);
     FillGraphFunctions(&out);
-    out.make_output = [](CaesuraRun* run, size_t i, int32_t dtype, const int64_t* dims, int32_t rank, void** data) {
-      const bool known = dtype > 0 && dtype < kDTypeCount && dtype != static_cast<int32_t>(DType::kString);
-      const bool sized = rank == 0 || (rank > 0 && dims != nullptr && *std::min_element(dims, dims + rank) >= 0);
-      if (i >= run->outputs || !known || !sized) return GiveStatus(InvalidArgument("make_output: no such output"));
+    out.make_output = [](CaesuraRun* run, size_t i, int32_t dtype, const int64_t* dims,
+                         int32_t rank, void** data) {
+      const bool known =
+          dtype > 0 && dtype < kDTypeCount && dtype != static_cast<int32_t>(DType::kString);
+      const bool sized =
+          rank == 0 || (rank > 0 && dims != nullptr && *std::min_element(dims, dims + rank) >= 0);
+      if (i >= run->outputs || !known || !sized)
+        return GiveStatus(InvalidArgument("make_output: no such output"));
       auto made = run->make_output(static_cast<int>(i), static_cast<DType>(dtype),
                                    Shape(std::vector<int64_t>(dims, dims + rank)));
       if (made.ok()) *data = made->raw();
@@ -221,8 +245,8 @@ const CaesuraProviderApi& PluginProviderApi() {
   return api;
 }
 
-Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(const CaesuraProvider& description,
-                                                                    const ProviderOptions& options) {
+Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(
+    const CaesuraProvider& description, const ProviderOptions& options) {
   RETURN_IF_ERROR(CheckDescription(description));
   ProviderOptions own = options;
   ASSIGN_OR_RETURN(const int min_nodes, TakeMinNodes(&own, description.min_nodes));
@@ -233,7 +257,8 @@ Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(const Caesur
   }
   const CaesuraOptions given = {keys.data(), values.data(), keys.size()};
   void* handle = nullptr;
-  RETURN_IF_ERROR(TakeStatus(description.create(&given, &handle)).WithPrefix(std::string(description.name) + ": "));
+  RETURN_IF_ERROR(TakeStatus(description.create(&given, &handle))
+                      .WithPrefix(std::string(description.name) + ": "));
   auto instance = std::make_shared<Instance>(description, handle);
   ASSIGN_OR_RETURN(const Device device, DeviceOf(*instance));
   return std::shared_ptr<const ExecutionProvider>(
@@ -250,7 +275,8 @@ Result<std::shared_ptr<const ExecutionProvider>> ProviderByName(const std::strin
   if (name.find('/') == std::string::npos) {
     std::string stem = name;
     if (stem.ends_with(kProviderSuffix)) stem.resize(stem.size() - std::size(kProviderSuffix) + 1);
-    std::transform(stem.begin(), stem.end(), stem.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::transform(stem.begin(), stem.end(), stem.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
     path = FindPluginLibrary("caesura_" + stem);
   }
   ASSIGN_OR_RETURN(const PluginLibrary library, LoadPluginLibrary(path));

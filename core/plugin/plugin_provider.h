@@ -14,17 +14,18 @@ namespace caesura {
 
 using ProviderOptions = std::map<std::string, std::string>;
 
-// The provider behind a description. Options go to the plug-in but for "min_nodes", the smallest part that it gets.
-// kInvalidArgument for options that nobody knows, kUnsupported where the description lacks what is required. What the
-// description points at lives as long as the process.
-Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(const CaesuraProvider& description,
-                                                                    const ProviderOptions& options = {});
+// The provider behind a description. Options go to the plug-in but for "min_nodes", the smallest
+// part that it gets. kInvalidArgument for options that nobody knows, kUnsupported where the
+// description lacks what is required. What the description points at lives as long as the process.
+Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(
+    const CaesuraProvider& description, const ProviderOptions& options = {});
 
-// By name: "CPUExecutionProvider", or "<Name>ExecutionProvider" from the plug-in libcaesura_<name>.so, looked for in the
-// folders of CAESURA_PLUGIN_PATH, beside this library, and where the system looks. Or the path of a plug-in (it holds a
+// By name: "CPUExecutionProvider", or "<Name>ExecutionProvider" from the plug-in
+// libcaesura_<name>.so, looked for in the folders of CAESURA_PLUGIN_PATH, beside this library, and
+// where the system looks. Or the path of a plug-in (it holds a
 // '/'): its first provider. kNotFound says where was looked.
-Result<std::shared_ptr<const ExecutionProvider>> ProviderByName(const std::string& name,
-                                                                const ProviderOptions& options = {});
+Result<std::shared_ptr<const ExecutionProvider>> ProviderByName(
+    const std::string& name, const ProviderOptions& options = {});
 
 // The table's part for providers.
 const CaesuraProviderApi& PluginProviderApi();

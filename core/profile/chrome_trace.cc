@@ -16,9 +16,11 @@ json NodeEvent(const ProfileEvent& event) {
   const std::string name = event.op_type + " " + event.node;
   if (event.kind != ProfileEvent::Kind::kStep) {
     const bool before = event.kind == ProfileEvent::Kind::kFenceBefore;
-    return {{"name", name + (before ? " fence_before" : " fence_after")},
-            {"cat", "fence"},
-            {"args", {{"op_name", event.op_type}, {"plan_index", event.plan_index}, {"batch_tag", event.tag}}}};
+    return {
+        {"name", name + (before ? " fence_before" : " fence_after")},
+        {"cat", "fence"},
+        {"args",
+         {{"op_name", event.op_type}, {"plan_index", event.plan_index}, {"batch_tag", event.tag}}}};
   }
   const ThreadStatistics& s = event.statistics;
   json statistics = {{"threads", s.threads},
@@ -42,7 +44,9 @@ json NodeEvent(const ProfileEvent& event) {
 json TraceEvent(const ProfileEvent& event) {
   json out;
   if (event.kind == ProfileEvent::Kind::kRun) {
-    out = {{"name", event.tag}, {"cat", "run"}, {"args", {{"first_step", event.plan_index}, {"failed", event.failed}}}};
+    out = {{"name", event.tag},
+           {"cat", "run"},
+           {"args", {{"first_step", event.plan_index}, {"failed", event.failed}}}};
   } else {
     out = NodeEvent(event);
   }
@@ -56,14 +60,17 @@ json TraceEvent(const ProfileEvent& event) {
 
 }  // namespace
 
-std::string ChromeTrace(const std::vector<ProfileEvent>& events, const std::vector<MemoryRecord>& memory) {
+std::string ChromeTrace(const std::vector<ProfileEvent>& events,
+                        const std::vector<MemoryRecord>& memory) {
   json trace = json::array();
-  trace.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", 1}, {"args", {{"name", "caesura"}}}});
+  trace.push_back(
+      {{"name", "process_name"}, {"ph", "M"}, {"pid", 1}, {"args", {{"name", "caesura"}}}});
   // When the step of a run began: that is when its memory sample counts.
   std::map<std::pair<std::string, int>, int64_t> begins;
   for (const ProfileEvent& event : events) {
     trace.push_back(TraceEvent(event));
-    if (event.kind == ProfileEvent::Kind::kStep) begins.try_emplace({event.tag, event.plan_index}, event.begin_ns);
+    if (event.kind == ProfileEvent::Kind::kStep)
+      begins.try_emplace({event.tag, event.plan_index}, event.begin_ns);
   }
   for (const MemoryRecord& record : memory) {
     for (const MemorySample& sample : record.samples) {
@@ -86,8 +93,9 @@ std::string ChromeTrace(const std::vector<ProfileEvent>& events, const std::vect
 
 Status WriteChromeTrace(const std::string& path, const std::vector<ProfileEvent>& events,
                         const std::vector<MemoryRecord>& memory) {
-  return WriteFileAtomically(PosixFileSystem(), path,
-                             [&](WritableFile& file) { return file.Write(ChromeTrace(events, memory)); });
+  return WriteFileAtomically(PosixFileSystem(), path, [&](WritableFile& file) {
+    return file.Write(ChromeTrace(events, memory));
+  });
 }
 
 }  // namespace caesura

@@ -12,10 +12,11 @@
 
 namespace caesura {
 
-// One complete event ("X") an event: a run, a step ("op node", args op_name, provider, graph_index, plan_index,
-// activation_size, parameter_size, output_size, thread_statistics, batch_tag) and its fences; a counter ("C") a sample
-// of `memory`, at the time of the sample.
-std::string ChromeTrace(const std::vector<ProfileEvent>& events, const std::vector<MemoryRecord>& memory = {});
+// One complete event ("X") an event: a run, a step ("op node", args op_name, provider, graph_index,
+// plan_index, activation_size, parameter_size, output_size, thread_statistics, batch_tag) and its
+// fences; a counter ("C") a sample of `memory`, at the time of the sample.
+std::string ChromeTrace(const std::vector<ProfileEvent>& events,
+                        const std::vector<MemoryRecord>& memory = {});
 
 // Fails with kIoError.
 Status WriteChromeTrace(const std::string& path, const std::vector<ProfileEvent>& events,

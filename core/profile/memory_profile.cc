@@ -42,28 +42,35 @@ std::vector<MemorySample> PlannedSamples(const ExecutionPlan& plan) {
     if (buffer.kind == Kind::kFetch) {
       for (int s = 0; s <= last; ++s) samples[s].fetch_bytes += buffer.bytes;
     } else if (buffer.kind == Kind::kCached) {
-      for (size_t s = std::max(0, buffer.first_step); s < steps; ++s) samples[s].cached_bytes += buffer.bytes;
+      for (size_t s = std::max(0, buffer.first_step); s < steps; ++s)
+        samples[s].cached_bytes += buffer.bytes;
     }
   }
   return samples;
 }
 
 // The largest values alive while `step` runs. `dynamic` holds bytes by value id, or is empty.
-std::vector<LiveValue> LargestAt(const ExecutionPlan& plan, int step, const std::vector<size_t>& dynamic) {
+std::vector<LiveValue> LargestAt(const ExecutionPlan& plan, int step,
+                                 const std::vector<size_t>& dynamic) {
   std::vector<LiveValue> live;
   std::vector<bool> seen(plan.buffers().size(), false);  // a buffer is named by its first value
   for (uint32_t id = 1; id < plan.values().size(); ++id) {
     const PlannedValue& value = plan.values()[id];
     const PlannedBuffer& buffer = plan.buffers()[value.buffer];
-    const bool counts = buffer.kind == Kind::kArena || buffer.kind == Kind::kFetch || buffer.kind == Kind::kDynamic ||
-                        buffer.kind == Kind::kCached;
-    if (!counts || seen[value.buffer] || buffer.first_step > step || buffer.last_step < step) continue;
+    const bool counts = buffer.kind == Kind::kArena || buffer.kind == Kind::kFetch ||
+                        buffer.kind == Kind::kDynamic || buffer.kind == Kind::kCached;
+    if (!counts || seen[value.buffer] || buffer.first_step > step || buffer.last_step < step)
+      continue;
     seen[value.buffer] = true;
-    const size_t bytes = buffer.kind == Kind::kDynamic ? (id < dynamic.size() ? dynamic[id] : 0) : buffer.bytes;
-    const std::string type = std::string(DTypeName(value.dtype)) + (value.known ? value.shape.ToString() : "[?]");
-    live.push_back({value.value->name(), type, KindName(buffer.kind), bytes, buffer.first_step, buffer.last_step});
+    const size_t bytes =
+        buffer.kind == Kind::kDynamic ? (id < dynamic.size() ? dynamic[id] : 0) : buffer.bytes;
+    const std::string type =
+        std::string(DTypeName(value.dtype)) + (value.known ? value.shape.ToString() : "[?]");
+    live.push_back({value.value->name(), type, KindName(buffer.kind), bytes, buffer.first_step,
+                    buffer.last_step});
   }
-  std::stable_sort(live.begin(), live.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::stable_sort(live.begin(), live.end(),
+                   [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   if (live.size() > kLargest) live.resize(kLargest);
   return live;
 }
@@ -116,13 +123,16 @@ void MemoryProfile::OnEnter(const ExecutionPlan& plan, const ExecutionState& sta
   running.dynamic.assign(plan.values().size(), 0);
 }
 
-void MemoryProfile::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int index, const Status& status) {
+void MemoryProfile::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int index,
+                              const Status& status) {
   std::lock_guard<std::mutex> lock(mutex_);
   Running& running = running_[&state];
   const Step& step = plan.steps()[index];
-  for (uint32_t a = step.input_count; status.ok() && a < step.input_count + step.output_count; ++a) {
+  for (uint32_t a = step.input_count; status.ok() && a < step.input_count + step.output_count;
+       ++a) {
     const uint32_t id = plan.argument_values()[step.first_argument + a];
-    if (plan.buffers()[plan.values()[id].buffer].kind == Kind::kDynamic) running.dynamic[id] = ValueBytes(state, id);
+    if (plan.buffers()[plan.values()[id].buffer].kind == Kind::kDynamic)
+      running.dynamic[id] = ValueBytes(state, id);
   }
   MemorySample sample = running.planned[index];
   for (size_t bytes : running.dynamic) sample.dynamic_bytes += bytes;
@@ -131,7 +141,8 @@ void MemoryProfile::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& s
   for (uint32_t id : step.release) running.dynamic[id] = 0;
 }
 
-void MemoryProfile::OnLeave(const ExecutionPlan& plan, const ExecutionState& state, const Status& status) {
+void MemoryProfile::OnLeave(const ExecutionPlan& plan, const ExecutionState& state,
+                            const Status& status) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (status.ok() && state.phase() != ExecutionState::Phase::kFinished) return;  // it goes on later
   auto it = running_.find(&state);
@@ -152,18 +163,33 @@ std::string MemoryJson(const std::vector<MemoryRecord>& records) {
   for (const MemoryRecord& record : records) {
     json samples = json::array(), largest = json::array();
     for (const MemorySample& s : record.samples) {
-      samples.push_back({{"step", s.step}, {"node", s.node}, {"op_type", s.op_type}, {"arena_bytes", s.arena_bytes},
-                         {"fetch_bytes", s.fetch_bytes}, {"dynamic_bytes", s.dynamic_bytes},
-                         {"cached_bytes", s.cached_bytes}, {"total_bytes", s.total()}});
+      samples.push_back({{"step", s.step},
+                         {"node", s.node},
+                         {"op_type", s.op_type},
+                         {"arena_bytes", s.arena_bytes},
+                         {"fetch_bytes", s.fetch_bytes},
+                         {"dynamic_bytes", s.dynamic_bytes},
+                         {"cached_bytes", s.cached_bytes},
+                         {"total_bytes", s.total()}});
     }
     for (const LiveValue& v : record.largest) {
-      largest.push_back({{"name", v.name}, {"type", v.type}, {"kind", v.kind}, {"bytes", v.bytes},
-                         {"first_step", v.first_step}, {"last_step", v.last_step}});
+      largest.push_back({{"name", v.name},
+                         {"type", v.type},
+                         {"kind", v.kind},
+                         {"bytes", v.bytes},
+                         {"first_step", v.first_step},
+                         {"last_step", v.last_step}});
     }
-    runs.push_back({{"tag", record.tag}, {"failed", record.failed}, {"error", record.error},
-                    {"arena_bytes", record.arena_bytes}, {"feed_bytes", record.feed_bytes},
-                    {"parameter_bytes", record.parameter_bytes}, {"constant_bytes", record.constant_bytes},
-                    {"peak_sample", record.Peak()}, {"samples", std::move(samples)}, {"largest", std::move(largest)}});
+    runs.push_back({{"tag", record.tag},
+                    {"failed", record.failed},
+                    {"error", record.error},
+                    {"arena_bytes", record.arena_bytes},
+                    {"feed_bytes", record.feed_bytes},
+                    {"parameter_bytes", record.parameter_bytes},
+                    {"constant_bytes", record.constant_bytes},
+                    {"peak_sample", record.Peak()},
+                    {"samples", std::move(samples)},
+                    {"largest", std::move(largest)}});
   }
   return json{{"runs", std::move(runs)}}.dump(1, ' ', false, json::error_handler_t::replace);
 }

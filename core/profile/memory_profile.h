@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryProfile: what is alive at each step of a run: the plan's arena curve and what was allocated in the run.
-// A run that fails leaves a record too, with the values that were alive.
+// MemoryProfile: what is alive at each step of a run: the plan's arena curve and what was allocated
+// in the run. A run that fails leaves a record too, with the values that were alive.
 #ifndef CAESURA_CORE_PROFILE_MEMORY_PROFILE_H_
 #define CAESURA_CORE_PROFILE_MEMORY_PROFILE_H_
 
@@ -44,7 +44,8 @@ struct MemoryRecord {
   int Peak() const;
 };
 
-// What is known before the first step: the arena curve and the largest values at its peak, nothing dynamic.
+// What is known before the first step: the arena curve and the largest values at its peak, nothing
+// dynamic.
 MemoryRecord PlannedMemory(const ExecutionPlan& plan);
 
 // {"runs": [...]}: the fields above by name.
@@ -61,8 +62,10 @@ class MemoryProfile : public ExecutionObserver {
   void Clear();
 
   void OnEnter(const ExecutionPlan& plan, const ExecutionState& state) override;
-  void OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step, const Status& status) override;
-  void OnLeave(const ExecutionPlan& plan, const ExecutionState& state, const Status& status) override;
+  void OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
+                 const Status& status) override;
+  void OnLeave(const ExecutionPlan& plan, const ExecutionState& state,
+               const Status& status) override;
 
  private:
   struct Running {

@@ -43,7 +43,8 @@ class Expression {
 std::string FileName(const std::string& text) {
   std::string out;
   for (char c : text.substr(0, 80)) {
-    const bool plain = std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+    const bool plain =
+        std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
     out += plain ? c : '_';
   }
   return out.empty() || out[0] == '.' ? "_" + out : out;
@@ -51,9 +52,11 @@ std::string FileName(const std::string& text) {
 
 // In a dtype that NumPy has.
 Tensor ForNumpy(const Tensor& tensor) {
-  if (tensor.dtype() == DType::kBFloat16) return Tensor::Of<float>(tensor.shape(), tensor.ToVector<float>());
+  if (tensor.dtype() == DType::kBFloat16)
+    return Tensor::Of<float>(tensor.shape(), tensor.ToVector<float>());
   const bool has_dtype = kNumericTypes.Contains(tensor.dtype()) || tensor.dtype() == DType::kBool ||
-                         tensor.dtype() == DType::kComplex64 || tensor.dtype() == DType::kComplex128;
+                         tensor.dtype() == DType::kComplex64 ||
+                         tensor.dtype() == DType::kComplex128;
   return has_dtype ? tensor : Tensor::Borrow(DType::kUInt8, tensor.shape(), tensor.raw());
 }
 
@@ -82,7 +85,8 @@ std::string TensorText(const Tensor& tensor, int64_t max_values) {
     sum += v;
   }
   const int64_t finite = static_cast<int64_t>(values.size()) - nan - inf;
-  if (finite > 0) out << " min " << least << " max " << most << " mean " << sum / static_cast<double>(finite);
+  if (finite > 0)
+    out << " min " << least << " max " << most << " mean " << sum / static_cast<double>(finite);
   out << " nan " << nan << " inf " << inf << "\n";
   for (int64_t i = 0; i < std::min<int64_t>(shown, values.size()); ++i) out << values[i] << "\n";
   return out.str();
@@ -131,20 +135,23 @@ Status NodeDump::WriteValue(const std::string& stem, const RuntimeValue& value) 
   }
   if (!value.is_tensor() || written_ >= options_.max_files) return {};
   const Tensor& tensor = value.tensor();
-  const bool text = options_.format == NodeDumpOptions::Format::kText || tensor.dtype() == DType::kString;
+  const bool text =
+      options_.format == NodeDumpOptions::Format::kText || tensor.dtype() == DType::kString;
   std::string bytes;
   if (text) {
     bytes = TensorText(tensor, options_.max_values);
   } else {
     ASSIGN_OR_RETURN(bytes, TensorToNpy(ForNumpy(tensor)));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, files_.Create(stem + (text ? ".txt" : ".npy")));
+  ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file,
+                   files_.Create(stem + (text ? ".txt" : ".npy")));
   RETURN_IF_ERROR(file->Write(bytes));
   ++written_;
   return file->Close();
 }
 
-void NodeDump::Dump(const ExecutionPlan& plan, const ExecutionState& state, int index, bool outputs) {
+void NodeDump::Dump(const ExecutionPlan& plan, const ExecutionState& state, int index,
+                    bool outputs) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!status_.ok() || written_ >= options_.max_files) return;
   const Step& step = plan.steps()[index];
@@ -155,13 +162,16 @@ void NodeDump::Dump(const ExecutionPlan& plan, const ExecutionState& state, int 
     status_ = IoError(folder + ": " + error.message());
     return;
   }
-  const std::string stem = folder + "/" + std::to_string(index) + "_" + FileName(step.node->op_type()) + "_" +
-                           FileName(step.node->name()) + (outputs ? "_out" : "_in");
-  const uint32_t first = outputs ? step.input_count : 0, count = outputs ? step.output_count : step.input_count;
+  const std::string stem = folder + "/" + std::to_string(index) + "_" +
+                           FileName(step.node->op_type()) + "_" + FileName(step.node->name()) +
+                           (outputs ? "_out" : "_in");
+  const uint32_t first = outputs ? step.input_count : 0,
+                 count = outputs ? step.output_count : step.input_count;
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t id = plan.argument_values()[step.first_argument + first + i];
     if (id == 0) continue;
-    const std::string name = stem + std::to_string(i) + "_" + FileName(plan.values()[id].value->name());
+    const std::string name =
+        stem + std::to_string(i) + "_" + FileName(plan.values()[id].value->name());
     const Result<RuntimeValue> value = state.HostValueOf(id);
     status_ = value.ok() ? WriteValue(name, *value) : value.status();
     if (!status_.ok()) return;
@@ -172,10 +182,12 @@ void NodeDump::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& stat
   if (options_.inputs && Chosen(plan.steps()[index])) Dump(plan, state, index, false);
 }
 
-void NodeDump::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int index, const Status& status) {
+void NodeDump::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int index,
+                         const Status& status) {
   const Step& step = plan.steps()[index];
   // A yield's outputs come in later.
-  if (options_.outputs && status.ok() && step.kind != Step::Kind::kYield && Chosen(step)) Dump(plan, state, index, true);
+  if (options_.outputs && status.ok() && step.kind != Step::Kind::kYield && Chosen(step))
+    Dump(plan, state, index, true);
 }
 
 }  // namespace caesura

@@ -17,7 +17,8 @@ namespace caesura {
 struct NodeDumpOptions {
   enum class Format : uint8_t { kNpy, kText };
   std::string folder;
-  // POSIX extended regular expressions; an empty one chooses nothing. A node is dumped when one of them fits.
+  // POSIX extended regular expressions; an empty one chooses nothing. A node is dumped when one of
+  // them fits.
   std::string ops;    // on the op type, in full: "MatMul|Gemm"
   std::string nodes;  // on the node's name, anywhere: "layer[0-3]/"
   bool inputs = true, outputs = true;
@@ -26,20 +27,22 @@ struct NodeDumpOptions {
   int max_files = 10000;      // then it stops
 };
 
-// A failed write ends the dumping, not the run; status() says what happened. Dtypes that NumPy lacks are written as
-// float32 (bfloat16), as bytes (8- and 4-bit types), strings as text.
-// Thread safety: one observer may watch any number of states in any threads.
+// A failed write ends the dumping, not the run; status() says what happened. Dtypes that NumPy
+// lacks are written as float32 (bfloat16), as bytes (8- and 4-bit types), strings as text. Thread
+// safety: one observer may watch any number of states in any threads.
 class NodeDump : public ExecutionObserver {
  public:
   // Fails on an expression that cannot be read.
-  static Result<std::unique_ptr<NodeDump>> Create(NodeDumpOptions options, FileSystem& files = PosixFileSystem());
+  static Result<std::unique_ptr<NodeDump>> Create(NodeDumpOptions options,
+                                                  FileSystem& files = PosixFileSystem());
   ~NodeDump() override;
 
   int files_written() const;
   Status status() const;
 
   void OnStepBegin(const ExecutionPlan& plan, const ExecutionState& state, int step) override;
-  void OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step, const Status& status) override;
+  void OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
+                 const Status& status) override;
 
  private:
   struct Patterns;
@@ -56,7 +59,8 @@ class NodeDump : public ExecutionObserver {
   Status status_;
 };
 
-// "float32[2, 3] min -1 max 2 mean 0.5 nan 0 inf 0" and the first `max_values` elements, one a line.
+// "float32[2, 3] min -1 max 2 mean 0.5 nan 0 inf 0" and the first `max_values` elements, one a
+// line.
 std::string TensorText(const Tensor& tensor, int64_t max_values);
 
 }  // namespace caesura

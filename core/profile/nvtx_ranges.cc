@@ -28,7 +28,8 @@ class NvtxSink : public RangeSink {
  public:
   using PushFunction = int (*)(const NvtxEvent*);
   using PopFunction = int (*)();
-  NvtxSink(void* library, PushFunction push, PopFunction pop) : library_(library), push_(push), pop_(pop) {}
+  NvtxSink(void* library, PushFunction push, PopFunction pop)
+      : library_(library), push_(push), pop_(pop) {}
   ~NvtxSink() override { dlclose(library_); }
   void Begin(const std::string& name, uint32_t argb) override {
     NvtxEvent event;
@@ -82,7 +83,8 @@ void PhaseRanges::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& s
   if (open && *open < phase) sink_.End();
   if (!open || *open < phase) sink_.Begin(RunTag(state) + " " + PhaseName(phase), ColorOf(phase));
   if (steps_) {
-    sink_.Begin(step.node->op_type() + "." + std::to_string(step.graph_index) + "(" + step.node->name() + ")",
+    sink_.Begin(step.node->op_type() + "." + std::to_string(step.graph_index) + "(" +
+                    step.node->name() + ")",
                 kStepColor);
   }
 }

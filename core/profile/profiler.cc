@@ -46,7 +46,9 @@ const char* PhaseName(Phase phase) {
 Profiler::Profiler(size_t max_events) : max_events_(max_events) {}
 
 int64_t Profiler::Now() const {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - origin_).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() -
+                                                              origin_)
+      .count();
 }
 
 std::vector<ProfileEvent> Profiler::Events() const {
@@ -71,7 +73,8 @@ void Profiler::Record(ProfileEvent event) {
     ++dropped_;
     return;
   }
-  event.thread = threads_.try_emplace(std::this_thread::get_id(), static_cast<int>(threads_.size())).first->second;
+  event.thread = threads_.try_emplace(std::this_thread::get_id(), static_cast<int>(threads_.size()))
+                     .first->second;
   events_.push_back(std::move(event));
 }
 
@@ -114,7 +117,8 @@ void Profiler::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& stat
   running.mark_ns = Now();  // last, so that our own work is not in the step's time
 }
 
-void Profiler::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step, const Status& status) {
+void Profiler::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
+                         const Status& status) {
   const int64_t now = Now();
   const ThreadStatistics end = StatisticsNow();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -165,18 +169,20 @@ std::string Profiler::Summary() const {
       ++row->calls;
       row->ns += event.duration_ns;
       row->cpu_ns += event.statistics.process_cpu_ns;
-      row->bytes += event.sizes.activation_bytes + event.sizes.parameter_bytes + event.sizes.output_bytes;
+      row->bytes +=
+          event.sizes.activation_bytes + event.sizes.parameter_bytes + event.sizes.output_bytes;
     }
   }
   std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
   sorted.emplace_back("all", total);
   std::string out = "      time ms  share     calls   CPU ms        MB  op\n";
   for (const auto& [op, row] : sorted) {
     char line[160];
     std::snprintf(line, sizeof(line), "%13.3f %5.1f%% %9lld %8.2f %9.2f  ", row.ns * 1e-6,
-                  total.ns > 0 ? 100.0 * row.ns / total.ns : 0.0, static_cast<long long>(row.calls), row.cpu_ns * 1e-6,
-                  row.bytes * 1e-6);
+                  total.ns > 0 ? 100.0 * row.ns / total.ns : 0.0, static_cast<long long>(row.calls),
+                  row.cpu_ns * 1e-6, row.bytes * 1e-6);
     out += line + op + "\n";
   }
   return out;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Profiler: an observer that times each step, its fences and whole runs, with sizes and thread statistics.
+// Profiler: an observer that times each step, its fences and whole runs, with sizes and thread
+// statistics.
 //
 //   Profiler profiler;
 //   RunOptions options;
 //   options.observers = {&profiler};
 //   options.tag = "batch 17";
 //   ... run ...
-//   WriteChromeTrace("trace.json", profiler.Events());   // core/profile/chrome_trace.h; opens in Perfetto
-//   std::puts(profiler.Summary().c_str());
+//   WriteChromeTrace("trace.json", profiler.Events());   // core/profile/chrome_trace.h; opens in
+//   Perfetto std::puts(profiler.Summary().c_str());
 #ifndef CAESURA_CORE_PROFILE_PROFILER_H_
 #define CAESURA_CORE_PROFILE_PROFILER_H_
 
@@ -24,8 +25,9 @@
 
 namespace caesura {
 
-// What the operating system says about the time of a step. libgomp tells nothing about its workers, so what they did
-// shows in the CPU time of the process (that of other states that ran meanwhile is in it too).
+// What the operating system says about the time of a step. libgomp tells nothing about its workers,
+// so what they did shows in the CPU time of the process (that of other states that ran meanwhile is
+// in it too).
 struct ThreadStatistics {
   int threads = 1;               // that the kernel may use
   int64_t thread_cpu_ns = 0;     // CPU time of the calling thread
@@ -36,16 +38,16 @@ struct ThreadStatistics {
 struct ProfileEvent {
   enum class Kind : uint8_t { kRun, kFenceBefore, kStep, kFenceAfter };
   Kind kind = Kind::kStep;
-  std::string tag;        // of the run
-  int64_t begin_ns = 0;   // since the profiler was made
+  std::string tag;       // of the run
+  int64_t begin_ns = 0;  // since the profiler was made
   int64_t duration_ns = 0;
-  int thread = 0;         // 0 for the first thread that was seen, and so on
+  int thread = 0;  // 0 for the first thread that was seen, and so on
   bool failed = false;
   // Empty for kRun.
   std::string node, op_type, provider;
   Phase phase = Phase::kForward;
-  int graph_index = -1;   // the node's position in the graph
-  int plan_index = -1;    // the step's position in the plan; for kRun, where the run began
+  int graph_index = -1;  // the node's position in the graph
+  int plan_index = -1;   // the step's position in the plan; for kRun, where the run began
   // kStep only.
   StepSizes sizes;
   ThreadStatistics statistics;
@@ -66,9 +68,11 @@ class Profiler : public ExecutionObserver {
   void OnEnter(const ExecutionPlan& plan, const ExecutionState& state) override;
   void OnFenceBefore(const ExecutionPlan& plan, const ExecutionState& state, int step) override;
   void OnStepBegin(const ExecutionPlan& plan, const ExecutionState& state, int step) override;
-  void OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step, const Status& status) override;
+  void OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
+                 const Status& status) override;
   void OnFenceAfter(const ExecutionPlan& plan, const ExecutionState& state, int step) override;
-  void OnLeave(const ExecutionPlan& plan, const ExecutionState& state, const Status& status) override;
+  void OnLeave(const ExecutionPlan& plan, const ExecutionState& state,
+               const Status& status) override;
 
  private:
   // What has begun in one state and not ended.
@@ -80,7 +84,8 @@ class Profiler : public ExecutionObserver {
   };
 
   int64_t Now() const;
-  ProfileEvent EventOf(const ExecutionPlan& plan, const Running& running, int step, ProfileEvent::Kind kind) const;
+  ProfileEvent EventOf(const ExecutionPlan& plan, const Running& running, int step,
+                       ProfileEvent::Kind kind) const;
   void Record(ProfileEvent event);
 
   const std::chrono::steady_clock::time_point origin_ = std::chrono::steady_clock::now();

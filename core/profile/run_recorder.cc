@@ -25,7 +25,8 @@ std::string TypeText(const PlannedValue& value) {
 }
 
 bool IsShapeLike(const PlannedValue& value) {
-  const bool counts = value.dtype == DType::kInt64 || value.dtype == DType::kInt32 || value.dtype == DType::kBool;
+  const bool counts =
+      value.dtype == DType::kInt64 || value.dtype == DType::kInt32 || value.dtype == DType::kBool;
   return counts && value.known && value.shape.elements() <= kShapeElements;
 }
 
@@ -40,7 +41,8 @@ RecordedStep Describe(const ExecutionPlan& plan, const Step& step) {
   out.source = node.source();
   if (node.Is("FusedRows", kCaesuraDomain)) {
     for (const Graph* body : node.Subgraphs()) {
-      for (const auto& part : body->nodes()) out.parts.push_back({part->op_type(), part->name(), part->source()});
+      for (const auto& part : body->nodes())
+        out.parts.push_back({part->op_type(), part->name(), part->source()});
     }
   }
   bool all_shapes = step.output_count > 0;
@@ -71,7 +73,8 @@ struct RunRecorder::Running {
 Status BeginRecording(std::shared_ptr<RunRecorder> recorder) {
   ProcessRecording& recording = OfProcess();
   std::lock_guard<std::mutex> lock(recording.mutex);
-  if (recording.recorder != nullptr) return InvalidArgument("the runs of this process are already being recorded");
+  if (recording.recorder != nullptr)
+    return InvalidArgument("the runs of this process are already being recorded");
   recording.recorder = std::move(recorder);
   recording.is_on = true;
   return {};
@@ -173,14 +176,16 @@ void RunRecorder::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& s
   if (const auto running = Find(state)) running->profiler.OnStepBegin(plan, state, step);
 }
 
-void RunRecorder::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step, const Status& status) {
+void RunRecorder::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
+                            const Status& status) {
   const auto running = Find(state);
   if (running == nullptr) return;
   running->profiler.OnStepEnd(plan, state, step, status);
   running->memory.OnStepEnd(plan, state, step, status);
 }
 
-void RunRecorder::OnLeave(const ExecutionPlan& plan, const ExecutionState& state, const Status& status) {
+void RunRecorder::OnLeave(const ExecutionPlan& plan, const ExecutionState& state,
+                          const Status& status) {
   const auto running = Find(state);
   if (running == nullptr) return;
   running->profiler.OnLeave(plan, state, status);

@@ -18,7 +18,8 @@ size_t ValueBytes(const RuntimeValue& value) {
 size_t ValueBytes(const ExecutionState& state, uint32_t id) {
   if (id == 0) return 0;
   const PlannedValue& value = state.plan().values()[id];
-  if (state.plan().buffers()[value.buffer].kind == Kind::kDynamic) return ValueBytes(state.ValueOf(id));
+  if (state.plan().buffers()[value.buffer].kind == Kind::kDynamic)
+    return ValueBytes(state.ValueOf(id));
   return static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype);
 }
 
@@ -31,7 +32,8 @@ StepSizes SizesOf(const ExecutionState& state, int index) {
     const Kind kind = plan.buffers()[plan.arguments()[step.first_argument + a]].kind;
     const bool lasts = kind == Kind::kParameter || kind == Kind::kConstant || kind == Kind::kCached;
     if (a < step.input_count) (lasts ? sizes.parameter_bytes : sizes.activation_bytes) += bytes;
-    else if (step.kind != Step::Kind::kYield) sizes.output_bytes += bytes;  // a yield's come from the caller
+    else if (step.kind != Step::Kind::kYield)
+      sizes.output_bytes += bytes;  // a yield's come from the caller
   }
   return sizes;
 }

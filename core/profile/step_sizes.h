@@ -15,7 +15,8 @@ struct StepSizes {
   size_t output_bytes = 0;
 };
 
-// Bytes of a value: of all elements of a sequence, of a map's keys and values; 0 for nothing. Strings count as objects.
+// Bytes of a value: of all elements of a sequence, of a map's keys and values; 0 for nothing.
+// Strings count as objects.
 size_t ValueBytes(const RuntimeValue& value);
 // The bytes behind value `id` of the plan, whether they are planned or show only in the run.
 size_t ValueBytes(const ExecutionState& state, uint32_t id);

@@ -12,8 +12,8 @@
 namespace caesura {
 namespace {
 
-constexpr size_t kMaxKept = 32;   // compiled subgraphs of one body, by shapes
-constexpr size_t kMaxNamed = 8;   // nodes in an error's text
+constexpr size_t kMaxKept = 32;  // compiled subgraphs of one body, by shapes
+constexpr size_t kMaxNamed = 8;  // nodes in an error's text
 
 // A body compiled for shapes of its inputs.
 struct Compiled {
@@ -40,7 +40,8 @@ std::string NamesOf(const Graph& body) {
   for (size_t i = 0; i < std::min(kMaxNamed, body.nodes().size()); ++i) {
     out += (i == 0 ? "" : ", ") + body.nodes()[i]->Label();
   }
-  if (body.nodes().size() > kMaxNamed) out += ", ... (" + std::to_string(body.nodes().size()) + " nodes)";
+  if (body.nodes().size() > kMaxNamed)
+    out += ", ... (" + std::to_string(body.nodes().size()) + " nodes)";
   return out;
 }
 
@@ -58,7 +59,9 @@ class SubgraphKernel {
       if (shape) info.SetOutput(i, compiled->output_dtypes[i], *shape);
       else info.SetOutputSizedInCompute(i);
     }
-    info.SetCompute([compiled, provider = provider_](KernelContext& context) { return Run(*compiled, provider, context); });
+    info.SetCompute([compiled, provider = provider_](KernelContext& context) {
+      return Run(*compiled, provider, context);
+    });
     return {};
   }
 
@@ -79,7 +82,8 @@ class SubgraphKernel {
     };
     const Status status = compiled.subgraph->Run(inputs, outputs, make_output);
     const StatusCode code = status.code();
-    if (status.ok() || code == StatusCode::kInvalidArgument || code == StatusCode::kOutOfMemory) return status;
+    if (status.ok() || code == StatusCode::kInvalidArgument || code == StatusCode::kOutOfMemory)
+      return status;
     return ProviderFailure(provider + " failed to run " + compiled.nodes + ": " + status.message());
   }
 
@@ -89,10 +93,12 @@ class SubgraphKernel {
     std::list<std::shared_ptr<const Compiled>> compiled;
   };
 
-  Result<std::shared_ptr<const Compiled>> Find(const KernelInfo& info, const std::shared_ptr<Graph>& body) {
+  Result<std::shared_ptr<const Compiled>> Find(const KernelInfo& info,
+                                               const std::shared_ptr<Graph>& body) {
     std::lock_guard<std::mutex> lock(mutex_);  // one compiles, the others wait for it
     kept_.remove_if([](const Kept& kept) { return kept.body.expired(); });
-    auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& k) { return k.body.lock() == body; });
+    auto found = std::find_if(kept_.begin(), kept_.end(),
+                              [&](const Kept& k) { return k.body.lock() == body; });
     if (found == kept_.end()) found = kept_.insert(kept_.end(), {body, {}});
     std::list<std::shared_ptr<const Compiled>>& list = found->compiled;
     for (auto it = list.begin(); it != list.end(); ++it) {
@@ -104,14 +110,16 @@ class SubgraphKernel {
     if (compiler_.any_shape() && !list.empty() && list.front()->threads == info.threads()) {
       for_any_shape = list.front()->subgraph;
     }
-    ASSIGN_OR_RETURN(std::shared_ptr<const Compiled> made, Make(info, *body, std::move(for_any_shape)));
+    ASSIGN_OR_RETURN(std::shared_ptr<const Compiled> made,
+                     Make(info, *body, std::move(for_any_shape)));
     list.push_front(std::move(made));
     if (list.size() > kMaxKept) list.pop_back();
     return list.front();
   }
 
-  Result<std::shared_ptr<const Compiled>> Make(const KernelInfo& info, const Graph& body,
-                                               std::shared_ptr<const CompiledSubgraph> subgraph) const {
+  Result<std::shared_ptr<const Compiled>> Make(
+      const KernelInfo& info, const Graph& body,
+      std::shared_ptr<const CompiledSubgraph> subgraph) const {
     auto out = std::make_shared<Compiled>();
     out->threads = info.threads();
     out->nodes = NamesOf(body);
@@ -123,7 +131,8 @@ class SubgraphKernel {
       sized.graph->inputs()[i]->set_type(ValueType::Tensor(info.InputDType(i), info.InputShape(i)));
     }
     const Status inferred = InferShapes(*sized.graph);
-    if (!inferred.ok()) return info.Invalid("cannot take inputs of these shapes: " + inferred.message());
+    if (!inferred.ok())
+      return info.Invalid("cannot take inputs of these shapes: " + inferred.message());
     for (const Value* output : sized.graph->outputs()) {
       out->output_shapes.push_back(output->type().ConcreteShape());
       out->output_dtypes.push_back(output->dtype());
@@ -131,9 +140,11 @@ class SubgraphKernel {
     if (subgraph == nullptr) {
       if (compiler_.any_shape()) sized.graph = body.Clone();
       auto compiled = compiler_.Compile(sized, info.threads());
-      if (!compiled.ok() && compiled.status().code() == StatusCode::kOutOfMemory) return compiled.status();
+      if (!compiled.ok() && compiled.status().code() == StatusCode::kOutOfMemory)
+        return compiled.status();
       if (!compiled.ok()) {
-        return ProviderFailure(provider_ + " failed to compile " + out->nodes + ": " + compiled.status().message());
+        return ProviderFailure(provider_ + " failed to compile " + out->nodes + ": " +
+                               compiled.status().message());
       }
       subgraph = *std::move(compiled);
     }

@@ -17,7 +17,8 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 CountingDevice::Memory::Memory(Device device, size_t bytes, bool close_pages)
     : device_(device), reserved_(RoundUp(bytes, kPage)), close_pages_(close_pages) {
-  void* base = mmap(nullptr, reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base =
+      mmap(nullptr, reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return;  // nothing can be allocated
   base_ = static_cast<char*>(base);
   free_[0] = bytes;
@@ -30,7 +31,8 @@ CountingDevice::Memory::~Memory() {
 Result<std::shared_ptr<Buffer>> CountingDevice::Memory::Allocate(size_t size) {
   std::lock_guard<std::mutex> lock(mutex_);
   const size_t bytes = RoundUp(std::max<size_t>(size, 1), kBufferAlignment);
-  auto block = std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= bytes; });
+  auto block = std::find_if(free_.begin(), free_.end(),
+                            [&](const auto& range) { return range.second >= bytes; });
   if (block == free_.end()) {
     return ProviderFailure("the counting device has no " + std::to_string(size) + " bytes left");
   }
@@ -45,8 +47,9 @@ Result<std::shared_ptr<Buffer>> CountingDevice::Memory::Allocate(size_t size) {
   const size_t rest = block->second - bytes;
   free_.erase(block);
   if (rest > 0) free_[offset + bytes] = rest;
-  return std::make_shared<Buffer>(base_ + offset, size, device_,
-                                  [self = shared_from_this(), offset, bytes](void*) { self->Free(offset, bytes); });
+  return std::make_shared<Buffer>(
+      base_ + offset, size, device_,
+      [self = shared_from_this(), offset, bytes](void*) { self->Free(offset, bytes); });
 }
 
 void CountingDevice::Memory::Free(size_t offset, size_t bytes) {
@@ -75,7 +78,8 @@ void CountingDevice::Memory::Open(int change) {
 
 Status CountingDevice::Memory::Copy(CopyKind kind, void* to, const void* from, size_t bytes) {
   if (Owns(to) != (kind != CopyKind::kToHost) || Owns(from) != (kind != CopyKind::kToDevice)) {
-    return Internal("a copy " + std::string(kind == CopyKind::kToHost ? "to the host" : "to the device") +
+    return Internal("a copy " +
+                    std::string(kind == CopyKind::kToHost ? "to the host" : "to the device") +
                     " has an address on the wrong side");
   }
   WithCounts([&](DeviceCounts& counts) {

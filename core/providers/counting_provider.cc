@@ -15,7 +15,8 @@ using Memory = CountingDevice::Memory;
 
 // They hand values on wherever these are, and run their bodies: on the host.
 bool RunsBodies(const KernelDef& def) {
-  return def.domain.empty() && (def.op_type == "If" || def.op_type == "Loop" || def.op_type == "Scan");
+  return def.domain.empty() &&
+         (def.op_type == "If" || def.op_type == "Loop" || def.op_type == "Scan");
 }
 
 bool HandlesOptionals(const KernelDef& def) { return def.op_type.rfind("Optional", 0) == 0; }
@@ -26,17 +27,19 @@ struct Expected {
   std::vector<bool> device_inputs, device_outputs;
 };
 
-Status CheckAddress(const Memory& memory, const Expected& expected, const void* address, bool on_device,
-                    const std::string& what) {
+Status CheckAddress(const Memory& memory, const Expected& expected, const void* address,
+                    bool on_device, const std::string& what) {
   if (address == nullptr || memory.Owns(address) == on_device) return {};
-  return Internal(expected.label + (on_device ? " on the device is given host memory: "
-                                              : " is given device memory on the host: ") + what);
+  return Internal(expected.label +
+                  (on_device ? " on the device is given host memory: "
+                             : " is given device memory on the host: ") +
+                  what);
 }
 
 Status Check(const Memory& memory, const Expected& expected, const KernelContext& context) {
   for (size_t i = 0; i < expected.device_inputs.size(); ++i) {
-    RETURN_IF_ERROR(CheckAddress(memory, expected, context.Input<void>(static_cast<int>(i)), expected.device_inputs[i],
-                                 "input " + std::to_string(i)));
+    RETURN_IF_ERROR(CheckAddress(memory, expected, context.Input<void>(static_cast<int>(i)),
+                                 expected.device_inputs[i], "input " + std::to_string(i)));
   }
   for (size_t i = 0; i < expected.device_outputs.size(); ++i) {
     RETURN_IF_ERROR(CheckAddress(memory, expected, context.Output<void>(static_cast<int>(i)),
@@ -77,7 +80,9 @@ class CountingProvider : public ExecutionProvider {
  public:
   CountingProvider(const CountingOptions& options, std::shared_ptr<Memory> memory,
                    std::shared_ptr<const ExecutionProvider> cpu)
-      : name_("counting:" + std::to_string(options.index)), memory_(std::move(memory)), cpu_(std::move(cpu)) {
+      : name_("counting:" + std::to_string(options.index)),
+        memory_(std::move(memory)),
+        cpu_(std::move(cpu)) {
     for (const KernelDef& def : cpu_->kernels().defs()) {
       const std::string op = (def.domain.empty() ? "" : def.domain + "::") + def.op_type;
       if (RunsBodies(def) || HandlesOptionals(def) || options.without.count(op) > 0) continue;

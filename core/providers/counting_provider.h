@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device for tests and for looking at placements where there is none: host memory of its own, the CPU's kernels, and
-// counters. What would be wrong on a real device fails here: a kernel of the device that is given host memory (but for
-// its declared host inputs and outputs), a kernel of the host that is given the device's, a copy in the wrong
-// direction.
+// A device for tests and for looking at placements where there is none: host memory of its own, the
+// CPU's kernels, and counters. What would be wrong on a real device fails here: a kernel of the
+// device that is given host memory (but for its declared host inputs and outputs), a kernel of the
+// host that is given the device's, a copy in the wrong direction.
 #ifndef CAESURA_CORE_PROVIDERS_COUNTING_PROVIDER_H_
 #define CAESURA_CORE_PROVIDERS_COUNTING_PROVIDER_H_
 
@@ -17,14 +17,15 @@ namespace caesura {
 
 struct CountingOptions {
   int index = 0;  // of the device: {DeviceType::kOther, index}, provider "counting:<index>"
-  // Ops without a kernel on the device: "ArgMax", "ai.caesura::SumTo". If, Loop, Scan and what handles sequences never
-  // have one.
+  // Ops without a kernel on the device: "ArgMax", "ai.caesura::SumTo". If, Loop, Scan and what
+  // handles sequences never have one.
   std::set<std::string> without = {};
   // Kernels beside the built-in ones, as for MakeCpuProvider; on both sides.
   std::function<void(KernelRegistry&)> more = {};
   // Of the device's memory; what does not fit fails as on a real device, with kProviderFailure.
   size_t memory_bytes = size_t{1} << 36;
-  // Also keeps the device's pages closed while none of its kernels and copies runs: any other access ends the process.
+  // Also keeps the device's pages closed while none of its kernels and copies runs: any other
+  // access ends the process.
   bool close_pages = false;
 };
 

@@ -28,7 +28,8 @@ class CpuProvider : public ExecutionProvider {
 
 }  // namespace
 
-std::shared_ptr<const ExecutionProvider> MakeCpuProvider(const std::function<void(KernelRegistry&)>& more) {
+std::shared_ptr<const ExecutionProvider> MakeCpuProvider(
+    const std::function<void(KernelRegistry&)>& more) {
   return std::make_shared<CpuProvider>(more);
 }
 

@@ -13,7 +13,8 @@ namespace caesura {
 inline constexpr char kCpuProviderName[] = "CPUExecutionProvider";
 
 // `more` adds kernels after the built-in ones (training's, a test's, a user's); it may be empty.
-std::shared_ptr<const ExecutionProvider> MakeCpuProvider(const std::function<void(KernelRegistry&)>& more = {});
+std::shared_ptr<const ExecutionProvider> MakeCpuProvider(
+    const std::function<void(KernelRegistry&)>& more = {});
 
 }  // namespace caesura
 

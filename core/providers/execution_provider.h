@@ -27,19 +27,21 @@ class ExecutionProvider {
   virtual Allocator& allocator() const = 0;
   // What of the machine decides rounding (an instruction set): part of a plan's fingerprint.
   virtual std::string rounding() const { return {}; }
-  // Bytes between the host and this provider's device, or within it; in order with the device's work, and perhaps not
-  // done yet when it returns. The host may read what came to it after Synchronise.
+  // Bytes between the host and this provider's device, or within it; in order with the device's
+  // work, and perhaps not done yet when it returns. The host may read what came to it after
+  // Synchronise.
   virtual Status Copy(CopyKind, void* to, const void* from, size_t bytes) const {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return {};
   }
-  // The stream on which the device's work of this thread is put and Copy is in order with it, as the device's library
-  // has it (a cudaStream_t); null where kernels are done when they return.
+  // The stream on which the device's work of this thread is put and Copy is in order with it, as
+  // the device's library has it (a cudaStream_t); null where kernels are done when they return.
   virtual void* stream() const { return nullptr; }
   // Waits for all work of the device that was begun before.
   virtual Status Synchronise() const { return {}; }
-  // Of providers that take parts of a graph and run each of them as a whole (core/providers/subgraph_compiler.h); null:
-  // kernels are all that this one has. Lives as long as the provider.
+  // Of providers that take parts of a graph and run each of them as a whole
+  // (core/providers/subgraph_compiler.h); null: kernels are all that this one has. Lives as long as
+  // the provider.
   virtual const SubgraphCompiler* compiler() const { return nullptr; }
 };
 

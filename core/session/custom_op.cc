@@ -34,7 +34,9 @@ class CustomKernels : public ExecutionProvider {
   KernelRegistry kernels_;
 };
 
-std::string NameOf(const CustomOp& op) { return "custom op " + op.schema.domain + "::" + op.schema.op_type; }
+std::string NameOf(const CustomOp& op) {
+  return "custom op " + op.schema.domain + "::" + op.schema.op_type;
+}
 
 std::string Listed(const std::vector<std::string>& names) {
   std::string out;
@@ -44,7 +46,8 @@ std::string Listed(const std::vector<std::string>& names) {
 
 const Tensor* ConstantBehind(const Value& value) {
   const Node* producer = value.producer();
-  if (producer != nullptr) return producer->Is("Constant") ? producer->FindAttr<Tensor>("value") : nullptr;
+  if (producer != nullptr)
+    return producer->Is("Constant") ? producer->FindAttr<Tensor>("value") : nullptr;
   return value.graph()->IsGraphInput(&value) ? nullptr : value.graph()->Initializer(&value);
 }
 
@@ -52,8 +55,9 @@ Status CheckCounts(const Node& node, const OpSchemaSpec& spec) {
   auto check = [&](size_t count, int low, int high, const char* what) {
     const int given = static_cast<int>(count);
     if (given >= low && given <= high) return Status();
-    return InvalidModel(node.Label() + " has " + std::to_string(given) + " " + what + ", the op takes " +
-                        std::to_string(low) + " to " + (high == INT_MAX ? "any number" : std::to_string(high)));
+    return InvalidModel(node.Label() + " has " + std::to_string(given) + " " + what +
+                        ", the op takes " + std::to_string(low) + " to " +
+                        (high == INT_MAX ? "any number" : std::to_string(high)));
   };
   RETURN_IF_ERROR(check(node.inputs().size(), spec.min_inputs, spec.max_inputs, "inputs"));
   return check(node.outputs().size(), spec.min_outputs, spec.max_outputs, "outputs");
@@ -67,19 +71,22 @@ Status CustomOps::AddLibrary(const std::string& path) {
     ASSIGN_OR_RETURN(CustomOp made, MakePluginOp(op));
     ops.push_back(std::move(made));
   }
-  model_runtimes.insert(model_runtimes.end(), library.model_runtimes.begin(), library.model_runtimes.end());
+  model_runtimes.insert(model_runtimes.end(), library.model_runtimes.begin(),
+                        library.model_runtimes.end());
   return {};
 }
 
 Result<std::unique_ptr<OpBinding>> OpBinding::Create(const CustomOps& custom_ops) {
   std::unique_ptr<OpBinding> out(new OpBinding);
   for (const CustomOp& op : custom_ops.ops) RETURN_IF_ERROR(out->AddOp(op));
-  for (CustomOp& op : MakeModelOps(custom_ops.model_runtimes)) RETURN_IF_ERROR(out->AddOp(std::move(op)));
+  for (CustomOp& op : MakeModelOps(custom_ops.model_runtimes))
+    RETURN_IF_ERROR(out->AddOp(std::move(op)));
   out->options_ = custom_ops.options;
   for (const auto& [key, options] : out->options_.ops()) {
     if (options.empty() || out->schemas_->Find(key.second, key.first) != nullptr) continue;
     std::vector<std::string> known;
-    for (const CustomOp& op : out->ops_) known.push_back(op.schema.domain + "::" + op.schema.op_type);
+    for (const CustomOp& op : out->ops_)
+      known.push_back(op.schema.domain + "::" + op.schema.op_type);
     return InvalidArgument("options are given for " + key.first + "::" + key.second +
                            ", which is no custom op of the session; there are: " + Listed(known));
   }
@@ -88,8 +95,9 @@ Result<std::unique_ptr<OpBinding>> OpBinding::Create(const CustomOps& custom_ops
 
 Status OpBinding::AddOp(CustomOp op) {
   const bool has_kernel = op.create_instance != nullptr ||
-                          (!op.kernels.empty() && std::all_of(op.kernels.begin(), op.kernels.end(),
-                                                              [](const KernelDef& def) { return def.create != nullptr; }));
+                          (!op.kernels.empty() &&
+                           std::all_of(op.kernels.begin(), op.kernels.end(),
+                                       [](const KernelDef& def) { return def.create != nullptr; }));
   if (!has_kernel) return InvalidArgument(NameOf(op) + " has neither a kernel nor create_instance");
   if (!op.options.empty() && op.create_instance == nullptr) {
     return InvalidArgument(NameOf(op) + " has options, which only create_instance could read");
@@ -102,7 +110,9 @@ Status OpBinding::AddOp(CustomOp op) {
 const CustomOp* OpBinding::Find(const Node& node) const {
   for (const CustomOp& op : ops_) {
     const OpSchemaSpec& schema = op.schema;
-    if (node.Is(schema.op_type.c_str(), schema.domain.c_str()) && node.since_version() == schema.since_version) return &op;
+    if (node.Is(schema.op_type.c_str(), schema.domain.c_str()) &&
+        node.since_version() == schema.since_version)
+      return &op;
   }
   return nullptr;
 }
@@ -112,8 +122,9 @@ Status OpBinding::Declare(Model& model) {
   RETURN_IF_ERROR(Adopt(*model.graph, model, &names));
   for (const auto& [name, options] : options_.nodes()) {
     if (options.empty() || std::find(names.begin(), names.end(), name) != names.end()) continue;
-    return InvalidArgument("options are given for node '" + name +
-                           "', and the model has no node of a custom op of this name; it has: " + Listed(names));
+    return InvalidArgument(
+        "options are given for node '" + name +
+        "', and the model has no node of a custom op of this name; it has: " + Listed(names));
   }
   is_used_ = !names.empty();
   if (!is_used_) return {};
@@ -138,8 +149,10 @@ Status OpBinding::Adopt(Graph& graph, const Model& model, std::vector<std::strin
     const int version = imported == model.opsets.end() ? 0 : imported->second;
     const OpSchemaSpec* spec = schemas_->Find(node->op_type(), node->domain(), version);
     if (spec == nullptr) {
-      return InvalidModel(node->Label() + " is of version " + std::to_string(version) + " of domain '" + node->domain() +
-                          "', and the op was added for versions from " + std::to_string(newest->since_version) + " on only");
+      return InvalidModel(node->Label() + " is of version " + std::to_string(version) +
+                          " of domain '" + node->domain() +
+                          "', and the op was added for versions from " +
+                          std::to_string(newest->since_version) + " on only");
     }
     RETURN_IF_ERROR(CheckCounts(*node, *spec));
     node->set_since_version(spec->since_version);
@@ -180,7 +193,8 @@ Result<OptionSet> OpBinding::OptionsOf(const Node& node, const CustomOp& op) con
     if (!op.options.Has(key)) unknown.push_back("'" + key + "'");
   }
   if (unknown.empty()) return out;
-  return InvalidArgument(node.Label() + " has no option " + Listed(unknown) + "; known are: " + Listed(known));
+  return InvalidArgument(node.Label() + " has no option " + Listed(unknown) +
+                         "; known are: " + Listed(known));
 }
 
 OpNodeInfo OpBinding::Describe(const Node& node) const {
@@ -190,7 +204,8 @@ OpNodeInfo OpBinding::Describe(const Node& node) const {
   info.domain = node.domain();
   info.version = node.since_version();
   info.attributes = node.attributes();
-  for (const char* own : {kForwardNodeAttribute, kOptionNamesAttribute, kOptionValuesAttribute}) info.attributes.erase(own);
+  for (const char* own : {kForwardNodeAttribute, kOptionNamesAttribute, kOptionValuesAttribute})
+    info.attributes.erase(own);
   info.model_folder = model_folder_;
   auto describe = [&](const Value* value) {
     OpNodeInfo::Argument argument;
@@ -216,7 +231,8 @@ Result<ProviderList> OpBinding::WithKernels(const ProviderList& providers) const
     };
     const size_t i = std::find_if(providers.begin(), providers.end(), serves) - providers.begin();
     if (i == providers.size()) {
-      return InvalidArgument(NameOf(op) + " needs " + (op.provider.empty() ? "a provider of host memory" : op.provider) +
+      return InvalidArgument(NameOf(op) + " needs " +
+                             (op.provider.empty() ? "a provider of host memory" : op.provider) +
                              ", which is not among the session's providers");
     }
     if (added[i] == nullptr) added[i] = std::make_shared<CustomKernels>(providers[i]);
@@ -226,10 +242,12 @@ Result<ProviderList> OpBinding::WithKernels(const ProviderList& providers) const
       def.since = def.until = op.schema.since_version;
       def.deterministic = def.deterministic && op.schema.is_deterministic;
       if (def.create == nullptr) {
-        def.create = [instances = instances_, provider = providers[i].get()](KernelInfo& info) -> Status {
+        def.create = [instances = instances_,
+                      provider = providers[i].get()](KernelInfo& info) -> Status {
           const int64_t id = info.Attr<int64_t>(kInstanceAttribute, -1);
           if (id < 0 || id >= static_cast<int64_t>(instances->size())) {
-            return Internal(info.node().Label() + " came into the graph after the session's instances were made");
+            return Internal(info.node().Label() +
+                            " came into the graph after the session's instances were made");
           }
           return (*instances)[static_cast<size_t>(id)]->CreateKernel(info, *provider);
         };

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of the user's own, known to the sessions that they are given to and to no other: to checks, type inference,
-// placement, execution and, by a gradient hook, training.
+// Ops of the user's own, known to the sessions that they are given to and to no other: to checks,
+// type inference, placement, execution and, by a gradient hook, training.
 //
 //   CustomOp scale;
 //   scale.schema = {.op_type = "Scale", .type_of_output = {0}, .domain = "mine"};
-//   scale.kernels = {{.op_type = "Scale", .domain = "mine", .types = {DType::kFloat32}, .create = CreateScale}};
-//   scale.schema.gradient = ScaleGradient;                        // core/graph/gradient_hook.h
-//   SessionOptions options;
-//   options.custom_ops.ops = {scale};
-//   RETURN_IF_ERROR(options.custom_ops.AddLibrary("libmine.so"));  // ops of a shared library, core/plugin/caesura_op.h
+//   scale.kernels = {{.op_type = "Scale", .domain = "mine", .types = {DType::kFloat32}, .create =
+//   CreateScale}}; scale.schema.gradient = ScaleGradient;                        //
+//   core/graph/gradient_hook.h SessionOptions options; options.custom_ops.ops = {scale};
+//   RETURN_IF_ERROR(options.custom_ops.AddLibrary("libmine.so"));  // ops of a shared library,
+//   core/plugin/caesura_op.h
 //
-// State: what belongs to a node of one session is an OpInstance, made once, with the session. What belongs to one run
-// lives in scratch memory of the kernel (KernelInfo::BookScratch) or in a RunStatePool. Kernels keep nothing else: they
-// run in many threads at the same time. On a device they put their work on KernelContext::device_stream().
+// State: what belongs to a node of one session is an OpInstance, made once, with the session. What
+// belongs to one run lives in scratch memory of the kernel (KernelInfo::BookScratch) or in a
+// RunStatePool. Kernels keep nothing else: they run in many threads at the same time. On a device
+// they put their work on KernelContext::device_stream().
 #ifndef CAESURA_CORE_SESSION_CUSTOM_OP_H_
 #define CAESURA_CORE_SESSION_CUSTOM_OP_H_
 
@@ -39,7 +40,8 @@ struct OpNodeInfo {
     bool present = false;
     std::string name;
     ValueType type;   // as the graph declares or infers it: dims may be symbols
-    Tensor constant;  // of an input whose value is part of the model and not trained; undefined otherwise
+    Tensor constant;  // of an input whose value is part of the model and not trained; undefined
+                      // otherwise
   };
   std::string name, op_type, domain;
   int version = 1;  // of the schema that the node follows
@@ -57,26 +59,28 @@ struct OpNodeInfo {
   }
 };
 
-// A node of a session. Immutable once made, and used by all plans and runs of the session at the same time; it outlives
-// them.
+// A node of a session. Immutable once made, and used by all plans and runs of the session at the
+// same time; it outlives them.
 class OpInstance {
  public:
   virtual ~OpInstance() = default;
-  // As KernelDef::create, for memory of `provider`. What SetCompute is given may refer to the instance and the provider.
-  // Thread safety: from any thread.
+  // As KernelDef::create, for memory of `provider`. What SetCompute is given may refer to the
+  // instance and the provider. Thread safety: from any thread.
   virtual Status CreateKernel(KernelInfo& info, const ExecutionProvider& provider) const = 0;
 };
 
 struct CustomOp {
-  // Counts (optional and variadic arguments by minimum and maximum), types and shapes, gradient. The domain is the
-  // user's, or caesura's for a name that caesura has not. Several versions of an op are several CustomOps.
+  // Counts (optional and variadic arguments by minimum and maximum), types and shapes, gradient.
+  // The domain is the user's, or caesura's for a name that caesura has not. Several versions of an
+  // op are several CustomOps.
   OpSchemaSpec schema;
-  // Best first; their op type, domain and versions are the schema's, whatever they say. `create` may be null where
-  // create_instance is there: then the instance makes the kernel.
+  // Best first; their op type, domain and versions are the schema's, whatever they say. `create`
+  // may be null where create_instance is there: then the instance makes the kernel.
   std::vector<KernelDef> kernels;
   // Called once for each node of the op, while the session is made; may be null.
   std::function<Result<std::shared_ptr<const OpInstance>>(const OpNodeInfo&)> create_instance;
-  // Whose memory the kernels work on: the name of one of the session's providers; empty: the first one of the host.
+  // Whose memory the kernels work on: the name of one of the session's providers; empty: the first
+  // one of the host.
   std::string provider;
   // The options that the op knows, with their defaults; others are an error that lists these.
   OptionSet options;
@@ -90,15 +94,17 @@ struct CustomOps {
   OpOptions options;
   // For model ops (core/session/model_op.h), before those that are found by name.
   std::vector<CaesuraModelRuntime> model_runtimes = {};
-  // Adds the ops and model runtimes of a shared library (core/plugin/caesura_plugin.h), which stays loaded.
+  // Adds the ops and model runtimes of a shared library (core/plugin/caesura_plugin.h), which stays
+  // loaded.
   Status AddLibrary(const std::string& path);
 };
 
-// The custom ops of one session, and the instances of its nodes. Thread safety: none; what it gives out (providers) may
-// be used from any thread once the session is made.
+// The custom ops of one session, and the instances of its nodes. Thread safety: none; what it gives
+// out (providers) may be used from any thread once the session is made.
 class OpBinding {
  public:
-  // Fails with kInvalidArgument on ops that are there twice, that are ONNX's or caesura's, or that have no kernel.
+  // Fails with kInvalidArgument on ops that are there twice, that are ONNX's or caesura's, or that
+  // have no kernel.
   static Result<std::unique_ptr<OpBinding>> Create(const CustomOps& custom_ops);
 
   // Makes the ops known to the model's graph: checks its nodes, infers its types anew.
@@ -107,8 +113,8 @@ class OpBinding {
   Status Attach(Model& model, const std::vector<std::string>& trained = {});
   // Makes instances for nodes that have come since (of gradients).
   Status MakeInstances(Graph& graph);
-  // `providers`, and behind each one those kernels of the custom ops that work on its memory. kInvalidArgument when the
-  // provider that an op names is not among them.
+  // `providers`, and behind each one those kernels of the custom ops that work on its memory.
+  // kInvalidArgument when the provider that an op names is not among them.
   Result<ProviderList> WithKernels(const ProviderList& providers) const;
 
  private:
@@ -131,8 +137,8 @@ class OpBinding {
   bool is_used_ = false;  // the model has a node of these ops
 };
 
-// Objects that each belong to one call at a time: for what a kernel must write to and cannot book as scratch.
-// Thread safety: all methods from any thread. It outlives what it has lent.
+// Objects that each belong to one call at a time: for what a kernel must write to and cannot book
+// as scratch. Thread safety: all methods from any thread. It outlives what it has lent.
 template <typename T>
 class RunStatePool {
  public:

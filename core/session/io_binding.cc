@@ -11,11 +11,14 @@ namespace {
 
 // Position of the value called `name`; -1 where there is none.
 int Find(const std::vector<Value*>& values, const std::string& name) {
-  const auto it = std::find_if(values.begin(), values.end(), [&](const Value* v) { return v->name() == name; });
+  const auto it =
+      std::find_if(values.begin(), values.end(), [&](const Value* v) { return v->name() == name; });
   return it == values.end() ? -1 : static_cast<int>(it - values.begin());
 }
 
-bool SameBytes(const Tensor& a, const Tensor& b) { return a.raw() == b.raw() && a.bytes() == b.bytes(); }
+bool SameBytes(const Tensor& a, const Tensor& b) {
+  return a.raw() == b.raw() && a.bytes() == b.bytes();
+}
 
 bool Overlaps(const Tensor& a, const Tensor& b) {
   if (a.device() != b.device() || a.bytes() == 0 || b.bytes() == 0) return false;
@@ -46,8 +49,9 @@ Status IoBinding::BindOutput(const std::string& name, Tensor buffer, Overlap ove
   const ValueType& type = session_->outputs()[index]->type();
   const bool tensor = type.is_tensor() || type.kind == ValueType::Kind::kUnknown;
   if (!tensor || !buffer.defined() || !Session::Fits(type, buffer)) {
-    return InvalidArgument("output '" + name + "' is " + type.ToString() + ", the buffer bound to it is " +
-                           (buffer.defined() ? DTypeName(buffer.dtype()) + buffer.shape().ToString() : "undefined"));
+    return InvalidArgument(
+        "output '" + name + "' is " + type.ToString() + ", the buffer bound to it is " +
+        (buffer.defined() ? DTypeName(buffer.dtype()) + buffer.shape().ToString() : "undefined"));
   }
   const Device device = buffer.device();
   return Put({static_cast<size_t>(index), std::move(buffer), device, overlap});
@@ -63,8 +67,8 @@ Status IoBinding::BindOutput(const std::string& name, Device device) {
     if (!provider->device().is_host()) places += ", " + provider->device().ToString();
   }
   if (!reachable) {
-    return InvalidArgument("output '" + name + "' cannot be bound to " + device.ToString() + ": the session's memory is on cpu" +
-                           places);
+    return InvalidArgument("output '" + name + "' cannot be bound to " + device.ToString() +
+                           ": the session's memory is on cpu" + places);
   }
   return Put({static_cast<size_t>(index), Tensor(), device, Overlap::kRefused});
 }
@@ -106,7 +110,8 @@ Status IoBinding::Adopt(Bound changed) {
   for (const Output& output : changed.outputs) indices.push_back(output.index);
   changed.wanted = session_->WantedOutputs(indices);
   const ProviderList providers = session_->fallback_->providers();
-  const bool devices = std::any_of(providers.begin(), providers.end(), [](const auto& p) { return !p->device().is_host(); });
+  const bool devices = std::any_of(providers.begin(), providers.end(),
+                                   [](const auto& p) { return !p->device().is_host(); });
   for (size_t i = 0; i < changed.outputs.size(); ++i) {
     const Output& output = changed.outputs[i];
     if (devices) {
@@ -117,17 +122,22 @@ Status IoBinding::Adopt(Bound changed) {
     changed.buffers.resize(count);
     changed.buffers[output.index] = output.buffer;
     for (size_t j = 0; j < i; ++j) {
-      if (!changed.outputs[j].buffer.defined() || !Overlaps(output.buffer, changed.outputs[j].buffer)) continue;
-      return InvalidArgument("the buffers bound to outputs '" + NameOf(changed.outputs[j]) + "' and '" +
-                             NameOf(output) + "' overlap");
+      if (!changed.outputs[j].buffer.defined() ||
+          !Overlaps(output.buffer, changed.outputs[j].buffer))
+        continue;
+      return InvalidArgument("the buffers bound to outputs '" + NameOf(changed.outputs[j]) +
+                             "' and '" + NameOf(output) + "' overlap");
     }
     for (size_t k = 0; k < changed.feeds.size(); ++k) {
-      if (!changed.feeds[k].is_tensor() || !Overlaps(output.buffer, changed.feeds[k].tensor())) continue;
+      if (!changed.feeds[k].is_tensor() || !Overlaps(output.buffer, changed.feeds[k].tensor()))
+        continue;
       changed.buffers_on_feeds = true;
-      if (output.overlap == Overlap::kExact && SameBytes(output.buffer, changed.feeds[k].tensor())) continue;
-      return InvalidArgument("the buffer bound to output '" + NameOf(output) + "' overlaps input '" +
-                             session_->inputs()[k]->name() + "'" +
-                             (output.overlap == Overlap::kExact ? ", but is not the same bytes" : ""));
+      if (output.overlap == Overlap::kExact && SameBytes(output.buffer, changed.feeds[k].tensor()))
+        continue;
+      return InvalidArgument(
+          "the buffer bound to output '" + NameOf(output) + "' overlaps input '" +
+          session_->inputs()[k]->name() + "'" +
+          (output.overlap == Overlap::kExact ? ", but is not the same bytes" : ""));
     }
   }
   bound_ = std::make_shared<const Bound>(std::move(changed));
@@ -138,15 +148,17 @@ Result<std::vector<RuntimeValue>> Session::Run(const IoBinding& binding, RunOpti
   if (binding.session_ != this) return InvalidArgument("the binding is one of another session");
   const std::shared_ptr<const IoBinding::Bound> bound = binding.bound_;
   if (bound->outputs.empty()) return InvalidArgument("no output is bound");
-  if (!options.fetch_buffers.empty()) return InvalidArgument("a caller's buffers are bound, not given as options");
+  if (!options.fetch_buffers.empty())
+    return InvalidArgument("a caller's buffers are bound, not given as options");
   RETURN_IF_ERROR(CheckComplete(bound->feeds));
   options.fetch_buffers = bound->buffers;
   options.buffers_on_feeds = bound->buffers_on_feeds;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> all, RunOrdered(bound->feeds, std::move(options), bound->wanted,
-                                                               bound->devices));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> all,
+                   RunOrdered(bound->feeds, std::move(options), bound->wanted, bound->devices));
   std::vector<RuntimeValue> results;
   results.reserve(bound->outputs.size());
-  for (const IoBinding::Output& output : bound->outputs) results.push_back(std::move(all[output.index]));
+  for (const IoBinding::Output& output : bound->outputs)
+    results.push_back(std::move(all[output.index]));
   return results;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a run");

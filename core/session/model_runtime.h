@@ -25,8 +25,9 @@ struct ModelBytes {
 // A model that a runtime has loaded. Thread safety: all methods from any thread.
 class LoadedModel {
  public:
-  static Result<std::shared_ptr<LoadedModel>> Load(const CaesuraModelRuntime& runtime, const OpNodeInfo& node,
-                                                   const ModelBytes& model, const ModelBytes& weights);
+  static Result<std::shared_ptr<LoadedModel>> Load(const CaesuraModelRuntime& runtime,
+                                                   const OpNodeInfo& node, const ModelBytes& model,
+                                                   const ModelBytes& weights);
 
   const CaesuraModelRuntime& runtime() const { return runtime_; }
   // What the runtime tells: dtypes may be undefined and shapes open.
@@ -58,8 +59,9 @@ class ModelRuntimes {
   explicit ModelRuntimes(std::vector<CaesuraModelRuntime> given) : given_(std::move(given)) {}
   // Among those given, then by the name of a plug-in. kNotFound says where it was looked for.
   Result<CaesuraModelRuntime> Find(const std::string& name);
-  // The model of a node, from the attributes `model` and `weights`, or the files that `model_file` and `weights_file` name.
-  // Nodes of equal bytes, runtime and options share one while it is in use.
+  // The model of a node, from the attributes `model` and `weights`, or the files that `model_file`
+  // and `weights_file` name. Nodes of equal bytes, runtime and options share one while it is in
+  // use.
   Result<std::shared_ptr<LoadedModel>> Load(const OpNodeInfo& node);
 
  private:

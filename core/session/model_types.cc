@@ -11,7 +11,8 @@ namespace {
 
 std::string Trimmed(const std::string& text) {
   const size_t first = text.find_first_not_of(' ');
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(' ') - first + 1);
+  return first == std::string::npos ? ""
+                                    : text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
 Result<Dim> ParseDim(const std::string& text, const std::string& type) {
@@ -19,10 +20,12 @@ Result<Dim> ParseDim(const std::string& text, const std::string& type) {
   bool is_number = !text.empty() && text.size() <= 18, is_word = !text.empty();
   for (const char c : text) {
     is_number &= std::isdigit(static_cast<unsigned char>(c)) != 0;
-    is_word &= std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '+' || c == '*' || c == '-';
+    is_word &= std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' ||
+               c == '+' || c == '*' || c == '-';
   }
   if (is_number) return Dim{std::stoll(text), ""};
-  if (is_word && (std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '_')) return Dim{-1, text};
+  if (is_word && (std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '_'))
+    return Dim{-1, text};
   return InvalidArgument("type '" + type + "': '" + text + "' is no size, name or '?'");
 }
 
@@ -49,7 +52,8 @@ Result<ValueType> ParseTensorType(const std::string& text) {
     if (name == DTypeName(static_cast<DType>(i))) type = ValueType::Tensor(static_cast<DType>(i));
   }
   if (!type.is_tensor() || open == std::string::npos || text.back() != ']') {
-    return InvalidArgument("type '" + text + "': expected an element type and sizes, such as float32[N, 64]");
+    return InvalidArgument("type '" + text +
+                           "': expected an element type and sizes, such as float32[N, 64]");
   }
   const std::string dims = Trimmed(text.substr(open + 1, text.size() - open - 2));
   if (dims == "...") return type;
@@ -66,7 +70,8 @@ Result<ValueType> ParseTensorType(const std::string& text) {
 Result<ModelTypes> ModelTypes::Of(const AttributeMap& attributes) {
   auto strings = [&](const char* name) -> Result<std::vector<std::string>> {
     auto it = attributes.find(name);
-    const auto* found = it == attributes.end() ? nullptr : std::get_if<std::vector<std::string>>(&it->second);
+    const auto* found =
+        it == attributes.end() ? nullptr : std::get_if<std::vector<std::string>>(&it->second);
     if (found == nullptr) return InvalidModel(std::string("has no strings '") + name + "'");
     return *found;
   };
@@ -77,7 +82,8 @@ Result<ModelTypes> ModelTypes::Of(const AttributeMap& attributes) {
   ASSIGN_OR_RETURN(const std::vector<std::string> outputs, strings("output_types"));
   ASSIGN_OR_RETURN(out.inputs, ParseTypes(inputs));
   ASSIGN_OR_RETURN(out.outputs, ParseTypes(outputs));
-  if (out.inputs.size() == out.input_names.size() && out.outputs.size() == out.output_names.size()) return out;
+  if (out.inputs.size() == out.input_names.size() && out.outputs.size() == out.output_names.size())
+    return out;
   return InvalidModel("has other numbers of names and of types");
 }
 
@@ -95,12 +101,14 @@ void ModelTypes::AddTo(AttributeMap* attributes) const {
 
 Result<std::vector<ValueType>> ModelTypes::OutputsFor(const std::vector<ValueType>& given) const {
   if (given.size() != inputs.size()) {
-    return InvalidArgument("has " + std::to_string(given.size()) + " inputs, its model takes " + std::to_string(inputs.size()));
+    return InvalidArgument("has " + std::to_string(given.size()) + " inputs, its model takes " +
+                           std::to_string(inputs.size()));
   }
   std::map<std::string, Dim> sizes;  // by the model's symbols
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Status misfit = InvalidArgument("its " + Position("input", i, input_names) + " is " + inputs[i].ToString() +
-                                          " in the model, got " + given[i].ToString());
+    const Status misfit =
+        InvalidArgument("its " + Position("input", i, input_names) + " is " + inputs[i].ToString() +
+                        " in the model, got " + given[i].ToString());
     if (!given[i].is_tensor()) continue;
     if (!AreCompatible(inputs[i], given[i])) return misfit;
     if (!inputs[i].shape || !given[i].shape) continue;
@@ -127,7 +135,8 @@ Result<std::vector<ValueType>> ModelTypes::OutputsFor(const std::vector<ValueTyp
 
 bool AreCompatible(const ValueType& a, const ValueType& b) {
   if (!a.is_tensor() || !b.is_tensor()) return true;
-  if (a.dtype != b.dtype && a.dtype != DType::kUndefined && b.dtype != DType::kUndefined) return false;
+  if (a.dtype != b.dtype && a.dtype != DType::kUndefined && b.dtype != DType::kUndefined)
+    return false;
   if (!a.shape || !b.shape) return true;
   if (a.shape->size() != b.shape->size()) return false;
   for (size_t i = 0; i < a.shape->size(); ++i) {

@@ -10,8 +10,8 @@
 
 namespace caesura {
 
-// The inverse of ValueType::ToString for tensors: "float32[N, 3]", "int64[]", "float32[?]", "float32[...]".
-// kInvalidArgument.
+// The inverse of ValueType::ToString for tensors: "float32[N, 3]", "int64[]", "float32[?]",
+// "float32[...]". kInvalidArgument.
 Result<ValueType> ParseTensorType(const std::string& text);
 
 struct ModelTypes {
@@ -21,8 +21,8 @@ struct ModelTypes {
   // kInvalidModel where the attributes are missing, unequal in number, or no types.
   static Result<ModelTypes> Of(const AttributeMap& attributes);
   void AddTo(AttributeMap* attributes) const;
-  // What the outputs are when the inputs are these; symbols of the model's own that no input settles are unknown dims.
-  // kInvalidArgument where an input does not fit.
+  // What the outputs are when the inputs are these; symbols of the model's own that no input
+  // settles are unknown dims. kInvalidArgument where an input does not fit.
   Result<std::vector<ValueType>> OutputsFor(const std::vector<ValueType>& given) const;
 };
 

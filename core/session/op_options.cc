@@ -45,7 +45,8 @@ Result<std::string> OptionSet::Get(const std::string& key) const {
   if (it != values_.end()) return it->second;
   std::string known;
   for (const auto& entry : values_) known += (known.empty() ? "" : ", ") + entry.first;
-  return NotFound("there is no option '" + key + "'; there are: " + (known.empty() ? "none" : known));
+  return NotFound("there is no option '" + key +
+                  "'; there are: " + (known.empty() ? "none" : known));
 }
 
 std::string OptionSet::Serialise() const {
@@ -66,7 +67,8 @@ Result<OptionSet> OptionSet::Parse(const std::string& text) {
     const std::string key = TakeEscaped(text, '=', &at);
     const bool has_value = text[at - 1] == '=';
     if (key.empty() || !has_value) {
-      return InvalidArgument("options: expected name=value at character " + std::to_string(start) + " of '" + text + "'");
+      return InvalidArgument("options: expected name=value at character " + std::to_string(start) +
+                             " of '" + text + "'");
     }
     RETURN_IF_ERROR(out.Append(key, TakeEscaped(text, ';', &at)));
   }
@@ -75,12 +77,13 @@ Result<OptionSet> OptionSet::Parse(const std::string& text) {
 
 Result<OptionSet> OpOptions::Resolve(const Node& node, const OptionSet& defaults) const {
   OptionSet out = defaults;
-  if (auto op = ops_.find({node.domain(), node.op_type()}); op != ops_.end()) out.Update(op->second);
+  if (auto op = ops_.find({node.domain(), node.op_type()}); op != ops_.end())
+    out.Update(op->second);
   const auto names = node.Attr<std::vector<std::string>>(kOptionNamesAttribute, {});
   const auto values = node.Attr<std::vector<std::string>>(kOptionValuesAttribute, {});
   if (names.size() != values.size()) {
-    return InvalidModel(node.Label() + " has " + std::to_string(names.size()) + " option_names and " +
-                        std::to_string(values.size()) + " option_values");
+    return InvalidModel(node.Label() + " has " + std::to_string(names.size()) +
+                        " option_names and " + std::to_string(values.size()) + " option_values");
   }
   for (size_t i = 0; i < names.size(); ++i) out.Update(names[i], values[i]);
   auto own = nodes_.find(node.Attr<std::string>(kForwardNodeAttribute, node.name()));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of custom ops and model ops: strings by name, for one node, or for all nodes of an op type.
+// Options of custom ops and model ops: strings by name, for one node, or for all nodes of an op
+// type.
 //
 //   OpOptions options;
 //   options.ForNode("detector").Update({{"device", "CPU"}, {"threads", "2"}});
@@ -31,7 +32,8 @@ namespace caesura {
 class OptionSet {
  public:
   OptionSet() = default;
-  OptionSet(std::initializer_list<std::pair<const std::string, std::string>> values) : values_(values) {}
+  OptionSet(std::initializer_list<std::pair<const std::string, std::string>> values)
+      : values_(values) {}
 
   // Adds an option; kInvalidArgument when it is there already.
   Status Append(const std::string& key, std::string value);
@@ -45,7 +47,8 @@ class OptionSet {
   const std::map<std::string, std::string>& values() const { return values_; }
   bool empty() const { return values_.empty(); }
 
-  // "device=CPU;threads=2", in order of the names; "\", ";", "=" and line ends are escaped. Parse takes it again.
+  // "device=CPU;threads=2", in order of the names; "\", ";", "=" and line ends are escaped. Parse
+  // takes it again.
   std::string Serialise() const;
   static Result<OptionSet> Parse(const std::string& text);
 
@@ -59,13 +62,15 @@ class OpOptions {
  public:
   // To read and to change; made empty when they are not there yet.
   OptionSet& ForNode(const std::string& node_name) { return nodes_[node_name]; }
-  OptionSet& ForOp(const std::string& op_type, const std::string& domain) { return ops_[{domain, op_type}]; }
+  OptionSet& ForOp(const std::string& op_type, const std::string& domain) {
+    return ops_[{domain, op_type}];
+  }
   const std::map<std::string, OptionSet>& nodes() const { return nodes_; }
   // By domain and op type.
   const std::map<std::pair<std::string, std::string>, OptionSet>& ops() const { return ops_; }
 
-  // All options of the node, by the order of precedence above; `defaults` are the op's own. kInvalidModel where the
-  // node's attributes are no options.
+  // All options of the node, by the order of precedence above; `defaults` are the op's own.
+  // kInvalidModel where the node's attributes are no options.
   Result<OptionSet> Resolve(const Node& node, const OptionSet& defaults = {}) const;
 
  private:

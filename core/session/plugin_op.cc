@@ -24,7 +24,8 @@ struct RunState {
 Result<std::unique_ptr<RunState>> MakeRunState(const CaesuraOp& op, void* instance) {
   void* run = nullptr;
   RETURN_IF_ERROR(TakeStatus(op.create_run(instance, &run)));
-  return std::make_unique<RunState>(RunState{Handle(run, op.destroy_run == nullptr ? KeepNothing : op.destroy_run)});
+  return std::make_unique<RunState>(
+      RunState{Handle(run, op.destroy_run == nullptr ? KeepNothing : op.destroy_run)});
 }
 
 // Calls `infer`, or gives the outputs the type of input 0.
@@ -33,7 +34,8 @@ Status Infer(const CaesuraOp& op, CaesuraOpNode& node) {
   if (op.infer != nullptr) return TakeStatus(op.infer(&node));
   if (node.inputs.empty() || !node.inputs[0].present) return {};
   const CaesuraOpNode::Argument& from = node.inputs[0];
-  for (auto& found : node.found) found = node.TypeOf(from.dtype, from.has_rank ? &from.dims : nullptr);
+  for (auto& found : node.found)
+    found = node.TypeOf(from.dtype, from.has_rank ? &from.dims : nullptr);
   return {};
 }
 
@@ -63,7 +65,8 @@ Status InferInGraph(const CaesuraOp& op, Node* node) {
   CaesuraOpNode shown = ShowNode(*node);
   RETURN_IF_ERROR(Infer(op, shown));
   for (size_t i = 0; i < shown.found.size(); ++i) {
-    if (shown.found[i] && node->outputs()[i] != nullptr) node->outputs()[i]->set_type(*shown.found[i]);
+    if (shown.found[i] && node->outputs()[i] != nullptr)
+      node->outputs()[i]->set_type(*shown.found[i]);
   }
   return {};
 }
@@ -77,11 +80,14 @@ Status InferKernel(const CaesuraOp& op, KernelInfo& info) {
       node.inputs.emplace_back();
       continue;
     }
-    const ValueType type = info.input(i).is_tensor ? ValueType::Tensor(info.InputDType(i), info.InputShape(i)) : ValueType();
+    const ValueType type = info.input(i).is_tensor
+                               ? ValueType::Tensor(info.InputDType(i), info.InputShape(i))
+                               : ValueType();
     node.AddInput(info.node().input(i)->name(), type, info.InputValue(i));
   }
   for (int i = 0; i < info.output_count(); ++i) {
-    if (info.HasOutput(i)) node.AddOutput(info.node().output(i)->name(), info.node().output(i)->type());
+    if (info.HasOutput(i))
+      node.AddOutput(info.node().output(i)->name(), info.node().output(i)->type());
     else node.outputs.emplace_back();
   }
   RETURN_IF_ERROR(Infer(op, node));
@@ -102,7 +108,9 @@ class PluginInstance : public OpInstance {
   Status CreateKernel(KernelInfo& info, const ExecutionProvider& provider) const override {
     RETURN_IF_ERROR(InferKernel(op_, info).WithPrefix(info.node().Label() + " "));
     ASSIGN_OR_RETURN(KernelFacts facts, KernelFacts::Of(info, provider));
-    info.SetCompute([this, facts = std::move(facts)](KernelContext& context) { return Compute(facts, context); });
+    info.SetCompute([this, facts = std::move(facts)](KernelContext& context) {
+      return Compute(facts, context);
+    });
     return {};
   }
 
@@ -113,7 +121,8 @@ class PluginInstance : public OpInstance {
     if (op_.create_run != nullptr) {
       ASSIGN_OR_RETURN(run, runs_.Borrow([this] { return MakeRunState(op_, instance_.get()); }));
     }
-    RETURN_IF_ERROR(TakeStatus(op_.compute(instance_.get(), run == nullptr ? nullptr : run->handle.get(), &context)));
+    RETURN_IF_ERROR(TakeStatus(
+        op_.compute(instance_.get(), run == nullptr ? nullptr : run->handle.get(), &context)));
     if (run != nullptr) runs_.Return(std::move(run));
     return context.CheckOutputs();
   }
@@ -128,7 +137,8 @@ Status CheckDescription(const CaesuraOp& op, const std::string& name) {
   if (op.domain == nullptr || *op.domain == '\0') return InvalidArgument(name + " has no domain");
   for (size_t i = 0; i < op.dtype_count; ++i) {
     if (op.dtypes[i] > 0 && op.dtypes[i] < kDTypeCount) continue;
-    return InvalidArgument(name + " takes dtype " + std::to_string(op.dtypes[i]) + ", which there is not");
+    return InvalidArgument(name + " takes dtype " + std::to_string(op.dtypes[i]) +
+                           ", which there is not");
   }
   return {};
 }
@@ -149,7 +159,8 @@ std::unique_ptr<CaesuraOpNode> ShowNode(const OpNodeInfo& info) {
   out->SetAttributes(info.attributes);
   out->SetOptions(info.options.values());
   for (const OpNodeInfo::Argument& input : info.inputs) {
-    if (input.present) out->AddInput(input.name, input.type, input.constant.defined() ? &input.constant : nullptr);
+    if (input.present)
+      out->AddInput(input.name, input.type, input.constant.defined() ? &input.constant : nullptr);
     else out->inputs.emplace_back();
   }
   for (const OpNodeInfo::Argument& output : info.outputs) {
@@ -160,7 +171,8 @@ std::unique_ptr<CaesuraOpNode> ShowNode(const OpNodeInfo& info) {
 }
 
 Result<CustomOp> MakePluginOp(const CaesuraOp& op) {
-  const std::string name = std::string("op ") + (op.domain == nullptr ? "" : op.domain) + "::" + op.op_type;
+  const std::string name =
+      std::string("op ") + (op.domain == nullptr ? "" : op.domain) + "::" + op.op_type;
   RETURN_IF_ERROR(CheckDescription(op, name));
   CustomOp out;
   OpSchemaSpec& schema = out.schema;
@@ -171,7 +183,8 @@ Result<CustomOp> MakePluginOp(const CaesuraOp& op) {
   SetCounts(op.min_outputs, op.max_outputs, &schema.min_outputs, &schema.max_outputs);
   schema.is_deterministic = (op.flags & CAESURA_OP_NOT_DETERMINISTIC) == 0;
   schema.infer = [op](Graph&, Node* node) { return InferInGraph(op, node); };
-  schema.no_gradient_inputs.assign(op.no_gradient_inputs, op.no_gradient_inputs + op.no_gradient_input_count);
+  schema.no_gradient_inputs.assign(op.no_gradient_inputs,
+                                   op.no_gradient_inputs + op.no_gradient_input_count);
   if (op.gradient != nullptr) {
     schema.gradient = [op](GradientHook& hook) {
       const CaesuraOpNode node = ShowNode(hook.node());
@@ -181,18 +194,21 @@ Result<CustomOp> MakePluginOp(const CaesuraOp& op) {
   }
   KernelDef def;
   if (op.dtype_count > 0) def.types = {};
-  for (size_t i = 0; i < op.dtype_count; ++i) def.types = def.types | DTypeSet{static_cast<DType>(op.dtypes[i])};
+  for (size_t i = 0; i < op.dtype_count; ++i)
+    def.types = def.types | DTypeSet{static_cast<DType>(op.dtypes[i])};
   def.typed_input = op.typed_input;
   def.host_inputs.assign(op.host_inputs, op.host_inputs + op.host_input_count);
   out.kernels.push_back(std::move(def));
   out.provider = op.provider == nullptr ? "" : op.provider;
   for (size_t i = 0; i < op.options.count; ++i) {
-    RETURN_IF_ERROR(out.options.Append(op.options.keys[i], op.options.values[i]).WithPrefix(name + ": "));
+    RETURN_IF_ERROR(
+        out.options.Append(op.options.keys[i], op.options.values[i]).WithPrefix(name + ": "));
   }
   out.checks_options = (op.flags & CAESURA_OP_CHECKS_OPTIONS) != 0;
   out.create_instance = [op](const OpNodeInfo& info) -> Result<std::shared_ptr<const OpInstance>> {
     void* instance = nullptr;
-    if (op.create != nullptr) RETURN_IF_ERROR(TakeStatus(op.create(ShowNode(info).get(), &instance)));
+    if (op.create != nullptr)
+      RETURN_IF_ERROR(TakeStatus(op.create(ShowNode(info).get(), &instance)));
     return std::shared_ptr<const OpInstance>(std::make_shared<PluginInstance>(op, instance));
   };
   return out;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model made ready to run on a session's providers, and made anew where the session falls back to others.
+// A model made ready to run on a session's providers, and made anew where the session falls back to
+// others.
 #ifndef CAESURA_CORE_SESSION_PROVIDER_BOUND_H_
 #define CAESURA_CORE_SESSION_PROVIDER_BOUND_H_
 
@@ -25,14 +26,17 @@ class ProviderBound {
     int generation = -1;
   };
 
-  // Makes the program, on the default providers where the others fail. A copy of `source` (tensors' bytes are shared) is
-  // kept as long as a fallback is possible.
-  static Result<std::unique_ptr<ProviderBound>> Create(std::shared_ptr<ProviderFallback> fallback, Model source,
-                                                       Make make) {
-    std::unique_ptr<ProviderBound> out(new ProviderBound(std::move(fallback), std::move(source), std::move(make)));
+  // Makes the program, on the default providers where the others fail. A copy of `source` (tensors'
+  // bytes are shared) is kept as long as a fallback is possible.
+  static Result<std::unique_ptr<ProviderBound>> Create(std::shared_ptr<ProviderFallback> fallback,
+                                                       Model source, Make make) {
+    std::unique_ptr<ProviderBound> out(
+        new ProviderBound(std::move(fallback), std::move(source), std::move(make)));
     auto first = out->Now();
     if (!first.ok()) {
-      const auto rebuild = [&](const ProviderList& providers) { return out->Replace(providers, nullptr); };
+      const auto rebuild = [&](const ProviderList& providers) {
+        return out->Replace(providers, nullptr);
+      };
       RETURN_IF_ERROR(out->fallback_->GoOver(0, first.status(), FallbackPhase::kCreate, rebuild));
     }
     return out;
@@ -54,8 +58,8 @@ class ProviderBound {
     return Put({*std::move(made), generation});
   }
 
-  // prepare(program) gives the plan of a run and call(held, plan) a Result; both are called again, on the new program,
-  // where the session falls back.
+  // prepare(program) gives the plan of a run and call(held, plan) a Result; both are called again,
+  // on the new program, where the session falls back.
   template <typename Prepare, typename Call>
   auto Run(const Prepare& prepare, const Call& call)
       -> std::invoke_result_t<Call, const Held&, const std::shared_ptr<const ExecutionPlan>&> {
@@ -80,8 +84,9 @@ class ProviderBound {
   // As ProviderFallback::GoOver; the new program must have a plan for the run.
   template <typename Prepare>
   Status GoOver(int generation, const Status& cause, FallbackPhase phase, const Prepare& prepare) {
-    return fallback_->GoOver(generation, cause, phase,
-                             [&](const ProviderList& providers) { return Replace(providers, prepare); });
+    return fallback_->GoOver(generation, cause, phase, [&](const ProviderList& providers) {
+      return Replace(providers, prepare);
+    });
   }
 
  private:
@@ -114,8 +119,8 @@ class ProviderBound {
   const std::shared_ptr<ProviderFallback> fallback_;
   Model source_;
   const Make make_;
-  std::mutex making_;          // held while a program is made behind another program's fallback
-  mutable std::mutex mutex_;   // of held_
+  std::mutex making_;         // held while a program is made behind another program's fallback
+  mutable std::mutex mutex_;  // of held_
   Held held_;
 };
 

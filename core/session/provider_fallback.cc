@@ -15,9 +15,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-bool IsCpu(const std::shared_ptr<const ExecutionProvider>& provider) { return provider->name() == kCpuProviderName; }
+bool IsCpu(const std::shared_ptr<const ExecutionProvider>& provider) {
+  return provider->name() == kCpuProviderName;
+}
 
-// The memory of a provider that failed: what lies there can be read and written, nothing is computed.
+// The memory of a provider that failed: what lies there can be read and written, nothing is
+// computed.
 class MemoryOnly : public ExecutionProvider {
  public:
   explicit MemoryOnly(std::shared_ptr<const ExecutionProvider> failed)
@@ -40,7 +43,8 @@ class MemoryOnly : public ExecutionProvider {
 std::vector<std::string> NamesOf(const ProviderList& providers) {
   std::vector<std::string> names;
   for (const auto& provider : providers) {
-    if (dynamic_cast<const MemoryOnly*>(provider.get()) == nullptr) names.push_back(provider->name());
+    if (dynamic_cast<const MemoryOnly*>(provider.get()) == nullptr)
+      names.push_back(provider->name());
   }
   return names;
 }
@@ -52,9 +56,9 @@ std::string Joined(const std::vector<std::string>& names) {
 }
 
 void Warn(const FallbackRecord& record) {
-  LogWarning("provider " + record.provider + " failed (phase: " + FallbackPhaseName(record.phase) + "), after " +
-             std::to_string(record.runs_before) + " runs: " + record.cause + "; the session goes on with " +
-             Joined(record.providers));
+  LogWarning("provider " + record.provider + " failed (phase: " + FallbackPhaseName(record.phase) +
+             "), after " + std::to_string(record.runs_before) + " runs: " + record.cause +
+             "; the session goes on with " + Joined(record.providers));
 }
 
 double MillisecondsSince(Clock::time_point begin) {
@@ -76,17 +80,20 @@ const char* FallbackPhaseName(FallbackPhase phase) {
   return kNames[static_cast<int>(phase)];
 }
 
-ProviderFallback::Bytes CountBytes(const Graph& source, const Graph& program, const ExecutionPlan* plan) {
+ProviderFallback::Bytes CountBytes(const Graph& source, const Graph& program,
+                                   const ExecutionPlan* plan) {
   std::unordered_set<const Buffer*> shared;
   ForEachInitializer(source, [&](const Tensor& tensor) { shared.insert(tensor.buffer().get()); });
   ProviderFallback::Bytes bytes;
   std::unordered_set<const Buffer*> seen;
   const auto count = [&](const Tensor& tensor) {
     const Buffer* buffer = tensor.buffer().get();
-    if (seen.insert(buffer).second) (shared.count(buffer) > 0 ? bytes.shared : bytes.made) += tensor.bytes();
+    if (seen.insert(buffer).second)
+      (shared.count(buffer) > 0 ? bytes.shared : bytes.made) += tensor.bytes();
   };
   ForEachInitializer(program, count);
-  for (const Tensor& tensor : plan == nullptr ? std::vector<Tensor>() : plan->constants()) count(tensor);
+  for (const Tensor& tensor : plan == nullptr ? std::vector<Tensor>() : plan->constants())
+    count(tensor);
   return bytes;
 }
 
@@ -97,8 +104,8 @@ ProviderFallback::ProviderFallback(ProviderList providers, MakeProvider make_cpu
       enabled_(enabled),
       providers_(given_) {}
 
-Result<std::shared_ptr<ProviderFallback>> ProviderFallback::Create(const std::vector<ProviderRequest>& requests,
-                                                                   MakeProvider make_cpu, bool enabled) {
+Result<std::shared_ptr<ProviderFallback>> ProviderFallback::Create(
+    const std::vector<ProviderRequest>& requests, MakeProvider make_cpu, bool enabled) {
   const auto begin = Clock::now();
   ProviderList made;
   std::optional<FallbackRecord> record;
@@ -109,7 +116,8 @@ Result<std::shared_ptr<ProviderFallback>> ProviderFallback::Create(const std::ve
       continue;
     }
     const Status& status = provider.status();
-    const bool falls_back = enabled && status.code() == StatusCode::kProviderFailure && request.name != kCpuProviderName;
+    const bool falls_back = enabled && status.code() == StatusCode::kProviderFailure &&
+                            request.name != kCpuProviderName;
     if (!falls_back) return status.WithPrefix("provider " + request.name + ": ");
     if (record) continue;
     record.emplace();
@@ -141,7 +149,8 @@ std::optional<FallbackRecord> ProviderFallback::record() const {
 ProviderList ProviderFallback::Defaults(const std::string& failed) const {
   ProviderList out;
   const auto add = [&](const char* name) {
-    auto found = std::find_if(given_.begin(), given_.end(), [&](const auto& p) { return p->name() == name; });
+    auto found = std::find_if(given_.begin(), given_.end(),
+                              [&](const auto& p) { return p->name() == name; });
     if (found != given_.end() && name != failed) out.push_back(*found);
     return found != given_.end();
   };
@@ -166,7 +175,8 @@ void ProviderFallback::Adopt(ProviderList providers, FallbackRecord record) {
   generation_.store(1, std::memory_order_release);
 }
 
-Status ProviderFallback::GoOver(int generation, const Status& cause, FallbackPhase phase, const Rebuild& rebuild) {
+Status ProviderFallback::GoOver(int generation, const Status& cause, FallbackPhase phase,
+                                const Rebuild& rebuild) {
   if (cause.code() != StatusCode::kProviderFailure || !possible_ || !enabled_) return cause;
   if (generation > 0) return AfterRetry(cause);
   FailurePlace place = PlaceOf(cause, given_);
@@ -182,8 +192,8 @@ Status ProviderFallback::GoOver(int generation, const Status& cause, FallbackPha
   ProviderList defaults = Defaults(place.provider);
   const Result<Bytes> bytes = rebuild(defaults);
   if (!bytes.ok()) {
-    return ProviderFailure(cause.message() + "; and " + Joined(NamesOf(defaults)) + " cannot stand in: " +
-                           bytes.status().ToString());
+    return ProviderFailure(cause.message() + "; and " + Joined(NamesOf(defaults)) +
+                           " cannot stand in: " + bytes.status().ToString());
   }
   FallbackRecord record;
   record.provider = std::move(place.provider);
@@ -203,11 +213,12 @@ Status ProviderFallback::AfterRetry(const Status& second) const {
   const std::string now = Joined(first->providers);
   // What was wrong stands behind where it was.
   const size_t place = second.message().rfind("] ");
-  const std::string bare = place == std::string::npos ? second.message() : second.message().substr(place + 2);
+  const std::string bare =
+      place == std::string::npos ? second.message() : second.message().substr(place + 2);
   const bool same = first->cause.ends_with(bare);
   const std::string what = same ? first->cause + " (on " + now + " too)"
-                                : second.message() + "; " + now + " stand in for " + first->provider +
-                                      ", which failed first: " + first->cause;
+                                : second.message() + "; " + now + " stand in for " +
+                                      first->provider + ", which failed first: " + first->cause;
   return Status(second.code(), what);
 }
 

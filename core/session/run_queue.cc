@@ -62,7 +62,8 @@ Status RunQueue::Add(std::function<void()> work) try {
     try {
       threads_.emplace_back([shared = shared_] { shared->Work(); });
     } catch (const std::system_error&) {
-      if (threads_.empty()) return OutOfMemory("the system gives no thread for an asynchronous run");
+      if (threads_.empty())
+        return OutOfMemory("the system gives no thread for an asynchronous run");
     }
   }
   shared_->waiting.push_back(std::move(work));
@@ -73,8 +74,9 @@ Status RunQueue::Add(std::function<void()> work) try {
 }
 
 bool RunQueue::IsWorker() const {
-  return std::any_of(threads_.begin(), threads_.end(),
-                     [](const std::thread& thread) { return thread.get_id() == std::this_thread::get_id(); });
+  return std::any_of(threads_.begin(), threads_.end(), [](const std::thread& thread) {
+    return thread.get_id() == std::this_thread::get_id();
+  });
 }
 
 void RunQueue::Wait() {

@@ -21,11 +21,12 @@ class RunQueue {
   // Waits until all work is done. In work, which may destroy the queue, for all other work.
   ~RunQueue();
 
-  // Calls `work` soon, on another thread; at most as many at a time as the machine has cores. kOutOfMemory when there is
-  // no memory for it, or no thread.
+  // Calls `work` soon, on another thread; at most as many at a time as the machine has cores.
+  // kOutOfMemory when there is no memory for it, or no thread.
   Status Add(std::function<void()> work);
 
-  // Until all work is done; in work, until no other is left. Two that wait so for each other wait forever.
+  // Until all work is done; in work, until no other is left. Two that wait so for each other wait
+  // forever.
   void Wait();
 
  private:

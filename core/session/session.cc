@@ -27,7 +27,8 @@ Session::~Session() = default;
 Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions options) try {
   std::shared_ptr<ProviderFallback> fallback;
   if (!options.requested_providers.empty()) {
-    ASSIGN_OR_RETURN(fallback, ProviderFallback::Create(options.requested_providers, PlainCpu, options.fallback));
+    ASSIGN_OR_RETURN(fallback, ProviderFallback::Create(options.requested_providers, PlainCpu,
+                                                        options.fallback));
   } else {
     ProviderList providers = std::move(options.providers);
     if (providers.empty()) providers.push_back(PlainCpu());
@@ -52,7 +53,8 @@ Status Session::Prepare(Model model) {
   return {};
 }
 
-Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, const ProviderList& given) const {
+Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model,
+                                                               const ProviderList& given) const {
   ASSIGN_OR_RETURN(const ProviderList providers, ops_->WithKernels(given));
   RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
   PassList passes = options_.passes ? options_.passes(providers) : PassList();
@@ -62,7 +64,8 @@ Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model, cons
   RETURN_IF_ERROR(CheckKernels(*model.graph, providers));
   auto program = std::make_shared<Program>();
   program->model = std::move(model);
-  program->plans = std::make_unique<PlanCache>(program->model.graph, providers, WithSubgraphs(options_.plan, providers));
+  program->plans = std::make_unique<PlanCache>(program->model.graph, providers,
+                                               WithSubgraphs(options_.plan, providers));
   return program;
 }
 
@@ -71,17 +74,20 @@ bool Session::Fits(const ValueType& type, const Tensor& tensor) {
   const Shape& given = tensor.shape();
   bool fits = (type.dtype == DType::kUndefined || tensor.dtype() == type.dtype) &&
               (!shape || static_cast<int>(shape->size()) == given.rank());
-  for (int i = 0; fits && shape && i < given.rank(); ++i) fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
+  for (int i = 0; fits && shape && i < given.rank(); ++i)
+    fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
   return fits;
 }
 
 bool Session::FitsMap(const ValueType& type, const RuntimeValue& value) {
   if (!value.is_map()) return false;
   const RuntimeValue::MapEntries& entries = value.map();
-  const bool one_value_each = entries.keys.shape().rank() == 1 && entries.values.shape() == entries.keys.shape();
+  const bool one_value_each =
+      entries.keys.shape().rank() == 1 && entries.values.shape() == entries.keys.shape();
   // The element of an empty map has no type.
-  return one_value_each && (entries.keys.elements() == 0 ||
-                            (entries.keys.dtype() == type.key && type.element && entries.values.dtype() == type.element->dtype));
+  return one_value_each &&
+         (entries.keys.elements() == 0 || (entries.keys.dtype() == type.key && type.element &&
+                                           entries.values.dtype() == type.element->dtype));
 }
 
 Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
@@ -96,7 +102,8 @@ Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
     case ValueType::Kind::kUnknown: break;  // the kernel that reads it decides
   }
   if (fits) return {};
-  return InvalidArgument("input '" + input.name() + "' is " + type.ToString() + ", got " + value.Describe());
+  return InvalidArgument("input '" + input.name() + "' is " + type.ToString() + ", got " +
+                         value.Describe());
 }
 
 Status Session::CheckComplete(const std::vector<RuntimeValue>& feeds) const {
@@ -104,7 +111,8 @@ Status Session::CheckComplete(const std::vector<RuntimeValue>& feeds) const {
   for (size_t i = 0; i < feeds.size(); ++i) {
     const Value* input = inputs()[i];
     if (feeds[i].has_value() || input->type().kind == ValueType::Kind::kOptional) continue;
-    if (model_.graph->Initializer(input) == nullptr) missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
+    if (model_.graph->Initializer(input) == nullptr)
+      missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
   }
   return missing.empty() ? Status() : InvalidArgument("no value given for input(s) " + missing);
 }
@@ -123,16 +131,20 @@ Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) 
   if (found == feeds.size()) return ordered;
   std::string unknown;
   for (const auto& [name, value] : feeds) {
-    const bool known = std::any_of(inputs().begin(), inputs().end(), [&, &name = name](const Value* v) { return v->name() == name; });
+    const bool known = std::any_of(inputs().begin(), inputs().end(),
+                                   [&, &name = name](const Value* v) { return v->name() == name; });
     if (!known) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
   }
   return InvalidArgument("the model has no input(s) " + unknown);
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> Session::PlanOrdered(const std::vector<RuntimeValue>& feeds) {
+Result<std::shared_ptr<const ExecutionPlan>> Session::PlanOrdered(
+    const std::vector<RuntimeValue>& feeds) {
   using PlanResult = Result<std::shared_ptr<const ExecutionPlan>>;
   return program_->Run([&](Program& program) { return program.plans->Get(feeds); },
-                       [](const auto&, const std::shared_ptr<const ExecutionPlan>& plan) { return PlanResult(plan); });
+                       [](const auto&, const std::shared_ptr<const ExecutionPlan>& plan) {
+                         return PlanResult(plan);
+                       });
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) try {
@@ -142,12 +154,14 @@ Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& fe
   return OutOfMemory("memory ran out while a run was planned");
 }
 
-Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds, const std::vector<std::string>& output_names,
+Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds,
+                                               const std::vector<std::string>& output_names,
                                                RunOptions options) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
   std::vector<size_t> indices;
   for (const std::string& name : output_names) {
-    auto it = std::find_if(outputs().begin(), outputs().end(), [&](const Value* v) { return v->name() == name; });
+    auto it = std::find_if(outputs().begin(), outputs().end(),
+                           [&](const Value* v) { return v->name() == name; });
     if (it == outputs().end()) return InvalidArgument("the model has no output '" + name + "'");
     indices.push_back(it - outputs().begin());
   }
@@ -165,36 +179,43 @@ std::vector<bool> Session::WantedOutputs(const std::vector<size_t>& indices) con
   if (indices.empty()) return {};
   std::vector<bool> wanted(outputs().size(), false);
   for (size_t i : indices) wanted[i] = true;
-  return std::find(wanted.begin(), wanted.end(), false) == wanted.end() ? std::vector<bool>() : wanted;
+  return std::find(wanted.begin(), wanted.end(), false) == wanted.end() ? std::vector<bool>()
+                                                                        : wanted;
 }
 
-Result<std::vector<RuntimeValue>> Session::RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
-                                                      const std::vector<bool>& wanted,
-                                                      const std::vector<std::optional<Device>>& fetch_devices) {
+Result<std::vector<RuntimeValue>> Session::RunOrdered(
+    std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<bool>& wanted,
+    const std::vector<std::optional<Device>>& fetch_devices) {
   if (options.seed == 0) options.seed = options_.seed;
   if (options.step == 0) options.step = runs_++;
   const bool again = fallback_->pending();  // both may be needed a second time
   return program_->Run(
       [&](Program& program) { return program.plans->Get(feeds, {}, &fetch_devices, wanted); },
       [&](const auto& now, const std::shared_ptr<const ExecutionPlan>& plan) {
-        return RunPlan(*now.program, plan, again ? feeds : std::move(feeds), again ? options : std::move(options));
+        return RunPlan(*now.program, plan, again ? feeds : std::move(feeds),
+                       again ? options : std::move(options));
       });
 }
 
-Result<std::vector<RuntimeValue>> Session::RunPlan(Program& program, const std::shared_ptr<const ExecutionPlan>& plan,
-                                                   std::vector<RuntimeValue> feeds, RunOptions options) {
+Result<std::vector<RuntimeValue>> Session::RunPlan(Program& program,
+                                                   const std::shared_ptr<const ExecutionPlan>& plan,
+                                                   std::vector<RuntimeValue> feeds,
+                                                   RunOptions options) {
   std::unique_ptr<ExecutionState> state = program.states.Borrow(plan);
   RETURN_IF_ERROR(state->Start(std::move(feeds), std::move(options)));
   ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
-  if (outcome != RunOutcome::kFinished) return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
+  if (outcome != RunOutcome::kFinished)
+    return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
   std::vector<RuntimeValue> results = state->TakeFetches();
   program.states.Return(std::move(state));
   return results;
 }
 
 Status Session::RunAsync(NamedValues feeds, std::vector<std::string> output_names,
-                         std::function<void(Result<std::vector<RuntimeValue>>)> done, RunOptions options) try {
-  return queue_.Add([this, feeds = std::move(feeds), names = std::move(output_names), done = std::move(done),
+                         std::function<void(Result<std::vector<RuntimeValue>>)> done,
+                         RunOptions options) try {
+  return queue_.Add([this, feeds = std::move(feeds), names = std::move(output_names),
+                     done = std::move(done),
                      options = std::move(options)] { done(Run(feeds, names, options)); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while an asynchronous run was begun");
@@ -210,7 +231,8 @@ Result<RuntimeValue> Session::ToHost(const RuntimeValue& value) const {
     RETURN_IF_ERROR(provider->Synchronise());
     return RuntimeValue(std::move(here));
   }
-  return InvalidArgument("a tensor is on " + there.device().ToString() + ", which no provider serves");
+  return InvalidArgument("a tensor is on " + there.device().ToString() +
+                         ", which no provider serves");
 }
 
 Status Session::Synchronise() const {

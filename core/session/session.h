@@ -4,7 +4,8 @@
 //   auto session = caesura::Session::Create(caesura::ReadModel("net.onnx").value()).value();
 //   auto outputs = session->Run({{"x", x}}).value();
 //
-// A session whose provider fails goes on with the default providers (provider_fallback.h), unless that is disabled.
+// A session whose provider fails goes on with the default providers (provider_fallback.h), unless
+// that is disabled.
 //
 // Thread safety: all methods from any number of threads at the same time.
 #ifndef CAESURA_CORE_SESSION_SESSION_H_
@@ -42,17 +43,18 @@ struct SessionOptions {
   // Whether a failing provider is replaced; see Session::DisableFallback.
   bool fallback = true;
   PlanOptions plan;
-  // Run on the model before planning, in order, once ops without a kernel are expanded into their function bodies.
-  // graph_transforms/pipeline.h makes the usual list: InferencePasses.
+  // Run on the model before planning, in order, once ops without a kernel are expanded into their
+  // function bodies. graph_transforms/pipeline.h makes the usual list: InferencePasses.
   PassMaker passes;
   std::vector<std::string> disabled_passes;  // by name
-  uint64_t seed = 0;  // of random ops without a seed of their own
+  uint64_t seed = 0;                         // of random ops without a seed of their own
   CustomOps custom_ops;
 };
 
 class Session {
  public:
-  // The model is the session's own from here on. Fails, listing all of them, on nodes that nothing can run.
+  // The model is the session's own from here on. Fails, listing all of them, on nodes that nothing
+  // can run.
   static Result<std::unique_ptr<Session>> Create(Model model, SessionOptions options = {});
   // Waits for asynchronous runs.
   ~Session();
@@ -62,30 +64,37 @@ class Session {
   const std::vector<Value*>& inputs() const { return model_.graph->inputs(); }
   const std::vector<Value*>& outputs() const { return model_.graph->outputs(); }
 
-  // Outputs in the order of `output_names`, or all when that is empty; what only others need is not computed (a plan for
-  // each such set). Inputs with an initializer may be left out. Feeds are borrowed in the call; results are the caller's.
-  Result<std::vector<RuntimeValue>> Run(const NamedValues& feeds, const std::vector<std::string>& output_names = {},
+  // Outputs in the order of `output_names`, or all when that is empty; what only others need is not
+  // computed (a plan for each such set). Inputs with an initializer may be left out. Feeds are
+  // borrowed in the call; results are the caller's.
+  Result<std::vector<RuntimeValue>> Run(const NamedValues& feeds,
+                                        const std::vector<std::string>& output_names = {},
                                         RunOptions options = {});
 
   // One run of what is bound (io_binding.h): the outputs, in the order in which they were bound.
   Result<std::vector<RuntimeValue>> Run(const IoBinding& binding, RunOptions options = {});
 
-  // What a run with these inputs will give, in graph order: for callers who allocate before it (io_binding.h).
+  // What a run with these inputs will give, in graph order: for callers who allocate before it
+  // (io_binding.h).
   Result<std::vector<OutputSpec>> OutputSpecs(const NamedValues& feeds);
   Result<std::vector<OutputSpec>> OutputSpecs(const IoBinding& binding);
 
   // Waits for all work of all devices that was begun before.
   Status Synchronise() const;
 
-  // A tensor that a run has left on a device, copied to the host and waited for; what is there already comes as it is.
+  // A tensor that a run has left on a device, copied to the host and waited for; what is there
+  // already comes as it is.
   Result<RuntimeValue> ToHost(const RuntimeValue& value) const;
 
-  // As the first Run, on a thread of the session's, which then calls `done` once with what Run returns. The feeds' bytes
-  // must stay until then, and so must what `options` points at. `done` may destroy the session, which then waits for all
-  // other runs. Where this returns an error `done` is not called.
+  // As the first Run, on a thread of the session's, which then calls `done` once with what Run
+  // returns. The feeds' bytes must stay until then, and so must what `options` points at. `done`
+  // may destroy the session, which then waits for all other runs. Where this returns an error
+  // `done` is not called.
   Status RunAsync(NamedValues feeds, std::vector<std::string> output_names,
-                  std::function<void(Result<std::vector<RuntimeValue>>)> done, RunOptions options = {});
-  // Until all asynchronous runs have ended and their `done` have returned; called in one of these, all others.
+                  std::function<void(Result<std::vector<RuntimeValue>>)> done,
+                  RunOptions options = {});
+  // Until all asynchronous runs have ended and their `done` have returned; called in one of these,
+  // all others.
   void WaitForAsyncRuns() { queue_.Wait(); }
 
   // The plan that these feeds get.
@@ -124,13 +133,15 @@ class Session {
   // Names the inputs, by position, that have neither a value nor a default.
   Status CheckComplete(const std::vector<RuntimeValue>& feeds) const;
   Result<std::shared_ptr<const ExecutionPlan>> PlanOrdered(const std::vector<RuntimeValue>& feeds);
-  // Feeds by graph input; outputs in graph order, each on its device, those that are not wanted absent (`fetch_devices`
-  // and `wanted` as in PlanOptions).
-  Result<std::vector<RuntimeValue>> RunOrdered(std::vector<RuntimeValue> feeds, RunOptions options,
-                                               const std::vector<bool>& wanted,
-                                               const std::vector<std::optional<Device>>& fetch_devices = {});
-  static Result<std::vector<RuntimeValue>> RunPlan(Program& program, const std::shared_ptr<const ExecutionPlan>& plan,
-                                                   std::vector<RuntimeValue> feeds, RunOptions options);
+  // Feeds by graph input; outputs in graph order, each on its device, those that are not wanted
+  // absent (`fetch_devices` and `wanted` as in PlanOptions).
+  Result<std::vector<RuntimeValue>> RunOrdered(
+      std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<bool>& wanted,
+      const std::vector<std::optional<Device>>& fetch_devices = {});
+  static Result<std::vector<RuntimeValue>> RunPlan(Program& program,
+                                                   const std::shared_ptr<const ExecutionPlan>& plan,
+                                                   std::vector<RuntimeValue> feeds,
+                                                   RunOptions options);
   Result<std::vector<OutputSpec>> SpecsOf(const std::vector<RuntimeValue>& feeds);
 
   const SessionOptions options_;  // but for the providers

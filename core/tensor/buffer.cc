@@ -18,12 +18,13 @@
 namespace caesura {
 namespace {
 
-// Where pages are small by default, large memory asks for huge ones: a step's first touch of an arena costs a fault a page, and
-// products walk it with fewer misses of the TLB.
+// Where pages are small by default, large memory asks for huge ones: a step's first touch of an
+// arena costs a fault a page, and products walk it with fewer misses of the TLB.
 constexpr size_t kHugePage = size_t{2} << 20;
 
 void* AllocateHost(size_t bytes) {
-  if (bytes > env::MemoryBytes()) return nullptr;  // else a system that promises more than it has would kill who writes there
+  if (bytes > env::MemoryBytes())
+    return nullptr;  // else a system that promises more than it has would kill who writes there
   if (bytes < kHugePage) return std::aligned_alloc(kBufferAlignment, bytes);
   void* data = nullptr;  // not of aligned_alloc, which wants whole multiples of the alignment
   if (posix_memalign(&data, kHugePage, bytes) != 0) return nullptr;
@@ -38,8 +39,10 @@ class PlainHostAllocator : public Allocator {
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
     const size_t rounded = (size + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
     void* data = rounded == 0 && size != 0 ? nullptr : AllocateHost(rounded + kBufferAlignment);
-    if (data == nullptr) return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
-    std::unique_ptr<void, decltype(&std::free)> owner(data, &std::free);  // until the buffer is there
+    if (data == nullptr)
+      return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
+    std::unique_ptr<void, decltype(&std::free)> owner(data,
+                                                      &std::free);  // until the buffer is there
     auto buffer = std::make_shared<Buffer>(data, size, Device{}, &std::free);
     static_cast<void>(owner.release());
     return buffer;
@@ -47,7 +50,8 @@ class PlainHostAllocator : public Allocator {
   Device device() const override { return {}; }
 };
 
-// Sizes are rounded up by at most an eighth, so that one that grows a little from step to step finds what it left.
+// Sizes are rounded up by at most an eighth, so that one that grows a little from step to step
+// finds what it left.
 size_t SizeClass(size_t size) {
   const size_t step = std::max(kBufferAlignment, std::bit_floor(size) / 8);
   return (size + step - 1) / step * step;
@@ -68,9 +72,10 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
       kept = *std::move(fresh);
     }
     void* data = kept->data();
-    auto buffer = std::make_shared<Buffer>(data, size, device(), [self = weak_from_this(), kept](void*) {
-      if (auto pool = self.lock()) pool->Return(kept);
-    });
+    auto buffer =
+        std::make_shared<Buffer>(data, size, device(), [self = weak_from_this(), kept](void*) {
+          if (auto pool = self.lock()) pool->Return(kept);
+        });
     std::lock_guard<std::mutex> lock(mutex_);
     in_use_ += rounded;
     peak_ = std::max(peak_, in_use_);
@@ -141,9 +146,12 @@ Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size) {
   constexpr size_t kLarge = size_t{128} << 10;
   if (size >= kLarge) {
     const size_t mapped = size + kBufferAlignment;  // as much behind the end as other buffers have
-    void* data = mapped < size || mapped > env::MemoryBytes() ? MAP_FAILED
-                               : mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
+    void* data =
+        mapped < size || mapped > env::MemoryBytes()
+            ? MAP_FAILED
+            : mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+      return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
     auto unmap = [mapped](void* p) { munmap(p, mapped); };
     std::unique_ptr<void, decltype(unmap)> owner(data, unmap);  // until the buffer is there
     madvise(data, mapped, MADV_HUGEPAGE);  // neighbours that were mapped likewise share huge pages
@@ -157,7 +165,9 @@ Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size) {
   return buffer;
 }
 
-std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source) { return std::make_shared<PooledAllocator>(source); }
+std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source) {
+  return std::make_shared<PooledAllocator>(source);
+}
 
 std::shared_ptr<Buffer> AllocateStrings(size_t count) {
   auto owner = std::make_unique<std::string[]>(count + 1);

@@ -27,7 +27,8 @@ struct Device {
 // Buffers are aligned to this, and every offset that a memory plan gives out is a multiple of it.
 inline constexpr size_t kBufferAlignment = 64;
 
-// A range of bytes. Freed by the deleter when the last shared_ptr goes, on whichever thread that is.
+// A range of bytes. Freed by the deleter when the last shared_ptr goes, on whichever thread that
+// is.
 class Buffer {
  public:
   using Deleter = std::function<void(void*)>;
@@ -65,13 +66,13 @@ class Allocator {
 // Plain host memory. Never destroyed.
 Allocator& HostAllocator();
 
-// Host memory that reads as zero. Large memory is not touched: whoever writes first, on however many threads, meets fresh
-// pages. Fails with kOutOfMemory.
+// Host memory that reads as zero. Large memory is not touched: whoever writes first, on however
+// many threads, meets fresh pages. Fails with kOutOfMemory.
 Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size);
 
-// Host memory that is kept on return and handed out again by size, so that steps that allocate about the same sizes
-// touch no fresh pages (a buffer takes up to an eighth more than it says); never more of it idle than was in use at the
-// peak. Buffers may outlive the allocator.
+// Host memory that is kept on return and handed out again by size, so that steps that allocate
+// about the same sizes touch no fresh pages (a buffer takes up to an eighth more than it says);
+// never more of it idle than was in use at the peak. Buffers may outlive the allocator.
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source);
 
 // A host array of `count` default-constructed strings.

@@ -58,11 +58,13 @@ Result<DType> ImportType(DLDataType type, bool padded) {
     for (const TypeRow& row : kTypes) {
       if (row.code != type.code || row.bits != type.bits) continue;
       if (row.bits >= 8 || padded) return row.dtype;
-      return Unsupported(std::string("DLPack tensor of packed ") + DTypeName(row.dtype) + ": only padded ones are taken");
+      return Unsupported(std::string("DLPack tensor of packed ") + DTypeName(row.dtype) +
+                         ": only padded ones are taken");
     }
   }
-  return Unsupported("DLPack type of code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits, " +
-                     std::to_string(type.lanes) + " lanes has no counterpart");
+  return Unsupported("DLPack type of code " + std::to_string(type.code) + ", " +
+                     std::to_string(type.bits) + " bits, " + std::to_string(type.lanes) +
+                     " lanes has no counterpart");
 }
 
 Result<Device> ImportDevice(DLDevice device) {
@@ -84,7 +86,8 @@ Result<Shape> ImportShape(const DLTensor& tensor, DType dtype) {
   if (tensor.ndim < 0 || tensor.ndim > kMaxRank) {
     return InvalidArgument("DLPack tensor of rank " + std::to_string(tensor.ndim));
   }
-  if (tensor.ndim > 0 && tensor.shape == nullptr) return InvalidArgument("DLPack tensor without a shape");
+  if (tensor.ndim > 0 && tensor.shape == nullptr)
+    return InvalidArgument("DLPack tensor without a shape");
   return CheckedShape(std::vector<int64_t>(tensor.shape, tensor.shape + tensor.ndim), dtype);
 }
 
@@ -108,12 +111,14 @@ bool StridesFit(const DLTensor& tensor, int64_t element_bytes) {
     if (__builtin_add_overflow(end, reach, &end)) return false;
   }
   int64_t bytes;
-  return !__builtin_mul_overflow(low, element_bytes, &bytes) && !__builtin_mul_overflow(high, element_bytes, &bytes);
+  return !__builtin_mul_overflow(low, element_bytes, &bytes) &&
+         !__builtin_mul_overflow(high, element_bytes, &bytes);
 }
 
 Result<Tensor> CopyOf(const DLTensor& tensor, const void* data, DType dtype, Shape shape) {
   Layout layout;
-  if (tensor.strides != nullptr) layout.strides.assign(tensor.strides, tensor.strides + tensor.ndim);
+  if (tensor.strides != nullptr)
+    layout.strides.assign(tensor.strides, tensor.strides + tensor.ndim);
   ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(dtype, std::move(shape)));
   CopyDense(data, copy.shape(), layout, DTypeSize(dtype), copy.raw());
   return copy;
@@ -133,23 +138,30 @@ Result<Tensor> Import(Managed* managed, bool padded, DlpackImport* facts) try {
   ASSIGN_OR_RETURN(const DType dtype, ImportType(tensor.dtype, padded));
   ASSIGN_OR_RETURN(Shape shape, ImportShape(tensor, dtype));
   const size_t bytes = static_cast<size_t>(shape.elements()) * DTypeSize(dtype);
-  if (bytes == 0) return Tensor(dtype, std::move(shape), std::make_shared<Buffer>(kNoElements, 0, device, nullptr));
-  if (tensor.data == nullptr) return InvalidArgument("DLPack tensor of shape " + shape.ToString() + " without data");
+  if (bytes == 0)
+    return Tensor(dtype, std::move(shape),
+                  std::make_shared<Buffer>(kNoElements, 0, device, nullptr));
+  if (tensor.data == nullptr)
+    return InvalidArgument("DLPack tensor of shape " + shape.ToString() + " without data");
   if (tensor.byte_offset > UINTPTR_MAX - reinterpret_cast<uintptr_t>(tensor.data) - bytes) {
     return InvalidArgument("DLPack tensor at byte offset " + std::to_string(tensor.byte_offset));
   }
   char* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   const bool dense = IsDense(tensor);
   if (!dense && !StridesFit(tensor, static_cast<int64_t>(DTypeSize(dtype)))) {
-    return InvalidArgument("DLPack tensor of shape " + shape.ToString() + " with strides beyond all memory");
+    return InvalidArgument("DLPack tensor of shape " + shape.ToString() +
+                           " with strides beyond all memory");
   }
-  const size_t alignment = std::min<size_t>(DTypeSize(dtype), 8);  // complex128 is a pair of doubles
+  const size_t alignment =
+      std::min<size_t>(DTypeSize(dtype), 8);  // complex128 is a pair of doubles
   if (!dense || reinterpret_cast<uintptr_t>(data) % alignment != 0) {
-    if (!device.is_host()) return Unsupported("DLPack tensor on " + device.ToString() + " that is not dense");
+    if (!device.is_host())
+      return Unsupported("DLPack tensor on " + device.ToString() + " that is not dense");
     if (facts != nullptr) *facts = {.read_only = false, .copied = true};
     return CopyOf(tensor, data, dtype, std::move(shape));
   }
-  Buffer::Deleter deleter;  // none where there is nothing to call: `managed` may then go before the tensor
+  Buffer::Deleter
+      deleter;  // none where there is nothing to call: `managed` may then go before the tensor
   if (managed->deleter != nullptr) deleter = [managed](void*) { managed->deleter(managed); };
   auto buffer = std::make_shared<Buffer>(data, bytes, device, std::move(deleter));
   static_cast<void>(owner.release());
@@ -172,7 +184,8 @@ Result<Managed*> Export(const Tensor& tensor) try {
   for (const TypeRow& row : kTypes) {
     if (row.dtype == tensor.dtype()) type = {row.code, row.bits, 1};
   }
-  if (type.lanes == 0) return Unsupported(std::string("DLPack has no type for ") + DTypeName(tensor.dtype()));
+  if (type.lanes == 0)
+    return Unsupported(std::string("DLPack has no type for ") + DTypeName(tensor.dtype()));
   ASSIGN_OR_RETURN(const DlpackDevice device, DlpackDeviceOf(tensor.device()));
   auto out = std::make_unique<Exported<Managed>>();
   const int rank = tensor.shape().rank();
@@ -193,7 +206,9 @@ Result<Managed*> Export(const Tensor& tensor) try {
                             dims + rank,
                             0};
   out->managed.manager_ctx = out.get();
-  out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
+  out->managed.deleter = [](Managed* self) {
+    delete static_cast<Exported<Managed>*>(self->manager_ctx);
+  };
   return &out.release()->managed;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a tensor was handed out");
@@ -203,11 +218,13 @@ Result<Managed*> Export(const Tensor& tensor) try {
 
 Result<Tensor> ImportDlpack(DLManagedTensorVersioned* managed, DlpackImport* facts) {
   if (managed->version.major != DLPACK_MAJOR_VERSION) {
-    const std::string version = std::to_string(managed->version.major) + "." + std::to_string(managed->version.minor);
+    const std::string version =
+        std::to_string(managed->version.major) + "." + std::to_string(managed->version.minor);
     Delete(managed);  // all else may lie elsewhere in that version
     return Unsupported("DLPack tensor of version " + version + ", expected 1.x");
   }
-  if (facts != nullptr) *facts = {.read_only = (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0, .copied = false};
+  if (facts != nullptr)
+    *facts = {.read_only = (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0, .copied = false};
   return Import(managed, (managed->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0, facts);
 }
 
@@ -217,16 +234,18 @@ Result<Tensor> ImportDlpack(DLManagedTensor* managed, DlpackImport* facts) {
 }
 
 Result<DLManagedTensorVersioned*> ExportDlpack(const Tensor& tensor, uint64_t flags) {
-  ASSIGN_OR_RETURN(DLManagedTensorVersioned* managed, Export<DLManagedTensorVersioned>(tensor));
+  ASSIGN_OR_RETURN(DLManagedTensorVersioned * managed, Export<DLManagedTensorVersioned>(tensor));
   managed->version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   managed->flags = flags;
-  if (DTypeFileBits(tensor.dtype()) < 8) managed->flags |= DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  if (DTypeFileBits(tensor.dtype()) < 8)
+    managed->flags |= DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   return managed;
 }
 
 Result<DLManagedTensor*> ExportLegacyDlpack(const Tensor& tensor) {
   if (tensor.defined() && DTypeFileBits(tensor.dtype()) < 8) {
-    return Unsupported(std::string("DLPack before 1.0 cannot say that ") + DTypeName(tensor.dtype()) + " is padded");
+    return Unsupported(std::string("DLPack before 1.0 cannot say that ") +
+                       DTypeName(tensor.dtype()) + " is padded");
   }
   return Export<DLManagedTensor>(tensor);
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// DLPack 1.x, both ways: tensors of other libraries (PyTorch, NumPy, JAX, ...) without a copy, and ours for them.
+// DLPack 1.x, both ways: tensors of other libraries (PyTorch, NumPy, JAX, ...) without a copy, and
+// ours for them.
 //
-//   Result<Tensor> x = ImportDlpack(managed);              // from here on `managed` is the tensor's
-//   Result<DLManagedTensorVersioned*> y = ExportDlpack(*x);  // the caller's, who calls y->deleter once
+//   Result<Tensor> x = ImportDlpack(managed);              // from here on `managed` is the
+//   tensor's Result<DLManagedTensorVersioned*> y = ExportDlpack(*x);  // the caller's, who calls
+//   y->deleter once
 //
 // Thread safety: any thread; deleters run on the thread that lets the last reference go.
 #ifndef CAESURA_CORE_TENSOR_DLPACK_H_
@@ -23,24 +25,28 @@ namespace caesura {
 // What an import found beside the tensor.
 struct DlpackImport {
   bool read_only = false;  // the producer's bytes, which nobody may write to
-  bool copied = false;     // the bytes are a copy: strides or addresses were not those of a dense tensor
+  bool copied =
+      false;  // the bytes are a copy: strides or addresses were not those of a dense tensor
 };
 
-// A tensor that shares the producer's bytes and calls its deleter once, when the last tensor that shares them goes; without
-// a deleter the bytes are borrowed, for as long as the caller sees to it, and `managed` itself for the call alone.
-// Host tensors that are not dense, or not aligned to their elements, are copied; others of that kind are refused.
+// A tensor that shares the producer's bytes and calls its deleter once, when the last tensor that
+// shares them goes; without a deleter the bytes are borrowed, for as long as the caller sees to it,
+// and `managed` itself for the call alone. Host tensors that are not dense, or not aligned to their
+// elements, are copied; others of that kind are refused.
 //
-// `managed` is consumed in any case: on failure its deleter has been called. Fails with kUnsupported for another major
-// version, dtypes without a DType, packed elements of less than a byte, vector types and unknown devices; with
-// kInvalidArgument where rank, dims, strides, offset or pointer cannot be those of a tensor. A tensor of no elements
-// may come without a pointer, and has one here.
+// `managed` is consumed in any case: on failure its deleter has been called. Fails with
+// kUnsupported for another major version, dtypes without a DType, packed elements of less than a
+// byte, vector types and unknown devices; with kInvalidArgument where rank, dims, strides, offset
+// or pointer cannot be those of a tensor. A tensor of no elements may come without a pointer, and
+// has one here.
 Result<Tensor> ImportDlpack(DLManagedTensorVersioned* managed, DlpackImport* facts = nullptr);
 // The same for DLPack before 1.0, which tells of no read-only tensors.
 Result<Tensor> ImportDlpack(DLManagedTensor* managed, DlpackImport* facts = nullptr);
 
-// A view that keeps the tensor's buffer alive (where the buffer owns its memory) until its deleter is called. `flags`
-// are DLPack's: a tensor may be handed out read-only, or as a copy that nobody else holds. Elements of less than a byte
-// go out padded. Fails with kUnsupported for strings and undefined tensors, and for devices that DLPack has no code for.
+// A view that keeps the tensor's buffer alive (where the buffer owns its memory) until its deleter
+// is called. `flags` are DLPack's: a tensor may be handed out read-only, or as a copy that nobody
+// else holds. Elements of less than a byte go out padded. Fails with kUnsupported for strings and
+// undefined tensors, and for devices that DLPack has no code for.
 Result<DLManagedTensorVersioned*> ExportDlpack(const Tensor& tensor, uint64_t flags = 0);
 // The same for consumers before 1.0; kUnsupported also for elements of less than a byte.
 Result<DLManagedTensor*> ExportLegacyDlpack(const Tensor& tensor);

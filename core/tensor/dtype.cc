@@ -12,13 +12,15 @@ struct DTypeRow {
 
 // Indexed by DType.
 constexpr DTypeRow kRows[kDTypeCount] = {
-    {"undefined", 0, 0},      {"float32", 4, 32},        {"uint8", 1, 8},          {"int8", 1, 8},
-    {"uint16", 2, 16},        {"int16", 2, 16},          {"int32", 4, 32},         {"int64", 8, 64},
-    {"string", sizeof(std::string), 0},                  {"bool", 1, 8},           {"float16", 2, 16},
-    {"float64", 8, 64},       {"uint32", 4, 32},         {"uint64", 8, 64},        {"complex64", 8, 64},
-    {"complex128", 16, 128},  {"bfloat16", 2, 16},       {"float8e4m3fn", 1, 8},   {"float8e4m3fnuz", 1, 8},
-    {"float8e5m2", 1, 8},     {"float8e5m2fnuz", 1, 8},  {"uint4", 1, 4},          {"int4", 1, 4},
-    {"float4e2m1", 1, 4},     {"float8e8m0", 1, 8},      {"uint2", 1, 2},          {"int2", 1, 2},
+    {"undefined", 0, 0},      {"float32", 4, 32},   {"uint8", 1, 8},
+    {"int8", 1, 8},           {"uint16", 2, 16},    {"int16", 2, 16},
+    {"int32", 4, 32},         {"int64", 8, 64},     {"string", sizeof(std::string), 0},
+    {"bool", 1, 8},           {"float16", 2, 16},   {"float64", 8, 64},
+    {"uint32", 4, 32},        {"uint64", 8, 64},    {"complex64", 8, 64},
+    {"complex128", 16, 128},  {"bfloat16", 2, 16},  {"float8e4m3fn", 1, 8},
+    {"float8e4m3fnuz", 1, 8}, {"float8e5m2", 1, 8}, {"float8e5m2fnuz", 1, 8},
+    {"uint4", 1, 4},          {"int4", 1, 4},       {"float4e2m1", 1, 4},
+    {"float8e8m0", 1, 8},     {"uint2", 1, 2},      {"int2", 1, 2},
 };
 
 const DTypeRow& Row(DType dtype) {

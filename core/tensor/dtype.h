@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types. The numbers are those of ONNX's TensorProto.DataType, so that files map one to one.
-// Types below a byte (int4, uint4, int2, uint2, float4) take one byte per element in memory and are packed
-// only in files.
+// Element types. The numbers are those of ONNX's TensorProto.DataType, so that files map one to
+// one. Types below a byte (int4, uint4, int2, uint2, float4) take one byte per element in memory
+// and are packed only in files.
 #ifndef CAESURA_CORE_TENSOR_DTYPE_H_
 #define CAESURA_CORE_TENSOR_DTYPE_H_
 
@@ -78,46 +78,109 @@ class DTypeSet {
   uint32_t bits_ = 0;
 };
 
-inline constexpr DTypeSet kFloatTypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
-inline constexpr DTypeSet kSignedTypes = {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64};
-inline constexpr DTypeSet kUnsignedTypes = {DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
+inline constexpr DTypeSet kFloatTypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
+                                         DType::kBFloat16};
+inline constexpr DTypeSet kSignedTypes = {DType::kInt8, DType::kInt16, DType::kInt32,
+                                          DType::kInt64};
+inline constexpr DTypeSet kUnsignedTypes = {DType::kUInt8, DType::kUInt16, DType::kUInt32,
+                                            DType::kUInt64};
 inline constexpr DTypeSet kNumericTypes = kFloatTypes | kSignedTypes | kUnsignedTypes;
 inline constexpr DTypeSet kFixedTypes =  // every type but strings
-    kNumericTypes | DTypeSet{DType::kBool, DType::kComplex64, DType::kComplex128, DType::kFloat8E4M3FN,
-                             DType::kFloat8E4M3FNUZ, DType::kFloat8E5M2, DType::kFloat8E5M2FNUZ, DType::kUInt4,
-                             DType::kInt4, DType::kFloat4E2M1, DType::kFloat8E8M0, DType::kUInt2, DType::kInt2};
+    kNumericTypes | DTypeSet{DType::kBool,
+                             DType::kComplex64,
+                             DType::kComplex128,
+                             DType::kFloat8E4M3FN,
+                             DType::kFloat8E4M3FNUZ,
+                             DType::kFloat8E5M2,
+                             DType::kFloat8E5M2FNUZ,
+                             DType::kUInt4,
+                             DType::kInt4,
+                             DType::kFloat4E2M1,
+                             DType::kFloat8E8M0,
+                             DType::kUInt2,
+                             DType::kInt2};
 inline constexpr DTypeSet kAllTypes = kFixedTypes | DTypeSet{DType::kString};
 
 // The DType of a C++ element type.
 template <typename T>
 struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::kFloat32; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::kFloat64; };
-template <> struct DTypeOf<Float16> { static constexpr DType value = DType::kFloat16; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::kBFloat16; };
-template <> struct DTypeOf<int8_t> { static constexpr DType value = DType::kInt8; };
-template <> struct DTypeOf<int16_t> { static constexpr DType value = DType::kInt16; };
-template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::kInt32; };
-template <> struct DTypeOf<int64_t> { static constexpr DType value = DType::kInt64; };
-template <> struct DTypeOf<uint8_t> { static constexpr DType value = DType::kUInt8; };
-template <> struct DTypeOf<uint16_t> { static constexpr DType value = DType::kUInt16; };
-template <> struct DTypeOf<uint32_t> { static constexpr DType value = DType::kUInt32; };
-template <> struct DTypeOf<uint64_t> { static constexpr DType value = DType::kUInt64; };
-template <> struct DTypeOf<bool> { static constexpr DType value = DType::kBool; };
-template <> struct DTypeOf<std::string> { static constexpr DType value = DType::kString; };
-template <> struct DTypeOf<std::complex<float>> { static constexpr DType value = DType::kComplex64; };
-template <> struct DTypeOf<std::complex<double>> { static constexpr DType value = DType::kComplex128; };
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kFloat32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kFloat64;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType value = DType::kFloat16;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<int8_t> {
+  static constexpr DType value = DType::kInt8;
+};
+template <>
+struct DTypeOf<int16_t> {
+  static constexpr DType value = DType::kInt16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kInt32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kInt64;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::kUInt8;
+};
+template <>
+struct DTypeOf<uint16_t> {
+  static constexpr DType value = DType::kUInt16;
+};
+template <>
+struct DTypeOf<uint32_t> {
+  static constexpr DType value = DType::kUInt32;
+};
+template <>
+struct DTypeOf<uint64_t> {
+  static constexpr DType value = DType::kUInt64;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::kBool;
+};
+template <>
+struct DTypeOf<std::string> {
+  static constexpr DType value = DType::kString;
+};
+template <>
+struct DTypeOf<std::complex<float>> {
+  static constexpr DType value = DType::kComplex64;
+};
+template <>
+struct DTypeOf<std::complex<double>> {
+  static constexpr DType value = DType::kComplex128;
+};
 
 template <typename T>
 inline constexpr DType kDTypeOf = DTypeOf<T>::value;
 
-// Carries a type into a generic lambda: `[&](auto tag) { using T = typename decltype(tag)::type; ... }`.
+// Carries a type into a generic lambda: `[&](auto tag) { using T = typename decltype(tag)::type;
+// ... }`.
 template <typename T>
 struct TypeTag {
   using type = T;
 };
 
-// Calls fn(TypeTag<T>{}) for the T among Ts whose DType is `dtype`; returns false when there is none.
+// Calls fn(TypeTag<T>{}) for the T among Ts whose DType is `dtype`; returns false when there is
+// none.
 template <typename... Ts, typename Fn>
 bool DispatchDType(DType dtype, Fn&& fn) {
   return ((dtype == kDTypeOf<Ts> ? (fn(TypeTag<Ts>{}), true) : false) || ...);
@@ -130,7 +193,8 @@ bool DispatchFloat(DType dtype, Fn&& fn) {
 }
 template <typename Fn>
 bool DispatchInteger(DType dtype, Fn&& fn) {
-  return DispatchDType<int32_t, int64_t, int8_t, int16_t, uint8_t, uint16_t, uint32_t, uint64_t>(dtype, fn);
+  return DispatchDType<int32_t, int64_t, int8_t, int16_t, uint8_t, uint16_t, uint32_t, uint64_t>(
+      dtype, fn);
 }
 template <typename Fn>
 bool DispatchNumeric(DType dtype, Fn&& fn) {

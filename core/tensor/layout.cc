@@ -77,9 +77,11 @@ void CopyRows(const char* from, const Shape& shape, const std::vector<int64_t>& 
 
 }  // namespace
 
-void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes, void* to) {
+void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
+               void* to) {
   const std::vector<int64_t> strides = StridesOf(shape, layout);
-  const char* start = static_cast<const char*>(from) + layout.offset * static_cast<int64_t>(element_bytes);
+  const char* start =
+      static_cast<const char*>(from) + layout.offset * static_cast<int64_t>(element_bytes);
   char* target = static_cast<char*>(to);
   switch (element_bytes) {
     case 1: return CopyRows<1>(start, shape, strides, target);

@@ -34,13 +34,16 @@ class Shape {
   // Row-major strides in elements.
   std::vector<int64_t> Strides() const;
 
-  bool operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator==(const Shape& other) const {
+    return std::equal(begin(), end(), other.begin(), other.end());
+  }
   bool operator!=(const Shape& other) const { return !(*this == other); }
   // "[2, 3]"; a scalar is "[]".
   std::string ToString() const;
 
  private:
-  static constexpr int kFew = 5;  // most tensors have no more: plans are full of shapes, which then need no memory
+  static constexpr int kFew =
+      5;  // most tensors have no more: plans are full of shapes, which then need no memory
 
   void Set(const int64_t* first, const int64_t* last) {
     if (last - first > kFew) {

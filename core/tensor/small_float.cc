@@ -45,9 +45,11 @@ uint16_t FloatToFloat16Bits(float value) {
   const uint32_t bits = Bits(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude > 0x7f800000u)
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // >= 65536
-  if (magnitude < 0x38800000u) {  // below the smallest normal half: add 0.5 so that the unit of the sum is 2^-24
+  if (magnitude < 0x38800000u) {  // below the smallest normal half: add 0.5 so that the unit of the
+                                  // sum is 2^-24
     const float shifted = FromBits(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (Bits(shifted) - 0x3f000000u));
   }
@@ -70,7 +72,8 @@ float SmallFloatToFloat(uint8_t bits, const SmallFloatFormat& f) {
   }
   const int exponent = magnitude >> f.mantissa_bits;
   const int mantissa = magnitude & ((1 << f.mantissa_bits) - 1);
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), 1 - f.bias - f.mantissa_bits);
+  if (exponent == 0)
+    return sign * std::ldexp(static_cast<float>(mantissa), 1 - f.bias - f.mantissa_bits);
   return sign * std::ldexp(static_cast<float>(mantissa + (1 << f.mantissa_bits)),
                            exponent - f.bias - f.mantissa_bits);
 }
@@ -86,13 +89,15 @@ uint8_t FloatToSmallFloat(float value, const SmallFloatFormat& f, bool saturate)
   std::frexp(magnitude, &exponent);
   // The unit in the last place at this exponent, clamped to the subnormal unit.
   const int unit = std::max(exponent - 1, 1 - f.bias) - f.mantissa_bits;
-  const float rounded =
-      std::isinf(magnitude) ? magnitude : std::ldexp(std::nearbyint(std::ldexp(magnitude, -unit)), unit);
+  const float rounded = std::isinf(magnitude)
+                            ? magnitude
+                            : std::ldexp(std::nearbyint(std::ldexp(magnitude, -unit)), unit);
   if (rounded > max_value) {
     if (saturate || !f.has_nan) return sign | max_bits;
     if (f.is_fnuz) return NanBits(f);
-    return f.has_infinity ? static_cast<uint8_t>(sign | (((1 << f.exponent_bits) - 1) << f.mantissa_bits))
-                          : static_cast<uint8_t>(sign | NanBits(f));
+    return f.has_infinity
+               ? static_cast<uint8_t>(sign | (((1 << f.exponent_bits) - 1) << f.mantissa_bits))
+               : static_cast<uint8_t>(sign | NanBits(f));
   }
   if (rounded == 0.0f) return f.is_fnuz ? 0 : sign;
   int e;
@@ -102,7 +107,8 @@ uint8_t FloatToSmallFloat(float value, const SmallFloatFormat& f, bool saturate)
     const int mantissa = static_cast<int>(std::ldexp(rounded, f.bias - 1 + f.mantissa_bits));
     return static_cast<uint8_t>(sign | mantissa);
   }
-  const int mantissa = static_cast<int>(std::ldexp(fraction, f.mantissa_bits + 1)) - (1 << f.mantissa_bits);
+  const int mantissa =
+      static_cast<int>(std::ldexp(fraction, f.mantissa_bits + 1)) - (1 << f.mantissa_bits);
   return static_cast<uint8_t>(sign | (biased << f.mantissa_bits) | mantissa);
 }
 

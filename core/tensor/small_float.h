@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Float16 and BFloat16 as storage types that compute through float (round to nearest even), and conversions of
-// the 8- and 4-bit floats of ONNX (the ONNX specification's "float stored in 8 bits", OCP FP8 and MX).
+// Float16 and BFloat16 as storage types that compute through float (round to nearest even), and
+// conversions of the 8- and 4-bit floats of ONNX (the ONNX specification's "float stored in 8
+// bits", OCP FP8 and MX).
 #ifndef CAESURA_CORE_TENSOR_SMALL_FLOAT_H_
 #define CAESURA_CORE_TENSOR_SMALL_FLOAT_H_
 
@@ -22,7 +23,8 @@ inline float BFloat16BitsToFloat(uint16_t bits) {
 inline uint16_t FloatToBFloat16Bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -53,10 +55,20 @@ struct BFloat16 {
 };
 
 // The type in which a kernel accumulates values of type T.
-template <typename T> struct AccumulatorOf { using type = T; };
-template <> struct AccumulatorOf<Float16> { using type = float; };
-template <> struct AccumulatorOf<BFloat16> { using type = float; };
-template <typename T> using Accumulator = typename AccumulatorOf<T>::type;
+template <typename T>
+struct AccumulatorOf {
+  using type = T;
+};
+template <>
+struct AccumulatorOf<Float16> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<BFloat16> {
+  using type = float;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
 
 // An 8- or 4-bit float format: its bit layout and what it does at the edges.
 struct SmallFloatFormat {
@@ -64,8 +76,8 @@ struct SmallFloatFormat {
   int mantissa_bits;
   int bias;
   bool has_infinity;
-  bool is_fnuz;      // no negative zero: the bit pattern of -0 is NaN
-  bool has_nan;      // false for float4e2m1
+  bool is_fnuz;  // no negative zero: the bit pattern of -0 is NaN
+  bool has_nan;  // false for float4e2m1
 };
 inline constexpr SmallFloatFormat kE4M3FN{4, 3, 7, false, false, true};
 inline constexpr SmallFloatFormat kE4M3FNUZ{4, 3, 8, false, true, true};
@@ -74,7 +86,8 @@ inline constexpr SmallFloatFormat kE5M2FNUZ{5, 2, 16, false, true, true};
 inline constexpr SmallFloatFormat kE2M1{2, 1, 1, false, false, false};
 
 float SmallFloatToFloat(uint8_t bits, const SmallFloatFormat& format);
-// `saturate`: values beyond the largest finite one become it; otherwise NaN, or infinity where there is one.
+// `saturate`: values beyond the largest finite one become it; otherwise NaN, or infinity where
+// there is one.
 uint8_t FloatToSmallFloat(float value, const SmallFloatFormat& format, bool saturate);
 
 }  // namespace caesura

@@ -48,7 +48,9 @@ Result<Tensor> Tensor::Clone(Allocator& allocator) const {
 
 std::string RuntimeValue::Describe() const {
   if (is_tensor()) return DTypeName(tensor_.dtype()) + tensor_.shape().ToString();
-  if (is_map()) return std::string("map(") + DTypeName(map_->keys.dtype()) + ", " + DTypeName(map_->values.dtype()) + ")";
+  if (is_map())
+    return std::string("map(") + DTypeName(map_->keys.dtype()) + ", " +
+           DTypeName(map_->values.dtype()) + ")";
   return is_sequence() ? "a sequence" : "nothing";
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A contiguous, row-major array on a device; and RuntimeValue, all that can flow along an edge of a graph.
+// A contiguous, row-major array on a device; and RuntimeValue, all that can flow along an edge of a
+// graph.
 #ifndef CAESURA_CORE_TENSOR_TENSOR_H_
 #define CAESURA_CORE_TENSOR_TENSOR_H_
 
@@ -21,7 +22,8 @@ namespace caesura {
 class Tensor {
  public:
   Tensor() = default;
-  // REQUIRES: buffer holds at least `shape.elements() * DTypeSize(dtype)` bytes behind `byte_offset`.
+  // REQUIRES: buffer holds at least `shape.elements() * DTypeSize(dtype)` bytes behind
+  // `byte_offset`.
   Tensor(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer, size_t byte_offset = 0);
 
   // A fresh tensor; uninitialised, but strings are empty ones.
@@ -29,7 +31,8 @@ class Tensor {
   // A view of memory that the caller keeps alive and unchanged in size.
   static Tensor Borrow(DType dtype, Shape shape, void* data, Device device = {});
 
-  // Small host tensors for tests and constants; never fail but by running out of memory (which throws).
+  // Small host tensors for tests and constants; never fail but by running out of memory (which
+  // throws).
   template <typename T>
   static Tensor Of(Shape shape, const std::vector<T>& values);
   template <typename T>
@@ -47,12 +50,14 @@ class Tensor {
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
 
   void* raw() const { return data_; }
-  // REQUIRES: T is the element type (uint8_t and the like are accepted for types of the same storage).
+  // REQUIRES: T is the element type (uint8_t and the like are accepted for types of the same
+  // storage).
   template <typename T>
   T* data() const {
     return static_cast<T*>(data_);
   }
-  // The elements as a vector, converted to T. REQUIRES: host memory, a numeric or bool dtype (not complex).
+  // The elements as a vector, converted to T. REQUIRES: host memory, a numeric or bool dtype (not
+  // complex).
   template <typename T>
   std::vector<T> ToVector() const;
 
@@ -68,12 +73,12 @@ class Tensor {
   void* data_ = nullptr;
 };
 
-// What an edge carries at run time: nothing (an empty optional), a tensor, a sequence, or a map. An ONNX optional that
-// holds something is that something.
+// What an edge carries at run time: nothing (an empty optional), a tensor, a sequence, or a map. An
+// ONNX optional that holds something is that something.
 class RuntimeValue {
  public:
-  // A map in two tensors of one shape [n]: values[i] belongs to keys[i], and no key is there twice. Keys are strings or
-  // integers.
+  // A map in two tensors of one shape [n]: values[i] belongs to keys[i], and no key is there twice.
+  // Keys are strings or integers.
   struct MapEntries {
     Tensor keys, values;
   };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains the character GPT of chargpt.onnx on corpus.txt in a C++ loop until its loss is below 2.0 nats, then lets it
-// write a few lines.
+// Trains the character GPT of chargpt.onnx on corpus.txt in a C++ loop until its loss is below 2.0
+// nats, then lets it write a few lines.
 //
-//   train_chargpt FOLDER       reads FOLDER/{chargpt.onnx,corpus.txt}, writes FOLDER/chargpt_{loss.csv,sample.txt}
+//   train_chargpt FOLDER       reads FOLDER/{chargpt.onnx,corpus.txt}, writes
+//   FOLDER/chargpt_{loss.csv,sample.txt}
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -31,7 +32,8 @@ int64_t Draw(const float* scores, int64_t count, double temperature, std::mt1993
   return std::discrete_distribution<int64_t>(weights.begin(), weights.end())(random);
 }
 
-std::string Write(TrainingSession& session, const TextCorpus& corpus, const std::string& beginning, int length) {
+std::string Write(TrainingSession& session, const TextCorpus& corpus, const std::string& beginning,
+                  int length) {
   std::mt19937 random(7);
   std::vector<int64_t> text = corpus.Encode(beginning).value();
   while (static_cast<int>(text.size()) < length) {
@@ -48,8 +50,11 @@ void Train(const std::string& folder) {
   std::stringstream text;
   text << std::ifstream(folder + "/corpus.txt").rdbuf();
   auto corpus = std::make_shared<const TextCorpus>(text.str());
-  auto dataset = MakeTextDataset(corpus, {.length = kContext, .input_name = "tokens", .target_name = "next"}).value();
-  auto sampler = Sampler::Create({.size = dataset->size(), .batch_size = kBatch, .seed = 1}).value();
+  auto dataset =
+      MakeTextDataset(corpus, {.length = kContext, .input_name = "tokens", .target_name = "next"})
+          .value();
+  auto sampler =
+      Sampler::Create({.size = dataset->size(), .batch_size = kBatch, .seed = 1}).value();
 
   TrainingOptions options;
   options.step.loss = Loss::CrossEntropy("next");
@@ -57,7 +62,8 @@ void Train(const std::string& folder) {
   options.step.optimizer = AdamW{.learning_rate = 2e-3, .beta2 = 0.99, .weight_decay = 0.1};
   options.step.clip_norm = 1.0;
   options.schedule = {.decay = CosineDecay{.steps = kMaxSteps, .end = 0.1}, .warmup_steps = 20};
-  auto session = TrainingSession::Create(ReadModel(folder + "/chargpt.onnx").value(), options).value();
+  auto session =
+      TrainingSession::Create(ReadModel(folder + "/chargpt.onnx").value(), options).value();
 
   std::ofstream curve(folder + "/chargpt_loss.csv");
   ProgressBar bar({.label = "chargpt", .total = kMaxSteps});

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains the convolutional net of digits.onnx on digits.npz in a C++ loop and says how well it reads digits that it
-// has not seen.
+// Trains the convolutional net of digits.onnx on digits.npz in a C++ loop and says how well it
+// reads digits that it has not seen.
 //
-//   train_digits FOLDER        reads FOLDER/digits.{onnx,npz}, writes FOLDER/digits_{trained.onnx,loss.csv}
+//   train_digits FOLDER        reads FOLDER/digits.{onnx,npz}, writes
+//   FOLDER/digits_{trained.onnx,loss.csv}
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -34,15 +35,19 @@ double Accuracy(TrainingSession& session, const Tensor& images, const Tensor& la
 void Train(const std::string& folder) {
   constexpr int64_t kEpochs = 15, kBatch = 64;
   auto arrays = ReadNpz(folder + "/digits.npz").value();
-  auto dataset = MakeArrayDataset({{"images", arrays["train_images"]}, {"labels", arrays["train_labels"]}}).value();
-  auto sampler = Sampler::Create({.size = dataset->size(), .batch_size = kBatch, .seed = 1}).value();
+  auto dataset =
+      MakeArrayDataset({{"images", arrays["train_images"]}, {"labels", arrays["train_labels"]}})
+          .value();
+  auto sampler =
+      Sampler::Create({.size = dataset->size(), .batch_size = kBatch, .seed = 1}).value();
   const int64_t steps = kEpochs * sampler.batches_per_epoch();
 
   TrainingOptions options;
   options.step.loss = Loss::CrossEntropy("labels");
   options.step.optimizer = AdamW{.learning_rate = 2e-3};
   options.schedule.decay = CosineDecay{.steps = steps};
-  auto session = TrainingSession::Create(ReadModel(folder + "/digits.onnx").value(), options).value();
+  auto session =
+      TrainingSession::Create(ReadModel(folder + "/digits.onnx").value(), options).value();
 
   std::ofstream curve(folder + "/digits_loss.csv");
   ProgressBar bar({.label = "digits", .total = steps});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The net of the digits example in a loop of LibTorch's: its DataLoader feeds, its loss and optimizer train, and
-// caesura runs the net forward and backward. Then the same net in whole steps of caesura's, from the same loader.
+// The net of the digits example in a loop of LibTorch's: its DataLoader feeds, its loss and
+// optimizer train, and caesura runs the net forward and backward. Then the same net in whole steps
+// of caesura's, from the same loader.
 //
 //   train_libtorch_loop FOLDER      reads FOLDER/digits.{onnx,npz}
 #include <torch/data.h>
@@ -18,8 +19,8 @@
 
 namespace {
 
-using torch::data::Example;
 using torch::Tensor;
+using torch::data::Example;
 
 constexpr int kEpochs = 3;
 constexpr double kRate = 2e-3;
@@ -28,7 +29,9 @@ constexpr double kRate = 2e-3;
 class Digits : public torch::data::datasets::Dataset<Digits> {
  public:
   Digits(Tensor images, Tensor labels) : images_(std::move(images)), labels_(std::move(labels)) {}
-  Example<> get(size_t i) override { return {images_[static_cast<int64_t>(i)], labels_[static_cast<int64_t>(i)]}; }
+  Example<> get(size_t i) override {
+    return {images_[static_cast<int64_t>(i)], labels_[static_cast<int64_t>(i)]};
+  }
   torch::optional<size_t> size() const override { return images_.size(0); }
 
  private:
@@ -47,19 +50,24 @@ void Train(const char* name, Loader& loader, Step step, Evaluate evaluate) {
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     for (auto& batch : loader) loss = step(batch.data, batch.target);
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  std::printf("%s: last loss %.4f, %.2f%% of held-out digits are read right, %.1f s\n", name, loss, 100 * evaluate(),
-              seconds);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  std::printf("%s: last loss %.4f, %.2f%% of held-out digits are read right, %.1f s\n", name, loss,
+              100 * evaluate(), seconds);
 }
 
 void Run(const std::string& folder) {
   auto arrays = caesura::ReadNpz(folder + "/digits.npz").value();
-  const auto tensor = [&](const char* name) { return caesura::torch::ToTorch(arrays.at(name)).value(); };
+  const auto tensor = [&](const char* name) {
+    return caesura::torch::ToTorch(arrays.at(name)).value();
+  };
   const Tensor test_images = tensor("test_images"), test_labels = tensor("test_labels");
   const caesura::Model model = caesura::ReadModel(folder + "/digits.onnx").value();
   torch::manual_seed(1);
   auto loader = torch::data::make_data_loader<torch::data::samplers::RandomSampler>(
-      Digits(tensor("train_images"), tensor("train_labels")).map(torch::data::transforms::Stack<>()), /*batch_size=*/64);
+      Digits(tensor("train_images"), tensor("train_labels"))
+          .map(torch::data::transforms::Stack<>()),
+      /*batch_size=*/64);
 
   auto net = std::make_shared<caesura::torch::Module>(model.Clone());
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(kRate));

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains layers before and behind a model that another runtime runs, frozen, as one node of the net; compares the
-// gradients with those of the same net without that node, and says how well the trained net reads digits.
+// Trains layers before and behind a model that another runtime runs, frozen, as one node of the
+// net; compares the gradients with those of the same net without that node, and says how well the
+// trained net reads digits.
 //
-//   train_around FOLDER RUNTIME [EPOCHS]     reads FOLDER/around_{plain,RUNTIME}.onnx and digits.npz
+//   train_around FOLDER RUNTIME [EPOCHS]     reads FOLDER/around_{plain,RUNTIME}.onnx and
+//   digits.npz
 //
-// The gradient comes through an OpenVINO node from its gradient model, through a LibTorch node from LibTorch.
+// The gradient comes through an OpenVINO node from its gradient model, through a LibTorch node from
+// LibTorch.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +36,8 @@ std::unique_ptr<TrainingSession> Session(const std::string& path) {
 double Difference(const TrainingSession& a, const TrainingSession& b) {
   double worst = 0, largest = 0;
   for (size_t i = 0; i < a.gradients().size(); ++i) {
-    const auto x = a.gradients()[i].tensor().ToVector<double>(), y = b.gradients()[i].tensor().ToVector<double>();
+    const auto x = a.gradients()[i].tensor().ToVector<double>(),
+               y = b.gradients()[i].tensor().ToVector<double>();
     for (size_t k = 0; k < x.size(); ++k) {
       worst = std::max(worst, std::abs(x[k] - y[k]));
       largest = std::max(largest, std::abs(y[k]));
@@ -54,9 +58,12 @@ double Accuracy(TrainingSession& session, const Tensor& images, const Tensor& la
 
 void Train(const std::string& folder, const std::string& runtime, int64_t epochs) {
   auto arrays = ReadNpz(folder + "/digits.npz").value();
-  auto dataset = MakeArrayDataset({{"images", arrays["train_images"]}, {"labels", arrays["train_labels"]}}).value();
+  auto dataset =
+      MakeArrayDataset({{"images", arrays["train_images"]}, {"labels", arrays["train_labels"]}})
+          .value();
   auto sampler = Sampler::Create({.size = dataset->size(), .batch_size = 64, .seed = 1}).value();
-  auto session = Session(folder + "/around_" + runtime + ".onnx"), plain = Session(folder + "/around_plain.onnx");
+  auto session = Session(folder + "/around_" + runtime + ".onnx"),
+       plain = Session(folder + "/around_plain.onnx");
   double first = 0, sum = 0;
   for (int64_t step = 0; step < epochs * sampler.batches_per_epoch(); ++step) {
     const auto batch = dataset->Batch(sampler.Batch(step)).value();
@@ -66,13 +73,15 @@ void Train(const std::string& folder, const std::string& runtime, int64_t epochs
       first = loss;
       static_cast<void>(plain->Step(feeds).value());
       const double difference = Difference(*session, *plain);
-      std::printf("%s: gradients differ from those of the plain net by %.1e of the largest\n", runtime.c_str(), difference);
+      std::printf("%s: gradients differ from those of the plain net by %.1e of the largest\n",
+                  runtime.c_str(), difference);
       if (!(difference < 1e-4)) throw std::runtime_error("the gradients are wrong");
     }
     if (step >= (epochs - 1) * sampler.batches_per_epoch()) sum += loss;
   }
   const double last = sum / static_cast<double>(sampler.batches_per_epoch());
-  std::printf("%s: loss %.3f, in the last epoch %.3f; %.1f%% of held-out digits are read right\n", runtime.c_str(), first, last,
+  std::printf("%s: loss %.3f, in the last epoch %.3f; %.1f%% of held-out digits are read right\n",
+              runtime.c_str(), first, last,
               100 * Accuracy(*session, arrays["test_images"], arrays["test_labels"]));
   if (!(last < first)) throw std::runtime_error("the loss has not fallen");
 }

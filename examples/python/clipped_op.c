@@ -28,7 +28,12 @@ static CaesuraStatus* Gradient(CaesuraGradient* gradient) {
 CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin) {
   api = table;
   static const int32_t kFloat32[] = {1};
-  const CaesuraOp clipped = {.size = sizeof(CaesuraOp), .op_type = "Clipped", .domain = "example", .dtypes = kFloat32,
-                             .dtype_count = 1, .compute = Compute, .gradient = Gradient};
+  const CaesuraOp clipped = {.size = sizeof(CaesuraOp),
+                             .op_type = "Clipped",
+                             .domain = "example",
+                             .dtypes = kFloat32,
+                             .dtype_count = 1,
+                             .compute = Compute,
+                             .gradient = Gradient};
   return api->add_op(plugin, &clipped);
 }

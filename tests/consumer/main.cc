@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains y = relu(w x) to w = 3, the relu on a provider of its own plug-in, and says so by its exit code.
+// Trains y = relu(w x) to w = 3, the relu on a provider of its own plug-in, and says so by its exit
+// code.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,11 +15,13 @@ using namespace caesura;
 
 int main() {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 21]>
-      line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {0.5}> { p = MatMul(x, w) y = Relu(p) })").value();
+      line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {0.5}> { p = MatMul(x, w) y = Relu(p) })")
+                    .value();
   TrainingOptions options;
   options.step.loss = Loss::MeanSquaredError("target");
   options.step.optimizer = Sgd{.learning_rate = 0.1};
-  options.providers = {ProviderByName("ReluExecutionProvider").value(), MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = {ProviderByName("ReluExecutionProvider").value(),
+                       MakeCpuProvider(RegisterTrainingKernels)};
   auto session = TrainingSession::Create(std::move(model), options).value();
   for (int step = 0; step < 100; ++step) {
     const Tensor x = Tensor::Of<float>(Shape{2, 1}, {1.0f, 2.0f});

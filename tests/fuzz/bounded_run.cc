@@ -25,7 +25,8 @@ Tensor FeedTensor(DType dtype, Shape shape) {
       using T = typename decltype(tag)::type;
       tensor.data<T>()[i] = static_cast<T>(static_cast<float>(i % 5));
     };
-    if (dtype == DType::kString) tensor.data<std::string>()[i] = std::string(1, static_cast<char>('a' + i % 5));
+    if (dtype == DType::kString)
+      tensor.data<std::string>()[i] = std::string(1, static_cast<char>('a' + i % 5));
     else if (dtype == DType::kBool) tensor.data<bool>()[i] = i % 2 != 0;
     else DispatchNumeric(dtype, set);
   }
@@ -36,12 +37,15 @@ Tensor FeedTensor(DType dtype, Shape shape) {
 RuntimeValue Feed(const ValueType& type, std::map<std::string, int64_t>* symbols) {
   if (type.kind == ValueType::Kind::kSequence) {
     RuntimeValue element = Feed(*type.element, symbols);
-    return element.has_value() ? RuntimeValue::Sequence({element, element}) : RuntimeValue::Sequence({});
+    return element.has_value() ? RuntimeValue::Sequence({element, element})
+                               : RuntimeValue::Sequence({});
   }
   if (type.kind == ValueType::Kind::kOptional) return Feed(*type.element, symbols);
   if (type.kind == ValueType::Kind::kMap) {
     const bool known = type.key != DType::kUndefined && type.element->dtype != DType::kUndefined;
-    return known ? RuntimeValue::Map(FeedTensor(type.key, {4}), FeedTensor(type.element->dtype, {4})) : RuntimeValue();
+    return known
+               ? RuntimeValue::Map(FeedTensor(type.key, {4}), FeedTensor(type.element->dtype, {4}))
+               : RuntimeValue();
   }
   if (!type.is_tensor() || type.dtype == DType::kUndefined) return {};
   std::vector<int64_t> dims;
@@ -98,7 +102,8 @@ void ReadAndRun(std::string_view bytes) {
   NamedValues feeds;
   std::map<std::string, int64_t> symbols;
   for (const Value* input : (*session)->inputs()) {
-    if (RuntimeValue value = Feed(input->type(), &symbols); value.has_value()) feeds[input->name()] = std::move(value);
+    if (RuntimeValue value = Feed(input->type(), &symbols); value.has_value())
+      feeds[input->name()] = std::move(value);
   }
   const auto plan = (*session)->Plan(feeds);
   if (!plan.ok() || (*plan)->arena_bytes() > kMaxArenaBytes) return;

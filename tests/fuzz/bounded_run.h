@@ -9,10 +9,12 @@
 
 namespace caesura::fuzz {
 
-// Reads the model, makes a session, runs it once on small feeds made for its inputs. Errors are fine.
+// Reads the model, makes a session, runs it once on small feeds made for its inputs. Errors are
+// fine.
 void ReadAndRun(std::string_view bytes);
 
-// The passes of sessions here: all (all_passes.cc), or none where the passes are not built (no_passes.cc).
+// The passes of sessions here: all (all_passes.cc), or none where the passes are not built
+// (no_passes.cc).
 PassMaker SessionPasses();
 
 }  // namespace caesura::fuzz

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a checkpoint. The mutator sets the checksum right, so that what stands after it is reached.
+// Any bytes as a checkpoint. The mutator sets the checksum right, so that what stands after it is
+// reached.
 #include <zlib.h>
 
 #include "core/load/safetensors.h"
@@ -32,7 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Result<Checkpoint> read = RestoreCheckpoint("file", file);
   if (!read.ok()) return 0;
   fuzz::MemoryFile copy;
-  fuzz::Require(SaveCheckpoint(*read, "file", copy).ok(), "a checkpoint that was read can be saved");
+  fuzz::Require(SaveCheckpoint(*read, "file", copy).ok(),
+                "a checkpoint that was read can be saved");
   const Result<Checkpoint> again = RestoreCheckpoint("file", copy);
   fuzz::Require(again.ok() && again->parameters.size() == read->parameters.size() &&
                     again->optimizer_state.size() == read->optimizer_state.size() &&
@@ -41,7 +43,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   using namespace caesura;
   size = fuzz::MutateSafetensors(data, size, max_size, seed);
   const std::string all(reinterpret_cast<const char*>(data), size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that another library hands over by DLPack, with fields as the input says. The bytes that honest fields reach
-// are there; fields that reach elsewhere, which nobody can check, are left out.
+// Tensors that another library hands over by DLPack, with fields as the input says. The bytes that
+// honest fields reach are there; fields that reach elsewhere, which nobody can check, are left out.
 #include "core/tensor/dlpack.h"
 
 #include <dlpack/dlpack.h>
@@ -50,7 +50,8 @@ void Decode(Bytes& input, Fields* fields) {
 
 using Wide = __int128;
 
-// Whether an import that believes the fields stays inside of the bytes that are there, or can see that no tensor has them.
+// Whether an import that believes the fields stays inside of the bytes that are there, or can see
+// that no tensor has them.
 bool IsHonest(const Fields& fields) {
   const DLTensor& tensor = fields.tensor;
   if (tensor.ndim < 0 || tensor.ndim > 64 || tensor.data == nullptr) return true;
@@ -69,19 +70,25 @@ bool IsHonest(const Fields& fields) {
     (reach < 0 ? low : high) += std::clamp(reach, -limit, limit);
   }
   if (tensor.strides == nullptr) high = count - 1;
-  const Wide addressable = static_cast<Wide>(1) << 63, offset = static_cast<Wide>(tensor.byte_offset);
-  if (count * element >= addressable || high * element >= addressable || low * element < -addressable) return true;
+  const Wide addressable = static_cast<Wide>(1) << 63,
+             offset = static_cast<Wide>(tensor.byte_offset);
+  if (count * element >= addressable || high * element >= addressable ||
+      low * element < -addressable)
+    return true;
   return offset + count * element >= 2 * addressable ||
-         (offset + low * element >= 0 && offset + (high + 1) * element <= static_cast<Wide>(kBytes));
+         (offset + low * element >= 0 &&
+          offset + (high + 1) * element <= static_cast<Wide>(kBytes));
 }
 
-// Takes the tensor in, reads it, hands it out again. The deleter is called once, on success and on failure.
+// Takes the tensor in, reads it, hands it out again. The deleter is called once, on success and on
+// failure.
 template <typename Managed>
 void Exchange(Fields* fields, Managed managed) {
   managed.dl_tensor = fields->tensor;
   managed.manager_ctx = fields;
   managed.deleter = nullptr;
-  if (fields->has_deleter) managed.deleter = [](Managed* self) { ++static_cast<Fields*>(self->manager_ctx)->deleted; };
+  if (fields->has_deleter)
+    managed.deleter = [](Managed* self) { ++static_cast<Fields*>(self->manager_ctx)->deleted; };
   fields->deleted = 0;
   {
     const Result<Tensor> tensor = ImportDlpack(&managed);

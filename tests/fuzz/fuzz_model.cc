@@ -9,11 +9,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   return caesura::fuzz::MutateModel(data, size, max_size, seed);
 }
 
-extern "C" size_t LLVMFuzzerCustomCrossOver(const uint8_t* data, size_t size, const uint8_t* other, size_t other_size,
-                                            uint8_t* out, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomCrossOver(const uint8_t* data, size_t size, const uint8_t* other,
+                                            size_t other_size, uint8_t* out, size_t max_size,
+                                            unsigned seed) {
   return caesura::fuzz::CrossModels(data, size, other, other_size, out, max_size, seed);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as an .npz archive, and as a .npy array. An array that was read can be written and reads back.
+// Any bytes as an .npz archive, and as a .npy array. An array that was read can be written and
+// reads back.
 #include "core/load/npy.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/target.h"
@@ -11,7 +12,8 @@ void CheckArray(const Tensor& tensor) {
   const Result<std::string> bytes = TensorToNpy(tensor);
   if (!bytes.ok()) return;  // strings
   const Result<Tensor> again = TensorFromNpy(*bytes);
-  Require(again.ok() && again->shape() == tensor.shape() && again->dtype() == tensor.dtype(), "an array reads back");
+  Require(again.ok() && again->shape() == tensor.shape() && again->dtype() == tensor.dtype(),
+          "an array reads back");
   Require(tensor.bytes() == 0 || std::memcmp(again->raw(), tensor.raw(), tensor.bytes()) == 0,
           "an array reads back as the same");
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model may ask for much memory, which is no fault: an allocation beyond a limit fails as it does on a full machine.
+// A model may ask for much memory, which is no fault: an allocation beyond a limit fails as it does
+// on a full machine.
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -30,8 +31,12 @@ void* operator new(size_t size) { return OrThrow(std::malloc(size)); }
 void* operator new[](size_t size) { return OrThrow(std::malloc(size)); }
 void* operator new(size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
 void* operator new[](size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
-void* operator new(size_t size, std::align_val_t alignment) { return OrThrow(Aligned(size, alignment)); }
-void* operator new[](size_t size, std::align_val_t alignment) { return OrThrow(Aligned(size, alignment)); }
+void* operator new(size_t size, std::align_val_t alignment) {
+  return OrThrow(Aligned(size, alignment));
+}
+void* operator new[](size_t size, std::align_val_t alignment) {
+  return OrThrow(Aligned(size, alignment));
+}
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete[](void* data) noexcept { std::free(data); }
 void operator delete(void* data, size_t) noexcept { std::free(data); }

@@ -29,7 +29,9 @@ class MemoryFile : public FileSystem {
   Status Remove(const std::string&) override { return {}; }
   Status SyncFolder(const std::string&) override { return {}; }
   Result<bool> Exists(const std::string&) override { return true; }
-  Result<std::vector<std::string>> List(const std::string&) override { return std::vector<std::string>{}; }
+  Result<std::vector<std::string>> List(const std::string&) override {
+    return std::vector<std::string>{};
+  }
 
  private:
   class Writer : public WritableFile {
@@ -50,7 +52,8 @@ class MemoryFile : public FileSystem {
     explicit Reader(std::string bytes) : bytes_(std::move(bytes)) {}
     uint64_t size() const override { return bytes_.size(); }
     Status Read(uint64_t offset, size_t length, void* out) const override {
-      if (offset > bytes_.size() || length > bytes_.size() - offset) return IoError("the file is too short");
+      if (offset > bytes_.size() || length > bytes_.size() - offset)
+        return IoError("the file is too short");
       if (length > 0) std::memcpy(out, bytes_.data() + offset, length);
       return {};
     }

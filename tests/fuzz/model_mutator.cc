@@ -25,14 +25,16 @@ MessagePtr Parse(const uint8_t* data, size_t size) {
   static const Descriptor* const kType =
       google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName("onnx.ModelProto");
   if (kType == nullptr) std::abort();
-  MessagePtr model(google::protobuf::MessageFactory::generated_factory()->GetPrototype(kType)->New());
+  MessagePtr model(
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(kType)->New());
   return model->ParseFromArray(data, static_cast<int>(size)) ? std::move(model) : nullptr;
 }
 
 // Where the model fits; otherwise 0.
 size_t Write(const Message& model, uint8_t* out, size_t max_size) {
   const size_t size = model.ByteSizeLong();
-  if (size == 0 || size > max_size || !model.SerializePartialToArray(out, static_cast<int>(size))) return 0;
+  if (size == 0 || size > max_size || !model.SerializePartialToArray(out, static_cast<int>(size)))
+    return 0;
   return size;
 }
 
@@ -43,7 +45,8 @@ class Mutation {
   void Change(Message* model) {
     Collect(model);
     Message* message = messages_[random_.Below(messages_.size())];
-    if (message->GetDescriptor()->name() == "TensorProto" && random_.Below(2)) return Resize(message);
+    if (message->GetDescriptor()->name() == "TensorProto" && random_.Below(2))
+      return Resize(message);
     const Reflection& reflection = *message->GetReflection();
     std::vector<const FieldDescriptor*> set;
     reflection.ListFields(*message, &set);
@@ -51,12 +54,14 @@ class Mutation {
     if (type.field_count() == 0) return;
     const bool any = set.empty() || random_.Below(8) == 0;
     const FieldDescriptor* field =
-        any ? type.field(static_cast<int>(random_.Below(type.field_count()))) : set[random_.Below(set.size())];
+        any ? type.field(static_cast<int>(random_.Below(type.field_count())))
+            : set[random_.Below(set.size())];
     if (field->is_repeated()) ChangeRepeated(message, field);
     else ChangeSingle(message, field);
   }
 
-  // Takes the place of a message of `model`'s, or stands beside it: one of `other`'s of the same type.
+  // Takes the place of a message of `model`'s, or stands beside it: one of `other`'s of the same
+  // type.
   void Cross(Message* model, Message* other) {
     Collect(other);
     const std::vector<Message*> theirs = messages_;
@@ -108,14 +113,26 @@ class Mutation {
   }
 
   double Real() {
-    static constexpr double kReals[] = {0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, -3e38, 1e19, -1e19, 2147483648.0,
-                                        std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()};
+    static constexpr double kReals[] = {0.0,
+                                        -0.0,
+                                        1.0,
+                                        -1.0,
+                                        0.5,
+                                        1e-45,
+                                        3e38,
+                                        -3e38,
+                                        1e19,
+                                        -1e19,
+                                        2147483648.0,
+                                        std::numeric_limits<double>::infinity(),
+                                        std::numeric_limits<double>::quiet_NaN()};
     return kReals[random_.Below(std::size(kReals))];
   }
 
   std::string Text(const FieldDescriptor& field, std::string before) {
     static const std::vector<const OpSchema*> kOps = AllOpSchemas();
-    if (field.name() == "op_type" && random_.Below(4) != 0) return kOps[random_.Below(kOps.size())]->op_type;
+    if (field.name() == "op_type" && random_.Below(4) != 0)
+      return kOps[random_.Below(kOps.size())]->op_type;
     if (field.type() == FieldDescriptor::TYPE_BYTES && before.size() >= 8 && random_.Below(2)) {
       const int64_t value = kExtremes[random_.Below(std::size(kExtremes))];
       const size_t width = size_t{1} << random_.Below(4);
@@ -138,13 +155,17 @@ class Mutation {
     const FieldDescriptor* dims = type.FindFieldByName("dims");
     const FieldDescriptor* raw = type.FindFieldByName("raw_data");
     const FieldDescriptor* kind = type.FindFieldByName("data_type");
-    static constexpr size_t kSizes[] = {0, 4, 1, 1, 2, 2, 4, 8, 0, 1, 2, 8, 4, 8, 8, 16, 2, 1, 1, 1, 1};
+    static constexpr size_t kSizes[] = {0, 4, 1, 1, 2,  2, 4, 8, 0, 1, 2,
+                                        8, 4, 8, 8, 16, 2, 1, 1, 1, 1};
     int32_t data_type = reflection.GetInt32(*tensor, kind);
     if (random_.Below(4) == 0) data_type = static_cast<int32_t>(random_.Below(std::size(kSizes)));
-    const size_t element = data_type >= 0 && data_type < static_cast<int32_t>(std::size(kSizes)) ? kSizes[data_type] : 0;
+    const size_t element = data_type >= 0 && data_type < static_cast<int32_t>(std::size(kSizes))
+                               ? kSizes[data_type]
+                               : 0;
     if (element == 0) return;
     std::string bytes = reflection.GetString(*tensor, raw);
-    for (const char* values : {"float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"}) {
+    for (const char* values :
+         {"float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"}) {
       reflection.ClearField(tensor, type.FindFieldByName(values));
     }
     reflection.ClearField(tensor, dims);
@@ -181,17 +202,22 @@ class Mutation {
     const Reflection& r = *message->GetReflection();
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_MESSAGE: {
-        const MessagePtr copy(like < 0 ? nullptr : r.GetRepeatedMessage(*message, field, like).New());
+        const MessagePtr copy(like < 0 ? nullptr
+                                       : r.GetRepeatedMessage(*message, field, like).New());
         if (copy != nullptr) copy->CopyFrom(r.GetRepeatedMessage(*message, field, like));
         Message* added = r.AddMessage(message, field);
         if (copy != nullptr) added->CopyFrom(*copy);
         return;
       }
-      case FieldDescriptor::CPPTYPE_INT32: return r.AddInt32(message, field, static_cast<int32_t>(Int(1)));
+      case FieldDescriptor::CPPTYPE_INT32:
+        return r.AddInt32(message, field, static_cast<int32_t>(Int(1)));
       case FieldDescriptor::CPPTYPE_INT64: return r.AddInt64(message, field, Int(1));
-      case FieldDescriptor::CPPTYPE_UINT32: return r.AddUInt32(message, field, static_cast<uint32_t>(Int(1)));
-      case FieldDescriptor::CPPTYPE_UINT64: return r.AddUInt64(message, field, static_cast<uint64_t>(Int(1)));
-      case FieldDescriptor::CPPTYPE_FLOAT: return r.AddFloat(message, field, static_cast<float>(Real()));
+      case FieldDescriptor::CPPTYPE_UINT32:
+        return r.AddUInt32(message, field, static_cast<uint32_t>(Int(1)));
+      case FieldDescriptor::CPPTYPE_UINT64:
+        return r.AddUInt64(message, field, static_cast<uint64_t>(Int(1)));
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        return r.AddFloat(message, field, static_cast<float>(Real()));
       case FieldDescriptor::CPPTYPE_DOUBLE: return r.AddDouble(message, field, Real());
       case FieldDescriptor::CPPTYPE_STRING: return r.AddString(message, field, Text(*field, ""));
       default: return;
@@ -202,15 +228,18 @@ class Mutation {
     const Reflection& r = *message->GetReflection();
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_INT32:
-        return r.SetRepeatedInt32(message, field, i, static_cast<int32_t>(Int(r.GetRepeatedInt32(*message, field, i))));
+        return r.SetRepeatedInt32(
+            message, field, i, static_cast<int32_t>(Int(r.GetRepeatedInt32(*message, field, i))));
       case FieldDescriptor::CPPTYPE_INT64:
         return r.SetRepeatedInt64(message, field, i, Int(r.GetRepeatedInt64(*message, field, i)));
       case FieldDescriptor::CPPTYPE_UINT64:
         return r.SetRepeatedUInt64(message, field, i, static_cast<uint64_t>(Int(1)));
-      case FieldDescriptor::CPPTYPE_FLOAT: return r.SetRepeatedFloat(message, field, i, static_cast<float>(Real()));
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        return r.SetRepeatedFloat(message, field, i, static_cast<float>(Real()));
       case FieldDescriptor::CPPTYPE_DOUBLE: return r.SetRepeatedDouble(message, field, i, Real());
       case FieldDescriptor::CPPTYPE_STRING:
-        return r.SetRepeatedString(message, field, i, Text(*field, r.GetRepeatedString(*message, field, i)));
+        return r.SetRepeatedString(message, field, i,
+                                   Text(*field, r.GetRepeatedString(*message, field, i)));
       default: return;  // messages are chosen by themselves
     }
   }
@@ -222,10 +251,14 @@ class Mutation {
       case FieldDescriptor::CPPTYPE_MESSAGE: r.MutableMessage(message, field); return;
       case FieldDescriptor::CPPTYPE_INT32:
         return r.SetInt32(message, field, static_cast<int32_t>(Int(r.GetInt32(*message, field))));
-      case FieldDescriptor::CPPTYPE_INT64: return r.SetInt64(message, field, Int(r.GetInt64(*message, field)));
-      case FieldDescriptor::CPPTYPE_UINT32: return r.SetUInt32(message, field, static_cast<uint32_t>(Int(1)));
-      case FieldDescriptor::CPPTYPE_UINT64: return r.SetUInt64(message, field, static_cast<uint64_t>(Int(1)));
-      case FieldDescriptor::CPPTYPE_FLOAT: return r.SetFloat(message, field, static_cast<float>(Real()));
+      case FieldDescriptor::CPPTYPE_INT64:
+        return r.SetInt64(message, field, Int(r.GetInt64(*message, field)));
+      case FieldDescriptor::CPPTYPE_UINT32:
+        return r.SetUInt32(message, field, static_cast<uint32_t>(Int(1)));
+      case FieldDescriptor::CPPTYPE_UINT64:
+        return r.SetUInt64(message, field, static_cast<uint64_t>(Int(1)));
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        return r.SetFloat(message, field, static_cast<float>(Real()));
       case FieldDescriptor::CPPTYPE_DOUBLE: return r.SetDouble(message, field, Real());
       case FieldDescriptor::CPPTYPE_BOOL: return r.SetBool(message, field, random_.Below(2) == 0);
       case FieldDescriptor::CPPTYPE_ENUM:
@@ -251,8 +284,8 @@ size_t MutateModel(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   return written > 0 ? written : LLVMFuzzerMutate(data, size, max_size);
 }
 
-size_t CrossModels(const uint8_t* data, size_t size, const uint8_t* other, size_t other_size, uint8_t* out,
-                   size_t max_size, unsigned seed) {
+size_t CrossModels(const uint8_t* data, size_t size, const uint8_t* other, size_t other_size,
+                   uint8_t* out, size_t max_size, unsigned seed) {
   const MessagePtr model = Parse(data, size), second = Parse(other, other_size);
   if (model == nullptr || second == nullptr) return 0;
   Mutation(seed).Cross(model.get(), second.get());

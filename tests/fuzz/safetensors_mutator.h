@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes the JSON header or the tensors' bytes of a safetensors file, and sets the header's length right: a plain change
-// would nearly always stop at the first check.
+// Changes the JSON header or the tensors' bytes of a safetensors file, and sets the header's length
+// right: a plain change would nearly always stop at the first check.
 #ifndef CAESURA_TESTS_FUZZ_SAFETENSORS_MUTATOR_H_
 #define CAESURA_TESTS_FUZZ_SAFETENSORS_MUTATOR_H_
 
@@ -33,7 +33,8 @@ inline void MutateHeader(std::string* header, Random& random) {
   const size_t from = digits[random.Below(digits.size())];
   const size_t end = std::min(header->find_first_not_of("0123456789", from), header->size());
   const bool is_extreme = random.Below(2) == 0;
-  const int64_t value = is_extreme ? kExtremes[random.Below(std::size(kExtremes))] : static_cast<int64_t>(random.Below(20));
+  const int64_t value = is_extreme ? kExtremes[random.Below(std::size(kExtremes))]
+                                   : static_cast<int64_t>(random.Below(20));
   header->replace(from, end - from, std::to_string(value));
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a fuzz target where there is no libFuzzer: each file of the corpus, then a number of changed ones, the same in
-// each call.
+// Runs a fuzz target where there is no libFuzzer: each file of the corpus, then a number of changed
+// ones, the same in each call.
 //
 //   fuzz_npz [-runs=N] [-seed=N] FILE|FOLDER...
 //
-// The input at work is kept in TARGET.last until it has passed: what is there after a crash repeats it. One that takes
-// more than a minute ends the process too.
+// The input at work is kept in TARGET.last until it has passed: what is there after a crash repeats
+// it. One that takes more than a minute ends the process too.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -47,14 +47,16 @@ std::vector<Input> Read(const std::vector<std::string>& paths) {
 // Where the input at work is kept.
 class LastInput {
  public:
-  explicit LastInput(std::string path) : path_(std::move(path)), fd_(open(path_.c_str(), O_CREAT | O_RDWR | O_TRUNC, 0644)) {}
+  explicit LastInput(std::string path)
+      : path_(std::move(path)), fd_(open(path_.c_str(), O_CREAT | O_RDWR | O_TRUNC, 0644)) {}
   ~LastInput() {
     close(fd_);
     unlink(path_.c_str());
   }
   void Keep(const Input& input) {
     alarm(kMaxSeconds);
-    if (ftruncate(fd_, 0) != 0 || pwrite(fd_, input.data(), input.size(), 0) < 0) std::perror(path_.c_str());
+    if (ftruncate(fd_, 0) != 0 || pwrite(fd_, input.data(), input.size(), 0) < 0)
+      std::perror(path_.c_str());
   }
 
  private:
@@ -81,7 +83,8 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size) 
     case 0: data[at] ^= static_cast<uint8_t>(1u << random.Below(8)); return size;
     case 1: data[at] = static_cast<uint8_t>(random()); return size;
     case 2: {  // an integer of 1 to 8 bytes
-      const int64_t value = caesura::fuzz::kExtremes[random.Below(std::size(caesura::fuzz::kExtremes))];
+      const int64_t value =
+          caesura::fuzz::kExtremes[random.Below(std::size(caesura::fuzz::kExtremes))];
       std::memcpy(data + at, &value, std::min<size_t>(size_t{1} << random.Below(4), size - at));
       return size;
     }
@@ -96,7 +99,8 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size) 
       return size + count;
     }
     default: {  // a part elsewhere
-      const size_t from = random.Below(size), count = 1 + random.Below(std::min<size_t>(size - std::max(at, from), 32));
+      const size_t from = random.Below(size),
+                   count = 1 + random.Below(std::min<size_t>(size - std::max(at, from), 32));
       std::memmove(data + at, data + from, count);
       return size;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every fuzz target has: the two entry points that libFuzzer and standalone_main.cc call, and the bytes of one
-// input, taken from the front.
+// What every fuzz target has: the two entry points that libFuzzer and standalone_main.cc call, and
+// the bytes of one input, taken from the front.
 #ifndef CAESURA_TESTS_FUZZ_TARGET_H_
 #define CAESURA_TESTS_FUZZ_TARGET_H_
 
@@ -17,7 +17,8 @@ extern "C" {
 // Runs one input. Returns 0; a fault ends the process.
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 // A target may bring a mutator of its own.
-__attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed);
+__attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                                     unsigned seed);
 // Plain changes of bytes, for mutators: libFuzzer's, or standalone_main.cc's.
 size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 }
@@ -32,11 +33,30 @@ inline void Require(bool holds, const char* promise) {
 }
 
 // Integers at which arithmetic goes wrong.
-inline constexpr int64_t kExtremes[] = {
-    0, 1, -1, 2, 127, 128, 255, 256, 65535, 65536, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min(),
-    int64_t{1} << 31, int64_t{1} << 32, (int64_t{1} << 32) + 1, -(int64_t{1} << 32), int64_t{1} << 40, int64_t{1} << 61,
-    int64_t{1} << 62, -(int64_t{1} << 62), std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() - 1,
-    std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::min() + 1};
+inline constexpr int64_t kExtremes[] = {0,
+                                        1,
+                                        -1,
+                                        2,
+                                        127,
+                                        128,
+                                        255,
+                                        256,
+                                        65535,
+                                        65536,
+                                        std::numeric_limits<int32_t>::max(),
+                                        std::numeric_limits<int32_t>::min(),
+                                        int64_t{1} << 31,
+                                        int64_t{1} << 32,
+                                        (int64_t{1} << 32) + 1,
+                                        -(int64_t{1} << 32),
+                                        int64_t{1} << 40,
+                                        int64_t{1} << 61,
+                                        int64_t{1} << 62,
+                                        -(int64_t{1} << 62),
+                                        std::numeric_limits<int64_t>::max(),
+                                        std::numeric_limits<int64_t>::max() - 1,
+                                        std::numeric_limits<int64_t>::min(),
+                                        std::numeric_limits<int64_t>::min() + 1};
 
 // Small numbers, quick and the same everywhere.
 class Random {
@@ -66,7 +86,8 @@ class Bytes {
     data_ += count, size_ -= count;
     return value;
   }
-  // Mostly a small number, at times one at which arithmetic goes wrong, at times any; 1 after the end.
+  // Mostly a small number, at times one at which arithmetic goes wrong, at times any; 1 after the
+  // end.
   int64_t Int() {
     static constexpr int64_t kSmall[] = {1, 2, 0, 3, -1, 4, 1, 2, 5, 2};
     const uint8_t kind = Byte();

@@ -15,18 +15,18 @@ struct CaseRun {
   NamedValues feeds;
   std::vector<Tensor> ys;
   std::vector<std::vector<double>> dys;
-  std::vector<std::string> xs;                   // the floating inputs
-  std::vector<std::vector<double>> gradients;    // one for each of xs
-  bool reachable = false;                        // whether an output depends on one of xs
-  bool fused = false;                            // whether the backward run had fused nodes
+  std::vector<std::string> xs;                 // the floating inputs
+  std::vector<std::vector<double>> gradients;  // one for each of xs
+  bool reachable = false;                      // whether an output depends on one of xs
+  bool fused = false;                          // whether the backward run had fused nodes
 };
 
 // Forward alone: what tells whether the case is one at all.
 Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded = DType::kUndefined);
-// Adds random output gradients, which depend on the outputs' shapes alone, and what comes of them; `passes` run on the
-// graph with its backward part.
-Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded = DType::kUndefined,
-                   const PassList& passes = {});
+// Adds random output gradients, which depend on the outputs' shapes alone, and what comes of them;
+// `passes` run on the graph with its backward part.
+Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run,
+                   DType rounded = DType::kUndefined, const PassList& passes = {});
 // Central differences for the run's gradients, in float32 or float64.
 std::vector<std::vector<double>> Differences(const CaseRun& run, double epsilon);
 // What the numbers are compared at: the largest one, at least 1.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All cases at once: in bfloat16, with dims of zero and one, as scalars, and through the model format.
+// All cases at once: in bfloat16, with dims of zero and one, as scalars, and through the model
+// format.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,8 +18,8 @@
 namespace caesura {
 namespace {
 
-// A rounding to bfloat16 is off by up to 2^-9 of the number. Gradients are rounded a few times on their way, and what
-// is compared is relative to the largest entry: eight such steps.
+// A rounding to bfloat16 is off by up to 2^-9 of the number. Gradients are rounded a few times on
+// their way, and what is compared is relative to the largest entry: eight such steps.
 constexpr double kBFloat16Tolerance = 8.0 / 512;
 
 // Cases whose ops have no bfloat16 in ONNX's schemas, so that no model can hold them.
@@ -32,13 +33,15 @@ const std::map<std::string, std::string> kNoBFloat16 = {
     {"ConcatFromSequenceNewAxis", "no sequences of bfloat16"},
 };
 
-void ExpectNear(const CaseRun& found, const std::vector<std::vector<double>>& expected, double tolerance) {
+void ExpectNear(const CaseRun& found, const std::vector<std::vector<double>>& expected,
+                double tolerance) {
   ASSERT_EQ(found.gradients.size(), expected.size());
   for (size_t k = 0; k < expected.size(); ++k) {
     ASSERT_EQ(found.gradients[k].size(), expected[k].size());
     const double scale = ScaleOf(expected[k]);
     for (size_t i = 0; i < expected[k].size(); ++i) {
-      EXPECT_NEAR(found.gradients[k][i], expected[k][i], tolerance * scale) << "d" << found.xs[k] << "[" << i << "]";
+      EXPECT_NEAR(found.gradients[k][i], expected[k][i], tolerance * scale)
+          << "d" << found.xs[k] << "[" << i << "]";
     }
   }
 }
@@ -48,11 +51,13 @@ TEST(GradientSweep, BFloat16MatchesDouble) {
   int compared = 0;
   for (const GradientCase& c : AllGradientCases()) {
     SCOPED_TRACE(c.name);
-    const DType wide = c.no_double.empty() ? DType::kFloat64 : DType::kFloat32, narrow = DType::kBFloat16;
+    const DType wide = c.no_double.empty() ? DType::kFloat64 : DType::kFloat32,
+                narrow = DType::kBFloat16;
     Result<CaseRun> found = RunForward(c, narrow, narrow);
     if (auto it = kNoBFloat16.find(c.name); it != kNoBFloat16.end()) {
       std::cout << "not in bfloat16: " << c.name << " (" << it->second << ")\n";
-      EXPECT_NE(found.status().message().find("has unsupported type"), std::string::npos) << found.status().ToString();
+      EXPECT_NE(found.status().message().find("has unsupported type"), std::string::npos)
+          << found.status().ToString();
       continue;
     }
     ASSERT_TRUE(found.ok()) << found.status().ToString();
@@ -67,8 +72,8 @@ TEST(GradientSweep, BFloat16MatchesDouble) {
   std::cout << compared << " cases compared in bfloat16, " << kNoBFloat16.size() << " without\n";
 }
 
-// The passes of a training step, fusion among them, change nothing but the order of sums: the tolerances are those
-// without passes.
+// The passes of a training step, fusion among them, change nothing but the order of sums: the
+// tolerances are those without passes.
 void ExpectFusedMatchesDouble(DType narrow, double tolerance) {
   int fused = 0;
   for (const GradientCase& c : AllGradientCases()) {
@@ -88,7 +93,9 @@ void ExpectFusedMatchesDouble(DType narrow, double tolerance) {
 }
 
 TEST(GradientSweep, FusedFloatMatchesDouble) { ExpectFusedMatchesDouble(DType::kFloat32, 1e-5); }
-TEST(GradientSweep, FusedBFloat16MatchesDouble) { ExpectFusedMatchesDouble(DType::kBFloat16, kBFloat16Tolerance); }
+TEST(GradientSweep, FusedBFloat16MatchesDouble) {
+  ExpectFusedMatchesDouble(DType::kBFloat16, kBFloat16Tolerance);
+}
 
 // --- variants of a case's shapes ---
 
@@ -98,7 +105,8 @@ struct Variant {
 };
 
 // "double[2,3] x, int64[2] i" with each dim of each input passed through `dim_of(input, dim)`.
-std::string MapDims(const std::string& inputs, const std::function<std::string(int, const std::string&)>& dim_of) {
+std::string MapDims(const std::string& inputs,
+                    const std::function<std::string(int, const std::string&)>& dim_of) {
   std::string out, dim;
   int input = 0;
   bool inside = false;
@@ -119,8 +127,9 @@ std::string MapDims(const std::string& inputs, const std::function<std::string(i
   return out;
 }
 
-// Every size in turn made zero in all inputs that have it; each dim of each input in turn made one, which broadcasts
-// where the op does; and everything made a scalar. Whether that is a case at all, the forward run says.
+// Every size in turn made zero in all inputs that have it; each dim of each input in turn made one,
+// which broadcasts where the op does; and everything made a scalar. Whether that is a case at all,
+// the forward run says.
 std::vector<Variant> VariantsOf(const GradientCase& c) {
   std::set<std::string> sizes;
   int dims = 0;
@@ -142,8 +151,9 @@ std::vector<Variant> VariantsOf(const GradientCase& c) {
   }
   for (int target = 0; target < dims; ++target) {
     int at = 0;
-    const std::string inputs =
-        MapDims(c.inputs, [&](int, const std::string& dim) { return at++ == target && dim != "0" ? "1" : dim; });
+    const std::string inputs = MapDims(c.inputs, [&](int, const std::string& dim) {
+      return at++ == target && dim != "0" ? "1" : dim;
+    });
     add(Variant::kOne, " with 1 for dim " + std::to_string(target), inputs);
   }
   if (sizes.empty()) return out;
@@ -170,7 +180,8 @@ const std::map<std::string, std::string> kNoVariantGradient = {
 
 // The shapes are wrong, not the library.
 bool IsOfShapes(const Status& status) {
-  return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kInvalidModel;
+  return status.code() == StatusCode::kInvalidArgument ||
+         status.code() == StatusCode::kInvalidModel;
 }
 
 TEST(GradientSweep, Variants) {
@@ -201,13 +212,13 @@ TEST(GradientSweep, Variants) {
   EXPECT_GE(compared[Variant::kEmpty], 650);
   EXPECT_GE(compared[Variant::kOne], 740);
   EXPECT_GE(compared[Variant::kScalar], 120);
-  std::cout << "compared " << compared[0] << " empty, " << compared[1] << " with a one, " << compared[2]
-            << " scalar variants; refused by the forward: " << refused[0] << ", " << refused[1] << ", " << refused[2]
-            << "\n";
+  std::cout << "compared " << compared[0] << " empty, " << compared[1] << " with a one, "
+            << compared[2] << " scalar variants; refused by the forward: " << refused[0] << ", "
+            << refused[1] << ", " << refused[2] << "\n";
 }
 
-// Each case with its feeds as defaults of its inputs is written, read and written again. CAESURA_GRADIENT_CASES=FOLDER
-// keeps the files for tests that compare with other libraries.
+// Each case with its feeds as defaults of its inputs is written, read and written again.
+// CAESURA_GRADIENT_CASES=FOLDER keeps the files for tests that compare with other libraries.
 TEST(GradientSweep, CasesSurviveTheModelFormat) {
   const char* folder = std::getenv("CAESURA_GRADIENT_CASES");
   for (const GradientCase& c : AllGradientCases()) {
@@ -218,7 +229,8 @@ TEST(GradientSweep, CasesSurviveTheModelFormat) {
     }
     const std::string bytes = SerializeModel(model).value();
     EXPECT_EQ(SerializeModel(ReadModelBytes(bytes).value()).value(), bytes);
-    if (folder != nullptr) std::ofstream(std::string(folder) + "/" + c.name + ".onnx", std::ios::binary) << bytes;
+    if (folder != nullptr)
+      std::ofstream(std::string(folder) + "/" + c.name + ".onnx", std::ios::binary) << bytes;
   }
 }
 

@@ -26,17 +26,20 @@ std::vector<double> Rounded(std::vector<double> values, DType dtype) {
 
 ValueType Retyped(ValueType type, DType from, DType to) {
   if (type.dtype == from) type.dtype = to;
-  if (type.element != nullptr) type.element = std::make_shared<const ValueType>(Retyped(*type.element, from, to));
+  if (type.element != nullptr)
+    type.element = std::make_shared<const ValueType>(Retyped(*type.element, from, to));
   return type;
 }
 
-// Puts `to` in the place of `from`, in bodies too; initializers of that dtype are rounded on the way.
+// Puts `to` in the place of `from`, in bodies too; initializers of that dtype are rounded on the
+// way.
 void Convert(Graph& graph, DType from, DType to, DType rounded) {
   for (Value* value : graph.Values()) {
     const Tensor* found = graph.Initializer(value);
     if (found != nullptr && found->dtype() == from) {
       const Tensor weight = *found;
-      graph.SetInitializer(value, FromDoubles(to, weight.shape(), Rounded(weight.ToVector<double>(), rounded)));
+      graph.SetInitializer(
+          value, FromDoubles(to, weight.shape(), Rounded(weight.ToVector<double>(), rounded)));
     }
     value->set_type(Retyped(value->type(), from, to));
   }
@@ -50,7 +53,8 @@ void Convert(Graph& graph, DType from, DType to, DType rounded) {
 
 Shape InputShape(const GradientCase& c, const Value& input) {
   std::vector<int64_t> dims;
-  for (const Dim& dim : *input.type().shape) dims.push_back(dim.known() ? dim.value : c.dims.at(dim.symbol));
+  for (const Dim& dim : *input.type().shape)
+    dims.push_back(dim.known() ? dim.value : c.dims.at(dim.symbol));
   return Shape(std::move(dims));
 }
 
@@ -71,13 +75,15 @@ std::vector<double> RandomValues(int64_t count, double low, double high, uint32_
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> jitter(-0.3, 0.3);
   std::vector<double> out;
-  for (int64_t i = 0; i < count; ++i) out.push_back(low + step * (static_cast<double>(i) + 0.5 + jitter(random)));
+  for (int64_t i = 0; i < count; ++i)
+    out.push_back(low + step * (static_cast<double>(i) + 0.5 + jitter(random)));
   std::shuffle(out.begin(), out.end(), random);
   return out;
 }
 
 Result<Model> LoadCase(const GradientCase& c, DType dtype, DType rounded) {
-  // The text is in a dtype that ONNX's parser knows numbers of; others are put in its place behind the parser.
+  // The text is in a dtype that ONNX's parser knows numbers of; others are put in its place behind
+  // the parser.
   const bool in_float = dtype == DType::kFloat32 || !c.no_double.empty();
   const DType written = in_float ? DType::kFloat32 : DType::kFloat64;
   std::string outputs;
@@ -85,7 +91,8 @@ Result<Model> LoadCase(const GradientCase& c, DType dtype, DType rounded) {
   for (std::string name; std::getline(names >> std::ws, name, ',');) {
     outputs += (outputs.empty() ? "double " : ", double ") + name;
   }
-  std::string text = "g (" + c.inputs + ") => (" + outputs + ") " + c.initializers + " {" + c.body + "}";
+  std::string text =
+      "g (" + c.inputs + ") => (" + outputs + ") " + c.initializers + " {" + c.body + "}";
   if (in_float) text = Replace(Replace(text, "double", "float"), "<to = 11>", "<to = 1>");
   const char opsets[] = "<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\n";
   ASSIGN_OR_RETURN(Model model, ParseModelText(opsets + text));
@@ -113,8 +120,8 @@ NamedValues CaseFeeds(const GradientCase& c, const Graph& graph, DType rounded) 
 
 std::vector<GradientCase> AllGradientCases() {
   std::vector<GradientCase> out;
-  for (auto* family : {ElementwiseCases, MatMulCases, MovementCases, IndexingCases, ReductionCases, NnCases, ImageCases,
-                       ControlFlowCases}) {
+  for (auto* family : {ElementwiseCases, MatMulCases, MovementCases, IndexingCases, ReductionCases,
+                       NnCases, ImageCases, ControlFlowCases}) {
     for (GradientCase& c : family()) out.push_back(std::move(c));
   }
   return out;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every gradient rule against central differences of the double kernels, and the float kernels against the double ones.
+// Every gradient rule against central differences of the double kernels, and the float kernels
+// against the double ones.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,12 +39,14 @@ TEST_P(Gradient, MatchesDifferences) {
   for (size_t k = 0; k < expected.size(); ++k) {
     for (size_t i = 0; i < expected[k].size(); ++i) {
       const double allowed = tolerance.absolute + tolerance.relative * std::abs(expected[k][i]);
-      EXPECT_NEAR(run.gradients[k][i], expected[k][i], allowed) << "d" << run.xs[k] << "[" << i << "]";
+      EXPECT_NEAR(run.gradients[k][i], expected[k][i], allowed)
+          << "d" << run.xs[k] << "[" << i << "]";
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, Gradient, testing::ValuesIn(Cases(/*with_float_only=*/true)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Rules, Gradient, testing::ValuesIn(Cases(/*with_float_only=*/true)),
+                         NameOf);
 
 class GradientInFloat : public testing::TestWithParam<GradientCase> {};
 
@@ -62,7 +65,8 @@ TEST_P(GradientInFloat, MatchesDouble) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, GradientInFloat, testing::ValuesIn(Cases(/*with_float_only=*/false)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Rules, GradientInFloat,
+                         testing::ValuesIn(Cases(/*with_float_only=*/false)), NameOf);
 
 }  // namespace
 }  // namespace caesura

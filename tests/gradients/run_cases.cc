@@ -49,7 +49,8 @@ Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded) {
   return run;
 }
 
-Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded, const PassList& passes) {
+Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded,
+                   const PassList& passes) {
   ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
   Graph& graph = *model.graph;
   GradientOptions options;
@@ -64,9 +65,12 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType round
     const std::string name = "dy" + std::to_string(i);
     // Fusion needs shapes to show; without passes the rules are on their own.
     const DType type = ys[i]->dtype();
-    options.ys.push_back({ys[i], graph.AddInput(name, passes.empty() ? ValueType::Tensor(type)
-                                                                    : ValueType::Tensor(type, run->ys[i].shape()))});
-    const std::vector<double> random = RandomValues(run->ys[i].elements(), -1, 1, 99 + static_cast<uint32_t>(i));
+    options.ys.push_back(
+        {ys[i],
+         graph.AddInput(name, passes.empty() ? ValueType::Tensor(type)
+                                             : ValueType::Tensor(type, run->ys[i].shape()))});
+    const std::vector<double> random =
+        RandomValues(run->ys[i].elements(), -1, 1, 99 + static_cast<uint32_t>(i));
     const DType exact = rounded == DType::kUndefined ? dtype : rounded;
     run->dys.push_back(FromDoubles(exact, run->ys[i].shape(), random).ToVector<double>());
     feeds[name] = FromDoubles(dtype, run->ys[i].shape(), run->dys.back());
@@ -76,13 +80,14 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType round
   graph.ClearOutputs();
   for (Value* dx : gradient.dxs) graph.AddOutput(dx);
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeSession(std::move(model), passes));
-  for (const auto& node : session->model().graph->nodes()) run->fused |= node->Is("FusedRows", kCaesuraDomain);
+  for (const auto& node : session->model().graph->nodes())
+    run->fused |= node->Is("FusedRows", kCaesuraDomain);
   ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));
   for (size_t k = 0; k < dxs.size(); ++k) {
     const Shape& shape = run->feeds.at(run->xs[k]).tensor().shape();
     if (dxs[k].shape() != shape) {
-      return Internal("the gradient of '" + run->xs[k] + "' is " + dxs[k].shape().ToString() + ", not " +
-                      shape.ToString());
+      return Internal("the gradient of '" + run->xs[k] + "' is " + dxs[k].shape().ToString() +
+                      ", not " + shape.ToString());
     }
     run->gradients.push_back(dxs[k].ToVector<double>());
   }

@@ -27,14 +27,16 @@ void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
 
 const std::vector<AttentionCase>& Cases() {
   const std::string scores = "t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, t) ";
-  const std::string mask = R"(shape = Constant <value_ints = [6, 6]> () one = Constant <value_float = 1.0> ()
+  const std::string mask =
+      R"(shape = Constant <value_ints = [6, 6]> () one = Constant <value_float = 1.0> ()
     ones = Expand (one, shape) lower = Trilu <upper = 0> (ones) nil = Constant <value_float = 0.0> ()
     hidden = Equal (lower, nil) low = Constant <value_float = -3.4e38> () mask = Where (hidden, low, nil) )";
   const std::string end = " y = MatMul (p, v)";
   const char* biased = "float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,5] v, float[2,1,6,6] bias";
   static const std::vector<AttentionCase> kCases = {
       {"Plain", scores + "p = Softmax <axis = -1> (s)" + end},
-      // The scale computed from a shape, its root at both sides, and the transpose through three dims.
+      // The scale computed from a shape, its root at both sides, and the transpose through three
+      // dims.
       {"AsExported",
        R"(dims = Shape (q) last = Constant <value_int = -1> () size = Gather (dims, last) wide = Cast <to = 1> (size)
           root = Sqrt (wide) unit = Constant <value_float = 1.0> () scale = Div (unit, root) half = Sqrt (scale)
@@ -51,16 +53,22 @@ const std::vector<AttentionCase>& Cases() {
            end},
       // As PyTorch's exporter writes it with a mask: the first two queries see nothing.
       {"ZerosForNaN",
-       scores + R"(shape = Constant <value_ints = [6, 6]> () one = Constant <value_float = 1.0> () ones = Expand (one, shape)
+       scores +
+           R"(shape = Constant <value_ints = [6, 6]> () one = Constant <value_float = 1.0> () ones = Expand (one, shape)
           two = Constant <value_int = -2> () lower = Trilu <upper = 0> (ones, two) nil = Constant <value_float = 0.0> ()
           low = Constant <value_float = -inf> () hidden = Equal (lower, nil) mask = Where (hidden, low, nil)
-          m = Add (s, mask) w = Softmax (m) bad = IsNaN (w) p = Where (bad, nil, w))" + end},
-      {"OnesForNaN",
-       scores + R"(one = Constant <value_float = 1.0> () w = Softmax (s) bad = IsNaN (w) p = Where (bad, one, w))" + end, false},
-      {"CausalMask", scores + mask + "m = Add (s, mask) p = Softmax (m)" + end},
-      {"CausalByWhere",
-       scores + mask + "root = Constant <value_float = 2.5> () d = Div (s, root) m = Where (hidden, low, d) p = Softmax (m)" +
+          m = Add (s, mask) w = Softmax (m) bad = IsNaN (w) p = Where (bad, nil, w))" +
            end},
+      {"OnesForNaN",
+       scores +
+           R"(one = Constant <value_float = 1.0> () w = Softmax (s) bad = IsNaN (w) p = Where (bad, one, w))" +
+           end,
+       false},
+      {"CausalMask", scores + mask + "m = Add (s, mask) p = Softmax (m)" + end},
+      {"CausalByWhere", scores + mask +
+                            "root = Constant <value_float = 2.5> () d = Div (s, root) m = Where "
+                            "(hidden, low, d) p = Softmax (m)" +
+                            end},
       {"ScoresBehindWhere",
        scores + mask + "seen = Not (hidden) m = Where (seen, s, low) p = Softmax (m)" + end},
       {"MaskThatIsFed", scores + "m = Add (bias, s) p = Softmax (m)" + end, true, biased},
@@ -81,17 +89,20 @@ const std::vector<AttentionCase>& Cases() {
           s = MatMul (q, t) p = Softmax (s) y = MatMul (p, vr))",
        true, "float[2,6,6,8] q, float[2,2,6,8] k, float[2,2,6,5] v"},
       {"OtherAxis", scores + "p = Softmax <axis = 2> (s)" + end, false},
-      {"ProbabilitiesReadTwice", scores + "p = Softmax (s) z = MatMul (p, v) e = ReduceMax (p) y = Add (z, e)", false},
-      {"SomethingBetween", scores + "m = Add (s, bias) n = Neg (m) p = Softmax (n)" + end, false, biased},
-      {"ThreeDims", "t = Transpose <perm = [0, 2, 1]> (k) s = MatMul (q, t) p = Softmax (s)" + end, false,
-       "float[4,6,8] q, float[4,6,8] k, float[4,6,5] v"},
+      {"ProbabilitiesReadTwice",
+       scores + "p = Softmax (s) z = MatMul (p, v) e = ReduceMax (p) y = Add (z, e)", false},
+      {"SomethingBetween", scores + "m = Add (s, bias) n = Neg (m) p = Softmax (n)" + end, false,
+       biased},
+      {"ThreeDims", "t = Transpose <perm = [0, 2, 1]> (k) s = MatMul (q, t) p = Softmax (s)" + end,
+       false, "float[4,6,8] q, float[4,6,8] k, float[4,6,5] v"},
   };
   return kCases;
 }
 
 Model Parse(const AttentionCase& c) {
-  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\": 23]>\ng (" + std::string(c.inputs) +
-                               ") => (float y) {" + c.body + "}").value();
+  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\": 23]>\ng (" +
+                               std::string(c.inputs) + ") => (float y) {" + c.body + "}")
+                    .value();
   model.graph->outputs()[0]->set_type(ValueType::Tensor(DType::kFloat32));
   EXPECT_TRUE(InferShapes(model).ok());
   return model;
@@ -117,19 +128,22 @@ TEST_P(AttentionFusion, LeavesTheNumbersAsTheyAre) {
   for (const Value* input : fused->inputs()) {
     const Tensor x = Tensor::Zeros(DType::kFloat32, *input->type().ConcreteShape());
     for (int64_t i = 0; i < x.elements(); ++i) {
-      x.data<float>()[i] = std::sin(0.7f * static_cast<float>(i) + static_cast<float>(feeds.size()));
+      x.data<float>()[i] =
+          std::sin(0.7f * static_cast<float>(i) + static_cast<float>(feeds.size()));
     }
     feeds[input->name()] = x;
   }
   const Tensor a = fused->Run(feeds).value()[0].tensor(), b = plain->Run(feeds).value()[0].tensor();
   ASSERT_EQ(a.shape(), b.shape());
-  for (int64_t i = 0; i < a.elements(); ++i) EXPECT_NEAR(a.data<float>()[i], b.data<float>()[i], 2e-6) << i;
+  for (int64_t i = 0; i < a.elements(); ++i)
+    EXPECT_NEAR(a.data<float>()[i], b.data<float>()[i], 2e-6) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionFusion, testing::ValuesIn(Cases()),
                          [](const auto& info) { return info.param.name; });
 
-// As captured PyTorch writes them: the op is there, its keys and values are repeated in front of it.
+// As captured PyTorch writes them: the op is there, its keys and values are repeated in front of
+// it.
 TEST(AttentionFusionPass, AttentionTakesKeysOfGroupsUnrepeated) {
   const auto fused_inputs = [](const std::string& outputs) {
     Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23]>
@@ -137,14 +151,17 @@ TEST(AttentionFusionPass, AttentionTakesKeysOfGroupsUnrepeated) {
         <int64[5] k1 = {2, 2, 1, 6, 8}, int64[5] v1 = {2, 2, 1, 6, 5}, int64[5] k3 = {2, 2, 3, 6, 8},
          int64[5] v3 = {2, 2, 3, 6, 5}, int64[4] kh = {2, 6, 6, 8}, int64[4] vh = {2, 6, 6, 5}> {
         k5 = Reshape (k, k1) ke = Expand (k5, k3) kr = Reshape (ke, kh)
-        v5 = Reshape (v, v1) ve = Expand (v5, v3) vr = Reshape (ve, vh) )" + outputs + " = Attention (q, kr, vr) }").value();
+        v5 = Reshape (v, v1) ve = Expand (v5, v3) vr = Reshape (ve, vh) )" +
+                                 outputs + " = Attention (q, kr, vr) }")
+                      .value();
     EXPECT_TRUE(InferShapes(model).ok());
     EXPECT_TRUE(RunPasses({MakeAttentionFusionPass({})}, model).ok());
     const Node& attention = *model.graph->nodes().back();
     return std::vector<std::string>{attention.input(1)->name(), attention.input(2)->name()};
   };
   EXPECT_THAT(fused_inputs("y"), testing::ElementsAre("k", "v"));
-  EXPECT_THAT(fused_inputs("y, keys, values"), testing::ElementsAre("kr", "vr"));  // which are handed out
+  EXPECT_THAT(fused_inputs("y, keys, values"),
+              testing::ElementsAre("kr", "vr"));  // which are handed out
 }
 
 TEST(AttentionFusionPass, MasksThatAreTrainedStay) {
@@ -152,7 +169,8 @@ TEST(AttentionFusionPass, MasksThatAreTrainedStay) {
     g (float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,5] v) => (float[2,4,6,5] y) <float[1] slope = {0.5}> {
       t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, t) places = Constant <value_floats = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]> ()
       two = Constant <value_ints = [1, 6]> () row = Reshape (places, two) bias = Mul (row, slope) m = Add (s, bias)
-      p = Softmax (m) y = MatMul (p, v) })").value();
+      p = Softmax (m) y = MatMul (p, v) })")
+                    .value();
   ASSERT_TRUE(InferShapes(model).ok());
   Model other = model.Clone();
   ASSERT_TRUE(RunPasses({MakeAttentionFusionPass({"slope"})}, model).ok());

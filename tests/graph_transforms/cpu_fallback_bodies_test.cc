@@ -15,7 +15,8 @@ using ::testing::IsEmpty;
 
 // The chain stands outside, its end inside: an implicit input.
 TEST(CpuFallbackBodies, ReachOuterChainsThroughImplicitInputs) {
-  const DeviceRun on = RunChecked(R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y)
+  const DeviceRun on =
+      RunChecked(R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y)
       <int64[1] one = {1}, int64[1] rest = {-1}> {
     [add] a = Add (dim, one)
     [choose] y = If (flag) <
@@ -27,7 +28,8 @@ TEST(CpuFallbackBodies, ReachOuterChainsThroughImplicitInputs) {
         [other] shape2 = Concat <axis = 0> (rest, a)
         [reshape2] e = Reshape (x, shape2)
       }>
-  })", {Ramp(Shape{6}), Ints(Shape{1}, {1}), RuntimeValue(Tensor::Scalar<bool>(true))});
+  })",
+                 {Ramp(Shape{6}), Ints(Shape{1}, {1}), RuntimeValue(Tensor::Scalar<bool>(true))});
   EXPECT_THAT(on.on_host, ElementsAre("add", "inner", "other"));
   EXPECT_EQ(on.counts.copies_to_host, 0u);
   EXPECT_EQ(on.counts.copies_to_device, 0u);
@@ -35,7 +37,8 @@ TEST(CpuFallbackBodies, ReachOuterChainsThroughImplicitInputs) {
 
 // The shape is what If gives back: both branches make it on the host.
 TEST(CpuFallbackBodies, MoveWhatIfGivesBack) {
-  const char* body = R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
+  const char* body =
+      R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
     [choose] d = If (flag) <
       then_branch = then_body () => (int64[1] t) { [plus] t = Add (dim, one) },
       else_branch = else_body () => (int64[1] e) { [times] e = Mul (dim, one) }>
@@ -43,7 +46,8 @@ TEST(CpuFallbackBodies, MoveWhatIfGivesBack) {
     [reshape] y = Reshape (x, shape)
   })";
   for (const bool flag : {true, false}) {
-    const DeviceRun on = RunChecked(body, {Ramp(Shape{6}), Ints(Shape{1}, {2}), RuntimeValue(Tensor::Scalar<bool>(flag))});
+    const DeviceRun on = RunChecked(
+        body, {Ramp(Shape{6}), Ints(Shape{1}, {2}), RuntimeValue(Tensor::Scalar<bool>(flag))});
     EXPECT_THAT(on.on_host, ElementsAre("plus", "shape", "times"));
     EXPECT_EQ(on.counts.copies_to_host, 0u);
     EXPECT_EQ(on.counts.copies_to_device, 0u);
@@ -52,7 +56,8 @@ TEST(CpuFallbackBodies, MoveWhatIfGivesBack) {
 
 // One branch reads the device's data: what If gives back is on the device, and copied once.
 TEST(CpuFallbackBodies, LeaveAnIfThatDependsOnData) {
-  const char* body = R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
+  const char* body =
+      R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
     [choose] d = If (flag) <
       then_branch = then_body () => (int64[1] t) { [plus] t = Add (dim, one) },
       else_branch = else_body () => (int64[1] e) { [found] e = ArgMax <axis = 0> (x) }>
@@ -62,7 +67,8 @@ TEST(CpuFallbackBodies, LeaveAnIfThatDependsOnData) {
   for (const bool flag : {true, false}) {
     // Ramp: 0.25 -0.5 0.75 -1 1.25 -1.5, the largest at 4: not a divisor of 6
     const RuntimeValue x = Floats(Shape{6}, {0, 1, 5, 2, 3, 4});
-    const DeviceRun on = RunChecked(body, {x, Ints(Shape{1}, {2}), RuntimeValue(Tensor::Scalar<bool>(flag))});
+    const DeviceRun on =
+        RunChecked(body, {x, Ints(Shape{1}, {2}), RuntimeValue(Tensor::Scalar<bool>(flag))});
     EXPECT_THAT(on.on_host, ElementsAre("shape"));
     EXPECT_EQ(on.counts.copies_to_host, 1u);
   }
@@ -70,13 +76,15 @@ TEST(CpuFallbackBodies, LeaveAnIfThatDependsOnData) {
 
 // n = dim doubled three times, in a loop whose counter and sums are carried: all on the host.
 TEST(CpuFallbackBodies, MoveWhatLoopsCarry) {
-  const DeviceRun on = RunChecked(R"((float[1] x, int64[1] dim) => (float[A] y) <int64 trips = {3}, bool go = {1}> {
+  const DeviceRun on =
+      RunChecked(R"((float[1] x, int64[1] dim) => (float[A] y) <int64 trips = {3}, bool go = {1}> {
     [loop] n = Loop (trips, go, dim) <body = body (int64 i, bool c, int64[1] before) => (bool c2, int64[1] after) {
       [go_on] c2 = Identity (c)
       [twice] after = Add (before, before)
     }>
     [y] y = Expand (x, n)
-  })", {Ramp(Shape{1}), Ints(Shape{1}, {2})});
+  })",
+                 {Ramp(Shape{1}), Ints(Shape{1}, {2})});
   EXPECT_EQ(on.results[0].tensor().shape(), (Shape{16}));
   EXPECT_EQ(on.on_host.count("twice"), 1u);
   EXPECT_EQ(on.counts.copies_to_host, 0u) << on.report.ToString();
@@ -94,14 +102,16 @@ TEST(CpuFallbackBodies, KeepCarriedFloatsOnTheDevice) {
         [double] next = Add (state, state)
       }>
     [y] y = Expand (unit, n)
-  })", {Ramp(Shape{2}), Ints(Shape{1}, {2})});
+  })",
+                                  {Ramp(Shape{2}), Ints(Shape{1}, {2})});
   EXPECT_EQ(on.counts.copies_to_host, 0u) << on.report.ToString();
   EXPECT_EQ(on.counts.copies_to_device, 0u);
   EXPECT_EQ(on.counts.kernels, 4u);  // three additions and Expand
 }
 
 TEST(CpuFallbackBodies, MayBeNested) {
-  const DeviceRun on = RunChecked(R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y)
+  const DeviceRun on =
+      RunChecked(R"((float[6] x, int64[1] dim, bool flag) => (float[A, B] y)
       <int64[1] one = {1}, int64[1] rest = {-1}, int64 trips = {2}, bool go = {1}> {
     [choose] d = If (flag) <
       then_branch = then_body () => (int64[1] t) {
@@ -113,7 +123,8 @@ TEST(CpuFallbackBodies, MayBeNested) {
       else_branch = else_body () => (int64[1] e) { [times] e = Mul (dim, one) }>
     [shape] shape = Concat <axis = 0> (d, rest)
     [reshape] y = Reshape (x, shape)
-  })", {Ramp(Shape{6}), Ints(Shape{1}, {1}), RuntimeValue(Tensor::Scalar<bool>(true))});
+  })",
+                 {Ramp(Shape{6}), Ints(Shape{1}, {1}), RuntimeValue(Tensor::Scalar<bool>(true))});
   EXPECT_EQ(on.results[0].tensor().shape(), (Shape{3, 2}));
   EXPECT_EQ(on.counts.copies_to_host, 0u) << on.report.ToString();
   EXPECT_EQ(on.counts.copies_to_device, 0u);
@@ -121,13 +132,15 @@ TEST(CpuFallbackBodies, MayBeNested) {
 
 // Scan works in host memory; what its body does with shapes is on the host too.
 TEST(CpuFallbackBodies, RunScansOnTheHost) {
-  const DeviceRun on = RunChecked(R"((float[1] x, int64[1] dim, int64[3, 1] steps) => (float[A] y) {
+  const DeviceRun on =
+      RunChecked(R"((float[1] x, int64[1] dim, int64[3, 1] steps) => (float[A] y) {
     [scan] n, all = Scan <num_scan_inputs = 1, body = body (int64[1] before, int64[1] step) => (int64[1] after, int64[1] o) {
       [plus] after = Add (before, step)
       [same] o = Identity (after)
     }> (dim, steps)
     [y] y = Expand (x, n)
-  })", {Ramp(Shape{1}), Ints(Shape{1}, {2}), Ints(Shape{3, 1}, {1, 2, 3})});
+  })",
+                 {Ramp(Shape{1}), Ints(Shape{1}, {2}), Ints(Shape{3, 1}, {1, 2, 3})});
   EXPECT_EQ(on.results[0].tensor().shape(), (Shape{8}));
   EXPECT_EQ(on.counts.copies_to_host, 0u) << on.report.ToString();
 }
@@ -136,7 +149,8 @@ TEST(CpuFallbackBodies, RunScansOnTheHost) {
 TEST(CpuFallbackBodies, KeepShapesOnTheHostAcrossYields) {
   CountingDevice device({.close_pages = true});
   Model model;
-  model.graph = GraphOf(R"((float[6] x, int64[1] dim) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
+  model.graph = GraphOf(
+      R"((float[6] x, int64[1] dim) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
     [add] a = Add (dim, one)
     [shape] shape = Concat <axis = 0> (a, rest)
     [h] h = Mul (x, x)

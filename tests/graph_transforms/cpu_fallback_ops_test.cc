@@ -15,7 +15,8 @@ using ::testing::IsEmpty;
 
 // --- what stays ---
 
-// No kernel on the CPU. `without` takes it from the device instead; here the host has none, as the op is the test's.
+// No kernel on the CPU. `without` takes it from the device instead; here the host has none, as the
+// op is the test's.
 TEST(CpuFallback, LeavesNodesWithoutAHostKernel) {
   const std::string body = R"((float[N] x, int64[1] dim) => (float[M, K] y) <int64[1] rest = {-1}> {
     [odd] odd = test.Odd (dim)
@@ -29,10 +30,12 @@ TEST(CpuFallback, LeavesNodesWithoutAHostKernel) {
   // A device with the op in front of a host without it.
   CountingDevice device({.more = [](KernelRegistry& registry) {
     registry.Add({.op_type = "Odd", .domain = "test", .create = [](KernelInfo& info) {
-      info.SetOutput(0, DType::kInt64, info.InputShape(0));
-      info.SetCompute([](KernelContext& context) { *context.Output<int64_t>(0) = *context.Input<int64_t>(0) | 1; });
-      return Status();
-    }});
+                    info.SetOutput(0, DType::kInt64, info.InputShape(0));
+                    info.SetCompute([](KernelContext& context) {
+                      *context.Output<int64_t>(0) = *context.Input<int64_t>(0) | 1;
+                    });
+                    return Status();
+                  }});
   }});
   const ProviderList providers = {device.providers()[0], both.providers()[1]};
   Model model;
@@ -42,32 +45,40 @@ TEST(CpuFallback, LeavesNodesWithoutAHostKernel) {
   std::set<std::string> on_host;
   CollectPinned(*graph, &on_host);
   EXPECT_THAT(on_host, ElementsAre("shape"));
-  EXPECT_THAT(report->ToString(), HasSubstr("stays odd: copied to the host: [test::Odd 'odd'] has no kernel on the host"));
+  EXPECT_THAT(
+      report->ToString(),
+      HasSubstr("stays odd: copied to the host: [test::Odd 'odd'] has no kernel on the host"));
 }
 
 // A large integer input with a small one.
 TEST(CpuFallback, LeavesLargeIntegersOnTheDevice) {
-  const DeviceRun on = RunChecked(R"((int64[100] ids, int64[1] dim) => (int64[100] y) {
+  const DeviceRun on =
+      RunChecked(R"((int64[100] ids, int64[1] dim) => (int64[100] y) {
     [add] sum = Add (ids, dim)
     [y] y = Mul (sum, dim)
-  })", {Ints(Shape{100}, std::vector<int64_t>(100, 3)), Ints(Shape{1}, {2})}, {.device_inputs = {"ids"}});
+  })",
+                 {Ints(Shape{100}, std::vector<int64_t>(100, 3)), Ints(Shape{1}, {2})},
+                 {.device_inputs = {"ids"}});
   EXPECT_THAT(on.on_host, IsEmpty());
   EXPECT_EQ(on.counts.kernels, 2u);
 }
 
-// However small they are. What is made of them is copied once, as without the pass; the rest of the chain is on the host.
+// However small they are. What is made of them is copied once, as without the pass; the rest of the
+// chain is on the host.
 TEST(CpuFallback, LeavesFloatingValuesOnTheDevice) {
   const DeviceRun on = RunChecked(R"((float[1] x, float[1] v) => (float[M] y) <int64[1] one = {1}> {
     [square] s = Mul (x, x)
     [cast] n = Cast <to = 7> (s)
     [next] m = Add (n, one)
     [y] y = Expand (v, m)
-  })", {Floats(Shape{1}, {2}), Ramp(Shape{1})});
+  })",
+                                  {Floats(Shape{1}, {2}), Ramp(Shape{1})});
   EXPECT_THAT(on.on_host, ElementsAre("next"));
   EXPECT_EQ(on.counts.copies_to_host, 1u);
 }
 
-// Small values, but the data of the device decides on them: found there, copied once, not computed on the host.
+// Small values, but the data of the device decides on them: found there, copied once, not computed
+// on the host.
 TEST(CpuFallback, LeavesWhatDependsOnDataOnTheDevice) {
   const RuntimeValue x = Floats(Shape{4}, {0, 3, 0, 2});
   const struct {
@@ -76,14 +87,17 @@ TEST(CpuFallback, LeavesWhatDependsOnDataOnTheDevice) {
   } kCases[] = {
       {"[found] f = NonZero (x)  [count] s = Shape (f)  y = ConstantOfShape (s)", {}},
       {"[found] f = ArgMax <axis = 0> (x)  y = ConstantOfShape (f)", {}},
-      {"[most] m = ReduceMax <keepdims = 1> (x)  [found] f = Cast <to = 7> (m)  y = ConstantOfShape (f)", {}},
+      {"[most] m = ReduceMax <keepdims = 1> (x)  [found] f = Cast <to = 7> (m)  y = "
+       "ConstantOfShape (f)",
+       {}},
       {"[top] v, f = TopK (x, one)  y = ConstantOfShape (f)", {}},
       {"[top] v, f = TopK (x, one)  [next] n = Add (f, one)  y = ConstantOfShape (n)", {"next"}},
   };
   for (const auto& row : kCases) {
     SCOPED_TRACE(row.nodes);
-    const DeviceRun on = RunChecked(std::string("(float[4] x) => (float[M] y) <int64[1] one = {1}> { ") + row.nodes + " }",
-                                    {x});
+    const DeviceRun on = RunChecked(
+        std::string("(float[4] x) => (float[M] y) <int64[1] one = {1}> { ") + row.nodes + " }",
+        {x});
     EXPECT_EQ(on.on_host, row.on_host);
     EXPECT_LE(on.counts.copies_to_host, 1u);
   }
@@ -93,11 +107,13 @@ TEST(CpuFallback, LeavesWhatDependsOnDataOnTheDevice) {
 TEST(CpuFallback, LeavesALookUpInALargeTableOnTheDevice) {
   std::string table;
   for (int i = 0; i < 300; ++i) table += (i > 0 ? ", " : "") + std::to_string(i % 7);
-  const DeviceRun on = RunChecked(R"((int64[1] at, float[1] v) => (float[M] y) <float[300] table = {)" + table + R"(}> {
+  const DeviceRun on = RunChecked(
+      R"((int64[1] at, float[1] v) => (float[M] y) <float[300] table = {)" + table + R"(}> {
     [row] f = Gather (table, at)
     [cast] n = Cast <to = 7> (f)
     [y] y = Expand (v, n)
-  })", {Ints(Shape{1}, {5}), Ramp(Shape{1})});
+  })",
+      {Ints(Shape{1}, {5}), Ramp(Shape{1})});
   EXPECT_THAT(on.on_host, IsEmpty());
   EXPECT_EQ(on.counts.copies_to_host, 1u);
 }
@@ -123,25 +139,33 @@ TEST(CpuFallback, ReachesEveryShapeInput) {
       {"[down] m = Sub (n, two)  y = Slice (x, m, n, one)", "float[A, B]"},
       {"[down] m = Sub (n, one)  y = Slice (x, m, n, m, m)", "float[A, B]"},
       {"[join] p = Concat <axis = 0> (n, one, one, n)  y = Pad (x, p)", "float[A, B]"},
-      {"[down] m = Sub (n, one)  [join] s = Concat <axis = 0> (m, n)  y, z = Split <axis = 1> (x, s)", "float[A, B]"},
+      {"[down] m = Sub (n, one)  [join] s = Concat <axis = 0> (m, n)  y, z = Split <axis = 1> (x, "
+       "s)",
+       "float[A, B]"},
       {"y, z = TopK (x, n)", "float[A, B]"},
       {"[down] m = Sub (n, one)  y = ReduceSum (x, m)", "float[A, B]"},
       {"[down] m = Sub (n, one)  y = ReduceMax (x, m)", "float[A, B]"},
       {"[down] m = Sub (ns, ones)  y = CumSum (x, m)", "float[A, B]"},
       {"[join] to = Concat <axis = 0> (n, n)  y = CenterCropPad (x, to)", "float[A, B]"},
       {"[join] to = Concat <axis = 0> (one, one, n, three)  [four] f = Unsqueeze (x, zero_one)  "
-       "y = Resize <mode = \"nearest\"> (f, , , to)", "float[A, B, C, D]"},
-      {"[i] i = ArgMax <axis = 1, keepdims = 0> (x)  [up] d = Add (ns, ones)  y = OneHot (i, d, values)", "float[A, B]"},
+       "y = Resize <mode = \"nearest\"> (f, , , to)",
+       "float[A, B, C, D]"},
+      {"[i] i = ArgMax <axis = 1, keepdims = 0> (x)  [up] d = Add (ns, ones)  y = OneHot (i, d, "
+       "values)",
+       "float[A, B]"},
       {"y = Trilu (x, ns)", "float[A, B]"},
   };
-  const Values feeds = {Ramp(Shape{2, 3}), Ints(Shape{1}, {2}), Ints(Shape{}, {2}), Floats(Shape{1}, {1})};
+  const Values feeds = {Ramp(Shape{2, 3}), Ints(Shape{1}, {2}), Ints(Shape{}, {2}),
+                        Floats(Shape{1}, {1})};
   for (const auto& row : kCases) {
     SCOPED_TRACE(row.node);
-    const DeviceRun on = RunChecked(std::string("(float[2, 3] x, int64[1] dim, int64 dims, float[1] row) => (") + row.type +
-        R"( y) <int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] rest = {-1}, int64 ones = {1},
+    const DeviceRun on = RunChecked(
+        std::string("(float[2, 3] x, int64[1] dim, int64 dims, float[1] row) => (") + row.type +
+            R"( y) <int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] rest = {-1}, int64 ones = {1},
             int64 zero = {0}, int64[2] zero_one = {0, 1}, float[2] values = {0, 1}> {
           [add] a = Add (dim, one)  [sub] n = Sub (a, one)  [adds] as = Add (dims, ones)  [subs] ns = Sub (as, ones) )" +
-        row.node + " }", feeds);
+            row.node + " }",
+        feeds);
     EXPECT_EQ(on.counts.copies_to_host, 0u) << on.report.ToString();
     EXPECT_EQ(on.counts.synchronisations, 0u);
   }
@@ -155,7 +179,8 @@ TEST(CpuFallback, GoesThroughNodesWithHostInputs) {
     [pad] p = Pad (u, pads, fill)
     [slice] s = Slice (p, zero, two)
     [y] y = Reshape (x, s)
-  })", {Ramp(Shape{6}), Ints(Shape{}, {2})});
+  })",
+                                  {Ramp(Shape{6}), Ints(Shape{}, {2})});
   EXPECT_THAT(on.on_host, ElementsAre("pad", "slice", "unsqueeze"));
   EXPECT_EQ(on.counts.copies_to_host, 0u);
 }
@@ -175,9 +200,11 @@ TEST(CpuFallback, ReachesShapesOfAllOpsets) {
   for (const auto& row : kCases) {
     for (const int opset : row.opsets) {
       SCOPED_TRACE(row.node + (" at opset " + std::to_string(opset)));
-      auto model = ParseModelText("<ir_version: 8, opset_import: [\"\" : " + std::to_string(opset) + "]> g " + R"(
+      auto model = ParseModelText("<ir_version: 8, opset_import: [\"\" : " + std::to_string(opset) +
+                                  "]> g " + R"(
           (float[6] x, int64[1] dim, float[1] row) => (float[M] y) <int64[1] one = {1}> {
-            [add] a = Add (dim, one)  [sub] to = Sub (a, one) )" + row.node + " }");
+            [add] a = Add (dim, one)  [sub] to = Sub (a, one) )" +
+                                  row.node + " }");
       ASSERT_TRUE(model.ok()) << model.status().ToString();
       const Values feeds = {Ramp(Shape{6}), Ints(Shape{1}, {6}), Floats(Shape{1}, {1})};
       const DeviceRun on = RunOnDevice(model->graph, feeds);
@@ -189,22 +216,26 @@ TEST(CpuFallback, ReachesShapesOfAllOpsets) {
 
 // --- outputs of both kinds, outputs of the graph ---
 
-// An attention that hands its random seed on: the seed is on the host by definition, the node is not.
+// An attention that hands its random seed on: the seed is on the host by definition, the node is
+// not.
 TEST(CpuFallback, LeavesMixedNodesAndTakesTheirHostOutputs) {
   const auto mixed = [](KernelRegistry& registry) {
-    registry.Add({.op_type = "Mixed", .domain = "test", .host_outputs = {1}, .create = [](KernelInfo& info) {
-      info.SetOutput(0, DType::kFloat32, info.InputShape(0));
-      info.SetOutput(1, DType::kInt64, Shape{1});
-      info.SetCompute([count = info.InputShape(0).elements()](KernelContext& context) {
-        for (int64_t i = 0; i < count; ++i) context.Output<float>(0)[i] = context.Input<float>(0)[i];
-        *context.Output<int64_t>(1) = 2;
-      });
-      return Status();
-    }});
+    registry.Add(
+        {.op_type = "Mixed", .domain = "test", .host_outputs = {1}, .create = [](KernelInfo& info) {
+           info.SetOutput(0, DType::kFloat32, info.InputShape(0));
+           info.SetOutput(1, DType::kInt64, Shape{1});
+           info.SetCompute([count = info.InputShape(0).elements()](KernelContext& context) {
+             for (int64_t i = 0; i < count; ++i)
+               context.Output<float>(0)[i] = context.Input<float>(0)[i];
+             *context.Output<int64_t>(1) = 2;
+           });
+           return Status();
+         }});
   };
   CountingDevice device({.more = mixed, .close_pages = true});
   Model model;
-  model.graph = GraphOf(R"((float[6] x) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
+  model.graph =
+      GraphOf(R"((float[6] x) => (float[A, B] y) <int64[1] one = {1}, int64[1] rest = {-1}> {
     [mixed] h, seed = test.Mixed (x)
     [add] a = Add (seed, one)
     [shape] shape = Concat <axis = 0> (a, rest)
@@ -231,19 +262,22 @@ TEST(CpuFallback, TakesAShapeThatIsAnOutput) {
   const DeviceRun on = RunChecked(R"((int64[1] dim) => (int64[2] shape) <int64[1] one = {1}> {
     [add] a = Add (dim, one)
     [join] shape = Concat <axis = 0> (a, dim)
-  })", {Ints(Shape{1}, {2})}, {.fetch_on_host = true});
+  })",
+                                  {Ints(Shape{1}, {2})}, {.fetch_on_host = true});
   EXPECT_THAT(on.on_host, ElementsAre("add", "join"));
   EXPECT_EQ(on.counts.copies_to_device + on.counts.copies_to_host, 0u);
 }
 
 // An unfolded chain from Shape, which is on the host by definition.
 TEST(CpuFallback, BeginsAtShape) {
-  const DeviceRun on = RunChecked(R"((float[2, 3] x) => (float[A, B] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
+  const DeviceRun on =
+      RunChecked(R"((float[2, 3] x) => (float[A, B] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
     [dims] s = Shape (x)
     [first] d = Gather (s, zero)
     [join] to = Concat <axis = 0> (rest, d)
     [y] y = Reshape (x, to)
-  })", {Ramp(Shape{2, 3})}, {.fold = false});
+  })",
+                 {Ramp(Shape{2, 3})}, {.fold = false});
   EXPECT_THAT(on.on_host, ElementsAre("first", "join"));
   EXPECT_EQ(on.counts.copies_to_host, 0u);
   EXPECT_EQ(on.counts.copies_to_device, 0u);

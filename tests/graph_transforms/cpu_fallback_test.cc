@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where shape chains run, what that saves, and what stays where it is. Floats come on the device, integers on the host
-// unless a test says otherwise; results are the CPU's bit for bit.
+// Where shape chains run, what that saves, and what stays where it is. Floats come on the device,
+// integers on the host unless a test says otherwise; results are the CPU's bit for bit.
 #include "graph_transforms/cpu_fallback.h"
 
 #include <gmock/gmock.h>
@@ -41,13 +41,15 @@ TEST(CpuFallback, TheExampleTakesNoCopyAndNoWait) {
   EXPECT_EQ(on.report.to_host_after, 0);
   EXPECT_EQ(on.report.to_device_before, 2);
   EXPECT_EQ(on.report.to_device_after, 0);
-  EXPECT_THAT(on.report.ToString(), HasSubstr("moved shape: made on the host by [Concat 'shape']: read there by "
-                                              "[Reshape 'reshape'], saves a copy that the host waits for"));
+  EXPECT_THAT(on.report.ToString(),
+              HasSubstr("moved shape: made on the host by [Concat 'shape']: read there by "
+                        "[Reshape 'reshape'], saves a copy that the host waits for"));
 }
 
 // Off: both dims go to the device, five kernels run there, and the host waits for the shape.
 TEST(CpuFallback, TheExampleSwitchedOff) {
-  const DeviceRun off = RunOnDevice(GraphOf(kExample), ExampleFeeds(), {.mode = CpuFallbackMode::kOff});
+  const DeviceRun off =
+      RunOnDevice(GraphOf(kExample), ExampleFeeds(), {.mode = CpuFallbackMode::kOff});
   EXPECT_EQ(off.counts.copies_to_device, 2u);
   EXPECT_EQ(off.counts.bytes_to_device, 16u);
   EXPECT_EQ(off.counts.copies_to_host, 1u);
@@ -69,7 +71,8 @@ TEST(CpuFallback, AShapeInputOnTheDeviceIsOneCopy) {
   EXPECT_THAT(on.report.stopped[0].what, HasSubstr("it is given on the device"));
 }
 
-// Two dims on the device meet in one shape: copying the shape is one copy, copying the dims would be two.
+// Two dims on the device meet in one shape: copying the shape is one copy, copying the dims would
+// be two.
 TEST(CpuFallback, NeverTakesMoreCopiesThanWithoutIt) {
   const DeviceRun on = RunChecked(kExample, ExampleFeeds(), {.device_inputs = {"dim0", "dim1"}});
   EXPECT_EQ(on.counts.copies_to_host, 1u);
@@ -89,7 +92,8 @@ TEST(CpuFallback, IsSwitchedByTheEnvironment) {
   const auto refused = RunPasses({MakeCpuFallbackPass(device.providers())}, model);
   unsetenv("CAESURA_AGGRESSIVE_CPU_FALLBACK");
   ASSERT_FALSE(refused.ok());
-  EXPECT_THAT(refused.status().message(), HasSubstr("CAESURA_AGGRESSIVE_CPU_FALLBACK: expected on, off"));
+  EXPECT_THAT(refused.status().message(),
+              HasSubstr("CAESURA_AGGRESSIVE_CPU_FALLBACK: expected on, off"));
 }
 
 TEST(CpuFallback, LeavesGraphsOfTheCpuAlone) {
@@ -106,7 +110,8 @@ TEST(CpuFallback, KeepsNodesThatAreToStay) {
   EXPECT_THAT(on.on_host, ElementsAre("a", "b", "d", "shape"));
   EXPECT_EQ(on.counts.copies_to_device, 1u);
   EXPECT_EQ(on.counts.copies_to_host, 1u);
-  EXPECT_THAT(on.report.ToString(), HasSubstr("stays c: copied to the host: [Add 'c'] is kept where it is, as asked"));
+  EXPECT_THAT(on.report.ToString(),
+              HasSubstr("stays c: copied to the host: [Add 'c'] is kept where it is, as asked"));
 }
 
 TEST(CpuFallback, KeepsNodesThatArePinned) {
@@ -121,27 +126,30 @@ TEST(CpuFallback, KeepsNodesThatArePinned) {
 
 // --- sharing ---
 
-// The dim is read by a node that stays on the device, and so is what is made of it: with the dim there anyway, the device
-// makes its own from it, and nothing more is copied.
+// The dim is read by a node that stays on the device, and so is what is made of it: with the dim
+// there anyway, the device makes its own from it, and nothing more is copied.
 TEST(CpuFallback, RunsANodeOnBothSidesRatherThanCopying) {
-  const DeviceRun on = RunChecked(R"((float[N] x, int64[1] dim, int64[200] big) => (float[M, K] y, int64[200] p, int64[200] q)
+  const DeviceRun on = RunChecked(
+      R"((float[N] x, int64[1] dim, int64[200] big) => (float[M, K] y, int64[200] p, int64[200] q)
       <int64[1] one = {1}, int64[1] rest = {-1}> {
     [p] p = Add (big, dim)
     [next] next = Add (dim, one)
     [q] q = Add (big, next)
     [shape] shape = Concat <axis = 0> (next, rest)
     [y] y = Reshape (x, shape)
-  })", {Ramp(Shape{6}), Ints(Shape{1}, {2}), Ints(Shape{200}, std::vector<int64_t>(200, 5))},
+  })",
+      {Ramp(Shape{6}), Ints(Shape{1}, {2}), Ints(Shape{200}, std::vector<int64_t>(200, 5))},
       {.device_inputs = {"big"}});
   EXPECT_THAT(on.on_host, ElementsAre("next", "shape"));
   EXPECT_EQ(on.counts.copies_to_device, 1u);  // dim
   EXPECT_EQ(on.counts.copies_to_host, 0u);
-  EXPECT_EQ(on.counts.kernels, 4u);           // p, next, q, y
+  EXPECT_EQ(on.counts.kernels, 4u);  // p, next, q, y
 }
 
 // Three readers on the device, one copy.
 TEST(CpuFallback, CopiesASharedValueOnce) {
-  const DeviceRun on = RunChecked(R"((float[N] x, int64[1] dim, int64[200] big) => (float[M, K] y, int64[200] p, int64[200] q, int64[200] r)
+  const DeviceRun on = RunChecked(
+      R"((float[N] x, int64[1] dim, int64[200] big) => (float[M, K] y, int64[200] p, int64[200] q, int64[200] r)
       <int64[1] one = {1}, int64[1] rest = {-1}> {
     [next] next = Add (dim, one)
     [p] p = Add (big, next)
@@ -149,7 +157,8 @@ TEST(CpuFallback, CopiesASharedValueOnce) {
     [r] r = Sub (big, next)
     [shape] shape = Concat <axis = 0> (next, rest)
     [y] y = Reshape (x, shape)
-  })", {Ramp(Shape{6}), Ints(Shape{1}, {2}), Ints(Shape{200}, std::vector<int64_t>(200, 5))},
+  })",
+      {Ramp(Shape{6}), Ints(Shape{1}, {2}), Ints(Shape{200}, std::vector<int64_t>(200, 5))},
       {.device_inputs = {"big"}});
   EXPECT_THAT(on.on_host, ElementsAre("next", "shape"));
   EXPECT_EQ(on.counts.copies_to_device, 1u);  // next

@@ -17,18 +17,21 @@ namespace caesura::testing {
 
 struct DeviceRunOptions {
   CpuFallbackMode mode = CpuFallbackMode::kOn;
-  std::set<std::string> device_inputs = {};  // integer inputs that come on the device; floats do in any case
-  std::set<std::string> without = {};        // ops without a kernel on the device
+  std::set<std::string> device_inputs =
+      {};  // integer inputs that come on the device; floats do in any case
+  std::set<std::string> without = {};  // ops without a kernel on the device
   std::unordered_set<std::string> keep = {};
-  bool fold = true;            // Shape and what follows from it is settled when the run is planned
-  bool fetch_on_host = false;  // otherwise results stay where they are made, and are fetched behind the counting
+  bool fold = true;  // Shape and what follows from it is settled when the run is planned
+  bool fetch_on_host =
+      false;  // otherwise results stay where they are made, and are fetched behind the counting
 };
 
 struct DeviceRun {
-  Values results;               // on the host
-  DeviceCounts counts;          // of the run
+  Values results;       // on the host
+  DeviceCounts counts;  // of the run
   CpuFallbackReport report;
-  std::set<std::string> on_host;  // names of nodes of the device's graph that are pinned to the host
+  std::set<std::string>
+      on_host;  // names of nodes of the device's graph that are pinned to the host
   std::shared_ptr<Graph> graph;
 };
 
@@ -38,7 +41,8 @@ inline bool IsFloating(const RuntimeValue& value) {
 
 inline Tensor Moved(const Tensor& tensor, const ExecutionProvider& device, CopyKind kind) {
   Tensor out = Tensor::Allocate(tensor.dtype(), tensor.shape(),
-                                kind == CopyKind::kToHost ? HostAllocator() : device.allocator()).value();
+                                kind == CopyKind::kToHost ? HostAllocator() : device.allocator())
+                   .value();
   EXPECT_TRUE(device.Copy(kind, out.raw(), tensor.raw(), tensor.bytes()).ok());
   return out;
 }
@@ -51,11 +55,13 @@ inline void CollectPinned(const Graph& graph, std::set<std::string>* names) {
 }
 
 // `feeds` in the order of the graph's inputs.
-inline DeviceRun RunOnDevice(std::shared_ptr<Graph> graph, const Values& feeds, const DeviceRunOptions& options = {}) {
+inline DeviceRun RunOnDevice(std::shared_ptr<Graph> graph, const Values& feeds,
+                             const DeviceRunOptions& options = {}) {
   DeviceRun run;
   run.graph = graph;
   CountingDevice device({.without = options.without, .close_pages = true});
-  CpuFallbackOptions fallback{options.mode, options.keep, {}, std::make_shared<CpuFallbackReport>()};
+  CpuFallbackOptions fallback{
+      options.mode, options.keep, {}, std::make_shared<CpuFallbackReport>()};
   fallback.device_inputs.insert(options.device_inputs.begin(), options.device_inputs.end());
   for (size_t i = 0; i < feeds.size(); ++i) {
     if (IsFloating(feeds[i])) fallback.device_inputs.insert(graph->inputs()[i]->name());
@@ -68,11 +74,14 @@ inline DeviceRun RunOnDevice(std::shared_ptr<Graph> graph, const Values& feeds, 
   CollectPinned(*graph, &run.on_host);
   Values given;
   for (size_t i = 0; i < feeds.size(); ++i) {
-    const bool there = IsFloating(feeds[i]) || options.device_inputs.count(graph->inputs()[i]->name());
-    given.push_back(there ? Moved(feeds[i].tensor(), *device.providers()[0], CopyKind::kToDevice) : feeds[i]);
+    const bool there =
+        IsFloating(feeds[i]) || options.device_inputs.count(graph->inputs()[i]->name());
+    given.push_back(there ? Moved(feeds[i].tensor(), *device.providers()[0], CopyKind::kToDevice)
+                          : feeds[i]);
   }
   PlanOptions plan_options{.fold_constants = options.fold};
-  if (!options.fetch_on_host) plan_options.fetch_devices.assign(graph->outputs().size(), std::nullopt);
+  if (!options.fetch_on_host)
+    plan_options.fetch_devices.assign(graph->outputs().size(), std::nullopt);
   auto plan = TryPlan(graph, given, plan_options, device.providers());
   EXPECT_TRUE(plan.ok()) << plan.status().ToString();
   if (!plan.ok()) return run;
@@ -84,7 +93,8 @@ inline DeviceRun RunOnDevice(std::shared_ptr<Graph> graph, const Values& feeds, 
   if (!results.ok()) return run;
   for (const RuntimeValue& result : *results) {
     const bool there = !result.tensor().device().is_host();
-    run.results.push_back(there ? Moved(result.tensor(), *device.providers()[0], CopyKind::kToHost) : result);
+    run.results.push_back(there ? Moved(result.tensor(), *device.providers()[0], CopyKind::kToHost)
+                                : result);
   }
   return run;
 }
@@ -96,7 +106,8 @@ inline Values RunOnCpu(const std::shared_ptr<Graph>& graph, const Values& feeds)
 }
 
 // With the fallback on; and checked against the CPU, and against the counts with it off.
-inline DeviceRun RunChecked(const std::string& body, const Values& feeds, DeviceRunOptions options = {}) {
+inline DeviceRun RunChecked(const std::string& body, const Values& feeds,
+                            DeviceRunOptions options = {}) {
   const Values expected = RunOnCpu(GraphOf(body), feeds);
   options.mode = CpuFallbackMode::kOff;
   const DeviceRun off = RunOnDevice(GraphOf(body), feeds, options);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all passes promise, on graphs that make each of them fire: values that are NaN or infinite stay so and no others
-// become so, outputs keep their names, and a node that is pinned to a provider stays there.
+// What all passes promise, on graphs that make each of them fire: values that are NaN or infinite
+// stay so and no others become so, outputs keep their names, and a node that is pinned to a
+// provider stays there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,18 +54,23 @@ void PrintTo(const PassCase& c, std::ostream* out) { *out << c.name; }
 std::vector<PassCase> AttentionCases() {
   const std::string inputs = "(float[2,2,5,8] q, float[2,2,5,8] k, float[2,2,5,4] v";
   const std::string end = ") => (float[2,2,5,4] y) ";
-  const std::string scores = "{ t = Transpose <perm = [0, 1, 3, 2]> (k) r = MatMul (q, t) s = Mul (r, scale) ";
+  const std::string scores =
+      "{ t = Transpose <perm = [0, 1, 3, 2]> (k) r = MatMul (q, t) s = Mul (r, scale) ";
   const std::string last = " y = MatMul (p, v) }";
   // Keys after the query are hidden; the first query sees nothing in `none`.
   const auto mask = [](const char* name, const std::string& low, int shift) {
     std::string out = std::string(", float[5,5] ") + name + " = {";
-    for (int i = 0; i < 25; ++i) out += (i == 0 ? "" : ", ") + (i % 5 < i / 5 + shift ? std::string("0") : low);
+    for (int i = 0; i < 25; ++i)
+      out += (i == 0 ? "" : ", ") + (i % 5 < i / 5 + shift ? std::string("0") : low);
     return out + "}";
   };
-  const std::string fixed = "<float scale = {0.4}, float zero = {0}, float low = {-1e9}, float lowest = {-inf}" +
-                            mask("causal", "-inf", 1) + mask("far", "-3e38", 1) + mask("none", "-inf", 0) + "> ";
-  const auto make = [&](const std::string& name, const std::string& more, const std::string& middle) {
-    return PassCase{"Attention" + name, MakeAttentionFusionPass({}), inputs + more + end + fixed + scores + middle + last};
+  const std::string fixed =
+      "<float scale = {0.4}, float zero = {0}, float low = {-1e9}, float lowest = {-inf}" +
+      mask("causal", "-inf", 1) + mask("far", "-3e38", 1) + mask("none", "-inf", 0) + "> ";
+  const auto make = [&](const std::string& name, const std::string& more,
+                        const std::string& middle) {
+    return PassCase{"Attention" + name, MakeAttentionFusionPass({}),
+                    inputs + more + end + fixed + scores + middle + last};
   };
   const std::string bias = ", float[2,1,5,5] b", hides = ", bool[2,1,5,5] h";
   const std::string guard = " bad = IsNaN (w) p = Where (bad, zero, w)";
@@ -88,12 +94,20 @@ std::vector<PassCase> RowCases() {
   std::vector<PassCase> out;
   const auto add = [&](const std::string& name, const std::string& body, float tolerance = 1e-5f) {
     out.push_back({"Row" + name, MakeRowFusionPass(),
-                   "(float[9,17] x, float[9,17] z, float[17] g, float[17] b) => (float[9,17] y) <int64[1] last = {-1}, "
-                   "float lo = {-1.5}, float hi = {2}, float two = {2}> { " + body + " }", tolerance});
+                   "(float[9,17] x, float[9,17] z, float[17] g, float[17] b) => (float[9,17] y) "
+                   "<int64[1] last = {-1}, "
+                   "float lo = {-1.5}, float hi = {2}, float two = {2}> { " +
+                       body + " }",
+                   tolerance});
   };
-  for (const char* op : {"Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish",
-                         "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin",
-                         "Softplus", "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu", "Softmax", "LogSoftmax"}) {
+  for (const char* op : {"Abs",     "Ceil",        "Celu",      "Cos",
+                         "Elu",     "Erf",         "Exp",       "Floor",
+                         "Gelu",    "HardSigmoid", "HardSwish", "LeakyRelu",
+                         "Log",     "Mish",        "Neg",       "Reciprocal",
+                         "Relu",    "Round",       "Selu",      "Sigmoid",
+                         "Sign",    "Sin",         "Softplus",  "Softsign",
+                         "Sqrt",    "Swish",       "Tanh",      "ThresholdedRelu",
+                         "Softmax", "LogSoftmax"}) {
     add(op, std::string("a = ") + op + " (x) n = Neg (a) y = Add (n, z)");
   }
   for (const char* op : {"Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum"}) {
@@ -102,11 +116,14 @@ std::vector<PassCase> RowCases() {
   for (const char* op : {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}) {
     add(op, std::string("a = ") + op + " (x, z) c = Not (a) y = Where (c, x, z)");
   }
-  for (const char* op : {"IsNaN", "IsInf"}) add(op, std::string("a = ") + op + " (x) y = Where (a, z, x)");
-  for (const char* op : {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"}) {
+  for (const char* op : {"IsNaN", "IsInf"})
+    add(op, std::string("a = ") + op + " (x) y = Where (a, z, x)");
+  for (const char* op :
+       {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"}) {
     add(op, std::string("a = ") + op + " (x, last) y = Add (z, a)");
   }
-  for (const char* op : {"ReluGrad", "GeluGrad", "SigmoidGrad", "TanhGrad", "SoftmaxGrad", "LogSoftmaxGrad"}) {
+  for (const char* op :
+       {"ReluGrad", "GeluGrad", "SigmoidGrad", "TanhGrad", "SoftmaxGrad", "LogSoftmaxGrad"}) {
     add(op, std::string("a = ai.caesura.") + op + " (x, z) y = Neg (a)");
   }
   add("Clip", "a = Clip (x, lo, hi) y = Neg (a)");
@@ -114,65 +131,101 @@ std::vector<PassCase> RowCases() {
   add("LayerNorm", "a = LayerNormalization (x, g, b) y = Add (a, z)");
   add("RmsNorm", "a = RMSNormalization (x, g) y = Add (a, z)");
   out.push_back({"RowParts", MakeRowFusionPass(),
-                 "(float[9,16] x) => (float[9,16] y) { a, c = Split <axis = 1, num_outputs = 2> (x) e = Exp (a) "
+                 "(float[9,16] x) => (float[9,16] y) { a, c = Split <axis = 1, num_outputs = 2> "
+                 "(x) e = Exp (a) "
                  "y = Concat <axis = 1> (c, e) }"});
   return out;
 }
 
 std::vector<PassCase> Cases() {
   std::vector<PassCase> out = {
-      {"Constants", MakeConstantNodesPass(), "(float[4] x) => (float[4] y, float[4] c) { c = Constant <value_floats = "
-                                             "[1.0, -inf, 0.0, inf]> () y = Add (x, c) }"},
-      {"Redundant", MakeRedundantNodesPass(), "(float[4] x) => (float[4] y) { i = Identity (x) y = Neg (i) }"},
-      {"Sequences", MakeSplitSequencesPass(), "(float[4,6] x) => (float[2,6] y) <int64 two = {2}, int64 none = {0}, "
-       "int64 one = {1}> { s = SplitToSequence <axis = 0> (x, two) a = SequenceAt (s, none) b = SequenceAt (s, one) "
+      {"Constants", MakeConstantNodesPass(),
+       "(float[4] x) => (float[4] y, float[4] c) { c = Constant <value_floats = "
+       "[1.0, -inf, 0.0, inf]> () y = Add (x, c) }"},
+      {"Redundant", MakeRedundantNodesPass(),
+       "(float[4] x) => (float[4] y) { i = Identity (x) y = Neg (i) }"},
+      {"Sequences", MakeSplitSequencesPass(),
+       "(float[4,6] x) => (float[2,6] y) <int64 two = {2}, int64 none = {0}, "
+       "int64 one = {1}> { s = SplitToSequence <axis = 0> (x, two) a = SequenceAt (s, none) b = "
+       "SequenceAt (s, one) "
        "y = Mul (a, b) }"},
-      {"Twice", MakeCommonSubexpressionPass({}), "(float[4] x) => (float[4] y) { a = Exp (x) b = Exp (x) y = Mul (a, b) }"},
-      {"Slices", MakeSplitSlicesPass(), "(float[3,8] x) => (float[3,4] y) <int64[1] none = {0}, int64[1] four = {4}, "
-       "int64[1] eight = {8}, int64[1] one = {1}> { a = Slice (x, none, four, one) b = Slice (x, four, eight, one) "
+      {"Twice", MakeCommonSubexpressionPass({}),
+       "(float[4] x) => (float[4] y) { a = Exp (x) b = Exp (x) y = Mul (a, b) }"},
+      {"Slices", MakeSplitSlicesPass(),
+       "(float[3,8] x) => (float[3,4] y) <int64[1] none = {0}, int64[1] four = {4}, "
+       "int64[1] eight = {8}, int64[1] one = {1}> { a = Slice (x, none, four, one) b = Slice (x, "
+       "four, eight, one) "
        "y = Mul (b, a) }"},
-      {"SliceGradients", MakeSplitSlicesPass(), "(float[3,4] a, float[3,4] b) => (float[3,8] y) <int64[1] none = {0}, "
+      {"SliceGradients", MakeSplitSlicesPass(),
+       "(float[3,4] a, float[3,4] b) => (float[3,8] y) <int64[1] none = {0}, "
        "int64[1] four = {4}, int64[1] eight = {8}, int64[1] one = {1}, int64[2] s = {3, 8}> { "
-       "c = ai.caesura.SliceGrad (a, s, none, four, one) d = ai.caesura.SliceGrad (b, s, four, eight, one) y = Add (c, d) }"},
-      {"Norm", MakeNormFusionPass({}), "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, "
-       "float e = {1e-6}> { q = Mul (x, x) m = ReduceMean (q, last) v = Add (m, e) r = Sqrt (v) n = Div (x, r) "
+       "c = ai.caesura.SliceGrad (a, s, none, four, one) d = ai.caesura.SliceGrad (b, s, four, "
+       "eight, one) y = Add (c, d) }"},
+      {"Norm", MakeNormFusionPass({}),
+       "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, "
+       "float e = {1e-6}> { q = Mul (x, x) m = ReduceMean (q, last) v = Add (m, e) r = Sqrt (v) n "
+       "= Div (x, r) "
        "y = Mul (n, g) }"},
-      {"NormByReciprocal", MakeNormFusionPass({}), "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, "
-       "float e = {0}, float two = {2}> { q = Pow (x, two) m = ReduceMean (q, last) v = Add (m, e) r = Sqrt (v) "
+      {"NormByReciprocal", MakeNormFusionPass({}),
+       "(float[5,16] x, float[16] g) => (float[5,16] y) <int64[1] last = {-1}, "
+       "float e = {0}, float two = {2}> { q = Pow (x, two) m = ReduceMean (q, last) v = Add (m, e) "
+       "r = Sqrt (v) "
        "i = Reciprocal (r) n = Mul (x, i) y = Mul (g, n) }"},
-      {"Transposes", MakeMovementEliminationPass(), "(float[3,4] x) => (float[3,4] y) { a = Transpose (x) b = Transpose (a) "
-                                                    "y = Neg (b) }"},
-      {"Casts", MakeMovementEliminationPass(), "(float[3,4] x) => (float[3,4] y) { a = Cast <to = 11> (x) "
-                                               "b = Cast <to = 1> (a) y = Neg (b) }"},
-      {"Reshapes", MakeMovementEliminationPass(), "(float[3,4] x) => (float[12] y) <int64[2] s = {2, 6}, int64[1] t = {12}> "
-                                                  "{ a = Reshape (x, s) y = Reshape (a, t) }"},
-      {"Dead", MakeDeadNodeEliminationPass(), "(float[4] x) => (float[4] y) { a = Neg (x) y = Exp (x) }"},
-      {"Shapes", MakeShapeSimplificationPass(), "(float[3,4] x, float[12] z) => (float[3,4] y) { s = Shape (x) "
-                                                  "y = Reshape (z, s) }"},
-      {"Epilogue", MakeMatMulEpiloguePass(), "(float[9,16] x, float[16,24] w, float[24] b, float[9,24] r) => (float[9,24] y) "
-                                             "{ p = MatMul (x, w) q = Add (p, b) y = Add (r, q) }"},
-      {"LargeEpilogue", MakeMatMulEpiloguePass(), "(float[64,80] x, float[80,96] w, float[96] b) => (float[64,96] y) "
-                                                  "{ p = MatMul (x, w) y = Add (p, b) }"},
-      {"EpilogueOfHalves", MakeMatMulEpiloguePass(), "(float16[9,16] x, float16[16,24] w) => (float[9,24] y) "
-                                                     "{ p = MatMul (x, w) y = Cast <to = 1> (p) }", 2e-2f},
-      {"Packing", MakeWeightPackingPass(), "(float[8,512] x, float[512,320] w) => (float[8,320] y) "
-                                           "{ y = MatMul (x, w) }", 1e-4f, "w"},
-      {"PackingOfGemm", MakeWeightPackingPass(), "(float[8,512] x, float[320,512] w, float[320] b) => (float[8,320] y) "
-                                                 "{ y = Gemm <transB = 1> (x, w, b) }", 1e-4f, "w"},
-      {"Expands", MakeExpandSinkingPass(), "(float[3,1] x, float[3,4] z) => (float[3,4] y) <int64[2] s = {3, 4}> "
-                                           "{ e = Expand (x, s) y = Div (z, e) }"},
-      {"ExpandsBehind", MakeExpandSinkingPass(), "(float[3,1] x, float z) => (float[3,4] y) <int64[2] s = {3, 4}> "
-                                                 "{ e = Expand (x, s) y = Mul (e, z) }"},
-      {"WideViews", MakeCastPropagationPass(), "(float16[3,4] x) => (float[12] y) <int64[1] s = {12}> "
-                                               "{ v = Reshape (x, s) y = Cast <to = 1> (v) }"},
-      {"WideSums", MakeCastPropagationPass(), "(float16[7,4] x) => (float[4] y) <int64[1] s = {4}> "
-                                              "{ v = ai.caesura.SumTo (x, s) y = Cast <to = 1> (v) }", 1e-2f},
-      {"Mixed", MakeMixedPrecisionPass(DType::kBFloat16), "(float[9,16] x, float[16,24] w) => (float[9,24] y) "
-                                                          "<float one = {1}> { p = MatMul (x, w) q = Add (p, one) "
-                                                          "y = Relu (q) }", 0.2f},
-      {"Inlined", MakeFunctionInliningPass({}), "(float[9,5] x) => (float[9,5] y) { y = Softplus (x) }"},
+      {"Transposes", MakeMovementEliminationPass(),
+       "(float[3,4] x) => (float[3,4] y) { a = Transpose (x) b = Transpose (a) "
+       "y = Neg (b) }"},
+      {"Casts", MakeMovementEliminationPass(),
+       "(float[3,4] x) => (float[3,4] y) { a = Cast <to = 11> (x) "
+       "b = Cast <to = 1> (a) y = Neg (b) }"},
+      {"Reshapes", MakeMovementEliminationPass(),
+       "(float[3,4] x) => (float[12] y) <int64[2] s = {2, 6}, int64[1] t = {12}> "
+       "{ a = Reshape (x, s) y = Reshape (a, t) }"},
+      {"Dead", MakeDeadNodeEliminationPass(),
+       "(float[4] x) => (float[4] y) { a = Neg (x) y = Exp (x) }"},
+      {"Shapes", MakeShapeSimplificationPass(),
+       "(float[3,4] x, float[12] z) => (float[3,4] y) { s = Shape (x) "
+       "y = Reshape (z, s) }"},
+      {"Epilogue", MakeMatMulEpiloguePass(),
+       "(float[9,16] x, float[16,24] w, float[24] b, float[9,24] r) => (float[9,24] y) "
+       "{ p = MatMul (x, w) q = Add (p, b) y = Add (r, q) }"},
+      {"LargeEpilogue", MakeMatMulEpiloguePass(),
+       "(float[64,80] x, float[80,96] w, float[96] b) => (float[64,96] y) "
+       "{ p = MatMul (x, w) y = Add (p, b) }"},
+      {"EpilogueOfHalves", MakeMatMulEpiloguePass(),
+       "(float16[9,16] x, float16[16,24] w) => (float[9,24] y) "
+       "{ p = MatMul (x, w) y = Cast <to = 1> (p) }",
+       2e-2f},
+      {"Packing", MakeWeightPackingPass(),
+       "(float[8,512] x, float[512,320] w) => (float[8,320] y) "
+       "{ y = MatMul (x, w) }",
+       1e-4f, "w"},
+      {"PackingOfGemm", MakeWeightPackingPass(),
+       "(float[8,512] x, float[320,512] w, float[320] b) => (float[8,320] y) "
+       "{ y = Gemm <transB = 1> (x, w, b) }",
+       1e-4f, "w"},
+      {"Expands", MakeExpandSinkingPass(),
+       "(float[3,1] x, float[3,4] z) => (float[3,4] y) <int64[2] s = {3, 4}> "
+       "{ e = Expand (x, s) y = Div (z, e) }"},
+      {"ExpandsBehind", MakeExpandSinkingPass(),
+       "(float[3,1] x, float z) => (float[3,4] y) <int64[2] s = {3, 4}> "
+       "{ e = Expand (x, s) y = Mul (e, z) }"},
+      {"WideViews", MakeCastPropagationPass(),
+       "(float16[3,4] x) => (float[12] y) <int64[1] s = {12}> "
+       "{ v = Reshape (x, s) y = Cast <to = 1> (v) }"},
+      {"WideSums", MakeCastPropagationPass(),
+       "(float16[7,4] x) => (float[4] y) <int64[1] s = {4}> "
+       "{ v = ai.caesura.SumTo (x, s) y = Cast <to = 1> (v) }",
+       1e-2f},
+      {"Mixed", MakeMixedPrecisionPass(DType::kBFloat16),
+       "(float[9,16] x, float[16,24] w) => (float[9,24] y) "
+       "<float one = {1}> { p = MatMul (x, w) q = Add (p, one) "
+       "y = Relu (q) }",
+       0.2f},
+      {"Inlined", MakeFunctionInliningPass({}),
+       "(float[9,5] x) => (float[9,5] y) { y = Softplus (x) }"},
   };
-  for (const auto& more : {AttentionCases(), RowCases()}) out.insert(out.end(), more.begin(), more.end());
+  for (const auto& more : {AttentionCases(), RowCases()})
+    out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 
@@ -202,18 +255,21 @@ Tensor Drawn(DType dtype, const Shape& shape, int round, std::mt19937& random) {
 // The case's graph, with weights that are drawn in the place of the input that is to be constant.
 Model Parse(const PassCase& c, int round, std::mt19937& random) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
-  auto parsed = ParseModelText("<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng " + c.graph);
+  auto parsed =
+      ParseModelText("<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng " + c.graph);
   EXPECT_TRUE(parsed.ok()) << c.graph << "\n" << parsed.status().ToString();
   Model model = *std::move(parsed);
   if (Value* weight = c.weight.empty() ? nullptr : model.graph->FindValue(c.weight)) {
     model.graph->RemoveInput(weight);
-    model.graph->SetInitializer(weight, Drawn(DType::kFloat32, *weight->type().ConcreteShape(), round, random));
+    model.graph->SetInitializer(
+        weight, Drawn(DType::kFloat32, *weight->type().ConcreteShape(), round, random));
   }
   EXPECT_TRUE(InferShapes(model).ok());
   return model;
 }
 
-std::vector<RuntimeValue> RunModel(const Model& model, const PassMaker& passes, const NamedValues& feeds) {
+std::vector<RuntimeValue> RunModel(const Model& model, const PassMaker& passes,
+                                   const NamedValues& feeds) {
   SessionOptions options;
   options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
   options.passes = passes;
@@ -233,14 +289,16 @@ std::vector<double> Numbers(const Tensor& tensor) {
   return out;
 }
 
-void ExpectAlike(const std::vector<RuntimeValue>& found, const std::vector<RuntimeValue>& expected, float tolerance) {
+void ExpectAlike(const std::vector<RuntimeValue>& found, const std::vector<RuntimeValue>& expected,
+                 float tolerance) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t k = 0; k < found.size(); ++k) {
     const std::vector<double> a = Numbers(found[k].tensor()), b = Numbers(expected[k].tensor());
     ASSERT_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size(); ++i) {
       if (std::isfinite(b[i])) {
-        ASSERT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i]))) << "output " << k << " at " << i;
+        ASSERT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i])))
+            << "output " << k << " at " << i;
       } else {
         ASSERT_TRUE(std::isnan(b[i]) ? std::isnan(a[i]) : a[i] == b[i])
             << "output " << k << " at " << i << ": " << a[i] << " in the place of " << b[i];
@@ -259,7 +317,8 @@ TEST_P(EveryPass, LeavesWhatIsNanOrInfinite) {
     Model passed = plain.Clone();
     const auto records = RunPasses({c.pass}, passed);
     ASSERT_TRUE(records.ok()) << records.status().ToString();
-    if (!records->front().changed && std::string(c.pass->name()) == "weight_packing" && BestIsa() != Isa::kX86V4) {
+    if (!records->front().changed && std::string(c.pass->name()) == "weight_packing" &&
+        BestIsa() != Isa::kX86V4) {
       GTEST_SKIP() << "oneDNN may want no other layout for narrower instructions";
     }
     ASSERT_TRUE(records->front().changed) << "the graph is none for this pass";
@@ -280,7 +339,8 @@ TEST_P(EveryPass, LeavesWhatIsNanOrInfinite) {
   }
 }
 
-// Attention and norms have gradients of their own, in the place of those of the nodes that they stand for.
+// Attention and norms have gradients of their own, in the place of those of the nodes that they
+// stand for.
 TEST_P(EveryPass, LeavesGradientsThatAreNanOrInfinite) {
   const PassCase& c = GetParam();
   const std::string pass = c.pass->name();
@@ -291,12 +351,14 @@ TEST_P(EveryPass, LeavesGradientsThatAreNanOrInfinite) {
     NamedValues feeds;
     SplitModuleOptions options;
     options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
-    for (const auto& [value, tensor] : plain.graph->initializers()) options.frozen.push_back(value->name());
+    for (const auto& [value, tensor] : plain.graph->initializers())
+      options.frozen.push_back(value->name());
     for (const Value* input : plain.graph->inputs()) {
       feeds[input->name()] = Drawn(input->dtype(), *input->type().ConcreteShape(), round, random);
       if (input->dtype() == DType::kFloat32) options.inputs.push_back(input->name());
     }
-    const Tensor dy = Drawn(DType::kFloat32, *plain.graph->outputs()[0]->type().ConcreteShape(), 0, random);
+    const Tensor dy =
+        Drawn(DType::kFloat32, *plain.graph->outputs()[0]->type().ConcreteShape(), 0, random);
     const auto gradients = [&](std::vector<std::string> disabled) {
       options.disabled_passes = std::move(disabled);
       auto module = SplitModule::Create(plain.Clone(), options);
@@ -321,7 +383,8 @@ TEST_P(EveryPass, KeepsPins) {
     Model all = plain.Clone();
     Pin(all, provider);
     ASSERT_TRUE(RunPasses({c.pass}, all).ok());
-    for (const auto& node : all.graph->nodes()) EXPECT_EQ(node->provider(), provider) << node->Label();
+    for (const auto& node : all.graph->nodes())
+      EXPECT_EQ(node->provider(), provider) << node->Label();
     // One node among others that are pinned elsewhere, or nowhere.
     for (const char* others : {"", "Elsewhere"}) {
       for (size_t i = 0; i < plain.graph->nodes().size(); ++i) {
@@ -333,7 +396,8 @@ TEST_P(EveryPass, KeepsPins) {
         ASSERT_TRUE(RunPasses({c.pass}, one).ok());
         for (const std::string& name : made) {
           const Value* value = one.graph->FindValue(name);
-          if (value == nullptr || value->producer() == nullptr) continue;  // nothing computes it any more
+          if (value == nullptr || value->producer() == nullptr)
+            continue;  // nothing computes it any more
           EXPECT_EQ(value->producer()->provider(), provider) << value->producer()->Label();
         }
       }
@@ -341,15 +405,17 @@ TEST_P(EveryPass, KeepsPins) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, EveryPass, testing::ValuesIn(Cases()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, EveryPass, testing::ValuesIn(Cases()),
+                         [](const auto& info) { return info.param.name; });
 
-// All of the narrated pipeline is in the table above; the types that shape_inference finds change no numbers, and passes that
-// place nodes run the same kernels.
+// All of the narrated pipeline is in the table above; the types that shape_inference finds change
+// no numbers, and passes that place nodes run the same kernels.
 TEST(EveryPassTable, HoldsThePipeline) {
   std::set<std::string> known = {"shape_inference"};
   for (const PassCase& c : Cases()) known.insert(c.pass->name());
   const ProviderList cpu = {MakeCpuProvider()};
-  for (const PassList& list : {InferencePasses(cpu), StepPasses(cpu), PrecisionPasses(DType::kBFloat16)}) {
+  for (const PassList& list :
+       {InferencePasses(cpu), StepPasses(cpu), PrecisionPasses(DType::kBFloat16)}) {
     for (const auto& pass : list) EXPECT_EQ(known.count(pass->name()), 1u) << pass->name();
   }
 }

@@ -48,7 +48,8 @@ TEST(MinCut, IsTheCheapestOfAllDivisions) {
     auto cost = [&](const std::vector<bool>& source_side) {
       int sum = 0;
       for (int a = 0; a < count; ++a) {
-        for (int b = 0; b < count; ++b) sum += source_side[a] && !source_side[b] ? capacity[a][b] : 0;
+        for (int b = 0; b < count; ++b)
+          sum += source_side[a] && !source_side[b] ? capacity[a][b] : 0;
       }
       return sum;
     };

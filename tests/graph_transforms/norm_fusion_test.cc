@@ -21,7 +21,8 @@ struct NormCase {
 };
 void PrintTo(const NormCase& c, std::ostream* out) { *out << c.name; }
 
-constexpr char kMean[] = "q = Pow (x, two) m = ReduceMean (q, last) v = Add (m, tiny) s = Sqrt (v) ";
+constexpr char kMean[] =
+    "q = Pow (x, two) m = ReduceMean (q, last) v = Add (m, tiny) s = Sqrt (v) ";
 
 const std::vector<NormCase>& Cases() {
   static const std::vector<NormCase> kCases = {
@@ -36,10 +37,15 @@ const std::vector<NormCase>& Cases() {
   return kCases;
 }
 
-std::unique_ptr<Session> SessionOf(const NormCase& c, const std::string& mean, std::vector<std::string> disabled) {
-  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\": 23]> g (float[2,3,16] x, float[16] w) => "
-                               "(float[2,N,16] y) <float two = {2}, float tiny = {0.001}, int64[1] last = {-1}, "
-                               "int64[3] column = {1, 1, 16}> {" + mean + c.body + "}").value();
+std::unique_ptr<Session> SessionOf(const NormCase& c, const std::string& mean,
+                                   std::vector<std::string> disabled) {
+  Model model =
+      ParseModelText(
+          "<ir_version: 10, opset_import: [\"\": 23]> g (float[2,3,16] x, float[16] w) => "
+          "(float[2,N,16] y) <float two = {2}, float tiny = {0.001}, int64[1] last = {-1}, "
+          "int64[3] column = {1, 1, 16}> {" +
+          mean + c.body + "}")
+          .value();
   EXPECT_TRUE(InferShapes(model).ok());
   SessionOptions options;
   options.passes = InferencePasses;
@@ -63,10 +69,12 @@ bool Fused(const Session& session) {
 class NormFusion : public testing::TestWithParam<NormCase> {};
 
 TEST_P(NormFusion, LeavesTheNumbersAsTheyAre) {
-  const auto fused = SessionOf(GetParam(), kMean, {}), plain = SessionOf(GetParam(), kMean, {"norm_fusion"});
+  const auto fused = SessionOf(GetParam(), kMean, {}),
+             plain = SessionOf(GetParam(), kMean, {"norm_fusion"});
   EXPECT_EQ(Fused(*fused), GetParam().fuses);
   EXPECT_FALSE(Fused(*plain));
-  Tensor x = Tensor::Zeros(DType::kFloat32, Shape{2, 3, 16}), w = Tensor::Zeros(DType::kFloat32, Shape{16});
+  Tensor x = Tensor::Zeros(DType::kFloat32, Shape{2, 3, 16}),
+         w = Tensor::Zeros(DType::kFloat32, Shape{16});
   for (int i = 0; i < 96; ++i) x.data<float>()[i] = std::sin(0.7f * static_cast<float>(i)) + 0.01f;
   for (int i = 0; i < 16; ++i) w.data<float>()[i] = 1 + 0.1f * static_cast<float>(i);
   const Tensor a = fused->Run({{"x", x}, {"w", w}}).value()[0].tensor();
@@ -76,14 +84,18 @@ TEST_P(NormFusion, LeavesTheNumbersAsTheyAre) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, NormFusion, testing::ValuesIn(Cases()), [](const auto& i) { return i.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, NormFusion, testing::ValuesIn(Cases()),
+                         [](const auto& i) { return i.param.name; });
 
 TEST(NormFusionPass, AMeanOverAnotherAxisStays) {
-  const char* mean = "q = Mul (x, x) first = Constant <value_ints = [1]> () m = ReduceMean (q, first) v = Add (tiny, m) "
-                     "s = Sqrt (v) ";
+  const char* mean =
+      "q = Mul (x, x) first = Constant <value_ints = [1]> () m = ReduceMean (q, first) v = Add "
+      "(tiny, m) "
+      "s = Sqrt (v) ";
   EXPECT_FALSE(Fused(*SessionOf(Cases()[2], mean, {})));
-  const char* last = "q = Mul (x, x) two_th = Constant <value_ints = [2]> () m = ReduceMean (q, two_th) "
-                     "v = Add (tiny, m) s = Sqrt (v) ";
+  const char* last =
+      "q = Mul (x, x) two_th = Constant <value_ints = [2]> () m = ReduceMean (q, two_th) "
+      "v = Add (tiny, m) s = Sqrt (v) ";
   EXPECT_TRUE(Fused(*SessionOf(Cases()[2], last, {})));
 }
 

@@ -17,20 +17,25 @@
 namespace caesura {
 namespace {
 
-// Options may switch off what another session's list has: names are checked against those of all passes.
+// Options may switch off what another session's list has: names are checked against those of all
+// passes.
 TEST(PipelineTest, PassNamesAreThoseOfAllPasses) {
   std::set<std::string> names;
-  const PassList others = {MakeCpuFallbackPass({}), MakeFunctionInliningPass({}), MakeRecomputePass({}, {}),
-                           MakeSubgraphPartitionPass({}), MakeUpdateOrderPass({})};
-  for (const PassList& list :
-       {ForwardPasses(), PrecisionPasses(DType::kBFloat16), InferencePasses(), StepPasses(), others}) {
+  const PassList others = {MakeCpuFallbackPass({}), MakeFunctionInliningPass({}),
+                           MakeRecomputePass({}, {}), MakeSubgraphPartitionPass({}),
+                           MakeUpdateOrderPass({})};
+  for (const PassList& list : {ForwardPasses(), PrecisionPasses(DType::kBFloat16),
+                               InferencePasses(), StepPasses(), others}) {
     for (const auto& pass : list) names.insert(pass->name());
   }
   EXPECT_THAT(PassNames(), ::testing::UnorderedElementsAreArray(names));
 }
 
 TEST(PipelineTest, UnknownNamesAreErrors) {
-  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 20]> g (float[4] x) => (float[4] y) { y = Neg (x) }").value();
+  Model model = ParseModelText(
+                    "<ir_version: 10, opset_import: [\"\" : 20]> g (float[4] x) => (float[4] y) { "
+                    "y = Neg (x) }")
+                    .value();
   const auto message = [&](const std::vector<std::string>& disabled) {
     return RunPasses(ForwardPasses(), model, disabled).status().message();
   };

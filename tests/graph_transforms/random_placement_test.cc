@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random graphs of shape chains, large integers, floats, branches and loops, on a device with random gaps, pins and
-// inputs: results are the CPU's, and the fallback never takes more copies than its absence.
-// CAESURA_LONG=1: 10,000 graphs instead of 300.
+// Random graphs of shape chains, large integers, floats, branches and loops, on a device with
+// random gaps, pins and inputs: results are the CPU's, and the fallback never takes more copies
+// than its absence. CAESURA_LONG=1: 10,000 graphs instead of 300.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -23,14 +23,18 @@ class RandomGraph {
   }
   std::string text() const {
     return "(int64[1] d0, int64[1] d1, int64[100] big, float[12] x) => (" + outputs_ +
-           ") <int64[1] zero = {0}, int64[1] one = {1}, int64[1] eight = {8}, int64[2] first = {0, 1}, float[1] row = {2.5}, "
-           "int64 trips = {2}, bool go = {1}, int64[0] scalar = {}> {\n" + nodes_ + "}";
+           ") <int64[1] zero = {0}, int64[1] one = {1}, int64[1] eight = {8}, int64[2] first = {0, "
+           "1}, float[1] row = {2.5}, "
+           "int64 trips = {2}, bool go = {1}, int64[0] scalar = {}> {\n" +
+           nodes_ + "}";
   }
   int Below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
 
  private:
   std::string Name(const char* stem) { return stem + std::to_string(count_++); }
-  const std::string& Pick(const std::vector<std::string>& from) { return from[static_cast<size_t>(Below(from.size()))]; }
+  const std::string& Pick(const std::vector<std::string>& from) {
+    return from[static_cast<size_t>(Below(from.size()))];
+  }
   std::string Op() {
     static const char* kOps[] = {"Add", "Sub", "Max", "Min"};
     return kOps[Below(4)];
@@ -40,7 +44,9 @@ class RandomGraph {
   void AddNode() {
     const std::string out = Name("v");
     switch (Below(12)) {
-      case 0: case 1: case 2: Write(out + " = " + Op() + " (" + Pick(small_) + ", " + Pick(small_) + ")"); break;
+      case 0:
+      case 1:
+      case 2: Write(out + " = " + Op() + " (" + Pick(small_) + ", " + Pick(small_) + ")"); break;
       case 3: {
         const std::string pair = Name("pair");
         Write(pair + " = Concat <axis = 0> (" + Pick(small_) + ", " + Pick(small_) + ")");
@@ -51,7 +57,10 @@ class RandomGraph {
       case 5: Write(out + " = ArgMax <axis = 0> (" + Pick(floats_) + ")"); break;
       case 6: AddBranch(out); break;
       case 7: AddLoop(out); break;
-      case 8: Write(out + " = " + Op() + " (" + Pick(large_) + ", " + Pick(small_) + ")"); large_.push_back(out); return;
+      case 8:
+        Write(out + " = " + Op() + " (" + Pick(large_) + ", " + Pick(small_) + ")");
+        large_.push_back(out);
+        return;
       case 9: {
         const std::string cast = Name("cast");
         Write(cast + " = Cast <to = 1> (" + Pick(small_) + ")");
@@ -59,7 +68,10 @@ class RandomGraph {
         floats_.push_back(out);
         return;
       }
-      case 10: Write(out + " = Neg (" + Pick(floats_) + ")"); floats_.push_back(out); return;
+      case 10:
+        Write(out + " = Neg (" + Pick(floats_) + ")");
+        floats_.push_back(out);
+        return;
       default: {
         const std::string same = Name("same");
         Write(same + " = Unsqueeze (" + Pick(small_) + ", zero)");
@@ -72,17 +84,19 @@ class RandomGraph {
   void AddBranch(const std::string& out) {
     const std::string flag = Name("flag"), then_out = Name("t"), else_out = Name("e");
     Write(flag + " = Greater (" + Pick(small_) + ", " + Pick(small_) + ")");
-    Write(out + " = If (" + flag + ") <then_branch = then_body () => (int64[1] " + then_out + ") { [" + Name("node") + "] " +
-          then_out + " = " + Op() + " (" + Pick(small_) + ", " + Pick(small_) + ") }, else_branch = else_body () => (int64[1] " +
-          else_out + ") { [" + Name("node") + "] " + else_out + " = " + Op() + " (" + Pick(small_) + ", one) }>");
+    Write(out + " = If (" + flag + ") <then_branch = then_body () => (int64[1] " + then_out +
+          ") { [" + Name("node") + "] " + then_out + " = " + Op() + " (" + Pick(small_) + ", " +
+          Pick(small_) + ") }, else_branch = else_body () => (int64[1] " + else_out + ") { [" +
+          Name("node") + "] " + else_out + " = " + Op() + " (" + Pick(small_) + ", one) }>");
   }
   void AddLoop(const std::string& out) {
-    const std::string i = Name("i"), c = Name("c"), c2 = Name("c"), a = Name("a"), a2 = Name("a"), f = Name("f"), f2 = Name("f"),
-                      state = Name("v");
-    Write(out + ", " + state + " = Loop (trips, go, " + Pick(small_) + ", " + Pick(floats_) + ") <body = body (int64 " + i + ", bool " +
-          c + ", int64[1] " + a + ", float[12] " + f + ") => (bool " + c2 + ", int64[1] " + a2 + ", float[12] " + f2 + ") { [" +
-          Name("node") + "] " + c2 + " = Identity (" + c + ") [" + Name("node") + "] " + a2 + " = " + Op() + " (" + a + ", " +
-          Pick(small_) + ") [" + Name("node") + "] " + f2 + " = Neg (" + f + ") }>");
+    const std::string i = Name("i"), c = Name("c"), c2 = Name("c"), a = Name("a"), a2 = Name("a"),
+                      f = Name("f"), f2 = Name("f"), state = Name("v");
+    Write(out + ", " + state + " = Loop (trips, go, " + Pick(small_) + ", " + Pick(floats_) +
+          ") <body = body (int64 " + i + ", bool " + c + ", int64[1] " + a + ", float[12] " + f +
+          ") => (bool " + c2 + ", int64[1] " + a2 + ", float[12] " + f2 + ") { [" + Name("node") +
+          "] " + c2 + " = Identity (" + c + ") [" + Name("node") + "] " + a2 + " = " + Op() + " (" +
+          a + ", " + Pick(small_) + ") [" + Name("node") + "] " + f2 + " = Neg (" + f + ") }>");
     floats_.push_back(state);
   }
 
@@ -96,9 +110,14 @@ class RandomGraph {
       case 0: Write(out + " = Expand (row, " + size + ")"); break;
       case 1: Write(out + " = Tile (row, " + size + ")"); break;
       case 2: Write(out + " = Slice (" + Pick(floats_) + ", zero, " + size + ")"); break;
-      case 3: Write(out + ", " + Name("y") + " = TopK (" + Pick(floats_) + ", " + size + ")"); break;
+      case 3:
+        Write(out + ", " + Name("y") + " = TopK (" + Pick(floats_) + ", " + size + ")");
+        break;
       case 4: Write(out + " = ConstantOfShape (" + size + ")"); break;
-      case 5: Write(out + " = Neg (" + Pick(floats_) + ")"); type = "float[12]"; break;
+      case 5:
+        Write(out + " = Neg (" + Pick(floats_) + ")");
+        type = "float[12]";
+        break;
       default: Write(out + " = Add (" + size + ", " + Pick(small_) + ")"); type = "int64[1]";
     }
     outputs_ += (outputs_.empty() ? "" : ", ") + type + " " + out;
@@ -129,10 +148,12 @@ TEST(RandomPlacement, KeepsResultsAndNeverAddsCopies) {
     const std::string text = random.text();
     SCOPED_TRACE("seed " + std::to_string(seed) + "\n" + text);
     const Values feeds = {Ints(Shape{1}, {random.Below(9)}), Ints(Shape{1}, {random.Below(9)}),
-                          Ints(Shape{100}, std::vector<int64_t>(100, random.Below(9))), Ramp(Shape{12})};
+                          Ints(Shape{100}, std::vector<int64_t>(100, random.Below(9))),
+                          Ramp(Shape{12})};
     const Values expected = RunOnCpu(GraphOf(text), feeds);
     DeviceRunOptions options;
-    for (const char* op : {"Add", "Max", "Concat", "Gather", "Greater", "ArgMax", "Expand", "Unsqueeze"}) {
+    for (const char* op :
+         {"Add", "Max", "Concat", "Gather", "Greater", "ArgMax", "Expand", "Unsqueeze"}) {
       if (random.Below(8) == 0) options.without.insert(op);
     }
     for (const char* input : {"d0", "d1", "big"}) {
@@ -142,8 +163,8 @@ TEST(RandomPlacement, KeepsResultsAndNeverAddsCopies) {
     options.fold = random.Below(2) == 0;
     const bool pins = random.Below(2) == 0, passes = random.Below(2) == 0;
     DeviceCounts off;
-    for (const CpuFallbackMode mode :
-         {CpuFallbackMode::kOff, CpuFallbackMode::kOn, CpuFallbackMode::kSeed, CpuFallbackMode::kForward}) {
+    for (const CpuFallbackMode mode : {CpuFallbackMode::kOff, CpuFallbackMode::kOn,
+                                       CpuFallbackMode::kSeed, CpuFallbackMode::kForward}) {
       options.mode = mode;
       Model model;
       model.graph = GraphOf(text);
@@ -154,9 +175,11 @@ TEST(RandomPlacement, KeepsResultsAndNeverAddsCopies) {
       const DeviceRun run = RunOnDevice(model.graph, feeds, options);
       ASSERT_TRUE(SameBits(run.results, expected)) << run.report.ToString();
       if (mode == CpuFallbackMode::kOff) off = run.counts;
-      // Without folding a view of a constant costs no copy and what is computed from it does, which the pass leaves aside.
+      // Without folding a view of a constant costs no copy and what is computed from it does, which
+      // the pass leaves aside.
       if (mode != CpuFallbackMode::kOn || !options.fold) continue;
-      ASSERT_LE(run.counts.copies_to_host + run.counts.copies_to_device, off.copies_to_host + off.copies_to_device)
+      ASSERT_LE(run.counts.copies_to_host + run.counts.copies_to_device,
+                off.copies_to_host + off.copies_to_device)
           << run.report.ToString();
       ASSERT_LE(run.report.to_host_after + run.report.to_device_after,
                 run.report.to_host_before + run.report.to_device_before);

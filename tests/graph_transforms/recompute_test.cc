@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// recompute: which nodes run again, and steps of real models within a budget beside the same steps without one.
+// recompute: which nodes run again, and steps of real models within a budget beside the same steps
+// without one.
 #include "graph_transforms/recompute.h"
 
 #include <gmock/gmock.h>
@@ -20,10 +21,12 @@ Model Parse() {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23, "ai.caesura": 1]>
     g (float[4,8] x, float[8,8] w) => (float[4,8] da, float[4,8] dc) {
       p = MatMul (x, w) a = Exp (p) t = Transpose <perm = [1, 0]> (a) b = Transpose <perm = [1, 0]> (t) c = Tanh (b)
-      da = Mul (a, x) u = ai.caesura.Assign (w, w) dc = Sum (c, b, p) })").value();
+      da = Mul (a, x) u = ai.caesura.Assign (w, w) dc = Sum (c, b, p) })")
+                    .value();
   const auto& nodes = model.graph->nodes();
   for (size_t i = 5; i < nodes.size(); ++i) {
-    nodes[i]->set_phase(nodes[i]->Is("Assign", kCaesuraDomain) ? Phase::kOptimizer : Phase::kBackward);
+    nodes[i]->set_phase(nodes[i]->Is("Assign", kCaesuraDomain) ? Phase::kOptimizer
+                                                               : Phase::kBackward);
   }
   Value* w = model.graph->FindValue("w");
   model.graph->RemoveInput(w);
@@ -31,7 +34,8 @@ Model Parse() {
   return model;
 }
 
-std::vector<std::string> NodesAfter(std::unordered_set<std::string> nodes, std::unordered_set<std::string> views) {
+std::vector<std::string> NodesAfter(std::unordered_set<std::string> nodes,
+                                    std::unordered_set<std::string> views) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = Parse();
   std::unordered_set<std::string> names;
@@ -53,15 +57,18 @@ std::vector<std::string> NodesAfter(std::unordered_set<std::string> nodes, std::
 }
 
 TEST(RecomputePass, NodesRunAgainAheadOfTheirFirstBackwardReader) {
-  EXPECT_THAT(NodesAfter({"a"}, {"t", "b"}),
-              ElementsAre("p=MatMul x w", "a=Exp p", "t=Transpose a", "b=Transpose t", "c=Tanh b", "a/again=Exp p",
-                          "da=Mul a/again x", "u=Assign w w", "t/again=Transpose a/again", "b/again=Transpose t/again",
-                          "dc=Sum c b/again p"));
+  EXPECT_THAT(
+      NodesAfter({"a"}, {"t", "b"}),
+      ElementsAre("p=MatMul x w", "a=Exp p", "t=Transpose a", "b=Transpose t", "c=Tanh b",
+                  "a/again=Exp p", "da=Mul a/again x", "u=Assign w w", "t/again=Transpose a/again",
+                  "b/again=Transpose t/again", "dc=Sum c b/again p"));
 }
 
 TEST(RecomputePass, WhatReadsAnUpdatedValueStays) {
-  EXPECT_THAT(NodesAfter({"p", "a"}, {}), ::testing::Contains("p/again=MatMul x w"));  // for da, ahead of the update
-  EXPECT_THAT(NodesAfter({"p"}, {}), ::testing::Not(::testing::Contains(HasSubstr("p/again"))));  // for dc, behind it
+  EXPECT_THAT(NodesAfter({"p", "a"}, {}),
+              ::testing::Contains("p/again=MatMul x w"));  // for da, ahead of the update
+  EXPECT_THAT(NodesAfter({"p"}, {}),
+              ::testing::Not(::testing::Contains(HasSubstr("p/again"))));  // for dc, behind it
 }
 
 class MemoryBudget : public ::testing::TestWithParam<MakesReal> {};
@@ -92,7 +99,8 @@ TEST_P(MemoryBudget, StepsWithinItHaveTheSameBits) {
       }
       const std::vector<std::string> names = session->ParameterNames();
       for (size_t i = 0; i < names.size(); ++i) {
-        EXPECT_TRUE(SameBits({session->Parameter(names[i]).value()}, {expected.parameters[i]})) << names[i];
+        EXPECT_TRUE(SameBits({session->Parameter(names[i]).value()}, {expected.parameters[i]}))
+            << names[i];
       }
     }
     EXPECT_GE(fitted, 1);

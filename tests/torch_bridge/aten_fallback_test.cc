@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that PyTorch's operators take as inputs (SymInts of a captured graph) are read on the host: their chains run
-// there.
+// Sizes that PyTorch's operators take as inputs (SymInts of a captured graph) are read on the host:
+// their chains run there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,10 +16,11 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 CountingDevice DeviceWithAten() {
-  return CountingDevice({.more = [](KernelRegistry& registry) {
-                           RegisterTrainingKernels(registry);
-                           torch::RegisterAtenKernels(registry);
-                         },
+  return CountingDevice({.more =
+                             [](KernelRegistry& registry) {
+                               RegisterTrainingKernels(registry);
+                               torch::RegisterAtenKernels(registry);
+                             },
                          .close_pages = true});
 }
 
@@ -41,8 +42,10 @@ struct Outcome {
 
 Outcome RunWith(CpuFallbackMode mode) {
   CountingDevice device = DeviceWithAten();
-  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"org.pytorch.aten\" : 1]> g " +
-                               std::string(kViewOfSizes)).value();
+  Model model =
+      ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"org.pytorch.aten\" : 1]> g " +
+                     std::string(kViewOfSizes))
+          .value();
   for (const char* name : {"more", "same"}) {
     model.graph->FindValue(name)->set_type(ValueType::Tensor(DType::kInt64, Shape{1}));
   }
@@ -50,10 +53,13 @@ Outcome RunWith(CpuFallbackMode mode) {
   EXPECT_TRUE(RunPasses({MakeCpuFallbackPass(device.providers(), {.mode = mode})}, model).ok());
   Outcome out;
   CollectPinned(*model.graph, &out.on_host);
-  const Tensor x = Moved(Tensor::Of<float>(Shape{6}, {1, 2, 3, 4, 5, 6}), *device.providers()[0], CopyKind::kToDevice);
+  const Tensor x = Moved(Tensor::Of<float>(Shape{6}, {1, 2, 3, 4, 5, 6}), *device.providers()[0],
+                         CopyKind::kToDevice);
   const Tensor s = Tensor::Of<int64_t>(Shape{1}, {2});
   // Without folding: a plan for all sizes.
-  auto plan = PlanOf(model.graph, {x, s}, {.fold_constants = false, .fetch_devices = {std::nullopt}}, device.providers());
+  auto plan =
+      PlanOf(model.graph, {x, s}, {.fold_constants = false, .fetch_devices = {std::nullopt}},
+             device.providers());
   RunPlan(plan, {x, s});
   device.Reset();
   const Values results = RunPlan(plan, {x, s});

@@ -47,9 +47,11 @@ TEST(CapturedGraphTest, SizesAreRoundedAsPythonDoes) {
 TEST(CapturedGraphTest, OperatorsTakeValuesListsAndNumbers) {
   const auto graph = Graph(5);
   // view(x, [n, -1]), its halves, 2 * the second one
-  graph->AddOperator("aten::view", "", TupleOf(ValueAt(0), TupleOf(std::string("list"), ValueAt(1), int64_t{-1})), 2, false,
-                     {0, 1});
-  graph->AddOperator("aten::split", "Tensor", TupleOf(ValueAt(2), int64_t{1}, int64_t{0}), 3, false, {});
+  graph->AddOperator("aten::view", "",
+                     TupleOf(ValueAt(0), TupleOf(std::string("list"), ValueAt(1), int64_t{-1})), 2,
+                     false, {0, 1});
+  graph->AddOperator("aten::split", "Tensor", TupleOf(ValueAt(2), int64_t{1}, int64_t{0}), 3, false,
+                     {});
   graph->AddElement(3, 1, 4, {3});
   graph->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(4), int64_t{2}), 4, true, {});
   CapturedGraph::Values values = graph->Begin();
@@ -62,17 +64,22 @@ TEST(CapturedGraphTest, OperatorsTakeValuesListsAndNumbers) {
 
 TEST(CapturedGraphTest, WhatIsNoArgumentIsRefused) {
   const auto graph = Graph(2);
-  EXPECT_THROW(graph->AddOperator("aten::no_such_operator", "", TupleOf(ValueAt(0)), 1, false, {}), c10::Error);
-  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0), int64_t{1}), 1, false, {}), c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::no_such_operator", "", TupleOf(ValueAt(0)), 1, false, {}),
+               c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0), int64_t{1}), 1, false, {}),
+               c10::Error);
   EXPECT_THROW(graph->AddProgram(at::zeros({3}, at::kByte), {0}, {1}, {}), c10::Error);
 }
 
 TEST(CapturedGraphTest, NumbersOfNoValueAreRefused) {
   const auto graph = Graph(2);
   EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(2)), 1, false, {}), c10::Error);
-  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(-7)), 1, false, {}), c10::Error);
-  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), -1, false, {}), c10::Error);
-  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), 1, false, {2}), c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(-7)), 1, false, {}),
+               c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), -1, false, {}),
+               c10::Error);
+  EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0)), 1, false, {2}),
+               c10::Error);
   EXPECT_THROW(graph->AddSize("add", TupleOf(), 1, {}), c10::Error);
   EXPECT_THROW(graph->AddElement(2, 0, 1, {}), c10::Error);
   EXPECT_THROW(Graph(-1), c10::Error);
@@ -113,7 +120,10 @@ TEST(CapturedCallTest, ALayoutThatDoesNotFitIsRefused) {
     for (int64_t wrong : {-2, 4}) {
       layout = SquareLayout();
       layout[i].push_back(wrong);
-      EXPECT_THROW(c10::make_intrusive<CapturedCall>(Graph(2), Graph(4), layout, false, 100 + i, nullptr), c10::Error) << i;
+      EXPECT_THROW(
+          c10::make_intrusive<CapturedCall>(Graph(2), Graph(4), layout, false, 100 + i, nullptr),
+          c10::Error)
+          << i;
     }
   }
 }

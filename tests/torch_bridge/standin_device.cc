@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device of PyTorch's that is none of its own (PrivateUse1), for machines without one. Its memory is the host's, closed to
-// everyone but its own copies: a kernel that takes it for host memory dies there. Its operators copy to the host and run there.
+// A device of PyTorch's that is none of its own (PrivateUse1), for machines without one. Its memory
+// is the host's, closed to everyone but its own copies: a kernel that takes it for host memory dies
+// there. Its operators copy to the host and run there.
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
@@ -57,7 +58,9 @@ struct StandinAllocator : c10::Allocator {
     return {begin, begin, &Free, c10::Device(kType, 0)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &Free; }
-  void copy_data(void*, const void*, size_t) const override { TORCH_CHECK(false, "copies go by tensors"); }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "copies go by tensors");
+  }
 
   static void Free(void* begin) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -75,7 +78,9 @@ struct StandinGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {kType, 0}; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void synchronizeDevice(c10::DeviceIndex) const override {}
@@ -95,7 +100,8 @@ const bool registered = [] {
 }();
 
 at::Tensor OnHost(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
+                       tensor.options().device(at::kCPU));
 }
 
 at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool) {
@@ -107,8 +113,10 @@ at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool) {
   return to;
 }
 
-const at::Tensor& Resize(const at::Tensor& tensor, c10::IntArrayRef sizes, std::optional<c10::MemoryFormat>) {
-  const size_t bytes = tensor.storage_offset() * tensor.itemsize() + c10::multiply_integers(sizes) * tensor.itemsize();
+const at::Tensor& Resize(const at::Tensor& tensor, c10::IntArrayRef sizes,
+                         std::optional<c10::MemoryFormat>) {
+  const size_t bytes = tensor.storage_offset() * tensor.itemsize() +
+                       c10::multiply_integers(sizes) * tensor.itemsize();
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (bytes > storage->nbytes()) {
     at::Tensor larger = at::empty({static_cast<int64_t>(bytes)}, tensor.options().dtype(at::kByte));
@@ -130,20 +138,24 @@ at::Tensor CopyFromAndResize(const at::Tensor& from, const at::Tensor& to) {
   return CopyFrom(from, to, false);
 }
 
-at::Tensor Empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> type, std::optional<c10::Layout>,
-                 std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
-  return at::detail::empty_generic(sizes, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+at::Tensor Empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> type,
+                 std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>,
+                 std::optional<c10::MemoryFormat> format) {
+  return at::detail::empty_generic(sizes, &allocator,
+                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                    c10::dtype_or_default(type), format);
 }
 
-at::Tensor EmptyStrided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<c10::ScalarType> type,
-                        std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(sizes, strides, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+at::Tensor EmptyStrided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                        std::optional<c10::ScalarType> type, std::optional<c10::Layout>,
+                        std::optional<c10::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(sizes, strides, &allocator,
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(type));
 }
 
-at::Tensor& SetStorage(at::Tensor& tensor, at::Storage storage, int64_t offset, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides) {
+at::Tensor& SetStorage(at::Tensor& tensor, at::Storage storage, int64_t offset,
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
   if (strides.empty()) tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   else tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
@@ -151,46 +163,59 @@ at::Tensor& SetStorage(at::Tensor& tensor, at::Storage storage, int64_t offset, 
   return tensor;
 }
 
-at::Tensor View(const at::Tensor& tensor, c10::IntArrayRef sizes) { return at::native::view(tensor, sizes); }
+at::Tensor View(const at::Tensor& tensor, c10::IntArrayRef sizes) {
+  return at::native::view(tensor, sizes);
+}
 
 at::Scalar LocalScalar(const at::Tensor& tensor) { return tensor.cpu().item(); }
 
-at::Tensor HostOrNone(const std::optional<at::Tensor>& t) { return t && t->defined() ? t->cpu() : at::Tensor(); }
+at::Tensor HostOrNone(const std::optional<at::Tensor>& t) {
+  return t && t->defined() ? t->cpu() : at::Tensor();
+}
 
-at::Tensor Convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+at::Tensor Convolution(const at::Tensor& x, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::IntArrayRef stride,
+                       c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                        c10::IntArrayRef output_padding, int64_t groups) {
-  return at::convolution(x.cpu(), weight.cpu(), HostOrNone(bias), stride, padding, dilation, transposed, output_padding, groups)
+  return at::convolution(x.cpu(), weight.cpu(), HostOrNone(bias), stride, padding, dilation,
+                         transposed, output_padding, groups)
       .to(x.device());
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> ConvolutionBackward(
-    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, c10::IntArrayRef stride, c10::IntArrayRef padding,
-    c10::IntArrayRef dilation, bool transposed, c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> wanted) {
-  auto [dx, dw, db] = at::convolution_backward(dy.cpu(), x.cpu(), weight.cpu(), at::IntArrayRef{weight.size(0)}, stride, padding,
-                                               dilation, transposed, output_padding, groups, wanted);
+    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, c10::IntArrayRef stride,
+    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+    c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> wanted) {
+  auto [dx, dw, db] = at::convolution_backward(
+      dy.cpu(), x.cpu(), weight.cpu(), at::IntArrayRef{weight.size(0)}, stride, padding, dilation,
+      transposed, output_padding, groups, wanted);
   const auto back = [&](const at::Tensor& t) { return t.defined() ? t.to(x.device()) : t; };
   return {back(dx), back(dw), back(db)};
 }
 
 // Writes to the running statistics, which its schema does not say.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> BatchNorm(
-    const at::Tensor& x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
-    const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance, bool training, double momentum, double eps) {
+    const at::Tensor& x, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mean,
+    const std::optional<at::Tensor>& variance, bool training, double momentum, double eps) {
   const at::Tensor host_mean = HostOrNone(mean), host_variance = HostOrNone(variance);
-  auto [y, batch_mean, inverse] = at::native_batch_norm(x.cpu(), HostOrNone(weight), HostOrNone(bias), host_mean,
-                                                        host_variance, training, momentum, eps);
+  auto [y, batch_mean, inverse] =
+      at::native_batch_norm(x.cpu(), HostOrNone(weight), HostOrNone(bias), host_mean, host_variance,
+                            training, momentum, eps);
   if (training && host_mean.defined()) mean->copy_(host_mean), variance->copy_(host_variance);
   return {y.to(x.device()), batch_mean.to(x.device()), inverse.to(x.device())};
 }
 
-// Refuses tensors of the host beside the device's, but for scalars and indices, as PyTorch's own devices do.
+// Refuses tensors of the host beside the device's, but for scalars and indices, as PyTorch's own
+// devices do.
 void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string name = op.schema().name();
   for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
-    const bool of_host = argument.isTensor() && argument.toTensor().defined() && argument.toTensor().is_cpu();
-    TORCH_CHECK(!of_host || argument.toTensor().dim() == 0 || name.find("index") != std::string::npos, name,
-                ": a tensor of the host beside the device's");
+    const bool of_host =
+        argument.isTensor() && argument.toTensor().defined() && argument.toTensor().is_cpu();
+    TORCH_CHECK(
+        !of_host || argument.toTensor().dim() == 0 || name.find("index") != std::string::npos, name,
+        ": a tensor of the host beside the device's");
   }
   at::native::cpu_fallback(op, stack);
 }
@@ -213,7 +238,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
 }
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) { KERNEL_PRIVATEUSEONE(linear, lower_precision_fp) }
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m){
+    KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)} TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1,
+                                                                         library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
 
 }  // namespace

@@ -30,8 +30,11 @@ Model Parse(const std::string& graph) {
 
 // x -> tanh(x w^T + b): parameters "fc.weight" and "fc.bias".
 Model Layer() {
-  return Parse("g (float[N, 3] x) => (float[N, 2] y) <float[2, 3] \"fc.weight\" = {1, 2, 3, -1, 0.5, 0.25},\n"
-               "  float[2] \"fc.bias\" = {0.1, -0.2}> { h = Gemm <transB = 1> (x, \"fc.weight\", \"fc.bias\")\n y = Tanh (h) }");
+  return Parse(
+      "g (float[N, 3] x) => (float[N, 2] y) <float[2, 3] \"fc.weight\" = {1, 2, 3, -1, 0.5, "
+      "0.25},\n"
+      "  float[2] \"fc.bias\" = {0.1, -0.2}> { h = Gemm <transB = 1> (x, \"fc.weight\", "
+      "\"fc.bias\")\n y = Tanh (h) }");
 }
 
 at::Tensor Reference(Module& module, const at::Tensor& x) {
@@ -51,7 +54,8 @@ std::string ErrorOf(const std::function<void()>& call) {
 }
 
 // Gradients of what `forward` gives, weighted, by the parameters and the input.
-std::vector<at::Tensor> Gradients(Module& module, const std::function<at::Tensor(const at::Tensor&)>& forward) {
+std::vector<at::Tensor> Gradients(Module& module,
+                                  const std::function<at::Tensor(const at::Tensor&)>& forward) {
   module.zero_grad();
   at::Tensor x = kX.clone().set_requires_grad(true);
   const at::Tensor y = forward(x);
@@ -74,13 +78,16 @@ TEST(TorchModuleTest, OutputsAndGradientsAreThoseOfEager) {
   const auto ours = Gradients(module, [&](const at::Tensor& x) { return module.forward(x); });
   const auto eager = Gradients(module, [&](const at::Tensor& x) { return Reference(module, x); });
   ASSERT_EQ(ours.size(), 4u);
-  for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(at::allclose(ours[i], eager[i], 1e-5, 1e-6)) << i;
+  for (size_t i = 0; i < ours.size(); ++i)
+    EXPECT_TRUE(at::allclose(ours[i], eager[i], 1e-5, 1e-6)) << i;
 }
 
 TEST(TorchModuleTest, WritesToParametersAreSeenWhoeverMakesThem) {
   Module module(Layer());
   at::Tensor weight = module.named_parameters()["fc.weight"];
-  const auto agrees = [&] { return at::allclose(module.forward(kX), Reference(module, kX), 1e-5, 1e-6); };
+  const auto agrees = [&] {
+    return at::allclose(module.forward(kX), Reference(module, kX), 1e-5, 1e-6);
+  };
   EXPECT_TRUE(agrees());
   weight.mutable_data_ptr<float>()[0] = 7;  // no version counter moves
   EXPECT_TRUE(agrees());
@@ -109,7 +116,8 @@ TEST(TorchModuleTest, SeveralForwardsAndRetainedGraphs) {
     return module.named_parameters()["fc.weight"].grad().clone();
   };
   const at::Tensor ours = run([&](const at::Tensor& x) { return module.forward(x); });
-  EXPECT_TRUE(at::allclose(ours, run([&](const at::Tensor& x) { return Reference(module, x); }), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(ours, run([&](const at::Tensor& x) { return Reference(module, x); }),
+                           1e-5, 1e-6));
 }
 
 TEST(TorchModuleTest, WhatCannotBeDifferentiatedIsSaid) {
@@ -119,8 +127,9 @@ TEST(TorchModuleTest, WhatCannotBeDifferentiatedIsSaid) {
   EXPECT_THAT(ErrorOf([&] { y.sum().backward(); }), HasSubstr("retain_graph"));
   at::Tensor x = kX.clone().set_requires_grad(true);
   y = module.forward(x);
-  EXPECT_THAT(ErrorOf([&] { ::torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true); }),
-              HasSubstr("no second derivatives"));
+  EXPECT_THAT(
+      ErrorOf([&] { ::torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true); }),
+      HasSubstr("no second derivatives"));
   {
     at::NoGradGuard no_grad;
     module.named_parameters()["fc.bias"].add_(1);
@@ -145,9 +154,11 @@ TEST(TorchModuleTest, AnOutputMayBeOverwrittenBeforeBackward) {
 }
 
 TEST(TorchModuleTest, RunningStatisticsAndModes) {
-  const auto model = Parse("g (float[N, 3] x) => (float[N, 3] y) <float[3] weight = {1, 2, 3}, float[3] bias = {0, 1, 2},\n"
-                           "  float[3] mean = {0, 0, 0}, float[3] variance = {1, 1, 1}> {\n"
-                           "  y = BatchNormalization <momentum = 0.9> (x, weight, bias, mean, variance) }");
+  const auto model = Parse(
+      "g (float[N, 3] x) => (float[N, 3] y) <float[3] weight = {1, 2, 3}, float[3] bias = {0, 1, "
+      "2},\n"
+      "  float[3] mean = {0, 0, 0}, float[3] variance = {1, 1, 1}> {\n"
+      "  y = BatchNormalization <momentum = 0.9> (x, weight, bias, mean, variance) }");
   Module module(model.Clone());
   ::torch::nn::BatchNorm1d eager(3);
   {
@@ -155,7 +166,9 @@ TEST(TorchModuleTest, RunningStatisticsAndModes) {
     eager->weight.copy_(at::tensor({1.f, 2.f, 3.f}));
     eager->bias.copy_(at::tensor({0.f, 1.f, 2.f}));
   }
-  const auto agrees = [&] { return at::allclose(module.forward(kX), eager->forward(kX), 1e-4, 1e-5); };
+  const auto agrees = [&] {
+    return at::allclose(module.forward(kX), eager->forward(kX), 1e-4, 1e-5);
+  };
   EXPECT_TRUE(agrees());
   EXPECT_TRUE(agrees());
   EXPECT_TRUE(at::allclose(module.named_buffers()["mean"], eager->running_mean, 1e-5, 1e-6));
@@ -165,7 +178,8 @@ TEST(TorchModuleTest, RunningStatisticsAndModes) {
   EXPECT_TRUE(agrees());
   module.forward(kX).sum().backward();  // in evaluation mode, with gradients
   eager->forward(kX).sum().backward();
-  EXPECT_TRUE(at::allclose(module.named_parameters()["weight"].grad(), eager->weight.grad(), 1e-4, 1e-5));
+  EXPECT_TRUE(
+      at::allclose(module.named_parameters()["weight"].grad(), eager->weight.grad(), 1e-4, 1e-5));
   at::NoGradGuard no_grad;
   EXPECT_TRUE(agrees());
 }
@@ -206,14 +220,17 @@ TEST(TorchModuleTest, OptimizerFreezingSavingAndCloning) {
 }
 
 TEST(TorchModuleTest, APartOfALargerModel) {
-  ::torch::nn::Sequential net(::torch::nn::Linear(3, 3), std::make_shared<Module>(Layer()), ::torch::nn::Linear(2, 1));
+  ::torch::nn::Sequential net(::torch::nn::Linear(3, 3), std::make_shared<Module>(Layer()),
+                              ::torch::nn::Linear(2, 1));
   net->forward(kX).sum().backward();
   for (const at::Tensor& parameter : net->parameters()) EXPECT_TRUE(parameter.grad().defined());
 }
 
 TEST(TorchModuleTest, SeveralInputsAndOutputs) {
-  Module module(Parse("g (float[N] a, int64[N] i, float[N] b) => (float[N] sum, int64[N] next, float[N] free)\n"
-                      "  <float[1] w = {3}, int64 one = {1}> { c = Mul (a, w) sum = Add (c, b) next = Add (i, one) free = Abs (b) }"));
+  Module module(Parse(
+      "g (float[N] a, int64[N] i, float[N] b) => (float[N] sum, int64[N] next, float[N] free)\n"
+      "  <float[1] w = {3}, int64 one = {1}> { c = Mul (a, w) sum = Add (c, b) next = Add (i, one) "
+      "free = Abs (b) }"));
   const at::Tensor a = at::ones({2}).set_requires_grad(true), b = at::full({2}, 2.0);
   const auto outputs = module.forward_all({a, at::tensor({4, 5}, at::kLong), b});
   EXPECT_EQ(outputs[1][1].item<int64_t>(), 6);

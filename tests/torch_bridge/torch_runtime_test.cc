@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model ops that LibTorch runs: TorchScript archives, with LibTorch's gradients. AOTInductor packages need a compiler to be
-// made: tests/python/aoti_package_test.py.
+// Model ops that LibTorch runs: TorchScript archives, with LibTorch's gradients. AOTInductor
+// packages need a compiler to be made: tests/python/aoti_package_test.py.
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ std::string Archive(const std::string& source) {
   return out.str();
 }
 
-constexpr char kSquare[] = "def forward(self, x, n: Tensor):\n    return self.weight * x * x, n + 1\n";
+constexpr char kSquare[] =
+    "def forward(self, x, n: Tensor):\n    return self.weight * x * x, n + 1\n";
 
 WrapOptions Square() {
   WrapOptions wrap;
@@ -40,7 +41,8 @@ WrapOptions Square() {
   return wrap;
 }
 
-const NamedValues kFeeds = {{"x", Tensor::Of<float>(Shape{2, 2}, {1, 2, 3, 4})}, {"n", Tensor::Scalar<int64_t>(5)}};
+const NamedValues kFeeds = {{"x", Tensor::Of<float>(Shape{2, 2}, {1, 2, 3, 4})},
+                            {"n", Tensor::Scalar<int64_t>(5)}};
 
 TEST(TorchRuntime, RunsArchives) {
   auto model = WrapModel(Square());
@@ -74,10 +76,12 @@ TEST(TorchRuntime, SaysWhatItNeeds) {
   WrapOptions wrap = Square();
   wrap.outputs.pop_back();
   EXPECT_THAT(WrapModel(wrap).status().message(),
-              HasSubstr("the runtime cannot tell the type of output 'output_1'; state it, as output_1=float32[N, 64]"));
+              HasSubstr("the runtime cannot tell the type of output 'output_1'; state it, as "
+                        "output_1=float32[N, 64]"));
   wrap = Square();
   wrap.options = OptionSet{{"threads", "2"}};
-  EXPECT_THAT(WrapModel(wrap).status().message(), HasSubstr("no option 'threads'; known are: none"));
+  EXPECT_THAT(WrapModel(wrap).status().message(),
+              HasSubstr("no option 'threads'; known are: none"));
   wrap = Square();
   wrap.model_bytes = "no archive";
   EXPECT_FALSE(WrapModel(wrap).ok());
@@ -95,7 +99,8 @@ TEST(TorchRuntime, SaysWhatIsWrongWithPackages) {
         out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
         return size;
       });
-      for (const std::string& model : models) writer.writeRecord("data/aotinductor/" + model + "/x.wrapper.so", "code", 4);
+      for (const std::string& model : models)
+        writer.writeRecord("data/aotinductor/" + model + "/x.wrapper.so", "code", 4);
       writer.writeEndOfFile();
     }
     WrapOptions wrap = Square();
@@ -103,9 +108,12 @@ TEST(TorchRuntime, SaysWhatIsWrongWithPackages) {
     wrap.options = options;
     return WrapModel(wrap).status();
   };
-  EXPECT_THAT(error({"a", "b"}).message(), HasSubstr("holds several models (a, b), and a node is one"));
-  EXPECT_THAT(error({"a"}, {{"threads", "2"}}).message(), HasSubstr("no option 'threads'; known are: runners"));
-  EXPECT_THAT(error({"a"}, {{"runners", "0"}}).message(), HasSubstr("option runners: expected a number above 0, got '0'"));
+  EXPECT_THAT(error({"a", "b"}).message(),
+              HasSubstr("holds several models (a, b), and a node is one"));
+  EXPECT_THAT(error({"a"}, {{"threads", "2"}}).message(),
+              HasSubstr("no option 'threads'; known are: runners"));
+  EXPECT_THAT(error({"a"}, {{"runners", "0"}}).message(),
+              HasSubstr("option runners: expected a number above 0, got '0'"));
   EXPECT_FALSE(error({"a"}).ok()) << "it is no code";
 }
 

@@ -36,9 +36,11 @@ TEST(TorchTensorTest, EitherSideMayGoFirst) {
 TEST(TorchTensorTest, ViewsComeAsWhatTheyShow) {
   const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3});
   EXPECT_THAT(FromTorch(source.t()).value().ToVector<float>(), ElementsAre(0, 3, 1, 4, 2, 5));
-  EXPECT_THAT(FromTorch(at::_neg_view(source[1])).value().ToVector<float>(), ElementsAre(-3, -4, -5));
+  EXPECT_THAT(FromTorch(at::_neg_view(source[1])).value().ToVector<float>(),
+              ElementsAre(-3, -4, -5));
   EXPECT_THAT(FromTorch(source[1]).value().ToVector<float>(), ElementsAre(3, 4, 5));
-  EXPECT_THAT(FromTorch(at::_efficientzerotensor({2, 3}).t()).value().ToVector<float>(), ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(FromTorch(at::_efficientzerotensor({2, 3}).t()).value().ToVector<float>(),
+              ElementsAre(0, 0, 0, 0, 0, 0));
   EXPECT_NE(FromTorch(at::empty({0, 4})).value().raw(), nullptr);
   EXPECT_EQ(FromTorch(source.clone().set_requires_grad(true)).value().elements(), 6);
 }
@@ -57,14 +59,16 @@ TEST(TorchTensorTest, EveryTypeCrosses) {
 }
 
 TEST(TorchTensorTest, BytesOfADeviceStayThere) {
-  const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3}), there = source.to(c10::Device("privateuseone:0"));
+  const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3}),
+                   there = source.to(c10::Device("privateuseone:0"));
   const Tensor in = FromTorch(there).value();
   EXPECT_EQ(in.device(), (Device{DeviceType::kOther, 0}));
   EXPECT_EQ(in.raw(), there.data_ptr());
   const at::Tensor back = ToTorch(in).value();
   EXPECT_EQ(back.device(), there.device());
   EXPECT_TRUE(at::equal(back.cpu(), source));
-  EXPECT_TRUE(at::equal(ToTorch(FromTorch(there.t()).value()).value().cpu(), source.t()));  // a copy made there
+  EXPECT_TRUE(at::equal(ToTorch(FromTorch(there.t()).value()).value().cpu(),
+                        source.t()));  // a copy made there
 }
 
 TEST(TorchTensorTest, WhatHasNoPlainBytesIsRefused) {

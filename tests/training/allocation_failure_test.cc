@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each allocation fails in turn: while a model is read, sessions and plans are made, steps run, states yield and go on,
-// checkpoints are written and read. Nothing crashes, the error is kOutOfMemory, and with memory again the numbers are
-// right. A program of its own: it takes the place of operator new and of aligned_alloc, for all libraries of the
-// process. (libgomp ends the process when malloc fails; that one stays.)
+// Each allocation fails in turn: while a model is read, sessions and plans are made, steps run,
+// states yield and go on, checkpoints are written and read. Nothing crashes, the error is
+// kOutOfMemory, and with memory again the numbers are right. A program of its own: it takes the
+// place of operator new and of aligned_alloc, for all libraries of the process. (libgomp ends the
+// process when malloc fails; that one stays.)
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,8 +54,9 @@ namespace {
 
 constexpr long kTrials = 150;  // without CAESURA_LONG: spread over all allocations
 
-// Calls `work()` (a Status) with one allocation failing, and `check(status)` with all of them working again. `undo()`
-// takes back what a work that succeeds leaves, so that the next one does the same.
+// Calls `work()` (a Status) with one allocation failing, and `check(status)` with all of them
+// working again. `undo()` takes back what a work that succeeds leaves, so that the next one does
+// the same.
 template <typename Work, typename Undo, typename Check>
 void FailEach(const Work& work, const Undo& undo, const Check& check) {
   ASSERT_TRUE(work().ok());  // what the process makes once is there
@@ -105,7 +107,8 @@ class AllocationFailure : public ::testing::TestWithParam<MakesReal> {
  protected:
   Values Everything(const TrainingSession& session) const {
     Values out;
-    for (const std::string& name : names_) out.push_back(session.Parameter(name).value().Clone().value());
+    for (const std::string& name : names_)
+      out.push_back(session.Parameter(name).value().Clone().value());
     return out;
   }
 
@@ -122,8 +125,9 @@ TEST_P(AllocationFailure, ReadAndWriteAModel) {
   const std::string bytes = SerializeModel(real_.model).value();
   FailEach([&] { return ReadModel(path).status(); }, kNothing, kAnything);
   EXPECT_EQ(SerializeModel(ReadModel(path).value()).value(), bytes);
-  FailEach([&] { return WriteModel(real_.model, path); }, kNothing,
-           [&](const Status&) { EXPECT_EQ(SerializeModel(ReadModel(path).value()).value(), bytes); });
+  FailEach(
+      [&] { return WriteModel(real_.model, path); }, kNothing,
+      [&](const Status&) { EXPECT_EQ(SerializeModel(ReadModel(path).value()).value(), bytes); });
   const std::string text = ModelText(real_.model);
   FailEach([&] { return ParseModelText(text).status(); }, kNothing, kAnything);
 }
@@ -138,7 +142,8 @@ TEST_P(AllocationFailure, InferenceSession) {
   FailEach(create, kNothing, kAnything);
   ASSERT_TRUE(create().ok());
   NamedValues feeds;
-  for (const Value* input : session->inputs()) feeds[input->name()] = real_.batches[0].at(input->name());
+  for (const Value* input : session->inputs())
+    feeds[input->name()] = real_.batches[0].at(input->name());
   const Values expected = session->Run(feeds).value();
   Values outputs;
   auto run = [&] {
@@ -163,7 +168,8 @@ TEST_P(AllocationFailure, TrainingSessionIsMade) {
     return made.status();
   };
   FailEach(create, kNothing, [&](const Status& status) {
-    EXPECT_TRUE(!status.ok() || SameBits(Everything(*session), StepRunner::ValuesOf(runner_.Parameters())));
+    EXPECT_TRUE(!status.ok() ||
+                SameBits(Everything(*session), StepRunner::ValuesOf(runner_.Parameters())));
   });
   ASSERT_TRUE(create().ok());
   EXPECT_EQ(session->Step(real_.batches[0]).value(), ToFloats(expected_.losses[0])[0]);
@@ -190,8 +196,8 @@ TEST_P(AllocationFailure, TrainingSteps) {
     EXPECT_EQ(session->Step(real_.batches[1]).value(), ToFloats(expected_.losses[1])[0]);
     EXPECT_TRUE(SameBits(Everything(*session), expected_.parameters));
   };
-  FailEach(step, [&] { ASSERT_TRUE(session->Restore(path).ok()); }, right);   // with a plan
-  FailEach(step, [&] { session = SessionOf(real_); }, right);                 // that makes one
+  FailEach(step, [&] { ASSERT_TRUE(session->Restore(path).ok()); }, right);  // with a plan
+  FailEach(step, [&] { session = SessionOf(real_); }, right);                // that makes one
 }
 
 TEST_P(AllocationFailure, YieldsAndResumes) {
@@ -223,13 +229,16 @@ TEST_P(AllocationFailure, YieldsAndResumes) {
     if (status.ok()) results = state.TakeFetches();
     return status;
   };
-  FailEach(run, [&] { parameters = runner_.Parameters(); }, [&](const Status& status) {
-    if (!status.ok()) {
-      EXPECT_TRUE(SameBits(StepRunner::ValuesOf(parameters), StepRunner::ValuesOf(runner_.Parameters())));
-      EXPECT_TRUE(run().ok());
-    }
-    EXPECT_TRUE(SameBits(results[0], expected_.losses[0]));
-  });
+  FailEach(
+      run, [&] { parameters = runner_.Parameters(); },
+      [&](const Status& status) {
+        if (!status.ok()) {
+          EXPECT_TRUE(SameBits(StepRunner::ValuesOf(parameters),
+                               StepRunner::ValuesOf(runner_.Parameters())));
+          EXPECT_TRUE(run().ok());
+        }
+        EXPECT_TRUE(SameBits(results[0], expected_.losses[0]));
+      });
 }
 
 TEST_P(AllocationFailure, Checkpoints) {
@@ -268,7 +277,8 @@ TEST_P(AllocationFailure, ExportAndEvaluate) {
 }
 
 INSTANTIATE_TEST_SUITE_P(RealModels, AllocationFailure,
-                         ::testing::Values(MakesReal{"Digits", Digits}, MakesReal{"CharGpt", CharGpt}),
+                         ::testing::Values(MakesReal{"Digits", Digits},
+                                           MakesReal{"CharGpt", CharGpt}),
                          MakesReal::Name);
 
 }  // namespace

@@ -19,16 +19,18 @@
 namespace caesura {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::FaultyFileSystem;
+using ::testing::HasSubstr;
 using testing::TemporaryFolder;
 
 // A checkpoint in which everything follows from `step`.
 Checkpoint CheckpointOf(int64_t step, int64_t size = 300) {
   Checkpoint out;
-  out.parameters["fc.weight"] = Tensor::Of<float>({size}, std::vector<float>(size, static_cast<float>(step)));
+  out.parameters["fc.weight"] =
+      Tensor::Of<float>({size}, std::vector<float>(size, static_cast<float>(step)));
   out.parameters["fc.bias"] = Tensor::Of<double>({2}, {0.5, -static_cast<double>(step)});
-  out.optimizer_state["fc.weight.m"] = Tensor::Of<float>({size}, std::vector<float>(size, step * 0.5f));
+  out.optimizer_state["fc.weight.m"] =
+      Tensor::Of<float>({size}, std::vector<float>(size, step * 0.5f));
   out.properties["step"] = step;
   out.properties["rate"] = 0.1 * static_cast<double>(step);
   out.properties["schedule"] = "cosine " + std::to_string(step);
@@ -39,7 +41,8 @@ bool SameTensors(const std::map<std::string, Tensor>& a, const std::map<std::str
   if (a.size() != b.size()) return false;
   for (const auto& [name, tensor] : a) {
     auto it = b.find(name);
-    if (it == b.end() || it->second.dtype() != tensor.dtype() || it->second.shape() != tensor.shape())
+    if (it == b.end() || it->second.dtype() != tensor.dtype() ||
+        it->second.shape() != tensor.shape())
       return false;
     if (std::memcmp(it->second.raw(), tensor.raw(), tensor.bytes()) != 0) return false;
   }
@@ -66,8 +69,10 @@ TEST(CheckpointTest, ComesBackAsItWas) {
 TEST(CheckpointTest, NumbersComeBackBitForBit) {
   FaultyFileSystem files;
   Checkpoint checkpoint;
-  const double doubles[] = {0.1, -0.0, 1e-320, std::numeric_limits<double>::max(), 1.0 / 3, INFINITY, -INFINITY};
-  for (double value : doubles) checkpoint.properties["d" + std::to_string(checkpoint.properties.size())] = value;
+  const double doubles[] = {0.1,     -0.0,     1e-320,   std::numeric_limits<double>::max(),
+                            1.0 / 3, INFINITY, -INFINITY};
+  for (double value : doubles)
+    checkpoint.properties["d" + std::to_string(checkpoint.properties.size())] = value;
   checkpoint.properties["nan"] = std::nan("");
   checkpoint.properties["min"] = std::numeric_limits<int64_t>::min();
   checkpoint.properties["text"] = std::string("int:5");
@@ -87,13 +92,15 @@ TEST(CheckpointTest, OtherFilesAreRefused) {
   ASSERT_TRUE(WriteSafetensors("other", {{{"w", Tensor::Scalar(1.f)}}, {}}, files).ok());
   EXPECT_THAT(RestoreCheckpoint("other", files).status().message(), HasSubstr("no checkpoint"));
   ASSERT_TRUE(WriteSafetensors("newer", {{}, {{"caesura.checkpoint", "2"}}}, files).ok());
-  EXPECT_THAT(RestoreCheckpoint("newer", files).status().message(), HasSubstr("by a newer caesura"));
+  EXPECT_THAT(RestoreCheckpoint("newer", files).status().message(),
+              HasSubstr("by a newer caesura"));
   Checkpoint strings;
   strings.parameters["s"] = Tensor::Of<std::string>({1}, {"text"});
   EXPECT_EQ(SaveCheckpoint(strings, "c", files).code(), StatusCode::kUnsupported);
 }
 
-// Every change of a value is noticed; changes between values (spaces, the order in the header) do not matter.
+// Every change of a value is noticed; changes between values (spaces, the order in the header) do
+// not matter.
 TEST(CheckpointTest, DamageIsNoticed) {
   FaultyFileSystem files;
   const Checkpoint saved = CheckpointOf(5, 20);
@@ -127,10 +134,15 @@ TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
       const bool saved = SaveCheckpoint(after, "c", files).ok();
       EXPECT_EQ(saved, n == 0 ? seed % 2 == 0 : n == calls && seed % 2 == 1) << "call " << n;
       if (seed >= 2)
-        files.Crash(seed < 4 ? Loss::kAll : seed < 6 ? Loss::kNothing : Loss::kRandom, seed * 1000 + n);
+        files.Crash(seed < 4   ? Loss::kAll
+                    : seed < 6 ? Loss::kNothing
+                               : Loss::kRandom,
+                    seed * 1000 + n);
       const Result<Checkpoint> found = RestoreCheckpoint("c", files);
-      ASSERT_TRUE(found.ok()) << "call " << n << ", seed " << seed << ": " << found.status().ToString();
-      EXPECT_TRUE(Same(*found, after) || (!saved && Same(*found, before))) << "call " << n << ", seed " << seed;
+      ASSERT_TRUE(found.ok()) << "call " << n << ", seed " << seed << ": "
+                              << found.status().ToString();
+      EXPECT_TRUE(Same(*found, after) || (!saved && Same(*found, before)))
+          << "call " << n << ", seed " << seed;
       // What is left over does not stop the next one.
       files.Crash(Loss::kNothing);
       ASSERT_TRUE(SaveCheckpoint(after, "c", files).ok());
@@ -150,7 +162,9 @@ TEST(CheckpointTest, NoneOrTheFirst) {
       files.Crash(FaultyFileSystem::Loss::kRandom, seed);
       const Result<Checkpoint> found = RestoreCheckpoint("c", files);
       if (found.ok()) EXPECT_TRUE(Same(*found, CheckpointOf(1)));
-      else EXPECT_TRUE(found.status().code() == StatusCode::kNotFound && !saved) << found.status().ToString();
+      else
+        EXPECT_TRUE(found.status().code() == StatusCode::kNotFound && !saved)
+            << found.status().ToString();
     }
   }
 }

@@ -17,7 +17,9 @@ using ::testing::HasSubstr;
 
 Model ModelOf(const std::string& body) {
   auto model = ParseModelText(
-      "<ir_version: 10, opset_import: [\"\" : 23, \"mine\" : 1, \"test.c\" : 3, \"test.cpp\" : 1]> g " + body);
+      "<ir_version: 10, opset_import: [\"\" : 23, \"mine\" : 1, \"test.c\" : 3, \"test.cpp\" : 1]> "
+      "g " +
+      body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return *std::move(model);
 }
@@ -30,7 +32,8 @@ class TimesInstance : public OpInstance {
     const int64_t n = info.InputShape(0).elements();
     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
     info.SetCompute([this, n](KernelContext& context) {
-      for (int64_t i = 0; i < n; ++i) context.Output<float>(0)[i] = context.Input<float>(0)[i] * factor_;
+      for (int64_t i = 0; i < n; ++i)
+        context.Output<float>(0)[i] = context.Input<float>(0)[i] * factor_;
     });
     return {};
   }
@@ -44,7 +47,8 @@ CustomOp Times() {
   CustomOp op;
   op.schema = {.op_type = "Times", .type_of_output = {0}, .domain = "mine"};
   op.schema.gradient = [](GradientHook& g) -> Status {
-    ASSIGN_OR_RETURN(const std::vector<Value*> dx, g.AddNode("Times", {g.OutputGradient(0)}, {}, "mine"));
+    ASSIGN_OR_RETURN(const std::vector<Value*> dx,
+                     g.AddNode("Times", {g.OutputGradient(0)}, {}, "mine"));
     g.SetInputGradient(0, dx[0]);
     return {};
   };
@@ -57,7 +61,8 @@ CustomOp Times() {
 }
 
 constexpr char kChain[] =
-    "(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w) [one] b = mine.Times (a) [two] y = mine.Times (b) }";
+    "(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w) [one] b = mine.Times (a) "
+    "[two] y = mine.Times (b) }";
 
 Result<std::vector<float>> WeightGradient(const std::string& text, const CustomOps& ops) {
   SplitModuleOptions options;
@@ -75,7 +80,8 @@ TEST(CustomOpTraining, GradientsFlowThroughHooks) {
   ops.options.ForNode("two").Update("factor", "3");
   auto gradient = WeightGradient(kChain, ops);
   ASSERT_TRUE(gradient.ok()) << gradient.status().ToString();
-  EXPECT_THAT(*gradient, ElementsAre(90, 120));  // 30 x: each gradient node has its own forward node's factor
+  EXPECT_THAT(*gradient,
+              ElementsAre(90, 120));  // 30 x: each gradient node has its own forward node's factor
 }
 
 TEST(CustomOpTraining, SessionsTrainEvaluateAndExport) {
@@ -86,7 +92,8 @@ TEST(CustomOpTraining, SessionsTrainEvaluateAndExport) {
   options.custom_ops.options.ForNode("one").Update("factor", "2");
   auto session = TrainingSession::Create(ModelOf(kChain), options);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
-  const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2}, {1, 1})}, {"target", Tensor::Of<float>(Shape{2}, {6, 0})}};
+  const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2}, {1, 1})},
+                             {"target", Tensor::Of<float>(Shape{2}, {6, 0})}};
   const double first = (*session)->Step(feeds).value();
   EXPECT_DOUBLE_EQ(first, (4.0 * 4 + 4 * 4) / 2);  // y = 2 w = {2, 4}
   double last = first;
@@ -94,7 +101,8 @@ TEST(CustomOpTraining, SessionsTrainEvaluateAndExport) {
   EXPECT_LT(last, 1e-3);
   EXPECT_NEAR((*session)->Evaluate(feeds).value().loss, last, 1e-3);
   const std::string text = ModelText((*session)->TrainedModel().value());
-  EXPECT_THAT(text, ::testing::Not(HasSubstr("ai.caesura.instance"))) << "nothing of a session's own goes into files";
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("ai.caesura.instance")))
+      << "nothing of a session's own goes into files";
 }
 
 TEST(CustomOpTraining, WhatHasNoGradientIsNamed) {
@@ -105,13 +113,16 @@ TEST(CustomOpTraining, WhatHasNoGradientIsNamed) {
   CustomOp silent = Times();
   silent.schema.gradient = [](GradientHook&) { return Status(); };
   EXPECT_THAT(WeightGradient(kChain, {{silent}, {}}).status().message(),
-              HasSubstr("[mine::Times 'two'] has no gradient: its gradient hook gives no gradient for input(s) 0"));
+              HasSubstr("[mine::Times 'two'] has no gradient: its gradient hook gives no gradient "
+                        "for input(s) 0"));
   CustomOp refusing = Times();
   refusing.schema.gradient = [](GradientHook&) { return Unsupported("it is not smooth"); };
-  EXPECT_THAT(WeightGradient(kChain, {{refusing}, {}}).status().message(), HasSubstr("it is not smooth"));
+  EXPECT_THAT(WeightGradient(kChain, {{refusing}, {}}).status().message(),
+              HasSubstr("it is not smooth"));
   CustomOp stopped = Times();
   stopped.schema.no_gradient_inputs = {0};
-  EXPECT_THAT(WeightGradient(kChain, {{stopped}, {}}).status().message(), HasSubstr("depends on nothing that is differentiated"));
+  EXPECT_THAT(WeightGradient(kChain, {{stopped}, {}}).status().message(),
+              HasSubstr("depends on nothing that is differentiated"));
 }
 
 TEST(CustomOpTraining, PluginsBringGradients) {
@@ -119,8 +130,10 @@ TEST(CustomOpTraining, PluginsBringGradients) {
   ASSERT_TRUE(ops.AddLibrary(CAESURA_TEST_OPS_C).ok());
   ASSERT_TRUE(ops.AddLibrary(CAESURA_TEST_OPS_CPP17).ok());
   auto gradient = WeightGradient(
-      "(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w) b = test.c.Scale <factor = 7.0> (a)"
-      " y = test.cpp.Blend <weights = [2.0, 0.5]> (b, a) }", ops);
+      "(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w) b = test.c.Scale "
+      "<factor = 7.0> (a)"
+      " y = test.cpp.Blend <weights = [2.0, 0.5]> (b, a) }",
+      ops);
   ASSERT_TRUE(gradient.ok()) << gradient.status().ToString();
   EXPECT_THAT(*gradient, ElementsAre(14.5 * 3, 14.5 * 4));
 }
@@ -139,11 +152,13 @@ TEST(CustomOpTraining, TrainedInitializersAreNoConstants) {
   SplitModuleOptions options;
   options.frozen = {"c"};
   options.custom_ops.ops = {op};
-  auto module = SplitModule::Create(
-      ModelOf("(float[2] x) => (float[2] y) <float[2] w = {1, 2}, float[2] c = {1, 2}> { a = Mul (x, w) y = mine.Times (a, w, c) }"),
-      options);
+  auto module =
+      SplitModule::Create(ModelOf("(float[2] x) => (float[2] y) <float[2] w = {1, 2}, float[2] c = "
+                                  "{1, 2}> { a = Mul (x, w) y = mine.Times (a, w, c) }"),
+                          options);
   ASSERT_TRUE(module.ok()) << module.status().ToString();
-  ASSERT_EQ(constant.size(), 4u) << "one instance of the node (a, w, c), and one of its gradient's (dy)";
+  ASSERT_EQ(constant.size(), 4u)
+      << "one instance of the node (a, w, c), and one of its gradient's (dy)";
   EXPECT_FALSE(constant[1]);
   EXPECT_TRUE(constant[2]);
 }

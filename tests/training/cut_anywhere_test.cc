@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole steps of both examples, cut: at every boundary, dead bytes poisoned, live ones moved, resumed on another
-// thread, side by side with other states. Losses, parameters and optimizer state keep their bits.
+// The whole steps of both examples, cut: at every boundary, dead bytes poisoned, live ones moved,
+// resumed on another thread, side by side with other states. Losses, parameters and optimizer state
+// keep their bits.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -50,7 +51,8 @@ TEST_P(CutWholeSteps, TheUncutRunIsTheSessions) {
   EXPECT_GT(ToFloats(expected_.losses[0])[0], 1.0f);
   const ParameterSet initial = step_.Parameters();
   for (int i = 0; i < initial.size(); ++i) {
-    EXPECT_FALSE(SameBits(RuntimeValue(initial.tensor(i)), expected_.parameters[i])) << initial.name(i);
+    EXPECT_FALSE(SameBits(RuntimeValue(initial.tensor(i)), expected_.parameters[i]))
+        << initial.name(i);
   }
 }
 
@@ -86,7 +88,8 @@ TEST_P(CutWholeSteps, AllBoundariesAtOnce) {
   for (uint8_t poison : kPoisons) {
     for (bool threads : {false, true}) {
       ExecutionState state(plan_);
-      auto results = step_.Train(state, [&](ExecutionState& s) { return StepByStep(s, poison, threads); });
+      auto results =
+          step_.Train(state, [&](ExecutionState& s) { return StepByStep(s, poison, threads); });
       ASSERT_TRUE(results.ok()) << results.status().ToString();
       EXPECT_TRUE(*results == expected_) << "poison " << int{poison} << ", threads " << threads;
     }
@@ -106,7 +109,8 @@ TEST_P(CutWholeSteps, TwoStatesInterleaved) {
       if (state.phase() == ExecutionState::Phase::kReady) {
         ASSERT_TRUE(PartialExecutor::Run(state, state.program_counter() + 1).ok());
       } else if (static_cast<int>(results[i].losses.size()) < kUpdates) {
-        ASSERT_TRUE(step_.Start(state, parameters[i], static_cast<int>(results[i].losses.size())).ok());
+        ASSERT_TRUE(
+            step_.Start(state, parameters[i], static_cast<int>(results[i].losses.size())).ok());
       }
       if (state.phase() != ExecutionState::Phase::kFinished) return;
       for (RuntimeValue& value : state.TakeFetches()) results[i].losses.push_back(std::move(value));

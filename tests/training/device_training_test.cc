@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Slice, Gather and Pad have gradients that take the shapes of what they differentiate; the sizes come from a graph
-// input.
+// Slice, Gather and Pad have gradients that take the shapes of what they differentiate; the sizes
+// come from a graph input.
 constexpr char kNet[] = R"(<ir_version: 10, opset_import: ["" : 23]>
 net (float[N, 4] x, int64[1] keep, int64[N] row) => (float[A, 3] y)
     <float[4, 3] w = {1, -2, 3, 4, -5, 6, 7, 8, -9, 1, 2, 3}, float[3] b = {0.5, 0.25, -1}, int64[1] zero = {0},

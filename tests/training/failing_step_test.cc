@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step that fails at its k-th kernel, for every k: what has not been written yet stays as it was and the
-// session goes on; what has been written in part is said to be lost until a checkpoint is restored.
+// A training step that fails at its k-th kernel, for every k: what has not been written yet stays
+// as it was and the session goes on; what has been written in part is said to be lost until a
+// checkpoint is restored.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +27,8 @@ class FailingStep : public ::testing::Test {
   }
   Values Everything() const {
     Values out;
-    for (const std::string& name : names_) out.push_back(session_->Parameter(name).value().Clone().value());
+    for (const std::string& name : names_)
+      out.push_back(session_->Parameter(name).value().Clone().value());
     return out;
   }
   Result<double> Step(int update) { return session_->Step(real_.batches[update]); }
@@ -36,7 +38,8 @@ class FailingStep : public ::testing::Test {
     EXPECT_TRUE(Step(update).ok());
     return provider_->calls();
   }
-  // Kernel calls of the update's step that come before the first one which writes to a parameter has returned.
+  // Kernel calls of the update's step that come before the first one which writes to a parameter
+  // has returned.
   int CallsBeforeTheFirstWriteEnds() {
     const auto plan = session_->StepPlan(real_.batches[0]).value();
     int calls = 0;
@@ -94,7 +97,8 @@ class FailingStep : public ::testing::Test {
   int lost_ = 0;  // kernels whose failure loses the step
 };
 
-// One update writes all parameters: there is no kernel whose failure could leave half of them written.
+// One update writes all parameters: there is no kernel whose failure could leave half of them
+// written.
 TEST_F(FailingStep, LateCommitOfTheGptChangesNothing) {
   Begin(CharGpt());
   ExpectAllOrNothing();
@@ -111,7 +115,8 @@ TEST_F(FailingStep, LateCommitOfTheDigitsChangesNothingBeforeTheUpdate) {
 // A group is a write.
 TEST_F(FailingStep, LateCommitOfGroups) {
   RealModel real = CharGpt();
-  real.options.step.groups = {{.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
+  real.options.step.groups = {
+      {.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
   Begin(std::move(real));
   ExpectAllOrNothing();
   EXPECT_EQ(lost_, 1);
@@ -157,7 +162,8 @@ TEST_F(FailingStep, MicroStepsThatOnlyAccumulate) {
     ASSERT_TRUE(session_->Restore(path).ok());
   }
   EXPECT_GT(unchanged, 10);
-  EXPECT_EQ(lost, 10 - 1 + 4);  // ten trained parameters, four statistics, the first write loses nothing
+  EXPECT_EQ(lost,
+            10 - 1 + 4);  // ten trained parameters, four statistics, the first write loses nothing
 }
 
 // Allocations through the provider instead of kernels.
@@ -165,7 +171,10 @@ TEST_F(FailingStep, WithoutMemoryForTheArenaOrTheLoss) {
   FailingAllocator allocator;
   class Provider : public FailingProvider {
    public:
-    explicit Provider(Allocator* allocator) : FailingProvider(TrainingCpu()), allocator_(allocator) { FailAt(-1); }
+    explicit Provider(Allocator* allocator)
+        : FailingProvider(TrainingCpu()), allocator_(allocator) {
+      FailAt(-1);
+    }
     Allocator& allocator() const override { return *allocator_; }
 
    private:
@@ -187,7 +196,9 @@ TEST_F(FailingStep, WithoutMemoryForTheArenaOrTheLoss) {
       EXPECT_THAT(failed.status().message(), ::testing::Not(HasSubstr("lost")));
       allocator.Heal();
       for (int update = 0; update < kUpdates; ++update) {
-        EXPECT_EQ(session_->Step(real.batches[update]).value(), ToFloats(expected.losses[update])[0]) << n;
+        EXPECT_EQ(session_->Step(real.batches[update]).value(),
+                  ToFloats(expected.losses[update])[0])
+            << n;
       }
     }
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps in bfloat16 and float16 beside the same steps in float32, and what a scaled loss does when gradients overflow.
+// Steps in bfloat16 and float16 beside the same steps in float32, and what a scaled loss does when
+// gradients overflow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,9 +16,9 @@ struct PrecisionCase {
   const char* name;
   RealModel (*make)();
   DType precision;
-  // Of the norm of a gradient's error beside the gradient's norm. A rounding to bfloat16 is off by up to 2^-9 and to
-  // float16 by 2^-12; a gradient passes a few dozen of them here, sums cancel, and max-pooling takes
-  // another element where rounding makes two equal.
+  // Of the norm of a gradient's error beside the gradient's norm. A rounding to bfloat16 is off by
+  // up to 2^-9 and to float16 by 2^-12; a gradient passes a few dozen of them here, sums cancel,
+  // and max-pooling takes another element where rounding makes two equal.
   double tolerance;
 };
 void PrintTo(const PrecisionCase& c, std::ostream* out) { *out << c.name; }
@@ -31,7 +32,8 @@ double Norm(const Tensor& a, const Tensor* minus = nullptr) {
   return std::sqrt(sum);
 }
 
-// float16's gradients of this size overflow at the usual first scale, and the first updates would be skipped.
+// float16's gradients of this size overflow at the usual first scale, and the first updates would
+// be skipped.
 RealModel Make(const PrecisionCase& c) {
   RealModel real = c.make();
   real.options.step.loss_scaling.initial_scale = 256;
@@ -50,7 +52,8 @@ TEST_P(MixedPrecisionStep, GradientsAreNearThoseOfFloat32) {
   EXPECT_NEAR(mixed->Step(real.batches[0]).value(), loss, 0.01 * loss);
   ASSERT_EQ(mixed->gradients().size(), wide->gradients().size());
   double largest = 0;
-  for (const RuntimeValue& gradient : wide->gradients()) largest = std::max(largest, Norm(gradient.tensor()));
+  for (const RuntimeValue& gradient : wide->gradients())
+    largest = std::max(largest, Norm(gradient.tensor()));
   for (size_t i = 0; i < wide->gradients().size(); ++i) {
     const Tensor &found = mixed->gradients()[i].tensor(), &want = wide->gradients()[i].tensor();
     ASSERT_EQ(found.dtype(), DType::kFloat32);
@@ -67,13 +70,15 @@ TEST_P(MixedPrecisionStep, LossFollows) {
   const auto mixed = SessionOf(real);
   double first = 0, last = 0;
   for (int i = 0; i < 20; ++i) {
-    const double want = wide->Step(real.batches[i % 2]).value(), found = mixed->Step(real.batches[i % 2]).value();
+    const double want = wide->Step(real.batches[i % 2]).value(),
+                 found = mixed->Step(real.batches[i % 2]).value();
     EXPECT_NEAR(found, want, 0.02 * want) << i;
     if (i == 0) first = found;
     last = found;
   }
   EXPECT_LT(last, first);
-  EXPECT_NEAR(mixed->Evaluate(real.batches[0]).value().loss, wide->Evaluate(real.batches[0]).value().loss, 0.05 * first);
+  EXPECT_NEAR(mixed->Evaluate(real.batches[0]).value().loss,
+              wide->Evaluate(real.batches[0]).value().loss, 0.05 * first);
   for (const std::string& name : mixed->ParameterNames()) {
     EXPECT_EQ(mixed->Parameter(name).value().dtype(), DType::kFloat32);
   }
@@ -89,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 Values ParametersOf(const TrainingSession& session) {
   Values out;
-  for (const std::string& name : session.ParameterNames()) out.push_back(session.Parameter(name)->Clone().value());
+  for (const std::string& name : session.ParameterNames())
+    out.push_back(session.Parameter(name)->Clone().value());
   return out;
 }
 
@@ -109,11 +115,13 @@ TEST(LossScaling, AnOverflowSkipsTheUpdateAndLowersTheScale) {
   EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 29));
   EXPECT_TRUE(SameBits(ParametersOf(*session), before));
   int steps = 1;
-  for (; session->updates() == 0 && steps < 40; ++steps) ASSERT_TRUE(session->Step(real.batches[0]).ok());
+  for (; session->updates() == 0 && steps < 40; ++steps)
+    ASSERT_TRUE(session->Step(real.batches[0]).ok());
   ASSERT_EQ(session->updates(), 1);
   EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 30 - (steps - 1)));
   EXPECT_FALSE(SameBits(ParametersOf(*session), before));
-  // The first update is that of a session that had begun with this scale: skipped steps leave nothing behind.
+  // The first update is that of a session that had begun with this scale: skipped steps leave
+  // nothing behind.
   const auto other = SessionOf(Scaled(std::ldexp(1.0f, 30 - (steps - 1))));
   ASSERT_TRUE(other->Step(real.batches[0]).ok());
   EXPECT_TRUE(SameBits(ParametersOf(*session), ParametersOf(*other)));
@@ -156,13 +164,15 @@ TEST(LossScaling, NeedsAllGradientsBeforeTheFirstUpdate) {
   RealModel real = Scaled(8);
   real.options.step.clip_norm = 0;
   real.options.step.commit = CommitMode::kEagerConsume;
-  EXPECT_EQ(TrainingSession::Create(std::move(real.model), real.options).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(TrainingSession::Create(std::move(real.model), real.options).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(Precision, OtherTypesAreRefused) {
   RealModel real = Digits();
   real.options.step.precision = DType::kFloat64;
-  EXPECT_EQ(TrainingSession::Create(std::move(real.model), real.options).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(TrainingSession::Create(std::move(real.model), real.options).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training around model ops: gradients by a model of their own, by the runtime, and by the nested model's.
+// Training around model ops: gradients by a model of their own, by the runtime, and by the nested
+// model's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,19 +31,22 @@ std::string BytesOf(const std::string& body) { return SerializeModel(ModelOf(bod
 
 // x * w1 -> the wrapped model -> * w2, as one graph.
 Model Around(const Model& wrapped) {
-  Model out = ModelOf("(float[2] x) => (float[2] y) <float[2] w1 = {0.5, -1}, float[2] w2 = {2, 3}>"
-                      "{ a = Mul (x, w1) b = Identity (a) y = Mul (b, w2) }");
+  Model out = ModelOf(
+      "(float[2] x) => (float[2] y) <float[2] w1 = {0.5, -1}, float[2] w2 = {2, 3}>"
+      "{ a = Mul (x, w1) b = Identity (a) y = Mul (b, w2) }");
   Graph& graph = *out.graph;
   Node* identity = graph.nodes()[1].get();
   const Node& node = *wrapped.graph->nodes()[0];
   const std::vector<Value*> outputs = graph.ReleaseOutputs(identity);
-  graph.AddNode(node.op_type(), identity->inputs(), outputs, node.attributes(), node.domain(), "middle");
+  graph.AddNode(node.op_type(), identity->inputs(), outputs, node.attributes(), node.domain(),
+                "middle");
   graph.RemoveNode(identity);
   EXPECT_TRUE(graph.SortTopologically().ok());
   return out;
 }
 
-Result<std::vector<std::vector<float>>> Gradients(Model model, std::vector<CaesuraModelRuntime> runtimes = {}) {
+Result<std::vector<std::vector<float>>> Gradients(Model model,
+                                                  std::vector<CaesuraModelRuntime> runtimes = {}) {
   SplitModuleOptions options;
   options.custom_ops.model_runtimes = std::move(runtimes);
   auto module = SplitModule::Create(std::move(model), options);
@@ -53,24 +57,29 @@ Result<std::vector<std::vector<float>>> Gradients(Model model, std::vector<Caesu
   auto gradients = run->Backward({Tensor::Of<float>(Shape{2}, {1, 10})});
   if (!gradients.ok()) return gradients.status();
   std::vector<std::vector<float>> out;
-  for (const RuntimeValue& gradient : *gradients) out.push_back(gradient.tensor().ToVector<float>());
+  for (const RuntimeValue& gradient : *gradients)
+    out.push_back(gradient.tensor().ToVector<float>());
   return out;
 }
 
 constexpr char kMiddle[] = "(float[N] u) => (float[N] v) { s = Sin (u) v = Mul (s, u) }";
 constexpr char kMiddleGradient[] =
-    "(float[N] u, float[N] dv) => (float[N] du) { s = Sin (u) c = Cos (u) uc = Mul (u, c) d = Add (s, uc) du = Mul (dv, d) }";
+    "(float[N] u, float[N] dv) => (float[N] du) { s = Sin (u) c = Cos (u) uc = Mul (u, c) d = Add "
+    "(s, uc) du = Mul (dv, d) }";
 
 std::vector<std::vector<float>> Expected() {
-  return Gradients(ModelOf("(float[2] x) => (float[2] y) <float[2] w1 = {0.5, -1}, float[2] w2 = {2, 3}>"
-                           "{ a = Mul (x, w1) s = Sin (a) b = Mul (s, a) y = Mul (b, w2) }")).value();
+  return Gradients(
+             ModelOf("(float[2] x) => (float[2] y) <float[2] w1 = {0.5, -1}, float[2] w2 = {2, 3}>"
+                     "{ a = Mul (x, w1) s = Sin (a) b = Mul (s, a) y = Mul (b, w2) }"))
+      .value();
 }
 
 void ExpectSame(const Result<std::vector<std::vector<float>>>& got) {
   ASSERT_TRUE(got.ok()) << got.status().ToString();
   const auto want = Expected();
   ASSERT_EQ(got->size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) EXPECT_THAT((*got)[i], Pointwise(FloatNear(1e-5f), want[i]));
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_THAT((*got)[i], Pointwise(FloatNear(1e-5f), want[i]));
 }
 
 TEST(ModelOpTraining, NestedModelsHaveGradientsOfTheirOwn) {
@@ -87,7 +96,8 @@ TEST(ModelOpTraining, AModelOfTheGradientTakesTheRuntimesPlace) {
   wrap.gradient_bytes = BytesOf(kMiddleGradient);
   ExpectSame(Gradients(Around(WrapModel(wrap).value())));
   // It is that model which counts: half of it gives half of the gradient in front.
-  wrap.gradient_bytes = BytesOf("(float[N] u, float[N] dv) => (float[N] du) { zero = Sub (u, u) du = Mul (zero, dv) }");
+  wrap.gradient_bytes = BytesOf(
+      "(float[N] u, float[N] dv) => (float[N] du) { zero = Sub (u, u) du = Mul (zero, dv) }");
   const auto none = Gradients(Around(WrapModel(wrap).value())).value();
   EXPECT_THAT(none[0], ElementsAre(0, 0));
   EXPECT_NE(none[1], (std::vector<float>{0, 0}));
@@ -103,7 +113,8 @@ TEST(ModelOpTraining, RuntimesWithoutGradientsSaySo) {
   EXPECT_THAT((*gradients)[0], ElementsAre(3 * 2 * 1, 3 * 3 * 2 * 10));
   wrap.runtime = "test_without_gradient";
   EXPECT_THAT(Gradients(Around(WrapModel(wrap, runtimes).value()), runtimes).status().message(),
-              HasSubstr("[ai.caesura::ModelOp 'middle'] has no gradient: runtime 'test_without_gradient' computes none; give the node a "
+              HasSubstr("[ai.caesura::ModelOp 'middle'] has no gradient: runtime "
+                        "'test_without_gradient' computes none; give the node a "
                         "gradient_model"));
 }
 
@@ -116,7 +127,8 @@ TEST(ModelOpTraining, SessionsTrainTheLayersAround) {
   options.step.optimizer = Sgd{.learning_rate = 0.05};
   auto session = TrainingSession::Create(Around(WrapModel(wrap).value()), options);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
-  const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2}, {1, 2})}, {"target", Tensor::Of<float>(Shape{2}, {1, 2})}};
+  const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2}, {1, 2})},
+                             {"target", Tensor::Of<float>(Shape{2}, {1, 2})}};
   const double first = (*session)->Step(feeds).value();
   double last = first;
   for (int i = 0; i < 100; ++i) last = (*session)->Step(feeds).value();

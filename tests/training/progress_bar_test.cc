@@ -20,7 +20,9 @@ std::string Written(bool is_terminal, int64_t begin, int64_t end) {
   std::FILE* out = ::open_memstream(&text, &size);
   double now = 100;
   ProgressBar bar(
-      {.total = 1000, .begin = begin, .out = out, .is_terminal = is_terminal, .seconds = [&] { return now; }});
+      {.total = 1000, .begin = begin, .out = out, .is_terminal = is_terminal, .seconds = [&] {
+         return now;
+       }});
   for (int64_t step = begin + 1; step <= end; ++step) {
     now += 0.125;
     bar.Update(step, step < 500 ? "loss 10.5" : "loss 2.1");
@@ -35,8 +37,11 @@ std::string Written(bool is_terminal, int64_t begin, int64_t end) {
 TEST(ProgressBarTest, RedrawsOnATerminal) {
   const std::string text = Written(true, 0, 1000);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
-  EXPECT_THAT(text, HasSubstr("\rtrain [#########---------------]  38% 380/1000  loss 10.5  8.0/s  1:18 left"));
-  EXPECT_THAT(text, HasSubstr("\rtrain [########################] 100% 1000/1000  loss 2.1  8.0/s  2:05"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("\rtrain [#########---------------]  38% 380/1000  loss 10.5  8.0/s  1:18 left"));
+  EXPECT_THAT(
+      text, HasSubstr("\rtrain [########################] 100% 1000/1000  loss 2.1  8.0/s  2:05"));
 }
 
 TEST(ProgressBarTest, FewPlainLinesElsewhere) {
@@ -47,7 +52,8 @@ TEST(ProgressBarTest, FewPlainLinesElsewhere) {
 }
 
 TEST(ProgressBarTest, TheRateIsThatOfThisRun) {
-  EXPECT_THAT(Written(false, 900, 1000), HasSubstr("train  95% 950/1000  loss 2.1  8.0/s  0:06 left\n"));
+  EXPECT_THAT(Written(false, 900, 1000),
+              HasSubstr("train  95% 950/1000  loss 2.1  8.0/s  0:06 left\n"));
 }
 
 TEST(ProgressBarTest, SaysWhereItStopped) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps and split modules whose provider fails at its k-th kernel, for every k: losses, parameters, optimizer
-// state and statistics are those of the CPU, bit for bit, also where updates were under way; one fallback, one retry.
-// CAESURA_LONG=1: every k, where otherwise some are left out.
+// Training steps and split modules whose provider fails at its k-th kernel, for every k: losses,
+// parameters, optimizer state and statistics are those of the CPU, bit for bit, also where updates
+// were under way; one fallback, one retry. CAESURA_LONG=1: every k, where otherwise some are left
+// out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +37,8 @@ class StepsOfTheCpu {
   }
   Values Everything(const TrainingSession& session) const {
     Values out;
-    for (const std::string& name : names_) out.push_back(session.Parameter(name).value().Clone().value());
+    for (const std::string& name : names_)
+      out.push_back(session.Parameter(name).value().Clone().value());
     return out;
   }
   // Whether the session, at its last batch, does as the CPU did.
@@ -81,7 +83,8 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
     const auto record = session->fallback_record();
     ASSERT_TRUE(record);
     EXPECT_EQ(record->provider, "faulty");
-    // Every other step of those that accumulate runs another program, which is planned when it is reached.
+    // Every other step of those that accumulate runs another program, which is planned when it is
+    // reached.
     if (real.options.step.accumulation_steps == 1) {
       EXPECT_EQ(record->phase, FallbackPhase::kRun);
     }
@@ -98,11 +101,14 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
 
 TEST(TrainingFallback, StepsOfTheDigits) { ExpectTheStepsOfTheCpu(Digits()); }
 
-TEST(TrainingFallback, RetriedStepsDrawTheSameRandomNumbers) { ExpectTheStepsOfTheCpu(DigitsWithDropout(), Every(3)); }
+TEST(TrainingFallback, RetriedStepsDrawTheSameRandomNumbers) {
+  ExpectTheStepsOfTheCpu(DigitsWithDropout(), Every(3));
+}
 
 TEST(TrainingFallback, StepsOfTheGptClippedAndInGroups) {
   RealModel real = CharGpt();
-  real.options.step.groups = {{.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
+  real.options.step.groups = {
+      {.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
   ExpectTheStepsOfTheCpu(std::move(real), Every(3));
 }
 
@@ -224,7 +230,8 @@ struct ModuleResults {
   Values outputs, gradients, again, statistics;
 };
 
-// A forward, a backward that is kept, a second one; `before(0)` and `before(1)` are called before the two halves.
+// A forward, a backward that is kept, a second one; `before(0)` and `before(1)` are called before
+// the two halves.
 template <typename Fn>
 Result<ModuleResults> RunModule(SplitModule& module, const NamedValues& feeds, const Fn& before) {
   ModuleResults out;
@@ -263,7 +270,9 @@ TEST(ModuleFallback, ForwardsAndBackwardsThatFail) {
       SCOPED_TRACE("half " + std::to_string(half) + ", call " + std::to_string(k));
       faulty->FailAt(-1);
       auto module = SplitModule::Create(real.model.Clone(), options).value();
-      auto results = RunModule(*module, feeds, [&](int at) { if (at == half) faulty->FailAt(k); });
+      auto results = RunModule(*module, feeds, [&](int at) {
+        if (at == half) faulty->FailAt(k);
+      });
       ASSERT_TRUE(results.ok()) << results.status().ToString();
       EXPECT_TRUE(SameBits(results->outputs, expected.outputs));
       EXPECT_TRUE(SameBits(results->gradients, expected.gradients));

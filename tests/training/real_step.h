@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step programs of both examples, small: a convolutional net with BatchNorm and a character GPT, with the ops that
-// their exports hold. What tests of the executor run with real kernels.
+// The step programs of both examples, small: a convolutional net with BatchNorm and a character
+// GPT, with the ops that their exports hold. What tests of the executor run with real kernels.
 #ifndef CAESURA_TESTS_TRAINING_REAL_STEP_H_
 #define CAESURA_TESTS_TRAINING_REAL_STEP_H_
 
@@ -25,7 +25,8 @@ struct RealModel {
   std::vector<NamedValues> batches;
 };
 
-// All that two updates give: losses as handed out, then the whole ParameterSet (optimizer state too).
+// All that two updates give: losses as handed out, then the whole ParameterSet (optimizer state
+// too).
 struct Trained {
   Values losses, parameters;
   bool operator==(const Trained& o) const {
@@ -33,7 +34,8 @@ struct Trained {
   }
 };
 
-// Inputs of the text from `first` on become initializers: weights from a seed, ones for scales and variances.
+// Inputs of the text from `first` on become initializers: weights from a seed, ones for scales and
+// variances.
 inline void FillInitializers(Graph& graph, size_t first) {
   std::mt19937 random(first);
   const std::vector<Value*> inputs = graph.inputs();
@@ -52,8 +54,9 @@ inline void FillInitializers(Graph& graph, size_t first) {
   }
 }
 
-inline NamedValues RandomBatch(uint32_t seed, const std::string& input, const Shape& shape, bool tokens,
-                               const std::string& target, const Shape& target_shape, int classes) {
+inline NamedValues RandomBatch(uint32_t seed, const std::string& input, const Shape& shape,
+                               bool tokens, const std::string& target, const Shape& target_shape,
+                               int classes) {
   std::mt19937 random(seed);
   NamedValues batch;
   auto classes_of = [&](const Shape& s) {
@@ -62,13 +65,16 @@ inline NamedValues RandomBatch(uint32_t seed, const std::string& input, const Sh
     return out;
   };
   Tensor floats = Tensor::Zeros(DType::kFloat32, shape);
-  for (int64_t e = 0; e < floats.elements(); ++e) floats.data<float>()[e] = static_cast<float>(random() % 17) / 16;
+  for (int64_t e = 0; e < floats.elements(); ++e)
+    floats.data<float>()[e] = static_cast<float>(random() % 17) / 16;
   batch[input] = tokens ? classes_of(shape) : floats;
   batch[target] = classes_of(target_shape);
   return batch;
 }
 
-inline std::shared_ptr<const ExecutionProvider> TrainingCpu() { return MakeCpuProvider(RegisterTrainingKernels); }
+inline std::shared_ptr<const ExecutionProvider> TrainingCpu() {
+  return MakeCpuProvider(RegisterTrainingKernels);
+}
 
 inline RealModel MakeRealModel(const std::string& text, size_t data_inputs) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
@@ -101,11 +107,13 @@ inline RealModel DigitsWith(const std::string& before_head) {
     u = Reshape <allowzero = 1> (p1, flat)
     )" + before_head + R"(
     scores = Gemm <transB = 1> (v, head, head_bias)
-  })", 1);
+  })",
+                                1);
   out.options.step.loss = Loss::CrossEntropy("labels");
   out.options.step.optimizer = AdamW{.learning_rate = 2e-3};
   for (uint32_t i = 0; i < kUpdates; ++i) {
-    out.batches.push_back(RandomBatch(i, "images", Shape{6, 1, 8, 8}, false, "labels", Shape{6}, 10));
+    out.batches.push_back(
+        RandomBatch(i, "images", Shape{6, 1, 8, 8}, false, "labels", Shape{6}, 10));
   }
   return out;
 }
@@ -113,11 +121,13 @@ inline RealModel DigitsWith(const std::string& before_head) {
 inline RealModel Digits() { return DigitsWith("v = Identity (u)"); }
 // With random numbers in the forward part.
 inline RealModel DigitsWithDropout() {
-  return DigitsWith("drop = Constant <value_float = 0.25> () train = Constant <value_int = 1> () "
-                "on = Cast <to = 9> (train) v, mask = Dropout (u, drop, on)");
+  return DigitsWith(
+      "drop = Constant <value_float = 0.25> () train = Constant <value_int = 1> () "
+      "on = Cast <to = 9> (train) v, mask = Dropout (u, drop, on)");
 }
 
-// One block of the GPT's: attention over two heads, then the feed-forward part. `i`: its number, `x`: what goes in.
+// One block of the GPT's: attention over two heads, then the feed-forward part. `i`: its number,
+// `x`: what goes in.
 inline std::string GptBlock(const std::string& i, const std::string& x) {
   std::string text = R"(
     ln_a@ = LayerNormalization <axis = -1> (X, scale_a@, shift_a@)
@@ -163,13 +173,15 @@ inline std::string GptBlock(const std::string& i, const std::string& x) {
 inline RealModel CharGpt() {
   std::string weights;
   for (const std::string i : {"0", "1"}) {
-    weights += ", float[8] scale_a" + i + ", float[8] shift_a" + i + ", float[24,8] qkv" + i + ", float[24] qkv_bias" +
-               i + ", float[8,8] proj" + i + ", float[8] proj_bias" + i + ", float[8] scale_b" + i +
-               ", float[8] shift_b" + i + ", float[32,8] up" + i + ", float[32] up_bias" + i + ", float[8,32] down" +
-               i + ", float[8] down_bias" + i;
+    weights += ", float[8] scale_a" + i + ", float[8] shift_a" + i + ", float[24,8] qkv" + i +
+               ", float[24] qkv_bias" + i + ", float[8,8] proj" + i + ", float[8] proj_bias" + i +
+               ", float[8] scale_b" + i + ", float[8] shift_b" + i + ", float[32,8] up" + i +
+               ", float[32] up_bias" + i + ", float[8,32] down" + i + ", float[8] down_bias" + i;
   }
-  RealModel out = MakeRealModel(R"(gpt (int64[batch,time] tokens, float[11,8] token, float[6,8] position,
-      float[8] scale_f, float[8] shift_f, float[11,8] head)" + weights + R"() => (float[batch,time,11] scores)
+  RealModel out =
+      MakeRealModel(R"(gpt (int64[batch,time] tokens, float[11,8] token, float[6,8] position,
+      float[8] scale_f, float[8] shift_f, float[11,8] head)" +
+                        weights + R"() => (float[batch,time,11] scores)
   <int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64 eight = {8}, float root = {2}, float low = {-1e30},
    int64[2] heads = {2, 4}, int64[1] wide = {8}> {
     b = Shape <start = 0, end = 1> (tokens)
@@ -187,11 +199,13 @@ inline RealModel CharGpt() {
     ones = Expand (all, square)
     seen = Trilu <upper = 0> (ones, zero)
     hidden = Not (seen)
-)" + GptBlock("0", "x") + GptBlock("1", "x_b0") + R"(
+)" + GptBlock("0", "x") +
+                        GptBlock("1", "x_b0") + R"(
     last = LayerNormalization <axis = -1> (x_b1, scale_f, shift_f)
     head_t = Transpose <perm = [1, 0]> (head)
     scores = MatMul (last, head_t)
-  })", 1);
+  })",
+                    1);
   out.options.step.loss = Loss::CrossEntropy("next");
   out.options.step.loss.class_axis = -1;
   out.options.step.optimizer = AdamW{.learning_rate = 2e-3, .beta2 = 0.99, .weight_decay = 0.1};
@@ -206,7 +220,9 @@ inline RealModel CharGpt() {
 struct MakesReal {
   const char* name;
   RealModel (*make)();
-  static std::string Name(const ::testing::TestParamInfo<MakesReal>& info) { return info.param.name; }
+  static std::string Name(const ::testing::TestParamInfo<MakesReal>& info) {
+    return info.param.name;
+  }
 };
 inline void PrintTo(const MakesReal& makes, std::ostream* out) { *out << makes.name; }
 
@@ -232,7 +248,8 @@ class StepRunner {
   const std::vector<std::string>& names() const { return names_; }
   // A copy of the program, to be changed; PlanOf makes the plan of it.
   std::shared_ptr<Graph> graph() const { return graph_->Clone(); }
-  Result<std::shared_ptr<const ExecutionPlan>> PlanOf(const std::shared_ptr<Graph>& graph, int threads) const {
+  Result<std::shared_ptr<const ExecutionPlan>> PlanOf(const std::shared_ptr<Graph>& graph,
+                                                      int threads) const {
     PlanOptions options;
     options.threads = threads;
     options.cache_values = false;
@@ -241,9 +258,10 @@ class StepRunner {
   }
 
   Values Feeds(const Graph& graph, int update) const {
-    const NamedValues own = {{kLearningRateInput, Tensor::Scalar<double>(session_->learning_rate())},
-                             {kStepInput, Tensor::Scalar<int64_t>(update + 1)},
-                             {kResetInput, Tensor::Scalar<bool>(true)}};
+    const NamedValues own = {
+        {kLearningRateInput, Tensor::Scalar<double>(session_->learning_rate())},
+        {kStepInput, Tensor::Scalar<int64_t>(update + 1)},
+        {kResetInput, Tensor::Scalar<bool>(true)}};
     Values feeds;
     for (const Value* input : graph.inputs()) {
       auto it = own.find(input->name());
@@ -266,7 +284,8 @@ class StepRunner {
     options.step = static_cast<uint64_t>(update);
     return state.Start(Feeds(state.plan().graph(), update), std::move(options));
   }
-  // Two updates on `state`; `run(state)` stands for a PartialExecutor::Run to the end, and may cut it.
+  // Two updates on `state`; `run(state)` stands for a PartialExecutor::Run to the end, and may cut
+  // it.
   template <typename Run>
   Result<Trained> Train(ExecutionState& state, const Run& run) const {
     ParameterSet parameters = Parameters();
@@ -297,7 +316,8 @@ class StepRunner {
       if (!loss.ok()) return out;
       out.losses.push_back(Tensor::Scalar<float>(static_cast<float>(*loss)));
     }
-    for (const std::string& name : names_) out.parameters.push_back(session->Parameter(name).value());
+    for (const std::string& name : names_)
+      out.parameters.push_back(session->Parameter(name).value());
     return out;
   }
 

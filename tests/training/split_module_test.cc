@@ -15,29 +15,33 @@
 namespace caesura {
 namespace {
 
-using testing::ElementsAre;
 using testing::Each;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using Doubles = std::vector<double>;
 
 Model Parse(const std::string& signature, const std::string& body) {
-  Model model =
-      ParseModelText("<ir_version: 10, opset_import: [\"\": 22]>\ng " + signature + " {" + body + "}").value();
+  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\": 22]>\ng " + signature + " {" +
+                               body + "}")
+                    .value();
   EXPECT_TRUE(InferShapes(model).ok());
   return model;
 }
 
 // Two outputs that share a middle, and a whole number beside them.
 Model TwoHeads() {
-  return Parse("(double[n,3] x) => (double[n,2] y, double[n,3] z, int64[2] s) <double[3,2] w = {1,-2,3,4,-5,6}>",
-               "h = Tanh(x) y = MatMul(h, w) z = Mul(h, h) s = Shape(x)");
+  return Parse(
+      "(double[n,3] x) => (double[n,2] y, double[n,3] z, int64[2] s) <double[3,2] w = "
+      "{1,-2,3,4,-5,6}>",
+      "h = Tanh(x) y = MatMul(h, w) z = Mul(h, h) s = Shape(x)");
 }
 
 Model Normalized() {
-  return Parse("(double[n,2] x) => (double[n,2] y) <double[2] scale = {1,2}, double[2] bias = {0,0}, "
-               "double[2] mean = {0,0}, double[2] var = {1,1}>",
-               "y = BatchNormalization<momentum = 0.5>(x, scale, bias, mean, var)");
+  return Parse(
+      "(double[n,2] x) => (double[n,2] y) <double[2] scale = {1,2}, double[2] bias = {0,0}, "
+      "double[2] mean = {0,0}, double[2] var = {1,1}>",
+      "y = BatchNormalization<momentum = 0.5>(x, scale, bias, mean, var)");
 }
 
 SplitModuleOptions ByInput() {
@@ -54,7 +58,8 @@ std::unique_ptr<SplitModule> Open(Model model, SplitModuleOptions options = ByIn
 // Another batch for each k, of k + 1 rows.
 Tensor Batch(int k, int columns = 3) {
   Doubles values;
-  for (int i = 0; i < (k + 1) * columns; ++i) values.push_back(0.1 * (k + 1) - 0.3 * i + 0.05 * i * i);
+  for (int i = 0; i < (k + 1) * columns; ++i)
+    values.push_back(0.1 * (k + 1) - 0.3 * i + 0.05 * i * i);
   return Tensor::Of<double>(Shape{k + 1, columns}, values);
 }
 
@@ -100,8 +105,11 @@ TEST(SplitModule, AParameterThatNothingReadsHasAGradientOfZeros) {
   SplitModuleOptions options;
   options.inputs = {"x"};
   options.trainable = {"spare"};
-  const auto module = SplitModule::Create(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>",
-                                                "a = Exp(x) b = Neg(a) y = Add(b, x)"), options).value();
+  const auto module =
+      SplitModule::Create(Parse("(double[n,3] x) => (double[n,3] y) <double[2] spare = {7,8}>",
+                                "a = Exp(x) b = Neg(a) y = Add(b, x)"),
+                          options)
+          .value();
   ForwardRun run = module->Forward({{"x", Batch(0)}}).value();
   const std::vector<RuntimeValue> gradients = run.Backward({Batch(0)}).value();
   ASSERT_EQ(module->gradient_names(), (std::vector<std::string>{"x", "spare"}));
@@ -147,11 +155,14 @@ TEST(SplitModule, OutputsMayBeOverwrittenBeforeTheBackward) {
   EXPECT_EQ(Values(run.Backward(dys).value()), expected);
 }
 
-// A dropped run's arena is the next one's: the pool hands the state out again, so no second one is made.
+// A dropped run's arena is the next one's: the pool hands the state out again, so no second one is
+// made.
 TEST(SplitModule, ADroppedRunGivesItsMemoryBack) {
   class Watch : public ExecutionObserver {
    public:
-    void OnEnter(const ExecutionPlan&, const ExecutionState& state) override { states.push_back(&state); }
+    void OnEnter(const ExecutionPlan&, const ExecutionState& state) override {
+      states.push_back(&state);
+    }
     std::vector<const ExecutionState*> states;
   } watch;
   auto module = Open(TwoHeads());
@@ -194,21 +205,25 @@ TEST(SplitModule, WrongGradientsLoseNothing) {
   fails({dys[0], Tensor::Zeros(DType::kFloat64, Shape{3, 3}), {}}, "'z' must be float64[2, 3]");
   fails({dys[0], Tensor::Zeros(DType::kFloat32, Shape{2, 3}), {}}, "got float32[2, 3]");
   fails({dys[0], dys[1]}, "has 3 outputs, got 2 gradients");
-  fails({dys[0], dys[1], Tensor::Scalar<int64_t>(1)}, "output 's' depends on nothing that is differentiated");
+  fails({dys[0], dys[1], Tensor::Scalar<int64_t>(1)},
+        "output 's' depends on nothing that is differentiated");
   EXPECT_EQ(Values(run.Backward(dys).value()), expected);
 }
 
 TEST(SplitModule, WrongFeedsAndNames) {
   auto module = Open(TwoHeads());
   EXPECT_THAT(module->Forward({}).status().message(), HasSubstr("no value given for input(s) 'x'"));
-  EXPECT_THAT(module->Forward({{"x", Batch(0)}, {"q", Batch(0)}}).status().message(), HasSubstr("no input(s) 'q'"));
+  EXPECT_THAT(module->Forward({{"x", Batch(0)}, {"q", Batch(0)}}).status().message(),
+              HasSubstr("no input(s) 'q'"));
   EXPECT_EQ(module->Parameter("q").status().code(), StatusCode::kNotFound);
   SplitModuleOptions options;
   options.inputs = {"q"};
-  EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(), HasSubstr("no input 'q'"));
+  EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(),
+              HasSubstr("no input 'q'"));
   options.inputs.clear();
   options.trainable = {"v*"};
-  EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(), HasSubstr("no floating initializer 'v*'"));
+  EXPECT_THAT(SplitModule::Create(TwoHeads(), options).status().message(),
+              HasSubstr("no floating initializer 'v*'"));
 }
 
 TEST(SplitModule, FrozenParametersAndNothingToTrain) {
@@ -225,9 +240,11 @@ TEST(SplitModule, UnreachableOnesHaveZeros) {
   options.inputs = {"x", "q"};
   auto module = Open(Parse("(double[2] x, double[2] q) => (double[2] y)", "y = Sin(x)"), options);
   EXPECT_THAT(module->unreachable(), ElementsAre("q"));
-  const RuntimeValue zero = Tensor::Of<double>(Shape{2}, {0, 0}), one = Tensor::Of<double>(Shape{2}, {1, 1});
+  const RuntimeValue zero = Tensor::Of<double>(Shape{2}, {0, 0}),
+                     one = Tensor::Of<double>(Shape{2}, {1, 1});
   ForwardRun run = module->Forward({{"x", zero}, {"q", one}}).value();
-  EXPECT_THAT(Values(run.Backward({one}).value()), ElementsAre(ElementsAre(1, 1), ElementsAre(0, 0)));
+  EXPECT_THAT(Values(run.Backward({one}).value()),
+              ElementsAre(ElementsAre(1, 1), ElementsAre(0, 0)));
 }
 
 // Also an output that is listed twice, and one that is an input: two gradients that add up.
@@ -237,10 +254,12 @@ TEST(SplitModule, OneValueUnderSeveralOutputs) {
   auto module = Open(std::move(model));
   const RuntimeValue x = Tensor::Of<double>(Shape{2}, {3, 5});
   ForwardRun run = module->Forward({{"x", x}}).value();
-  EXPECT_THAT(Values(run.outputs), ElementsAre(ElementsAre(9, 25), ElementsAre(3, 5), ElementsAre(9, 25)));
+  EXPECT_THAT(Values(run.outputs),
+              ElementsAre(ElementsAre(9, 25), ElementsAre(3, 5), ElementsAre(9, 25)));
   EXPECT_NE(run.outputs[1].tensor().raw(), x.tensor().raw());
   const auto dy = [](double v) { return RuntimeValue(Tensor::Of<double>(Shape{2}, {v, v})); };
-  EXPECT_THAT(Values(run.Backward({dy(1), dy(100), dy(10)}).value()), ElementsAre(ElementsAre(166, 210)));
+  EXPECT_THAT(Values(run.Backward({dy(1), dy(100), dy(10)}).value()),
+              ElementsAre(ElementsAre(166, 210)));
 }
 
 TEST(SplitModule, RunsKeepTheParametersThatTheyBeganWith) {
@@ -251,7 +270,8 @@ TEST(SplitModule, RunsKeepTheParametersThatTheyBeganWith) {
   const Tensor twice = Tensor::Of<double>(Shape{3, 2}, {2, -4, 6, 8, -10, 12});
   ASSERT_TRUE(module->SetParameters({{"w", twice}}).ok());
   ForwardRun fresh = module->Forward({{"x", Batch(1)}}).value();
-  const Doubles y = old.outputs[0].tensor().ToVector<double>(), y2 = fresh.outputs[0].tensor().ToVector<double>();
+  const Doubles y = old.outputs[0].tensor().ToVector<double>(),
+                y2 = fresh.outputs[0].tensor().ToVector<double>();
   for (size_t i = 0; i < y.size(); ++i) EXPECT_DOUBLE_EQ(y2[i], 2 * y[i]);
   EXPECT_EQ(module->Predict({{"x", Batch(1)}}).value()[0].tensor().ToVector<double>(), y2);
   const auto dys = Ones(old);
@@ -269,15 +289,18 @@ TEST(SplitModule, RunningStatisticsAreWrittenByTheForward) {
   auto module = Open(Normalized());
   EXPECT_THAT(module->ParameterNames(), ElementsAre("scale", "bias", "mean", "var"));
   const Tensor x = Tensor::Of<double>(Shape{2, 2}, {1, 10, 3, 30});
-  const auto read = [&](const char* name) { return module->Parameter(name).value().ToVector<double>(); };
-  EXPECT_THAT(module->Predict({{"x", x}}).value()[0].tensor().ToVector<double>()[3], testing::DoubleNear(60, 1e-2));
+  const auto read = [&](const char* name) {
+    return module->Parameter(name).value().ToVector<double>();
+  };
+  EXPECT_THAT(module->Predict({{"x", x}}).value()[0].tensor().ToVector<double>()[3],
+              testing::DoubleNear(60, 1e-2));
   EXPECT_THAT(read("mean"), ElementsAre(0, 0));
   {
     ForwardRun dropped = module->Forward({{"x", x}}).value();
     ASSERT_EQ(dropped.outputs.size(), 1u);
     EXPECT_THAT(dropped.outputs[0].tensor().ToVector<double>()[0], testing::DoubleNear(-1, 1e-4));
   }
-  EXPECT_THAT(read("mean"), ElementsAre(1, 10));  // half of the batch's, momentum 0.5
+  EXPECT_THAT(read("mean"), ElementsAre(1, 10));      // half of the batch's, momentum 0.5
   EXPECT_THAT(read("var"), ElementsAre(1.5, 100.5));  // of the unbiased variance 2, 200
   ForwardRun run = module->Forward({{"x", x}}).value();
   EXPECT_THAT(read("mean"), ElementsAre(1.5, 15));
@@ -302,7 +325,8 @@ TEST(SplitModule, EvaluationModeHasGradientsToo) {
 TEST(SplitModule, EachForwardDropsOtherElementsAndItsBackwardTheSame) {
   auto module = Open(Parse("(double[40] x) => (double[40] y)", "y = Dropout(x)"));
   const Tensor x = Tensor::Of<double>(Shape{40}, Doubles(40, 1));
-  ForwardRun first = module->Forward({{"x", x}}).value(), second = module->Forward({{"x", x}}).value();
+  ForwardRun first = module->Forward({{"x", x}}).value(),
+             second = module->Forward({{"x", x}}).value();
   const auto a = Values(first.outputs), b = Values(second.outputs);
   EXPECT_NE(a, b);
   EXPECT_EQ(Values(second.Backward(Ones(second)).value()), b);
@@ -322,7 +346,8 @@ TEST(SplitModule, ARunMayOutliveItsModule) {
 
 TEST(SplitModule, TwoThreadsEachWithTheirOwnRuns) {
   auto module = Open(TwoHeads());
-  const std::vector<std::vector<Doubles>> expected = {Alone(*module, Batch(1)), Alone(*module, Batch(2))};
+  const std::vector<std::vector<Doubles>> expected = {Alone(*module, Batch(1)),
+                                                      Alone(*module, Batch(2))};
   std::vector<int> wrong(2, 0);
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training with a provider that compiles parts of the forward: the losses and parameters of the CPU.
+// Training with a provider that compiles parts of the forward: the losses and parameters of the
+// CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +11,9 @@
 namespace caesura::testing {
 namespace {
 
-ProviderList InFront(std::shared_ptr<const ExecutionProvider> provider) { return {std::move(provider), TrainingCpu()}; }
+ProviderList InFront(std::shared_ptr<const ExecutionProvider> provider) {
+  return {std::move(provider), TrainingCpu()};
+}
 
 struct History {
   std::vector<double> losses;
@@ -43,8 +46,8 @@ History Train(RealModel real, ProviderList providers) {
   return out;
 }
 
-// Other kernels round otherwise, and six updates of AdamW pass that on: a relative 1e-4 of the loss, 2e-3 of a
-// parameter, which is the learning rate where a gradient is near zero.
+// Other kernels round otherwise, and six updates of AdamW pass that on: a relative 1e-4 of the
+// loss, 2e-3 of a parameter, which is the learning rate where a gradient is near zero.
 void ExpectClose(const History& got, const History& want) {
   ASSERT_EQ(got.losses.size(), want.losses.size());
   for (size_t i = 0; i < want.losses.size(); ++i) {
@@ -73,8 +76,8 @@ TEST(SubgraphTraining, PartsOnADevice) {
   ExpectClose(parts, Train(real, {}));
 }
 
-// OpenVINO takes what it can of the forward of both examples. Updated by SGD: AdamW's updates are as large where a
-// gradient is but rounding, and the sign of that is another one on each chip.
+// OpenVINO takes what it can of the forward of both examples. Updated by SGD: AdamW's updates are
+// as large where a gradient is but rounding, and the sign of that is another one on each chip.
 TEST(SubgraphTraining, OpenVinoInTheExamples) {
   for (RealModel real : {Digits(), CharGpt()}) {
     real.options.step.optimizer = Sgd{.learning_rate = 0.05};
@@ -88,10 +91,13 @@ TEST(SubgraphTraining, OpenVinoInTheExamples) {
   }
 }
 
-// Parameters are inputs of the parts, whatever they were when the part was compiled; frozen ones are constants in it.
+// Parameters are inputs of the parts, whatever they were when the part was compiled; frozen ones
+// are constants in it.
 TEST(SubgraphTraining, TrainedParametersAreNotBakedIn) {
-  RealModel real = MakeRealModel(R"(net (float[batch, 3] x, float[3] w, float[3] frozen) => (float[batch, 3] y) {
-      a = Add (x, w) b = Add (a, frozen) r = Relu (b) y = Add (r, w) })", 1);
+  RealModel real =
+      MakeRealModel(R"(net (float[batch, 3] x, float[3] w, float[3] frozen) => (float[batch, 3] y) {
+      a = Add (x, w) b = Add (a, frozen) r = Relu (b) y = Add (r, w) })",
+                    1);
   real.options.step.loss = Loss::MeanSquaredError("target");
   real.options.step.optimizer = Sgd{.learning_rate = 0.5};
   real.options.step.frozen = {"frozen"};

@@ -14,8 +14,11 @@ namespace caesura {
 namespace {
 
 std::unique_ptr<TrainingSession> SessionOf(const std::string& trips) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float loss) <float[2] w = {1, 2},"
-                              " bool t = {1}, float zero = {0}, int64 trips = {" + trips + R"(}> {
+  auto model = ParseModelText(
+      "<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float loss) <float[2] w = "
+      "{1, 2},"
+      " bool t = {1}, float zero = {0}, int64 trips = {" +
+      trips + R"(}> {
     p = Mul (x, w)
     sum = ReduceSum <keepdims = 0> (p)
     slow = Loop (trips, t, zero) <
@@ -30,7 +33,9 @@ std::unique_ptr<TrainingSession> SessionOf(const std::string& trips) {
   return TrainingSession::Create(*std::move(model), options).value();
 }
 
-std::vector<float> Weights(const TrainingSession& session) { return session.Parameter("w").value().ToVector<float>(); }
+std::vector<float> Weights(const TrainingSession& session) {
+  return session.Parameter("w").value().ToVector<float>();
+}
 
 TEST(TrainingTerminate, EndsAStepWithinALoopAndChangesNothing) {
   auto session = SessionOf("4611686018427387904");

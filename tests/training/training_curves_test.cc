@@ -19,7 +19,8 @@ TEST(TrainingCurvesTest, ThinsALongRunByMeans) {
   TrainingCurves curves;
   constexpr int64_t kUpdates = 10 * static_cast<int64_t>(TrainingCurves::kMaxPoints) + 3;
   const auto* const points = curves.points().data();
-  for (int64_t i = 1; i <= kUpdates; ++i) curves.Add(i, static_cast<double>(i), 2.0 * static_cast<double>(i));
+  for (int64_t i = 1; i <= kUpdates; ++i)
+    curves.Add(i, static_cast<double>(i), 2.0 * static_cast<double>(i));
   EXPECT_LE(curves.points().size(), TrainingCurves::kMaxPoints);
   EXPECT_GT(curves.points().size(), TrainingCurves::kMaxPoints / 2);
   EXPECT_EQ(curves.points().data(), points);  // took no memory
@@ -35,7 +36,8 @@ TEST(TrainingCurvesTest, ThinsALongRunByMeans) {
 
 TEST(TrainingCurvesTest, BeginsAnewWhenCleared) {
   TrainingCurves curves;
-  for (int64_t i = 1; i <= 3 * static_cast<int64_t>(TrainingCurves::kMaxPoints); ++i) curves.Add(i, 1, 1);
+  for (int64_t i = 1; i <= 3 * static_cast<int64_t>(TrainingCurves::kMaxPoints); ++i)
+    curves.Add(i, 1, 1);
   curves.AddValidation({1, 2.0, {}});
   const auto* const points = curves.points().data();
   curves.Clear();

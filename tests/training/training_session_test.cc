@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session offers around a step: accumulation on the caller's word, kept outputs, export of chosen outputs.
+// What a session offers around a step: accumulation on the caller's word, kept outputs, export of
+// chosen outputs.
 #include "training/training_session.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,8 @@ net (float[N,2] x, float[N,2] shift) => (float[N,2] y, float[N,2] moved)
   moved = Add (y, shift)
 })";
 
-std::unique_ptr<TrainingSession> Session(int accumulation_steps, std::vector<std::string> keep_outputs = {}) {
+std::unique_ptr<TrainingSession> Session(int accumulation_steps,
+                                         std::vector<std::string> keep_outputs = {}) {
   TrainingOptions options;
   options.step.loss = Loss::MeanSquaredError("t");
   options.step.loss.prediction = "y";
@@ -38,7 +40,9 @@ NamedValues Batch(float base) {
           {"t", Tensor::Of<float>({2, 2}, {1, 0, 0, 1})}};
 }
 
-std::vector<float> Weights(const TrainingSession& session) { return session.Parameter("w").value().ToVector<float>(); }
+std::vector<float> Weights(const TrainingSession& session) {
+  return session.Parameter("w").value().ToVector<float>();
+}
 
 TEST(TrainingSessionTest, TheCallerDecidesWhenToUpdate) {
   auto counted = Session(3), open = Session(0);
@@ -46,7 +50,8 @@ TEST(TrainingSessionTest, TheCallerDecidesWhenToUpdate) {
     const std::vector<float> before = Weights(*open);
     for (int i = 0; i < 3; ++i) {
       const double expected = counted->Step(Batch(1.0f + i)).value();
-      EXPECT_EQ((i < 2 ? open->Accumulate(Batch(1.0f + i)) : open->Step(Batch(1.0f + i))).value(), expected);
+      EXPECT_EQ((i < 2 ? open->Accumulate(Batch(1.0f + i)) : open->Step(Batch(1.0f + i))).value(),
+                expected);
       if (i < 2) EXPECT_EQ(Weights(*open), before);
     }
     EXPECT_EQ(open->updates(), update + 1);
@@ -80,18 +85,24 @@ TEST(TrainingSessionTest, AccumulateNeedsTheCallersWord) {
 
 TEST(TrainingSessionTest, KeepsOutputs) {
   auto session = Session(1, {"moved", "y"});
-  const auto expected = session->Predict({{"x", Batch(1).find("x")->second}, {"shift", Batch(1).find("shift")->second}}).value();
+  const auto expected =
+      session
+          ->Predict({{"x", Batch(1).find("x")->second}, {"shift", Batch(1).find("shift")->second}})
+          .value();
   ASSERT_TRUE(session->Step(Batch(1)).ok());
   ASSERT_EQ(session->kept_outputs().size(), 2u);
-  EXPECT_EQ(session->kept_outputs()[0].tensor().ToVector<float>(), expected[1].tensor().ToVector<float>());
-  EXPECT_EQ(session->kept_outputs()[1].tensor().ToVector<float>(), expected[0].tensor().ToVector<float>());
+  EXPECT_EQ(session->kept_outputs()[0].tensor().ToVector<float>(),
+            expected[1].tensor().ToVector<float>());
+  EXPECT_EQ(session->kept_outputs()[1].tensor().ToVector<float>(),
+            expected[0].tensor().ToVector<float>());
 
   TrainingOptions options;
   options.step.loss = Loss::MeanSquaredError("t");
   options.step.keep_outputs = {"y", "z", "q"};
   const auto refused = TrainingSession::Create(ParseModelText(kTwoOutputs).value(), options);
   ASSERT_FALSE(refused.ok());
-  EXPECT_THAT(refused.status().message(), HasSubstr("no output 'z' 'q'; its outputs are 'y' 'moved'"));
+  EXPECT_THAT(refused.status().message(),
+              HasSubstr("no output 'z' 'q'; its outputs are 'y' 'moved'"));
 }
 
 TEST(TrainingSessionTest, ExportsChosenOutputs) {
@@ -123,7 +134,8 @@ TrainingOptions Frozen(std::vector<std::string> frozen) {
 
 TEST(TrainingSessionTest, FrozenParametersAreReadAndSet) {
   testing::TemporaryFolder folder;
-  const NamedValues feeds = {{"x", Tensor::Of<float>({1, 2}, {1, 2})}, {"t", Tensor::Of<float>({1, 2}, {0, 0})}};
+  const NamedValues feeds = {{"x", Tensor::Of<float>({1, 2}, {1, 2})},
+                             {"t", Tensor::Of<float>({1, 2}, {0, 0})}};
   auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"w"})).value();
   EXPECT_EQ(session->ParameterNames(), std::vector<std::string>{"v"});
   EXPECT_EQ(session->FrozenNames(), std::vector<std::string>{"w"});
@@ -139,9 +151,11 @@ TEST(TrainingSessionTest, FrozenParametersAreReadAndSet) {
 }
 
 TEST(TrainingSessionTest, NamesThatAreNone) {
-  const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"v", "9.weight", "ww"}));
+  const auto session =
+      TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"v", "9.weight", "ww"}));
   ASSERT_FALSE(session.ok());
-  EXPECT_THAT(session.status().message(), HasSubstr("frozen: the model has no floating initializer '9.weight'"));
+  EXPECT_THAT(session.status().message(),
+              HasSubstr("frozen: the model has no floating initializer '9.weight'"));
   EXPECT_THAT(session.status().message(), HasSubstr("'ww' (nearest: 'w', 'v')"));
 }
 
@@ -155,7 +169,8 @@ TEST(TrainingSessionTest, GroupsOfNamesThatAreNone) {
   options.step.groups = {group({"w", "v"}), group({"ww", "*"}), group({"9.weight"})};
   const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), options);
   ASSERT_FALSE(session.ok());
-  EXPECT_EQ(session.status().message(), "groups: the model has no initializer 'ww' (nearest: 'w', 'v'), '9.weight'");
+  EXPECT_EQ(session.status().message(),
+            "groups: the model has no initializer 'ww' (nearest: 'w', 'v'), '9.weight'");
   options.step.groups = {group({"w", "v"}), group({"*"})};
   EXPECT_TRUE(TrainingSession::Create(ParseModelText(kTwoLayers).value(), options).ok());
 }
@@ -165,7 +180,8 @@ TEST(TrainingSessionTest, DisabledPassesThatAreNone) {
   options.disabled_passes = {"weight_packing", "row_fuson"};
   const auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), options);
   ASSERT_FALSE(session.ok());
-  EXPECT_EQ(session.status().message(), "disabled_passes: there is no pass 'row_fuson' (nearest: 'row_fusion')");
+  EXPECT_EQ(session.status().message(),
+            "disabled_passes: there is no pass 'row_fuson' (nearest: 'row_fusion')");
 }
 
 }  // namespace

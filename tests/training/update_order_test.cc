@@ -13,17 +13,21 @@
 namespace caesura::testing {
 namespace {
 
-// A step in the order in which a gradient builder leaves it: `table` is read by two layers, w through a view. Assign
-// stands for the updates.
+// A step in the order in which a gradient builder leaves it: `table` is read by two layers, w
+// through a view. Assign stands for the updates.
 std::string OrderOf(const std::string& rows) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
-  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\": 23, \"ai.caesura\": 1]> g (float[" + rows + R"(,8] x,
-      int64[4] ids, int64[2] dims, float[64,8] table, float[8,8] w) => (float[)" + rows + R"(,64] y) {
+  Model model =
+      ParseModelText("<ir_version: 10, opset_import: [\"\": 23, \"ai.caesura\": 1]> g (float[" +
+                     rows + R"(,8] x,
+      int64[4] ids, int64[2] dims, float[64,8] table, float[8,8] w) => (float[)" +
+                     rows + R"(,64] y) {
       wt = Transpose <perm = [1, 0]> (w) tt = Transpose <perm = [1, 0]> (table) h = MatMul (x, wt) y = MatMul (h, tt)
       ht = Transpose <perm = [1, 0]> (h) dtt = MatMul (ht, y) dh = MatMul (y, table) xt = Transpose <perm = [1, 0]> (x)
       dwt = MatMul (xt, dh) dx = MatMul (dh, wt) dt = Transpose <perm = [1, 0]> (dtt)
       dtable = ai.caesura.GatherGrad (dx, ids, dims, dt) dw = Transpose <perm = [1, 0]> (dwt)
-      uw = ai.caesura.Assign (w, dw) ut = ai.caesura.Assign (table, dtable) })").value();
+      uw = ai.caesura.Assign (w, dw) ut = ai.caesura.Assign (table, dtable) })")
+          .value();
   Graph& graph = *model.graph;
   for (size_t i = 4; i < graph.nodes().size(); ++i) {
     const bool update = graph.nodes()[i]->Is("Assign", kCaesuraDomain);
@@ -32,17 +36,20 @@ std::string OrderOf(const std::string& rows) {
   for (const char* name : {"table", "w"}) {
     Value* parameter = graph.FindValue(name);
     graph.RemoveInput(parameter);
-    graph.SetInitializer(parameter, Tensor::Zeros(DType::kFloat32, Shape{parameter == graph.FindValue("w") ? 8 : 64, 8}));
+    graph.SetInitializer(
+        parameter,
+        Tensor::Zeros(DType::kFloat32, Shape{parameter == graph.FindValue("w") ? 8 : 64, 8}));
   }
   EXPECT_TRUE(InferShapes(model).ok());
   EXPECT_TRUE(RunPasses({MakeUpdateOrderPass({"table", "w"})}, model).ok());
   std::string order;
-  for (const auto& node : graph.nodes()) order += (order.empty() ? "" : " ") + node->output(0)->name();
+  for (const auto& node : graph.nodes())
+    order += (order.empty() ? "" : " ") + node->output(0)->name();
   return order;
 }
 
-// w is updated behind its own gradient and the last reader of wt; the product that makes dtt, more than it reads, waits
-// for the other part of the table's gradient.
+// w is updated behind its own gradient and the last reader of wt; the product that makes dtt, more
+// than it reads, waits for the other part of the table's gradient.
 TEST(UpdateOrder, GradientsLiveShort) {
   EXPECT_EQ(OrderOf("4"), "wt tt h y ht dh xt dwt dx dw uw dtt dt dtable ut");
 }
@@ -53,13 +60,15 @@ TEST(UpdateOrder, WhatIsOfUnknownSizeIsNotDeferred) {
 
 // One table for tokens and scores, larger than the scores of a batch.
 RealModel Tied() {
-  RealModel out = MakeRealModel(R"(net (int64[4,6] tokens, float[256,64] table, float[64,64] w0, float[64,64] w1)
+  RealModel out = MakeRealModel(
+      R"(net (int64[4,6] tokens, float[256,64] table, float[64,64] w0, float[64,64] w1)
       => (float[4,6,256] scores) {
     e = Gather <axis = 0> (table, tokens)
     t0 = Transpose <perm = [1, 0]> (w0) m0 = MatMul (e, t0) a0 = Tanh (m0)
     t1 = Transpose <perm = [1, 0]> (w1) m1 = MatMul (a0, t1) a1 = Tanh (m1)
     head = Transpose <perm = [1, 0]> (table) scores = MatMul (a1, head)
-  })", 1);
+  })",
+      1);
   out.options.step.loss = Loss::CrossEntropy("next");
   out.options.step.loss.class_axis = -1;
   for (uint32_t i = 0; i < kUpdates; ++i) {
@@ -87,7 +96,8 @@ TEST(UpdateOrder, TakesLessMemoryAndGivesTheSameBits) {
   }
 }
 
-// Beside the table's gradient there are the scores' and a few rows, but no second tensor of the table's size.
+// Beside the table's gradient there are the scores' and a few rows, but no second tensor of the
+// table's size.
 TEST(UpdateOrder, ATiedTablesGradientIsThereOnce) {
   RealModel real = Tied();
   real.options.step.commit = CommitMode::kEagerConsume;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// YieldOps in the forward and backward parts of the whole steps of both examples, behind random nodes and behind all
-// of them. The caller copies what it is given, overwrites it, moves the state, and goes on in another thread: the
-// bits are those of the step without yields.
+// YieldOps in the forward and backward parts of the whole steps of both examples, behind random
+// nodes and behind all of them. The caller copies what it is given, overwrites it, moves the state,
+// and goes on in another thread: the bits are those of the step without yields.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kSets = 20;
 
-// Values that a yield may hand out: outputs of forward and backward nodes. (What an optimizer writes is a parameter
-// itself, of which there must be no second copy.)
+// Values that a yield may hand out: outputs of forward and backward nodes. (What an optimizer
+// writes is a parameter itself, of which there must be no second copy.)
 std::vector<std::string> Yieldable(const Graph& graph) {
   std::vector<std::string> names;
   for (const auto& node : graph.nodes()) {
@@ -76,7 +76,8 @@ class YieldsEverywhere : public ::testing::TestWithParam<YieldCase> {
     EXPECT_EQ(static_cast<int>((*plan)->yields().size()), inserted);
     ExecutionState state(*plan);
     int yields = 0;
-    auto results = step_->Train(state, [&](ExecutionState& s) { return RunThroughYields(s, &yields); });
+    auto results =
+        step_->Train(state, [&](ExecutionState& s) { return RunThroughYields(s, &yields); });
     ASSERT_TRUE(results.ok()) << results.status().ToString() << "\n" << (*plan)->ToString();
     EXPECT_EQ(yields, kUpdates * inserted);
     EXPECT_TRUE(*results == expected_) << (*plan)->ToString();
@@ -87,8 +88,8 @@ class YieldsEverywhere : public ::testing::TestWithParam<YieldCase> {
   Trained expected_;
 };
 
-// Yields of one to three values each, from a few to about half of what there is. A value that depends on another one
-// of the same yield is refused; the set is then smaller.
+// Yields of one to three values each, from a few to about half of what there is. A value that
+// depends on another one of the same yield is refused; the set is then smaller.
 TEST_P(YieldsEverywhere, BehindRandomNodes) {
   for (uint32_t seed = 0; seed < kSets; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -99,7 +100,8 @@ TEST_P(YieldsEverywhere, BehindRandomNodes) {
     int inserted = 0;
     for (size_t y = 0; y < yields || inserted == 0; ++y) {
       std::vector<Value*> values;
-      for (size_t v = 0; v < 1 + random() % 3; ++v) values.push_back(graph->FindValue(names[random() % names.size()]));
+      for (size_t v = 0; v < 1 + random() % 3; ++v)
+        values.push_back(graph->FindValue(names[random() % names.size()]));
       if (InsertIdentityYield(*graph, values).ok()) ++inserted;
     }
     ExpectSameBits(graph, inserted);
@@ -123,17 +125,21 @@ std::vector<YieldCase> Cases() {
   for (int threads : {1, 2}) {
     for (bool fused : {true, false}) {
       out.push_back({{"Digits", Digits}, threads, fused});
-      out.push_back({{"DigitsWithDropout", DigitsWithDropout}, threads, fused});  // random numbers do not shift
+      out.push_back({{"DigitsWithDropout", DigitsWithDropout},
+                     threads,
+                     fused});  // random numbers do not shift
       out.push_back({{"CharGpt", CharGpt}, threads, fused});
     }
   }
   return out;
 }
 
-INSTANTIATE_TEST_SUITE_P(RealModels, YieldsEverywhere, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return std::string(info.param.makes.name) + (info.param.threads == 1 ? "OneThread" : "TwoThreads") +
-         (info.param.fused ? "" : "NotFused");
-});
+INSTANTIATE_TEST_SUITE_P(RealModels, YieldsEverywhere, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           return std::string(info.param.makes.name) +
+                                  (info.param.threads == 1 ? "OneThread" : "TwoThreads") +
+                                  (info.param.fused ? "" : "NotFused");
+                         });
 
 }  // namespace
 }  // namespace caesura::testing

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the binding files share: the module's parts, and Status turned into exceptions (the only place that throws).
+// What the binding files share: the module's parts, and Status turned into exceptions (the only
+// place that throws).
 #ifndef CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
 #define CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
 
@@ -20,8 +21,9 @@
 
 namespace caesura::python {
 
-// Raises the Python exception of the status's code: ValueError for bad arguments and models, KeyError, MemoryError,
-// OSError, NotImplementedError, otherwise RuntimeError. of_file: what was not found is a file, FileNotFoundError.
+// Raises the Python exception of the status's code: ValueError for bad arguments and models,
+// KeyError, MemoryError, OSError, NotImplementedError, otherwise RuntimeError. of_file: what was
+// not found is a file, FileNotFoundError.
 void Raise(const Status& status, bool of_file = false);
 
 template <typename T>
@@ -30,21 +32,24 @@ T Unwrap(Result<T> result, bool of_file = false) {
   return *std::move(result);
 }
 
-// The CPU provider with training's kernels and those of the library that load_torch_library has opened.
+// The CPU provider with training's kernels and those of the library that load_torch_library has
+// opened.
 std::shared_ptr<const ExecutionProvider> CpuProvider();
-// "cpu": the above; "torch": PyTorch's operators before our own kernels, in memory of PyTorch's; "torch-only": without
-// ours, and on `device` where one is named. Raises ValueError for other names, NotImplementedError where no library of
-// PyTorch's was opened or it has no such device.
-std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, const std::string& device = "");
+// "cpu": the above; "torch": PyTorch's operators before our own kernels, in memory of PyTorch's;
+// "torch-only": without ours, and on `device` where one is named. Raises ValueError for other
+// names, NotImplementedError where no library of PyTorch's was opened or it has no such device.
+std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name,
+                                                       const std::string& device = "");
 
-// An array, an OrtValue, or what else caesura.sessions.values.to_value takes. Dense arrays are kept alive, not copied; sets `copied`
-// where the bytes are others than the array's.
+// An array, an OrtValue, or what else caesura.sessions.values.to_value takes. Dense arrays are kept
+// alive, not copied; sets `copied` where the bytes are others than the array's.
 RuntimeValue ValueOf(nanobind::handle item, bool* copied = nullptr);
 // Whether it is a NumPy array.
 bool IsArray(nanobind::handle item);
 // The same for a dict of them, by name.
 NamedValues FeedsOf(nanobind::dict feeds);
-// As caesura.sessions.values.from_value: a NumPy array that shares the bytes (`torch`: a torch.Tensor), a list, or None.
+// As caesura.sessions.values.from_value: a NumPy array that shares the bytes (`torch`: a
+// torch.Tensor), a list, or None.
 nanobind::object ObjectOf(const RuntimeValue& value, bool torch);
 
 // What caesura.OrtValue holds.
@@ -52,7 +57,8 @@ struct OrtValue {
   RuntimeValue value;
   bool read_only = false;  // bytes of somebody else's that may not be written to
 };
-// A tensor on the object's own bytes: NumPy arrays, and what has DLPack. Raises ValueError where it is not dense.
+// A tensor on the object's own bytes: NumPy arrays, and what has DLPack. Raises ValueError where it
+// is not dense.
 OrtValue Borrowed(nanobind::handle object);
 // "cpu", "cuda" or "device" (one that DLPack has no code for). Raises ValueError for others.
 Device DeviceNamed(const std::string& type, int index);
@@ -62,9 +68,10 @@ std::string TypeText(const ValueType& type);
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);
 
-// A tensor of PyTorch, NumPy, JAX or any other library with DLPack, sharing its bytes where it is dense; PyTorch's lazy
-// conjugates and negatives are resolved first. Whether gradients should have flowed is the caller's business. Raises
-// what the producer raises (BufferError for sparse tensors), and as Raise() where the tensor cannot be taken.
+// A tensor of PyTorch, NumPy, JAX or any other library with DLPack, sharing its bytes where it is
+// dense; PyTorch's lazy conjugates and negatives are resolved first. Whether gradients should have
+// flowed is the caller's business. Raises what the producer raises (BufferError for sparse
+// tensors), and as Raise() where the tensor cannot be taken.
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 // Whether the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
@@ -74,20 +81,21 @@ Tensor LentByTorch(nanobind::handle tensor);
 std::pair<const char*, const char*> BytesOfTorch(nanobind::handle tensor);
 // A torch.Tensor as DLPack sees it; borrowed for the moment.
 DLTensor TorchView(nanobind::handle tensor);
-// A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no PyTorch.
+// A torch.Tensor on the same bytes, which it keeps alive. Raises ImportError where there is no
+// PyTorch.
 nanobind::object ToTorch(const Tensor& tensor);
 
 void BindExchange(nanobind::class_<RuntimeValue>& value);  // tensor_exchange.cc: the DLPack methods
-void BindValues(nanobind::module_& m);    // values.cc: RuntimeValue to and from NumPy
-void BindOrtValue(nanobind::module_& m);  // ort_value.cc
+void BindValues(nanobind::module_& m);     // values.cc: RuntimeValue to and from NumPy
+void BindOrtValue(nanobind::module_& m);   // ort_value.cc
 void BindCustomOps(nanobind::module_& m);  // custom_ops.cc
-void BindSession(nanobind::module_& m);   // inference_session.cc
-void BindTraining(nanobind::module_& m);  // training_session.cc
-void BindStepCall(nanobind::module_& m);  // step_call.cc
-void BindSplit(nanobind::module_& m);     // split_module.cc
-void BindProgram(nanobind::module_& m);   // program.cc
+void BindSession(nanobind::module_& m);    // inference_session.cc
+void BindTraining(nanobind::module_& m);   // training_session.cc
+void BindStepCall(nanobind::module_& m);   // step_call.cc
+void BindSplit(nanobind::module_& m);      // split_module.cc
+void BindProgram(nanobind::module_& m);    // program.cc
 void BindRecording(nanobind::module_& m);  // recording.cc
-void BindWatch(nanobind::module_& m);     // watch.cc
+void BindWatch(nanobind::module_& m);      // watch.cc
 
 }  // namespace caesura::python
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions and bindings for Python. Runs let go of the interpreter's lock; what they read of Python's is taken before.
+// Sessions and bindings for Python. Runs let go of the interpreter's lock; what they read of
+// Python's is taken before.
 #include <nanobind/stl/pair.h>
 
 #include <cstdlib>
@@ -22,9 +23,10 @@ namespace {
 // What an InferenceSession of the package is made with.
 struct SessionSettings {
   int threads = 0;
-  // With options: "cpu", "torch", "torch-only" (device), "counting" (memory_bytes), or what ProviderByName takes.
+  // With options: "cpu", "torch", "torch-only" (device), "counting" (memory_bytes), or what
+  // ProviderByName takes.
   std::vector<std::pair<std::string, ProviderOptions>> providers;
-  int optimization = 2;                // 0: none; 1: what keeps the graph's ops; 2: fusion too
+  int optimization = 2;  // 0: none; 1: what keeps the graph's ops; 2: fusion too
   bool reuse_memory = true;
   bool profile = false;
   CustomOps custom_ops;
@@ -39,7 +41,8 @@ struct RunSettings {
 bool HoldTorch(nb::dict feeds) {
   bool arrays = true;
   for (auto [name, item] : feeds) arrays &= IsArray(item);
-  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.sessions.values").attr("holds_torch")(feeds.attr("values")()));
+  return !arrays && nb::cast<bool>(nb::module_::import_("caesura.sessions.values")
+                                       .attr("holds_torch")(feeds.attr("values")()));
 }
 
 class PythonSession {
@@ -57,19 +60,22 @@ class PythonSession {
       if (name == "counting") {
         CountingOptions counting;
         const auto bytes = given.find("memory_bytes");
-        if (bytes != given.end()) counting.memory_bytes = std::strtoull(bytes->second.c_str(), nullptr, 10);
+        if (bytes != given.end())
+          counting.memory_bytes = std::strtoull(bytes->second.c_str(), nullptr, 10);
         device_.emplace(counting);
         options.providers.push_back(device_->providers().front());
       } else if (device_ && name == "cpu") {
         options.providers.push_back(device_->providers().back());
       } else if (name == "cpu" || torch) {
         const auto device = given.find("device");
-        options.providers.push_back(NamedProvider(name, device == given.end() ? "" : device->second));
+        options.providers.push_back(
+            NamedProvider(name, device == given.end() ? "" : device->second));
       } else {
         options.providers.push_back(Unwrap(ProviderByName(name, given)));
       }
     }
-    if (settings.optimization == 1) options.passes = [](const ProviderList&) { return ForwardPasses(); };
+    if (settings.optimization == 1)
+      options.passes = [](const ProviderList&) { return ForwardPasses(); };
     if (settings.optimization == 2 && ours) options.passes = InferencePasses;
     Model model = ReadSource(source);
     session_ = Unwrap([&] {
@@ -120,7 +126,8 @@ class PythonSession {
   }
   nb::tuple exchanged() const { return nb::make_tuple(inputs_, inputs_copied_); }
 
-  std::vector<RuntimeValue> Run(const NamedValues& feeds, const std::vector<std::string>& names, RunSettings* settings) {
+  std::vector<RuntimeValue> Run(const NamedValues& feeds, const std::vector<std::string>& names,
+                                RunSettings* settings) {
     RunOptions options = OptionsOf(settings);
     auto results = [&] {
       nb::gil_scoped_release release;
@@ -136,8 +143,10 @@ class PythonSession {
     }();
     return Unwrap(std::move(results));
   }
-  // Then calls done(results as run() gives them, ""), or done([], what went wrong), on a thread of the session's.
-  void RunAsync(std::vector<std::string> names, nb::dict feeds, RunSettings* settings, nb::object done) {
+  // Then calls done(results as run() gives them, ""), or done([], what went wrong), on a thread of
+  // the session's.
+  void RunAsync(std::vector<std::string> names, nb::dict feeds, RunSettings* settings,
+                nb::object done) {
     const auto forget = [](nb::object* held) {
       nb::gil_scoped_acquire gil;
       delete held;
@@ -151,18 +160,23 @@ class PythonSession {
       }
       (*held)(outputs, EscapedToUtf8(results.status().message()));
     };
-    const Status begun = session_->RunAsync(Take(feeds), std::move(names), call, OptionsOf(settings));
+    const Status begun =
+        session_->RunAsync(Take(feeds), std::move(names), call, OptionsOf(settings));
     if (!begun.ok()) Raise(begun);
   }
 
  private:
-  // A dict of Python's numbers, whose values came as float64 or int64, as the map of floats that the model declares.
+  // A dict of Python's numbers, whose values came as float64 or int64, as the map of floats that
+  // the model declares.
   RuntimeValue WithDeclaredFloats(const std::string& name, RuntimeValue value) const {
     const auto& inputs = session_->inputs();
-    const auto it = std::find_if(inputs.begin(), inputs.end(), [&](const Value* v) { return v->name() == name; });
+    const auto it = std::find_if(inputs.begin(), inputs.end(),
+                                 [&](const Value* v) { return v->name() == name; });
     const ValueType* element = it == inputs.end() ? nullptr : (*it)->type().element.get();
     const RuntimeValue::MapEntries& map = value.map();
-    if (element == nullptr || (map.values.dtype() != DType::kFloat64 && map.values.dtype() != DType::kInt64)) return value;
+    if (element == nullptr ||
+        (map.values.dtype() != DType::kFloat64 && map.values.dtype() != DType::kInt64))
+      return value;
     const Shape& shape = map.values.shape();
     if (element->dtype == DType::kFloat32) {
       return RuntimeValue::Map(map.keys, Tensor::Of(shape, map.values.ToVector<float>()));
@@ -194,12 +208,17 @@ class PythonBinding {
  public:
   explicit PythonBinding(PythonSession& session) : session_(session), binding_(session.session()) {}
 
-  void BindInput(const std::string& name, const OrtValue& value) { Check(binding_.BindInput(name, value.value)); }
+  void BindInput(const std::string& name, const OrtValue& value) {
+    Check(binding_.BindInput(name, value.value));
+  }
   void BindOutput(const std::string& name, const OrtValue& value, bool replaces_input) {
-    if (value.read_only) Raise(InvalidArgument("the buffer bound to output '" + name + "' is read-only"));
-    if (!value.value.is_tensor()) Raise(InvalidArgument("the buffer bound to output '" + name + "' is no tensor"));
-    Check(binding_.BindOutput(name, value.value.tensor(),
-                              replaces_input ? IoBinding::Overlap::kExact : IoBinding::Overlap::kRefused));
+    if (value.read_only)
+      Raise(InvalidArgument("the buffer bound to output '" + name + "' is read-only"));
+    if (!value.value.is_tensor())
+      Raise(InvalidArgument("the buffer bound to output '" + name + "' is no tensor"));
+    Check(binding_.BindOutput(
+        name, value.value.tensor(),
+        replaces_input ? IoBinding::Overlap::kExact : IoBinding::Overlap::kRefused));
   }
   void BindOutputOn(const std::string& name, const std::string& device, int index) {
     Check(binding_.BindOutput(name, DeviceNamed(device, index)));
@@ -223,7 +242,8 @@ class PythonBinding {
   nb::list OutputsOnHost() {
     const std::vector<RuntimeValue> results = results_;
     nb::list out;
-    for (const RuntimeValue& value : results) out.append(ObjectOf(Unwrap(session_.session().ToHost(value)), false));
+    for (const RuntimeValue& value : results)
+      out.append(ObjectOf(Unwrap(session_.session().ToHost(value)), false));
     return out;
   }
   std::vector<std::string> names() const { return binding_.output_names(); }
@@ -242,7 +262,8 @@ class PythonBinding {
 // True of the symbols that shape inference gives to dims that the model leaves open: "unk__3".
 bool IsOwnSymbol(const std::string& symbol) {
   const std::string prefix = "unk__";
-  return symbol.rfind(prefix, 0) == 0 && symbol.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+  return symbol.rfind(prefix, 0) == 0 &&
+         symbol.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
 }
 
 // (name, type text, dims: int, symbol or None; None when the rank is unknown)
@@ -302,52 +323,67 @@ nb::dict CountsOf(PythonSession& session) {
 }  // namespace
 
 void BindSession(nb::module_& m) {
-  m.def("has_plugin", [](const std::string& stem) { return FindPluginLibrary(stem).find('/') != std::string::npos; });
+  m.def("has_plugin", [](const std::string& stem) {
+    return FindPluginLibrary(stem).find('/') != std::string::npos;
+  });
   nb::class_<RunSettings>(m, "RunSettings")
       .def(nb::init<>())
-      .def_prop_rw("terminate", [](const RunSettings& s) { return s.terminate->load(); },
-                   [](RunSettings& s, bool value) { *s.terminate = value; })
+      .def_prop_rw(
+          "terminate", [](const RunSettings& s) { return s.terminate->load(); },
+          [](RunSettings& s, bool value) { *s.terminate = value; })
       .def_rw("logid", &RunSettings::tag);
   nb::class_<PythonSession> sessions(m, "Session");
   BindFallback(sessions);
   sessions
-      .def("__init__",
-           [](PythonSession* self, nb::object source, std::vector<std::pair<std::string, ProviderOptions>> providers,
-              int threads, int optimization, bool reuse_memory, bool profile, const CustomOps& custom_ops) {
-             new (self) PythonSession(source, {threads, std::move(providers), optimization, reuse_memory, profile, custom_ops});
-           },
-           nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"), nb::arg("reuse_memory"),
-           nb::arg("profile"), nb::arg("custom_ops"))
+      .def(
+          "__init__",
+          [](PythonSession* self, nb::object source,
+             std::vector<std::pair<std::string, ProviderOptions>> providers, int threads,
+             int optimization, bool reuse_memory, bool profile, const CustomOps& custom_ops) {
+            new (self) PythonSession(source, {threads, std::move(providers), optimization,
+                                              reuse_memory, profile, custom_ops});
+          },
+          nb::arg("source"), nb::arg("providers"), nb::arg("threads"), nb::arg("optimization"),
+          nb::arg("reuse_memory"), nb::arg("profile"), nb::arg("custom_ops"))
       .def("inputs", &DescribeInputs, nb::arg("with_default"))
       .def("outputs", &DescribeOutputs)
       .def("metadata",
            [](PythonSession& s) {
              const Model& model = s.session().model();
-             return nb::make_tuple(model.producer, model.graph->name(), model.domain, model.description,
-                                   model.graph_description, model.version, model.metadata);
+             return nb::make_tuple(model.producer, model.graph->name(), model.domain,
+                                   model.description, model.graph_description, model.version,
+                                   model.metadata);
            })
-      .def("run",
-           [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds, RunSettings* settings, bool torch) {
-             torch = torch || HoldTorch(feeds);
-             nb::list out;
-             for (const RuntimeValue& value : s.Run(s.Take(feeds), names, settings)) out.append(ObjectOf(value, torch));
-             return out;
-           },
-           nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none(), nb::arg("torch") = false)
-      .def("run_values",
-           [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds, RunSettings* settings) {
-             nb::list out;
-             for (RuntimeValue& value : s.Run(s.Take(feeds), names, settings)) out.append(OrtValue{std::move(value)});
-             return out;
-           },
-           nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none())
-      .def("run_async", &PythonSession::RunAsync, nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none(),
-           nb::arg("done"))
-      .def("wait_for_async_runs", [](PythonSession& s) { s.session().WaitForAsyncRuns(); },
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("output_shapes", [](PythonSession& s, nb::dict feeds) {
-        return ShapesOf(Unwrap(s.session().OutputSpecs(s.Feeds(feeds).first)));
-      })
+      .def(
+          "run",
+          [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds,
+             RunSettings* settings, bool torch) {
+            torch = torch || HoldTorch(feeds);
+            nb::list out;
+            for (const RuntimeValue& value : s.Run(s.Take(feeds), names, settings))
+              out.append(ObjectOf(value, torch));
+            return out;
+          },
+          nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none(), nb::arg("torch") = false)
+      .def(
+          "run_values",
+          [](PythonSession& s, const std::vector<std::string>& names, nb::dict feeds,
+             RunSettings* settings) {
+            nb::list out;
+            for (RuntimeValue& value : s.Run(s.Take(feeds), names, settings))
+              out.append(OrtValue{std::move(value)});
+            return out;
+          },
+          nb::arg("names"), nb::arg("feeds"), nb::arg("settings").none())
+      .def("run_async", &PythonSession::RunAsync, nb::arg("names"), nb::arg("feeds"),
+           nb::arg("settings").none(), nb::arg("done"))
+      .def(
+          "wait_for_async_runs", [](PythonSession& s) { s.session().WaitForAsyncRuns(); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("output_shapes",
+           [](PythonSession& s, nb::dict feeds) {
+             return ShapesOf(Unwrap(s.session().OutputSpecs(s.Feeds(feeds).first)));
+           })
       .def("synchronise",
            [](PythonSession& s) {
              const Status status = [&] {
@@ -359,7 +395,9 @@ void BindSession(nb::module_& m) {
       .def("end_profiling", &PythonSession::EndProfiling)
       .def("exchanged", &PythonSession::exchanged)
       .def("device_counts", &CountsOf)
-      .def("plan", [](PythonSession& s, nb::dict feeds) { return Unwrap(s.session().Plan(s.Feeds(feeds).first))->ToString(); });
+      .def("plan", [](PythonSession& s, nb::dict feeds) {
+        return Unwrap(s.session().Plan(s.Feeds(feeds).first))->ToString();
+      });
   nb::class_<PythonBinding>(m, "Binding")
       .def(nb::init<PythonSession&>(), nb::keep_alive<1, 2>())
       .def("bind_input", &PythonBinding::BindInput)

@@ -23,8 +23,10 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) Raise(IoError(std::string("cannot open the library: ") + dlerror()));
   auto* function = reinterpret_cast<TorchKernelsFunction*>(dlsym(library, kTorchKernelsName));
-  auto* provider = reinterpret_cast<TorchProviderFunction*>(dlsym(library, kTorchProviderFunctionName));
-  if (function == nullptr || provider == nullptr) Raise(IoError(path + " is no library of caesura's"));
+  auto* provider =
+      reinterpret_cast<TorchProviderFunction*>(dlsym(library, kTorchProviderFunctionName));
+  if (function == nullptr || provider == nullptr)
+    Raise(IoError(path + " is no library of caesura's"));
   KernelRegistry trial;
   if (const char* why = function(version.c_str(), &trial)) Raise(Unsupported(why));
   torch_kernels = function;
@@ -32,7 +34,8 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   torch_version = version;
 }
 
-// The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's to take over.
+// The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's
+// to take over.
 int64_t KeepAlive(nanobind::object object) {
   auto release = [](void* held) {
     if (!Py_IsInitialized()) return;
@@ -51,12 +54,14 @@ std::shared_ptr<const ExecutionProvider> CpuProvider() {
   });
 }
 
-std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, const std::string& device) {
+std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name,
+                                                       const std::string& device) {
   if (name == "cpu") return CpuProvider();
   if (name != "torch" && name != "torch-only") {
     Raise(InvalidArgument("provider '" + name + "' is none of cpu, torch, torch-only"));
   }
-  if (torch_provider == nullptr) Raise(Unsupported("the torch provider needs caesura.torch_kernels.load()"));
+  if (torch_provider == nullptr)
+    Raise(Unsupported("the torch provider needs caesura.torch_kernels.load()"));
   if (name == "torch-only") return Unwrap(torch_provider(device, {}));
   return Unwrap(torch_provider(device, [](KernelRegistry& registry) {
     RegisterCpuKernels(registry);
@@ -65,7 +70,8 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name, 
 }
 
 void Raise(const Status& status, bool of_file) {
-  const std::string text = EscapedToUtf8(status.message());  // it may quote what a model or a file holds
+  const std::string text =
+      EscapedToUtf8(status.message());  // it may quote what a model or a file holds
   PyObject* type = PyExc_RuntimeError;
   switch (status.code()) {
     case StatusCode::kInvalidArgument:
@@ -96,7 +102,10 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);
-  m.def("program_cache", [] { return nanobind::make_tuple(caesura::env::ProgramCache(), caesura::env::ProgramCacheMegabytes()); });
+  m.def("program_cache", [] {
+    return nanobind::make_tuple(caesura::env::ProgramCache(),
+                                caesura::env::ProgramCacheMegabytes());
+  });
   caesura::python::BindValues(m);
   caesura::python::BindOrtValue(m);
   caesura::python::BindCustomOps(m);

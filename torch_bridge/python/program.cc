@@ -30,7 +30,8 @@ class Program {
       return graph_->Run(std::move(feeds), {}, nullptr, known);
     }();
     std::vector<nb::object> out;
-    for (const RuntimeValue& value : Unwrap(std::move(results))) out.push_back(ToTorch(value.tensor()));
+    for (const RuntimeValue& value : Unwrap(std::move(results)))
+      out.push_back(ToTorch(value.tensor()));
     return out;
   }
 
@@ -43,10 +44,12 @@ class Program {
   }
 
  private:
-  void Take(const nb::list& inputs, std::vector<RuntimeValue>* feeds, std::vector<FeedSpec>* known) {
+  void Take(const nb::list& inputs, std::vector<RuntimeValue>* feeds,
+            std::vector<FeedSpec>* known) {
     for (nb::handle input : inputs) {
       if (nb::isinstance<nb::int_>(input)) {
-        known->resize(feeds->size() + 1);  // PlanCache takes a short list, and most graphs have no such input
+        known->resize(feeds->size() +
+                      1);  // PlanCache takes a short list, and most graphs have no such input
         known->back().value = Tensor::Scalar(nb::cast<int64_t>(input));
         feeds->emplace_back(known->back().value);
       } else {
@@ -61,7 +64,8 @@ class Program {
 // Where programs run: tells what could not.
 class Kernels {
  public:
-  // Why the model, with inputs of these shapes (or of these values, where they are ints), has no plan; "" where it has one.
+  // Why the model, with inputs of these shapes (or of these values, where they are ints), has no
+  // plan; "" where it has one.
   std::string Problem(nb::bytes bytes, const nb::list& inputs) const {
     auto model = ReadModelBytes(std::string_view(bytes.c_str(), bytes.size()));
     if (!model.ok()) return model.status().message();
@@ -78,7 +82,8 @@ class Kernels {
         feed.shape = Shape(nb::cast<std::vector<int64_t>>(input));
       }
     }
-    auto plan = ExecutionPlan::Create(model->graph, feeds, providers_, WithSubgraphs({}, providers_));
+    auto plan =
+        ExecutionPlan::Create(model->graph, feeds, providers_, WithSubgraphs({}, providers_));
     return plan.ok() ? "" : plan.status().message();
   }
 

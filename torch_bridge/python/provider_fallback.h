@@ -30,7 +30,8 @@ void BindFallback(nanobind::class_<Session>& sessions) {
   sessions.def("disable_fallback", &Session::DisableFallback)
       .def("enable_fallback", &Session::EnableFallback)
       .def("providers", [](const Session& session) { return session.providers(); })
-      .def("fallback_record", [](const Session& session) { return ToPython(session.fallback_record()); });
+      .def("fallback_record",
+           [](const Session& session) { return ToPython(session.fallback_record()); });
 }
 
 }  // namespace caesura::python

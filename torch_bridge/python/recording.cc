@@ -21,12 +21,15 @@ class Recording {
   }
   void End() { EndRecording(); }
 
-  // fallbacks: (op, reason, places). seconds: in own kernels and in PyTorch's. session: whose curves it shows, or null.
-  void Write(const std::string& path, const std::string& title,
-             const std::vector<std::tuple<std::string, std::string, std::vector<std::string>>>& fallbacks,
-             std::pair<double, double> seconds, const TrainingSession* session) const {
+  // fallbacks: (op, reason, places). seconds: in own kernels and in PyTorch's. session: whose
+  // curves it shows, or null.
+  void Write(
+      const std::string& path, const std::string& title,
+      const std::vector<std::tuple<std::string, std::string, std::vector<std::string>>>& fallbacks,
+      std::pair<double, double> seconds, const TrainingSession* session) const {
     Report report{.title = title, .runs = recorder_->Runs(), .own_and_pytorch_seconds = seconds};
-    for (const auto& [op, reason, places] : fallbacks) report.fallbacks.push_back({op, reason, places});
+    for (const auto& [op, reason, places] : fallbacks)
+      report.fallbacks.push_back({op, reason, places});
     if (session != nullptr) {
       report.curves = session->curves();
       report.cpu_fallback = session->cpu_fallback();
@@ -50,24 +53,23 @@ void BindRecording(nb::module_& m) {
       .def(nb::init<>())
       .def("begin", &Recording::Begin)
       .def("end", &Recording::End)
-      .def("write", &Recording::Write, nb::arg("path"), nb::arg("title"), nb::arg("fallbacks"), nb::arg("seconds"),
-           nb::arg("session").none());
+      .def("write", &Recording::Write, nb::arg("path"), nb::arg("title"), nb::arg("fallbacks"),
+           nb::arg("seconds"), nb::arg("session").none());
   // histogram: of a float32 array.
   nb::class_<EventWriter>(m, "Events")
       .def_static("open",
-                  [](const std::string& folder) { return Unwrap(EventWriter::Create(folder), /*of_file=*/true); })
-      .def("scalar",
-           [](EventWriter& writer, const std::string& tag, double value, int64_t step) {
-             Check(writer.AddScalar(tag, value, step));
-           })
-      .def("text",
-           [](EventWriter& writer, const std::string& tag, const std::string& text, int64_t step) {
-             Check(writer.AddText(tag, text, step));
-           })
+                  [](const std::string& folder) {
+                    return Unwrap(EventWriter::Create(folder), /*of_file=*/true);
+                  })
+      .def("scalar", [](EventWriter& writer, const std::string& tag, double value,
+                        int64_t step) { Check(writer.AddScalar(tag, value, step)); })
+      .def("text", [](EventWriter& writer, const std::string& tag, const std::string& text,
+                      int64_t step) { Check(writer.AddText(tag, text, step)); })
       .def("histogram",
            [](EventWriter& writer, const std::string& tag, nb::handle values, int64_t step) {
              const Tensor tensor = ValueOf(values).tensor();
-             Check(writer.AddHistogram(tag, {tensor.data<float>(), static_cast<size_t>(tensor.elements())}, step));
+             Check(writer.AddHistogram(
+                 tag, {tensor.data<float>(), static_cast<size_t>(tensor.elements())}, step));
            })
       .def_prop_ro("path", &EventWriter::path);
 }

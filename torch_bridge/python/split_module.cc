@@ -10,7 +10,9 @@ namespace {
 
 // The arguments of the Python class, by name.
 std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
-  const auto names = [&](const char* key) { return nb::cast<std::vector<std::string>>(arguments[key]); };
+  const auto names = [&](const char* key) {
+    return nb::cast<std::vector<std::string>>(arguments[key]);
+  };
   SplitModuleOptions options;
   options.trainable = names("trainable");
   options.frozen = names("frozen");
@@ -65,7 +67,8 @@ void BindSplit(nb::module_& m) {
       .def("set_parameters", [](SplitModule& module, nb::dict arrays) {
         std::map<std::string, Tensor> tensors;
         for (const auto& [name, value] : FeedsOf(arrays)) {
-          if (!value.is_tensor()) Raise(InvalidArgument("parameter '" + name + "' must be an array"));
+          if (!value.is_tensor())
+            Raise(InvalidArgument("parameter '" + name + "' must be an array"));
           tensors[name] = value.tensor();
         }
         const Status status = module.SetParameters(tensors);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of a compiled step from what Python hands over to the loss, where nothing has changed that the step was captured
-// for. StepCall: of one program. StepCalls: what Python calls, the base of caesura.frontends.compile_step.CompiledStep.
+// A call of a compiled step from what Python hands over to the loss, where nothing has changed that
+// the step was captured for. StepCall: of one program. StepCalls: what Python calls, the base of
+// caesura.frontends.compile_step.CompiledStep.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,7 +21,8 @@ namespace {
 // Of all steps' calls by StepCall since the last look.
 std::atomic<int64_t> step_nanoseconds = 0, step_calls = 0;
 
-// A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that stays, or drawn anew.
+// A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that
+// stays, or drawn anew.
 struct Feed {
   RuntimeValue* value;  // in StepCall::values_
   bool in_kwargs = false;
@@ -33,11 +35,12 @@ struct Feed {
 // Where a group of the optimizer's has a coefficient.
 struct Place {
   nb::object key;
-  int64_t index;  // of a tuple's; -1: the value itself
+  int64_t index;    // of a tuple's; -1: the value itself
   bool keeps_zero;  // whether the update is another one where it is zero
 };
 
-// How far a compiled step has come, whichever of its programs ran. A window: the calls so far that go into one update.
+// How far a compiled step has come, whichever of its programs ran. A window: the calls so far that
+// go into one update.
 struct Progress {
   int64_t micro_steps = 0;  // how often it has run
   nb::object window;        // a frozenset: the parameters that have gradients in this window
@@ -47,22 +50,31 @@ struct Progress {
 // Thread safety: one thread at a time, as the session.
 class StepCall {
  public:
-  // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the call's (args, kwargs) must
-  // match `signature`. feeds: (name, path, tensor, or what draws one), in the order drawn. groups: the optimizer's own;
-  // places: (key, index or -1, whether it stays zero or not) of the coefficients that the
-  // session is fed of each. updates: for each of `trained`, a frozenset, the optimizer's count of
-  // updates, float32, which steps move; counts_matter: they must be alike. accumulation_steps: calls to one update.
-  // counters: (int64 tensor of one element, what each step adds to it). written: the buffers that each step writes
-  // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it; otherwise None. program: whose
-  // call it is, which is nothing to this.
-  StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature, nb::object watch, nb::list feeds,
-           nb::list groups, nb::list places, nb::list updates, bool counts_matter, nb::object trained,
-           int accumulation_steps, nb::list counters, nb::list written, nb::object seed)
-      : program_(std::move(program)), session_object_(session), session_(nb::cast<TrainingSession&>(session)),
-        guards_(std::move(guards)), watch_object_(watch), watch_(nb::cast<const Watch&>(watch)),
+  // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the
+  // call's (args, kwargs) must match `signature`. feeds: (name, path, tensor, or what draws one),
+  // in the order drawn. groups: the optimizer's own; places: (key, index or -1, whether it stays
+  // zero or not) of the coefficients that the session is fed of each. updates: for each of
+  // `trained`, a frozenset, the optimizer's count of updates, float32, which steps move;
+  // counts_matter: they must be alike. accumulation_steps: calls to one update. counters: (int64
+  // tensor of one element, what each step adds to it). written: the buffers that each step writes
+  // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it;
+  // otherwise None. program: whose call it is, which is nothing to this.
+  StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature,
+           nb::object watch, nb::list feeds, nb::list groups, nb::list places, nb::list updates,
+           bool counts_matter, nb::object trained, int accumulation_steps, nb::list counters,
+           nb::list written, nb::object seed)
+      : program_(std::move(program)),
+        session_object_(session),
+        session_(nb::cast<TrainingSession&>(session)),
+        guards_(std::move(guards)),
+        watch_object_(watch),
+        watch_(nb::cast<const Watch&>(watch)),
         signature_object_(std::move(signature)),
-        signature_(signature_object_.is_none() ? nullptr : &nb::cast<const Signature&>(signature_object_)),
-        counts_matter_(counts_matter), trained_(std::move(trained)), accumulation_steps_(accumulation_steps),
+        signature_(signature_object_.is_none() ? nullptr
+                                               : &nb::cast<const Signature&>(signature_object_)),
+        counts_matter_(counts_matter),
+        trained_(std::move(trained)),
+        accumulation_steps_(accumulation_steps),
         groups_(std::move(groups)) {
     for (nb::handle row : places) {
       places_.push_back({nb::borrow(row[0]), nb::cast<int64_t>(row[1]), nb::cast<bool>(row[2])});
@@ -72,7 +84,8 @@ class StepCall {
       draw_seed_ = seed.attr("random_");
     }
     for (nb::handle count : updates) updates_.push_back(FromPython(count));
-    for (nb::handle row : counters) counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
+    for (nb::handle row : counters)
+      counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
     for (nb::handle buffer : written) written_.push_back(BytesOfTorch(buffer));
     for (nb::handle row : feeds) {
       Feed feed{&values_[nb::cast<std::string>(row[0])], false, {}, {}};
@@ -91,9 +104,12 @@ class StepCall {
 
   nb::object program() const { return program_; }
 
-  // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or for none.
+  // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or
+  // for none.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
-    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() || !GoesOn(progress)) return {};
+    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() ||
+        !GoesOn(progress))
+      return {};
     if (!written_.empty() && ReadsWhatIsWritten(args, kwargs)) return {};
     for (Feed& feed : feeds_) {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
@@ -137,8 +153,8 @@ class StepCall {
       Py_VISIT(feed.tensor.ptr());
       Py_VISIT(feed.draw.ptr());
     }
-    for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_, &call.watch_object_,
-                                     &call.draw_seed_, &call.trained_}) {
+    for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_,
+                                     &call.watch_object_, &call.draw_seed_, &call.trained_}) {
       Py_VISIT(object->ptr());
     }
     Py_VISIT(call.groups_.ptr());
@@ -164,19 +180,21 @@ class StepCall {
     return nb::cast<bool>(guards_(locals));
   }
 
-  // Whether the update that this step makes, or comes before, is of parameters that were updated equally often and of all
-  // those that have gradients in this window, in its session's scale.
+  // Whether the update that this step makes, or comes before, is of parameters that were updated
+  // equally often and of all those that have gradients in this window, in its session's scale.
   bool GoesOn(const Progress& progress) const {
     if (accumulation_steps_ > 1 && progress.micro_steps % accumulation_steps_ != 0) {
       if (!progress.window.is_valid() || progress.loss_scale != session_.loss_scale()) return false;
       if (!progress.window.is(trained_) && !progress.window.equal(trained_)) return false;
     }
     if (!counts_matter_) return true;
-    return std::all_of(updates_.begin(), updates_.end(),
-                       [&](const Tensor& count) { return *count.data<float>() == *updates_[0].data<float>(); });
+    return std::all_of(updates_.begin(), updates_.end(), [&](const Tensor& count) {
+      return *count.data<float>() == *updates_[0].data<float>();
+    });
   }
 
-  // Whether the session is fed what the groups say now, and nothing has become or stopped to be zero that may not.
+  // Whether the session is fed what the groups say now, and nothing has become or stopped to be
+  // zero that may not.
   bool FeedCoefficients() {
     double* to = session_.coefficients().data();
     for (nb::handle group : groups_) {
@@ -188,7 +206,8 @@ class StepCall {
           found = PySequence_Fast_GET_ITEM(found, place.index);
         }
         if (found == nullptr) return false;
-        const double value = PyFloat_CheckExact(found) ? PyFloat_AS_DOUBLE(found) : PyFloat_AsDouble(found);
+        const double value =
+            PyFloat_CheckExact(found) ? PyFloat_AS_DOUBLE(found) : PyFloat_AsDouble(found);
         if (value == -1 && PyErr_Occurred() != nullptr) {
           PyErr_Clear();
           return false;
@@ -200,7 +219,8 @@ class StepCall {
     return true;
   }
 
-  // Whether an argument lies in a buffer that the step writes to: eager would read there what was written.
+  // Whether an argument lies in a buffer that the step writes to: eager would read there what was
+  // written.
   bool ReadsWhatIsWritten(nb::handle args, nb::handle kwargs) const {
     for (const Feed& feed : feeds_) {
       if (feed.tensor.is_valid() || feed.draw.is_valid()) continue;
@@ -233,7 +253,8 @@ class StepCall {
   nb::object trained_;
   int accumulation_steps_;
   std::vector<std::pair<Tensor, int64_t>> counters_;
-  std::vector<std::pair<const char*, const char*>> written_;  // the buffers' bytes, which the watch says have not moved
+  std::vector<std::pair<const char*, const char*>>
+      written_;         // the buffers' bytes, which the watch says have not moved
   NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
   nb::list groups_;
@@ -259,7 +280,8 @@ struct StepCalls {
 
   static PyObject* Call(PyObject* self, PyObject* args, PyObject* given) try {
     static PyObject* const none_given = PyDict_New();  // which nothing of Quick's writes to
-    nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, given == nullptr ? none_given : given);
+    nb::object loss =
+        nb::inst_ptr<StepCalls>(self)->Quick(self, args, given == nullptr ? none_given : given);
     if (!loss.is_valid()) {
       const nb::object kwargs = given == nullptr ? nb::dict() : nb::borrow(given);
       loss = nb::handle(self).attr("_first")(nb::handle(args), kwargs);
@@ -288,23 +310,27 @@ struct StepCalls {
 
 void BindStepCall(nb::module_& m) {
   m.def("take_step_counts", [] {
-    return std::tuple(1e-9 * static_cast<double>(step_nanoseconds.exchange(0)), step_calls.exchange(0), 0.0, int64_t{0});
+    return std::tuple(1e-9 * static_cast<double>(step_nanoseconds.exchange(0)),
+                      step_calls.exchange(0), 0.0, int64_t{0});
   });
-  static const PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCall::Traverse)},
-                                      {Py_tp_clear, reinterpret_cast<void*>(&StepCall::Clear)},
-                                      {0, nullptr}};
+  static const PyType_Slot slots[] = {
+      {Py_tp_traverse, reinterpret_cast<void*>(&StepCall::Traverse)},
+      {Py_tp_clear, reinterpret_cast<void*>(&StepCall::Clear)},
+      {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list, nb::list,
-                    nb::list, bool, nb::object, int, nb::list, nb::list, nb::object>(),
-           nb::arg("program"), nb::arg("session"), nb::arg("guards").none(), nb::arg("signature").none(), nb::arg("watch"),
-           nb::arg("feeds"), nb::arg("groups"), nb::arg("places"), nb::arg("updates"), nb::arg("counts_matter"),
-           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("written"),
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list,
+                    nb::list, nb::list, bool, nb::object, int, nb::list, nb::list, nb::object>(),
+           nb::arg("program"), nb::arg("session"), nb::arg("guards").none(),
+           nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"), nb::arg("groups"),
+           nb::arg("places"), nb::arg("updates"), nb::arg("counts_matter"), nb::arg("trained"),
+           nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("written"),
            nb::arg("seed").none())
       .def_prop_ro("program", &StepCall::program);
-  static const PyType_Slot step_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
-                                           {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},
-                                           {Py_tp_call, reinterpret_cast<void*>(&StepCalls::Call)},
-                                           {0, nullptr}};
+  static const PyType_Slot step_slots[] = {
+      {Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
+      {Py_tp_clear, reinterpret_cast<void*>(&StepCalls::Clear)},
+      {Py_tp_call, reinterpret_cast<void*>(&StepCalls::Call)},
+      {0, nullptr}};
   nb::class_<StepCalls>(m, "StepCalls", nb::type_slots(step_slots))
       .def(nb::init<>())
       .def_prop_rw(
@@ -317,7 +343,10 @@ void BindStepCall(nb::module_& m) {
           "micro_steps", [](const StepCalls& s) { return s.progress.micro_steps; },
           [](StepCalls& s, int64_t micro_steps) { s.progress.micro_steps = micro_steps; })
       .def_prop_rw(
-          "_window", [](const StepCalls& s) { return s.progress.window.is_valid() ? s.progress.window : nb::frozenset(); },
+          "_window",
+          [](const StepCalls& s) {
+            return s.progress.window.is_valid() ? s.progress.window : nb::frozenset();
+          },
           [](StepCalls& s, nb::object window) { s.progress.window = std::move(window); })
       .def_prop_rw(
           "_loss_scale", [](const StepCalls& s) { return s.progress.loss_scale; },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of PyTorch, NumPy, JAX and others in and out by DLPack: through the C function table of the object's type
-// where it has one, else through __dlpack__.
+// Tensors of PyTorch, NumPy, JAX and others in and out by DLPack: through the C function table of
+// the object's type where it has one, else through __dlpack__.
 #include <dlpack/dlpack.h>
 
 #include "torch_bridge/python/bindings.h"
@@ -10,7 +10,8 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// Names that are looked up in every call, made once. Never freed: another thread may be in a call when Python ends.
+// Names that are looked up in every call, made once. Never freed: another thread may be in a call
+// when Python ends.
 struct Names {
   PyObject* exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
   PyObject* dlpack = PyUnicode_InternFromString("__dlpack__");
@@ -27,8 +28,10 @@ const DLPackExchangeAPI* ExchangeApiOf(PyTypeObject* type) {
   PyObject* capsule = _PyType_Lookup(type, names().exchange_api);  // borrowed; sets no error
   if (capsule == nullptr) return nullptr;
   if (!PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return nullptr;
-  auto* header = static_cast<const DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
+  auto* header = static_cast<const DLPackExchangeAPIHeader*>(
+      PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION)
+    header = header->prev_api;
   return reinterpret_cast<const DLPackExchangeAPI*>(header);
 }
 
@@ -37,12 +40,15 @@ bool Claims(nb::handle object, PyObject* method) {
   return nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method)).is(nb::bool_(true));
 }
 
-// PyTorch's lazy negatives and conjugates as plain numbers: its function table hands out their bytes without a word.
-// Negatives are the imaginary parts of conjugates, so that no integers are among them.
+// PyTorch's lazy negatives and conjugates as plain numbers: its function table hands out their
+// bytes without a word. Negatives are the imaginary parts of conjugates, so that no integers are
+// among them.
 nb::object Resolved(nb::handle object, const DLTensor& view) {
   nb::object out = nb::borrow(object);
-  if (view.dtype.code == kDLInt || view.dtype.code == kDLUInt || view.dtype.code == kDLBool) return out;
-  if (view.dtype.code == kDLComplex && Claims(out, names().is_conj)) out = out.attr("resolve_conj")();
+  if (view.dtype.code == kDLInt || view.dtype.code == kDLUInt || view.dtype.code == kDLBool)
+    return out;
+  if (view.dtype.code == kDLComplex && Claims(out, names().is_conj))
+    out = out.attr("resolve_conj")();
   if (Claims(out, names().is_neg)) out = out.attr("resolve_neg")();
   return out;
 }
@@ -63,7 +69,8 @@ Managed* TakeFrom(nb::handle capsule, const char* name, const char* used_name) {
 }
 
 Tensor FromCapsule(nb::handle capsule, DlpackImport* facts) {
-  if (auto* managed = TakeFrom<DLManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned")) {
+  if (auto* managed = TakeFrom<DLManagedTensorVersioned>(capsule, "dltensor_versioned",
+                                                         "used_dltensor_versioned")) {
     return Unwrap(ImportDlpack(managed, facts));
   }
   if (auto* managed = TakeFrom<DLManagedTensor>(capsule, "dltensor", "used_dltensor")) {
@@ -76,7 +83,8 @@ Tensor FromCapsule(nb::handle capsule, DlpackImport* facts) {
 nb::object CallDlpack(nb::handle object) {
   nb::object method = object.attr(names().dlpack);
   try {
-    return method(nb::arg("max_version") = nb::make_tuple(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION));
+    return method(nb::arg("max_version") =
+                      nb::make_tuple(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION));
   } catch (nb::python_error& error) {  // a producer that is older than versions
     if (!error.matches(PyExc_TypeError)) throw;
   }
@@ -96,13 +104,15 @@ void DropCapsule(PyObject* capsule, const char* name) {
   throw nb::python_error();
 }
 
-// Value.__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None), as the array API standard has it.
-nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object max_version, nb::object dl_device,
-                     nb::object copy) {
+// Value.__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None), as the array API
+// standard has it.
+nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object max_version,
+                     nb::object dl_device, nb::object copy) {
   if (!value.is_tensor()) RaiseBufferError("only tensors go out by DLPack");
   Tensor tensor = value.tensor();
   const DlpackDevice device = Unwrap(DlpackDeviceOf(tensor.device()));
-  if (tensor.device().is_host() && !stream.is_none()) RaiseBufferError("a tensor on the CPU has no stream");
+  if (tensor.device().is_host() && !stream.is_none())
+    RaiseBufferError("a tensor on the CPU has no stream");
   if (!dl_device.is_none() && !dl_device.equal(nb::make_tuple(device.type, device.index))) {
     RaiseBufferError("the tensor is on another device than dl_device, and is not moved");
   }
@@ -111,25 +121,31 @@ nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object ma
   PyObject* capsule;
   if (max_version.is_none() || nb::cast<int>(max_version[0]) < 1) {
     auto* managed = Unwrap(ExportLegacyDlpack(tensor));
-    capsule = PyCapsule_New(managed, "dltensor", [](PyObject* c) { DropCapsule<DLManagedTensor>(c, "dltensor"); });
+    capsule = PyCapsule_New(managed, "dltensor",
+                            [](PyObject* c) { DropCapsule<DLManagedTensor>(c, "dltensor"); });
     if (capsule == nullptr) managed->deleter(managed);
   } else {
     auto* managed = Unwrap(ExportDlpack(tensor, copied ? DLPACK_FLAG_BITMASK_IS_COPIED : 0));
-    capsule = PyCapsule_New(managed, "dltensor_versioned",
-                            [](PyObject* c) { DropCapsule<DLManagedTensorVersioned>(c, "dltensor_versioned"); });
+    capsule = PyCapsule_New(managed, "dltensor_versioned", [](PyObject* c) {
+      DropCapsule<DLManagedTensorVersioned>(c, "dltensor_versioned");
+    });
     if (capsule == nullptr) managed->deleter(managed);
   }
   if (capsule == nullptr) throw nb::python_error();
   return nb::steal(capsule);
 }
 
-// PyTorch's function table; raises ImportError where there is no PyTorch, NotImplementedError for one before 2.10.
+// PyTorch's function table; raises ImportError where there is no PyTorch, NotImplementedError for
+// one before 2.10.
 const DLPackExchangeAPI& TorchApi() {
-  static const DLPackExchangeAPI* api = nullptr;  // set once, under the GIL; torch is never unloaded
+  static const DLPackExchangeAPI* api =
+      nullptr;  // set once, under the GIL; torch is never unloaded
   if (api == nullptr) {
     nb::object type = nb::module_::import_("torch").attr("Tensor");
     api = ExchangeApiOf(reinterpret_cast<PyTypeObject*>(type.ptr()));
-    if (api == nullptr) Raise(Unsupported("this PyTorch has no DLPack function table; version 2.10 or newer is needed"));
+    if (api == nullptr)
+      Raise(Unsupported(
+          "this PyTorch has no DLPack function table; version 2.10 or newer is needed"));
   }
   return *api;
 }
@@ -141,11 +157,14 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
   if (api == nullptr) return FromCapsule(CallDlpack(object), facts);
   const nb::object source = Resolved(object, View(*api, object));
   DLManagedTensorVersioned* managed = nullptr;
-  if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0) throw nb::python_error();
+  if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0)
+    throw nb::python_error();
   return Unwrap(ImportDlpack(managed, facts));
 }
 
-bool HasDlpackFunctions(nb::handle object) { return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr; }
+bool HasDlpackFunctions(nb::handle object) {
+  return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr;
+}
 
 DLTensor TorchView(nb::handle tensor) { return View(TorchApi(), tensor); }
 
@@ -153,7 +172,8 @@ Tensor LentByTorch(nb::handle tensor) {
   const DLTensor view = TorchView(tensor);
   const nb::object source = Resolved(tensor, view);
   if (!source.is(tensor)) return FromPython(source);
-  DLManagedTensorVersioned managed = {{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}, nullptr, nullptr, 0, view};
+  DLManagedTensorVersioned managed = {
+      {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}, nullptr, nullptr, 0, view};
   return Unwrap(ImportDlpack(&managed));
 }
 
@@ -181,13 +201,15 @@ nb::object ToTorch(const Tensor& tensor) {
 
 void BindExchange(nb::class_<RuntimeValue>& value) {
   value.def("__dlpack__", &ToCapsule, nb::kw_only(), nb::arg("stream") = nb::none(),
-            nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none());
+            nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+            nb::arg("copy") = nb::none());
   value.def("__dlpack_device__", [](const RuntimeValue& v) {
     const DlpackDevice device = Unwrap(DlpackDeviceOf(v.tensor().device()));
     return nb::make_tuple(device.type, device.index);
   });
   value.def("to_torch", [](const RuntimeValue& v) { return ToTorch(v.tensor()); });
-  value.def_static("from_dlpack", [](nb::handle object) { return RuntimeValue(FromPython(object)); });
+  value.def_static("from_dlpack",
+                   [](nb::handle object) { return RuntimeValue(FromPython(object)); });
 }
 
 }  // namespace caesura::python

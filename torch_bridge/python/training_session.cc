@@ -13,15 +13,18 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-Loss MakeLoss(const std::string& kind, const std::string& prediction, const std::string& target, int class_axis) {
-  const std::map<std::string, Loss::Kind> kinds = {{"cross_entropy", Loss::Kind::kCrossEntropy},
-                                                   {"mse", Loss::Kind::kMeanSquaredError},
-                                                   {"l1", Loss::Kind::kMeanAbsoluteError},
-                                                   {"bce_with_logits", Loss::Kind::kBinaryCrossEntropyLogits},
-                                                   {"output", Loss::Kind::kOutput}};
+Loss MakeLoss(const std::string& kind, const std::string& prediction, const std::string& target,
+              int class_axis) {
+  const std::map<std::string, Loss::Kind> kinds = {
+      {"cross_entropy", Loss::Kind::kCrossEntropy},
+      {"mse", Loss::Kind::kMeanSquaredError},
+      {"l1", Loss::Kind::kMeanAbsoluteError},
+      {"bce_with_logits", Loss::Kind::kBinaryCrossEntropyLogits},
+      {"output", Loss::Kind::kOutput}};
   auto it = kinds.find(kind);
   if (it == kinds.end()) {
-    Raise(InvalidArgument("loss '" + kind + "' is none of cross_entropy, mse, l1, bce_with_logits, output"));
+    Raise(InvalidArgument("loss '" + kind +
+                          "' is none of cross_entropy, mse, l1, bce_with_logits, output"));
   }
   Loss loss{it->second, prediction, target};
   loss.class_axis = class_axis;
@@ -32,46 +35,57 @@ Loss MakeLoss(const std::string& kind, const std::string& prediction, const std:
 Tensor Writable(const std::string& name, nb::handle array) {
   DlpackImport facts;
   Tensor tensor = FromPython(array, &facts);
-  if (facts.copied) Raise(InvalidArgument("parameter '" + name + "' is not dense: it cannot be bound"));
+  if (facts.copied)
+    Raise(InvalidArgument("parameter '" + name + "' is not dense: it cannot be bound"));
   return tensor;
 }
 
-// The arguments of the Python class, by name. `parameters`: inputs of the model that are its initializers, trained where
-// they are.
+// The arguments of the Python class, by name. `parameters`: inputs of the model that are its
+// initializers, trained where they are.
 std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
                                       const std::map<std::string, nb::object>& parameters) {
   auto get = [&](const char* name) { return arguments[name]; };
   TrainingOptions options;
-  options.step.loss = MakeLoss(nb::cast<std::string>(get("loss")), nb::cast<std::string>(get("prediction")),
-                               nb::cast<std::string>(get("target")), nb::cast<int>(get("class_axis")));
-  options.step.optimizer = Unwrap(MakeOptimizer(nb::cast<std::string>(get("optimizer")),
-                                                nb::cast<std::map<std::string, double>>(get("coefficients"))));
+  options.step.loss =
+      MakeLoss(nb::cast<std::string>(get("loss")), nb::cast<std::string>(get("prediction")),
+               nb::cast<std::string>(get("target")), nb::cast<int>(get("class_axis")));
+  options.step.optimizer =
+      Unwrap(MakeOptimizer(nb::cast<std::string>(get("optimizer")),
+                           nb::cast<std::map<std::string, double>>(get("coefficients"))));
   for (nb::handle item : nb::cast<nb::list>(get("groups"))) {
     const auto [names, kind, coefficients] =
-        nb::cast<std::tuple<std::vector<std::string>, std::string, std::map<std::string, double>>>(item);
-    options.step.groups.push_back({.names = names, .weight_decay = {}, .optimizer = Unwrap(MakeOptimizer(kind, coefficients))});
+        nb::cast<std::tuple<std::vector<std::string>, std::string, std::map<std::string, double>>>(
+            item);
+    options.step.groups.push_back({.names = names,
+                                   .weight_decay = {},
+                                   .optimizer = Unwrap(MakeOptimizer(kind, coefficients))});
   }
   options.step.fed_coefficients = nb::cast<std::vector<std::string>>(get("fed"));
   options.step.trainable = nb::cast<std::vector<std::string>>(get("trainable"));
   options.step.frozen = nb::cast<std::vector<std::string>>(get("frozen"));
-  if (arguments.contains("train_constants")) options.step.train_constants = nb::cast<bool>(get("train_constants"));
+  if (arguments.contains("train_constants"))
+    options.step.train_constants = nb::cast<bool>(get("train_constants"));
   options.step.clip_norm = nb::cast<double>(get("clip_norm"));
   options.step.accumulation_steps = nb::cast<int>(get("accumulation_steps"));
   options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
   options.step.keep_gradients = nb::cast<bool>(get("keep_gradients"));
-  if (arguments.contains("keep_outputs")) options.step.keep_outputs = nb::cast<std::vector<std::string>>(get("keep_outputs"));
+  if (arguments.contains("keep_outputs"))
+    options.step.keep_outputs = nb::cast<std::vector<std::string>>(get("keep_outputs"));
   if (arguments.contains("schedule")) {
-    options.schedule = Unwrap(NamedSchedule(nb::cast<std::string>(get("schedule")), nb::cast<int64_t>(get("total_steps")),
+    options.schedule = Unwrap(NamedSchedule(nb::cast<std::string>(get("schedule")),
+                                            nb::cast<int64_t>(get("total_steps")),
                                             nb::cast<int64_t>(get("warmup_steps"))));
   }
   const auto commit = nb::cast<std::string>(get("commit"));
-  if (commit != "late" && commit != "eager-consume") Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
+  if (commit != "late" && commit != "eager-consume")
+    Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
   options.threads = nb::cast<int>(get("threads"));
   options.providers = {CpuProvider()};
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
-  if (arguments.contains("custom_ops")) options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
+  if (arguments.contains("custom_ops"))
+    options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
   Model model = ReadSource(source);
   for (const auto& [name, array] : parameters) {
     Value* value = model.graph->FindValue(name);
@@ -92,7 +106,8 @@ void Check(const Status& status, bool of_file = false) {
 void BindTraining(nb::module_& m) {
   nb::class_<TrainingSession> sessions(m, "Training");
   BindFallback(sessions);
-  sessions.def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
+  sessions
+      .def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
                   nb::arg("parameters") = std::map<std::string, nb::object>())
       .def_static("open_step",
                   [](const std::string& folder, int threads, uint64_t seed) {
@@ -112,7 +127,8 @@ void BindTraining(nb::module_& m) {
              return Unwrap(std::move(loss));
            })
       .def("report",
-           [](TrainingSession& session, nb::dict arrays, const std::string& path, const std::string& title) {
+           [](TrainingSession& session, nb::dict arrays, const std::string& path,
+              const std::string& title) {
              const NamedValues feeds = FeedsOf(arrays);
              auto loss = [&] {
                nb::gil_scoped_release release;
@@ -138,7 +154,8 @@ void BindTraining(nb::module_& m) {
                return session.Step(feeds, {&profiler});
              }();
              Unwrap(std::move(loss));
-             if (!trace.empty()) Check(WriteChromeTrace(trace, profiler.Events()), /*of_file=*/true);
+             if (!trace.empty())
+               Check(WriteChromeTrace(trace, profiler.Events()), /*of_file=*/true);
              return profiler.Summary();
            })
       .def("evaluate",
@@ -181,17 +198,24 @@ void BindTraining(nb::module_& m) {
       .def("feed_coefficients",
            [](TrainingSession& session, const std::vector<double>& values) {
              const std::span<double> all = session.coefficients();
-             if (values.size() > all.size()) Raise(InvalidArgument("more coefficients than the session is fed"));
+             if (values.size() > all.size())
+               Raise(InvalidArgument("more coefficients than the session is fed"));
              std::copy(values.begin(), values.end(), all.begin());
            })
       .def("draw_next_by", &TrainingSession::DrawNextBy)
       .def_prop_ro("updates", &TrainingSession::updates)
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
-      .def_prop_rw("learning_rate", &TrainingSession::learning_rate, &TrainingSession::set_learning_rate)
-      .def("save", [](const TrainingSession& session, const std::string& path) { Check(session.Save(path), /*of_file=*/true); })
-      .def("restore", [](TrainingSession& session, const std::string& path) { Unwrap(session.Restore(path), /*of_file=*/true); })
+      .def_prop_rw("learning_rate", &TrainingSession::learning_rate,
+                   &TrainingSession::set_learning_rate)
+      .def("save", [](const TrainingSession& session,
+                      const std::string& path) { Check(session.Save(path), /*of_file=*/true); })
+      .def("restore",
+           [](TrainingSession& session, const std::string& path) {
+             Unwrap(session.Restore(path), /*of_file=*/true);
+           })
       .def("export",
-           [](const TrainingSession& session, const std::string& path, const std::vector<std::string>& outputs) {
+           [](const TrainingSession& session, const std::string& path,
+              const std::vector<std::string>& outputs) {
              Check(session.ExportModel(path, outputs), /*of_file=*/true);
            })
       .def("plan", [](TrainingSession& session, nb::dict arrays) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RuntimeValue for Python. Bytes cross as flat uint8 arrays; the package gives them dtype and shape, so that dtypes
-// that NumPy does not know itself (bfloat16, float8, int4) need no code here.
+// RuntimeValue for Python. Bytes cross as flat uint8 arrays; the package gives them dtype and
+// shape, so that dtypes that NumPy does not know itself (bfloat16, float8, int4) need no code here.
 #include <nanobind/ndarray.h>
 
 #include <cstring>
@@ -16,25 +16,30 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-Shape MakeShape(const std::vector<int64_t>& dims, DType dtype) { return Unwrap(CheckedShape(dims, dtype)); }
+Shape MakeShape(const std::vector<int64_t>& dims, DType dtype) {
+  return Unwrap(CheckedShape(dims, dtype));
+}
 
 RuntimeValue TensorFromBytes(int dtype_number, const std::vector<int64_t>& dims, Bytes bytes) {
   const DType dtype = static_cast<DType>(dtype_number);
   Shape shape = MakeShape(dims, dtype);
   if (bytes.size() != static_cast<size_t>(shape.elements()) * DTypeSize(dtype)) {
-    Raise(InvalidArgument("array of " + std::to_string(bytes.size()) + " bytes for shape " + shape.ToString()));
+    Raise(InvalidArgument("array of " + std::to_string(bytes.size()) + " bytes for shape " +
+                          shape.ToString()));
   }
   // The array object is kept until the last tensor goes; its reference is dropped under the GIL.
   auto* owner = new Bytes(bytes);
-  auto buffer = std::make_shared<Buffer>(const_cast<uint8_t*>(bytes.data()), bytes.size(), Device{}, [owner](void*) {
-    if (!Py_IsInitialized()) return;
-    nb::gil_scoped_acquire gil;
-    delete owner;
-  });
+  auto buffer = std::make_shared<Buffer>(const_cast<uint8_t*>(bytes.data()), bytes.size(), Device{},
+                                         [owner](void*) {
+                                           if (!Py_IsInitialized()) return;
+                                           nb::gil_scoped_acquire gil;
+                                           delete owner;
+                                         });
   return Tensor(dtype, std::move(shape), std::move(buffer));
 }
 
-// ONNX's dtype behind a buffer's format; undefined where there is none, or the package must say more.
+// ONNX's dtype behind a buffer's format; undefined where there is none, or the package must say
+// more.
 DType DTypeOfFormat(const char* format, Py_ssize_t size) {
   if (format == nullptr || format[0] == '\0' || format[1] != '\0') return DType::kUndefined;
   switch (format[0]) {
@@ -93,23 +98,28 @@ std::optional<nb::dlpack::dtype> NumpyType(DType dtype) {
   }
 }
 
-RuntimeValue TensorFromStrings(const std::vector<int64_t>& dims, const std::vector<std::string>& strings) {
+RuntimeValue TensorFromStrings(const std::vector<int64_t>& dims,
+                               const std::vector<std::string>& strings) {
   Shape shape = MakeShape(dims, DType::kString);
-  if (static_cast<size_t>(shape.elements()) != strings.size()) Raise(InvalidArgument("string count and shape differ"));
+  if (static_cast<size_t>(shape.elements()) != strings.size())
+    Raise(InvalidArgument("string count and shape differ"));
   return Tensor::Of<std::string>(std::move(shape), strings);
 }
 
 nb::object BytesOfTensor(const RuntimeValue& value) {
   const Tensor& tensor = value.tensor();
   auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
-  nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });
+  nb::capsule owner(keep,
+                    [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });
   const size_t shape[1] = {tensor.bytes()};
   return nb::cast(nb::ndarray<nb::numpy, uint8_t>(tensor.raw(), 1, shape, owner));
 }
 
 }  // namespace
 
-bool IsArray(nb::handle item) { return std::strcmp(Py_TYPE(item.ptr())->tp_name, "numpy.ndarray") == 0; }
+bool IsArray(nb::handle item) {
+  return std::strcmp(Py_TYPE(item.ptr())->tp_name, "numpy.ndarray") == 0;
+}
 
 RuntimeValue ValueOf(nb::handle item, bool* copied) {
   if (std::optional<RuntimeValue> array = FromArray(item, nullptr)) return *std::move(array);
@@ -120,7 +130,8 @@ RuntimeValue ValueOf(nb::handle item, bool* copied) {
     return tensor;
   }
   if (nb::isinstance<OrtValue>(item)) return nb::cast<OrtValue&>(item).value;
-  auto value = nb::cast<RuntimeValue>(nb::module_::import_("caesura.sessions.values").attr("to_value")(item));
+  auto value = nb::cast<RuntimeValue>(
+      nb::module_::import_("caesura.sessions.values").attr("to_value")(item));
   if (copied == nullptr || !value.is_tensor()) return value;
   *copied |= !IsArray(item) || nb::cast<uintptr_t>(item.attr("ctypes").attr("data")) !=
                                    reinterpret_cast<uintptr_t>(value.tensor().raw());
@@ -134,7 +145,8 @@ OrtValue Borrowed(nb::handle object) {
     out.value = *std::move(array);
   } else if (IsArray(object)) {
     out.value = ValueOf(object, &copied);
-    copied &= out.value.is_tensor() && out.value.tensor().dtype() != DType::kString;  // NumPy's strings have other bytes
+    copied &= out.value.is_tensor() &&
+              out.value.tensor().dtype() != DType::kString;  // NumPy's strings have other bytes
     out.read_only = !nb::cast<bool>(object.attr("flags").attr("writeable"));
   } else {
     DlpackImport facts;
@@ -142,7 +154,10 @@ OrtValue Borrowed(nb::handle object) {
     copied = facts.copied;
     out.read_only = facts.read_only;
   }
-  if (copied) Raise(InvalidArgument("the tensor is not dense (or not aligned), so its own bytes cannot be bound; make it contiguous"));
+  if (copied)
+    Raise(
+        InvalidArgument("the tensor is not dense (or not aligned), so its own bytes cannot be "
+                        "bound; make it contiguous"));
   return out;
 }
 
@@ -154,18 +169,23 @@ NamedValues FeedsOf(nb::dict feeds) {
 
 nb::object ObjectOf(const RuntimeValue& value, bool torch) {
   if (!value.has_value()) return nb::none();
-  if (value.is_tensor() && torch && value.tensor().dtype() != DType::kString) return ToTorch(value.tensor());
+  if (value.is_tensor() && torch && value.tensor().dtype() != DType::kString)
+    return ToTorch(value.tensor());
   const auto type = value.is_tensor() ? NumpyType(value.tensor().dtype()) : std::nullopt;
-  if (!type) return nb::module_::import_("caesura.sessions.values").attr("from_value")(value, torch);
+  if (!type)
+    return nb::module_::import_("caesura.sessions.values").attr("from_value")(value, torch);
   const Tensor& tensor = value.tensor();
   auto* keep = new std::shared_ptr<Buffer>(tensor.buffer());
-  nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });
+  nb::capsule owner(keep,
+                    [](void* p) noexcept { delete static_cast<std::shared_ptr<Buffer>*>(p); });
   const std::vector<size_t> shape(tensor.shape().begin(), tensor.shape().end());
-  return nb::cast(nb::ndarray<nb::numpy>(tensor.raw(), shape.size(), shape.data(), owner, nullptr, *type));
+  return nb::cast(
+      nb::ndarray<nb::numpy>(tensor.raw(), shape.size(), shape.data(), owner, nullptr, *type));
 }
 
 nb::object TextOf(const std::string& text) {
-  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
 // The elements of a vector as Python's own strings and numbers.
@@ -176,10 +196,16 @@ nb::list ListOf(const Tensor& tensor) {
     for (int64_t i = 0; i < count; ++i) out.append(make(i));
   };
   switch (tensor.dtype()) {
-    case DType::kString: fill([&](int64_t i) { return TextOf(tensor.data<std::string>()[i]); }); break;
+    case DType::kString:
+      fill([&](int64_t i) { return TextOf(tensor.data<std::string>()[i]); });
+      break;
     case DType::kInt64: fill([&](int64_t i) { return nb::int_(tensor.data<int64_t>()[i]); }); break;
-    case DType::kFloat32: fill([&](int64_t i) { return nb::float_(tensor.data<float>()[i]); }); break;
-    case DType::kFloat64: fill([&](int64_t i) { return nb::float_(tensor.data<double>()[i]); }); break;
+    case DType::kFloat32:
+      fill([&](int64_t i) { return nb::float_(tensor.data<float>()[i]); });
+      break;
+    case DType::kFloat64:
+      fill([&](int64_t i) { return nb::float_(tensor.data<double>()[i]); });
+      break;
     default: return nb::list(ObjectOf(tensor, false).attr("tolist")());
   }
   return out;
@@ -198,7 +224,8 @@ void BindValues(nb::module_& m) {
       .def_prop_ro("has_value", &RuntimeValue::has_value)
       .def_prop_ro("is_tensor", &RuntimeValue::is_tensor)
       .def_prop_ro("is_sequence", &RuntimeValue::is_sequence)
-      .def_prop_ro("dtype", [](const RuntimeValue& v) { return static_cast<int>(v.tensor().dtype()); })
+      .def_prop_ro("dtype",
+                   [](const RuntimeValue& v) { return static_cast<int>(v.tensor().dtype()); })
       .def_prop_ro("shape", [](const RuntimeValue& v) { return v.tensor().shape().dims(); })
       .def_prop_ro("is_map", &RuntimeValue::is_map)
       .def("elements", [](const RuntimeValue& v) { return v.sequence(); })
@@ -217,7 +244,9 @@ void BindValues(nb::module_& m) {
   m.def("map", [](const RuntimeValue& keys, const RuntimeValue& values) {
     return RuntimeValue::Map(keys.tensor(), values.tensor());
   });
-  m.def("sequence", [](std::vector<RuntimeValue> elements) { return RuntimeValue::Sequence(std::move(elements)); });
+  m.def("sequence", [](std::vector<RuntimeValue> elements) {
+    return RuntimeValue::Sequence(std::move(elements));
+  });
 }
 
 }  // namespace caesura::python

@@ -12,7 +12,8 @@ namespace caesura::python {
 namespace {
 
 PyTypeObject* TensorType() {
-  static PyObject* const type = nb::object(nb::module_::import_("torch").attr("Tensor")).release().ptr();
+  static PyObject* const type =
+      nb::object(nb::module_::import_("torch").attr("Tensor")).release().ptr();
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
@@ -26,8 +27,9 @@ class TensorProperty {
   }
 
   nb::object Of(nb::handle tensor) const {
-    nb::object value = nb::steal(property_ != nullptr ? property_->get(tensor.ptr(), property_->closure)
-                                                      : PyObject_GetAttr(tensor.ptr(), name_));
+    nb::object value =
+        nb::steal(property_ != nullptr ? property_->get(tensor.ptr(), property_->closure)
+                                       : PyObject_GetAttr(tensor.ptr(), name_));
     if (!value.is_valid()) throw nb::python_error();
     return value;
   }
@@ -42,7 +44,8 @@ bool AsksForGradient(nb::handle tensor) {
   return property.Of(tensor).ptr() == Py_True;
 }
 
-// How many hooks PyTorch has registered, of whatever: another object where it is another number. Null where none tells.
+// How many hooks PyTorch has registered, of whatever: another object where it is another number.
+// Null where none tells.
 nb::object HooksMade() {
   static PyObject* const handles =
       nb::object(nb::module_::import_("torch.utils.hooks").attr("RemovableHandle")).release().ptr();
@@ -50,7 +53,8 @@ nb::object HooksMade() {
   return nb::borrow(_PyType_Lookup(reinterpret_cast<PyTypeObject*>(handles), name));
 }
 
-// Whether its gradient has none; a dict that is empty is what a hook that was removed leaves behind.
+// Whether its gradient has none; a dict that is empty is what a hook that was removed leaves
+// behind.
 bool IsUnhooked(nb::handle tensor) {
   static const TensorProperty before("_backward_hooks"), behind("_post_accumulate_grad_hooks");
   const auto none = [&](const TensorProperty& property) {
@@ -61,13 +65,17 @@ bool IsUnhooked(nb::handle tensor) {
 }
 
 uint64_t TypeNumber(const DLTensor& view) {
-  const auto device = static_cast<uint64_t>(view.device.device_type) << 16 | static_cast<uint16_t>(view.device.device_id);
-  return device << 32 | static_cast<uint64_t>(view.dtype.lanes) << 16 | view.dtype.bits << 8 | view.dtype.code;
+  const auto device = static_cast<uint64_t>(view.device.device_type) << 16 |
+                      static_cast<uint16_t>(view.device.device_id);
+  return device << 32 | static_cast<uint64_t>(view.dtype.lanes) << 16 | view.dtype.bits << 8 |
+         view.dtype.code;
 }
 
 TensorFacts FactsOf(nb::handle tensor) {
   const DLTensor view = TorchView(tensor);
-  TensorFacts facts{static_cast<const char*>(view.data) + view.byte_offset, {}, TypeNumber(view),
+  TensorFacts facts{static_cast<const char*>(view.data) + view.byte_offset,
+                    {},
+                    TypeNumber(view),
                     AsksForGradient(tensor)};
   facts.dims.assign(view.shape, view.shape + view.ndim);
   facts.dims.insert(facts.dims.end(), view.strides, view.strides + view.ndim);
@@ -77,7 +85,8 @@ TensorFacts FactsOf(nb::handle tensor) {
 bool SameTensor(nb::handle tensor, const TensorFacts& facts, bool bytes) {
   const DLTensor view = TorchView(tensor);
   const size_t size = view.ndim * sizeof(int64_t);
-  return TypeNumber(view) == facts.type && 2 * static_cast<size_t>(view.ndim) == facts.dims.size() &&
+  return TypeNumber(view) == facts.type &&
+         2 * static_cast<size_t>(view.ndim) == facts.dims.size() &&
          (size == 0 || (std::memcmp(view.shape, facts.dims.data(), size) == 0 &&
                         std::memcmp(view.strides, facts.dims.data() + view.ndim, size) == 0)) &&
          (!bytes || static_cast<const char*>(view.data) + view.byte_offset == facts.bytes) &&
@@ -124,7 +133,9 @@ void Watch::Item(nb::dict dict, nb::object key, nb::object value) {
   RowsOf(dict).items.emplace_back(std::move(key), std::move(value));
 }
 
-void Watch::Lacks(nb::dict dict, nb::object key) { RowsOf(dict).items.emplace_back(std::move(key), nb::object()); }
+void Watch::Lacks(nb::dict dict, nb::object key) {
+  RowsOf(dict).items.emplace_back(std::move(key), nb::object());
+}
 
 void Watch::Whole(nb::dict dict) {
   DictRows rows;
@@ -165,7 +176,8 @@ void Watch::ClassOf(nb::object object) {
 
 void Watch::Class(nb::object type) {
   static PyObject* const any_name = PyUnicode_InternFromString("__call__");
-  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()), any_name);  // gives the class its version
+  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()),
+                 any_name);  // gives the class its version
   const Py_ssize_t version = ClassVersion(type.ptr());
   rows_.push_back({Kind::kClass, std::move(type), {}, version});
 }
@@ -217,7 +229,8 @@ bool Watch::Holds(const Row& row) {
   switch (row.kind) {
     case Kind::kLength: return LengthOf(object) == row.number;
     case Kind::kElement:
-      return row.number < PyList_GET_SIZE(object) && PyList_GET_ITEM(object, row.number) == row.value.ptr();
+      return row.number < PyList_GET_SIZE(object) &&
+             PyList_GET_ITEM(object, row.number) == row.value.ptr();
     case Kind::kCell: return PyCell_GET(object) == row.value.ptr();
     case Kind::kClassOf: return reinterpret_cast<PyObject*>(Py_TYPE(object)) == row.value.ptr();
     case Kind::kClass: return row.number != 0 && ClassVersion(object) == row.number;
@@ -242,13 +255,17 @@ bool Watch::HasNoHooks() const {
   if (unhooked_.empty()) return true;
   nb::object made = HooksMade();
   if (made.is_valid() && made.is(hooks_made_)) return true;
-  if (!std::all_of(unhooked_.begin(), unhooked_.end(), [](nb::handle tensor) { return IsUnhooked(tensor); })) return false;
+  if (!std::all_of(unhooked_.begin(), unhooked_.end(),
+                   [](nb::handle tensor) { return IsUnhooked(tensor); }))
+    return false;
   hooks_made_ = std::move(made);
   return true;
 }
 
 bool Watch::Unchanged() const {
-  const auto hold = [](const auto& rows) { return std::all_of(rows.begin(), rows.end(), [](auto& r) { return Holds(r); }); };
+  const auto hold = [](const auto& rows) {
+    return std::all_of(rows.begin(), rows.end(), [](auto& r) { return Holds(r); });
+  };
   if (!hold(dicts_) || !hold(rows_)) {
     if (PyErr_Occurred()) throw nb::python_error();
     return false;
@@ -293,11 +310,13 @@ Signature::Part::Part(nb::handle value, std::vector<PyObject*>& tensors)
     facts_ = FactsOf(value);
     tensors.push_back(object);
   } else if (PyDict_CheckExact(object)) {
-    for (auto [key, part] : nb::borrow<nb::dict>(value)) parts_.emplace_back(nb::borrow(key), Part(part, tensors));
+    for (auto [key, part] : nb::borrow<nb::dict>(value))
+      parts_.emplace_back(nb::borrow(key), Part(part, tensors));
   } else if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-    for (nb::handle part : nb::borrow<nb::sequence>(value)) parts_.emplace_back(nb::object(), Part(part, tensors));
-  } else if (object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object) ||
-             PyUnicode_CheckExact(object)) {
+    for (nb::handle part : nb::borrow<nb::sequence>(value))
+      parts_.emplace_back(nb::object(), Part(part, tensors));
+  } else if (object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) ||
+             PyFloat_CheckExact(object) || PyUnicode_CheckExact(object)) {
     value_ = nb::borrow(value);
   } else {
     throw nb::type_error("arguments of a type that no signature holds");
@@ -321,8 +340,9 @@ bool Signature::Part::Matches(nb::handle value, std::vector<PyObject*>& tensors)
   if (LengthOf(object) != static_cast<Py_ssize_t>(parts_.size())) return false;
   for (size_t i = 0; i < parts_.size(); ++i) {
     const auto& [key, part] = parts_[i];
-    PyObject* found = key.is_valid() ? PyDict_GetItemWithError(object, key.ptr())
-                      : PyTuple_Check(object) ? PyTuple_GET_ITEM(object, i) : PyList_GET_ITEM(object, i);
+    PyObject* found = key.is_valid()          ? PyDict_GetItemWithError(object, key.ptr())
+                      : PyTuple_Check(object) ? PyTuple_GET_ITEM(object, i)
+                                              : PyList_GET_ITEM(object, i);
     if (found == nullptr || !part.Matches(found, tensors)) return false;
   }
   return true;
@@ -350,7 +370,8 @@ bool Signature::Matches(nb::handle args, nb::handle kwargs) const {
 
 void BindWatch(nb::module_& m) {
   static const PyType_Slot slots[] = {
-      {Py_tp_traverse, reinterpret_cast<void*>(+[](PyObject* self, visitproc visit, void* arg) -> int {
+      {Py_tp_traverse,
+       reinterpret_cast<void*>(+[](PyObject* self, visitproc visit, void* arg) -> int {
          Py_VISIT(Py_TYPE(self));
          return nb::inst_ready(self) ? nb::inst_ptr<Watch>(self)->Traverse(visit, arg) : 0;
        })},
@@ -374,7 +395,9 @@ void BindWatch(nb::module_& m) {
       .def("tensor", &Watch::TorchTensor, nb::arg("tensor"), nb::arg("bytes"))
       .def("unhooked", &Watch::Unhooked)
       .def("unchanged", &Watch::Unchanged);
-  nb::class_<Signature>(m, "Signature").def(nb::init<nb::tuple, nb::dict>()).def("matches", &Signature::Matches);
+  nb::class_<Signature>(m, "Signature")
+      .def(nb::init<nb::tuple, nb::dict>())
+      .def("matches", &Signature::Matches);
 }
 
 }  // namespace caesura::python

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watch: objects of Python's that something was derived from, and whether they still are as they were. Signature: the
-// arguments of a call, and whether another call's are the same but for the elements of tensors.
+// Watch: objects of Python's that something was derived from, and whether they still are as they
+// were. Signature: the arguments of a call, and whether another call's are the same but for the
+// elements of tensors.
 #ifndef CAESURA_TORCH_BRIDGE_PYTHON_WATCH_H_
 #define CAESURA_TORCH_BRIDGE_PYTHON_WATCH_H_
 
@@ -28,9 +29,9 @@ struct TensorFacts {
 // All objects are held. Not for use without the GIL.
 class Watch {
  public:
-  // What is to stay: dict[key], that a dict lacks a key, all that a dict holds and its order, the length of a dict, list or
-  // set, list[i] for all i, what a closure's cell holds, an object's class, a class with its bases, a function's code and
-  // defaults, what a call returns.
+  // What is to stay: dict[key], that a dict lacks a key, all that a dict holds and its order, the
+  // length of a dict, list or set, list[i] for all i, what a closure's cell holds, an object's
+  // class, a class with its bases, a function's code and defaults, what a call returns.
   void Item(nanobind::dict dict, nanobind::object key, nanobind::object value);
   void Lacks(nanobind::dict dict, nanobind::object key);
   void Whole(nanobind::dict dict);
@@ -41,9 +42,11 @@ class Watch {
   void Class(nanobind::object type);
   void Function(nanobind::object function);
   void Returns(nanobind::object call, nanobind::object result);
-  // A torch.Tensor's dtype, device, shape, strides and whether it requires a gradient; with `bytes` where its elements are, too.
+  // A torch.Tensor's dtype, device, shape, strides and whether it requires a gradient; with `bytes`
+  // where its elements are, too.
   void TorchTensor(nanobind::object tensor, bool bytes);
-  // A torch.Tensor is to have no hooks of its gradient. Looked at where a hook of anything was registered meanwhile.
+  // A torch.Tensor is to have no hooks of its gradient. Looked at where a hook of anything was
+  // registered meanwhile.
   void Unhooked(nanobind::object tensor);
 
   bool Unchanged() const;
@@ -61,7 +64,8 @@ class Watch {
   // What one dict is to hold.
   struct DictRows {
     nanobind::object dict;
-    std::vector<std::pair<nanobind::object, nanobind::object>> items;  // key and value; no value where it lacks the key
+    std::vector<std::pair<nanobind::object, nanobind::object>>
+        items;                     // key and value; no value where it lacks the key
     Py_ssize_t length = -1;        // -1: any
     bool whole = false;            // the items are all, in the dict's order: no key is hashed
     mutable uint64_t version = 0;  // the dict's own, when all was last seen to be as it was
@@ -80,11 +84,12 @@ class Watch {
   std::vector<Row> rows_;
   std::vector<TensorRow> tensors_;
   std::vector<nanobind::object> unhooked_;
-  mutable nanobind::object hooks_made_;  // PyTorch's count of hooks, when the unhooked were last seen to have none
+  mutable nanobind::object
+      hooks_made_;  // PyTorch's count of hooks, when the unhooked were last seen to have none
 };
 
-// Tensors, and None, bools, ints, floats and strings, in tuples, lists and dicts. Two tensors are the same one in both calls
-// or in none.
+// Tensors, and None, bools, ints, floats and strings, in tuples, lists and dicts. Two tensors are
+// the same one in both calls or in none.
 class Signature {
  public:
   // Raises TypeError where something else is in them.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura bench`: how long runs of a model take, and a training step, beside onnxruntime where Python has it.
+// `caesura bench`: how long runs of a model take, and a training step, beside onnxruntime where
+// Python has it.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -54,7 +55,8 @@ Result<Milliseconds> TimeRuns(double seconds, const std::function<Status()>& run
   Milliseconds out;
   RETURN_IF_ERROR(run());  // plans, and warms caches
   const auto begin = Clock::now();
-  for (auto before = begin; out.empty() || before - begin < std::chrono::duration<double>(seconds);) {
+  for (auto before = begin;
+       out.empty() || before - begin < std::chrono::duration<double>(seconds);) {
     RETURN_IF_ERROR(run());
     const auto after = Clock::now();
     out.push_back(std::chrono::duration<double, std::milli>(after - before).count());
@@ -63,7 +65,8 @@ Result<Milliseconds> TimeRuns(double seconds, const std::function<Status()>& run
   return out;
 }
 
-// The peer's side. It waits for no one: a process for each turn, which reads its task from a file beside it.
+// The peer's side. It waits for no one: a process for each turn, which reads its task from a file
+// beside it.
 constexpr char kPeer[] = R"(import json, pathlib, sys, time
 folder = pathlib.Path(__file__).parent
 task = json.loads((folder / "task.json").read_text())
@@ -94,7 +97,8 @@ constexpr int kPeerMissing = 3;  // the peer's exit code where its package is no
 // onnxruntime, in a Python process; its files lie in a folder of their own, removed with this.
 class Peer {
  public:
-  static Result<std::unique_ptr<Peer>> Create(const std::string& model, const NamedValues& feeds, int threads) {
+  static Result<std::unique_ptr<Peer>> Create(const std::string& model, const NamedValues& feeds,
+                                              int threads) {
     char folder[] = "/tmp/caesura-bench-XXXXXX";
     if (mkdtemp(folder) == nullptr) return IoError("no temporary folder can be made");
     std::unique_ptr<Peer> out(new Peer(folder, model, threads));
@@ -113,18 +117,25 @@ class Peer {
 
   // Fails with kNotFound where Python or onnxruntime is not there.
   Result<Milliseconds> Run(double seconds) {
-    RETURN_IF_ERROR(Write("task.json", nlohmann::json{{"model", model_}, {"threads", threads_}, {"seconds", seconds}}.dump()));
+    RETURN_IF_ERROR(Write(
+        "task.json",
+        nlohmann::json{{"model", model_}, {"threads", threads_}, {"seconds", seconds}}.dump()));
     const std::string command =
         "'" + env::Python() + "' " + folder_ + "/peer.py >/dev/null 2>" + folder_ + "/errors.txt";
     const int code = std::system(command.c_str());
     if (WIFEXITED(code) && (WEXITSTATUS(code) == kPeerMissing || WEXITSTATUS(code) == 127)) {
       return NotFound("'" + env::Python() + "' has no onnxruntime");
     }
-    ASSIGN_OR_RETURN(const std::string errors, ReadWholeFile(PosixFileSystem(), folder_ + "/errors.txt", 1 << 20));
-    if (code != 0) return Unsupported("onnxruntime: " + errors.substr(errors.rfind('\n', errors.size() - 2) + 1));
-    ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(PosixFileSystem(), folder_ + "/answer.json", 1 << 28));
+    ASSIGN_OR_RETURN(const std::string errors,
+                     ReadWholeFile(PosixFileSystem(), folder_ + "/errors.txt", 1 << 20));
+    if (code != 0)
+      return Unsupported("onnxruntime: " +
+                         errors.substr(errors.rfind('\n', errors.size() - 2) + 1));
+    ASSIGN_OR_RETURN(const std::string text,
+                     ReadWholeFile(PosixFileSystem(), folder_ + "/answer.json", 1 << 28));
     const auto answer = nlohmann::json::parse(text, nullptr, false);
-    if (!answer.is_object() || !answer.contains("times")) return Internal("the peer's answer is no JSON");
+    if (!answer.is_object() || !answer.contains("times"))
+      return Internal("the peer's answer is no JSON");
     version_ = answer.value("version", "");
     return answer["times"].get<Milliseconds>();
   }
@@ -145,10 +156,12 @@ class Peer {
 
 // REQUIRES: `times` is sorted and not empty.
 double Percentile(const Milliseconds& times, double part) {
-  return times[std::min(times.size() - 1, static_cast<size_t>(part * static_cast<double>(times.size())))];
+  return times[std::min(times.size() - 1,
+                        static_cast<size_t>(part * static_cast<double>(times.size())))];
 }
 
-Result<System> InferenceSystem(const BenchOptions& options, const Model& model, const NamedValues& feeds) {
+Result<System> InferenceSystem(const BenchOptions& options, const Model& model,
+                               const NamedValues& feeds) {
   ASSIGN_OR_RETURN(std::shared_ptr<Session> session, MakeSession(model.Clone(), options.train));
   return System{"run", [session, feeds](double seconds) {
                   return TimeRuns(seconds, [&] { return session->Run(feeds).status(); });
@@ -163,9 +176,11 @@ Result<System> TrainingSystem(const BenchOptions& options, const Model& model) {
                 }};
 }
 
-// Rounds of all systems' turns, one after the other, so that what slows the machine down slows all of them.
+// Rounds of all systems' turns, one after the other, so that what slows the machine down slows all
+// of them.
 Status Measure(const BenchOptions& options, std::vector<System>& systems) {
-  ProgressBar bar({.label = "bench", .total = static_cast<int64_t>(systems.size()) * options.rounds});
+  ProgressBar bar(
+      {.label = "bench", .total = static_cast<int64_t>(systems.size()) * options.rounds});
   int64_t done = 0;
   for (int round = 0; round < options.rounds; ++round) {
     for (System& system : systems) {
@@ -181,17 +196,24 @@ Status Measure(const BenchOptions& options, std::vector<System>& systems) {
 Status PrintRows(const BenchOptions& options, std::vector<System>& systems) {
   nlohmann::json rows = nlohmann::json::array();
   if (!OnlyJson(options.json)) {
-    std::printf("%-24s %8s %10s %10s %10s %10s   (milliseconds)\n", "", "runs", "median", "90%", "99%", "least");
+    std::printf("%-24s %8s %10s %10s %10s %10s   (milliseconds)\n", "", "runs", "median", "90%",
+                "99%", "least");
   }
   for (System& system : systems) {
     std::sort(system.times.begin(), system.times.end());
     const Milliseconds& times = system.times;
-    const double median = Percentile(times, 0.5), p90 = Percentile(times, 0.9), p99 = Percentile(times, 0.99);
+    const double median = Percentile(times, 0.5), p90 = Percentile(times, 0.9),
+                 p99 = Percentile(times, 0.99);
     if (!OnlyJson(options.json)) {
-      std::printf("%-24s %8zu %10.3f %10.3f %10.3f %10.3f\n", system.name.c_str(), times.size(), median, p90, p99, times[0]);
+      std::printf("%-24s %8zu %10.3f %10.3f %10.3f %10.3f\n", system.name.c_str(), times.size(),
+                  median, p90, p99, times[0]);
     }
-    rows.push_back({{"name", system.name}, {"runs", times.size()}, {"median_ms", median}, {"p90_ms", p90},
-                    {"p99_ms", p99}, {"least_ms", times[0]}});
+    rows.push_back({{"name", system.name},
+                    {"runs", times.size()},
+                    {"median_ms", median},
+                    {"p90_ms", p90},
+                    {"p99_ms", p99},
+                    {"least_ms", times[0]}});
   }
   return WriteJson(rows, options.json);
 }
@@ -202,7 +224,8 @@ Status Run(const BenchOptions& options) {
   std::vector<System> systems;
   std::unique_ptr<Peer> peer;
   const bool trains = exported || !options.train.loss.empty();
-  if (!exported) {  // the model of an exported step ends in its loss: nobody runs that for its outputs
+  if (!exported) {  // the model of an exported step ends in its loss: nobody runs that for its
+                    // outputs
     ASSIGN_OR_RETURN(const Model model, ReadTrainedModel(path, ""));
     ASSIGN_OR_RETURN(const NamedValues feeds, MakeFeeds(options.feeds, RequiredInputs(model)));
     ASSIGN_OR_RETURN(System own, InferenceSystem(options, model, feeds));
@@ -211,7 +234,8 @@ Status Run(const BenchOptions& options) {
       ASSIGN_OR_RETURN(peer, Peer::Create(path, feeds, options.train.threads));
       const Result<Milliseconds> tried = peer->Run(0);
       if (tried.ok()) {
-        systems.push_back({"run, onnxruntime " + peer->version(), [&](double seconds) { return peer->Run(seconds); }});
+        systems.push_back({"run, onnxruntime " + peer->version(),
+                           [&](double seconds) { return peer->Run(seconds); }});
       } else {
         std::fprintf(stderr, "caesura: not compared: %s\n", tried.status().message().c_str());
       }
@@ -240,11 +264,17 @@ Examples
 
 void AddBench(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* sub = app.add_subcommand("bench", "Time a model's runs, and its training step with --loss");
-  sub->add_option("model", options->train.model, "The ONNX model, or the folder of an exported step")->required();
+  CLI::App* sub =
+      app.add_subcommand("bench", "Time a model's runs, and its training step with --loss");
+  sub->add_option("model", options->train.model,
+                  "The ONNX model, or the folder of an exported step")
+      ->required();
   AddFeedOptions(*sub, &options->feeds);
-  sub->add_option("--seconds", options->seconds, "Length of one turn")->check(CLI::PositiveNumber)->capture_default_str();
-  sub->add_option("--rounds", options->rounds, "How often each system has its turn")->check(CLI::PositiveNumber)
+  sub->add_option("--seconds", options->seconds, "Length of one turn")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--rounds", options->rounds, "How often each system has its turn")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   sub->add_flag("!--alone", options->beside, "Without onnxruntime");
   options->train.loss.clear();

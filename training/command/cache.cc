@@ -27,7 +27,8 @@ struct Entry {
   int64_t used = 0;  // seconds since 1970
 };
 
-// Files that the cache writes: programs, whose names are 64 hexadecimal digits, and what a crash left half written.
+// Files that the cache writes: programs, whose names are 64 hexadecimal digits, and what a crash
+// left half written.
 bool IsOurs(const std::string& name) {
   return name.starts_with(".part-") ||
          (name.size() == 64 && name.find_first_not_of("0123456789abcdef") == std::string::npos);
@@ -40,7 +41,8 @@ std::vector<Entry> Entries() {
   for (const auto& file : std::filesystem::directory_iterator(env::ProgramCache(), error)) {
     struct stat status = {};
     const std::string name = file.path().filename();
-    if (!IsOurs(name) || lstat(file.path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    if (!IsOurs(name) || lstat(file.path().c_str(), &status) != 0 || !S_ISREG(status.st_mode))
+      continue;
     out.push_back({file.path(), name, static_cast<uint64_t>(status.st_size), status.st_mtime});
   }
   std::sort(out.begin(), out.end(), [](const Entry& a, const Entry& b) { return a.used > b.used; });
@@ -66,8 +68,9 @@ int List(const std::string& json) {
                 static_cast<double>(entry.bytes) / 1024, TimeText(entry.used).c_str());
   }
   if (!OnlyJson(json)) {
-    std::printf("%zu programs, %.1f of %d MiB in '%s'\n", entries.size(), static_cast<double>(total) / (1 << 20),
-                env::ProgramCacheMegabytes(), env::ProgramCache().c_str());
+    std::printf("%zu programs, %.1f of %d MiB in '%s'\n", entries.size(),
+                static_cast<double>(total) / (1 << 20), env::ProgramCacheMegabytes(),
+                env::ProgramCache().c_str());
   }
   const Status written = WriteJson({{"folder", env::ProgramCache()}, {"programs", list}}, json);
   return written.ok() ? kDone : Report(written);
@@ -89,16 +92,20 @@ int Clear(double days) {
 }  // namespace
 
 void AddCache(CLI::App& app, RunFunction* run) {
-  CLI::App* sub = app.add_subcommand("cache", "List or remove the captured programs that Python keeps on disk");
+  CLI::App* sub =
+      app.add_subcommand("cache", "List or remove the captured programs that Python keeps on disk");
   sub->require_subcommand(1);
-  sub->footer("CAESURA_PROGRAM_CACHE says where they are kept ('off': nowhere); removing them at any time is safe.");
+  sub->footer(
+      "CAESURA_PROGRAM_CACHE says where they are kept ('off': nowhere); removing them at any time "
+      "is safe.");
   auto json = std::make_shared<std::string>();
   CLI::App* list = sub->add_subcommand("ls", "List them, used last first");
   AddJsonOption(*list, json.get());
   list->callback([=] { *run = [=] { return List(*json); }; });
   auto days = std::make_shared<double>(0);
   CLI::App* clear = sub->add_subcommand("clear", "Remove them");
-  clear->add_option("--unused-days", *days, "Only those not used for so many days")->check(CLI::NonNegativeNumber);
+  clear->add_option("--unused-days", *days, "Only those not used for so many days")
+      ->check(CLI::NonNegativeNumber);
   clear->callback([=] { *run = [=] { return Clear(*days); }; });
 }
 

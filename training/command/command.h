@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the `caesura` command. Each adds its subcommand and options to the parser, and tells `run` what to
-// do when the user has chosen it: a function that returns the exit code.
+// The parts of the `caesura` command. Each adds its subcommand and options to the parser, and tells
+// `run` what to do when the user has chosen it: a function that returns the exit code.
 #ifndef CAESURA_TRAINING_COMMAND_COMMAND_H_
 #define CAESURA_TRAINING_COMMAND_COMMAND_H_
 

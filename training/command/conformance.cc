@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura conformance`: the ONNX node tests, as folders NAME/model.onnx, NAME/test_data_set_0/input_0.pb, ...
+// `caesura conformance`: the ONNX node tests, as folders NAME/model.onnx,
+// NAME/test_data_set_0/input_0.pb, ...
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -50,8 +51,10 @@ Tolerance ReadTolerance(const std::string& path) {
   if (!text.ok()) return out;
   const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return out;
-  if (const auto it = json.find("rtol"); it != json.end() && it->is_number()) out.relative = it->get<double>();
-  if (const auto it = json.find("atol"); it != json.end() && it->is_number()) out.absolute = it->get<double>();
+  if (const auto it = json.find("rtol"); it != json.end() && it->is_number())
+    out.relative = it->get<double>();
+  if (const auto it = json.find("atol"); it != json.end() && it->is_number())
+    out.absolute = it->get<double>();
   return out;
 }
 
@@ -63,7 +66,8 @@ Result<std::vector<RuntimeValue>> ReadValues(const std::string& folder, const ch
     const std::string path = folder + "/" + role + "_" + std::to_string(out.size()) + ".pb";
     ASSIGN_OR_RETURN(const bool exists, PosixFileSystem().Exists(path));
     if (!exists) break;
-    ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(PosixFileSystem(), path, kMaxFileBytes));
+    ASSIGN_OR_RETURN(const std::string bytes,
+                     ReadWholeFile(PosixFileSystem(), path, kMaxFileBytes));
     Result<RuntimeValue> read = ReadValueBytes(bytes, value->type());
     if (!read.ok()) return read.status().WithPrefix("'" + path + "': ");
     out.push_back(*std::move(read));
@@ -72,14 +76,18 @@ Result<std::vector<RuntimeValue>> ReadValues(const std::string& folder, const ch
 }
 
 // Runs the session on one data set; what differs, or empty.
-Result<std::string> RunDataSet(Session& session, const std::string& folder, const Tolerance& tolerance) {
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> inputs, ReadValues(folder, "input", session.inputs()));
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> wanted, ReadValues(folder, "output", session.outputs()));
+Result<std::string> RunDataSet(Session& session, const std::string& folder,
+                               const Tolerance& tolerance) {
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> inputs,
+                   ReadValues(folder, "input", session.inputs()));
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> wanted,
+                   ReadValues(folder, "output", session.outputs()));
   NamedValues feeds;
   for (size_t i = 0; i < inputs.size(); ++i) feeds[session.inputs()[i]->name()] = inputs[i];
   ASSIGN_OR_RETURN(const std::vector<RuntimeValue> got, session.Run(feeds));
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const std::string difference = Difference(got[i], wanted[i], tolerance, "output " + std::to_string(i));
+    const std::string difference =
+        Difference(got[i], wanted[i], tolerance, "output " + std::to_string(i));
     if (!difference.empty()) return difference;
   }
   return std::string();
@@ -92,7 +100,8 @@ Result<std::string> RunCase(const std::string& folder, const ConformanceOptions&
   options.fallback = choice.fallback;
   options.passes = InferencePasses;
   ASSIGN_OR_RETURN(Model model, ReadModel(folder + "/model.onnx"));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(std::move(model), std::move(options)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                   Session::Create(std::move(model), std::move(options)));
   const Tolerance tolerance = ReadTolerance(folder + "/tolerance.json");
   for (int n = 0;; ++n) {
     const std::string data_set = folder + "/test_data_set_" + std::to_string(n);
@@ -105,12 +114,15 @@ Result<std::string> RunCase(const std::string& folder, const ConformanceOptions&
 
 Result<Results> RunAll(const ConformanceOptions& options) {
   ASSIGN_OR_RETURN(std::vector<std::string> names, PosixFileSystem().List(options.folder));
-  std::erase_if(names, [&](const std::string& name) { return name.find(options.filter) == std::string::npos; });
+  std::erase_if(names, [&](const std::string& name) {
+    return name.find(options.filter) == std::string::npos;
+  });
   // Made once, before the processes that use it.
   static_cast<void>(FindOpSchema("Add", ""));
   std::optional<ProgressBar> bar;
   if (!options.quiet) {
-    bar.emplace(ProgressBarOptions{.label = "conformance", .total = static_cast<int64_t>(names.size())});
+    bar.emplace(
+        ProgressBarOptions{.label = "conformance", .total = static_cast<int64_t>(names.size())});
   }
   Results results;
   for (const std::string& name : names) {
@@ -135,21 +147,25 @@ int PrintSummary(const Results& results, std::FILE* out) {
     passed[expanded] += reason.empty();
     crashed += reason == kCrashed;
   }
-  std::fprintf(out, "plain: %d of %d pass; expanded: %d of %d pass; %d crashed; total %d of %d\n", passed[0], all[0],
-              passed[1], all[1], crashed, passed[0] + passed[1], all[0] + all[1]);
+  std::fprintf(out, "plain: %d of %d pass; expanded: %d of %d pass; %d crashed; total %d of %d\n",
+               passed[0], all[0], passed[1], all[1], crashed, passed[0] + passed[1],
+               all[0] + all[1]);
   return crashed;
 }
 
 int RunConformance(const ConformanceOptions& options) {
   if (const Result<bool> there = PosixFileSystem().Exists(options.folder); !there.ok() || !*there) {
-    return Report(NotFound("there is no folder '" + options.folder + "'; the tests are written by\n  python -m "
-                           "caesura.conformance --write " + options.folder));
+    return Report(NotFound("there is no folder '" + options.folder +
+                           "'; the tests are written by\n  python -m "
+                           "caesura.conformance --write " +
+                           options.folder));
   }
   const Result<Results> results = RunAll(options);
   if (!results.ok()) return Report(results.status());
   for (const auto& [name, reason] : *results) {
     if (reason.empty() || options.quiet || OnlyJson(options.json)) continue;
-    std::printf("%s: %s\n", name.c_str(), reason.substr(0, std::min(reason.find('\n'), kMaxReasonLength)).c_str());
+    std::printf("%s: %s\n", name.c_str(),
+                reason.substr(0, std::min(reason.find('\n'), kMaxReasonLength)).c_str());
   }
   const int crashed = PrintSummary(*results, OnlyJson(options.json) ? stderr : stdout);
   const Status written = WriteJson(*results, options.json);
@@ -167,12 +183,15 @@ void AddConformance(CLI::App& app, RunFunction* run) {
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Only tests whose name contains this");
   AddProviderOptions(*sub, &options->provider);
-  sub->add_flag("!--no-fallback", options->fallback, "A provider that fails is not replaced by the CPU's");
+  sub->add_flag("!--no-fallback", options->fallback,
+                "A provider that fails is not replaced by the CPU's");
   AddJsonOption(*sub, &options->json);
   sub->add_flag("--quiet", options->quiet, "Only the summary");
   sub->footer(
-      "A line for each test that does not pass, then the summary; as JSON, test -> reason (empty: passed).\n"
-      "Each test runs in a process of its own. Exit code 1 when one crashed; tests that are refused or differ are listed, not failures.");
+      "A line for each test that does not pass, then the summary; as JSON, test -> reason (empty: "
+      "passed).\n"
+      "Each test runs in a process of its own. Exit code 1 when one crashed; tests that are "
+      "refused or differ are listed, not failures.");
   sub->callback([=] { *run = [=] { return RunConformance(*options); }; });
 }
 

@@ -23,7 +23,8 @@ int RunConvert(const ConvertOptions& options) {
   const Status written = WriteTensorFile(options.to, *contents, options.compress);
   if (!written.ok()) return Report(written);
   for (const auto& [name, tensor] : contents->tensors) {
-    std::printf("%s  %s%s\n", name.c_str(), DTypeName(tensor.dtype()), tensor.shape().ToString().c_str());
+    std::printf("%s  %s%s\n", name.c_str(), DTypeName(tensor.dtype()),
+                tensor.shape().ToString().c_str());
   }
   return kDone;
 }
@@ -32,7 +33,8 @@ int RunConvert(const ConvertOptions& options) {
 
 void AddConvert(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<ConvertOptions>();
-  CLI::App* sub = app.add_subcommand("convert", "Convert arrays between .npz, .npy and .safetensors");
+  CLI::App* sub =
+      app.add_subcommand("convert", "Convert arrays between .npz, .npy and .safetensors");
   sub->add_option("from", options->from, "The file to read")->required();
   sub->add_option("to", options->to, "The file to write; its ending says the format")->required();
   sub->add_flag("--compress", options->compress, "Compress an .npz");

@@ -18,7 +18,8 @@ struct Assignment {
 // "name=1,2,3"
 Result<Assignment> ParseAssignment(const std::string& text) {
   const size_t equals = text.rfind('=');
-  if (equals == std::string::npos || equals == 0) return InvalidArgument("'" + text + "' is not NAME=NUMBERS");
+  if (equals == std::string::npos || equals == 0)
+    return InvalidArgument("'" + text + "' is not NAME=NUMBERS");
   Assignment out{text.substr(0, equals), {}};
   std::string_view rest = std::string_view(text).substr(equals + 1);
   while (!rest.empty()) {
@@ -26,7 +27,8 @@ Result<Assignment> ParseAssignment(const std::string& text) {
     const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
     rest.remove_prefix(static_cast<size_t>(end - rest.data()));
     const bool ends = rest.empty() || (rest[0] == ',' && rest.size() > 1);
-    if (error != std::errc() || number < 0 || !ends) return InvalidArgument("'" + text + "' is not NAME=NUMBERS");
+    if (error != std::errc() || number < 0 || !ends)
+      return InvalidArgument("'" + text + "' is not NAME=NUMBERS");
     if (!rest.empty()) rest.remove_prefix(1);
     out.numbers.push_back(number);
   }
@@ -45,13 +47,15 @@ std::string BindSymbols(const Value& input, const std::vector<int64_t>& shape,
   bool fits = declared.size() == shape.size();
   for (size_t i = 0; fits && i < declared.size(); ++i) {
     fits = !declared[i].known() || declared[i].value == shape[i];
-    if (!declared[i].known() && !declared[i].symbol.empty()) dims->emplace(declared[i].symbol, shape[i]);
+    if (!declared[i].known() && !declared[i].symbol.empty())
+      dims->emplace(declared[i].symbol, shape[i]);
   }
   return fits ? "" : "the shape given for '" + input.name() + "' is not " + input.type().ToString();
 }
 
 // The declared shape with its symbols filled in; returns what is missing, or nothing.
-std::string FillIn(const Value& input, const std::map<std::string, int64_t>& dims, std::vector<int64_t>* out) {
+std::string FillIn(const Value& input, const std::map<std::string, int64_t>& dims,
+                   std::vector<int64_t>* out) {
   const std::string shape_option = "give --shape " + input.name() + "=...";
   if (!input.type().shape) return "the rank of '" + input.name() + "' is unknown: " + shape_option;
   for (const Dim& dim : *input.type().shape) {

@@ -14,10 +14,12 @@ namespace caesura::command {
 class DimBindings {
  public:
   // `shapes` are "input=1,3,224,224" ("input=" is a scalar), `dims` are "symbol=32".
-  static Result<DimBindings> Parse(const std::vector<std::string>& shapes, const std::vector<std::string>& dims);
+  static Result<DimBindings> Parse(const std::vector<std::string>& shapes,
+                                   const std::vector<std::string>& dims);
 
-  // What is known about each input. A shape given for one input binds its symbols for the others. Fails listing
-  // every dim that nothing says, every shape that does not fit, and shapes of inputs that are not there.
+  // What is known about each input. A shape given for one input binds its symbols for the others.
+  // Fails listing every dim that nothing says, every shape that does not fit, and shapes of inputs
+  // that are not there.
   Result<std::vector<FeedSpec>> Feeds(const std::vector<Value*>& inputs) const;
 
  private:

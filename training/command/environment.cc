@@ -30,15 +30,18 @@ std::string Processor() {
 
 std::string System() {
   utsname names = {};
-  return uname(&names) == 0 ? std::string(names.sysname) + " " + names.release + " " + names.machine : "unknown";
+  return uname(&names) == 0 ? std::string(names.sysname) + " " + names.release + " " + names.machine
+                            : "unknown";
 }
 
-// The versions of the Python packages that caesura works with, "torch 2.13.0" and the like, as far as they are installed.
+// The versions of the Python packages that caesura works with, "torch 2.13.0" and the like, as far
+// as they are installed.
 std::string PythonPackages() {
   constexpr char kScript[] =
       "import importlib.metadata as m, sys\n"
       "print('Python', sys.version.split()[0])\n"
-      "for name in 'caesura-train caesura torch numpy onnx onnxruntime safetensors transformers lightning accelerate'.split():\n"
+      "for name in 'caesura-train caesura torch numpy onnx onnxruntime safetensors transformers "
+      "lightning accelerate'.split():\n"
       "    try: print(name, m.version(name))\n"
       "    except m.PackageNotFoundError: pass\n";
   const std::string command = "'" + env::Python() + "' -c \"" + kScript + "\" 2>/dev/null";
@@ -79,7 +82,8 @@ int RunEnv(const std::string& json) {
 
 void AddEnv(CLI::App& app, RunFunction* run) {
   auto json = std::make_shared<std::string>();
-  CLI::App* sub = app.add_subcommand("env", "Print what a bug report should say of this machine and installation");
+  CLI::App* sub = app.add_subcommand(
+      "env", "Print what a bug report should say of this machine and installation");
   AddJsonOption(*sub, json.get());
   sub->callback([=] { *run = [=] { return RunEnv(*json); }; });
 }

@@ -33,12 +33,14 @@ struct Scores {
 };
 
 // The loss is a mean over the examples: batches of different sizes weigh by their size.
-Result<Scores> Evaluate(Session& session, const Dataset& data, const TrainOptions& options, const Loss& loss,
-                        const std::string& prediction, const std::string& loss_output) {
+Result<Scores> Evaluate(Session& session, const Dataset& data, const TrainOptions& options,
+                        const Loss& loss, const std::string& prediction,
+                        const std::string& loss_output) {
   ASSIGN_OR_RETURN(Metric metric, Metric::Create(options.metric, loss));
-  ASSIGN_OR_RETURN(
-      Sampler order,
-      Sampler::Create({.size = data.size(), .batch_size = options.batch, .shuffle = false, .drop_last = false}));
+  ASSIGN_OR_RETURN(Sampler order, Sampler::Create({.size = data.size(),
+                                                   .batch_size = options.batch,
+                                                   .shuffle = false,
+                                                   .drop_last = false}));
   ProgressBar bar({.label = "evaluate", .total = order.batches_per_epoch()});
   std::vector<std::string> wanted = {loss_output};
   if (metric.kind() != Metric::Kind::kNone) wanted.push_back(prediction);
@@ -71,19 +73,22 @@ Status Run(EvaluateOptions& options) {
   ASSIGN_OR_RETURN(const TrainData data, LoadTrainData(train, model));
   ASSIGN_OR_RETURN(const Loss loss, MakeLoss(train, data.text != nullptr));
   if (model.graph->outputs().empty()) return InvalidArgument("'" + train.model + "' has no output");
-  const std::string prediction = train.prediction.empty() ? model.graph->outputs()[0]->name() : train.prediction;
+  const std::string prediction =
+      train.prediction.empty() ? model.graph->outputs()[0]->name() : train.prediction;
   ASSIGN_OR_RETURN(Value * value, AddLoss(*model.graph, loss));
   if (loss.kind != Loss::Kind::kOutput) model.graph->AddOutput(value);
   const std::string loss_output = value->name();
   ASSIGN_OR_RETURN(const auto session, MakeSession(std::move(model), train));
-  ASSIGN_OR_RETURN(const Scores scores, Evaluate(*session, *data.train, train, loss, prediction, loss_output));
+  ASSIGN_OR_RETURN(const Scores scores,
+                   Evaluate(*session, *data.train, train, loss, prediction, loss_output));
   const std::string metric = scores.metric.Text();
   if (!OnlyJson(options.json)) {
-    std::printf("loss %.6g%s%s over %lld examples\n", scores.loss, metric.empty() ? "" : ", ", metric.c_str(),
-                static_cast<long long>(scores.examples));
+    std::printf("loss %.6g%s%s over %lld examples\n", scores.loss, metric.empty() ? "" : ", ",
+                metric.c_str(), static_cast<long long>(scores.examples));
   }
   nlohmann::json json = {{"loss", scores.loss}, {"examples", scores.examples}};
-  if (scores.metric.kind() != Metric::Kind::kNone) json[scores.metric.Name()] = scores.metric.Mean();
+  if (scores.metric.kind() != Metric::Kind::kNone)
+    json[scores.metric.Name()] = scores.metric.Mean();
   return WriteJson(json, options.json);
 }
 
@@ -96,13 +101,18 @@ constexpr char kExamples[] = R"(Examples
 
 void AddEvaluate(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<EvaluateOptions>();
-  CLI::App* sub = app.add_subcommand("evaluate", "Print a model's loss and accuracy on a file of examples");
-  sub->add_option("model", options->train.model, "The ONNX model, or the folder of an exported step")->required();
+  CLI::App* sub =
+      app.add_subcommand("evaluate", "Print a model's loss and accuracy on a file of examples");
+  sub->add_option("model", options->train.model,
+                  "The ONNX model, or the folder of an exported step")
+      ->required();
   sub->add_option("--checkpoint", options->checkpoint, "Take the parameters of this checkpoint");
   AddDataOptions(*sub, &options->train);
   AddLossOptions(*sub, &options->train);
   AddMetricOption(*sub, &options->train);
-  sub->add_option("--batch", options->train.batch, "Examples to a batch")->check(CLI::PositiveNumber)->capture_default_str();
+  sub->add_option("--batch", options->train.batch, "Examples to a batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   AddPlacementOptions(*sub, &options->train);
   AddJsonOption(*sub, &options->json);
   sub->footer(kExamples);

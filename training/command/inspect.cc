@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura inspect`: describes a model or an exported step, lists at once all that cannot run or be trained, and works out
-// the memory of a run and of a step.
+// `caesura inspect`: describes a model or an exported step, lists at once all that cannot run or be
+// trained, and works out the memory of a run and of a step.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -87,7 +87,8 @@ void PrintEnds(Findings& out, const char* title, const std::vector<Value*>& valu
   for (const Value* value : values) width = std::max(width, value->name().size());
   nlohmann::json& list = out.json[title] = nlohmann::json::array();
   for (const Value* value : values) {
-    out.Print("  %-*s  %s\n", static_cast<int>(width), value->name().c_str(), value->type().ToString().c_str());
+    out.Print("  %-*s  %s\n", static_cast<int>(width), value->name().c_str(),
+              value->type().ToString().c_str());
     list.push_back({{"name", value->name()}, {"type", value->type().ToString()}});
   }
 }
@@ -95,11 +96,13 @@ void PrintEnds(Findings& out, const char* title, const std::vector<Value*>& valu
 void PrintHead(Findings& out, const InspectOptions& options, const Model& model) {
   std::string opsets;
   for (const auto& [domain, version] : model.opsets) {
-    opsets += (opsets.empty() ? "" : ", ") + (domain.empty() ? "ai.onnx" : domain) + " " + std::to_string(version);
+    opsets += (opsets.empty() ? "" : ", ") + (domain.empty() ? "ai.onnx" : domain) + " " +
+              std::to_string(version);
   }
   const std::string version = model.producer_version.empty() ? "" : " " + model.producer_version;
   out.Print("%s: ONNX IR version %d, by %s%s\n", options.path.c_str(), model.ir_version,
-            model.producer.empty() ? "an unnamed producer" : model.producer.c_str(), version.c_str());
+            model.producer.empty() ? "an unnamed producer" : model.producer.c_str(),
+            version.c_str());
   out.Print("operators as of %s\n", opsets.c_str());
   out.json["ir_version"] = model.ir_version;
   out.json["opsets"] = model.opsets;
@@ -115,7 +118,8 @@ void PrintHead(Findings& out, const InspectOptions& options, const Model& model)
     if (is_parameter) values += tensor.elements();
   }
   out.Print("parameters: %zu tensors, %lld values, %s; other initializers: %zu, %s\n", tensors,
-            static_cast<long long>(values), Bytes(bytes).c_str(), constants, Bytes(constant_bytes).c_str());
+            static_cast<long long>(values), Bytes(bytes).c_str(), constants,
+            Bytes(constant_bytes).c_str());
   out.json["parameters"] = {{"tensors", tensors}, {"values", values}, {"bytes", bytes}};
   out.json["other_initializers"] = {{"tensors", constants}, {"bytes", constant_bytes}};
 }
@@ -150,11 +154,14 @@ void PrintOps(Findings& out, const Graph& graph, const KernelRegistry& kernels) 
   std::vector<std::pair<std::string, Row>> order(rows.begin(), rows.end());
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return a.second.count > b.second.count; });
-  out.Print("ops: %d nodes of %zu kinds\n  %-32s %6s  %-12s %s\n", nodes, rows.size(), "", "count", "kernel", "gradient");
+  out.Print("ops: %d nodes of %zu kinds\n  %-32s %6s  %-12s %s\n", nodes, rows.size(), "", "count",
+            "kernel", "gradient");
   nlohmann::json& list = out.json["ops"] = nlohmann::json::array();
   for (const auto& [name, row] : order) {
-    out.Print("  %-32s %6d  %-12s %s\n", name.c_str(), row.count, row.kernel.c_str(), row.gradient.c_str());
-    list.push_back({{"op", name}, {"count", row.count}, {"kernel", row.kernel}, {"gradient", row.gradient}});
+    out.Print("  %-32s %6d  %-12s %s\n", name.c_str(), row.count, row.kernel.c_str(),
+              row.gradient.c_str());
+    list.push_back(
+        {{"op", name}, {"count", row.count}, {"kernel", row.kernel}, {"gradient", row.gradient}});
   }
 }
 
@@ -182,14 +189,16 @@ void PrintMissingGradients(Findings& out, const Model& model) {
   GradientOptions options;
   options.unreachable = UnreachableGradient::kAbsent;
   for (Value* output : copy.graph->outputs()) {
-    if (output->type().is_tensor() && IsDifferentiable(output->dtype())) options.ys.push_back({output});
+    if (output->type().is_tensor() && IsDifferentiable(output->dtype()))
+      options.ys.push_back({output});
   }
   for (Value* value : copy.graph->Values()) {
     const Tensor* initial = copy.graph->Initializer(value);
     if (initial != nullptr && IsDifferentiable(initial->dtype())) options.xs.push_back(value);
   }
   if (options.ys.empty() || options.xs.empty()) {
-    out.Print("missing gradients: not looked for, there are no parameters or no floating outputs\n");
+    out.Print(
+        "missing gradients: not looked for, there are no parameters or no floating outputs\n");
     return;
   }
   const Result<GradientGraph> gradient = BuildGradient(*copy.graph, options);
@@ -200,7 +209,8 @@ void PrintMissingGradients(Findings& out, const Model& model) {
   }
   out.json["missing_gradients"] = nullptr;
   out.Print("missing gradients: none (%zu backward nodes; %zu of %zu parameters reach an output)\n",
-              gradient->nodes.size(), options.xs.size() - gradient->unreachable.size(), options.xs.size());
+            gradient->nodes.size(), options.xs.size() - gradient->unreachable.size(),
+            options.xs.size());
 }
 
 size_t SumOfBuffers(const ExecutionPlan& plan, PlannedBuffer::Kind kind) {
@@ -215,16 +225,17 @@ void PrintMemory(Findings& out, const char* title, const ExecutionPlan& plan) {
   const size_t feeds = SumOfBuffers(plan, Kind::kFeed), fetches = SumOfBuffers(plan, Kind::kFetch);
   const std::vector<size_t> live = plan.LiveBytes();
   out.Print("%s, %zu steps on %d threads\n", title, plan.steps().size(), plan.threads());
-  out.Print("  %-22s %10s\n  %-22s %10s\n  %-22s %10s\n", "parameters, constants", Bytes(kept).c_str(), "inputs",
-              Bytes(feeds).c_str(), "outputs", Bytes(fetches).c_str());
+  out.Print("  %-22s %10s\n  %-22s %10s\n  %-22s %10s\n", "parameters, constants",
+            Bytes(kept).c_str(), "inputs", Bytes(feeds).c_str(), "outputs", Bytes(fetches).c_str());
   out.Print("  %-22s %10s", "everything between", Bytes(plan.arena_bytes()).c_str());
   if (!live.empty()) {
     const auto peak = std::max_element(live.begin(), live.end()) - live.begin();
     const Node* node = plan.steps()[static_cast<size_t>(peak)].node;
     out.Print("  most at step %td%s%s", peak, node == nullptr ? "" : ", ",
-                node == nullptr ? "" : node->Label().c_str());
+              node == nullptr ? "" : node->Label().c_str());
   }
-  out.Print("\n  %-22s %10s\n", "together", Bytes(kept + feeds + fetches + plan.arena_bytes()).c_str());
+  out.Print("\n  %-22s %10s\n", "together",
+            Bytes(kept + feeds + fetches + plan.arena_bytes()).c_str());
   nlohmann::json& memory = out.json[title] = {{"parameters_and_constants", kept},
                                               {"inputs", feeds},
                                               {"outputs", fetches},
@@ -237,7 +248,8 @@ void PrintMemory(Findings& out, const char* title, const ExecutionPlan& plan) {
   if (late > 0) out.Print("  and what %td steps take whose sizes show only at run time\n", late);
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings, const Model& model,
+Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings,
+                                                     const Model& model,
                                                      const ProviderList& providers) {
   ASSIGN_OR_RETURN(const std::vector<FeedSpec> feeds, bindings.Feeds(model.graph->inputs()));
   const Model copy = model.Clone();
@@ -247,8 +259,10 @@ Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings
 }
 
 // The plan of a step: forward, loss, backward, update.
-Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& options, const DimBindings& bindings,
-                                                      const Model& model, const ProviderList& providers) {
+Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& options,
+                                                      const DimBindings& bindings,
+                                                      const Model& model,
+                                                      const ProviderList& providers) {
   TrainingOptions training;
   if (options.step) {
     training.step = *options.step;
@@ -268,8 +282,10 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   return session->StepPlan(feeds);
 }
 
-// The memory of a run; that of a training step, too, of an exported step or where the user names the loss.
-Status PrintPlans(Findings& out, const InspectOptions& options, const Model& model, const ProviderList& providers) {
+// The memory of a run; that of a training step, too, of an exported step or where the user names
+// the loss.
+Status PrintPlans(Findings& out, const InspectOptions& options, const Model& model,
+                  const ProviderList& providers) {
   ASSIGN_OR_RETURN(const DimBindings bindings, DimBindings::Parse(options.shapes, options.dims));
   ASSIGN_OR_RETURN(const auto run, RunPlan(bindings, model, providers));
   PrintMemory(out, "memory of a run", *run);
@@ -285,7 +301,8 @@ Status PrintPlans(Findings& out, const InspectOptions& options, const Model& mod
   return print_plan(*step), Status();
 }
 
-// Prints which shape chains would run on the host if a device had all kernels: of a run, or of a step where a loss is given.
+// Prints which shape chains would run on the host if a device had all kernels: of a run, or of a
+// step where a loss is given.
 Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Model& model) {
   CountingDevice device({.more = RegisterTrainingKernels});
   CpuFallbackOptions fallback;
@@ -293,7 +310,8 @@ Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Mode
   fallback.report = std::make_shared<CpuFallbackReport>();
   // Data comes on the device, sizes on the host.
   for (const Value* input : model.graph->inputs()) {
-    if (!input->type().shape || !input->type().shape->empty()) fallback.device_inputs.insert(input->name());
+    if (!input->type().shape || !input->type().shape->empty())
+      fallback.device_inputs.insert(input->name());
   }
   Model copy = model.Clone();
   if (!options.train.loss.empty()) {
@@ -303,7 +321,8 @@ Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Mode
     } else {
       ASSIGN_OR_RETURN(training, MakeTrainingOptions(options.train, 1, /*is_text=*/false));
     }
-    ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(std::move(copy), std::move(training)));
+    ASSIGN_OR_RETURN(const auto session,
+                     TrainingSession::Create(std::move(copy), std::move(training)));
     copy = Model();
     copy.graph = session->step_graph().Clone();
   }
@@ -314,7 +333,8 @@ Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Mode
   return {};
 }
 
-// Exported steps: reads the step's options, and prints them with the place where its training stands.
+// Exported steps: reads the step's options, and prints them with the place where its training
+// stands.
 Status PrintStep(Findings& out, InspectOptions& options, const Model& model) {
   ASSIGN_OR_RETURN(options.step, ReadStepOptions(model));
   options.train.loss = "output";  // a step is planned
@@ -324,10 +344,13 @@ Status PrintStep(Findings& out, InspectOptions& options, const Model& model) {
   ASSIGN_OR_RETURN(const auto session, OpenStep(options.path, std::move(training)));
   const auto written = nlohmann::json::parse(model.metadata.at(kStepMetadata));
   const std::string optimizer = written.at("optimizer").get<std::string>();
-  out.Print("exported step: %s on %zu parameters, loss '%s', learning rate %.4g, clip_norm %.4g, accumulation_steps %d; "
-            "%lld updates done\n",
-            optimizer.c_str(), session->ParameterNames().size(), step.loss.prediction.c_str(), session->learning_rate(),
-            step.clip_norm, step.accumulation_steps, static_cast<long long>(session->updates()));
+  out.Print(
+      "exported step: %s on %zu parameters, loss '%s', learning rate %.4g, clip_norm %.4g, "
+      "accumulation_steps %d; "
+      "%lld updates done\n",
+      optimizer.c_str(), session->ParameterNames().size(), step.loss.prediction.c_str(),
+      session->learning_rate(), step.clip_norm, step.accumulation_steps,
+      static_cast<long long>(session->updates()));
   out.json["step"] = {{"optimizer", optimizer},
                       {"loss", step.loss.prediction},
                       {"learning_rate", session->learning_rate()},
@@ -339,7 +362,8 @@ Status PrintStep(Findings& out, InspectOptions& options, const Model& model) {
 
 Result<ExitCode> Inspect(Findings& out, InspectOptions& options) {
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options.path));
-  ASSIGN_OR_RETURN(const Model model, ReadModel(exported ? ExportedModelPath(options.path) : options.path));
+  ASSIGN_OR_RETURN(const Model model,
+                   ReadModel(exported ? ExportedModelPath(options.path) : options.path));
   const ProviderList providers = {MakeCpuProvider(RegisterTrainingKernels)};
   PrintHead(out, options, model);
   if (exported) RETURN_IF_ERROR(PrintStep(out, options, model));
@@ -369,9 +393,12 @@ int RunInspect(InspectOptions& options) {
 
 void AddInspect(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* sub = app.add_subcommand("inspect", "Describe a model: inputs, ops, missing kernels, memory");
-  sub->add_option("model", options->path, "The ONNX file, or the folder of an exported step")->required();
-  sub->add_option("--shape", options->shapes, "Shape of an input, NAME=1,3,224,224; may be repeated")
+  CLI::App* sub =
+      app.add_subcommand("inspect", "Describe a model: inputs, ops, missing kernels, memory");
+  sub->add_option("model", options->path, "The ONNX file, or the folder of an exported step")
+      ->required();
+  sub->add_option("--shape", options->shapes,
+                  "Shape of an input, NAME=1,3,224,224; may be repeated")
       ->allow_extra_args(false);
   sub->add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")
       ->allow_extra_args(false);
@@ -381,12 +408,14 @@ void AddInspect(CLI::App& app, RunFunction* run) {
   sub->add_flag("--plan", options->plan,
                 "Print the execution plan, a line a step (with --loss, that of the step)");
   sub->add_option("--cpu-fallback", options->cpu_fallback,
-                  "Print which shape computations would run on the host beside a device that has all kernels, and why: on, "
+                  "Print which shape computations would run on the host beside a device that has "
+                  "all kernels, and why: on, "
                   "off, forward or seed (with --loss, of the step)")
       ->check(CLI::IsMember({"on", "off", "forward", "seed"}));
   AddJsonOption(*sub, &options->json);
   sub->footer(
-      "Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or --shape.\n"
+      "Memory is worked out for concrete shapes: give every symbolic dim of the inputs by --dim or "
+      "--shape.\n"
       "Exit code 1 when a kernel is missing or the model cannot be read.\n\n"
       "  caesura inspect net.onnx --dim batch=32 --loss cross_entropy --plan");
   sub->callback([=] { *run = [=] { return RunInspect(*options); }; });

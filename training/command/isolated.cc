@@ -29,7 +29,8 @@ bool ReadAll(int fd, int seconds, std::string* out) {
   const auto deadline = Clock::now() + std::chrono::seconds(seconds);
   char block[4096];
   while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd watched = {fd, POLLIN, 0};
     const int ready = left > 0 ? ::poll(&watched, 1, static_cast<int>(left)) : 0;
     if (ready == 0) return false;

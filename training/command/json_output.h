@@ -15,14 +15,15 @@ class App;
 
 namespace caesura::command {
 
-// `file` becomes the option's value: a path, "-" for stdout, or empty where the option was not given.
+// `file` becomes the option's value: a path, "-" for stdout, or empty where the option was not
+// given.
 void AddJsonOption(CLI::App& app, std::string* file);
 
 // True where the user wants JSON on stdout and no other text there.
 inline bool OnlyJson(const std::string& file) { return file == "-"; }
 
-// Writes `json` where the option says; nothing where it was not given. Text that is not UTF-8 is written with replacement
-// characters.
+// Writes `json` where the option says; nothing where it was not given. Text that is not UTF-8 is
+// written with replacement characters.
 Status WriteJson(const nlohmann::json& json, const std::string& file);
 
 }  // namespace caesura::command

@@ -30,8 +30,10 @@ Tensor MakeInput(const FeedSpec& spec) {
 void AddFeedOptions(CLI::App& app, FeedOptions* options) {
   app.add_option("--shape", options->shapes, "Shape of an input, NAME=1,3,224,224; may be repeated")
       ->allow_extra_args(false);
-  app.add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")->allow_extra_args(false);
-  app.add_option("--inputs", options->inputs, "A file of arrays (.npz, .safetensors) named after the inputs");
+  app.add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")
+      ->allow_extra_args(false);
+  app.add_option("--inputs", options->inputs,
+                 "A file of arrays (.npz, .safetensors) named after the inputs");
 }
 
 Result<NamedValues> MakeFeeds(const FeedOptions& options, const std::vector<Value*>& inputs) {
@@ -52,7 +54,8 @@ Result<NamedValues> MakeFeeds(const FeedOptions& options, const std::vector<Valu
   return out;
 }
 
-Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& options, const Model& model) {
+Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& options,
+                                                         const Model& model) {
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options.model));
   TrainingOptions training;
   if (exported) {

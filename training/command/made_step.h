@@ -19,13 +19,14 @@ struct FeedOptions {
 // --shape, --dim, --inputs
 void AddFeedOptions(CLI::App& app, FeedOptions* options);
 
-// The arrays of --inputs, and for all other inputs made-up values of the stated shapes: floats from a fixed sequence in
-// [0, 1), everything else zero. Fails as DimBindings::Feeds does.
+// The arrays of --inputs, and for all other inputs made-up values of the stated shapes: floats from
+// a fixed sequence in [0, 1), everything else zero. Fails as DimBindings::Feeds does.
 Result<NamedValues> MakeFeeds(const FeedOptions& options, const std::vector<Value*>& inputs);
 
-// A session for steps of the model at `options.model`, which `model` was read from: as an exported step says, or as the
-// loss, optimizer, provider and threads of the options do.
-Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& options, const Model& model);
+// A session for steps of the model at `options.model`, which `model` was read from: as an exported
+// step says, or as the loss, optimizer, provider and threads of the options do.
+Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& options,
+                                                         const Model& model);
 
 // The inputs that a step of the session must be given.
 std::vector<Value*> StepInputs(const TrainingSession& session);

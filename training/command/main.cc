@@ -6,14 +6,16 @@
 using caesura::command::RunFunction;
 
 int main(int argc, char** argv) {
-  CLI::App app{"caesura trains ONNX models: forward, loss, backward and optimizer in one resumable plan.",
-               "caesura"};
+  CLI::App app{
+      "caesura trains ONNX models: forward, loss, backward and optimizer in one resumable plan.",
+      "caesura"};
   app.set_version_flag("--version", caesura::command::VersionText,
                        "What this is, how it was built, what it runs on");
   app.require_subcommand(1);
-  app.set_config("--config", "",
-                 "A TOML or INI file with options, in a section for each command ([train], then epochs = 3); "
-                 "the command line goes first");
+  app.set_config(
+      "--config", "",
+      "A TOML or INI file with options, in a section for each command ([train], then epochs = 3); "
+      "the command line goes first");
   app.allow_config_extras(CLI::config_extras_mode::error);  // a misspelt option is told of
   app.fallthrough();  // --config may stand after the command, too
   app.footer("'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage.");

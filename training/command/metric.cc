@@ -9,17 +9,19 @@ namespace caesura::command {
 namespace {
 
 Status DoNotFit(const Tensor& prediction, const Tensor& target) {
-  return InvalidArgument("a prediction of shape " + prediction.shape().ToString() + " and a target of shape " +
-                         target.shape().ToString() + " do not fit");
+  return InvalidArgument("a prediction of shape " + prediction.shape().ToString() +
+                         " and a target of shape " + target.shape().ToString() + " do not fit");
 }
 
 }  // namespace
 
 Result<Metric> Metric::Create(const std::string& name, const Loss& loss) {
   using LossKind = Loss::Kind;
-  const bool classifies = loss.kind == LossKind::kCrossEntropy || loss.kind == LossKind::kBinaryCrossEntropyLogits;
+  const bool classifies =
+      loss.kind == LossKind::kCrossEntropy || loss.kind == LossKind::kBinaryCrossEntropyLogits;
   if (name == "none" || loss.kind == LossKind::kOutput) return Metric(Kind::kNone, loss);
-  if (name == "accuracy" && !classifies) return InvalidArgument("accuracy needs a loss about classes");
+  if (name == "accuracy" && !classifies)
+    return InvalidArgument("accuracy needs a loss about classes");
   if (name == "mae" && classifies) return InvalidArgument("mae needs a loss about numbers");
   return Metric(classifies ? Kind::kAccuracy : Kind::kMeanAbsoluteError, loss);
 }
@@ -55,9 +57,11 @@ Status Metric::AddClasses(const Tensor& scores, const Tensor& target) {
 
 Status Metric::AddElements(const Tensor& prediction, const Tensor& target) {
   if (prediction.shape() != target.shape()) return DoNotFit(prediction, target);
-  const std::vector<double> values = prediction.ToVector<double>(), right = target.ToVector<double>();
+  const std::vector<double> values = prediction.ToVector<double>(),
+                            right = target.ToVector<double>();
   for (size_t i = 0; i < values.size(); ++i) {
-    sum_ += kind_ == Kind::kAccuracy ? (values[i] > 0) == (right[i] > 0.5) : std::abs(values[i] - right[i]);
+    sum_ += kind_ == Kind::kAccuracy ? (values[i] > 0) == (right[i] > 0.5)
+                                     : std::abs(values[i] - right[i]);
     ++count_;
   }
   return {};
@@ -69,8 +73,10 @@ const char* Metric::Name() const {
 
 std::string Metric::Text() const {
   char text[48] = "";
-  if (kind_ == Kind::kAccuracy) std::snprintf(text, sizeof(text), "%s %.1f%%", Name(), 100 * Mean());
-  if (kind_ == Kind::kMeanAbsoluteError) std::snprintf(text, sizeof(text), "%s %.4g", Name(), Mean());
+  if (kind_ == Kind::kAccuracy)
+    std::snprintf(text, sizeof(text), "%s %.1f%%", Name(), 100 * Mean());
+  if (kind_ == Kind::kMeanAbsoluteError)
+    std::snprintf(text, sizeof(text), "%s %.4g", Name(), Mean());
   return text;
 }
 

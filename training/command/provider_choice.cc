@@ -11,10 +11,12 @@
 namespace caesura::command {
 
 void AddProviderOptions(CLI::App& app, ProviderChoice* choice, const std::string& group) {
-  app.add_option("--provider", choice->name,
-                 "A provider to ask before the CPU's: OpenVINOExecutionProvider, or the path of a plug-in")
+  app.add_option(
+         "--provider", choice->name,
+         "A provider to ask before the CPU's: OpenVINOExecutionProvider, or the path of a plug-in")
       ->group(group);
-  app.add_option("--provider-option", choice->options, "KEY=VALUE for it; may be given again")->group(group);
+  app.add_option("--provider-option", choice->options, "KEY=VALUE for it; may be given again")
+      ->group(group);
 }
 
 Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
@@ -22,7 +24,8 @@ Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
   ProviderOptions options;
   for (const std::string& option : choice.options) {
     const size_t equals = option.find('=');
-    if (equals == std::string::npos) return InvalidArgument("--provider-option: expected KEY=VALUE, got '" + option + "'");
+    if (equals == std::string::npos)
+      return InvalidArgument("--provider-option: expected KEY=VALUE, got '" + option + "'");
     options[option.substr(0, equals)] = option.substr(equals + 1);
   }
   if (!choice.name.empty()) {

@@ -20,7 +20,8 @@ struct ProviderChoice {
 };
 
 // `group`: the heading in the help text.
-void AddProviderOptions(CLI::App& app, ProviderChoice* choice, const std::string& group = "Options");
+void AddProviderOptions(CLI::App& app, ProviderChoice* choice,
+                        const std::string& group = "Options");
 
 // The chosen one, then the CPU's with training's kernels.
 Result<ProviderList> MakeProviders(const ProviderChoice& choice);

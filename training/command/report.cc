@@ -68,8 +68,11 @@ Examples
 
 void AddReport(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<ReportOptions>();
-  CLI::App* sub = app.add_subcommand("report", "Write a page about a model's training step: time, memory, graph");
-  sub->add_option("model", options->train.model, "The ONNX model, or the folder of an exported step")->required();
+  CLI::App* sub = app.add_subcommand(
+      "report", "Write a page about a model's training step: time, memory, graph");
+  sub->add_option("model", options->train.model,
+                  "The ONNX model, or the folder of an exported step")
+      ->required();
   AddFeedOptions(*sub, &options->feeds);
   options->train.loss.clear();
   AddLossOptions(*sub, &options->train);

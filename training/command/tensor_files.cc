@@ -47,10 +47,12 @@ Status WriteTensorFile(const std::string& path, const TensorFile& contents, bool
   if (ending == "npz") return WriteNpz(path, contents.tensors, compress);
   if (ending != "npy") return UnknownFormat(path);
   if (contents.tensors.size() != 1) {
-    return InvalidArgument("an .npy holds one array, there are " + std::to_string(contents.tensors.size()));
+    return InvalidArgument("an .npy holds one array, there are " +
+                           std::to_string(contents.tensors.size()));
   }
   ASSIGN_OR_RETURN(const std::string bytes, TensorToNpy(contents.tensors.begin()->second));
-  return WriteFileAtomically(PosixFileSystem(), path, [&](WritableFile& file) { return file.Write(bytes); });
+  return WriteFileAtomically(PosixFileSystem(), path,
+                             [&](WritableFile& file) { return file.Write(bytes); });
 }
 
 }  // namespace caesura::command

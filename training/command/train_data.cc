@@ -35,7 +35,8 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
   std::map<std::string, std::string> named;
   for (const std::string& text : options.feeds) {
     const size_t equals = text.find('=');
-    if (equals == std::string::npos) return InvalidArgument("--feed " + text + " is not INPUT=ARRAY");
+    if (equals == std::string::npos)
+      return InvalidArgument("--feed " + text + " is not INPUT=ARRAY");
     named[text.substr(0, equals)] = text.substr(equals + 1);
   }
   std::vector<Wanted> out;
@@ -44,12 +45,13 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
     out.push_back({input->name(), it == named.end() ? input->name() : it->second, input->dtype()});
     if (it != named.end()) named.erase(it);
   }
-  if (!named.empty()) return InvalidArgument("--feed: the model has no input '" + named.begin()->first + "'");
+  if (!named.empty())
+    return InvalidArgument("--feed: the model has no input '" + named.begin()->first + "'");
   const Value* prediction = Prediction(options, model);
   const DType like_prediction = prediction == nullptr ? DType::kUndefined : prediction->dtype();
   if (options.loss != "output") {
-    out.push_back(
-        {kTargetInput, options.target, options.loss == "cross_entropy" ? DType::kInt64 : like_prediction});
+    out.push_back({kTargetInput, options.target,
+                   options.loss == "cross_entropy" ? DType::kInt64 : like_prediction});
   }
   return out;
 }
@@ -63,9 +65,11 @@ Result<Tensor> Convert(const Tensor& tensor, DType dtype, const std::string& nam
     out = Tensor::Of<T>(tensor.shape(), tensor.ToVector<T>());
   };
   const bool is_numeric = kNumericTypes.Contains(tensor.dtype()) || tensor.dtype() == DType::kBool;
-  if (is_numeric && !(IsFloating(tensor.dtype()) && IsInteger(dtype)) && DispatchNumeric(dtype, write)) return out;
-  return InvalidArgument("array '" + name + "' is " + DTypeName(tensor.dtype()) + ", its input is " +
-                         DTypeName(dtype));
+  if (is_numeric && !(IsFloating(tensor.dtype()) && IsInteger(dtype)) &&
+      DispatchNumeric(dtype, write))
+    return out;
+  return InvalidArgument("array '" + name + "' is " + DTypeName(tensor.dtype()) +
+                         ", its input is " + DTypeName(dtype));
 }
 
 Result<std::shared_ptr<const Dataset>> LoadArrays(const std::vector<std::string>& paths,
@@ -78,23 +82,27 @@ Result<std::shared_ptr<const Dataset>> LoadArrays(const std::vector<std::string>
   for (const Wanted& one : wanted) {
     const auto it = file.tensors.find(one.array);
     if (it == file.tensors.end()) {
-      missing += "\n  no array '" + one.array + "' for " +
-                 (one.input == kTargetInput ? "the loss (--target NAME)" : "input '" + one.input + "' (--feed " +
-                                                                               one.input + "=NAME)");
+      missing +=
+          "\n  no array '" + one.array + "' for " +
+          (one.input == kTargetInput ? "the loss (--target NAME)"
+                                     : "input '" + one.input + "' (--feed " + one.input + "=NAME)");
       continue;
     }
     ASSIGN_OR_RETURN(out[one.input], Convert(it->second, one.dtype, one.array));
   }
-  if (!missing.empty()) return InvalidArgument("'" + paths[0] + "':" + missing + "\n  it has" + there);
+  if (!missing.empty())
+    return InvalidArgument("'" + paths[0] + "':" + missing + "\n  it has" + there);
   return MakeArrayDataset(std::move(out));
 }
 
 // Draws the held-out part at random, by the seed alone.
 Status SplitArrays(const TrainOptions& options, TrainData* data) {
   const int64_t size = data->train->size();
-  const auto held_out = static_cast<int64_t>(std::llround(options.validation_part * static_cast<double>(size)));
+  const auto held_out =
+      static_cast<int64_t>(std::llround(options.validation_part * static_cast<double>(size)));
   if (held_out == 0) return {};
-  ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create({.size = size, .batch_size = size, .seed = options.seed}));
+  ASSIGN_OR_RETURN(Sampler sampler,
+                   Sampler::Create({.size = size, .batch_size = size, .seed = options.seed}));
   const auto order = sampler.Batch(0);
   const auto middle = order.begin() + (size - held_out);
   ASSIGN_OR_RETURN(data->validation, Subset(data->train, {middle, order.end()}));
@@ -117,10 +125,12 @@ Result<TextWindows> WindowsFor(const TrainOptions& options, const std::vector<Va
   if (inputs.size() != 1 || inputs[0]->dtype() != DType::kInt64) {
     return InvalidArgument("to train on text, the model must have one input, int64[batch, length]");
   }
-  TextWindows out{.length = options.context, .input_name = inputs[0]->name(), .target_name = kTargetInput};
+  TextWindows out{
+      .length = options.context, .input_name = inputs[0]->name(), .target_name = kTargetInput};
   const auto& shape = inputs[0]->type().shape;
   if (out.length == 0 && shape && shape->size() == 2) out.length = (*shape)[1].value;
-  if (out.length < 1) return InvalidArgument("the model's input leaves the length open: give --context");
+  if (out.length < 1)
+    return InvalidArgument("the model's input leaves the length open: give --context");
   return out;
 }
 
@@ -133,12 +143,14 @@ Result<TrainData> LoadTextData(const TrainOptions& options, const Model& model) 
   }
   const double all = static_cast<double>(text.size());
   if (!options.validation.empty()) {
-    ASSIGN_OR_RETURN(const std::string one, ReadWholeFile(PosixFileSystem(), options.validation, kMaxTextBytes));
+    ASSIGN_OR_RETURN(const std::string one,
+                     ReadWholeFile(PosixFileSystem(), options.validation, kMaxTextBytes));
     text += one;  // one vocabulary for both
   }
   TrainData out;
   out.text = std::make_shared<const TextCorpus>(text);
-  windows.end = options.validation.empty() ? 1 - options.validation_part : all / static_cast<double>(text.size());
+  windows.end = options.validation.empty() ? 1 - options.validation_part
+                                           : all / static_cast<double>(text.size());
   ASSIGN_OR_RETURN(out.train, MakeTextDataset(out.text, windows));
   windows.begin = std::exchange(windows.end, 1);
   if (windows.begin < 1) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the files that the user names to datasets whose arrays are named after the inputs that they feed.
+// From the files that the user names to datasets whose arrays are named after the inputs that they
+// feed.
 #ifndef CAESURA_TRAINING_COMMAND_TRAIN_DATA_H_
 #define CAESURA_TRAINING_COMMAND_TRAIN_DATA_H_
 
@@ -21,8 +22,8 @@ struct TrainData {
 // Whether --data names texts.
 bool IsText(const TrainOptions& options);
 
-// Arrays are converted to the dtypes of the inputs. Fails with kInvalidArgument listing every array that is
-// missing.
+// Arrays are converted to the dtypes of the inputs. Fails with kInvalidArgument listing every array
+// that is missing.
 Result<TrainData> LoadTrainData(const TrainOptions& options, const Model& model);
 
 }  // namespace caesura::command

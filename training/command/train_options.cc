@@ -31,7 +31,8 @@ std::string PresentLossName(const std::string& name) {
 
 void AddValidationOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Data";
-  app.add_option("--validation", o->validation, "A file of examples to validate with")->group(group);
+  app.add_option("--validation", o->validation, "A file of examples to validate with")
+      ->group(group);
   app.add_option("--validation-part", o->validation_part,
                  "Without --validation: the part of the data held out for it "
                  "(drawn at random; the end of a text); 0: none")
@@ -43,7 +44,8 @@ void AddValidationOptions(CLI::App& app, TrainOptions* o) {
 void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Optimizer";
   AddOptimizerOption(app, o);
-  app.add_option("--lr", o->learning_rate, "Learning rate; by default the optimizer's, as in PyTorch")
+  app.add_option("--lr", o->learning_rate,
+                 "Learning rate; by default the optimizer's, as in PyTorch")
       ->group(group);
   app.add_option("--weight-decay", o->weight_decay, "Weight decay")->group(group);
   app.add_option("--momentum", o->momentum, "Momentum of sgd and rmsprop")->group(group);
@@ -56,15 +58,23 @@ void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
       ->check(CLI::IsMember({"constant", "linear", "cosine", "polynomial", "step"}))
       ->capture_default_str()
       ->group(group);
-  app.add_option("--warmup", o->warmup, "Updates over which the rate rises from 0")->check(CLI::NonNegativeNumber)
+  app.add_option("--warmup", o->warmup, "Updates over which the rate rises from 0")
+      ->check(CLI::NonNegativeNumber)
       ->group(group);
   app.add_option("--clip", o->clip, "Largest norm of all gradients together; 0: not clipped")
-      ->check(CLI::NonNegativeNumber)->group(group);
-  app.add_option("--accumulate", o->accumulate, "Batches to one update")->check(CLI::PositiveNumber)
-      ->capture_default_str()->group(group);
-  app.add_option("--trainable", o->trainable, "Parameters to train ('*' matches anything); by default all")
-      ->allow_extra_args(false)->group(group);
-  app.add_option("--frozen", o->frozen, "Parameters that stay as they are")->allow_extra_args(false)->group(group);
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  app.add_option("--accumulate", o->accumulate, "Batches to one update")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--trainable", o->trainable,
+                 "Parameters to train ('*' matches anything); by default all")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--frozen", o->frozen, "Parameters that stay as they are")
+      ->allow_extra_args(false)
+      ->group(group);
   app.add_flag("--train-constants", o->train_constants,
                "Train floating Constant nodes that gradients reach, too, by their outputs' names")
       ->group(group);
@@ -75,25 +85,37 @@ void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
 
 void AddRunOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Run";
-  app.add_option("--epochs", o->epochs, "Passes over the data")->check(CLI::PositiveNumber)->capture_default_str()
+  app.add_option("--epochs", o->epochs, "Passes over the data")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
       ->group(group);
-  app.add_option("--steps", o->steps, "Updates, in place of --epochs")->check(CLI::PositiveNumber)->group(group);
-  app.add_option("--batch", o->batch, "Examples to a batch")->check(CLI::PositiveNumber)->capture_default_str()
+  app.add_option("--steps", o->steps, "Updates, in place of --epochs")
+      ->check(CLI::PositiveNumber)
       ->group(group);
-  app.add_option("--validate-every", o->validate_every, "Updates between validations; by default an epoch")
-      ->check(CLI::PositiveNumber)->group(group);
+  app.add_option("--batch", o->batch, "Examples to a batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--validate-every", o->validate_every,
+                 "Updates between validations; by default an epoch")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
   app.add_option("--precision", o->precision,
-                 "What products, convolutions and attention compute in: fp32, bf16, or fp16 with a scaled loss; "
+                 "What products, convolutions and attention compute in: fp32, bf16, or fp16 with a "
+                 "scaled loss; "
                  "parameters and optimizer stay fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str()
       ->group(group);
   app.add_option("--memory-budget", o->memory_budget,
-                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' reports them); parts of "
+                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' "
+                 "reports them); parts of "
                  "the forward are computed again in the backward to keep within; 0: no limit")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--seed", o->seed, "Of order, held-out part and random ops")->capture_default_str()->group(group);
+  app.add_option("--seed", o->seed, "Of order, held-out part and random ops")
+      ->capture_default_str()
+      ->group(group);
   AddPlacementOptions(app, o, group);
 }
 
@@ -103,22 +125,29 @@ void AddFileOptions(CLI::App& app, TrainOptions* o) {
                  "Save the run here at each validation, at the end, and when stopped by "
                  "Ctrl-C; a crash leaves the last one whole")
       ->group(group);
-  app.add_option("--save-every", o->save_every, "Also save after so many updates")->check(CLI::PositiveNumber)
+  app.add_option("--save-every", o->save_every, "Also save after so many updates")
+      ->check(CLI::PositiveNumber)
       ->group(group);
-  app.add_flag("--resume", o->resume, "Go on from --checkpoint if it is there, exactly where it was")
+  app.add_flag("--resume", o->resume,
+               "Go on from --checkpoint if it is there, exactly where it was")
       ->group(group);
-  app.add_option("--best", o->best, "Save a checkpoint here whenever the validation loss is the lowest so far")
+  app.add_option("--best", o->best,
+                 "Save a checkpoint here whenever the validation loss is the lowest so far")
       ->group(group);
   app.add_option("--output", o->output, "Write the trained model here (.onnx)")->group(group);
-  app.add_option("--log", o->log, "Write step, learning rate, losses and metric here (.csv)")->group(group);
-  app.add_option("--report", o->report,
-                 "Write a page (.html) here at the end: loss and rate curves, and time, memory and graph of the last step")
+  app.add_option("--log", o->log, "Write step, learning rate, losses and metric here (.csv)")
       ->group(group);
-  app.add_option("--tensorboard", o->tensorboard, "Write losses, learning rate and metric into this folder for TensorBoard")
+  app.add_option("--report", o->report,
+                 "Write a page (.html) here at the end: loss and rate curves, and time, memory and "
+                 "graph of the last step")
+      ->group(group);
+  app.add_option("--tensorboard", o->tensorboard,
+                 "Write losses, learning rate and metric into this folder for TensorBoard")
       ->group(group);
 }
 
-// Gives `value` to `set`, which returns whether the optimizer has such a coefficient; lists those that it has not.
+// Gives `value` to `set`, which returns whether the optimizer has such a coefficient; lists those
+// that it has not.
 template <typename T, typename Set>
 void Apply(const std::optional<T>& value, const char* option, std::string* unfit, Set set) {
   if (value && !set(*value)) *unfit += (unfit->empty() ? "" : ", ") + std::string(option);
@@ -159,7 +188,8 @@ std::string SetCoefficients(const TrainOptions& options, O& o) {
 
 Result<Optimizer> MakeOptimizer(const TrainOptions& options) {
   ASSIGN_OR_RETURN(Optimizer optimizer, caesura::MakeOptimizer(options.optimizer, {}));
-  const std::string unfit = std::visit([&](auto& o) { return SetCoefficients(options, o); }, optimizer);
+  const std::string unfit =
+      std::visit([&](auto& o) { return SetCoefficients(options, o); }, optimizer);
   if (!unfit.empty()) return InvalidArgument(options.optimizer + " has no " + unfit);
   return optimizer;
 }
@@ -178,7 +208,8 @@ void AddInputOptions(CLI::App& app, TrainOptions* o) {
                  "name. Repeat it for each input")
       ->allow_extra_args(false)
       ->group(group);
-  app.add_option("--context", o->context, "Text: characters to an example; by default what the model's input says")
+  app.add_option("--context", o->context,
+                 "Text: characters to an example; by default what the model's input says")
       ->group(group);
 }
 
@@ -219,7 +250,9 @@ void AddMetricOption(CLI::App& app, TrainOptions* o) {
 }
 
 void AddOptimizerOption(CLI::App& app, TrainOptions* o) {
-  app.add_option("--optimizer", o->optimizer, "sgd, adam, adamw, lamb, lion, rmsprop, adagrad, ...: a name that is none lists all")
+  app.add_option(
+         "--optimizer", o->optimizer,
+         "sgd, adam, adamw, lamb, lion, rmsprop, adagrad, ...: a name that is none lists all")
       ->check([](const std::string& name) {
         const Result<Optimizer> made = caesura::MakeOptimizer(name, {});
         return made.ok() ? std::string() : made.status().message();
@@ -237,7 +270,8 @@ void AddPlacementOptions(CLI::App& app, TrainOptions* o, const std::string& grou
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options) {
   app.add_option("model", options->model,
-                 "The ONNX model to train; its initializers are the parameters. Or the folder of an exported step, "
+                 "The ONNX model to train; its initializers are the parameters. Or the folder of "
+                 "an exported step, "
                  "which brings its loss, optimizer and state along")
       ->required();
   AddDataOptions(app, options);
@@ -261,8 +295,10 @@ Result<Loss> MakeLoss(const TrainOptions& options, bool is_text) {
   return loss;
 }
 
-Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total, bool is_text) {
-  if (options.eager && options.clip > 0) return InvalidArgument("--eager and --clip do not go together");
+Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total,
+                                            bool is_text) {
+  if (options.eager && options.clip > 0)
+    return InvalidArgument("--eager and --clip do not go together");
   if (options.eager && options.precision == "fp16") {
     return InvalidArgument("--eager and --precision fp16 do not go together");
   }

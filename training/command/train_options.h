@@ -52,21 +52,24 @@ struct TrainOptions {
 };
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options);
-// Parts of it, for commands that take the same: --data, --feed, --context; these and --target; --loss, --prediction,
+// Parts of it, for commands that take the same: --data, --feed, --context; these and --target;
+// --loss, --prediction,
 // --class-axis; --metric; --optimizer; --provider, --provider-option, --threads.
 void AddInputOptions(CLI::App& app, TrainOptions* options);
 void AddDataOptions(CLI::App& app, TrainOptions* options);
 void AddLossOptions(CLI::App& app, TrainOptions* options);
 void AddMetricOption(CLI::App& app, TrainOptions* options);
 void AddOptimizerOption(CLI::App& app, TrainOptions* options);
-void AddPlacementOptions(CLI::App& app, TrainOptions* options, const std::string& group = "Options");
+void AddPlacementOptions(CLI::App& app, TrainOptions* options,
+                         const std::string& group = "Options");
 
 // The name under which the session takes the loss's target.
 inline constexpr char kTargetInput[] = "caesura.target";
 
-// What the session is made with, for a run of `total` updates. `is_text`: classes are on the last axis. Fails with
-// kInvalidArgument for options that do not go together.
-Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total, bool is_text);
+// What the session is made with, for a run of `total` updates. `is_text`: classes are on the last
+// axis. Fails with kInvalidArgument for options that do not go together.
+Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total,
+                                            bool is_text);
 Result<Loss> MakeLoss(const TrainOptions& options, bool is_text);
 
 }  // namespace caesura::command

@@ -11,7 +11,9 @@
 namespace caesura::command {
 namespace {
 
-std::string TypeText(const Tensor& tensor) { return DTypeName(tensor.dtype()) + tensor.shape().ToString(); }
+std::string TypeText(const Tensor& tensor) {
+  return DTypeName(tensor.dtype()) + tensor.shape().ToString();
+}
 
 Status TakeParameters(const std::string& path, Graph& graph) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
@@ -27,7 +29,9 @@ Status TakeParameters(const std::string& path, Graph& graph) {
       graph.SetInitializer(value, tensor);
     }
   }
-  return problems.empty() ? Status() : InvalidArgument("checkpoint '" + path + "' does not fit the model:" + problems);
+  return problems.empty()
+             ? Status()
+             : InvalidArgument("checkpoint '" + path + "' does not fit the model:" + problems);
 }
 
 }  // namespace

@@ -12,9 +12,10 @@
 
 namespace caesura::command {
 
-// The ONNX model at `path`, or the model of the exported step in the folder `path` with the state that lies beside it; in
-// evaluation mode. A `checkpoint` that is not empty replaces the parameters. Fails, listing all of them, where parameters of
-// the checkpoint do not fit the model's.
+// The ONNX model at `path`, or the model of the exported step in the folder `path` with the state
+// that lies beside it; in evaluation mode. A `checkpoint` that is not empty replaces the
+// parameters. Fails, listing all of them, where parameters of the checkpoint do not fit the
+// model's.
 Result<Model> ReadTrainedModel(const std::string& path, const std::string& checkpoint);
 
 // The inputs that a run must be given: those without an initializer.

@@ -18,7 +18,8 @@ namespace {
 constexpr double kSmoothing = 0.95;
 
 // What a checkpoint of this run must agree with, since the order of the examples follows from it.
-std::map<std::string, Checkpoint::Property> RunFacts(const TrainOptions& options, const TrainData& data) {
+std::map<std::string, Checkpoint::Property> RunFacts(const TrainOptions& options,
+                                                     const TrainData& data) {
   return {{"seed", static_cast<int64_t>(options.seed)},
           {"batch", options.batch},
           {"accumulate", static_cast<int64_t>(options.accumulate)},
@@ -45,9 +46,11 @@ Result<std::unique_ptr<Trainer>> Trainer::Create(const TrainOptions& options) {
 }
 
 Status Trainer::Prepare() {
-  if (options_.resume && options_.checkpoint.empty()) return InvalidArgument("--resume needs --checkpoint");
+  if (options_.resume && options_.checkpoint.empty())
+    return InvalidArgument("--resume needs --checkpoint");
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
-  ASSIGN_OR_RETURN(Model model, ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
+  ASSIGN_OR_RETURN(Model model,
+                   ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
   StepOptions step;
   if (exported) {
     ASSIGN_OR_RETURN(step, ReadStepOptions(model));
@@ -58,21 +61,25 @@ Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(data_, LoadTrainData(options_, model));
   if (!options_.best.empty() && data_.validation == nullptr)
     return InvalidArgument("--best needs examples to validate");
-  ASSIGN_OR_RETURN(
-      sampler_,
-      Sampler::Create({.size = data_.train->size(), .batch_size = options_.batch, .seed = options_.seed}));
-  const double updates_per_epoch = static_cast<double>(sampler_->batches_per_epoch()) / options_.accumulate;
-  total_ = options_.steps > 0 ? options_.steps
-                              : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
+  ASSIGN_OR_RETURN(sampler_, Sampler::Create({.size = data_.train->size(),
+                                              .batch_size = options_.batch,
+                                              .seed = options_.seed}));
+  const double updates_per_epoch =
+      static_cast<double>(sampler_->batches_per_epoch()) / options_.accumulate;
+  total_ = options_.steps > 0
+               ? options_.steps
+               : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
   validate_every_ = options_.validate_every;
   if (validate_every_ == 0) validate_every_ = std::max<int64_t>(1, std::llround(updates_per_epoch));
   ASSIGN_OR_RETURN(const Loss loss, MakeLoss(options_, data_.text != nullptr));
   ASSIGN_OR_RETURN(metric_, Metric::Create(options_.metric, loss));
   const auto& outputs = model.graph->outputs();
-  const auto found = std::find_if(outputs.begin(), outputs.end(),
-                                  [&](const Value* output) { return output->name() == options_.prediction; });
+  const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const Value* output) {
+    return output->name() == options_.prediction;
+  });
   prediction_ = found == outputs.end() ? 0 : static_cast<size_t>(found - outputs.begin());
-  ASSIGN_OR_RETURN(TrainingOptions training, MakeTrainingOptions(options_, total_, data_.text != nullptr));
+  ASSIGN_OR_RETURN(TrainingOptions training,
+                   MakeTrainingOptions(options_, total_, data_.text != nullptr));
   if (exported) training.step = std::move(step);
   ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
   if (exported) {
@@ -96,20 +103,23 @@ Status Trainer::Restore() {
   std::string differing;
   for (const auto& [name, property] : RunFacts(options_, data_)) {
     if (properties[name] == property) continue;
-    differing += (differing.empty() ? "" : ", ") + name + " " + PropertyText(properties[name]) + " instead of " +
-                 PropertyText(property);
+    differing += (differing.empty() ? "" : ", ") + name + " " + PropertyText(properties[name]) +
+                 " instead of " + PropertyText(property);
   }
   if (!differing.empty())
-    return InvalidArgument("checkpoint '" + options_.checkpoint + "' is of a run with " + differing);
+    return InvalidArgument("checkpoint '" + options_.checkpoint + "' is of a run with " +
+                           differing);
   if (const double* best = std::get_if<double>(&properties["best_loss"])) best_loss_ = *best;
-  if (const int64_t* update = std::get_if<int64_t>(&properties["best_update"])) best_update_ = *update;
+  if (const int64_t* update = std::get_if<int64_t>(&properties["best_update"]))
+    best_update_ = *update;
   return {};
 }
 
 Status Trainer::OpenLog() {
   if (options_.log.empty()) return {};
   log_.reset(std::fopen(options_.log.c_str(), first_ > 0 ? "a" : "w"));
-  if (log_ == nullptr) return IoError("'" + options_.log + "' cannot be written: " + std::strerror(errno));
+  if (log_ == nullptr)
+    return IoError("'" + options_.log + "' cannot be written: " + std::strerror(errno));
   if (first_ == 0) std::fprintf(log_.get(), "update,learning_rate,loss,validation_loss,metric\n");
   return {};
 }
@@ -119,8 +129,9 @@ void Trainer::PrintHead() {
   for (const std::string& name : session_->ParameterNames()) {
     values += static_cast<size_t>(session_->Parameter(name).value().elements());
   }
-  std::printf("%zu values in %zu parameters; %lld examples to train on, %lld to validate with", values,
-              session_->ParameterNames().size(), static_cast<long long>(data_.train->size()),
+  std::printf("%zu values in %zu parameters; %lld examples to train on, %lld to validate with",
+              values, session_->ParameterNames().size(),
+              static_cast<long long>(data_.train->size()),
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
   if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
   if (first_ > 0) std::printf("\ngoing on after update %lld", static_cast<long long>(first_));
@@ -155,16 +166,18 @@ Status Trainer::Validate() {
   const Dataset& data = *data_.validation;
   metric_->Reset();
   double sum = 0;
-  ASSIGN_OR_RETURN(
-      Sampler order,
-      Sampler::Create({.size = data.size(), .batch_size = options_.batch, .shuffle = false, .drop_last = false}));
+  ASSIGN_OR_RETURN(Sampler order, Sampler::Create({.size = data.size(),
+                                                   .batch_size = options_.batch,
+                                                   .shuffle = false,
+                                                   .drop_last = false}));
   for (int64_t n = 0; n < order.batches_per_epoch(); ++n) {
     const auto indices = order.Batch(n);
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(data, indices));
     ASSIGN_OR_RETURN(const Evaluation evaluation, session_->Evaluate(feeds));
     sum += evaluation.loss * static_cast<double>(indices.size());
     if (metric_->kind() == Metric::Kind::kNone) continue;
-    RETURN_IF_ERROR(metric_->Add(evaluation.outputs[prediction_].tensor(), feeds.at(kTargetInput).tensor()));
+    RETURN_IF_ERROR(
+        metric_->Add(evaluation.outputs[prediction_].tensor(), feeds.at(kTargetInput).tensor()));
   }
   validation_loss_ = sum / static_cast<double>(data.size());
   if (!(validation_loss_ < best_loss_)) return {};
@@ -186,13 +199,15 @@ void Trainer::Log(double loss, bool validated) {
                session_->learning_rate(), loss);
   if (validated) std::fprintf(log_.get(), "%.9g,", validation_loss_);
   else std::fprintf(log_.get(), ",");
-  if (validated && metric_->kind() != Metric::Kind::kNone) std::fprintf(log_.get(), "%.9g", metric_->Mean());
+  if (validated && metric_->kind() != Metric::Kind::kNone)
+    std::fprintf(log_.get(), "%.9g", metric_->Mean());
   std::fprintf(log_.get(), "\n");
   if (validated) std::fflush(log_.get());
 }
 
 Status Trainer::AfterUpdate(double loss) {
-  smooth_loss_ = std::isnan(smooth_loss_) ? loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * loss;
+  smooth_loss_ =
+      std::isnan(smooth_loss_) ? loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * loss;
   const int64_t done = session_->updates();
   const bool is_last = done >= total_;
   const bool validates = data_.validation != nullptr && (is_last || done % validate_every_ == 0);
@@ -200,10 +215,11 @@ Status Trainer::AfterUpdate(double loss) {
     RETURN_IF_ERROR(Validate());
   }
   Log(loss, validates);
-  if (validates && !options_.report.empty()) validations_.push_back({done, validation_loss_, MetricMean()});
+  if (validates && !options_.report.empty())
+    validations_.push_back({done, validation_loss_, MetricMean()});
   RETURN_IF_ERROR(WriteEvents(loss, validates));
-  const bool saves =
-      is_last || done % validate_every_ == 0 || (options_.save_every > 0 && done % options_.save_every == 0);
+  const bool saves = is_last || done % validate_every_ == 0 ||
+                     (options_.save_every > 0 && done % options_.save_every == 0);
   return saves && !options_.checkpoint.empty() ? Save(options_.checkpoint) : Status();
 }
 
@@ -218,15 +234,17 @@ void Trainer::PrintEnd(double seconds) const {
   std::printf("%lld updates in %s: loss %s", static_cast<long long>(session_->updates() - first_),
               ClockText(seconds).c_str(), Number(smooth_loss_).c_str());
   if (!std::isnan(validation_loss_)) {
-    std::printf("; validation loss %s%s%s; lowest %s after update %lld", Number(validation_loss_).c_str(),
-                metric_->Text().empty() ? "" : ", ", metric_->Text().c_str(), Number(best_loss_).c_str(),
+    std::printf("; validation loss %s%s%s; lowest %s after update %lld",
+                Number(validation_loss_).c_str(), metric_->Text().empty() ? "" : ", ",
+                metric_->Text().c_str(), Number(best_loss_).c_str(),
                 static_cast<long long>(best_update_));
   }
   std::printf("\n");
 }
 
 std::optional<double> Trainer::MetricMean() const {
-  return metric_->kind() == Metric::Kind::kNone ? std::nullopt : std::optional<double>(metric_->Mean());
+  return metric_->kind() == Metric::Kind::kNone ? std::nullopt
+                                                : std::optional<double>(metric_->Mean());
 }
 
 Status Trainer::WriteEvents(double loss, bool validated) {
@@ -241,7 +259,8 @@ Status Trainer::WriteEvents(double loss, bool validated) {
 }
 
 std::vector<std::pair<std::string, std::string>> Trainer::Options() const {
-  const std::string rate = options_.learning_rate ? Number(*options_.learning_rate) : "the optimizer's own";
+  const std::string rate =
+      options_.learning_rate ? Number(*options_.learning_rate) : "the optimizer's own";
   return {{"model", options_.model},
           {"loss", options_.loss},
           {"optimizer", options_.optimizer},
@@ -286,7 +305,8 @@ Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
   while (session_->updates() < total_) {
     const int64_t before = session_->updates();
     Result<double> loss = Update();
-    const bool skipped = session_->updates() == before;  // gradients overflowed: the same batches at a smaller scale
+    const bool skipped =
+        session_->updates() == before;  // gradients overflowed: the same batches at a smaller scale
     const Status status = !loss.ok() ? loss.status() : skipped ? Status() : AfterUpdate(*loss);
     if (status.ok()) bar.Update(session_->updates(), Note());
     if (status.ok() && *stop == 0) continue;
@@ -296,7 +316,9 @@ Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
       RETURN_IF_ERROR(Save(options_.checkpoint));
     }
     return Cancelled("stopped after update " + std::to_string(session_->updates()) +
-                     (options_.checkpoint.empty() ? "" : "; --resume goes on from '" + options_.checkpoint + "'"));
+                     (options_.checkpoint.empty()
+                          ? ""
+                          : "; --resume goes on from '" + options_.checkpoint + "'"));
   }
   bar.Finish();
   PrintEnd(std::chrono::duration<double>(Clock::now() - begin).count());

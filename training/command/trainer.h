@@ -21,10 +21,12 @@ namespace caesura::command {
 
 class Trainer {
  public:
-  // Reads model and data and makes the session; goes on from the checkpoint when the options say so.
+  // Reads model and data and makes the session; goes on from the checkpoint when the options say
+  // so.
   static Result<std::unique_ptr<Trainer>> Create(const TrainOptions& options);
 
-  // Trains to the end, or until `*stop` is set (by a signal handler): then saves, and returns kCancelled.
+  // Trains to the end, or until `*stop` is set (by a signal handler): then saves, and returns
+  // kCancelled.
   Status Run(const volatile std::sig_atomic_t* stop);
 
  private:
@@ -63,8 +65,8 @@ class Trainer {
   std::unique_ptr<std::FILE, FileCloser> log_;
   std::unique_ptr<EventWriter> events_;
   std::vector<TrainingCurves::Validation> validations_;  // with --report
-  RunRecorder last_step_;  // with --report
-  size_t prediction_ = 0;  // which of the model's outputs
+  RunRecorder last_step_;                                // with --report
+  size_t prediction_ = 0;                                // which of the model's outputs
   int64_t total_ = 0, validate_every_ = 0, first_ = 0;
   double smooth_loss_ = std::numeric_limits<double>::quiet_NaN();
   double validation_loss_ = std::numeric_limits<double>::quiet_NaN();

@@ -30,14 +30,17 @@ std::vector<std::complex<double>> Numbers(const Tensor& tensor) {
   out.reserve(static_cast<size_t>(tensor.elements()));
   const auto read = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for (int64_t i = 0; i < tensor.elements(); ++i) out.emplace_back(static_cast<double>(tensor.data<T>()[i]));
+    for (int64_t i = 0; i < tensor.elements(); ++i)
+      out.emplace_back(static_cast<double>(tensor.data<T>()[i]));
   };
   const auto read_complex = [&](auto tag) {
     using T = typename decltype(tag)::type;
     for (int64_t i = 0; i < tensor.elements(); ++i) out.emplace_back(tensor.data<T>()[i]);
   };
-  if (DispatchNumeric(tensor.dtype(), read) || DispatchDType<bool>(tensor.dtype(), read)) return out;
-  if (DispatchDType<std::complex<float>, std::complex<double>>(tensor.dtype(), read_complex)) return out;
+  if (DispatchNumeric(tensor.dtype(), read) || DispatchDType<bool>(tensor.dtype(), read))
+    return out;
+  if (DispatchDType<std::complex<float>, std::complex<double>>(tensor.dtype(), read_complex))
+    return out;
   for (int64_t i = 0; i < tensor.elements(); ++i) {
     out.emplace_back(FromSmallFloat(tensor.dtype(), tensor.data<uint8_t>()[i]));
   }
@@ -46,11 +49,13 @@ std::vector<std::complex<double>> Numbers(const Tensor& tensor) {
 
 bool IsNan(const std::complex<double>& x) { return std::isnan(x.real()) || std::isnan(x.imag()); }
 
-bool IsClose(const std::complex<double>& got, const std::complex<double>& want, const Tolerance& tolerance) {
+bool IsClose(const std::complex<double>& got, const std::complex<double>& want,
+             const Tolerance& tolerance) {
   if (got == want) return true;  // infinities too
   if (IsNan(got) || IsNan(want)) return IsNan(got) && IsNan(want);
   const double distance = std::abs(got - want);
-  return std::isfinite(distance) && distance <= tolerance.absolute + tolerance.relative * std::abs(want);
+  return std::isfinite(distance) &&
+         distance <= tolerance.absolute + tolerance.relative * std::abs(want);
 }
 
 std::string Text(const std::complex<double>& x) {
@@ -81,14 +86,14 @@ std::string TensorDifference(const Tensor& got, const Tensor& want, const Tolera
     if (differing++ == 0) first = i;
   }
   if (differing == 0) return "";
-  return std::to_string(differing) + " of " + std::to_string(count) + " differ, e.g. " + Text(ours[first]) +
-         " for " + Text(theirs[first]);
+  return std::to_string(differing) + " of " + std::to_string(count) + " differ, e.g. " +
+         Text(ours[first]) + " for " + Text(theirs[first]);
 }
 
 }  // namespace
 
-std::string Difference(const RuntimeValue& got, const RuntimeValue& want, const Tolerance& tolerance,
-                       const std::string& path) {
+std::string Difference(const RuntimeValue& got, const RuntimeValue& want,
+                       const Tolerance& tolerance, const std::string& path) {
   if (!got.has_value() || !want.has_value()) {
     return got.has_value() == want.has_value() ? "" : path + ": one of the two is empty";
   }
@@ -103,7 +108,8 @@ std::string Difference(const RuntimeValue& got, const RuntimeValue& want, const 
   }
   for (size_t i = 0; i < count; ++i) {
     const std::string part = path + "[" + std::to_string(i) + "]";
-    const std::string difference = Difference(got.sequence()[i], want.sequence()[i], tolerance, part);
+    const std::string difference =
+        Difference(got.sequence()[i], want.sequence()[i], tolerance, part);
     if (!difference.empty()) return difference;
   }
   return "";

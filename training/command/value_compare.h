@@ -14,10 +14,11 @@ struct Tolerance {
   double absolute = 1e-7;
 };
 
-// Empty when `got` equals `want`: |got - want| <= absolute + relative * |want| for each element (NaN equals NaN),
-// the same dtypes, shapes, strings and lengths of sequences. Otherwise what differs, beginning with `path`.
-std::string Difference(const RuntimeValue& got, const RuntimeValue& want, const Tolerance& tolerance,
-                       const std::string& path);
+// Empty when `got` equals `want`: |got - want| <= absolute + relative * |want| for each element
+// (NaN equals NaN), the same dtypes, shapes, strings and lengths of sequences. Otherwise what
+// differs, beginning with `path`.
+std::string Difference(const RuntimeValue& got, const RuntimeValue& want,
+                       const Tolerance& tolerance, const std::string& path);
 
 }  // namespace caesura::command
 

@@ -9,7 +9,8 @@ namespace caesura::command {
 std::string VersionText() {
   std::string out;
   for (const auto& [name, value] : BuildFacts()) {
-    out += (out.empty() ? "" : "\n") + name + std::string(name.size() < 17 ? 17 - name.size() : 1, ' ') + value;
+    out += (out.empty() ? "" : "\n") + name +
+           std::string(name.size() < 17 ? 17 - name.size() : 1, ' ') + value;
   }
   return out;
 }
@@ -20,8 +21,10 @@ int Report(const Status& status) {
 }
 
 void WarnOldSpelling(const std::string& old, const std::string& now) {
-  std::fprintf(stderr, "caesura: warning: '%s' is now written '%s'; the old spelling goes with version 0.2\n", old.c_str(),
-               now.c_str());
+  std::fprintf(
+      stderr,
+      "caesura: warning: '%s' is now written '%s'; the old spelling goes with version 0.2\n",
+      old.c_str(), now.c_str());
 }
 
 }  // namespace caesura::command

@@ -14,7 +14,8 @@ using Batches = std::map<std::string, Tensor>;
 Status CheckIndices(std::span<const int64_t> indices, int64_t size) {
   for (int64_t i : indices) {
     if (i < 0 || i >= size) {
-      return InvalidArgument("example " + std::to_string(i) + " is asked for, there are " + std::to_string(size));
+      return InvalidArgument("example " + std::to_string(i) + " is asked for, there are " +
+                             std::to_string(size));
     }
   }
   return {};
@@ -35,7 +36,8 @@ class ArrayDataset : public Dataset {
       const size_t row_bytes = static_cast<size_t>(row) * DTypeSize(array.dtype());
       ASSIGN_OR_RETURN(Tensor batch, Tensor::Allocate(array.dtype(), Shape(std::move(dims))));
       for (size_t i = 0; i < indices.size(); ++i) {
-        CopyElements(array.dtype(), array.data<char>() + static_cast<size_t>(indices[i]) * row_bytes,
+        CopyElements(array.dtype(),
+                     array.data<char>() + static_cast<size_t>(indices[i]) * row_bytes,
                      batch.data<char>() + i * row_bytes, row);
       }
       out.emplace(name, std::move(batch));
@@ -50,7 +52,8 @@ class ArrayDataset : public Dataset {
 
 class TextDataset : public Dataset {
  public:
-  TextDataset(std::shared_ptr<const TextCorpus> corpus, TextWindows windows, int64_t first, int64_t size)
+  TextDataset(std::shared_ptr<const TextCorpus> corpus, TextWindows windows, int64_t first,
+              int64_t size)
       : corpus_(std::move(corpus)), windows_(std::move(windows)), first_(first), size_(size) {}
   int64_t size() const override { return size_; }
 
@@ -65,7 +68,8 @@ class TextDataset : public Dataset {
       std::copy_n(window, windows_.length, input.data<int64_t>() + at);
       std::copy_n(window + 1, windows_.length, target.data<int64_t>() + at);
     }
-    return Batches{{windows_.input_name, std::move(input)}, {windows_.target_name, std::move(target)}};
+    return Batches{{windows_.input_name, std::move(input)},
+                   {windows_.target_name, std::move(target)}};
   }
 
  private:
@@ -107,7 +111,9 @@ Result<std::shared_ptr<const Dataset>> MakeArrayDataset(Batches arrays) {
     if (name == arrays.begin()->first) size = array.shape()[0];
     fits = fits && array.shape()[0] == size;
   }
-  if (!fits) return InvalidArgument("arrays of one length along their first axis are needed, got: " + lengths);
+  if (!fits)
+    return InvalidArgument("arrays of one length along their first axis are needed, got: " +
+                           lengths);
   return std::shared_ptr<const Dataset>(std::make_shared<ArrayDataset>(std::move(arrays), size));
 }
 
@@ -120,7 +126,8 @@ TextCorpus::TextCorpus(const std::string& text) {
     vocabulary_.push_back(static_cast<char>(byte));
   }
   tokens_.reserve(text.size());
-  for (const char c : text) tokens_.push_back(static_cast<uint8_t>(number_of_[static_cast<uint8_t>(c)]));
+  for (const char c : text)
+    tokens_.push_back(static_cast<uint8_t>(number_of_[static_cast<uint8_t>(c)]));
 }
 
 Result<std::vector<int64_t>> TextCorpus::Encode(const std::string& text) const {
@@ -144,10 +151,12 @@ Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const Tex
   TextWindows w = windows;
   if (w.stride == 0) w.stride = w.length;
   if (w.length < 1 || w.stride < 1 || !(w.begin >= 0 && w.begin < w.end && w.end <= 1)) {
-    return InvalidArgument("windows of a text need a positive length and stride, and a part of the text");
+    return InvalidArgument(
+        "windows of a text need a positive length and stride, and a part of the text");
   }
   const auto characters = static_cast<double>(corpus->tokens().size());
-  const auto first = static_cast<int64_t>(w.begin * characters), last = static_cast<int64_t>(w.end * characters);
+  const auto first = static_cast<int64_t>(w.begin * characters),
+             last = static_cast<int64_t>(w.end * characters);
   if (last - first <= w.length) {
     return InvalidArgument("a text of " + std::to_string(last - first) +
                            " characters is too short for windows of " + std::to_string(w.length) +
@@ -161,7 +170,8 @@ Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const Tex
 Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset,
                                               std::vector<int64_t> indices) {
   RETURN_IF_ERROR(CheckIndices(indices, dataset->size()));
-  return std::shared_ptr<const Dataset>(std::make_shared<SubsetDataset>(std::move(dataset), std::move(indices)));
+  return std::shared_ptr<const Dataset>(
+      std::make_shared<SubsetDataset>(std::move(dataset), std::move(indices)));
 }
 
 }  // namespace caesura

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where batches come from: examples by index, from arrays or from a text. What order they come in is the sampler's
-// business (training/data/sampler.h).
+// Where batches come from: examples by index, from arrays or from a text. What order they come in
+// is the sampler's business (training/data/sampler.h).
 #ifndef CAESURA_TRAINING_DATA_DATASET_H_
 #define CAESURA_TRAINING_DATA_DATASET_H_
 
@@ -22,22 +22,24 @@ class Dataset {
   virtual ~Dataset() = default;
   // How many examples there are.
   virtual int64_t size() const = 0;
-  // The examples of these indices, stacked along axis 0, by name. Fails with kInvalidArgument for an index
-  // outside.
+  // The examples of these indices, stacked along axis 0, by name. Fails with kInvalidArgument for
+  // an index outside.
   virtual Result<std::map<std::string, Tensor>> Batch(std::span<const int64_t> indices) const = 0;
 };
 
-// Arrays of one length along axis 0, which counts the examples. Fails with kInvalidArgument, naming the arrays,
-// when their lengths differ or one is a scalar. REQUIRES: host memory.
+// Arrays of one length along axis 0, which counts the examples. Fails with kInvalidArgument, naming
+// the arrays, when their lengths differ or one is a scalar. REQUIRES: host memory.
 Result<std::shared_ptr<const Dataset>> MakeArrayDataset(std::map<std::string, Tensor> arrays);
 
-// A text as numbers. Characters are bytes; the vocabulary is those that occur, in order of their codes.
+// A text as numbers. Characters are bytes; the vocabulary is those that occur, in order of their
+// codes.
 class TextCorpus {
  public:
   explicit TextCorpus(const std::string& text);
   const std::string& vocabulary() const { return vocabulary_; }
   const std::vector<uint8_t>& tokens() const { return tokens_; }
-  // The number of each character. Fails with kInvalidArgument for a character that the vocabulary lacks.
+  // The number of each character. Fails with kInvalidArgument for a character that the vocabulary
+  // lacks.
   Result<std::vector<int64_t>> Encode(const std::string& text) const;
   // REQUIRES: numbers in [0, vocabulary().size())
   std::string Decode(std::span<const int64_t> numbers) const;
@@ -49,8 +51,8 @@ class TextCorpus {
 };
 
 struct TextWindows {
-  int64_t length = 128;             // characters that the model sees at once
-  int64_t stride = 0;               // between the beginnings of two windows; 0: length
+  int64_t length = 128;  // characters that the model sees at once
+  int64_t stride = 0;    // between the beginnings of two windows; 0: length
   std::string input_name = "input";
   std::string target_name = "target";  // the input moved on by one character
   // The part of the text that is taken, as fractions of it.
@@ -62,7 +64,8 @@ struct TextWindows {
 Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const TextCorpus> corpus,
                                                        const TextWindows& windows);
 
-// These examples of another dataset, in this order. Fails with kInvalidArgument for an index outside.
+// These examples of another dataset, in this order. Fails with kInvalidArgument for an index
+// outside.
 Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset,
                                               std::vector<int64_t> indices);
 

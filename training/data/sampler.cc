@@ -23,7 +23,8 @@ std::span<const int64_t> Sampler::Batch(int64_t n) {
   OrderEpoch(n / batches_per_epoch_);
   const int64_t begin = n % batches_per_epoch_ * options_.batch_size;
   const int64_t end = std::min(begin + options_.batch_size, options_.size);
-  return std::span<const int64_t>(order_).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  return std::span<const int64_t>(order_).subspan(static_cast<size_t>(begin),
+                                                  static_cast<size_t>(end - begin));
 }
 
 // Fisher and Yates's shuffle, with nothing in it that differs between standard libraries.
@@ -35,8 +36,8 @@ void Sampler::OrderEpoch(int64_t epoch) {
   if (!options_.shuffle) return;
   const auto high = [](uint64_t word) { return static_cast<uint32_t>(word >> 32); };
   const auto counter = static_cast<uint64_t>(epoch);
-  std::seed_seq seeds{static_cast<uint32_t>(options_.seed), high(options_.seed), static_cast<uint32_t>(counter),
-                      high(counter)};
+  std::seed_seq seeds{static_cast<uint32_t>(options_.seed), high(options_.seed),
+                      static_cast<uint32_t>(counter), high(counter)};
   std::mt19937_64 random(seeds);
   for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random() % i]);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which examples make up which batch. Batch n is a function of the options and n alone, so a run goes on exactly
-// where it was from nothing but its step, also in the middle of an epoch.
+// Which examples make up which batch. Batch n is a function of the options and n alone, so a run
+// goes on exactly where it was from nothing but its step, also in the middle of an epoch.
 #ifndef CAESURA_TRAINING_DATA_SAMPLER_H_
 #define CAESURA_TRAINING_DATA_SAMPLER_H_
 
@@ -13,10 +13,11 @@
 namespace caesura {
 
 struct SamplerOptions {
-  int64_t size = 0;        // of the dataset
+  int64_t size = 0;  // of the dataset
   int64_t batch_size = 1;
-  bool shuffle = true;     // anew in every epoch
-  bool drop_last = true;   // leave out examples that do not fill a batch; off: the last batch is smaller
+  bool shuffle = true;  // anew in every epoch
+  bool drop_last =
+      true;  // leave out examples that do not fill a batch; off: the last batch is smaller
   uint64_t seed = 0;
 };
 
@@ -36,7 +37,7 @@ class Sampler {
 
   SamplerOptions options_;
   int64_t batches_per_epoch_ = 0;
-  int64_t epoch_ = -1;          // that `order_` is of
+  int64_t epoch_ = -1;  // that `order_` is of
   std::vector<int64_t> order_;
 };
 

@@ -10,8 +10,8 @@
 namespace caesura::gradient {
 namespace {
 
-// Makes `copy`, a clone of `body`, read the outer values that `map` names. Clone looks outer values up by name, which
-// is not enough here: a saved value goes by another name outside.
+// Makes `copy`, a clone of `body`, read the outer values that `map` names. Clone looks outer values
+// up by name, which is not enough here: a saved value goes by another name outside.
 void RebindOuter(const Graph& body, Graph& copy, const ValueMap& map) {
   auto counterpart = [&](Value* value) {
     auto it = map.find(value);
@@ -28,18 +28,21 @@ void RebindOuter(const Graph& body, Graph& copy, const ValueMap& map) {
     const std::vector<Graph*> inner = from.Subgraphs(), inner_copies = to.Subgraphs();
     for (size_t s = 0; s < inner.size(); ++s) {
       ValueMap all = map;
-      for (Value* value : inner[s]->Values()) all[value] = inner_copies[s]->FindValue(value->name());
+      for (Value* value : inner[s]->Values())
+        all[value] = inner_copies[s]->FindValue(value->name());
       RebindOuter(*inner[s], *inner_copies[s], all);
     }
   }
-  for (size_t i = 0; i < body.outputs().size(); ++i) copy.SetOutput(static_cast<int>(i), counterpart(body.outputs()[i]));
+  for (size_t i = 0; i < body.outputs().size(); ++i)
+    copy.SetOutput(static_cast<int>(i), counterpart(body.outputs()[i]));
 }
 
 // The attributes with their bodies cloned.
 AttributeMap CloneAttributes(const Node& node, Graph* parent, const ValueMap& outer) {
   AttributeMap out = node.attributes();
   for (auto& [name, attribute] : out) {
-    if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute)) *body = CloneBody(**body, parent, outer);
+    if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute))
+      *body = CloneBody(**body, parent, outer);
   }
   return out;
 }
@@ -47,7 +50,8 @@ AttributeMap CloneAttributes(const Node& node, Graph* parent, const ValueMap& ou
 // Copies nodes of `from` to `target`, which reads `bindings` in the place of values.
 class Copier {
  public:
-  Copier(const Graph& from, Graph& target, ValueMap bindings) : from_(from), target_(target), bindings_(std::move(bindings)) {}
+  Copier(const Graph& from, Graph& target, ValueMap bindings)
+      : from_(from), target_(target), bindings_(std::move(bindings)) {}
 
   Value* Counterpart(Value* value) {
     if (value == nullptr || value->graph() != &from_) return value;
@@ -64,11 +68,14 @@ class Copier {
     for (Value* input : AllInputs(node)) inputs.push_back(Counterpart(input));
     inputs.resize(node.inputs().size());  // implicit inputs were only to be bound
     for (Value* output : node.outputs()) {
-      outputs.push_back(output == nullptr ? nullptr : target_.AddValue(target_.UniqueName(output->name()), output->type()));
+      outputs.push_back(output == nullptr
+                            ? nullptr
+                            : target_.AddValue(target_.UniqueName(output->name()), output->type()));
       if (output != nullptr) bindings_[output] = outputs.back();
     }
-    Node* copy = target_.AddNode(node.op_type(), inputs, outputs, CloneAttributes(node, &target_, bindings_), node.domain(),
-                                 target_.UniqueName(node.name()));
+    Node* copy =
+        target_.AddNode(node.op_type(), inputs, outputs, CloneAttributes(node, &target_, bindings_),
+                        node.domain(), target_.UniqueName(node.name()));
     CopyMetadata(node, copy);
     copy->set_phase(Phase::kBackward);
     copy->set_since_version(node.since_version());
@@ -124,7 +131,8 @@ void AddCopyAsOutput(Graph& body, Value* value) {
   body.AddOutput(node->output(0));
 }
 
-Result<BodyGradient> BodyGradient::Build(Graph& body, const std::vector<Value*>& ys, const std::vector<Value*>& xs,
+Result<BodyGradient> BodyGradient::Build(Graph& body, const std::vector<Value*>& ys,
+                                         const std::vector<Value*>& xs,
                                          const std::string& name_prefix) {
   BodyGradient out;
   out.body_ = &body;
@@ -133,7 +141,8 @@ Result<BodyGradient> BodyGradient::Build(Graph& body, const std::vector<Value*>&
   options.xs = xs;
   options.name_prefix = name_prefix;
   for (Value* y : ys) {
-    out.seeds_.push_back(body.AddValue(body.UniqueName(name_prefix + y->name() + "/dy"), y->type()));
+    out.seeds_.push_back(
+        body.AddValue(body.UniqueName(name_prefix + y->name() + "/dy"), y->type()));
     options.ys.push_back({y, out.seeds_.back()});
   }
   ASSIGN_OR_RETURN(GradientGraph gradient, BuildGradient(body, options));
@@ -173,7 +182,8 @@ std::vector<Value*> BodyGradient::Saved(const std::vector<Value*>& wanted) const
   return out;
 }
 
-std::vector<Value*> BodyGradient::CopyTo(Graph& target, const std::vector<Value*>& wanted, ValueMap bindings) const {
+std::vector<Value*> BodyGradient::CopyTo(Graph& target, const std::vector<Value*>& wanted,
+                                         ValueMap bindings) const {
   Copier copier(*body_, target, std::move(bindings));
   const std::unordered_set<const Node*> behind = NodesBehind(wanted);
   for (const Node* node : nodes_) {
@@ -181,7 +191,8 @@ std::vector<Value*> BodyGradient::CopyTo(Graph& target, const std::vector<Value*
   }
   std::vector<Value*> results;
   for (Value* value : wanted) {
-    Node* identity = target.AddOp("Identity", {copier.Counterpart(value)}, {}, "", 1, value->name() + "/out");
+    Node* identity =
+        target.AddOp("Identity", {copier.Counterpart(value)}, {}, "", 1, value->name() + "/out");
     identity->set_phase(Phase::kBackward);
     identity->output(0)->set_type(value->type());
     results.push_back(identity->output(0));

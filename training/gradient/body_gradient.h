@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of a body of If, Loop or Scan: built inside the body, then cut off and moved into a body of its own.
-// What the backward nodes read of the forward ones (`saved`) the owner hands across.
+// The gradient of a body of If, Loop or Scan: built inside the body, then cut off and moved into a
+// body of its own. What the backward nodes read of the forward ones (`saved`) the owner hands
+// across.
 #ifndef CAESURA_TRAINING_GRADIENT_BODY_GRADIENT_H_
 #define CAESURA_TRAINING_GRADIENT_BODY_GRADIENT_H_
 
@@ -21,21 +22,24 @@ using ValueMap = std::unordered_map<const Value*, Value*>;
 
 class BodyGradient {
  public:
-  // Differentiates values `ys` of `body` (its outputs) by `xs` (its inputs, or outer values that it reads).
-  static Result<BodyGradient> Build(Graph& body, const std::vector<Value*>& ys, const std::vector<Value*>& xs,
-                                    const std::string& name_prefix);
+  // Differentiates values `ys` of `body` (its outputs) by `xs` (its inputs, or outer values that it
+  // reads).
+  static Result<BodyGradient> Build(Graph& body, const std::vector<Value*>& ys,
+                                    const std::vector<Value*>& xs, const std::string& name_prefix);
 
   // Placeholders for the gradients of ys that come in.
   const std::vector<Value*>& seeds() const { return seeds_; }
-  // Gradients of xs, in their order. An x that no y depends on has zeros, and unreachable(i) is true.
+  // Gradients of xs, in their order. An x that no y depends on has zeros, and unreachable(i) is
+  // true.
   const std::vector<Value*>& dxs() const { return dxs_; }
   bool unreachable(size_t i) const { return unreachable_.count(xs_[i]) > 0; }
   // Values of the body that the gradients in `wanted` need.
   std::vector<Value*> Saved(const std::vector<Value*>& wanted) const;
 
-  // Appends the nodes behind `wanted` to `target`, with `bindings` in place of the seeds and saved values; returns the
-  // counterparts of `wanted`, each made by a node of `target`.
-  std::vector<Value*> CopyTo(Graph& target, const std::vector<Value*>& wanted, ValueMap bindings) const;
+  // Appends the nodes behind `wanted` to `target`, with `bindings` in place of the seeds and saved
+  // values; returns the counterparts of `wanted`, each made by a node of `target`.
+  std::vector<Value*> CopyTo(Graph& target, const std::vector<Value*>& wanted,
+                             ValueMap bindings) const;
   // Takes the backward nodes out of the body, which then computes what it did.
   void RemoveFromBody();
 
@@ -57,11 +61,12 @@ Value* AddOutput(GradientContext& g, size_t index, const std::string& stem, Valu
 // A copy of `value` as an output of `body`: an output may not be an input or a constant itself.
 void AddCopyAsOutput(Graph& body, Value* value);
 
-// A copy of `body` inside of `parent` that reads `outer.at(v)` where `body` reads an outer value v that is listed, and
-// v itself otherwise.
+// A copy of `body` inside of `parent` that reads `outer.at(v)` where `body` reads an outer value v
+// that is listed, and v itself otherwise.
 std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMap& outer);
 
-// Writes the nodes of `body`; `bindings` has a value for each of its inputs. Returns the counterparts of its outputs.
+// Writes the nodes of `body`; `bindings` has a value for each of its inputs. Returns the
+// counterparts of its outputs.
 std::vector<Value*> CopyBody(const Graph& body, NodeWriter& writer, ValueMap bindings);
 
 }  // namespace caesura::gradient

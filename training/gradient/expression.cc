@@ -15,8 +15,8 @@ NodeWriter* WriterOf(const Exprs& inputs) {
 
 }  // namespace
 
-Exprs Ops(const std::string& op_type, const Exprs& inputs, int output_count, AttributeMap attributes,
-          const std::string& domain) {
+Exprs Ops(const std::string& op_type, const Exprs& inputs, int output_count,
+          AttributeMap attributes, const std::string& domain) {
   NodeWriter* writer = WriterOf(inputs);
   std::vector<Value*> values;
   for (const Expr& input : inputs) values.push_back(input.value());
@@ -26,7 +26,8 @@ Exprs Ops(const std::string& op_type, const Exprs& inputs, int output_count, Att
   return out;
 }
 
-Expr Op(const std::string& op_type, const Exprs& inputs, AttributeMap attributes, const std::string& domain) {
+Expr Op(const std::string& op_type, const Exprs& inputs, AttributeMap attributes,
+        const std::string& domain) {
   return Ops(op_type, inputs, 1, std::move(attributes), domain)[0];
 }
 
@@ -40,7 +41,9 @@ Expr Number(double value, Expr like) {
   return Op("CastLike", {Expr(writer->Scalar(value, DType::kFloat32), writer), like});
 }
 
-Expr Ints(const std::vector<int64_t>& values, Expr like) { return {like.writer()->Ints(values), like.writer()}; }
+Expr Ints(const std::vector<int64_t>& values, Expr like) {
+  return {like.writer()->Ints(values), like.writer()};
+}
 Expr Int(int64_t value, Expr like) { return {like.writer()->Int(value), like.writer()}; }
 Expr ShapeOf(Expr x, int64_t start, int64_t end) {
   return {x.writer()->ShapeOf(x.value(), start, end), x.writer()};
@@ -99,14 +102,22 @@ Expr Mask(Expr condition, Expr like) {
 Expr Reshape(Expr x, Expr shape) { return Op("Reshape", {x, shape}, {{"allowzero", int64_t{1}}}); }
 Expr ReshapeLike(Expr x, Expr like) { return Reshape(x, ShapeOf(like)); }
 Expr Expand(Expr x, Expr shape) { return Op("Expand", {x, shape}); }
-Expr Unsqueeze(Expr x, const std::vector<int64_t>& axes) { return Op("Unsqueeze", {x, Ints(axes, x)}); }
+Expr Unsqueeze(Expr x, const std::vector<int64_t>& axes) {
+  return Op("Unsqueeze", {x, Ints(axes, x)});
+}
 Expr Squeeze(Expr x, const std::vector<int64_t>& axes) { return Op("Squeeze", {x, Ints(axes, x)}); }
-Expr Transpose(Expr x, const std::vector<int64_t>& permutation) { return Op("Transpose", {x}, {{"perm", permutation}}); }
+Expr Transpose(Expr x, const std::vector<int64_t>& permutation) {
+  return Op("Transpose", {x}, {{"perm", permutation}});
+}
 Expr Concat(const Exprs& xs, int64_t axis) {
   return xs.size() == 1 ? xs[0] : Op("Concat", xs, {{"axis", axis}});
 }
-Expr Slice(Expr x, Expr start, Expr end, int64_t axis) { return Op("Slice", {x, start, end, Ints({axis}, x)}); }
-Expr Gather(Expr x, Expr indices, int64_t axis) { return Op("Gather", {x, indices}, {{"axis", axis}}); }
+Expr Slice(Expr x, Expr start, Expr end, int64_t axis) {
+  return Op("Slice", {x, start, end, Ints({axis}, x)});
+}
+Expr Gather(Expr x, Expr indices, int64_t axis) {
+  return Op("Gather", {x, indices}, {{"axis", axis}});
+}
 Expr ReduceSum(Expr x, const std::vector<int64_t>& axes, bool keepdims) {
   AttributeMap attributes = {{"keepdims", int64_t{keepdims}}};
   return Op("ReduceSum", axes.empty() ? Exprs{x} : Exprs{x, Ints(axes, x)}, std::move(attributes));

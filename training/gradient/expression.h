@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expr: a value of the graph that gradient rules calculate with. An operator or function on Exprs appends the node:
+// Expr: a value of the graph that gradient rules calculate with. An operator or function on Exprs
+// appends the node:
 //
 //   g.SetInputGradient(0, g.dY() * Cos(g.input(0)));   // Y = sin(X)
 //
-// A null Expr is an absent input; operators take no null ones. Numbers take the dtype of the Expr beside them.
+// A null Expr is an absent input; operators take no null ones. Numbers take the dtype of the Expr
+// beside them.
 #ifndef CAESURA_TRAINING_GRADIENT_EXPRESSION_H_
 #define CAESURA_TRAINING_GRADIENT_EXPRESSION_H_
 
@@ -32,16 +34,17 @@ class Expr {
 using Exprs = std::vector<Expr>;
 
 // Any op; the writer is that of the first input that is present.
-Expr Op(const std::string& op_type, const Exprs& inputs, AttributeMap attributes = {}, const std::string& domain = "");
-Exprs Ops(const std::string& op_type, const Exprs& inputs, int output_count, AttributeMap attributes = {},
-          const std::string& domain = "");
+Expr Op(const std::string& op_type, const Exprs& inputs, AttributeMap attributes = {},
+        const std::string& domain = "");
+Exprs Ops(const std::string& op_type, const Exprs& inputs, int output_count,
+          AttributeMap attributes = {}, const std::string& domain = "");
 // An op of training/kernels/training_ops.h.
 Expr TrainingOp(const std::string& op_type, const Exprs& inputs, AttributeMap attributes = {});
 
 // --- constants, in the manner of `like` ---
 Expr Number(double value, Expr like);
 Expr Ints(const std::vector<int64_t>& values, Expr like);
-Expr Int(int64_t value, Expr like);  // a scalar
+Expr Int(int64_t value, Expr like);                        // a scalar
 Expr ShapeOf(Expr x, int64_t start = 0, int64_t end = 0);  // `end` 0: to the last dim
 Expr DimOf(Expr x, int64_t axis);                          // rank 1, one element
 Expr ZerosLike(Expr x);

@@ -20,7 +20,11 @@ namespace {
 class Driver {
  public:
   Driver(Graph& graph, const GradientOptions& options)
-      : graph_(graph), options_(options), writer_(graph, Phase::kBackward, options.name_prefix), store_(&writer_), links_(graph) {}
+      : graph_(graph),
+        options_(options),
+        writer_(graph, Phase::kBackward, options.name_prefix),
+        store_(&writer_),
+        links_(graph) {}
 
   Result<GradientGraph> Build();
 
@@ -39,7 +43,8 @@ class Driver {
   Result<GradientGraph> Finish();
   Status Fail();
   void RemoveDead(const std::vector<Value*>& kept);
-  // Shape nodes of forward values move to where the value is made: its bytes need not live for them.
+  // Shape nodes of forward values move to where the value is made: its bytes need not live for
+  // them.
   void HoistShapes();
 
   Graph& graph_;
@@ -57,7 +62,8 @@ Status Driver::CheckEnds() const {
   std::string wrong;
   auto check = [&](const Value* value, const char* what) {
     if (value != nullptr && MayCarryGradient(value->type())) return;
-    const std::string text = value == nullptr ? "null" : "'" + value->name() + "' of type " + value->type().ToString();
+    const std::string text =
+        value == nullptr ? "null" : "'" + value->name() + "' of type " + value->type().ToString();
     wrong += (wrong.empty() ? "" : "; ") + std::string(what) + " " + text + " is no floating value";
   };
   for (const GradientSeed& seed : options_.ys) {
@@ -71,7 +77,8 @@ Status Driver::CheckEnds() const {
 Driver::Choice Driver::Choose(Node& node) const {
   const GradientRule* rule = FindGradientRule(node);
   const GradientContext question(node, rule, *path_);
-  if (rule != nullptr && (rule->applies == nullptr || rule->applies(question))) return Choice::kRule;
+  if (rule != nullptr && (rule->applies == nullptr || rule->applies(question)))
+    return Choice::kRule;
   return HasFunctionBody(node) && !bodiless_.count(&node) ? Choice::kBody : Choice::kMissing;
 }
 
@@ -81,7 +88,9 @@ Status Driver::FindPath() {
   bool expanded = false;
   do {
     RETURN_IF_ERROR(graph_.SortTopologically());
-    if (expanded) (void)InferShapes(graph_);  // what cannot be inferred stays unknown: the rules that need it say so
+    if (expanded)
+      (void)InferShapes(
+          graph_);  // what cannot be inferred stays unknown: the rules that need it say so
     expanded = false;
     path_ = std::make_unique<GradientPath>(graph_, options_.xs, ys, options_.stop);
     for (Node* node : path_->nodes()) {
@@ -98,20 +107,25 @@ void Driver::Seed() {
   for (const GradientSeed& seed : options_.ys) {
     if (!path_->Contains(seed.y)) continue;
     const Expr y(seed.y, &writer_);
-    const Expr ones = seed.dy != nullptr ? Expr(seed.dy, &writer_) : y.rank() == 0 ? Number(1, y) : OnesLike(y);
+    const Expr ones = seed.dy != nullptr ? Expr(seed.dy, &writer_)
+                      : y.rank() == 0    ? Number(1, y)
+                                         : OnesLike(y);
     if (!ones.value()->type().shape && seed.dy == nullptr) ones.value()->set_type(seed.y->type());
     store_.Add(seed.y, ones.value());
   }
 }
 
 std::string WhyMissing(const Node& node, const GradientRule* rule) {
-  if (rule != nullptr) return "has a form that its gradient rule does not cover, and no function body for it";
+  if (rule != nullptr)
+    return "has a form that its gradient rule does not cover, and no function body for it";
   for (const GradientEntry& entry : GradientTable()) {
     const bool refused = entry.kind == GradientEntry::Kind::kRefusal && node.Is(entry.op_type);
     if (refused) return std::string("has no gradient: ") + entry.note;
   }
-  const bool is_own = node.graph()->op_schemas() != nullptr && node.graph()->op_schemas()->Find(node.op_type(), node.domain());
-  return is_own ? "has no gradient: its custom op has no gradient hook" : "has no gradient rule and no function body";
+  const bool is_own = node.graph()->op_schemas() != nullptr &&
+                      node.graph()->op_schemas()->Find(node.op_type(), node.domain());
+  return is_own ? "has no gradient: its custom op has no gradient hook"
+                : "has no gradient rule and no function body";
 }
 
 void Driver::Report(const Node& node, const std::string& why) {
@@ -121,7 +135,8 @@ void Driver::Report(const Node& node, const std::string& why) {
 
 void Driver::PretendGradients(const Node& node, const GradientContext& g) {
   for (Value* input : AllInputs(node)) {
-    if (input != nullptr && g.NeedsValue(input) && store_.Find(input) == nullptr) store_.Add(input, input);
+    if (input != nullptr && g.NeedsValue(input) && store_.Find(input) == nullptr)
+      store_.Add(input, input);
   }
 }
 
@@ -151,7 +166,8 @@ void Driver::Visit(Node& node) {
 
 Status Driver::Fail() {
   graph_.RemoveNodes({writer_.nodes().begin(), writer_.nodes().end()});
-  std::string text = std::to_string(problems_.size()) + (problems_.size() == 1 ? " node has" : " nodes have") + " no gradient:";
+  std::string text = std::to_string(problems_.size()) +
+                     (problems_.size() == 1 ? " node has" : " nodes have") + " no gradient:";
   for (auto it = problems_.rbegin(); it != problems_.rend(); ++it) text += "\n  " + *it;
   return Unsupported(text);
 }
@@ -179,7 +195,8 @@ void Driver::RemoveDead(const std::vector<Value*>& kept) {
 
 void Driver::HoistShapes() {
   const std::unordered_set<const Node*> backward(nodes_.begin(), nodes_.end());
-  std::unordered_map<const Node*, std::vector<const Node*>> shapes_of;  // by producer; null: there from the start
+  std::unordered_map<const Node*, std::vector<const Node*>>
+      shapes_of;  // by producer; null: there from the start
   std::unordered_set<const Node*> moved;
   for (Node* node : nodes_) {
     const Node* producer = node->Is("Shape") ? node->input(0)->producer() : nullptr;
@@ -198,7 +215,9 @@ void Driver::HoistShapes() {
     if (it != shapes_of.end()) order.insert(order.end(), it->second.begin(), it->second.end());
   }
   graph_.Reorder(order);
-  nodes_.erase(std::remove_if(nodes_.begin(), nodes_.end(), [&](Node* n) { return moved.count(n) > 0; }), nodes_.end());
+  nodes_.erase(
+      std::remove_if(nodes_.begin(), nodes_.end(), [&](Node* n) { return moved.count(n) > 0; }),
+      nodes_.end());
 }
 
 Result<GradientGraph> Driver::Finish() {

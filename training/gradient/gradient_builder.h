@@ -7,9 +7,9 @@
 //   ASSIGN_OR_RETURN(GradientGraph gradient, BuildGradient(graph, options));
 //   // gradient.dxs[i] is d loss / d parameters[i]
 //
-// Backward nodes stand in reverse order of the forward ones, so that saved activations die early and gradients become
-// ready one by one. What the rules leave to the driver is done here: paths, accumulation, broadcasting, casts,
-// expansion of function bodies, removal of what nobody reads.
+// Backward nodes stand in reverse order of the forward ones, so that saved activations die early
+// and gradients become ready one by one. What the rules leave to the driver is done here: paths,
+// accumulation, broadcasting, casts, expansion of function bodies, removal of what nobody reads.
 #ifndef CAESURA_TRAINING_GRADIENT_GRADIENT_BUILDER_H_
 #define CAESURA_TRAINING_GRADIENT_GRADIENT_BUILDER_H_
 
@@ -48,15 +48,16 @@ struct GradientOptions {
 };
 
 struct GradientGraph {
-  std::vector<Value*> dxs;           // in the order of xs
-  std::vector<Value*> unreachable;   // the xs that no y depends on
-  std::vector<Node*> nodes;          // the backward nodes, in order
+  std::vector<Value*> dxs;          // in the order of xs
+  std::vector<Value*> unreachable;  // the xs that no y depends on
+  std::vector<Node*> nodes;         // the backward nodes, in order
 };
 
-// REQUIRES: types are inferred (at least the dtypes). Forward nodes may gain outputs (masks, statistics) and may be
-// replaced by their function bodies; values keep their names and identity.
-// On failure: kUnsupported names every node without a gradient, with op type and source, at once; kInvalidArgument
-// where ys, seeds or xs are no floating values of the graph. The graph is then valid and computes what it did.
+// REQUIRES: types are inferred (at least the dtypes). Forward nodes may gain outputs (masks,
+// statistics) and may be replaced by their function bodies; values keep their names and identity.
+// On failure: kUnsupported names every node without a gradient, with op type and source, at once;
+// kInvalidArgument where ys, seeds or xs are no floating values of the graph. The graph is then
+// valid and computes what it did.
 Result<GradientGraph> BuildGradient(Graph& graph, const GradientOptions& options);
 
 }  // namespace caesura

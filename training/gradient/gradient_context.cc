@@ -19,11 +19,11 @@ void GradientStore::Add(const Value* value, Value* gradient) {
     slot = gradient;
     return;
   }
-  // Slices are added to the sum so far where it lies: no tensor of zeros, and no second one of the value's size.
-  // The newest node, so that the sum is there and nobody reads the slices alone.
+  // Slices are added to the sum so far where it lies: no tensor of zeros, and no second one of the
+  // value's size. The newest node, so that the sum is there and nobody reads the slices alone.
   Node* scatter = writer_->nodes().empty() ? nullptr : writer_->nodes().back();
-  if (scatter != nullptr && scatter == gradient->producer() && scatter->Is("GatherGrad", kTrainingDomain) &&
-      scatter->inputs().size() == 3) {
+  if (scatter != nullptr && scatter == gradient->producer() &&
+      scatter->Is("GatherGrad", kTrainingDomain) && scatter->inputs().size() == 3) {
     scatter->SetInput(3, slot);
     slot = gradient;
     return;
@@ -67,7 +67,8 @@ Expr GradientContext::dYOrZeros(int i) const {
 
 void GradientContext::SetInputGradient(int i, Expr gradient) {
   if (!gradient || !Needs(i)) return;
-  if (rule_ != nullptr && rule_->broadcasts && !SameShape(node_.output(0)->type(), node_.input(i)->type())) {
+  if (rule_ != nullptr && rule_->broadcasts &&
+      !SameShape(node_.output(0)->type(), node_.input(i)->type())) {
     gradient = SumTo(gradient, input(i));
   }
   SetValueGradient(node_.input(i), gradient);
@@ -77,22 +78,26 @@ void GradientContext::SetValueGradient(Value* value, Expr gradient) {
   if (!gradient || !path_.Contains(value)) return;
   const ValueType& type = value->type();
   const DType dtype = gradient.dtype();
-  if (type.is_tensor() && dtype != DType::kUndefined && type.dtype != DType::kUndefined && dtype != type.dtype) {
+  if (type.is_tensor() && dtype != DType::kUndefined && type.dtype != DType::kUndefined &&
+      dtype != type.dtype) {
     gradient = Cast(gradient, type.dtype);
   }
   // A fresh value learns its shape; a gradient that is passed on knows its own.
-  if (!gradient.value()->type().shape && gradient.value()->producer() != nullptr) gradient.value()->set_type(type);
+  if (!gradient.value()->type().shape && gradient.value()->producer() != nullptr)
+    gradient.value()->set_type(type);
   store_->Add(value, gradient.value());
 }
 
 void GradientContext::SetInputGradients(const std::string& training_op, const Exprs& inputs,
-                                        const std::vector<int>& inputs_of, AttributeMap attributes) {
+                                        const std::vector<int>& inputs_of,
+                                        AttributeMap attributes) {
   std::vector<Value*> values, outputs;
   for (const Expr& input : inputs) values.push_back(input.value());
   size_t last = 0;
   for (size_t k = 0; k < inputs_of.size(); ++k) {
     const bool needed = inputs_of[k] >= 0 && Needs(inputs_of[k]);
-    outputs.push_back(needed ? writer_->FreshValue(training_op, node_.input(inputs_of[k])->type()) : nullptr);
+    outputs.push_back(needed ? writer_->FreshValue(training_op, node_.input(inputs_of[k])->type())
+                             : nullptr);
     if (needed) last = k + 1;
   }
   outputs.resize(last);
@@ -100,7 +105,8 @@ void GradientContext::SetInputGradients(const std::string& training_op, const Ex
   for (size_t k = 0; k < last; ++k) {
     if (outputs[k] != nullptr) SetInputGradient(inputs_of[k], Wrap(outputs[k]));
   }
-  if (node_.outputs().empty()) node_.graph()->RemoveNode(&node_);  // another stands in its place: see TrainingOutput
+  if (node_.outputs().empty())
+    node_.graph()->RemoveNode(&node_);  // another stands in its place: see TrainingOutput
 }
 
 Expr GradientContext::EnsureOutput(int i, ValueType type) {
@@ -118,8 +124,8 @@ Expr GradientContext::TrainingOutput(const std::string& training_op, int i, Valu
   outputs.resize(i, nullptr);
   outputs.push_back(graph.AddValue(graph.UniqueName(node_.name() + "/saved"), std::move(type)));
   const size_t last = graph.nodes().size();
-  Node* training = graph.AddNode(training_op, node_.inputs(), outputs, node_.attributes(), kTrainingDomain,
-                                 graph.UniqueName(node_.name() + "/training"));
+  Node* training = graph.AddNode(training_op, node_.inputs(), outputs, node_.attributes(),
+                                 kTrainingDomain, graph.UniqueName(node_.name() + "/training"));
   CopyMetadata(node_, training);
   training->set_since_version(1);
   graph.MoveTailBefore(last, &node_);

@@ -16,7 +16,8 @@ namespace caesura::gradient {
 
 struct GradientRule;
 
-// The gradient of each value, accumulated as contributions come in, so that each is complete as early as it can be.
+// The gradient of each value, accumulated as contributions come in, so that each is complete as
+// early as it can be.
 class GradientStore {
  public:
   explicit GradientStore(NodeWriter* writer) : writer_(writer) {}
@@ -32,8 +33,8 @@ class GradientStore {
 class GradientContext {
  public:
   // A context that only answers questions (`applies` of a rule) has neither writer nor store.
-  GradientContext(Node& node, const GradientRule* rule, const GradientPath& path, NodeWriter* writer = nullptr,
-                  GradientStore* store = nullptr)
+  GradientContext(Node& node, const GradientRule* rule, const GradientPath& path,
+                  NodeWriter* writer = nullptr, GradientStore* store = nullptr)
       : node_(node), rule_(rule), path_(path), writer_(writer), store_(store) {}
 
   // --- the forward node ---
@@ -48,7 +49,9 @@ class GradientContext {
   T Attr(const std::string& name, T fallback) const {
     return node_.Attr<T>(name, std::move(fallback));
   }
-  int64_t IntAttr(const std::string& name, int64_t fallback) const { return node_.Attr<int64_t>(name, fallback); }
+  int64_t IntAttr(const std::string& name, int64_t fallback) const {
+    return node_.Attr<int64_t>(name, fallback);
+  }
   double FloatAttr(const std::string& name, double fallback) const {
     return node_.Attr<float>(name, static_cast<float>(fallback));
   }
@@ -69,19 +72,21 @@ class GradientContext {
   Expr dYOrZeros(int i) const;
 
   // --- what is answered ---
-  // A gradient of input i, which the driver fits to the input's shape (see GradientRule::broadcasts) and dtype and
-  // adds to what is there. Ignored where none is needed or `gradient` is null.
+  // A gradient of input i, which the driver fits to the input's shape (see
+  // GradientRule::broadcasts) and dtype and adds to what is there. Ignored where none is needed or
+  // `gradient` is null.
   void SetInputGradient(int i, Expr gradient);
   // The same for a value that the node's bodies read.
   void SetValueGradient(Value* value, Expr gradient);
-  // For ops of several results: SetInputGradient of each; makes the node without the results that nobody needs.
-  // `inputs_of[k]` is the forward input whose gradient result k is (-1: not wanted).
-  void SetInputGradients(const std::string& training_op, const Exprs& inputs, const std::vector<int>& inputs_of,
-                         AttributeMap attributes);
+  // For ops of several results: SetInputGradient of each; makes the node without the results that
+  // nobody needs. `inputs_of[k]` is the forward input whose gradient result k is (-1: not wanted).
+  void SetInputGradients(const std::string& training_op, const Exprs& inputs,
+                         const std::vector<int>& inputs_of, AttributeMap attributes);
   // Output i of the forward node, which is added where the model left it out.
   Expr EnsureOutput(int i, ValueType type);
-  // Output i of `training_op`, an op of ours that does what the forward node does and takes its place. Behind it the rule
-  // reads no outputs, and ends with SetInputGradients, which removes the node.
+  // Output i of `training_op`, an op of ours that does what the forward node does and takes its
+  // place. Behind it the rule reads no outputs, and ends with SetInputGradients, which removes the
+  // node.
   Expr TrainingOutput(const std::string& training_op, int i, ValueType type);
   // The rank of input i; where it is unknown the node is refused and 0 returned.
   int Rank(int i);

@@ -15,9 +15,11 @@ bool MayCarryGradient(const ValueType& type) {
   switch (type.kind) {
     case ValueType::Kind::kUnknown: return true;
     case ValueType::Kind::kTensor:
-      return type.dtype == DType::kUndefined || IsDifferentiable(type.dtype) || IsComplex(type.dtype);
+      return type.dtype == DType::kUndefined || IsDifferentiable(type.dtype) ||
+             IsComplex(type.dtype);
     case ValueType::Kind::kSequence:
-    case ValueType::Kind::kOptional: return type.element == nullptr || MayCarryGradient(*type.element);
+    case ValueType::Kind::kOptional:
+      return type.element == nullptr || MayCarryGradient(*type.element);
     case ValueType::Kind::kMap: return false;  // no op that makes or reads one has a gradient
   }
   return true;
@@ -38,11 +40,14 @@ bool IsSetting(const GradientRule* rule, const Node& node, int i) {
 
 QuantizedLinks::QuantizedLinks(Graph& graph) {
   for (const auto& node : graph.nodes()) {
-    if (!node->Is("DequantizeLinear") || node->input(kQuantizedFrom) != nullptr || node->input(0) == nullptr) continue;
+    if (!node->Is("DequantizeLinear") || node->input(kQuantizedFrom) != nullptr ||
+        node->input(0) == nullptr)
+      continue;
     const Node* quantize = node->input(0)->producer();
     const bool is_pair = quantize != nullptr && quantize->output(0) == node->input(0) &&
                          (quantize->Is("QuantizeLinear") || quantize->Is("DynamicQuantizeLinear"));
-    if (!is_pair || quantize->graph() != &graph || !MayCarryGradient(quantize->input(0)->type())) continue;
+    if (!is_pair || quantize->graph() != &graph || !MayCarryGradient(quantize->input(0)->type()))
+      continue;
     linked_.emplace_back(node.get(), static_cast<int>(node->inputs().size()));
     node->SetInput(kQuantizedFrom, quantize->input(0));
   }
@@ -59,7 +64,8 @@ std::vector<Value*> AllInputs(const Node& node) {
   return out;
 }
 
-GradientPath::GradientPath(const Graph& graph, const std::vector<Value*>& xs, const std::vector<Value*>& ys,
+GradientPath::GradientPath(const Graph& graph, const std::vector<Value*>& xs,
+                           const std::vector<Value*>& ys,
                            const std::unordered_set<const Value*>& stop, Inputs inputs)
     : inputs_(inputs), stop_(stop) {
   SweepForward(graph, xs);
@@ -76,7 +82,9 @@ bool GradientPath::Passes(const Node& node) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i] == nullptr || !reached_.count(inputs[i])) continue;
     const bool explicit_input = i < node.inputs().size();
-    if (explicit_input ? Carries(rule, node, static_cast<int>(i)) : MayCarryGradient(inputs[i]->type())) return true;
+    if (explicit_input ? Carries(rule, node, static_cast<int>(i))
+                       : MayCarryGradient(inputs[i]->type()))
+      return true;
   }
   return false;
 }
@@ -86,7 +94,8 @@ void GradientPath::SweepForward(const Graph& graph, const std::vector<Value*>& x
   for (const auto& node : graph.nodes()) {
     if (!Passes(*node)) continue;
     for (const Value* output : node->outputs()) {
-      if (output != nullptr && MayCarryGradient(output->type()) && !stop_.count(output)) reached_.insert(output);
+      if (output != nullptr && MayCarryGradient(output->type()) && !stop_.count(output))
+        reached_.insert(output);
     }
   }
 }
@@ -99,13 +108,16 @@ void GradientPath::SweepBackward(const Graph& graph, const std::vector<Value*>& 
   for (auto it = graph.nodes().rbegin(); it != graph.nodes().rend(); ++it) {
     Node& node = **it;
     bool on_path = false;
-    for (const Value* output : node.outputs()) on_path |= output != nullptr && leads.count(output) > 0;
+    for (const Value* output : node.outputs())
+      on_path |= output != nullptr && leads.count(output) > 0;
     if (!on_path || !Passes(node)) continue;
     nodes_.push_back(&node);
     const GradientRule* rule = FindGradientRule(node);
     const std::vector<Value*> inputs = AllInputs(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (inputs[i] == nullptr || !reached_.count(inputs[i]) || !MayCarryGradient(inputs[i]->type())) continue;
+      if (inputs[i] == nullptr || !reached_.count(inputs[i]) ||
+          !MayCarryGradient(inputs[i]->type()))
+        continue;
       if (i < node.inputs().size() && !Carries(rule, node, static_cast<int>(i))) continue;
       leads.insert(inputs[i]);
     }

@@ -13,8 +13,9 @@ namespace caesura::gradient {
 
 struct GradientRule;
 
-// While it lives each DequantizeLinear of `graph` that reads what a QuantizeLinear or DynamicQuantizeLinear wrote has the
-// floating value before the quantization as a further input, kQuantizedFrom: gradients pass straight through the pair to it.
+// While it lives each DequantizeLinear of `graph` that reads what a QuantizeLinear or
+// DynamicQuantizeLinear wrote has the floating value before the quantization as a further input,
+// kQuantizedFrom: gradients pass straight through the pair to it.
 class QuantizedLinks {
  public:
   static constexpr int kQuantizedFrom = 3;
@@ -31,10 +32,11 @@ class GradientPath {
  public:
   enum class Inputs {
     kAll,
-    kNoSettings,  // gradients of inputs that set an op up (scales, regions, weights of classes) do not count
+    kNoSettings,  // gradients of inputs that set an op up (scales, regions, weights of classes) do
+                  // not count
   };
-  // The values that depend, differentiably, on one of `xs` and lead to one of `ys`. Gradients do not pass through the
-  // values in `stop`. REQUIRES: the nodes of `graph` are in topological order.
+  // The values that depend, differentiably, on one of `xs` and lead to one of `ys`. Gradients do
+  // not pass through the values in `stop`. REQUIRES: the nodes of `graph` are in topological order.
   GradientPath(const Graph& graph, const std::vector<Value*>& xs, const std::vector<Value*>& ys,
                const std::unordered_set<const Value*>& stop, Inputs inputs = Inputs::kAll);
 
@@ -60,10 +62,11 @@ class GradientPath {
 bool IsComplex(DType dtype);
 // False where the type shows that no gradient can flow: integers, strings, sequences of them.
 bool MayCarryGradient(const ValueType& type);
-// False where `rule` (null: none is known) says that no gradient leaves through input i of the node.
+// False where `rule` (null: none is known) says that no gradient leaves through input i of the
+// node.
 bool InputCarries(const GradientRule* rule, const Node& node, int i);
-// True where input i sets the op up and is no weight of the model's, though it may have a gradient: the scale of a
-// DequantizeLinear, what GradientRule::refuses lists.
+// True where input i sets the op up and is no weight of the model's, though it may have a gradient:
+// the scale of a DequantizeLinear, what GradientRule::refuses lists.
 bool IsSetting(const GradientRule* rule, const Node& node, int i);
 // Explicit inputs, then the outer values that the node's bodies read; null for absent ones.
 std::vector<Value*> AllInputs(const Node& node);

@@ -8,13 +8,16 @@
 namespace caesura::gradient {
 namespace {
 
-std::string Key(const std::string& op_type, const std::string& domain) { return domain + "::" + op_type; }
+std::string Key(const std::string& op_type, const std::string& domain) {
+  return domain + "::" + op_type;
+}
 
 std::vector<GradientRule> Collect() {
   std::vector<GradientRule> out;
-  for (auto* family : {ElementwiseRules, ActivationRules, MatMulRules, EinsumRules, MovementRules, IndexingRules,
-                       ReductionRules, NnRules, NormalizationRules, AttentionRules, ImageRules, QuantizeRules, SignalRules,
-                       SequenceRules, ControlFlowRules, TrainingOpRules, AtenRules, OwnRules, StopRules}) {
+  for (auto* family : {ElementwiseRules, ActivationRules, MatMulRules, EinsumRules, MovementRules,
+                       IndexingRules, ReductionRules, NnRules, NormalizationRules, AttentionRules,
+                       ImageRules, QuantizeRules, SignalRules, SequenceRules, ControlFlowRules,
+                       TrainingOpRules, AtenRules, OwnRules, StopRules}) {
     for (GradientRule& rule : family()) out.push_back(std::move(rule));
   }
   return out;
@@ -30,7 +33,8 @@ const std::vector<GradientRule>& AllGradientRules() {
 const GradientRule* FindGradientRule(const std::string& op_type, const std::string& domain) {
   static const auto* by_op = [] {
     auto* map = new std::unordered_map<std::string, const GradientRule*>;
-    for (const GradientRule& rule : AllGradientRules()) map->emplace(Key(rule.op_type, rule.domain), &rule);
+    for (const GradientRule& rule : AllGradientRules())
+      map->emplace(Key(rule.op_type, rule.domain), &rule);
     return map;
   }();
   auto it = by_op->find(Key(op_type, domain));
@@ -39,7 +43,8 @@ const GradientRule* FindGradientRule(const std::string& op_type, const std::stri
 
 const GradientRule* FindGradientRule(const Node& node) {
   const OpSchemaSpec* spec = FindOpSchemaSpec(node);
-  return spec != nullptr && spec->gradient ? &HookRule() : FindGradientRule(node.op_type(), node.domain());
+  return spec != nullptr && spec->gradient ? &HookRule()
+                                           : FindGradientRule(node.op_type(), node.domain());
 }
 
 }  // namespace caesura::gradient

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules: for each op type a short function that turns output gradients into input gradients. The driver
-// (gradient_builder.h) does all the rest: which inputs need one, sums over broadcast axes, accumulation, casts, dead
-// nodes. To add a rule: write the function in the file of its family, two lines of mathematics above it, list it in
-// that file's table, and give it a row in gradient_table.cc and a case in tests/gradients.
+// Gradient rules: for each op type a short function that turns output gradients into input
+// gradients. The driver (gradient_builder.h) does all the rest: which inputs need one, sums over
+// broadcast axes, accumulation, casts, dead nodes. To add a rule: write the function in the file of
+// its family, two lines of mathematics above it, list it in that file's table, and give it a row in
+// gradient_table.cc and a case in tests/gradients.
 //
 //   // Y = sin X
 //   // dX = dY cos X
@@ -20,18 +21,22 @@ namespace caesura::gradient {
 
 struct GradientRule {
   std::string op_type;
-  // Null: the op's gradient is zero wherever it exists (Floor), or nothing differentiable flows through it (Shape).
+  // Null: the op's gradient is zero wherever it exists (Floor), or nothing differentiable flows
+  // through it (Shape).
   void (*function)(GradientContext&) = nullptr;
   std::string domain = "";
   // Inputs broadcast against each other: the driver sums each gradient to its input's shape.
   bool broadcasts = false;
-  // Inputs whose gradient is zero or that are no numbers (indices, shapes). -1 - i: input i and all behind it.
+  // Inputs whose gradient is zero or that are no numbers (indices, shapes). -1 - i: input i and all
+  // behind it.
   std::vector<int> stops = {};
-  // Inputs that have a gradient which the rule does not compute: an error where one is needed, never silence.
+  // Inputs that have a gradient which the rule does not compute: an error where one is needed,
+  // never silence.
   std::vector<int> refuses = {};
   // Outputs from this index on carry no gradient back: an error where one arrives.
   int outputs = INT_MAX;
-  // If given and false for a node, the node is replaced by its function body, which is differentiated instead.
+  // If given and false for a node, the node is replaced by its function body, which is
+  // differentiated instead.
   bool (*applies)(const GradientContext&) = nullptr;
 };
 
@@ -43,26 +48,26 @@ const GradientRule* FindGradientRule(const Node& node);
 const std::vector<GradientRule>& AllGradientRules();
 
 // The tables, one a family: each in the source file of its name.
-std::vector<GradientRule> ElementwiseRules();   // rules_elementwise.cc
-std::vector<GradientRule> ActivationRules();    // rules_activation.cc
-std::vector<GradientRule> MatMulRules();        // rules_matmul.cc
-std::vector<GradientRule> EinsumRules();        // rules_einsum.cc
-std::vector<GradientRule> MovementRules();      // rules_movement.cc
-std::vector<GradientRule> IndexingRules();      // rules_indexing.cc
-std::vector<GradientRule> ReductionRules();     // rules_reduction.cc
-std::vector<GradientRule> NnRules();            // rules_nn.cc: conv, pool, loss, recurrent
-std::vector<GradientRule> NormalizationRules(); // rules_normalization.cc: softmax, norms, dropout
-std::vector<GradientRule> AttentionRules();     // rules_attention.cc
-std::vector<GradientRule> ImageRules();         // rules_image.cc: resampling, regions
-std::vector<GradientRule> QuantizeRules();      // rules_quantize.cc
-std::vector<GradientRule> SignalRules();        // rules_signal.cc: DFT, STFT
-std::vector<GradientRule> SequenceRules();      // rules_sequence.cc: sequences and optionals
-std::vector<GradientRule> ControlFlowRules();   // rules_control_flow.cc: If, Loop, Scan
-std::vector<GradientRule> TrainingOpRules();    // rules_training_ops.cc: gradients of gradients
-std::vector<GradientRule> AtenRules();          // rules_aten.cc: operators of PyTorch
-const GradientRule& HookRule();                 // rules_hook.cc: the one for ops with a gradient hook
-std::vector<GradientRule> OwnRules();           // rules_own.cc: gradients that the model has itself
-std::vector<GradientRule> StopRules();          // rules_stop.cc: what no gradient flows through
+std::vector<GradientRule> ElementwiseRules();    // rules_elementwise.cc
+std::vector<GradientRule> ActivationRules();     // rules_activation.cc
+std::vector<GradientRule> MatMulRules();         // rules_matmul.cc
+std::vector<GradientRule> EinsumRules();         // rules_einsum.cc
+std::vector<GradientRule> MovementRules();       // rules_movement.cc
+std::vector<GradientRule> IndexingRules();       // rules_indexing.cc
+std::vector<GradientRule> ReductionRules();      // rules_reduction.cc
+std::vector<GradientRule> NnRules();             // rules_nn.cc: conv, pool, loss, recurrent
+std::vector<GradientRule> NormalizationRules();  // rules_normalization.cc: softmax, norms, dropout
+std::vector<GradientRule> AttentionRules();      // rules_attention.cc
+std::vector<GradientRule> ImageRules();          // rules_image.cc: resampling, regions
+std::vector<GradientRule> QuantizeRules();       // rules_quantize.cc
+std::vector<GradientRule> SignalRules();         // rules_signal.cc: DFT, STFT
+std::vector<GradientRule> SequenceRules();       // rules_sequence.cc: sequences and optionals
+std::vector<GradientRule> ControlFlowRules();    // rules_control_flow.cc: If, Loop, Scan
+std::vector<GradientRule> TrainingOpRules();     // rules_training_ops.cc: gradients of gradients
+std::vector<GradientRule> AtenRules();           // rules_aten.cc: operators of PyTorch
+const GradientRule& HookRule();         // rules_hook.cc: the one for ops with a gradient hook
+std::vector<GradientRule> OwnRules();   // rules_own.cc: gradients that the model has itself
+std::vector<GradientRule> StopRules();  // rules_stop.cc: what no gradient flows through
 
 }  // namespace caesura::gradient
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of each ONNX op when a gradient arrives: the promise that rules and function bodies are held to. Every
-// op with a floating input and a floating output (and If, Loop, Scan) has a row; a test compares with the schemas.
+// What becomes of each ONNX op when a gradient arrives: the promise that rules and function bodies
+// are held to. Every op with a floating input and a floating output (and If, Loop, Scan) has a row;
+// a test compares with the schemas.
 #ifndef CAESURA_TRAINING_GRADIENT_GRADIENT_TABLE_H_
 #define CAESURA_TRAINING_GRADIENT_GRADIENT_TABLE_H_
 
@@ -17,7 +18,8 @@ struct GradientEntry {
   };
   const char* op_type;
   Kind kind;
-  const char* note;  // what the rule covers beyond or short of the plain case; the reason of a refusal
+  const char*
+      note;  // what the rule covers beyond or short of the plain case; the reason of a refusal
 };
 
 // In alphabetical order.

@@ -18,7 +18,7 @@ struct LoopForm {
   int first_body_input;   // among the body's
   int first_body_output;  // among the body's outputs; the node's outputs begin with them
   int states;
-  int scan_inputs;        // behind the states
+  int scan_inputs;  // behind the states
 };
 
 class LoopGradient {
@@ -27,13 +27,16 @@ class LoopGradient {
 
   // Differentiates the body and makes the stacks. False when the node is refused.
   bool Build();
-  // The backward loop's body, so far with an input for each state: gradients of carried ones, sums for captured values.
+  // The backward loop's body, so far with an input for each state: gradients of carried ones, sums
+  // for captured values.
   void AddStates();
-  // Copies the body's gradient in and adds the states' outputs; returns the gradients of the scan inputs.
+  // Copies the body's gradient in and adds the states' outputs; returns the gradients of the scan
+  // inputs.
   std::vector<Value*> FinishBody();
   void SetGradients(const Exprs& results);
 
-  // The states that a gradient runs through, the scan outputs that one comes in by, the scan inputs that need one.
+  // The states that a gradient runs through, the scan outputs that one comes in by, the scan inputs
+  // that need one.
   std::vector<int> carried, scan_outputs, scan_inputs;
   std::vector<Value*> saved;        // values of the forward body
   ValueMap stacks;                  // saved value -> its stack
@@ -75,7 +78,8 @@ LoopGradient::LoopGradient(GradientContext& g, const LoopForm& form)
 std::vector<Value*> LoopGradient::Xs() const {
   std::vector<Value*> xs;
   for (int k : carried) xs.push_back(StateInput(k));
-  for (int k : scan_inputs) xs.push_back(body_->inputs()[form_.first_body_input + form_.states + k]);
+  for (int k : scan_inputs)
+    xs.push_back(body_->inputs()[form_.first_body_input + form_.states + k]);
   xs.insert(xs.end(), captures_.begin(), captures_.end());
   return xs;
 }
@@ -83,11 +87,13 @@ std::vector<Value*> LoopGradient::Xs() const {
 std::vector<Value*> LoopGradient::Ys() const {
   std::vector<Value*> ys;
   for (int k : carried) ys.push_back(StateOutput(k));
-  for (int k : scan_outputs) ys.push_back(body_->outputs()[form_.first_body_output + form_.states + k]);
+  for (int k : scan_outputs)
+    ys.push_back(body_->outputs()[form_.first_body_output + form_.states + k]);
   return ys;
 }
 
-// A state takes part when its first value needs a gradient, or when what does reaches it within some iterations.
+// A state takes part when its first value needs a gradient, or when what does reaches it within
+// some iterations.
 void LoopGradient::FindCarried() {
   std::vector<bool> in(form_.states);
   for (int k = 0; k < form_.states; ++k) in[k] = g_.Needs(form_.first_input + k);
@@ -145,7 +151,8 @@ void LoopGradient::AddStates() {
   }
   for (Value* captured : captures_) {
     initial.push_back(ZerosOf(g_.Wrap(captured)));
-    sums_.push_back(backward->AddInput(backward->UniqueName(captured->name() + "/sum"), captured->type()));
+    sums_.push_back(
+        backward->AddInput(backward->UniqueName(captured->name() + "/sum"), captured->type()));
   }
 }
 
@@ -180,23 +187,31 @@ Value* Entry(NodeWriter& writer, Value* stack, Value* index, ValueType type) {
 
 }  // namespace
 
-// s_(t+1), y_t = body(t, s_t);  from the last t to the first: ds_t, and the sum of each captured dX, from ds_(t+1), dy_t
+// s_(t+1), y_t = body(t, s_t);  from the last t to the first: ds_t, and the sum of each captured
+// dX, from ds_(t+1), dy_t
 void LoopRule(GradientContext& g) {
-  LoopGradient loop(g, {.first_input = 2, .first_body_input = 2, .first_body_output = 1,
-                        .states = g.input_count() - 2, .scan_inputs = 0});
+  LoopGradient loop(g, {.first_input = 2,
+                        .first_body_input = 2,
+                        .first_body_output = 1,
+                        .states = g.input_count() - 2,
+                        .scan_inputs = 0});
   if (!loop.Build()) return;
-  Value* number = loop.body().inputs()[0];  // stacked always: its stack tells how many iterations there were
+  Value* number =
+      loop.body().inputs()[0];  // stacked always: its stack tells how many iterations there were
   number->set_type(ValueType::Tensor(DType::kInt64, Shape{}));
-  if (std::find(loop.saved.begin(), loop.saved.end(), number) == loop.saved.end()) loop.saved.push_back(number);
+  if (std::find(loop.saved.begin(), loop.saved.end(), number) == loop.saved.end())
+    loop.saved.push_back(number);
 
   Graph& backward = *loop.backward;
   NodeWriter writer(backward, Phase::kBackward, backward.name() + "/");
-  const Expr i(backward.AddInput(writer.FreshName("i"), ValueType::Tensor(DType::kInt64, Shape{})), &writer);
+  const Expr i(backward.AddInput(writer.FreshName("i"), ValueType::Tensor(DType::kInt64, Shape{})),
+               &writer);
   Value* go = backward.AddInput(writer.FreshName("go"), ValueType::Tensor(DType::kBool, Shape{}));
   loop.AddStates();
   const Expr trips = Squeeze(DimOf(g.Wrap(loop.stacks.at(number)), 0), {0});
   Value* index = (Expr(trips.value(), &writer) - Int(1, i) - i).value();
-  for (Value* value : loop.saved) loop.bindings[value] = Entry(writer, loop.stacks.at(value), index, value->type());
+  for (Value* value : loop.saved)
+    loop.bindings[value] = Entry(writer, loop.stacks.at(value), index, value->type());
   for (size_t s = 0; s < loop.scan_outputs.size(); ++s) {
     Value* stack = loop.ScanOutputGradient(loop.scan_outputs[s]).value();
     loop.bindings[loop.ScanSeed(s)] = Entry(writer, stack, index, loop.ScanSeed(s)->type());
@@ -205,7 +220,8 @@ void LoopRule(GradientContext& g) {
   loop.FinishBody();
   Exprs inputs = {trips, Expr()};
   inputs.insert(inputs.end(), loop.initial.begin(), loop.initial.end());
-  loop.SetGradients(Ops("Loop", inputs, static_cast<int>(loop.initial.size()), {{"body", loop.backward}}));
+  loop.SetGradients(
+      Ops("Loop", inputs, static_cast<int>(loop.initial.size()), {{"body", loop.backward}}));
 }
 
 namespace {
@@ -253,28 +269,39 @@ void ExtendOutputLists(GradientContext& g, const ScanLayout& layout, size_t stac
 
 }  // namespace
 
-// s_(t+1), y_t = body(s_t, x_t);  from the last t to the first: ds_t, dx_t, and the sum of each captured dX
+// s_(t+1), y_t = body(s_t, x_t);  from the last t to the first: ds_t, dx_t, and the sum of each
+// captured dX
 void ScanRule(GradientContext& g) {
   if (g.node().since_version() == 8) return g.Refuse("has the form of opset 8, with a batch axis");
-  const int scans = static_cast<int>(g.IntAttr("num_scan_inputs", 0)), states = g.input_count() - scans;
+  const int scans = static_cast<int>(g.IntAttr("num_scan_inputs", 0)),
+            states = g.input_count() - scans;
   const ScanLayout layout(g, scans, g.output_count() - states);
-  LoopGradient loop(g, {.first_input = 0, .first_body_input = 0, .first_body_output = 0, .states = states,
+  LoopGradient loop(g, {.first_input = 0,
+                        .first_body_input = 0,
+                        .first_body_output = 0,
+                        .states = states,
                         .scan_inputs = scans});
   if (!loop.Build()) return;
   loop.AddStates();
   ExtendOutputLists(g, layout, loop.saved.size());
 
   BackwardScans over{*loop.backward};
-  for (Value* value : loop.saved) loop.bindings[value] = over.Add(g.Wrap(loop.stacks.at(value)), value, 0, 0);
+  for (Value* value : loop.saved)
+    loop.bindings[value] = over.Add(g.Wrap(loop.stacks.at(value)), value, 0, 0);
   for (size_t s = 0; s < loop.scan_outputs.size(); ++s) {
     const int k = loop.scan_outputs[s];
     const Expr dy = loop.ScanOutputGradient(k);
-    loop.bindings[loop.ScanSeed(s)] = over.Add(dy, loop.ScanSeed(s), layout.out_axes[k], layout.out_directions[k]);
+    loop.bindings[loop.ScanSeed(s)] =
+        over.Add(dy, loop.ScanSeed(s), layout.out_axes[k], layout.out_directions[k]);
   }
   // A Scan needs something to count its iterations by.
-  if (over.axes.empty()) over.Add(g.input(states), loop.body().inputs()[states], layout.in_axes[0], layout.in_directions[0]);
-  AttributeMap attributes = {{"body", loop.backward}, {"num_scan_inputs", static_cast<int64_t>(over.axes.size())},
-                             {"scan_input_axes", over.axes}, {"scan_input_directions", over.directions}};
+  if (over.axes.empty())
+    over.Add(g.input(states), loop.body().inputs()[states], layout.in_axes[0],
+             layout.in_directions[0]);
+  AttributeMap attributes = {{"body", loop.backward},
+                             {"num_scan_inputs", static_cast<int64_t>(over.axes.size())},
+                             {"scan_input_axes", over.axes},
+                             {"scan_input_directions", over.directions}};
   Ints64 axes, directions;
   for (int k : loop.scan_inputs) {
     axes.push_back(layout.in_axes[k]);
@@ -285,7 +312,8 @@ void ScanRule(GradientContext& g) {
   if (!axes.empty()) attributes["scan_output_directions"] = directions;
   Exprs inputs = loop.initial;
   inputs.insert(inputs.end(), over.inputs.begin(), over.inputs.end());
-  loop.SetGradients(Ops("Scan", inputs, static_cast<int>(loop.initial.size() + axes.size()), attributes));
+  loop.SetGradients(
+      Ops("Scan", inputs, static_cast<int>(loop.initial.size() + axes.size()), attributes));
 }
 
 }  // namespace caesura::gradient

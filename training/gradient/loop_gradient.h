@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient rules of Loop and Scan: a loop from the last iteration to the first. What the body's gradient needs of
-// an iteration becomes an entry of a stack, a further scan output of the forward loop.
+// The gradient rules of Loop and Scan: a loop from the last iteration to the first. What the body's
+// gradient needs of an iteration becomes an entry of a stack, a further scan output of the forward
+// loop.
 #ifndef CAESURA_TRAINING_GRADIENT_LOOP_GRADIENT_H_
 #define CAESURA_TRAINING_GRADIENT_LOOP_GRADIENT_H_
 

@@ -10,13 +10,15 @@ namespace caesura::gradient {
 namespace {
 
 const std::set<std::string>& BoolOps() {
-  static const auto* ops = new std::set<std::string>{"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-                                                     "And",   "Or",      "Not",            "IsInf", "IsNaN"};
+  static const auto* ops =
+      new std::set<std::string>{"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And",
+                                "Or",    "Not",     "IsInf",          "IsNaN"};
   return *ops;
 }
 
 const std::set<std::string>& Int64Ops() {
-  static const auto* ops = new std::set<std::string>{"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"};
+  static const auto* ops =
+      new std::set<std::string>{"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"};
   return *ops;
 }
 
@@ -33,7 +35,8 @@ ValueType SequenceOf(DType dtype) {
           std::make_shared<const ValueType>(ValueType::Tensor(dtype))};
 }
 
-ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes) {
+ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inputs,
+                     const AttributeMap& attributes) {
   auto type_of = [&](size_t i) {
     ValueType type = i < inputs.size() && inputs[i] != nullptr ? inputs[i]->type() : ValueType{};
     type.shape.reset();
@@ -41,7 +44,8 @@ ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inpu
   };
   if (BoolOps().count(op_type)) return ValueType::Tensor(DType::kBool);
   if (Int64Ops().count(op_type)) return ValueType::Tensor(DType::kInt64);
-  if (op_type == "If" || op_type == "Loop" || op_type == "Scan" || op_type == "SequenceEmpty") return {};
+  if (op_type == "If" || op_type == "Loop" || op_type == "Scan" || op_type == "SequenceEmpty")
+    return {};
   if (op_type == "Cast") {
     auto it = attributes.find("to");
     const int64_t* to = it == attributes.end() ? nullptr : std::get_if<int64_t>(&it->second);
@@ -51,13 +55,15 @@ ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inpu
     const ValueType type = type_of(0);
     return type.element == nullptr ? ValueType{} : ValueType::Tensor(type.element->dtype);
   }
-  if (op_type == "SplitToSequence" || op_type == "SequenceConstruct") return SequenceOf(type_of(0).dtype);
+  if (op_type == "SplitToSequence" || op_type == "SequenceConstruct")
+    return SequenceOf(type_of(0).dtype);
   if (op_type == "OneHot") return type_of(2);
   return type_of(op_type == "Where" || op_type == "CastLike" ? 1 : 0);
 }
 
 std::string NodeWriter::FreshName(const std::string& stem) {
-  return graph_.UniqueName(prefix_ + (origin_ == nullptr ? "" : origin_->name() + "/") + "grad/" + stem);
+  return graph_.UniqueName(prefix_ + (origin_ == nullptr ? "" : origin_->name() + "/") + "grad/" +
+                           stem);
 }
 
 Value* NodeWriter::FreshValue(const std::string& stem, ValueType type) {
@@ -72,24 +78,27 @@ Node* NodeWriter::Finish(Node* node) {
   return node;
 }
 
-Node* NodeWriter::Add(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
-                      const std::string& domain, int output_count) {
+Node* NodeWriter::Add(const std::string& op_type, std::vector<Value*> inputs,
+                      AttributeMap attributes, const std::string& domain, int output_count) {
   const ValueType type = OutputType(op_type, inputs, attributes);
   std::vector<Value*> outputs;
   for (int i = 0; i < output_count; ++i) outputs.push_back(FreshValue(op_type, type));
-  return AddWithOutputs(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain);
+  return AddWithOutputs(op_type, std::move(inputs), std::move(outputs), std::move(attributes),
+                        domain);
 }
 
-Node* NodeWriter::AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
-                                 AttributeMap attributes, const std::string& domain) {
+Node* NodeWriter::AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs,
+                                 std::vector<Value*> outputs, AttributeMap attributes,
+                                 const std::string& domain) {
   while (!inputs.empty() && inputs.back() == nullptr) inputs.pop_back();
-  return Finish(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain,
-                               FreshName(op_type)));
+  return Finish(graph_.AddNode(op_type, std::move(inputs), std::move(outputs),
+                               std::move(attributes), domain, FreshName(op_type)));
 }
 
 Value* NodeWriter::Constant(const std::string& key, Tensor tensor) {
   Value*& value = constants_[key];
-  if (value == nullptr) value = graph_.AddInitializer(graph_.UniqueName(prefix_ + "grad/constant"), std::move(tensor));
+  if (value == nullptr)
+    value = graph_.AddInitializer(graph_.UniqueName(prefix_ + "grad/constant"), std::move(tensor));
   return value;
 }
 
@@ -119,7 +128,8 @@ Value* NodeWriter::ShapeOf(Value* value, int64_t start, int64_t end) {
     const auto [first, last] = DimRange(start, end, static_cast<int64_t>(dims.size()));
     std::vector<int64_t> known;
     for (int64_t i = first; i < last && dims[i].known(); ++i) known.push_back(dims[i].value);
-    if (static_cast<int64_t>(known.size()) == std::max<int64_t>(last - first, 0)) return Ints(known);
+    if (static_cast<int64_t>(known.size()) == std::max<int64_t>(last - first, 0))
+      return Ints(known);
   }
   Value*& shape = shapes_[{value, {start, end}}];
   if (shape == nullptr) {
@@ -141,6 +151,8 @@ bool SameShape(const ValueType& a, const ValueType& b) {
   return true;
 }
 
-int KnownRank(const ValueType& type) { return type.shape ? static_cast<int>(type.shape->size()) : -1; }
+int KnownRank(const ValueType& type) {
+  return type.shape ? static_cast<int>(type.shape->size()) : -1;
+}
 
 }  // namespace caesura::gradient

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NodeWriter appends the nodes of the backward part: it names them after the forward node, marks their phase, gives
-// their outputs types as far as the op tells, and keeps the constants and Shape nodes that it has made.
+// NodeWriter appends the nodes of the backward part: it names them after the forward node, marks
+// their phase, gives their outputs types as far as the op tells, and keeps the constants and Shape
+// nodes that it has made.
 //
 // Thread safety: none, as for the graph that it changes.
 #ifndef CAESURA_TRAINING_GRADIENT_NODE_WRITER_H_
@@ -30,8 +31,9 @@ class NodeWriter {
   Node* Add(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes = {},
             const std::string& domain = "", int output_count = 1);
   // A node whose outputs exist already (null: absent).
-  Node* AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
-                       AttributeMap attributes = {}, const std::string& domain = "");
+  Node* AddWithOutputs(const std::string& op_type, std::vector<Value*> inputs,
+                       std::vector<Value*> outputs, AttributeMap attributes = {},
+                       const std::string& domain = "");
   // Takes a node of the graph's, made by somebody else, for one of its own.
   void Adopt(Node* node) { nodes_.push_back(node); }
   // A name that is free here, built from the origin's, and a value of such a name.
@@ -43,8 +45,8 @@ class NodeWriter {
   // An int64 tensor: of rank 1, or a scalar.
   Value* Ints(const std::vector<int64_t>& values);
   Value* Int(int64_t value);
-  // The shape of a value, or its dims [start, end) as Shape's attributes count them (`end` 0: to the last one).
-  // A constant where the type says it all.
+  // The shape of a value, or its dims [start, end) as Shape's attributes count them (`end` 0: to
+  // the last one). A constant where the type says it all.
   Value* ShapeOf(Value* value, int64_t start = 0, int64_t end = 0);
 
   // Every node added so far, in order.
@@ -64,7 +66,8 @@ class NodeWriter {
 };
 
 // The type of an op's first output as far as the op, its inputs and attributes tell; no shapes.
-ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inputs, const AttributeMap& attributes);
+ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inputs,
+                     const AttributeMap& attributes);
 ValueType SequenceOf(DType dtype);
 
 // True when both shapes are known to be equal in every run: same numbers, or the same symbols.

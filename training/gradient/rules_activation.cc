@@ -6,23 +6,31 @@ namespace caesura::gradient {
 namespace {
 
 // Y = max(X, 0);  dX = dY but where Y <= 0
-void ReluRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("ReluGrad", {g.dY(), g.output()})); }
+void ReluRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("ReluGrad", {g.dY(), g.output()}));
+}
 
 // Y = s(X) = 1 / (1 + e^-X);  dX = dY Y (1 - Y)
-void SigmoidRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("SigmoidGrad", {g.dY(), g.output()})); }
+void SigmoidRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("SigmoidGrad", {g.dY(), g.output()}));
+}
 
 // Y = tanh X;  dX = dY (1 - Y^2)
-void TanhRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("TanhGrad", {g.dY(), g.output()})); }
+void TanhRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("TanhGrad", {g.dY(), g.output()}));
+}
 
 // Y = X Phi(X);  dX = dY (Phi(X) + X phi(X)), or the derivative of the tanh form
 void GeluRule(GradientContext& g) {
-  g.SetInputGradient(0, TrainingOp("GeluGrad", {g.dY(), g.input(0)}, g.Attributes({"approximate"})));
+  g.SetInputGradient(0,
+                     TrainingOp("GeluGrad", {g.dY(), g.input(0)}, g.Attributes({"approximate"})));
 }
 
 // Y = X where X > 0, else a X;  dX = dY, or a dY
 void LeakyReluRule(GradientContext& g) {
   const Expr x = g.input(0);
-  g.SetInputGradient(0, Where(Greater(x, Number(0, x)), g.dY(), g.dY() * g.FloatAttr("alpha", 0.01)));
+  g.SetInputGradient(0,
+                     Where(Greater(x, Number(0, x)), g.dY(), g.dY() * g.FloatAttr("alpha", 0.01)));
 }
 
 // Y = X where X > 0, else S X;  dX = dY or S dY, dS = X dY where X <= 0
@@ -42,9 +50,11 @@ void EluRule(GradientContext& g) {
 
 // Y = c X where X > 0, else c a (e^X - 1);  dX = c dY, or dY (Y + c a)
 void SeluRule(GradientContext& g) {
-  const double a = g.FloatAttr("alpha", 1.67326319217681884765625), c = g.FloatAttr("gamma", 1.05070102214813232421875);
+  const double a = g.FloatAttr("alpha", 1.67326319217681884765625),
+               c = g.FloatAttr("gamma", 1.05070102214813232421875);
   const Expr x = g.input(0);
-  g.SetInputGradient(0, Where(LessOrEqual(x, Number(0, x)), g.dY() * (g.output() + c * a), g.dY() * c));
+  g.SetInputGradient(
+      0, Where(LessOrEqual(x, Number(0, x)), g.dY() * (g.output() + c * a), g.dY() * c));
 }
 
 // Y = X where X > 0, else a (e^(X/a) - 1);  dX = dY, or dY (Y / a + 1)
@@ -58,7 +68,9 @@ void CeluRule(GradientContext& g) {
 void SoftplusRule(GradientContext& g) { g.SetInputGradient(0, g.dY() * Sigmoid(g.input(0))); }
 
 // Y = X / (1 + |X|);  dX = dY / (1 + |X|)^2
-void SoftsignRule(GradientContext& g) { g.SetInputGradient(0, g.dY() / Square(1 + Abs(g.input(0)))); }
+void SoftsignRule(GradientContext& g) {
+  g.SetInputGradient(0, g.dY() / Square(1 + Abs(g.input(0))));
+}
 
 // Y = a X + b clipped to [0, 1];  dX = a dY where 0 < Y < 1
 void HardSigmoidRule(GradientContext& g) {
@@ -98,7 +110,8 @@ void MishRule(GradientContext& g) {
 // Y = X where X > a, else 0;  dX = dY where X > a
 void ThresholdedReluRule(GradientContext& g) {
   const Expr x = g.input(0);
-  g.SetInputGradient(0, Where(Greater(x, Number(g.FloatAttr("alpha", 1), x)), g.dY(), Number(0, x)));
+  g.SetInputGradient(0,
+                     Where(Greater(x, Number(g.FloatAttr("alpha", 1), x)), g.dY(), Number(0, x)));
 }
 
 // Y = X moved towards 0 by b where |X| > l, else 0;  dX = dY where |X| > l

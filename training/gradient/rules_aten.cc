@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient rule of operators of PyTorch: its own derivative, called by ATenGrad (torch_bridge/aten_op.h).
+// The gradient rule of operators of PyTorch: its own derivative, called by ATenGrad
+// (torch_bridge/aten_op.h).
 #include "core/graph/aten_domain.h"
 #include "training/gradient/gradient_rules.h"
 
@@ -26,12 +27,16 @@ void AtenRule(GradientContext& g) {
   AttributeMap attributes = g.attributes();
   attributes["gradient_outputs"] = from;
   attributes["gradient_inputs"] = to;
-  g.writer().AddWithOutputs(kAtenGradOp, std::move(inputs), outputs, std::move(attributes), kAtenDomain);
-  for (size_t k = 0; k < to.size(); ++k) g.SetInputGradient(static_cast<int>(to[k]), g.Wrap(outputs[k]));
+  g.writer().AddWithOutputs(kAtenGradOp, std::move(inputs), outputs, std::move(attributes),
+                            kAtenDomain);
+  for (size_t k = 0; k < to.size(); ++k)
+    g.SetInputGradient(static_cast<int>(to[k]), g.Wrap(outputs[k]));
 }
 
 }  // namespace
 
-std::vector<GradientRule> AtenRules() { return {{.op_type = kAtenOp, .function = AtenRule, .domain = kAtenDomain}}; }
+std::vector<GradientRule> AtenRules() {
+  return {{.op_type = kAtenOp, .function = AtenRule, .domain = kAtenDomain}};
+}
 
 }  // namespace caesura::gradient

@@ -8,7 +8,8 @@ namespace {
 
 constexpr int kLogSumExp = 4;  // output of AttentionTraining
 
-// P = softmax(Q K^T + M), Y = P V;  dV = P^T dY, dS = softmax' (dY V^T), dQ = dS K, dK = dS^T Q, dM = dS
+// P = softmax(Q K^T + M), Y = P V;  dV = P^T dY, dS = softmax' (dY V^T), dQ = dS K, dK = dS^T Q, dM
+// = dS
 void AttentionRule(GradientContext& g) {
   Exprs inputs = {g.dY(), g.input(0), g.input(1), g.input(2), g.input(3)};
   if (g.FloatAttr("softcap", 0) <= 0 && !g.Needs(3)) {  // the kernel's fast way
@@ -22,12 +23,14 @@ void AttentionRule(GradientContext& g) {
 
 // The kernel's form: no cache, and only Y differentiated. All else through the function body.
 bool IsPlainAttention(const GradientContext& g) {
-  return !g.HasInput(4) && !g.HasInput(5) && !g.HasInput(6) && !g.Leads(1) && !g.Leads(2) && !g.Leads(3);
+  return !g.HasInput(4) && !g.HasInput(5) && !g.HasInput(6) && !g.Leads(1) && !g.Leads(2) &&
+         !g.Leads(3);
 }
 
 // Y = X rotated by an angle;  dX = dY rotated back: the same with -sin
 void RotaryEmbeddingRule(GradientContext& g) {
-  g.SetInputGradient(0, Op("RotaryEmbedding", {g.dY(), g.input(1), -g.input(2), g.input(3)}, g.attributes()));
+  g.SetInputGradient(
+      0, Op("RotaryEmbedding", {g.dY(), g.input(1), -g.input(2), g.input(3)}, g.attributes()));
 }
 
 bool AnglesAreFixed(const GradientContext& g) { return !g.Needs(1) && !g.Needs(2); }
@@ -37,9 +40,14 @@ bool AnglesAreFixed(const GradientContext& g) { return !g.Needs(1) && !g.Needs(2
 std::vector<GradientRule> AttentionRules() {
   return {
       {.op_type = "Attention", .function = AttentionRule, .applies = IsPlainAttention},
-      {.op_type = "AttentionTraining", .function = AttentionRule, .domain = kTrainingDomain,
+      {.op_type = "AttentionTraining",
+       .function = AttentionRule,
+       .domain = kTrainingDomain,
        .applies = IsPlainAttention},
-      {.op_type = "RotaryEmbedding", .function = RotaryEmbeddingRule, .stops = {3}, .applies = AnglesAreFixed},
+      {.op_type = "RotaryEmbedding",
+       .function = RotaryEmbeddingRule,
+       .stops = {3},
+       .applies = AnglesAreFixed},
   };
 }
 

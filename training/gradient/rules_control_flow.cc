@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient rule of If: the backward node is an If that runs the gradient of the body that ran. What it needs of the
-// forward body becomes further outputs of the forward node.
+// The gradient rule of If: the backward node is an If that runs the gradient of the body that ran.
+// What it needs of the forward body becomes further outputs of the forward node.
 #include <algorithm>
 #include <optional>
 
@@ -22,15 +22,18 @@ struct Branch {
 void AddPlaceholder(Graph& body, const Value* value) {
   if (value->type().kind == ValueType::Kind::kSequence) {
     const DType dtype = value->type().element->dtype;
-    body.AddOutput(body.AddOp("SequenceEmpty", {}, {{"dtype", static_cast<int64_t>(dtype)}})->output(0));
+    body.AddOutput(
+        body.AddOp("SequenceEmpty", {}, {{"dtype", static_cast<int64_t>(dtype)}})->output(0));
   } else {
-    AddCopyAsOutput(body, body.AddInitializer(body.UniqueName("absent"), Tensor::Zeros(value->dtype(), Shape{0})));
+    AddCopyAsOutput(body, body.AddInitializer(body.UniqueName("absent"),
+                                              Tensor::Zeros(value->dtype(), Shape{0})));
   }
 }
 
 bool CanSave(const Value* value) {
   const ValueType& type = value->type();
-  if (type.kind == ValueType::Kind::kSequence) return type.element != nullptr && type.element->dtype != DType::kUndefined;
+  if (type.kind == ValueType::Kind::kSequence)
+    return type.element != nullptr && type.element->dtype != DType::kUndefined;
   return type.is_tensor() && type.dtype != DType::kUndefined;
 }
 
@@ -48,25 +51,32 @@ ValueMap SaveFromBranch(GradientContext& g, Branch& from, Branch& other) {
 }
 
 // Differentiates the branch's body by `xs` for the outputs `ys`; refuses where that fails.
-void DifferentiateBranch(GradientContext& g, const std::vector<int>& ys, const std::vector<Value*>& xs, Branch* branch) {
+void DifferentiateBranch(GradientContext& g, const std::vector<int>& ys,
+                         const std::vector<Value*>& xs, Branch* branch) {
   branch->body = &BodyOf(g, branch->attribute);
   std::vector<Value*> results;
   for (int i : ys) results.push_back(branch->body->outputs()[i]);
   auto built = BodyGradient::Build(*branch->body, results, xs, g.node().name() + "/");
   if (!built.ok()) {
-    return g.Refuse(std::string("has a body that cannot be differentiated, ") + branch->attribute + ": " + built.status().message());
+    return g.Refuse(std::string("has a body that cannot be differentiated, ") + branch->attribute +
+                    ": " + built.status().message());
   }
   branch->gradient = *std::move(built);
   branch->saved = branch->gradient->Saved(branch->gradient->dxs());
-  if (!std::all_of(branch->saved.begin(), branch->saved.end(), CanSave)) g.Refuse("saves a value of unknown type");
+  if (!std::all_of(branch->saved.begin(), branch->saved.end(), CanSave))
+    g.Refuse("saves a value of unknown type");
 }
 
 // The body that computes the gradients when this branch ran; reads outer values alone.
-std::shared_ptr<Graph> BackwardBranch(GradientContext& g, const std::vector<int>& ys, Branch& branch, Branch& other) {
-  auto backward = std::make_shared<Graph>(std::string(branch.attribute) + "_gradient", &g.writer().graph());
+std::shared_ptr<Graph> BackwardBranch(GradientContext& g, const std::vector<int>& ys,
+                                      Branch& branch, Branch& other) {
+  auto backward =
+      std::make_shared<Graph>(std::string(branch.attribute) + "_gradient", &g.writer().graph());
   ValueMap bindings = SaveFromBranch(g, branch, other);
-  for (size_t i = 0; i < ys.size(); ++i) bindings[branch.gradient->seeds()[i]] = g.dY(ys[i]).value();
-  for (Value* dx : branch.gradient->CopyTo(*backward, branch.gradient->dxs(), bindings)) backward->AddOutput(dx);
+  for (size_t i = 0; i < ys.size(); ++i)
+    bindings[branch.gradient->seeds()[i]] = g.dY(ys[i]).value();
+  for (Value* dx : branch.gradient->CopyTo(*backward, branch.gradient->dxs(), bindings))
+    backward->AddOutput(dx);
   return backward;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of Einsum is an Einsum: Y's term takes the place of the operand that is differentiated.
+// The gradient of Einsum is an Einsum: Y's term takes the place of the operand that is
+// differentiated.
 #include <algorithm>
 #include <set>
 #include <sstream>
@@ -18,7 +19,8 @@ struct Equation {
 
 bool Has(const std::string& term, char label) { return term.find(label) != std::string::npos; }
 
-// Without "->" the output has the labels that occur once, in alphabetical order, behind the ellipsis.
+// Without "->" the output has the labels that occur once, in alphabetical order, behind the
+// ellipsis.
 std::string ImplicitOutput(const std::vector<std::string>& terms) {
   std::string all;
   for (const std::string& term : terms) all += term;
@@ -37,7 +39,8 @@ Equation Parse(std::string text) {
   const size_t arrow = text.find("->");
   std::istringstream left(text.substr(0, arrow));
   for (std::string term; std::getline(left, term, ',');) out.terms.push_back(term);
-  if (text.substr(0, arrow).empty() || text[std::min(arrow, text.size()) - 1] == ',') out.terms.push_back("");
+  if (text.substr(0, arrow).empty() || text[std::min(arrow, text.size()) - 1] == ',')
+    out.terms.push_back("");
   out.output = arrow == std::string::npos ? ImplicitOutput(out.terms) : text.substr(arrow + 2);
   return out;
 }
@@ -46,7 +49,8 @@ std::string Write(const std::vector<std::string>& terms, const std::string& outp
   std::string text;
   for (size_t i = 0; i < terms.size(); ++i) text += (i ? "," : "") + terms[i];
   text += "->" + output;
-  for (size_t at = 0; (at = text.find(kEllipsis, at)) != std::string::npos; at += 3) text.replace(at, 1, "...");
+  for (size_t at = 0; (at = text.find(kEllipsis, at)) != std::string::npos; at += 3)
+    text.replace(at, 1, "...");
   return text;
 }
 
@@ -77,7 +81,8 @@ int64_t AxisOf(const std::string& term, size_t position) {
   return Has(term.substr(0, position), kEllipsis) ? i - static_cast<int64_t>(term.size()) : i;
 }
 
-// A label twice in the operand ("ii") took its diagonal: an identity matrix puts the gradient back there.
+// A label twice in the operand ("ii") took its diagonal: an identity matrix puts the gradient back
+// there.
 void AddDiagonals(const Equation& equation, Expr x, std::string* term, Contraction* out) {
   for (size_t i = 1; i < term->size(); ++i) {
     const char label = (*term)[i];
@@ -151,10 +156,12 @@ const char* EllipsisProblem(GradientContext& g, const Equation& equation, int k)
   return in_x == in_y ? nullptr : "broadcasts an ellipsis that is not in front";
 }
 
-// Y = sum over labels that are not in Y of the product of all operands;  dXk = the same with dY in place of Xk
+// Y = sum over labels that are not in Y of the product of all operands;  dXk = the same with dY in
+// place of Xk
 void EinsumRule(GradientContext& g) {
   const Equation equation = Parse(g.Attr<std::string>("equation", ""));
-  if (static_cast<int>(equation.terms.size()) != g.input_count()) return g.Refuse("has another count of terms than inputs");
+  if (static_cast<int>(equation.terms.size()) != g.input_count())
+    return g.Refuse("has another count of terms than inputs");
   for (int k = 0; k < g.input_count(); ++k) {
     if (!g.Needs(k)) continue;
     if (const char* problem = EllipsisProblem(g, equation, k)) return g.Refuse(problem);

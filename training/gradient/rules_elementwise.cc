@@ -52,7 +52,9 @@ void TanRule(GradientContext& g) { g.SetInputGradient(0, g.dY() * (1 + Square(g.
 void AsinRule(GradientContext& g) { g.SetInputGradient(0, g.dY() / Sqrt(1 - Square(g.input(0)))); }
 
 // Y = acos X;  dX = -dY / sqrt(1 - X^2)
-void AcosRule(GradientContext& g) { g.SetInputGradient(0, -(g.dY() / Sqrt(1 - Square(g.input(0))))); }
+void AcosRule(GradientContext& g) {
+  g.SetInputGradient(0, -(g.dY() / Sqrt(1 - Square(g.input(0)))));
+}
 
 // Y = atan X;  dX = dY / (1 + X^2)
 void AtanRule(GradientContext& g) { g.SetInputGradient(0, g.dY() / (1 + Square(g.input(0)))); }
@@ -121,18 +123,21 @@ void ModRule(GradientContext& g) {
   g.SetInputGradient(1, -(g.dY() * Op("Round", {(g.input(0) - g.output()) / g.input(1)})));
 }
 
-// Y = max(X1, X2, ...), or min;  dXi = dY [Xi = Y] / (how many of them equal Y). Of two, both take all of dY where one is NaN.
+// Y = max(X1, X2, ...), or min;  dXi = dY [Xi = Y] / (how many of them equal Y). Of two, both take
+// all of dY where one is NaN.
 void ExtremumRule(GradientContext& g) {
   if (g.input_count() == 2) {
     const Expr a = g.input(0), b = g.input(1), zero = Number(0, g.dY());
-    const Expr share = Where(Equal(a, b), g.dY() / 2, g.dY()), less = Less(a, b), greater = Greater(a, b);
+    const Expr share = Where(Equal(a, b), g.dY() / 2, g.dY()), less = Less(a, b),
+               greater = Greater(a, b);
     const bool is_max = g.node().Is("Max");
     g.SetInputGradient(0, Where(is_max ? less : greater, zero, share));
     g.SetInputGradient(1, Where(is_max ? greater : less, zero, share));
     return;
   }
   Exprs masks;
-  for (int i = 0; i < g.input_count(); ++i) masks.push_back(Mask(Equal(g.input(i), g.output()), g.output()));
+  for (int i = 0; i < g.input_count(); ++i)
+    masks.push_back(Mask(Equal(g.input(i), g.output()), g.output()));
   Expr ties = masks[0];
   for (size_t i = 1; i < masks.size(); ++i) ties = ties + masks[i];
   const Expr share = g.dY() / ties;
@@ -157,7 +162,8 @@ void WhereRule(GradientContext& g) {
   g.SetInputGradient(2, Where(g.input(0), zero, g.dY()));
 }
 
-// Y = min(max(X, low), high);  dX = dY inside (bounds included), dlow = dY below, dhigh = dY above or if high < low
+// Y = min(max(X, low), high);  dX = dY inside (bounds included), dlow = dY below, dhigh = dY above
+// or if high < low
 void ClipRule(GradientContext& g) {
   const Expr x = g.input(0), low = g.input(1), high = g.input(2), zero = Number(0, x);
   Expr inside = low ? GreaterOrEqual(x, low) : Expr();

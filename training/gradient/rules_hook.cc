@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient rule of ops that a session was given together with a gradient hook (core/graph/gradient_hook.h).
+// The gradient rule of ops that a session was given together with a gradient hook
+// (core/graph/gradient_hook.h).
 #include "core/graph/gradient_hook.h"
 
 #include <algorithm>
@@ -21,16 +22,19 @@ class Hook : public GradientHook {
   const Node& node() const override { return g_.node(); }
   Value* OutputGradient(int i) const override { return g_.dY(i).value(); }
   bool NeedsInputGradient(int i) const override { return g_.Needs(i); }
-  Result<std::vector<Value*>> AddNode(const std::string& op_type, const std::vector<Value*>& inputs, AttributeMap attributes,
-                                      const std::string& domain, const std::vector<bool>& present) override {
+  Result<std::vector<Value*>> AddNode(const std::string& op_type, const std::vector<Value*>& inputs,
+                                      AttributeMap attributes, const std::string& domain,
+                                      const std::vector<bool>& present) override {
     NodeWriter& writer = g_.writer();
     attributes.erase(kInstanceAttribute);
     std::vector<Value*> outputs;
-    for (const bool is_present : present) outputs.push_back(is_present ? writer.FreshValue(op_type) : nullptr);
+    for (const bool is_present : present)
+      outputs.push_back(is_present ? writer.FreshValue(op_type) : nullptr);
     Node* added = writer.AddWithOutputs(op_type, inputs, outputs, std::move(attributes), domain);
     if (const OpSchemaSpec* spec = FindOpSchemaSpec(*added)) {
       added->set_since_version(spec->since_version);
-      if (!added->HasAttribute(kForwardNodeAttribute)) added->SetAttribute(kForwardNodeAttribute, node().name());
+      if (!added->HasAttribute(kForwardNodeAttribute))
+        added->SetAttribute(kForwardNodeAttribute, node().name());
     }
     RETURN_IF_ERROR(InferNodeTypes(writer.graph(), added));
     return outputs;
@@ -50,7 +54,9 @@ class Hook : public GradientHook {
     for (int i = 0; i < static_cast<int>(given_.size()); ++i) {
       if (g_.Needs(i) && !given_[i]) missing += (missing.empty() ? "" : ", ") + std::to_string(i);
     }
-    return missing.empty() ? Status() : Unsupported("its gradient hook gives no gradient for input(s) " + missing);
+    return missing.empty()
+               ? Status()
+               : Unsupported("its gradient hook gives no gradient for input(s) " + missing);
   }
 
  private:

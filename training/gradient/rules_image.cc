@@ -16,10 +16,13 @@ void GridSampleRule(GradientContext& g) {
   g.SetInputGradients("GridSampleGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1}, g.attributes());
 }
 
-// Y = theta [P 1] at each point P of a grid;  dtheta = sum over points of dY [P 1]'.  Under the identity Y is P itself.
+// Y = theta [P 1] at each point P of a grid;  dtheta = sum over points of dY [P 1]'.  Under the
+// identity Y is P itself.
 void AffineGridRule(GradientContext& g) {
-  const Expr theta = g.input(0), batch = DimOf(theta, 0), rank = DimOf(theta, 1), one = Ints({1}, theta);
-  const Expr identity = Expand(Op("EyeLike", {Filled(0, ShapeOf(theta, 1), theta)}), ShapeOf(theta));
+  const Expr theta = g.input(0), batch = DimOf(theta, 0), rank = DimOf(theta, 1),
+             one = Ints({1}, theta);
+  const Expr identity =
+      Expand(Op("EyeLike", {Filled(0, ShapeOf(theta, 1), theta)}), ShapeOf(theta));
   const Expr grid = Op("AffineGrid", {identity, g.input(1)}, g.attributes());
   const Expr points = Op("ReduceProd", {ShapeOf(grid, 1, -1), Ints({0}, theta)});
   const Expr flat = Concat({batch, points, rank}, 0);
@@ -30,10 +33,12 @@ void AffineGridRule(GradientContext& g) {
 
 // Y = mean (or max) of X over the cells of a region;  dX = dY spread over them
 void RoiAlignRule(GradientContext& g) {
-  g.SetInputGradient(0, TrainingOp("RoiAlignGrad", {g.dY(), g.input(0), g.input(1), g.input(2)}, g.attributes()));
+  g.SetInputGradient(
+      0, TrainingOp("RoiAlignGrad", {g.dY(), g.input(0), g.input(1), g.input(2)}, g.attributes()));
 }
 void MaxRoiPoolRule(GradientContext& g) {
-  g.SetInputGradient(0, TrainingOp("MaxRoiPoolGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
+  g.SetInputGradient(
+      0, TrainingOp("MaxRoiPoolGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
 }
 
 // The spatial size that MaxUnpool's attributes imply: (in - 1) stride - pads + kernel.
@@ -43,7 +48,8 @@ Expr UnpooledSize(const GradientContext& g) {
   const auto strides = g.Attr<std::vector<int64_t>>("strides", std::vector<int64_t>(axes, 1));
   const auto pads = g.Attr<std::vector<int64_t>>("pads", std::vector<int64_t>(2 * axes, 0));
   std::vector<int64_t> offset;
-  for (size_t i = 0; i < axes; ++i) offset.push_back(kernel[i] - strides[i] - pads[i] - pads[axes + i]);
+  for (size_t i = 0; i < axes; ++i)
+    offset.push_back(kernel[i] - strides[i] - pads[i] - pads[axes + i]);
   const Expr x = g.input(0);
   return ShapeOf(x, 2) * Ints(strides, x) + Ints(offset, x);
 }
@@ -52,7 +58,8 @@ Expr UnpooledSize(const GradientContext& g) {
 void MaxUnpoolRule(GradientContext& g) {
   Expr dy = g.dY();
   const Expr flat = Ints({-1}, dy);
-  if (g.HasInput(2)) {  // the indices count in the implied size, which lies in a corner of the stated one
+  if (g.HasInput(
+          2)) {  // the indices count in the implied size, which lies in a corner of the stated one
     std::vector<int64_t> axes, zeros;
     for (int i = 2; i < g.Rank(0); ++i) {
       axes.push_back(i);
@@ -64,7 +71,8 @@ void MaxUnpoolRule(GradientContext& g) {
   g.SetInputGradient(0, ReshapeLike(picked, g.input(0)));
 }
 
-// Y = columns of X added up where blocks overlap;  dX = blocks of dY as columns: a convolution with an identity
+// Y = columns of X added up where blocks overlap;  dX = blocks of dY as columns: a convolution with
+// an identity
 void Col2ImRule(GradientContext& g) {
   const Expr x = g.input(0), block = g.input(2), one = Ints({1}, x);
   const Expr k = Op("ReduceProd", {block, Ints({0}, x)});

@@ -16,7 +16,8 @@ void GatherRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("GatherGrad", {g.dY(), g.input(1), ShapeOf(g.input(0))}, axis));
 }
 
-Expr ScatterAdd(const char* op, Expr base, Expr indices, Expr updates, AttributeMap attributes = {}) {
+Expr ScatterAdd(const char* op, Expr base, Expr indices, Expr updates,
+                AttributeMap attributes = {}) {
   attributes["reduction"] = std::string("add");
   return Op(op, {base, indices, updates}, std::move(attributes));
 }
@@ -24,23 +25,29 @@ Expr ScatterAdd(const char* op, Expr base, Expr indices, Expr updates, Attribute
 // Y = X at one index an element;  dX = zeros with dY added there
 void GatherElementsRule(GradientContext& g) {
   const Expr zeros = ZerosLike(g.input(0));
-  g.SetInputGradient(0, ScatterAdd("ScatterElements", zeros, g.input(1), g.dY(), g.Attributes({"axis"})));
+  g.SetInputGradient(
+      0, ScatterAdd("ScatterElements", zeros, g.input(1), g.dY(), g.Attributes({"axis"})));
 }
 
-// Y = X at index tuples, apart for each batch;  dX = zeros with dY added there, the batch's number put before the tuple
+// Y = X at index tuples, apart for each batch;  dX = zeros with dY added there, the batch's number
+// put before the tuple
 void GatherNdRule(GradientContext& g) {
   const int64_t b = g.IntAttr("batch_dims", 0);
   const Expr x = g.input(0), i = g.input(1), dy = g.dY();
   if (b == 0) return g.SetInputGradient(0, ScatterAdd("ScatterND", ZerosLike(x), i, dy));
-  const Expr n = Op("ReduceProd", {ShapeOf(x, 0, b), Ints({0}, x)}), tuples = Reshape(i, Concat({n, ShapeOf(i, b)}, 0));
+  const Expr n = Op("ReduceProd", {ShapeOf(x, 0, b), Ints({0}, x)}),
+             tuples = Reshape(i, Concat({n, ShapeOf(i, b)}, 0));
   std::vector<int64_t> ones(g.Rank(1) - b, 1);
   const Expr column = Reshape(Iota(n), Concat({n, Ints(ones, x)}, 0));
   const Expr numbers = Expand(column, Concat({ShapeOf(tuples, 0, -1), Ints({1}, x)}, 0));
-  const Expr zeros = Filled(0, Concat({n, ShapeOf(x, b)}, 0), x), updates = Reshape(dy, Concat({n, ShapeOf(dy, b)}, 0));
-  g.SetInputGradient(0, ReshapeLike(ScatterAdd("ScatterND", zeros, Concat({numbers, tuples}, -1), updates), x));
+  const Expr zeros = Filled(0, Concat({n, ShapeOf(x, b)}, 0), x),
+             updates = Reshape(dy, Concat({n, ShapeOf(dy, b)}, 0));
+  g.SetInputGradient(
+      0, ReshapeLike(ScatterAdd("ScatterND", zeros, Concat({numbers, tuples}, -1), updates), x));
 }
 
-// What ScatterElements and ScatterND have in common: U is written to places of X, and those places can be read.
+// What ScatterElements and ScatterND have in common: U is written to places of X, and those places
+// can be read.
 struct Places {
   std::function<Expr(Expr x, Expr u, const char* reduction)> write;
   std::function<Expr(Expr x)> read;
@@ -52,7 +59,8 @@ void ReplaceGradient(GradientContext& g, const Places& places) {
   g.SetInputGradient(2, places.read(g.dY()));
 }
 
-// The product of all factors but x, from the count of zeros among all and the product of the others.
+// The product of all factors but x, from the count of zeros among all and the product of the
+// others.
 Expr ProductWithout(Expr x, Expr zeros, Expr product) {
   const Expr zero = Number(0, x);
   const Expr if_zero = Where(Equal(zeros, Number(1, x)), product, zero);
@@ -66,12 +74,14 @@ void ProductGradient(GradientContext& g, const Places& places) {
   const Expr zeros = places.write(Mask(x_zero, x), Mask(u_zero, x), "add");
   const Expr product = places.write(Where(x_zero, one, x), Where(u_zero, one, u), "mul");
   g.SetInputGradient(0, g.dY() * ProductWithout(x, zeros, product));
-  g.SetInputGradient(2, places.read(g.dY()) * ProductWithout(u, places.read(zeros), places.read(product)));
+  g.SetInputGradient(
+      2, places.read(g.dY()) * ProductWithout(u, places.read(zeros), places.read(product)));
 }
 
 // Y = largest (smallest) of X and all U of a place;  dX, dU = dY shared by those that equal Y
 void ExtremumGradient(GradientContext& g, const Places& places) {
-  const Expr y = g.output(), x_mask = Mask(Equal(g.input(0), y), y), u_mask = Mask(Equal(g.input(2), places.read(y)), y);
+  const Expr y = g.output(), x_mask = Mask(Equal(g.input(0), y), y),
+             u_mask = Mask(Equal(g.input(2), places.read(y)), y);
   const Expr share = g.dY() / places.write(x_mask, u_mask, "add");
   g.SetInputGradient(0, share * x_mask);
   g.SetInputGradient(2, places.read(share) * u_mask);
@@ -99,7 +109,9 @@ void ScatterGradient(GradientContext& g, const char* scatter, const char* gather
   ExtremumGradient(g, places);
 }
 
-void ScatterElementsRule(GradientContext& g) { ScatterGradient(g, "ScatterElements", "GatherElements"); }
+void ScatterElementsRule(GradientContext& g) {
+  ScatterGradient(g, "ScatterElements", "GatherElements");
+}
 void ScatterNdRule(GradientContext& g) { ScatterGradient(g, "ScatterND", "GatherND"); }
 
 // Y = cache with U from position w of each row on;  dcache = dY elsewhere, dU = dY there
@@ -112,13 +124,16 @@ void TensorScatterRule(GradientContext& g) {
   along[axis] = down[0] = -1;
   Expr index = Reshape(Iota(DimOf(u, axis)), Ints(along, u));
   if (w) index = index + Reshape(w, Ints(down, u));
-  if (g.Attr<std::string>("mode", "linear") == "circular") index = Op("Mod", {index, DimOf(g.input(0), axis)});
-  g.SetInputGradient(1, Op("GatherElements", {g.dY(), Expand(index, ShapeOf(u))}, {{"axis", axis}}));
+  if (g.Attr<std::string>("mode", "linear") == "circular")
+    index = Op("Mod", {index, DimOf(g.input(0), axis)});
+  g.SetInputGradient(1,
+                     Op("GatherElements", {g.dY(), Expand(index, ShapeOf(u))}, {{"axis", axis}}));
 }
 
 // Y = on where the index says so, else off;  don = sum of dY there, doff = sum of dY elsewhere
 void OneHotRule(GradientContext& g) {
-  const Expr zero_one = Concat({Unsqueeze(Number(0, g.dY()), {0}), Unsqueeze(Number(1, g.dY()), {0})}, 0);
+  const Expr zero_one =
+      Concat({Unsqueeze(Number(0, g.dY()), {0}), Unsqueeze(Number(1, g.dY()), {0})}, 0);
   const Expr mask = Op("OneHot", {g.input(0), g.input(1), zero_one}, g.attributes());
   const Expr on = ReduceSum(g.dY() * mask, {}, false), off = ReduceSum(g.dY(), {}, false) - on;
   g.SetInputGradient(2, Concat({Unsqueeze(off, {0}), Unsqueeze(on, {0})}, 0));
@@ -128,13 +143,19 @@ void OneHotRule(GradientContext& g) {
 void CompressRule(GradientContext& g) {
   const Expr x = g.input(0);
   // Marks behind the end of X mark nothing.
-  auto marked = [&](Expr size) { return Squeeze(Op("NonZero", {Slice(g.input(1), Ints({0}, x), size, 0)}), {0}); };
+  auto marked = [&](Expr size) {
+    return Squeeze(Op("NonZero", {Slice(g.input(1), Ints({0}, x), size, 0)}), {0});
+  };
   if (g.node().HasAttribute("axis")) {
     const Expr places = marked(DimOf(x, g.IntAttr("axis", 0)));
-    return g.SetInputGradient(0, TrainingOp("GatherGrad", {g.dY(), places, ShapeOf(x)}, g.attributes()));
+    return g.SetInputGradient(
+        0, TrainingOp("GatherGrad", {g.dY(), places, ShapeOf(x)}, g.attributes()));
   }
-  const Expr size = Op("ReduceProd", {ShapeOf(x), Ints({0}, x)});  // without an axis X counts as flat
-  g.SetInputGradient(0, ReshapeLike(TrainingOp("GatherGrad", {g.dY(), marked(size), size}, {{"axis", int64_t{0}}}), x));
+  const Expr size =
+      Op("ReduceProd", {ShapeOf(x), Ints({0}, x)});  // without an axis X counts as flat
+  g.SetInputGradient(
+      0, ReshapeLike(TrainingOp("GatherGrad", {g.dY(), marked(size), size}, {{"axis", int64_t{0}}}),
+                     x));
 }
 
 // Y = the k largest of X, at indices I;  dX = zeros with dX[I] = dY

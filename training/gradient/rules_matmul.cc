@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of matrix products. FusedMatMul (A, B; transA, transB) multiplies the transposes of the last two axes
-// and broadcasts the others, as MatMul does.
+// Gradient rules of matrix products. FusedMatMul (A, B; transA, transB) multiplies the transposes
+// of the last two axes and broadcasts the others, as MatMul does.
 #include "training/gradient/gradient_rules.h"
 #include "training/kernels/training_ops.h"
 
@@ -9,10 +9,12 @@ namespace {
 
 Expr Product(Expr a, bool transpose_a, Expr b, bool transpose_b) {
   if (!transpose_a && !transpose_b) return Op("MatMul", {a, b});
-  return TrainingOp("FusedMatMul", {a, b}, {{"transA", int64_t{transpose_a}}, {"transB", int64_t{transpose_b}}});
+  return TrainingOp("FusedMatMul", {a, b},
+                    {{"transA", int64_t{transpose_a}}, {"transB", int64_t{transpose_b}}});
 }
 
-// Y = op(A) op(B) with transposes, both of rank >= 2. Leaves the sums over broadcast batch axes to the caller.
+// Y = op(A) op(B) with transposes, both of rank >= 2. Leaves the sums over broadcast batch axes to
+// the caller.
 struct Factors {
   Expr a, b;
   bool transpose_a, transpose_b;
@@ -20,12 +22,14 @@ struct Factors {
 
 // dA = dY op(B)^T, or its transpose op(B) dY^T where A was transposed
 Expr LeftGradient(const Factors& f, Expr dy) {
-  return f.transpose_a ? Product(f.b, f.transpose_b, dy, true) : Product(dy, false, f.b, !f.transpose_b);
+  return f.transpose_a ? Product(f.b, f.transpose_b, dy, true)
+                       : Product(dy, false, f.b, !f.transpose_b);
 }
 
 // dB = op(A)^T dY, or its transpose dY^T op(A) where B was transposed
 Expr RightGradient(const Factors& f, Expr dy) {
-  return f.transpose_b ? Product(dy, true, f.a, f.transpose_a) : Product(f.a, !f.transpose_a, dy, false);
+  return f.transpose_b ? Product(dy, true, f.a, f.transpose_a)
+                       : Product(f.a, !f.transpose_a, dy, false);
 }
 
 // A matrix of weights under a batch: one product of all rows instead of a sum over batches.
@@ -40,7 +44,8 @@ bool SameBatch(Expr a, Expr b) {
   return SameShape(batch_a, batch_b);
 }
 
-// The right side comes first: mostly it is the weights', and the last to read A, whose bytes are free for dA then.
+// The right side comes first: mostly it is the weights', and the last to read A, whose bytes are
+// free for dA then.
 void SetProductGradients(GradientContext& g, const Factors& f, Expr dy) {
   const bool same = SameBatch(f.a, f.b);
   if (g.Needs(1) && SharesRight(f)) {
@@ -48,7 +53,8 @@ void SetProductGradients(GradientContext& g, const Factors& f, Expr dy) {
   } else if (g.Needs(1)) {
     g.SetInputGradient(1, same ? RightGradient(f, dy) : SumTo(RightGradient(f, dy), f.b));
   }
-  if (g.Needs(0)) g.SetInputGradient(0, same ? LeftGradient(f, dy) : SumTo(LeftGradient(f, dy), f.a));
+  if (g.Needs(0))
+    g.SetInputGradient(0, same ? LeftGradient(f, dy) : SumTo(LeftGradient(f, dy), f.a));
 }
 
 // Y = a B for a vector a;  da = dY B^T, dB = a^T dY, with dY as a row
@@ -83,9 +89,12 @@ void MatMulRule(GradientContext& g) {
 
 // Y = alpha op(A) op(B) + bias + addend;  as MatMul, with transposes
 void FusedMatMulRule(GradientContext& g) {
-  if (g.Rank(0) < 2 || g.Rank(1) < 2) return g.Refuse("has a gradient for matrices only, not for vectors");
-  const Expr scale = g.node().HasAttribute("alpha") ? Number(g.FloatAttr("alpha", 1), g.dY()) : Expr();
-  const Factors f = {g.input(0), g.input(1), g.IntAttr("transA", 0) != 0, g.IntAttr("transB", 0) != 0};
+  if (g.Rank(0) < 2 || g.Rank(1) < 2)
+    return g.Refuse("has a gradient for matrices only, not for vectors");
+  const Expr scale =
+      g.node().HasAttribute("alpha") ? Number(g.FloatAttr("alpha", 1), g.dY()) : Expr();
+  const Factors f = {g.input(0), g.input(1), g.IntAttr("transA", 0) != 0,
+                     g.IntAttr("transB", 0) != 0};
   SetProductGradients(g, f, scale ? g.dY() * scale : g.dY());
   if (g.Needs(2)) g.SetInputGradient(2, SumTo(g.dY(), g.input(2)));
   if (g.Needs(3)) g.SetInputGradient(3, g.dY());
@@ -94,12 +103,15 @@ void FusedMatMulRule(GradientContext& g) {
 // Y = alpha op(A) op(B) + beta C;  dA, dB as MatMul times alpha, dC = beta dY
 void GemmRule(GradientContext& g) {
   const double alpha = g.FloatAttr("alpha", 1), beta = g.FloatAttr("beta", 1);
-  const Factors f = {g.input(0), g.input(1), g.IntAttr("transA", 0) != 0, g.IntAttr("transB", 0) != 0};
+  const Factors f = {g.input(0), g.input(1), g.IntAttr("transA", 0) != 0,
+                     g.IntAttr("transB", 0) != 0};
   const Expr scaled = alpha == 1 ? g.dY() : g.dY() * alpha;
   if (g.Needs(1)) g.SetInputGradient(1, RightGradient(f, scaled));
   if (g.Needs(0)) g.SetInputGradient(0, LeftGradient(f, scaled));
   if (!g.Needs(2)) return;
-  const Expr dC = SameShape(g.input(2).value()->type(), g.output().value()->type()) ? g.dY() : SumTo(g.dY(), g.input(2));
+  const Expr dC = SameShape(g.input(2).value()->type(), g.output().value()->type())
+                      ? g.dY()
+                      : SumTo(g.dY(), g.input(2));
   g.SetInputGradient(2, beta == 1 ? dC : dC * beta);
 }
 

@@ -40,32 +40,45 @@ void SplitRule(GradientContext& g) {
 // Y = X[start:end:step];  dX = zeros with dX[start:end:step] = dY
 void SliceRule(GradientContext& g) {
   const Expr x = g.input(0);
-  g.SetInputGradient(0, TrainingOp("SliceGrad", {g.dY(), ShapeOf(x), g.input(1), g.input(2), g.input(3), g.input(4)}));
+  g.SetInputGradient(0, TrainingOp("SliceGrad", {g.dY(), ShapeOf(x), g.input(1), g.input(2),
+                                                 g.input(3), g.input(4)}));
 }
 
-// Y = X inside, value v (or a copy of X) around it;  dX = dY inside (plus the copies), dv = sum of dY around
+// Y = X inside, value v (or a copy of X) around it;  dX = dY inside (plus the copies), dv = sum of
+// dY around
 void PadRule(GradientContext& g) {
-  const Expr dx = TrainingOp("PadGrad", {g.dY(), ShapeOf(g.input(0)), g.input(1), g.input(3)}, g.Attributes({"mode"}));
+  const Expr dx = TrainingOp("PadGrad", {g.dY(), ShapeOf(g.input(0)), g.input(1), g.input(3)},
+                             g.Attributes({"mode"}));
   g.SetInputGradient(0, dx);
-  if (g.Needs(2)) g.SetInputGradient(2, ReshapeLike(ReduceSum(g.dY(), {}, false) - ReduceSum(dx, {}, false), g.input(2)));
+  if (g.Needs(2))
+    g.SetInputGradient(
+        2, ReshapeLike(ReduceSum(g.dY(), {}, false) - ReduceSum(dx, {}, false), g.input(2)));
 }
 
 // Y = X repeated r times along each axis;  dX = dY seen as [r1, d1, r2, d2, ...] summed over the r
 void TileRule(GradientContext& g) {
   const int rank = g.Rank(0);
-  const Expr x = g.input(0), pairs = Concat({Unsqueeze(g.input(1), {1}), Unsqueeze(ShapeOf(x), {1})}, 1);
+  const Expr x = g.input(0),
+             pairs = Concat({Unsqueeze(g.input(1), {1}), Unsqueeze(ShapeOf(x), {1})}, 1);
   std::vector<int64_t> axes;
   for (int i = 0; i < rank; ++i) axes.push_back(2 * i);
   if (rank == 0) return g.SetInputGradient(0, g.dY());
-  g.SetInputGradient(0, ReduceSum(Reshape(g.dY(), Reshape(pairs, Ints({2 * rank}, x))), axes, false));
+  g.SetInputGradient(0,
+                     ReduceSum(Reshape(g.dY(), Reshape(pairs, Ints({2 * rank}, x))), axes, false));
 }
 
 // Y = X on one side of a diagonal, else 0;  dX = dY on that side
-void TriluRule(GradientContext& g) { g.SetInputGradient(0, Op("Trilu", {g.dY(), g.input(1)}, g.attributes())); }
+void TriluRule(GradientContext& g) {
+  g.SetInputGradient(0, Op("Trilu", {g.dY(), g.input(1)}, g.attributes()));
+}
 
 // Y = X with blocks moved to space;  dX = dY with space moved to blocks
-void DepthToSpaceRule(GradientContext& g) { g.SetInputGradient(0, Op("SpaceToDepth", {g.dY()}, g.attributes())); }
-void SpaceToDepthRule(GradientContext& g) { g.SetInputGradient(0, Op("DepthToSpace", {g.dY()}, g.attributes())); }
+void DepthToSpaceRule(GradientContext& g) {
+  g.SetInputGradient(0, Op("SpaceToDepth", {g.dY()}, g.attributes()));
+}
+void SpaceToDepthRule(GradientContext& g) {
+  g.SetInputGradient(0, Op("DepthToSpace", {g.dY()}, g.attributes()));
+}
 
 // Y = X with the head of each row reversed;  dX = dY reversed again
 void ReverseSequenceRule(GradientContext& g) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of convolutions, pools, losses and recurrent layers: mostly kernels of training/kernels/training_ops.h.
+// Gradient rules of convolutions, pools, losses and recurrent layers: mostly kernels of
+// training/kernels/training_ops.h.
 #include "training/gradient/gradient_rules.h"
 #include "training/kernels/training_ops.h"
 
@@ -11,7 +12,8 @@ void ConvRule(GradientContext& g) {
   g.SetInputGradients("ConvGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
 }
 void ConvTransposeRule(GradientContext& g) {
-  g.SetInputGradients("ConvTransposeGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
+  g.SetInputGradients("ConvTransposeGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2},
+                      g.attributes());
 }
 
 // As Conv, with X read at offsets and weighed by a mask
@@ -54,23 +56,28 @@ void GlobalLpPoolRule(GradientContext& g) {
   const Expr x = g.input(0), y = g.output(), zero = Number(0, x);
   if (p == 1) return g.SetInputGradient(0, g.dY() * Sign(x));
   const Expr ratio = Abs(x) / Where(Equal(y, zero), Number(1, x), y);
-  g.SetInputGradient(0, g.dY() * Sign(x) * (p == 2 ? ratio : Pow(ratio, static_cast<double>(p - 1))));
+  g.SetInputGradient(0,
+                     g.dY() * Sign(x) * (p == 2 ? ratio : Pow(ratio, static_cast<double>(p - 1))));
 }
 
-// loss = -sum over rows of w log p[label] (/ sum of w);  dscores = dloss (p - one-hot) w (/ sum of w)
+// loss = -sum over rows of w log p[label] (/ sum of w);  dscores = dloss (p - one-hot) w (/ sum of
+// w)
 void SoftmaxCrossEntropyLossRule(GradientContext& g) {
   const Expr log_p = g.EnsureOutput(1, g.input(0).value()->type()), labels = g.input(1);
   const AttributeMap attributes = g.Attributes({"reduction", "ignore_index"});
   if (g.dY(0)) {
-    g.SetInputGradient(0, TrainingOp("SoftmaxCrossEntropyLossGrad", {g.dY(0), log_p, labels, g.input(2)}, attributes));
+    g.SetInputGradient(0, TrainingOp("SoftmaxCrossEntropyLossGrad",
+                                     {g.dY(0), log_p, labels, g.input(2)}, attributes));
   }
-  if (g.dY(1)) g.SetInputGradient(0, TrainingOp("LogSoftmaxGrad", {g.dY(1), log_p}, {{"axis", int64_t{1}}}));
+  if (g.dY(1))
+    g.SetInputGradient(0, TrainingOp("LogSoftmaxGrad", {g.dY(1), log_p}, {{"axis", int64_t{1}}}));
 }
 
 // loss = -sum over rows of w X[label] (/ sum of w);  dX = -dloss w at the label (/ sum of w)
 void NegativeLogLikelihoodLossRule(GradientContext& g) {
   const Exprs inputs = {g.dY(), g.input(1), g.input(2), ShapeOf(g.input(0))};
-  g.SetInputGradient(0, TrainingOp("NegativeLogLikelihoodLossGrad", inputs, g.Attributes({"reduction", "ignore_index"})));
+  g.SetInputGradient(0, TrainingOp("NegativeLogLikelihoodLossGrad", inputs,
+                                   g.Attributes({"reduction", "ignore_index"})));
 }
 
 // losses and their slopes by X;  dX = dlosses times the slopes
@@ -104,7 +111,10 @@ std::vector<GradientRule> NnRules() {
       {.op_type = "AveragePool", .function = AveragePoolRule},
       {.op_type = "Conv", .function = ConvRule},
       {.op_type = "ConvTranspose", .function = ConvTransposeRule},
-      {.op_type = "CtcLoss", .function = CtcLossRule, .domain = kTrainingDomain, .stops = {1, 2, 3}},
+      {.op_type = "CtcLoss",
+       .function = CtcLossRule,
+       .domain = kTrainingDomain,
+       .stops = {1, 2, 3}},
       {.op_type = "DeformConv", .function = DeformConvRule},
       {.op_type = "GRU", .function = GruRule, .stops = {4}},
       {.op_type = "GRUTraining", .function = GruRule, .domain = kTrainingDomain, .stops = {4}},
@@ -115,10 +125,16 @@ std::vector<GradientRule> NnRules() {
       {.op_type = "LSTMTraining", .function = LstmRule, .domain = kTrainingDomain, .stops = {4}},
       {.op_type = "LpPool", .function = LpPoolRule},
       {.op_type = "MaxPool", .function = MaxPoolRule},
-      {.op_type = "NegativeLogLikelihoodLoss", .function = NegativeLogLikelihoodLossRule, .stops = {1}, .refuses = {2}},
+      {.op_type = "NegativeLogLikelihoodLoss",
+       .function = NegativeLogLikelihoodLossRule,
+       .stops = {1},
+       .refuses = {2}},
       {.op_type = "RNN", .function = PlainRnnRule, .stops = {4}},
       {.op_type = "RNNTraining", .function = PlainRnnRule, .domain = kTrainingDomain, .stops = {4}},
-      {.op_type = "SoftmaxCrossEntropyLoss", .function = SoftmaxCrossEntropyLossRule, .stops = {1}, .refuses = {2}},
+      {.op_type = "SoftmaxCrossEntropyLoss",
+       .function = SoftmaxCrossEntropyLossRule,
+       .stops = {1},
+       .refuses = {2}},
   };
 }
 

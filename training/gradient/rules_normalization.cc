@@ -8,18 +8,21 @@ namespace {
 
 // Y = e^X / sum of e^X;  dX = Y (dY - sum of dY Y)
 void SoftmaxRule(GradientContext& g) {
-  g.SetInputGradient(0, TrainingOp("SoftmaxGrad", {g.dY(), g.output()}, {{"axis", g.IntAttr("axis", -1)}}));
+  g.SetInputGradient(
+      0, TrainingOp("SoftmaxGrad", {g.dY(), g.output()}, {{"axis", g.IntAttr("axis", -1)}}));
 }
 
 // Y = X - ln(sum of e^X);  dX = dY - e^Y sum of dY
 void LogSoftmaxRule(GradientContext& g) {
-  g.SetInputGradient(0, TrainingOp("LogSoftmaxGrad", {g.dY(), g.output()}, {{"axis", g.IntAttr("axis", -1)}}));
+  g.SetInputGradient(
+      0, TrainingOp("LogSoftmaxGrad", {g.dY(), g.output()}, {{"axis", g.IntAttr("axis", -1)}}));
 }
 
 // Y = X mask / (1 - ratio) in training, else X;  dX = dY mask / (1 - ratio), else dY
 void DropoutRule(GradientContext& g) {
   const Tensor* mode = g.ConstantInput(2);
-  if (!g.HasInput(2) || (mode != nullptr && !*mode->data<bool>())) return g.SetInputGradient(0, g.dY());
+  if (!g.HasInput(2) || (mode != nullptr && !*mode->data<bool>()))
+    return g.SetInputGradient(0, g.dY());
   ValueType mask_type = g.input(0).value()->type();
   mask_type.dtype = DType::kBool;
   const Expr ratio = g.HasInput(1) ? g.input(1) : Number(0.5, g.dY());
@@ -57,9 +60,11 @@ void BatchNormalizationRule(GradientContext& g) {
   const int rank = g.Rank(0);
   if (g.IntAttr("training_mode", 0) == 0) return FrozenBatchNormalization(g, rank);
   const Expr x = g.input(0), axes = Ints(AllAxesBut1(rank), x);
-  const Expr mean = Op("ReduceMean", {x, axes}), variance = Op("ReduceMean", {Square(x - mean), axes});
+  const Expr mean = Op("ReduceMean", {x, axes}),
+             variance = Op("ReduceMean", {Square(x - mean), axes});
   const Expr v = Reciprocal(Sqrt(variance + g.FloatAttr("epsilon", 1e-5)));
-  const Exprs inputs = {g.dY(), x, g.input(1), Reshape(mean, Ints({-1}, x)), Reshape(v, Ints({-1}, x))};
+  const Exprs inputs = {g.dY(), x, g.input(1), Reshape(mean, Ints({-1}, x)),
+                        Reshape(v, Ints({-1}, x))};
   g.SetInputGradients("BatchNormalizationGrad", inputs, {0, 1, 2}, g.Attributes({"epsilon"}));
 }
 
@@ -71,30 +76,36 @@ void BatchNormalizationTrainingRule(GradientContext& g) {
   g.SetInputGradients("BatchNormalizationGrad", inputs, {0, 1, 2}, g.Attributes({"epsilon"}));
 }
 
-// Y = s (X - m) v + B over the last axes;  the terms through m and v are the kernel's, which takes s and B for alike
+// Y = s (X - m) v + B over the last axes;  the terms through m and v are the kernel's, which takes
+// s and B for alike
 void LayerNormalizationRule(GradientContext& g) {
   const bool wide = g.input(0).dtype() == DType::kFloat64;
   const ValueType statistic = ValueType::Tensor(wide ? DType::kFloat64 : DType::kFloat32);
   const Expr mean = g.EnsureOutput(1, statistic), v = g.EnsureOutput(2, statistic);
   const Exprs inputs = {g.dY(), g.input(0), g.input(1), mean, v};
-  const bool alike = !g.HasInput(2) || g.input(1).value()->type().ToString() == g.input(2).value()->type().ToString();
-  if (alike) return g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1, 2}, g.attributes());
+  const bool alike = !g.HasInput(2) ||
+                     g.input(1).value()->type().ToString() == g.input(2).value()->type().ToString();
+  if (alike)
+    return g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1, 2}, g.attributes());
   g.SetInputGradients("LayerNormalizationGrad", inputs, {0, 1}, g.attributes());
   g.SetInputGradient(2, SumTo(g.dY(), g.input(2)));
 }
 
 // Y = s X / sqrt(mean of X^2 + e) over the last axes
 void RmsNormalizationRule(GradientContext& g) {
-  g.SetInputGradients("RMSNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1}, g.attributes());
+  g.SetInputGradients("RMSNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1},
+                      g.attributes());
 }
 bool OneDType(const GradientContext& g) { return g.input(0).dtype() == g.input(1).dtype(); }
 
 // Y = s (X - m) v + B over the positions of a channel (of a group of channels)
 void InstanceNormalizationRule(GradientContext& g) {
-  g.SetInputGradients("InstanceNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
+  g.SetInputGradients("InstanceNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2},
+                      g.attributes());
 }
 void GroupNormalizationRule(GradientContext& g) {
-  g.SetInputGradients("GroupNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2}, g.attributes());
+  g.SetInputGradients("GroupNormalizationGrad", {g.dY(), g.input(0), g.input(1)}, {0, 1, 2},
+                      g.attributes());
 }
 
 // Y = (X - m) / (d + e) with mean m and deviation d
@@ -105,12 +116,15 @@ void MeanVarianceNormalizationRule(GradientContext& g) {
   auto mean = [&](Expr v) { return Op("ReduceMean", {v, axes}); };
   const Expr d = Sqrt(mean(Square(x - mean(x))));
   const Expr divisor = d + Mask(Equal(d, Number(0, d)), d);
-  g.SetInputGradient(0, (dy - mean(dy)) / (d + 1e-9) - y * mean(dy * y) / divisor);  // 1e-9: ONNX's own epsilon
+  g.SetInputGradient(
+      0, (dy - mean(dy)) / (d + 1e-9) - y * mean(dy * y) / divisor);  // 1e-9: ONNX's own epsilon
 }
 
-// Y = X / n with n the norm of X;  dX = (dY - Y sum of dY Y) / n, with sign X for the first Y if p = 1; 0 where n = 0
+// Y = X / n with n the norm of X;  dX = (dY - Y sum of dY Y) / n, with sign X for the first Y if p
+// = 1; 0 where n = 0
 void LpNormalizationRule(GradientContext& g) {
-  const Expr x = g.input(0), y = g.output(), zero = Number(0, x), axes = Ints({g.IntAttr("axis", -1)}, x);
+  const Expr x = g.input(0), y = g.output(), zero = Number(0, x),
+             axes = Ints({g.IntAttr("axis", -1)}, x);
   const bool first = g.IntAttr("p", 2) == 1;
   const Expr n = Op(first ? "ReduceL1" : "ReduceL2", {x, axes});
   const Expr inner = Op("ReduceSum", {g.dY() * y, axes});
@@ -127,12 +141,15 @@ Expr ChannelMeans(Expr v, int64_t before, int64_t after) {
   return ReshapeLike(Op("AveragePool", {planes}, window), v);
 }
 
-// Y = X D^-b with D = k + a mean of X^2 over n channels;  dX = dY D^-b - 2 a b X mean of (dY X D^(-b-1))
+// Y = X D^-b with D = k + a mean of X^2 over n channels;  dX = dY D^-b - 2 a b X mean of (dY X
+// D^(-b-1))
 void LrnRule(GradientContext& g) {
-  const double a = g.FloatAttr("alpha", 1e-4), b = g.FloatAttr("beta", 0.75), k = g.FloatAttr("bias", 1);
+  const double a = g.FloatAttr("alpha", 1e-4), b = g.FloatAttr("beta", 0.75),
+               k = g.FloatAttr("bias", 1);
   const int64_t n = g.IntAttr("size", 1), before = (n - 1) / 2, after = n - 1 - before;
   const Expr x = g.input(0), dy = g.dY(), d = ChannelMeans(Square(x), before, after) * a + k;
-  const Expr spread = ChannelMeans(dy * x * Pow(d, -b - 1), after, before);  // who has me in its window
+  const Expr spread =
+      ChannelMeans(dy * x * Pow(d, -b - 1), after, before);  // who has me in its window
   g.SetInputGradient(0, dy * Pow(d, -b) - x * spread * (2 * a * b));
 }
 
@@ -141,8 +158,11 @@ void LrnRule(GradientContext& g) {
 std::vector<GradientRule> NormalizationRules() {
   return {
       {.op_type = "BatchNormalization", .function = BatchNormalizationRule, .outputs = 1},
-      {.op_type = "BatchNormalizationTraining", .function = BatchNormalizationTrainingRule, .domain = kTrainingDomain,
-       .stops = {3, 4}, .outputs = 1},
+      {.op_type = "BatchNormalizationTraining",
+       .function = BatchNormalizationTrainingRule,
+       .domain = kTrainingDomain,
+       .stops = {3, 4},
+       .outputs = 1},
       {.op_type = "Dropout", .function = DropoutRule, .stops = {1, 2}},
       {.op_type = "GroupNormalization", .function = GroupNormalizationRule},
       {.op_type = "InstanceNormalization", .function = InstanceNormalizationRule},

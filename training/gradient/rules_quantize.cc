@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of quantization. Whole numbers carry no gradient; the scale that turns them back does. Through a pair of
-// QuantizeLinear and DequantizeLinear the gradient passes straight where the value was not clipped, as it does through
-// PyTorch's fake_quantize.
+// Gradient rules of quantization. Whole numbers carry no gradient; the scale that turns them back
+// does. Through a pair of QuantizeLinear and DequantizeLinear the gradient passes straight where
+// the value was not clipped, as it does through PyTorch's fake_quantize.
 #include <cmath>
 #include <cstring>
 
@@ -64,15 +64,18 @@ struct Quantized {
 
 Quantized BeforeRounding(const Node& quantize, Expr x, Expr like) {
   const Granularity granularity(quantize, x);
-  const DType wide = x.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;  // what the kernel divides in
+  const DType wide = x.dtype() == DType::kFloat64 ? DType::kFloat64
+                                                  : DType::kFloat32;  // what the kernel divides in
   const Expr from = Cast(x, wide);
   const Expr ratio = from / granularity.Beside({quantize.input(1), x.writer()}, from);
   const DType to = quantize.output(0)->dtype();
   const bool whole = !kFloat8Types.Contains(to) && to != DType::kFloat4E2M1;
   Expr value = whole ? Op("Round", {ratio}) : ratio;
-  if (quantize.input(2) != nullptr) value = value + granularity.Beside({quantize.input(2), x.writer()}, from);
+  if (quantize.input(2) != nullptr)
+    value = value + granularity.Beside({quantize.input(2), x.writer()}, from);
   const auto [lowest, highest] = Bounds(to);
-  const Expr inside = And(GreaterOrEqual(value, Number(lowest, value)), LessOrEqual(value, Number(highest, value)));
+  const Expr inside =
+      And(GreaterOrEqual(value, Number(lowest, value)), LessOrEqual(value, Number(highest, value)));
   return {Mask(inside, like), Cast(ratio, like.dtype())};
 }
 
@@ -80,15 +83,18 @@ bool SameParameter(const Value* a, const Value* b) {
   if (a == b) return true;
   const Tensor* first = a->graph()->Initializer(a);
   const Tensor* second = b->graph()->Initializer(b);
-  return first != nullptr && second != nullptr && first->dtype() == second->dtype() && first->shape() == second->shape() &&
+  return first != nullptr && second != nullptr && first->dtype() == second->dtype() &&
+         first->shape() == second->shape() &&
          std::memcmp(first->raw(), second->raw(), first->bytes()) == 0;
 }
 
-// Y = (Q - z) s, with one s for all, one for each entry of an axis, or one a block;  ds = sum of dY (Q - z)
-// Where Q = clip(round(X / s') + z'):  dX = dY s / s' where nothing was clipped, and  ds = sum of dY (Q - z - X / s)  there
+// Y = (Q - z) s, with one s for all, one for each entry of an axis, or one a block;  ds = sum of dY
+// (Q - z) Where Q = clip(round(X / s') + z'):  dX = dY s / s' where nothing was clipped, and  ds =
+// sum of dY (Q - z - X / s)  there
 void DequantizeLinearRule(GradientContext& g) {
   const bool has_source = g.input_count() > QuantizedLinks::kQuantizedFrom;
-  if (g.Needs(1) && g.IntAttr("block_size", 0) != 0) return g.Refuse("has no gradient of blocked scales");
+  if (g.Needs(1) && g.IntAttr("block_size", 0) != 0)
+    return g.Refuse("has no gradient of blocked scales");
   const int rank = g.Rank(0);
   if (!g.refusal().empty()) return;
   const Granularity granularity(g.node(), g.input(0));
@@ -119,7 +125,8 @@ void DequantizeLinearRule(GradientContext& g) {
   }
   const bool per_axis = granularity.is_per_axis(scale);
   const bool one_axis = per_axis && others.empty();
-  const Expr sum = one_axis ? product : ReduceSum(product, per_axis ? others : std::vector<int64_t>{}, false);
+  const Expr sum =
+      one_axis ? product : ReduceSum(product, per_axis ? others : std::vector<int64_t>{}, false);
   g.SetInputGradient(1, ReshapeLike(sum, scale));
 }
 

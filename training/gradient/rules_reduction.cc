@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of reductions and running sums. Each reduction spreads dY back over the axes that it went over.
+// Gradient rules of reductions and running sums. Each reduction spreads dY back over the axes that
+// it went over.
 #include "training/gradient/gradient_rules.h"
 
 namespace caesura::gradient {
@@ -20,7 +21,8 @@ bool HasAxes(const GradientContext& g) {
 
 // A value of the output's shape with the reduced axes as ones again.
 Expr Restored(const GradientContext& g, Expr v) {
-  if (IsNoOp(g) || g.IntAttr("keepdims", 1) != 0 || !HasAxes(g)) return v;  // a scalar broadcasts by itself
+  if (IsNoOp(g) || g.IntAttr("keepdims", 1) != 0 || !HasAxes(g))
+    return v;  // a scalar broadcasts by itself
   return Op("Unsqueeze", {v, g.input(1)});
 }
 
@@ -33,7 +35,9 @@ Expr Resummed(const GradientContext& g, Expr v) {
 Expr SpreadOver(const GradientContext& g, Expr v) { return Expand(v, ShapeOf(g.input(0))); }
 
 // Y = sum of X;  dX = dY
-void ReduceSumRule(GradientContext& g) { g.SetInputGradient(0, SpreadOver(g, Restored(g, g.dY()))); }
+void ReduceSumRule(GradientContext& g) {
+  g.SetInputGradient(0, SpreadOver(g, Restored(g, g.dY())));
+}
 
 // 1 / the product of some dims, in the dtype of `like`.
 Expr InverseCount(Expr dims, Expr like) {
@@ -63,7 +67,9 @@ void ReduceProdRule(GradientContext& g) {
 }
 
 // Y = sum of |X|;  dX = dY sign X
-void ReduceL1Rule(GradientContext& g) { g.SetInputGradient(0, Restored(g, g.dY()) * Sign(g.input(0))); }
+void ReduceL1Rule(GradientContext& g) {
+  g.SetInputGradient(0, Restored(g, g.dY()) * Sign(g.input(0)));
+}
 
 // Y = sqrt(sum of X^2);  dX = dY X / Y, 0 where Y = 0
 void ReduceL2Rule(GradientContext& g) {
@@ -85,17 +91,21 @@ void ReduceLogSumExpRule(GradientContext& g) {
 }
 
 // Y = sum of X^2;  dX = 2 dY X
-void ReduceSumSquareRule(GradientContext& g) { g.SetInputGradient(0, Restored(g, g.dY() * 2.0) * g.input(0)); }
+void ReduceSumSquareRule(GradientContext& g) {
+  g.SetInputGradient(0, Restored(g, g.dY() * 2.0) * g.input(0));
+}
 
 // Y_i = X_1 + ... + X_i;  dX_i = dY_i + ... + dY_n: the running sum from the other end
 void CumSumRule(GradientContext& g) {
-  const AttributeMap attributes = {{"exclusive", g.IntAttr("exclusive", 0)}, {"reverse", 1 - g.IntAttr("reverse", 0)}};
+  const AttributeMap attributes = {{"exclusive", g.IntAttr("exclusive", 0)},
+                                   {"reverse", 1 - g.IntAttr("reverse", 0)}};
   g.SetInputGradient(0, Op("CumSum", {g.dY(), g.input(1)}, attributes));
 }
 
 // Y_i = X_1 ... X_i;  dX_i = sum over j >= i of dY_j times the other factors of Y_j
 void CumProdRule(GradientContext& g) {
-  g.SetInputGradient(0, TrainingOp("CumProdGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
+  g.SetInputGradient(0,
+                     TrainingOp("CumProdGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of sequences and optionals: the gradient of a sequence is the sequence of its elements' gradients.
+// Gradient rules of sequences and optionals: the gradient of a sequence is the sequence of its
+// elements' gradients.
 #include "training/gradient/gradient_rules.h"
 #include "training/gradient/sequence_map.h"
 
@@ -29,21 +30,24 @@ void SequenceAtRule(GradientContext& g) {
 
 // T = S with X before position p;  dX = dT[p], dS = dT without it
 void SequenceInsertRule(GradientContext& g) {
-  const Expr length = Op("SequenceLength", {g.dY()}), n = length - Int(1, length), p = FromFront(g.input(2), n, n);
+  const Expr length = Op("SequenceLength", {g.dY()}), n = length - Int(1, length),
+             p = FromFront(g.input(2), n, n);
   g.SetInputGradient(0, Op("SequenceErase", {g.dY(), p}));
   if (g.Needs(1)) g.SetInputGradient(1, Op("SequenceAt", {g.dY(), p}));
 }
 
 // T = S without the element at p;  dS = dT with zeros at p
 void SequenceEraseRule(GradientContext& g) {
-  const Expr s = g.input(0), n = Op("SequenceLength", {s}), p = FromFront(g.input(1), n, n - Int(1, n));
+  const Expr s = g.input(0), n = Op("SequenceLength", {s}),
+             p = FromFront(g.input(1), n, n - Int(1, n));
   g.SetInputGradient(0, Op("SequenceInsert", {g.dY(), ZerosLike(Op("SequenceAt", {s, p})), p}));
 }
 
 // S = parts of X along an axis;  dX = the parts of dS side by side
 void SplitToSequenceRule(GradientContext& g) {
   const int64_t stacked = !g.HasInput(1) && g.IntAttr("keepdims", 1) == 0;
-  g.SetInputGradient(0, Op("ConcatFromSequence", {g.dY()}, {{"axis", g.IntAttr("axis", 0)}, {"new_axis", stacked}}));
+  g.SetInputGradient(0, Op("ConcatFromSequence", {g.dY()},
+                           {{"axis", g.IntAttr("axis", 0)}, {"new_axis", stacked}}));
 }
 
 // Y = elements of S side by side;  dS = the parts of dY
@@ -53,7 +57,8 @@ void ConcatFromSequenceRule(GradientContext& g) {
     const AttributeMap attributes = {{"axis", axis}, {"keepdims", int64_t{0}}};
     return g.SetInputGradient(0, Op("SplitToSequence", {g.dY()}, attributes));
   }
-  const Expr sizes = MapSequence({g.input(0)}, DType::kInt64, [axis](const Exprs& e) { return DimOf(e[0], axis); });
+  const Expr sizes = MapSequence({g.input(0)}, DType::kInt64,
+                                 [axis](const Exprs& e) { return DimOf(e[0], axis); });
   const Expr lengths = Op("ConcatFromSequence", {sizes}, {{"axis", int64_t{0}}});
   g.SetInputGradient(0, Op("SplitToSequence", {g.dY(), lengths}, {{"axis", axis}}));
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient rules of Fourier transforms: linear maps, whose adjoint is the transform in the other direction.
+// Gradient rules of Fourier transforms: linear maps, whose adjoint is the transform in the other
+// direction.
 #include "training/gradient/gradient_rules.h"
 
 namespace caesura::gradient {
 namespace {
 
-// A transform of length n (rank 1, one element) along an axis, without the 1/n that the inverse one has.
+// A transform of length n (rank 1, one element) along an axis, without the 1/n that the inverse one
+// has.
 Expr Transform(Expr v, Expr n, int64_t axis, bool inverse, bool onesided) {
   const AttributeMap attributes = {{"inverse", int64_t{inverse}}, {"onesided", int64_t{onesided}}};
   const Expr y = Op("DFT", {v, Squeeze(n, {0}), Int(axis, v)}, attributes);
@@ -21,7 +23,8 @@ Expr Fitted(Expr v, Expr n, int64_t axis) {
 // For a real X: the real part.
 Expr PartsOf(Expr x, Expr v) { return Slice(v, Ints({0}, v), DimOf(x, -1), -1); }
 
-// 1, 2, 2, ..., and 1 for the middle of an even length: how often the inverse transform of one side uses each entry.
+// 1, 2, 2, ..., and 1 for the middle of an even length: how often the inverse transform of one side
+// uses each entry.
 Expr SideWeights(Expr like, Expr n, int64_t axis, int rank) {
   const Expr k = Op("Range", {Int(0, n), Squeeze(DimOf(like, axis), {0}), Int(1, n)});
   const Expr mirrored = And(Greater(k, Int(0, n)), Less(k * Int(2, n), n));
@@ -37,7 +40,8 @@ void DftRule(GradientContext& g) {
   const int64_t axis = stated == nullptr ? -2 : stated->ToVector<int64_t>()[0];
   const bool inverse = g.IntAttr("inverse", 0) != 0, onesided = g.IntAttr("onesided", 0) != 0;
   const Expr x = g.input(0), one = Ints({1}, x);
-  const Expr length = g.HasInput(1) ? Reshape(Op("Cast", {g.input(1)}, {{"to", int64_t{7}}}), one) : DimOf(x, axis);
+  const Expr length =
+      g.HasInput(1) ? Reshape(Op("Cast", {g.input(1)}, {{"to", int64_t{7}}}), one) : DimOf(x, axis);
   const Expr n = onesided && !inverse ? length : DimOf(g.output(), axis);
   Expr dx = Transform(g.dY(), n, axis, !inverse, inverse && onesided);
   if (inverse) dx = dx / Cast(n, x.dtype());
@@ -49,13 +53,17 @@ void DftRule(GradientContext& g) {
 // Y = F (w X[frames]);  dX = w F^H dY added at the frames, dw = sum of X[frames] F^H dY
 void StftRule(GradientContext& g) {
   const Expr x = g.input(0), w = g.input(2);
-  const Expr n = w ? ShapeOf(w) : g.HasInput(3) ? Reshape(Op("Cast", {g.input(3)}, {{"to", int64_t{7}}}), Ints({1}, x)) : DimOf(x, 1);
+  const Expr n = w ? ShapeOf(w)
+                 : g.HasInput(3)
+                     ? Reshape(Op("Cast", {g.input(3)}, {{"to", int64_t{7}}}), Ints({1}, x))
+                     : DimOf(x, 1);
   auto iota = [&](Expr count) { return Op("Range", {Int(0, x), Squeeze(count, {0}), Int(1, x)}); };
   const Expr step = Reshape(Op("Cast", {g.input(1)}, {{"to", int64_t{7}}}), Ints({1}, x));
   const Expr places = Unsqueeze(iota(DimOf(g.output(), 1)) * step, {1}) + Unsqueeze(iota(n), {0});
   const Expr frames = PartsOf(x, Transform(g.dY(), n, 2, true, false));
   const Expr weighed = w ? frames * Unsqueeze(w, {1}) : frames;
-  g.SetInputGradient(0, TrainingOp("GatherGrad", {weighed, places, ShapeOf(x)}, {{"axis", int64_t{1}}}));
+  g.SetInputGradient(
+      0, TrainingOp("GatherGrad", {weighed, places, ShapeOf(x)}, {{"axis", int64_t{1}}}));
   if (g.Needs(2)) g.SetInputGradient(2, ReduceSum(frames * Gather(x, places, 1), {0, 1, 3}, false));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of gradients: rules of the ops that gradient rules emit. G is the gradient of the op's result.
+// Gradients of gradients: rules of the ops that gradient rules emit. G is the gradient of the op's
+// result.
 #include <cmath>
 
 #include "training/gradient/gradient_rules.h"
@@ -12,7 +13,9 @@ namespace {
 void SumToRule(GradientContext& g) { g.SetInputGradient(0, Expand(g.dY(), ShapeOf(g.input(0)))); }
 
 // D = dY where Y > 0;  ddY = G where Y > 0
-void ReluGradRule(GradientContext& g) { g.SetInputGradient(0, TrainingOp("ReluGrad", {g.dY(), g.input(1)})); }
+void ReluGradRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("ReluGrad", {g.dY(), g.input(1)}));
+}
 
 // D = dY Y (1 - Y);  ddY = G Y (1 - Y), dY' = G dY (1 - 2 Y)
 void SigmoidGradRule(GradientContext& g) {
@@ -30,7 +33,8 @@ void TanhGradRule(GradientContext& g) {
 void GeluGradRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("GeluGrad", {g.dY(), g.input(1)}, g.attributes()));
   if (!g.Needs(1)) return;
-  if (g.Attr<std::string>("approximate", "none") != "none") return g.Refuse("has no second derivative in its tanh form");
+  if (g.Attr<std::string>("approximate", "none") != "none")
+    return g.Refuse("has no second derivative in its tanh form");
   const Expr x = g.input(1), phi = Exp(Square(x) * -0.5) / std::sqrt(2 * M_PI);
   g.SetInputGradient(1, g.dY() * g.input(0) * phi * (2 - Square(x)));
 }
@@ -40,7 +44,8 @@ void SoftmaxGradRule(GradientContext& g) {
   const int64_t axis = g.IntAttr("axis", -1);
   const Expr G = g.dY(), dy = g.input(0), y = g.input(1);
   g.SetInputGradient(0, TrainingOp("SoftmaxGrad", {G, y}, {{"axis", axis}}));
-  g.SetInputGradient(1, G * (dy - ReduceSum(dy * y, {axis}, true)) - dy * ReduceSum(G * y, {axis}, true));
+  g.SetInputGradient(
+      1, G * (dy - ReduceSum(dy * y, {axis}, true)) - dy * ReduceSum(G * y, {axis}, true));
 }
 
 // D = dY - e^Y s, s = sum of dY;  ddY = G - sum of G e^Y, dY' = -G e^Y s
@@ -73,17 +78,21 @@ void PadGradRule(GradientContext& g) {
 }
 
 // D = dY / n over each window;  ddY = means of G over the windows
-void AveragePoolGradRule(GradientContext& g) { g.SetInputGradient(0, Op("AveragePool", {g.dY()}, g.attributes())); }
+void AveragePoolGradRule(GradientContext& g) {
+  g.SetInputGradient(0, Op("AveragePool", {g.dY()}, g.attributes()));
+}
 
 Expr SumOfPresent(Expr a, Expr b) { return a && b ? a + b : a ? a : b; }
 
-// [DX, DW, DB] is linear in dY, in X and in W, and <GX, DX> = <dY, GX * W>, <GW, DW> = <dY, X * GW>, so
-// ddY = GX * W + X * GW + GB, dX = DX of (dY, GW), dW = DW of (dY, GX)
+// [DX, DW, DB] is linear in dY, in X and in W, and <GX, DX> = <dY, GX * W>, <GW, DW> = <dY, X *
+// GW>, so ddY = GX * W + X * GW + GB, dX = DX of (dY, GW), dW = DW of (dY, GX)
 void ConvGradRule(GradientContext& g) {
-  const Expr dy = g.input(0), x = g.input(1), w = g.input(2), gx = g.dY(0), gw = g.dY(1), gb = g.dY(2);
+  const Expr dy = g.input(0), x = g.input(1), w = g.input(2), gx = g.dY(0), gw = g.dY(1),
+             gb = g.dY(2);
   const AttributeMap& attributes = g.attributes();
   if (g.Needs(0)) {
-    Expr ddy = SumOfPresent(gx ? Op("Conv", {gx, w}, attributes) : Expr(), gw ? Op("Conv", {x, gw}, attributes) : Expr());
+    Expr ddy = SumOfPresent(gx ? Op("Conv", {gx, w}, attributes) : Expr(),
+                            gw ? Op("Conv", {x, gw}, attributes) : Expr());
     if (gb) {
       std::vector<int64_t> channel(std::max(g.Rank(0) - 1, 1), 1);
       channel[0] = -1;
@@ -98,7 +107,8 @@ void ConvGradRule(GradientContext& g) {
 
 // A yield that takes back what it hands out passes gradients through
 void YieldRule(GradientContext& g) {
-  if (g.IntAttr("identity", 0) == 0) return g.Refuse("hands values out and takes gradients in: it cannot be differentiated");
+  if (g.IntAttr("identity", 0) == 0)
+    return g.Refuse("hands values out and takes gradients in: it cannot be differentiated");
   for (int i = 0; i < g.input_count(); ++i) g.SetInputGradient(i, g.dY(i));
 }
 
@@ -106,10 +116,19 @@ void YieldRule(GradientContext& g) {
 
 std::vector<GradientRule> TrainingOpRules() {
   return {
-      {.op_type = "AveragePoolGrad", .function = AveragePoolGradRule, .domain = kTrainingDomain, .stops = {1}},
+      {.op_type = "AveragePoolGrad",
+       .function = AveragePoolGradRule,
+       .domain = kTrainingDomain,
+       .stops = {1}},
       {.op_type = "ConvGrad", .function = ConvGradRule, .domain = kTrainingDomain},
-      {.op_type = "DropoutGrad", .function = DropoutGradRule, .domain = kTrainingDomain, .stops = {1, 2}},
-      {.op_type = "GatherGrad", .function = GatherGradRule, .domain = kTrainingDomain, .stops = {1, 2}},
+      {.op_type = "DropoutGrad",
+       .function = DropoutGradRule,
+       .domain = kTrainingDomain,
+       .stops = {1, 2}},
+      {.op_type = "GatherGrad",
+       .function = GatherGradRule,
+       .domain = kTrainingDomain,
+       .stops = {1, 2}},
       {.op_type = "GeluGrad", .function = GeluGradRule, .domain = kTrainingDomain},
       {.op_type = "LogSoftmaxGrad", .function = LogSoftmaxGradRule, .domain = kTrainingDomain},
       {.op_type = "PadGrad", .function = PadGradRule, .domain = kTrainingDomain, .stops = {-2}},

@@ -9,8 +9,10 @@
 
 namespace caesura::gradient {
 
-// The sequence of f(x_i, ...) over the elements of one or more sequences of equal length, of element type `dtype`.
-Expr MapSequence(const Exprs& sequences, DType dtype, const std::function<Expr(const Exprs& elements)>& f);
+// The sequence of f(x_i, ...) over the elements of one or more sequences of equal length, of
+// element type `dtype`.
+Expr MapSequence(const Exprs& sequences, DType dtype,
+                 const std::function<Expr(const Exprs& elements)>& f);
 
 // Zeros in the shape of `x`, which may be a tensor, an optional or a sequence of tensors.
 Expr ZerosOf(Expr x);

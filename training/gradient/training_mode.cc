@@ -45,12 +45,14 @@ class Switcher {
 bool DecidesItself(const Node& dropout) {
   Value* mode = dropout.input(2);
   if (mode == nullptr) return true;
-  return InitializerBehind(mode) != nullptr || (mode->producer() != nullptr && mode->producer()->Is("Constant"));
+  return InitializerBehind(mode) != nullptr ||
+         (mode->producer() != nullptr && mode->producer()->Is("Constant"));
 }
 
 void Switcher::SwitchDropout(Graph& graph, Node& node) {
   if (!DecidesItself(node)) return;
-  node.SetInput(2, graph.AddInitializer(graph.UniqueName(node.name() + "/training"), Tensor::Scalar<bool>(true)));
+  node.SetInput(2, graph.AddInitializer(graph.UniqueName(node.name() + "/training"),
+                                        Tensor::Scalar<bool>(true)));
 }
 
 void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
@@ -68,8 +70,9 @@ void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
     outputs[i] = graph.AddValue(graph.UniqueName(before->name() + "/running"), before->type());
   }
   const size_t last = graph.nodes().size();
-  Node* training = graph.AddNode("BatchNormalizationTraining", inputs, outputs, std::move(attributes), kTrainingDomain,
-                                 graph.UniqueName(node.name() + "/training"));
+  Node* training =
+      graph.AddNode("BatchNormalizationTraining", inputs, outputs, std::move(attributes),
+                    kTrainingDomain, graph.UniqueName(node.name() + "/training"));
   CopyMetadata(node, training);
   training->set_since_version(1);
   graph.MoveTailBefore(last, &node);
@@ -80,10 +83,13 @@ void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
 void Switcher::RecordStatistics(Node& node) {
   for (int i : {kMean, kVariance}) {
     Value* target = InitializerBehind(node.input(i));
-    if (target == nullptr) continue;  // computed, or fed by the caller, who finds the update among the outputs
+    if (target == nullptr)
+      continue;  // computed, or fed by the caller, who finds the update among the outputs
     Value* value = node.output(i - kMean + 1);
     if (node.graph()->parent() != nullptr) {
-      problems_.push_back(node.Label() + " stands in a body of If, Loop or Scan and cannot update '" + target->name() + "'");
+      problems_.push_back(node.Label() +
+                          " stands in a body of If, Loop or Scan and cannot update '" +
+                          target->name() + "'");
       continue;
     }
     auto [it, fresh] = update_of_.try_emplace(target, updates_.size());
@@ -98,8 +104,10 @@ void Switcher::RecordStatistics(Node& node) {
 
 void Switcher::TakeAssign(Graph& graph, Node& node) {
   Value *target = InitializerBehind(node.input(0)), *value = node.input(1);
-  if (target == nullptr || graph.parent() != nullptr || !update_of_.try_emplace(target, updates_.size()).second) {
-    problems_.push_back(node.Label() + " needs an initializer that nothing else writes to, and no body around it");
+  if (target == nullptr || graph.parent() != nullptr ||
+      !update_of_.try_emplace(target, updates_.size()).second) {
+    problems_.push_back(node.Label() +
+                        " needs an initializer that nothing else writes to, and no body around it");
     return;
   }
   updates_.push_back({target, value});
@@ -134,7 +142,8 @@ void CollectStatistics(const Graph& graph, std::unordered_set<const Value*>* out
     if (node->Is("Assign", kTrainingDomain)) {
       if (const Value* value = InitializerBehind(node->input(0))) out->insert(value);
     }
-    if (!node->Is("BatchNormalization") && !node->Is("BatchNormalizationTraining", kTrainingDomain)) continue;
+    if (!node->Is("BatchNormalization") && !node->Is("BatchNormalizationTraining", kTrainingDomain))
+      continue;
     for (int i : {kMean, kVariance}) {
       if (const Value* value = InitializerBehind(node->input(i))) out->insert(value);
     }
@@ -143,7 +152,8 @@ void CollectStatistics(const Graph& graph, std::unordered_set<const Value*>* out
 
 }  // namespace
 
-Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const TrainingModeOptions& options) {
+Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph,
+                                                      const TrainingModeOptions& options) {
   RETURN_IF_ERROR(graph.SortTopologically());
   Switcher switcher(options);
   RETURN_IF_ERROR(switcher.Visit(graph));
@@ -155,7 +165,8 @@ void DropOwnGradients(Graph& graph) {
   for (const auto& node : graph.nodes()) nodes.push_back(node.get());
   for (Node* node : nodes) {
     bool passes = node->Is("WithGradient", kTrainingDomain);
-    for (size_t i = 0; i < node->outputs().size(); ++i) passes = passes && node->input(static_cast<int>(i)) != nullptr;
+    for (size_t i = 0; i < node->outputs().size(); ++i)
+      passes = passes && node->input(static_cast<int>(i)) != nullptr;
     if (!passes) {
       for (Graph* body : node->Subgraphs()) DropOwnGradients(*body);
       continue;
@@ -164,7 +175,8 @@ void DropOwnGradients(Graph& graph) {
     const size_t first = graph.nodes().size();
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i] == nullptr) continue;
-      Node* identity = graph.AddNode("Identity", {inputs[i]}, {outputs[i]}, {}, "", graph.UniqueName(node->name() + "/value"));
+      Node* identity = graph.AddNode("Identity", {inputs[i]}, {outputs[i]}, {}, "",
+                                     graph.UniqueName(node->name() + "/value"));
       CopyMetadata(*node, identity);
       identity->set_since_version(SinceVersion("Identity"));
     }
@@ -193,8 +205,9 @@ Status SwitchToEvaluation(Graph& graph) {
       if (outputs[i] != nullptr) graph.ReplaceAllUses(outputs[i], node->input(kMean + i - 1));
     }
     const size_t last = graph.nodes().size();
-    Node* fresh = graph.AddNode("BatchNormalization", node->inputs(), {outputs[0]}, std::move(attributes), "",
-                                graph.UniqueName(node->name() + "/evaluation"));
+    Node* fresh =
+        graph.AddNode("BatchNormalization", node->inputs(), {outputs[0]}, std::move(attributes), "",
+                      graph.UniqueName(node->name() + "/evaluation"));
     CopyMetadata(*node, fresh);
     fresh->set_since_version(node->since_version());
     graph.MoveTailBefore(last, node);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Switches a model to training: exporters leave BatchNormalization and Dropout in evaluation mode. For evaluation and
-// export take the model as it was, with the trained initializers.
+// Switches a model to training: exporters leave BatchNormalization and Dropout in evaluation mode.
+// For evaluation and export take the model as it was, with the trained initializers.
 #ifndef CAESURA_TRAINING_GRADIENT_TRAINING_MODE_H_
 #define CAESURA_TRAINING_GRADIENT_TRAINING_MODE_H_
 
@@ -13,34 +13,39 @@
 
 namespace caesura {
 
-// A running statistic, or another buffer, that a training step changes: `value` is to be written to the initializer `target`.
+// A running statistic, or another buffer, that a training step changes: `value` is to be written to
+// the initializer `target`.
 struct StatisticUpdate {
   Value* target;
   Value* value;
 };
 
 struct TrainingModeOptions {
-  // Names of BatchNormalization and Dropout nodes that stay as they are (frozen statistics, no dropout).
+  // Names of BatchNormalization and Dropout nodes that stay as they are (frozen statistics, no
+  // dropout).
   std::unordered_set<std::string> keep_evaluation;
 };
 
-// BatchNormalization becomes BatchNormalizationTraining: normalized by the batch's own statistics; running ones are
-// updated with the unbiased variance, as PyTorch does, or with the biased one where the model itself asks for ONNX's
-// training mode. Dropout drops, but where a graph input or a computed value decides whether it does. Nodes in bodies
-// of If, Loop and Scan too; a BatchNormalization there whose statistics are initializers is kUnsupported, since a body
-// cannot write them back. Values keep their names and identity; two nodes that share statistics update them in turn.
-// An Assign of the model's own (training/kernels/training_ops.h) is an update, too, of any initializer; whoever reads its
-// output reads the new value.
-Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph, const TrainingModeOptions& options = {});
+// BatchNormalization becomes BatchNormalizationTraining: normalized by the batch's own statistics;
+// running ones are updated with the unbiased variance, as PyTorch does, or with the biased one
+// where the model itself asks for ONNX's training mode. Dropout drops, but where a graph input or a
+// computed value decides whether it does. Nodes in bodies of If, Loop and Scan too; a
+// BatchNormalization there whose statistics are initializers is kUnsupported, since a body cannot
+// write them back. Values keep their names and identity; two nodes that share statistics update
+// them in turn. An Assign of the model's own (training/kernels/training_ops.h) is an update, too,
+// of any initializer; whoever reads its output reads the new value.
+Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph,
+                                                      const TrainingModeOptions& options = {});
 
-// The other way: BatchNormalization takes the running statistics (and hands them on unchanged where somebody reads the
-// new ones), Dropout drops nothing unless a graph input or a computed value asks for it, and nothing is assigned.
+// The other way: BatchNormalization takes the running statistics (and hands them on unchanged where
+// somebody reads the new ones), Dropout drops nothing unless a graph input or a computed value asks
+// for it, and nothing is assigned.
 Status SwitchToEvaluation(Graph& graph);
 // WithGradient nodes become Identities, in bodies too.
 void DropOwnGradients(Graph& graph);
 
-// The initializers that are running statistics of BatchNormalization nodes or that the model assigns to: not to be trained
-// by gradients.
+// The initializers that are running statistics of BatchNormalization nodes or that the model
+// assigns to: not to be trained by gradients.
 std::unordered_set<const Value*> RunningStatistics(const Graph& graph);
 
 }  // namespace caesura

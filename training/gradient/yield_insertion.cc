@@ -23,14 +23,17 @@ Result<std::vector<Value*>> FindXs(const Graph& graph, const ModuleGraphOptions&
   if (xs.size() != wanted.size()) {
     for (const std::string& name : options.inputs) {
       const Value* value = graph.FindValue(name);
-      if (value == nullptr || !graph.IsGraphInput(value)) return InvalidArgument("the graph has no input '" + name + "'");
+      if (value == nullptr || !graph.IsGraphInput(value))
+        return InvalidArgument("the graph has no input '" + name + "'");
     }
   }
   for (const std::string& name : options.parameters) {
     Value* value = graph.FindValue(name);
-    const bool there = value != nullptr && (graph.Initializer(value) != nullptr || graph.IsGraphInput(value));
+    const bool there =
+        value != nullptr && (graph.Initializer(value) != nullptr || graph.IsGraphInput(value));
     if (!there) return InvalidArgument("the graph has no parameter '" + name + "'");
-    if (std::find(xs.begin(), xs.end(), value) != xs.end()) return InvalidArgument("'" + name + "' is named twice");
+    if (std::find(xs.begin(), xs.end(), value) != xs.end())
+      return InvalidArgument("'" + name + "' is named twice");
     xs.push_back(value);
   }
   return xs;
@@ -83,8 +86,8 @@ void ModuleBuilder::AddYield() {
   module_.yield->set_since_version(1);
 }
 
-// An incoming gradient that is the first operand of an Add which sums it with another one of full shape may be a
-// scalar zero; everywhere else it stands for the output's gradient by itself.
+// An incoming gradient that is the first operand of an Add which sums it with another one of full
+// shape may be a scalar zero; everywhere else it stands for the output's gradient by itself.
 std::vector<int64_t> ModuleBuilder::FullShapeOutputs() const {
   const std::unordered_set<const Value*> incoming(dys_.begin(), dys_.end());
   std::unordered_set<const Value*> partial;  // sums of incoming gradients alone
@@ -93,8 +96,10 @@ std::vector<int64_t> ModuleBuilder::FullShapeOutputs() const {
   for (size_t k = 0; k < dys_.size(); ++k) {
     const Value* sum = dys_[k];
     bool joined = false;
-    // The driver adds the incoming gradients of one value first, then those from inside: follow the chain.
-    while (sum->uses().size() == 1 && sum->uses()[0].node->Is("Add") && sum->uses()[0].node->phase() == Phase::kBackward) {
+    // The driver adds the incoming gradients of one value first, then those from inside: follow the
+    // chain.
+    while (sum->uses().size() == 1 && sum->uses()[0].node->Is("Add") &&
+           sum->uses()[0].node->phase() == Phase::kBackward) {
       const Node& add = *sum->uses()[0].node;
       const Value* other = add.input(1 - sum->uses()[0].index);
       joined |= partial.count(other) == 0;
@@ -129,7 +134,8 @@ Result<ModuleGraph> ModuleBuilder::Build() {
   AddYield();
   GradientOptions options;
   options.xs = xs_;
-  for (size_t k = 0; k < dys_.size(); ++k) options.ys.push_back({ys_[module_.gradient_of[k]], dys_[k]});
+  for (size_t k = 0; k < dys_.size(); ++k)
+    options.ys.push_back({ys_[module_.gradient_of[k]], dys_[k]});
   Result<GradientGraph> gradient = BuildGradient(graph_, options);
   if (!gradient.ok()) {
     graph_.RemoveNode(module_.yield);
@@ -146,7 +152,8 @@ std::unordered_set<const Value*> Dependents(const Graph& graph, const std::vecto
   std::unordered_set<const Value*> out(values.begin(), values.end());
   for (const auto& node : graph.nodes()) {
     const std::vector<Value*> inputs = gradient::AllInputs(*node);
-    const bool reads = std::any_of(inputs.begin(), inputs.end(), [&](const Value* v) { return out.count(v) > 0; });
+    const bool reads =
+        std::any_of(inputs.begin(), inputs.end(), [&](const Value* v) { return out.count(v) > 0; });
     if (reads) out.insert(node->outputs().begin(), node->outputs().end());
   }
   return out;
@@ -155,8 +162,10 @@ std::unordered_set<const Value*> Dependents(const Graph& graph, const std::vecto
 Status CheckIndependent(Graph& graph, const std::vector<Value*>& values) {
   std::unordered_set<const Value*> seen;
   for (const Value* value : values) {
-    if (value == nullptr || value->graph() != &graph) return InvalidArgument("a yielded value is not of this graph");
-    if (!seen.insert(value).second) return InvalidArgument("'" + value->name() + "' is yielded twice");
+    if (value == nullptr || value->graph() != &graph)
+      return InvalidArgument("a yielded value is not of this graph");
+    if (!seen.insert(value).second)
+      return InvalidArgument("'" + value->name() + "' is yielded twice");
   }
   RETURN_IF_ERROR(graph.SortTopologically());
   const std::unordered_set<const Value*> dependents = Dependents(graph, values);
@@ -210,7 +219,8 @@ Result<Node*> InsertIdentityYield(Graph& graph, const std::vector<Value*>& value
                                {"names", names}},
                               kTrainingDomain, graph.UniqueName("yield"));
   yield->set_since_version(1);
-  yield->set_phase(values[0]->producer() == nullptr ? Phase::kForward : values[0]->producer()->phase());
+  yield->set_phase(values[0]->producer() == nullptr ? Phase::kForward
+                                                    : values[0]->producer()->phase());
   MoveUp(graph, yield);
   return yield;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of activations, element by element, and of softmax, row by row. The formulas stand in training_ops.h.
+// Gradients of activations, element by element, and of softmax, row by row. The formulas stand in
+// training_ops.h.
 #include <cmath>
 #include <numbers>
 
@@ -19,8 +20,8 @@ template <auto fn>
 Status CreateGradient(KernelInfo& info) {
   ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
   if (info.InputShape(0) != info.InputShape(1)) {
-    return info.Invalid("expected tensors of one shape, got " + info.InputShape(0).ToString() + " and " +
-                        info.InputShape(1).ToString());
+    return info.Invalid("expected tensors of one shape, got " + info.InputShape(0).ToString() +
+                        " and " + info.InputShape(1).ToString());
   }
   const int64_t count = shape.output.elements();
   info.SetOutput(0, info.InputDType(0), shape.output);
@@ -33,7 +34,8 @@ Status CreateGradient(KernelInfo& info) {
       ParallelFor(threads, count, kUnaryGrain, [=](int64_t first, int64_t last) {
         OnBestIsa([=] {
 #pragma omp simd
-          for (int64_t i = first; i < last; ++i) dx[i] = Narrow<T>(fn(Widen(dy[i]), Widen(other[i])));
+          for (int64_t i = first; i < last; ++i)
+            dx[i] = Narrow<T>(fn(Widen(dy[i]), Widen(other[i])));
         });
       });
     });
@@ -58,8 +60,10 @@ T GeluTanhSlope(T x) {
 
 Status CreateGeluGrad(KernelInfo& info) {
   const std::string approximate = info.Attr<std::string>("approximate", "none");
-  if (approximate == "none") return CreateGradient<[](auto dy, auto x) { return dy * GeluSlope(x); }>(info);
-  if (approximate == "tanh") return CreateGradient<[](auto dy, auto x) { return dy * GeluTanhSlope(x); }>(info);
+  if (approximate == "none")
+    return CreateGradient<[](auto dy, auto x) { return dy * GeluSlope(x); }>(info);
+  if (approximate == "tanh")
+    return CreateGradient<[](auto dy, auto x) { return dy * GeluTanhSlope(x); }>(info);
   return info.Invalid("approximate: expected none or tanh, got '" + approximate + "'");
 }
 
@@ -97,7 +101,8 @@ Status CreateDropoutGrad(KernelInfo& info) {
   RETURN_IF_ERROR(CheckDType(info, 1, {DType::kBool}));
   if (info.InputShape(0) != info.InputShape(1)) return info.Invalid("mask: expected dY's shape");
   const DType ratio = info.HasInput(2) ? info.InputDType(2) : DType::kFloat32;
-  if (info.HasInput(2) && info.InputShape(2).elements() != 1) return info.Invalid("ratio: expected a scalar");
+  if (info.HasInput(2) && info.InputShape(2).elements() != 1)
+    return info.Invalid("ratio: expected a scalar");
   bool done = false;
   DispatchFloat(info.InputDType(0), [&](auto data) {
     done = DispatchFloat(ratio, [&](auto r) {
@@ -136,9 +141,11 @@ struct LogSoftmaxRule {
 template <typename Rule, typename T>
 void GradientOfRow(const T* dy, const T* y, T* dx, int64_t n) {
   using A = Accumulator<T>;
-  const A sum = LaneSum<A>(n, [=](int64_t i) { return Rule::template Term<A>(Widen(dy[i]), Widen(y[i])); });
+  const A sum =
+      LaneSum<A>(n, [=](int64_t i) { return Rule::template Term<A>(Widen(dy[i]), Widen(y[i])); });
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = Narrow<T>(Rule::template Result<A>(Widen(dy[i]), Widen(y[i]), sum));
+  for (int64_t i = 0; i < n; ++i)
+    dx[i] = Narrow<T>(Rule::template Result<A>(Widen(dy[i]), Widen(y[i]), sum));
 }
 
 // `columns` (at most kLanes) neighbouring rows of n elements, `stride` apart.
@@ -147,7 +154,8 @@ void GradientOfColumns(const T* dy, const T* y, T* dx, int64_t n, int64_t stride
   using A = Accumulator<T>;
   A sums[kLanes] = {};
   for (int64_t k = 0; k < n * stride; k += stride) {
-    for (int64_t j = 0; j < columns; ++j) sums[j] += Rule::template Term<A>(Widen(dy[k + j]), Widen(y[k + j]));
+    for (int64_t j = 0; j < columns; ++j)
+      sums[j] += Rule::template Term<A>(Widen(dy[k + j]), Widen(y[k + j]));
   }
   for (int64_t k = 0; k < n * stride; k += stride) {
 #pragma omp simd
@@ -160,7 +168,8 @@ void GradientOfColumns(const T* dy, const T* y, T* dx, int64_t n, int64_t stride
 template <typename Rule, typename T>
 void SetSoftmaxGradCompute(KernelInfo& info, int axis) {
   const Shape& shape = info.InputShape(0);
-  const int64_t outer = shape.Elements(0, axis), n = shape[axis], inner = shape.Elements(axis + 1, shape.rank());
+  const int64_t outer = shape.Elements(0, axis), n = shape[axis],
+                inner = shape.Elements(axis + 1, shape.rank());
   const int64_t blocks = (inner + kLanes - 1) / kLanes;
   const int64_t width = inner == 1 ? n : n * kLanes;
   info.SetOutput(0, kDTypeOf<T>, shape);
@@ -186,14 +195,19 @@ void SetSoftmaxGradCompute(KernelInfo& info, int axis) {
 template <typename Rule>
 Status CreateSoftmaxGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
-  if (info.InputShape(0) != info.InputShape(1)) return info.Invalid("expected dY and Y of one shape");
-  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.output.rank()));
-  auto set = [&](auto tag) { SetSoftmaxGradCompute<Rule, typename decltype(tag)::type>(info, axis); };
+  if (info.InputShape(0) != info.InputShape(1))
+    return info.Invalid("expected dY and Y of one shape");
+  ASSIGN_OR_RETURN(const int axis,
+                   CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.output.rank()));
+  auto set = [&](auto tag) {
+    SetSoftmaxGradCompute<Rule, typename decltype(tag)::type>(info, axis);
+  };
   return DispatchFloat(info.InputDType(0), set) ? Status() : RefuseDType(info);
 }
 
 constexpr UnaryRow kRows[] = {
-    {"ReluGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return (y <= 0) ? decltype(dy){0} : dy; }>},
+    {"ReluGrad", kFloatTypes,
+     CreateGradient<[](auto dy, auto y) { return (y <= 0) ? decltype(dy){0} : dy; }>},
     {"GeluGrad", kFloatTypes, CreateGeluGrad},
     {"SigmoidGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return dy * y * (1 - y); }>},
     {"TanhGrad", kFloatTypes, CreateGradient<[](auto dy, auto y) { return dy * (1 - y * y); }>},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttentionGrad (dY, Q, K, V, attn_mask?, Y?, lse?) -> dQ, dK, dV, dattn_mask. With Y and lse it runs by tiles
-// (attention_tiled_grad.h), unless there is a cap or the mask's gradient is wanted; the plain way, for all else and for
-// float64, works all probabilities out again. With S = cap(scale * Q K^T) + bias, P = softmax(S), Y = P V:
+// AttentionGrad (dY, Q, K, V, attn_mask?, Y?, lse?) -> dQ, dK, dV, dattn_mask. With Y and lse it
+// runs by tiles (attention_tiled_grad.h), unless there is a cap or the mask's gradient is wanted;
+// the plain way, for all else and for float64, works all probabilities out again. With S =
+// cap(scale * Q K^T) + bias, P = softmax(S), Y = P V:
 //   dV = P^T dY, dP = dY V^T, dS = P * (dP - sum over keys of dP P), dmask = dS,
 //   dA = scale * dS * (1 - (cap(A) / softcap)^2), dQ = dA K, dK = dA^T Q
 #include "core/base/status_macros.h"
@@ -18,7 +19,8 @@ namespace {
 struct AttentionGrad {
   AttentionSpec spec;
   HeadLayout q, k, v, y;
-  size_t q_at, k_at, v_at, dy_at, dq_at, dk_at, dv_at, capped_at, p_at, dp_at, rows_are_at;  // scratch
+  size_t q_at, k_at, v_at, dy_at, dq_at, dk_at, dv_at, capped_at, p_at, dp_at,
+      rows_are_at;  // scratch
   Gemm qk, dv, dp, dq, dk;
   ScoreSoftmax softmax;
   bool wanted[4];
@@ -26,7 +28,9 @@ struct AttentionGrad {
   int threads;
 };
 
-int64_t Elements(const AttentionSpec& s, const HeadLayout& layout) { return s.batch * layout.batch_stride; }
+int64_t Elements(const AttentionSpec& s, const HeadLayout& layout) {
+  return s.batch * layout.batch_stride;
+}
 
 // dp becomes dS. The heads' rows are [query, key].
 template <typename T>
@@ -39,7 +43,8 @@ void SoftmaxGradient(const AttentionGrad& g, const T* p, T* dp) {
       T *d = dp + r * n, dot = 0;
       for (int64_t j = 0; j < n; ++j) dot += d[j] * y[j];
       // Zeros in the place of NaN: softmax's own gradient is NaN there.
-      if (zeros && std::all_of(y, y + n, [](T p) { return p == 0; })) dot = std::numeric_limits<T>::quiet_NaN();
+      if (zeros && std::all_of(y, y + n, [](T p) { return p == 0; }))
+        dot = std::numeric_limits<T>::quiet_NaN();
       for (int64_t j = 0; j < n; ++j) d[j] = y[j] * (d[j] - dot);
     }
   });
@@ -51,13 +56,16 @@ void MaskGradient(const AttentionGrad& g, const T* ds, T* dmask) {
   const AttentionSpec& s = g.spec;
   std::fill_n(dmask, g.mask.elements(), T(0));
   for (int64_t r = 0; r < s.batch * s.q.heads * s.q.positions; ++r) {
-    const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads, b = r / s.q.positions / s.q.heads;
+    const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads,
+                  b = r / s.q.positions / s.q.heads;
     T* to = dmask + s.MaskRow(b, head, i);
-    for (int64_t j = 0; j < std::min(s.total, s.mask_length); ++j) to[j * s.mask_strides[3]] += ds[r * s.total + j];
+    for (int64_t j = 0; j < std::min(s.total, s.mask_length); ++j)
+      to[j * s.mask_strides[3]] += ds[r * s.total + j];
   }
 }
 
-// The forward pass up to the probabilities; `capped` keeps the scores before the bias where there is a cap.
+// The forward pass up to the probabilities; `capped` keeps the scores before the bias where there
+// is a cap.
 template <typename T>
 Status Probabilities(const AttentionGrad& g, KernelContext& context, T* capped, T* p) {
   const AttentionSpec& s = g.spec;
@@ -65,7 +73,8 @@ Status Probabilities(const AttentionGrad& g, KernelContext& context, T* capped, 
   CapScores(s, g.threads, p);
   if (s.softcap > 0) std::copy_n(p, s.score_count(), capped);
   uint8_t* rows_are = context.Scratch<uint8_t>(g.rows_are_at);
-  BiasScores(s, g.threads, s.mask == MaskKind::kNone ? nullptr : context.Input<void>(4), nullptr, p, rows_are);
+  BiasScores(s, g.threads, s.mask == MaskKind::kNone ? nullptr : context.Input<void>(4), nullptr, p,
+             rows_are);
   return g.softmax.Run(s, context, rows_are, p);
 }
 
@@ -82,7 +91,8 @@ template <typename T>
 Status RunAttentionGrad(const AttentionGrad& g, KernelContext& context) {
   const AttentionSpec& s = g.spec;
   LayOutInputs<T>(g, context);
-  T *p = context.Scratch<T>(g.p_at), *dp = context.Scratch<T>(g.dp_at), *capped = context.Scratch<T>(g.capped_at);
+  T *p = context.Scratch<T>(g.p_at), *dp = context.Scratch<T>(g.dp_at),
+    *capped = context.Scratch<T>(g.capped_at);
   RETURN_IF_ERROR(Probabilities(g, context, capped, p));
   const T* dy = context.Scratch<T>(g.dy_at);
   if (g.wanted[2]) {
@@ -96,7 +106,8 @@ Status RunAttentionGrad(const AttentionGrad& g, KernelContext& context) {
   if (g.wanted[3]) MaskGradient(g, dp, context.Output<T>(3));
   if (s.softcap > 0) {
     const T inverse = static_cast<T>(1 / s.softcap);
-    for (int64_t i = 0; i < s.score_count(); ++i) dp[i] *= 1 - (capped[i] * inverse) * (capped[i] * inverse);
+    for (int64_t i = 0; i < s.score_count(); ++i)
+      dp[i] *= 1 - (capped[i] * inverse) * (capped[i] * inverse);
   }
   if (g.wanted[0]) {
     T* dq = context.Scratch<T>(g.dq_at);
@@ -117,9 +128,18 @@ Status MakeProducts(KernelInfo& info, DType dtype, AttentionGrad& g) {
   const int64_t rows = s.group() * s.q.positions, keys = s.total, size = s.q.size, value = s.v.size;
   const float scale = static_cast<float>(s.scale);
   auto make = [&](int64_t m, int64_t n, int64_t k, MatrixStrides a, MatrixStrides b, float alpha) {
-    return Gemm::Create(info, {.dtype = dtype, .m = m, .n = n, .k = k, .a = a, .b = b, .c = RowMajor(n),
-                               .batch = {s.batch * s.k.heads}, .a_batch = {m * k}, .b_batch = {k * n},
-                               .c_batch = {m * n}, .alpha = alpha});
+    return Gemm::Create(info, {.dtype = dtype,
+                               .m = m,
+                               .n = n,
+                               .k = k,
+                               .a = a,
+                               .b = b,
+                               .c = RowMajor(n),
+                               .batch = {s.batch * s.k.heads},
+                               .a_batch = {m * k},
+                               .b_batch = {k * n},
+                               .c_batch = {m * n},
+                               .alpha = alpha});
   };
   ASSIGN_OR_RETURN(g.qk, make(rows, keys, size, RowMajor(size), ColumnMajor(size), scale));
   ASSIGN_OR_RETURN(g.dv, make(keys, value, rows, ColumnMajor(keys), RowMajor(value), 1));
@@ -153,8 +173,8 @@ Result<AttentionSpec> MakeGradSpec(KernelInfo& info, bool keep_mask = false) {
   const Shape y = OutputShape(info.InputShape(1), s);
   for (int i : {0, 5}) {
     if (info.HasInput(i) && (info.InputDType(i) != dtype || info.InputShape(i) != y)) {
-      return info.Invalid("input " + std::to_string(i) + ": Y's dtype and shape " + y.ToString() + " expected, got " +
-                          info.InputShape(i).ToString());
+      return info.Invalid("input " + std::to_string(i) + ": Y's dtype and shape " + y.ToString() +
+                          " expected, got " + info.InputShape(i).ToString());
     }
   }
   for (int i = 0; i < 3; ++i) info.SetOutput(i, dtype, info.InputShape(i + 1));
@@ -181,7 +201,8 @@ Status CreatePlainGrad(KernelInfo& info) {
   RETURN_IF_ERROR(MakeProducts(info, dtype, g));
   DispatchDType<float, double>(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([g = std::move(g)](KernelContext& context) { return RunAttentionGrad<T>(g, context); });
+    info.SetCompute(
+        [g = std::move(g)](KernelContext& context) { return RunAttentionGrad<T>(g, context); });
   });
   return {};
 }
@@ -190,25 +211,28 @@ Status CreateTiledGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(AttentionSpec s, MakeGradSpec(info));
   const Shape rows = {s.batch, s.q.heads, s.queries()};
   if (info.InputDType(6) != DType::kFloat32 || info.InputShape(6) != rows) {
-    return info.Invalid("lse: float32 of " + rows.ToString() + " expected, got " + info.InputShape(6).ToString());
+    return info.Invalid("lse: float32 of " + rows.ToString() + " expected, got " +
+                        info.InputShape(6).ToString());
   }
   auto layout = [&](int i, const Layout& l, const HeadLayout& heads) {
     return HeadsOf(info.InputShape(i), l, heads.heads);
   };
   s.y = layout(5, info.input(5).layout, s.q);
   const TiledAttentionGrad::Layouts layouts = {
-      layout(0, info.input(0).layout, s.q), layout(1, info.OutputLayout(0), s.q), layout(2, info.OutputLayout(1), s.k),
-      layout(3, info.OutputLayout(2), s.v)};
+      layout(0, info.input(0).layout, s.q), layout(1, info.OutputLayout(0), s.q),
+      layout(2, info.OutputLayout(1), s.k), layout(3, info.OutputLayout(2), s.v)};
   ASSIGN_OR_RETURN(AttentionSpec whole, MakeGradSpec(info, /*keep_mask=*/true));
   whole.y = s.y;
-  const TiledAttentionGrad grad = TiledAttentionGrad::Make(info, info.InputDType(1), s, whole, layouts);
+  const TiledAttentionGrad grad =
+      TiledAttentionGrad::Make(info, info.InputDType(1), s, whole, layouts);
   const bool wanted[] = {info.HasOutput(0), info.HasOutput(1), info.HasOutput(2)};
   const bool masked = whole.mask != MaskKind::kNone;
   info.SetCompute([=](KernelContext& context) {
     auto gradient = [&](int i) { return wanted[i] ? context.Output<void>(i) : nullptr; };
-    grad.Run(context, {context.Input<void>(0), context.Input<void>(1), context.Input<void>(2), context.Input<void>(3),
-                       masked ? context.Input<void>(4) : nullptr, context.Input<void>(5), context.Input<float>(6),
-                       gradient(0), gradient(1), gradient(2)});
+    grad.Run(context, {context.Input<void>(0), context.Input<void>(1), context.Input<void>(2),
+                       context.Input<void>(3), masked ? context.Input<void>(4) : nullptr,
+                       context.Input<void>(5), context.Input<float>(6), gradient(0), gradient(1),
+                       gradient(2)});
   });
   return {};
 }
@@ -223,10 +247,17 @@ Status CreateAttentionGrad(KernelInfo& info) {
 }  // namespace
 
 void RegisterAttentionGradKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "AttentionGrad", .domain = kTrainingDomain,
-                .types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, .typed_input = 1,
-                .strided_inputs = {0, 1, 2, 3, 5}, .strided_outputs = {0, 1, 2}, .create = CreateAttentionGrad});
-  registry.Add({.op_type = "AttentionGrad", .domain = kTrainingDomain, .types = {DType::kFloat64}, .typed_input = 1,
+  registry.Add({.op_type = "AttentionGrad",
+                .domain = kTrainingDomain,
+                .types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16},
+                .typed_input = 1,
+                .strided_inputs = {0, 1, 2, 3, 5},
+                .strided_outputs = {0, 1, 2},
+                .create = CreateAttentionGrad});
+  registry.Add({.op_type = "AttentionGrad",
+                .domain = kTrainingDomain,
+                .types = {DType::kFloat64},
+                .typed_input = 1,
                 .create = CreatePlainGrad});
 }
 

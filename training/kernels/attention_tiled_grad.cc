@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// With S = scale * Q K^T + bias, P = e^(S - lse), Y = P V, for each tile of queries and block of keys:
-//   dP = dY V^T, dS = P * (dP - sum of dY Y), dQ += scale * dS K, dK += scale * dS^T Q, dV += P^T dY
+// With S = scale * Q K^T + bias, P = e^(S - lse), Y = P V, for each tile of queries and block of
+// keys:
+//   dP = dY V^T, dS = P * (dP - sum of dY Y), dQ += scale * dS K, dK += scale * dS^T Q, dV += P^T
+//   dY
 #include "training/kernels/attention_tiled_grad.h"
 
 #include <cmath>
@@ -42,7 +44,11 @@ class FloatProducts {
   using Registers = R;
 
   FloatProducts(const Task& task, Carver& memory)
-      : s_(task.s), t_(task.t), dtype_(task.dtype), size_(RoundUp(s_.q.size, kLanes)), value_size_(RoundUp(s_.v.size, kLanes)) {
+      : s_(task.s),
+        t_(task.t),
+        dtype_(task.dtype),
+        size_(RoundUp(s_.q.size, kLanes)),
+        value_size_(RoundUp(s_.v.size, kLanes)) {
     const int64_t total = RoundUp(s_.total, kPanel);
     key_panels_ = memory.Take(total * size_);
     value_panels_ = memory.Take(total * value_size_);
@@ -53,12 +59,14 @@ class FloatProducts {
 
   void LoadKeys(int64_t b, int64_t h) {
     LoadPanels(dtype_, t_.k, s_.k, s_.k.Head(b, h), {keys_, kPanel, size_}, true, key_panels_);
-    LoadPanels(dtype_, t_.v, s_.v, s_.v.Head(b, h), {values_, kPanel, value_size_}, false, value_panels_);
+    LoadPanels(dtype_, t_.v, s_.v, s_.v.Head(b, h), {values_, kPanel, value_size_}, false,
+               value_panels_);
   }
 
   // Q is scaled as it is loaded: both S and dK want it so. `dy`: its tile of floats.
   void LoadQueries(const QueryTile& tile, const float* dy) {
-    LoadRows(dtype_, t_.q, tile.Rows(s_.q), static_cast<float>(s_.scale), {q_, RoundUp(tile.rows(), kStrip), size_});
+    LoadRows(dtype_, t_.q, tile.Rows(s_.q), static_cast<float>(s_.scale),
+             {q_, RoundUp(tile.rows(), kStrip), size_});
     dy_ = dy;
   }
 
@@ -69,18 +77,19 @@ class FloatProducts {
         const StripKeys keys = tile.Keys(r, p, p + kPanel);
         if (keys.empty()) continue;
         const int64_t columns = keys.to() - keys.from(), to = r * kKeys + keys.from() - block;
-        MultiplyStrip<R, false, false>(q_ + r * size_, size_, key_panels_ + p * size_ + keys.from() - p, kPanel,
-                                       s_.q.size, scores + to, kKeys, columns);
+        MultiplyStrip<R, false, false>(q_ + r * size_, size_,
+                                       key_panels_ + p * size_ + keys.from() - p, kPanel, s_.q.size,
+                                       scores + to, kKeys, columns);
         MultiplyStrip<R, false, false>(dy_ + r * value_size_, value_size_,
-                                       value_panels_ + p * value_size_ + keys.from() - p, kPanel, s_.v.size,
-                                       slopes + to, kKeys, columns);
+                                       value_panels_ + p * value_size_ + keys.from() - p, kPanel,
+                                       s_.v.size, slopes + to, kKeys, columns);
       }
     }
   }
 
   // dQ += dS K, where `dq` is not null; dK += dS^T Q; dV += P^T dY.
-  void AddGradients(const QueryTile& tile, int64_t block, const float* shares, const float* slopes, float* dq,
-                    const KeySums& sums) const {
+  void AddGradients(const QueryTile& tile, int64_t block, const float* shares, const float* slopes,
+                    float* dq, const KeySums& sums) const {
     if (dq != nullptr) AddQueries(tile, block, slopes, dq);
     for (int64_t k = block; k < std::min(block + kKeys, tile.all.last); k += kStrip) {
       AddKeys(tile, k, block, shares, slopes, sums);
@@ -93,36 +102,37 @@ class FloatProducts {
       for (int64_t r = 0; r < tile.rows(); r += kStrip) {
         const StripKeys keys = tile.Keys(r, block, block + kKeys);
         if (keys.empty()) continue;
-        MultiplyStrip<R, false, true>(slopes + r * kKeys + keys.first - block, kKeys, keys_ + keys.first * size_ + c,
-                                      size_, keys.last - keys.first, dq + r * size_ + c, size_,
-                                      std::min(kPanel, size_ - c));
+        MultiplyStrip<R, false, true>(slopes + r * kKeys + keys.first - block, kKeys,
+                                      keys_ + keys.first * size_ + c, size_, keys.last - keys.first,
+                                      dq + r * size_ + c, size_, std::min(kPanel, size_ - c));
       }
     }
   }
 
-  // What the strip of keys at `k` gets from the strips of queries that see any of it. Those are neighbours, as what a
-  // query sees moves on with the query.
-  void AddKeys(const QueryTile& tile, int64_t k, int64_t block, const float* shares, const float* slopes,
-               const KeySums& sums) const {
+  // What the strip of keys at `k` gets from the strips of queries that see any of it. Those are
+  // neighbours, as what a query sees moves on with the query.
+  void AddKeys(const QueryTile& tile, int64_t k, int64_t block, const float* shares,
+               const float* slopes, const KeySums& sums) const {
     int64_t first = 0, last = tile.rows();
     while (first < last && tile.Keys(first, k, k + kStrip).empty()) first += kStrip;
     last = first;
     while (last < tile.rows() && !tile.Keys(last, k, k + kStrip).empty()) last += kStrip;
     const int64_t at = first * kKeys + k - block, depth = last - first;
     for (int64_t c = 0; c < value_size_; c += kPanel) {
-      MultiplyStrip<R, true, true>(shares + at, kKeys, dy_ + first * value_size_ + c, value_size_, depth,
-                                   sums.dv + k * value_size_ + c, value_size_, std::min(kPanel, value_size_ - c));
+      MultiplyStrip<R, true, true>(shares + at, kKeys, dy_ + first * value_size_ + c, value_size_,
+                                   depth, sums.dv + k * value_size_ + c, value_size_,
+                                   std::min(kPanel, value_size_ - c));
     }
     for (int64_t c = 0; c < size_; c += kPanel) {
-      MultiplyStrip<R, true, true>(slopes + at, kKeys, q_ + first * size_ + c, size_, depth, sums.dk + k * size_ + c,
-                                   size_, std::min(kPanel, size_ - c));
+      MultiplyStrip<R, true, true>(slopes + at, kKeys, q_ + first * size_ + c, size_, depth,
+                                   sums.dk + k * size_ + c, size_, std::min(kPanel, size_ - c));
     }
   }
 
   const AttentionSpec& s_;
   const TiledAttentionGrad::Tensors& t_;
   const DType dtype_;
-  const int64_t size_, value_size_;  // padded
+  const int64_t size_, value_size_;                           // padded
   float *key_panels_, *value_panels_, *keys_, *values_, *q_;  // values: one panel's
   const float* dy_ = nullptr;
 };
@@ -133,7 +143,11 @@ class AmxProducts {
   using Registers = tiles::Registers<Vectors64>;
 
   AmxProducts(const Task& task, Carver& memory)
-      : s_(task.s), d_(task.d), t_(task.t), size_(RoundUp(s_.q.size, kLanes)), value_size_(RoundUp(s_.v.size, kLanes)) {
+      : s_(task.s),
+        d_(task.d),
+        t_(task.t),
+        size_(RoundUp(s_.q.size, kLanes)),
+        value_size_(RoundUp(s_.v.size, kLanes)) {
     const int64_t total = RoundUp(s_.total, kPanel);
     turned_keys_ = memory.TakeTiles(total, s_.q.size);
     turned_values_ = memory.TakeTiles(total, s_.v.size);
@@ -150,7 +164,8 @@ class AmxProducts {
     const amx::Halves keys = HalvesOf({&s_.k, s_.k.Head(b, h), 0, s_.total}, t_.k);
     amx::PackRightTurned(keys, lines, turned_keys_.step, turned_keys_);
     amx::PackRight(keys, AmxLines(size_), keys_.step, keys_);
-    amx::PackRightTurned(HalvesOf({&s_.v, s_.v.Head(b, h), 0, s_.total}, t_.v), lines, turned_values_.step, turned_values_);
+    amx::PackRightTurned(HalvesOf({&s_.v, s_.v.Head(b, h), 0, s_.total}, t_.v), lines,
+                         turned_values_.step, turned_values_);
   }
 
   void LoadQueries(const QueryTile& tile, const float*) {
@@ -162,9 +177,12 @@ class AmxProducts {
   }
 
   void Scores(const QueryTile& tile, int64_t block, float* scores, float* slopes) const {
-    const int64_t rows = AmxLines(tile.rows()), keys = AmxLines(KeysOfBlock(tile, block)), at = block / amx::kLines;
-    amx::Multiply(q_left_, turned_keys_.From(at, 0), q_left_.step, scores, kKeys, rows, keys, false);
-    amx::Multiply(dy_left_, turned_values_.From(at, 0), dy_left_.step, slopes, kKeys, rows, keys, false);
+    const int64_t rows = AmxLines(tile.rows()), keys = AmxLines(KeysOfBlock(tile, block)),
+                  at = block / amx::kLines;
+    amx::Multiply(q_left_, turned_keys_.From(at, 0), q_left_.step, scores, kKeys, rows, keys,
+                  false);
+    amx::Multiply(dy_left_, turned_values_.From(at, 0), dy_left_.step, slopes, kKeys, rows, keys,
+                  false);
     ScaleScores<Registers>(tile, block, static_cast<float>(s_.scale), scores);
   }
 
@@ -175,13 +193,15 @@ class AmxProducts {
     Blank(tile, block, slopes);
     const amx::Tiles turned = {rounded_.at, AmxDeep(kQueries)};
     amx::NarrowLeftTurned(shares, kKeys, AmxLines(keys), deep, turned);
-    amx::Multiply(turned, dy_right_, deep, sums.dv + block * value_size_, value_size_, AmxLines(keys), AmxLines(value_size_), true);
+    amx::Multiply(turned, dy_right_, deep, sums.dv + block * value_size_, value_size_,
+                  AmxLines(keys), AmxLines(value_size_), true);
     amx::NarrowLeftTurned(slopes, kKeys, AmxLines(keys), deep, turned);
-    amx::Multiply(turned, q_right_, deep, sums.dk + block * size_, size_, AmxLines(keys), AmxLines(size_), true);
+    amx::Multiply(turned, q_right_, deep, sums.dk + block * size_, size_, AmxLines(keys),
+                  AmxLines(size_), true);
     if (dq == nullptr) return;
     amx::NarrowLeft(slopes, kKeys, AmxLines(tile.rows()), AmxDeep(keys), rounded_);
-    amx::Multiply(rounded_, keys_.From(0, block / amx::kDepth), AmxDeep(keys), dq, size_, AmxLines(tile.rows()),
-                  AmxLines(size_), true);
+    amx::Multiply(rounded_, keys_.From(0, block / amx::kDepth), AmxDeep(keys), dq, size_,
+                  AmxLines(tile.rows()), AmxLines(size_), true);
   }
 
  private:
@@ -199,8 +219,15 @@ template <typename Products>
 class BackwardWorker {
  public:
   BackwardWorker(const Task& task, Carver memory)
-      : spec_(task.s), whole_(task.whole), d_(task.d), t_(task.t), dtype_(task.dtype), parts_(task.parts),
-        products_(task, memory), size_(RoundUp(spec_.q.size, kLanes)), value_size_(RoundUp(spec_.v.size, kLanes)) {
+      : spec_(task.s),
+        whole_(task.whole),
+        d_(task.d),
+        t_(task.t),
+        dtype_(task.dtype),
+        parts_(task.parts),
+        products_(task, memory),
+        size_(RoundUp(spec_.q.size, kLanes)),
+        value_size_(RoundUp(spec_.v.size, kLanes)) {
     dy_ = memory.Take(kQueries * value_size_);
     dq_ = memory.Take(kQueries * std::max(size_, value_size_));
     scores_ = memory.Take(kQueries * kKeys);
@@ -211,7 +238,8 @@ class BackwardWorker {
   // That its memory has.
   int64_t floats() const { return floats_; }
 
-  // Unit u: a key head and a part of the query tiles that look at it, the latter faster. Fills `sums`, writes dQ.
+  // Unit u: a key head and a part of the query tiles that look at it, the latter faster. Fills
+  // `sums`, writes dQ.
   void Run(int64_t unit, const KeySums& sums) {
     const int64_t tiles = TilesOf(spec_), all = tiles * spec_.group();
     const int64_t key_head = unit / parts_, part = unit % parts_, h = key_head % spec_.k.heads;
@@ -238,7 +266,8 @@ class BackwardWorker {
 
   void LoadQueries() {
     const int64_t rows = RoundUp(tile_.rows(), kStrip);
-    const float* lse = t_.lse + (tile_.b * spec_.q.heads + tile_.head) * spec_.queries() + tile_.begin;
+    const float* lse =
+        t_.lse + (tile_.b * spec_.q.heads + tile_.head) * spec_.queries() + tile_.begin;
     float* y = dq_;
     LoadRows(dtype_, t_.dy, tile_.Rows(d_.dy), 1.0f, {dy_, rows, value_size_});
     LoadRows(dtype_, t_.y, tile_.Rows(spec_.y), 1.0f, {y, rows, value_size_});
@@ -246,15 +275,16 @@ class BackwardWorker {
     for (int64_t r = 0; r < tile_.rows(); ++r) {
       Floats dot = {};
       const int64_t row = r * value_size_;
-      for (int64_t c = 0; c < value_size_; c += R::kWidth) dot += R::At(dy_ + row + c) * R::At(y + row + c);
+      for (int64_t c = 0; c < value_size_; c += R::kWidth)
+        dot += R::At(dy_ + row + c) * R::At(y + row + c);
       mean_[r] = Sum(dot);
       lse_[r] = lse[r];
     }
     std::fill_n(dq_, kQueries * size_, 0.0f);
   }
 
-  // P = e^(S - lse) says nothing where scores are so large that lse has no digits left, as of queries whose keys all have
-  // -1e9 added: the sums of such rows are taken again.
+  // P = e^(S - lse) says nothing where scores are so large that lse has no digits left, as of
+  // queries whose keys all have -1e9 added: the sums of such rows are taken again.
   void ScaleFarRows() {
     constexpr float kFar = 1e4f;
     std::fill_n(factor_, kQueries, 1.0f);
@@ -284,7 +314,8 @@ class BackwardWorker {
       products_.AddGradients(tile_, j, scores_, slopes_, t_.dq == nullptr ? nullptr : dq_, sums);
     }
     if (t_.dq == nullptr) return;
-    StoreRows(dtype_, {dq_, tile_.rows(), size_}, static_cast<float>(spec_.scale), tile_.Rows(d_.dq), t_.dq);
+    StoreRows(dtype_, {dq_, tile_.rows(), size_}, static_cast<float>(spec_.scale),
+              tile_.Rows(d_.dq), t_.dq);
   }
 
   // S becomes P, and dP becomes dS.
@@ -300,9 +331,11 @@ class BackwardWorker {
         std::fill_n(slope, count, 0.0f);
         continue;
       }
-      BiasRow(dtype_, *s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i), keys, s_->Sees(tile_.b, i, nullptr), p);
+      BiasRow(dtype_, *s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i), keys,
+              s_->Sees(tile_.b, i, nullptr), p);
       const float lse = lse_[r], mean = mean_[r];
-      if (s_->nan_rows == NanRows::kZero && lse == -kMinusInfinity) {  // softmax's own gradient is NaN there
+      if (s_->nan_rows == NanRows::kZero &&
+          lse == -kMinusInfinity) {  // softmax's own gradient is NaN there
         std::fill_n(p, count, 0.0f);
         std::fill_n(slope, count, std::numeric_limits<float>::quiet_NaN());
         continue;
@@ -320,7 +353,8 @@ class BackwardWorker {
         }
       }
       if (s_->nan_rows != NanRows::kByMask && s_->mask == MaskKind::kBool) {
-        HideSlopes(*s_, t_.mask, s_->MaskRow(tile_.b, tile_.head, i) + keys.from() * s_->mask_strides[3],
+        HideSlopes(*s_, t_.mask,
+                   s_->MaskRow(tile_.b, tile_.head, i) + keys.from() * s_->mask_strides[3],
                    std::min(keys.to(), s_->total) - keys.from(), slope);
       }
     }
@@ -333,7 +367,7 @@ class BackwardWorker {
   const DType dtype_;
   const int64_t parts_;
   Products products_;
-  const int64_t size_, value_size_;  // padded
+  const int64_t size_, value_size_;      // padded
   float *dy_, *dq_, *scores_, *slopes_;  // dq: before that, Y
   int64_t floats_;
   QueryTile tile_;
@@ -349,8 +383,10 @@ void StoreKeys(const Task& task, int64_t key_head, float key_scale, float* parts
   }
   auto store = [&](const float* from, const HeadLayout& layout, float scale, void* to) {
     if (to == nullptr) return;
-    const HeadRows rows = {&layout, layout.Head(key_head / s.k.heads, key_head % s.k.heads), 0, s.total};
-    StoreRows(task.dtype, {const_cast<float*>(from), s.total, RoundUp(layout.size, kLanes)}, scale, rows, to);
+    const HeadRows rows = {&layout, layout.Head(key_head / s.k.heads, key_head % s.k.heads), 0,
+                           s.total};
+    StoreRows(task.dtype, {const_cast<float*>(from), s.total, RoundUp(layout.size, kLanes)}, scale,
+              rows, to);
   };
   store(sums.dk, task.d.dk, key_scale, task.t.dk);
   store(sums.dv, task.d.dv, 1.0f, task.t.dv);
@@ -371,7 +407,8 @@ void TiledAttentionGrad::Run(KernelContext& context, const Tensors& tensors) con
   WorkQueue queue(units);
   float* scratch = context.Scratch<float>(scratch_);
   const float key_scale = by_amx_ ? static_cast<float>(spec_.scale) : 1.0f;
-  float* sums = scratch + threads_ * floats_;  // of each thread where it has whole heads, else of all units
+  float* sums =
+      scratch + threads_ * floats_;  // of each thread where it has whole heads, else of all units
   ParallelFor(threads_, threads_, 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
       OnBestTiles([&](auto registers) {
@@ -393,12 +430,14 @@ void TiledAttentionGrad::Run(KernelContext& context, const Tensors& tensors) con
   });
   if (parts_ == 1) return;
   ParallelFor(threads_, heads, 1, [&](int64_t first, int64_t last) {
-    for (int64_t head = first; head < last; ++head) StoreKeys(task, head, key_scale, sums + head * parts_ * sum_floats);
+    for (int64_t head = first; head < last; ++head)
+      StoreKeys(task, head, key_scale, sums + head * parts_ * sum_floats);
   });
 }
 
-TiledAttentionGrad TiledAttentionGrad::Make(KernelInfo& info, DType dtype, const AttentionSpec& spec,
-                                            const AttentionSpec& whole, const Layouts& d) {
+TiledAttentionGrad TiledAttentionGrad::Make(KernelInfo& info, DType dtype,
+                                            const AttentionSpec& spec, const AttentionSpec& whole,
+                                            const Layouts& d) {
   TiledAttentionGrad out;
   out.spec_ = spec;
   out.whole_ = whole;
@@ -414,7 +453,8 @@ TiledAttentionGrad TiledAttentionGrad::Make(KernelInfo& info, DType dtype, const
   const int64_t sums = out.parts_ == 1 ? threads : heads * out.parts_;
   out.by_amx_ = AmxServes(dtype, spec);
   const Task task = {out.spec_, out.whole_, out.d_, {}, dtype, out.parts_};
-  out.floats_ = out.by_amx_ ? FloatsOf<AmxProducts>(task) : FloatsOf<FloatProducts<Registers<Vectors16>>>(task);
+  out.floats_ = out.by_amx_ ? FloatsOf<AmxProducts>(task)
+                            : FloatsOf<FloatProducts<Registers<Vectors16>>>(task);
   const int64_t floats = threads * out.floats_ + sums * KeySums(spec, nullptr).floats;
   out.scratch_ = info.BookScratch(floats * sizeof(float));
   return out;

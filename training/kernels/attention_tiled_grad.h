@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of attention without a matrix of all scores: tiles of probabilities are made again from Q, K and the
-// logarithm of the sum of exponentials that the forward pass kept (Dao et al., "FlashAttention", 2022).
+// The gradient of attention without a matrix of all scores: tiles of probabilities are made again
+// from Q, K and the logarithm of the sum of exponentials that the forward pass kept (Dao et al.,
+// "FlashAttention", 2022).
 #ifndef CAESURA_TRAINING_KERNELS_ATTENTION_TILED_GRAD_H_
 #define CAESURA_TRAINING_KERNELS_ATTENTION_TILED_GRAD_H_
 
@@ -8,16 +9,17 @@
 
 namespace caesura {
 
-// Float32 arithmetic on float32, float16 or bfloat16 tensors of any layout, as TiledAttention's. All forms but softcap and
-// the mask's own gradient. Results repeat for a given number of threads.
+// Float32 arithmetic on float32, float16 or bfloat16 tensors of any layout, as TiledAttention's.
+// All forms but softcap and the mask's own gradient. Results repeat for a given number of threads.
 class TiledAttentionGrad {
  public:
-  // The layouts of what is read are the spec's, with `spec.y` that of Y; `d` are those of the gradients.
+  // The layouts of what is read are the spec's, with `spec.y` that of Y; `d` are those of the
+  // gradients.
   struct Layouts {
     HeadLayout dy, dq, dk, dv;
   };
-  static TiledAttentionGrad Make(KernelInfo& info, DType dtype, const AttentionSpec& spec, const AttentionSpec& whole,
-                                 const Layouts& d);
+  static TiledAttentionGrad Make(KernelInfo& info, DType dtype, const AttentionSpec& spec,
+                                 const AttentionSpec& whole, const Layouts& d);
 
   // `mask` is null where the spec has none; so are gradients that nobody wants.
   struct Tensors {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask. With Y = W columns, where
-// columns = mask * sample(X, offset):
-//   dcolumns = W^T dY, dW = dY columns^T; dmask, dX and doffset follow from dcolumns by the sample's corners.
+// DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask. With Y = W columns,
+// where columns = mask * sample(X, offset):
+//   dcolumns = W^T dY, dW = dY columns^T; dmask, dX and doffset follow from dcolumns by the
+//   sample's corners.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -25,7 +26,8 @@ struct Image {
 // Spreads dcolumns [channels, taps, positions] of one image to dX, doffset and dmask.
 template <typename T>
 void SpreadColumns(const DeformGeometry& g, const T* d_columns, const Image<T>& m) {
-  const int64_t taps = g.taps(), positions = g.positions(), share = g.conv.channels / g.offset_groups;
+  const int64_t taps = g.taps(), positions = g.positions(),
+                share = g.conv.channels / g.offset_groups;
   const int64_t image = g.conv.window.InputCount();
   const int axes = g.axes();
   for (int64_t row = 0; row < g.offset_groups * taps; ++row) {
@@ -61,8 +63,10 @@ template <typename T>
 Status RunDeformGrad(const DeformGrad& k, int threads, KernelContext& context) {
   const DeformGeometry& g = k.g;
   const int64_t groups = g.conv.groups, positions = g.positions();
-  const int64_t y_step = g.conv.outputs * positions, w_count = g.conv.outputs * (g.conv.channels / groups) * g.taps();
-  const T *dy = context.Input<T>(0), *x = context.Input<T>(1), *w = context.Input<T>(2), *offset = context.Input<T>(3);
+  const int64_t y_step = g.conv.outputs * positions,
+                w_count = g.conv.outputs * (g.conv.channels / groups) * g.taps();
+  const T *dy = context.Input<T>(0), *x = context.Input<T>(1), *w = context.Input<T>(2),
+          *offset = context.Input<T>(3);
   const T* mask = k.has_mask ? context.Input<T>(5) : nullptr;
   auto output = [&](int i) { return k.wanted[i] ? context.Output<T>(i) : nullptr; };
   T *dx = output(0), *dw = output(1), *doffset = output(2), *db = output(3), *dmask = output(4);
@@ -71,8 +75,9 @@ Status RunDeformGrad(const DeformGrad& k, int threads, KernelContext& context) {
   if (dw != nullptr) std::fill_n(dw, w_count, T(0));
   for (int64_t n = 0; n < g.conv.batch; ++n) {
     auto at = [n](auto* base, int64_t step) { return base == nullptr ? nullptr : base + n * step; };
-    const Image<T> image{at(x, g.x_step()),   at(offset, g.offset_step()),  at(mask, g.mask_step()),
-                         at(dx, g.x_step()), at(doffset, g.offset_step()), at(dmask, g.mask_step())};
+    const Image<T> image{
+        at(x, g.x_step()),  at(offset, g.offset_step()),  at(mask, g.mask_step()),
+        at(dx, g.x_step()), at(doffset, g.offset_step()), at(dmask, g.mask_step())};
     auto each_group = [&](auto fn) -> Status {
       for (int64_t i = 0; i < groups; ++i) {
         RETURN_IF_ERROR(fn(dy + n * y_step + i * (y_step / groups), i * (w_count / groups),
@@ -92,7 +97,8 @@ Status RunDeformGrad(const DeformGrad& k, int threads, KernelContext& context) {
     }));
     SpreadColumns(g, columns, image);
   }
-  if (db != nullptr) ChannelSums(kDTypeOf<T>, threads, {g.conv.batch, g.conv.outputs, positions}, dy, db);
+  if (db != nullptr)
+    ChannelSums(kDTypeOf<T>, threads, {g.conv.batch, g.conv.outputs, positions}, dy, db);
   return {};
 }
 
@@ -101,7 +107,8 @@ Status CreateDeformConvGrad(KernelInfo& info) {
   DeformGrad k{};
   ASSIGN_OR_RETURN(k.g, MakeDeformGeometry(info, 1));
   const ConvGeometry& conv = k.g.conv;
-  if (info.InputShape(0) != conv.Dst()) return info.Invalid("dY of shape " + conv.Dst().ToString() + " expected");
+  if (info.InputShape(0) != conv.Dst())
+    return info.Invalid("dY of shape " + conv.Dst().ToString() + " expected");
   info.SetOutput(0, dtype, info.InputShape(1));
   info.SetOutput(1, dtype, info.InputShape(2));
   info.SetOutput(2, dtype, info.InputShape(3));
@@ -110,19 +117,31 @@ Status CreateDeformConvGrad(KernelInfo& info) {
   if (k.has_mask) info.SetOutput(4, dtype, info.InputShape(5));
   for (int i = 0; i < 5; ++i) k.wanted[i] = info.HasOutput(i);
   if (k.wanted[4] && !k.has_mask) return info.Invalid("dmask is wanted where there is no mask");
-  const int64_t outputs = conv.outputs / conv.groups, taps = conv.channels / conv.groups * k.g.taps();
+  const int64_t outputs = conv.outputs / conv.groups,
+                taps = conv.channels / conv.groups * k.g.taps();
   const int64_t positions = k.g.positions();
-  ASSIGN_OR_RETURN(k.d_columns, Gemm::Create(info, {.dtype = dtype, .m = taps, .n = positions, .k = outputs,
-                                                    .a = ColumnMajor(taps), .b = RowMajor(positions),
+  ASSIGN_OR_RETURN(k.d_columns, Gemm::Create(info, {.dtype = dtype,
+                                                    .m = taps,
+                                                    .n = positions,
+                                                    .k = outputs,
+                                                    .a = ColumnMajor(taps),
+                                                    .b = RowMajor(positions),
                                                     .c = RowMajor(positions)}));
-  ASSIGN_OR_RETURN(k.d_weights, Gemm::Create(info, {.dtype = dtype, .m = outputs, .n = taps, .k = positions,
-                                                    .a = RowMajor(positions), .b = ColumnMajor(positions),
-                                                    .c = RowMajor(taps), .accumulate = true}));
+  ASSIGN_OR_RETURN(k.d_weights, Gemm::Create(info, {.dtype = dtype,
+                                                    .m = outputs,
+                                                    .n = taps,
+                                                    .k = positions,
+                                                    .a = RowMajor(positions),
+                                                    .b = ColumnMajor(positions),
+                                                    .c = RowMajor(taps),
+                                                    .accumulate = true}));
   k.columns = info.BookScratch(k.g.column_count() * DTypeSize(dtype));
   const int threads = info.threads();
   DispatchDType<float, double>(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([threads, k = std::move(k)](KernelContext& context) { return RunDeformGrad<T>(k, threads, context); });
+    info.SetCompute([threads, k = std::move(k)](KernelContext& context) {
+      return RunDeformGrad<T>(k, threads, context);
+    });
   });
   return {};
 }
@@ -130,9 +149,13 @@ Status CreateDeformConvGrad(KernelInfo& info) {
 }  // namespace
 
 void RegisterDeformConvGradKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "DeformConvGrad", .domain = kTrainingDomain, .types = {DType::kFloat32, DType::kFloat64},
+  registry.Add({.op_type = "DeformConvGrad",
+                .domain = kTrainingDomain,
+                .types = {DType::kFloat32, DType::kFloat64},
                 .create = CreateDeformConvGrad});
-  registry.Add({.op_type = "DeformConvGrad", .domain = kTrainingDomain, .types = {DType::kFloat16, DType::kBFloat16},
+  registry.Add({.op_type = "DeformConvGrad",
+                .domain = kTrainingDomain,
+                .types = {DType::kFloat16, DType::kBFloat16},
                 .create = ThroughFloat<CreateDeformConvGrad>});
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CtcLoss: the loss of connectionist temporal classification with its derivative (Graves et al., 2006: equations 6 to 11
-// and 16), in logarithms. A target of L labels has 2 L + 1 states: its labels with blanks around them.
+// CtcLoss: the loss of connectionist temporal classification with its derivative (Graves et al.,
+// 2006: equations 6 to 11 and 16), in logarithms. A target of L labels has 2 L + 1 states: its
+// labels with blanks around them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -38,9 +39,15 @@ T LogSum(T a, T b, T c) {
 template <typename T>
 class CtcSample {
  public:
-  CtcSample(const CtcSpec& spec, const T* log_probs, const int64_t* target, int64_t steps, int64_t labels, T* scratch)
-      : s_(spec), log_probs_(log_probs), target_(target), steps_(steps), states_(2 * labels + 1),
-        alpha_(scratch), beta_(scratch + spec.steps * (2 * spec.most_labels + 1)) {}
+  CtcSample(const CtcSpec& spec, const T* log_probs, const int64_t* target, int64_t steps,
+            int64_t labels, T* scratch)
+      : s_(spec),
+        log_probs_(log_probs),
+        target_(target),
+        steps_(steps),
+        states_(2 * labels + 1),
+        alpha_(scratch),
+        beta_(scratch + spec.steps * (2 * spec.most_labels + 1)) {}
 
   // Fills alpha: the logarithm of the probability of all paths that are in a state after a step.
   T Loss() {
@@ -50,7 +57,9 @@ class CtcSample {
       T* now = alpha_ + t * states_;
       for (int64_t i = 0; i < states_; ++i) {
         T sum = i < 2 ? T(0) : kNone;
-        if (t > 0) sum = LogSum(before[i], i > 0 ? before[i - 1] : kNone, SkipsTo(i) ? before[i - 2] : kNone);
+        if (t > 0)
+          sum =
+              LogSum(before[i], i > 0 ? before[i - 1] : kNone, SkipsTo(i) ? before[i - 2] : kNone);
         now[i] = sum + LogProb(t, i);
       }
     }
@@ -58,12 +67,14 @@ class CtcSample {
     return -LogSum(last[states_ - 1], states_ > 1 ? last[states_ - 2] : kNone, kNone);
   }
 
-  // The derivative of the loss by the scores that log_probs are the logarithms of the softmax of, as PyTorch has it.
+  // The derivative of the loss by the scores that log_probs are the logarithms of the softmax of,
+  // as PyTorch has it.
   void Slopes(T loss, T* slopes) {
     for (int64_t t = s_.steps - 1; t >= 0; --t) {
       T* slope = slopes + t * Stride();
       if (t >= steps_ || loss == -kNone) {
-        std::fill_n(slope, s_.classes, t >= steps_ || s_.zero_infinity ? T(0) : std::numeric_limits<T>::quiet_NaN());
+        std::fill_n(slope, s_.classes,
+                    t >= steps_ || s_.zero_infinity ? T(0) : std::numeric_limits<T>::quiet_NaN());
         continue;
       }
       std::fill_n(slope, s_.classes, kNone);
@@ -93,7 +104,9 @@ class CtcSample {
   int64_t Label(int64_t state) const { return state % 2 == 0 ? s_.blank : target_[state / 2]; }
   T LogProb(int64_t t, int64_t state) const { return log_probs_[t * Stride() + Label(state)]; }
   // Between labels that differ no blank is needed.
-  bool SkipsTo(int64_t state) const { return state >= 2 && state % 2 == 1 && Label(state) != Label(state - 2); }
+  bool SkipsTo(int64_t state) const {
+    return state >= 2 && state % 2 == 1 && Label(state) != Label(state - 2);
+  }
 
   const CtcSpec& s_;
   const T* log_probs_;
@@ -102,21 +115,22 @@ class CtcSample {
   T *alpha_, *beta_;
 };
 
-Status CheckSample(const CtcSpec& s, int64_t i, int64_t steps, int64_t labels, int64_t begin, const int64_t* targets) {
+Status CheckSample(const CtcSpec& s, int64_t i, int64_t steps, int64_t labels, int64_t begin,
+                   const int64_t* targets) {
   const std::string sample = "sample " + std::to_string(i) + ": ";
   if (steps < 0 || steps > s.steps) {
-    return InvalidArgument(sample + "an input length from 0 to " + std::to_string(s.steps) + " expected, got " +
-                           std::to_string(steps));
+    return InvalidArgument(sample + "an input length from 0 to " + std::to_string(s.steps) +
+                           " expected, got " + std::to_string(steps));
   }
   const int64_t room = s.in_rows ? s.row : s.labels - begin;
   if (labels < 0 || labels > room) {
-    return InvalidArgument(sample + "a target length from 0 to " + std::to_string(room) + " expected, got " +
-                           std::to_string(labels));
+    return InvalidArgument(sample + "a target length from 0 to " + std::to_string(room) +
+                           " expected, got " + std::to_string(labels));
   }
   for (int64_t k = 0; k < labels; ++k) {
     if (targets[begin + k] >= 0 && targets[begin + k] < s.classes) continue;
-    return InvalidArgument(sample + "labels from 0 to " + std::to_string(s.classes - 1) + " expected, got " +
-                           std::to_string(targets[begin + k]));
+    return InvalidArgument(sample + "labels from 0 to " + std::to_string(s.classes - 1) +
+                           " expected, got " + std::to_string(targets[begin + k]));
   }
   return {};
 }
@@ -124,8 +138,10 @@ Status CheckSample(const CtcSpec& s, int64_t i, int64_t steps, int64_t labels, i
 template <typename T>
 Status ComputeCtcLoss(const CtcSpec& s, int threads, KernelContext& context) {
   const T* log_probs = context.Input<T>(0);
-  const auto *targets = context.Input<int64_t>(1), *steps = context.Input<int64_t>(2), *labels = context.Input<int64_t>(3);
-  T *losses = context.Output<T>(0), *slopes = context.Output<T>(1), *scratch = context.Scratch<T>(s.scratch);
+  const auto *targets = context.Input<int64_t>(1), *steps = context.Input<int64_t>(2),
+             *labels = context.Input<int64_t>(3);
+  T *losses = context.Output<T>(0), *slopes = context.Output<T>(1),
+    *scratch = context.Scratch<T>(s.scratch);
   int64_t* begins = reinterpret_cast<int64_t*>(scratch + s.batch * s.scratch_size);
   for (int64_t i = 0, begin = 0; i < s.batch; ++i) {
     begins[i] = s.in_rows ? i * s.row : begin;
@@ -136,8 +152,8 @@ Status ComputeCtcLoss(const CtcSpec& s, int threads, KernelContext& context) {
   ParallelFor(threads, s.batch, 1 + kParallelGrain / work, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const bool has_path = labels[i] <= s.most_labels;
-      CtcSample<T> sample(s, log_probs + i * s.classes, targets + begins[i], steps[i], has_path ? labels[i] : 0,
-                          scratch + i * s.scratch_size);
+      CtcSample<T> sample(s, log_probs + i * s.classes, targets + begins[i], steps[i],
+                          has_path ? labels[i] : 0, scratch + i * s.scratch_size);
       losses[i] = has_path ? sample.Loss() : std::numeric_limits<T>::infinity();
       sample.Slopes(losses[i], slopes + i * s.classes);
     }
@@ -147,14 +163,17 @@ Status ComputeCtcLoss(const CtcSpec& s, int threads, KernelContext& context) {
 
 Status CreateCtcLoss(KernelInfo& info) {
   const Shape &x = info.InputShape(0), &targets = info.InputShape(1);
-  if (x.rank() != 3) return info.Invalid("log probabilities [steps, batch, classes] expected, got " + x.ToString());
+  if (x.rank() != 3)
+    return info.Invalid("log probabilities [steps, batch, classes] expected, got " + x.ToString());
   if (targets.rank() != 1 && (targets.rank() != 2 || targets[0] != x[1])) {
-    return info.Invalid("targets [" + std::to_string(x[1]) + ", labels] or one behind the other expected, got " +
-                        targets.ToString());
+    return info.Invalid("targets [" + std::to_string(x[1]) +
+                        ", labels] or one behind the other expected, got " + targets.ToString());
   }
   for (int i = 1; i <= 3; ++i) {
-    if (info.InputDType(i) != DType::kInt64) return info.Invalid("targets and lengths of int64 expected");
-    if (i > 1 && info.InputShape(i) != Shape{x[1]}) return info.Invalid("a length for each sample expected");
+    if (info.InputDType(i) != DType::kInt64)
+      return info.Invalid("targets and lengths of int64 expected");
+    if (i > 1 && info.InputShape(i) != Shape{x[1]})
+      return info.Invalid("a length for each sample expected");
   }
   CtcSpec s;
   s.steps = x[0], s.batch = x[1], s.classes = x[2];
@@ -164,7 +183,8 @@ Status CreateCtcLoss(KernelInfo& info) {
   s.most_labels = std::min(s.in_rows ? s.row : s.labels, s.steps);
   s.blank = info.Attr<int64_t>("blank", 0);
   s.zero_infinity = info.Attr<int64_t>("zero_infinity", 0) != 0;
-  if (s.blank < 0 || s.blank >= s.classes) return info.Invalid("blank from 0 to " + std::to_string(s.classes - 1) + " expected");
+  if (s.blank < 0 || s.blank >= s.classes)
+    return info.Invalid("blank from 0 to " + std::to_string(s.classes - 1) + " expected");
   s.scratch_size = (s.steps + 2) * (2 * s.most_labels + 1);
   info.SetOutput(0, info.InputDType(0), Shape{s.batch});
   info.SetOutput(1, info.InputDType(0), x);
@@ -172,7 +192,9 @@ Status CreateCtcLoss(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     s.scratch_size += s.scratch_size % 2;  // what follows the samples' numbers are int64
     s.scratch = info.BookScratch(s.batch * (s.scratch_size * sizeof(T) + sizeof(int64_t)));
-    info.SetCompute([s, threads = info.threads()](KernelContext& context) { return ComputeCtcLoss<T>(s, threads, context); });
+    info.SetCompute([s, threads = info.threads()](KernelContext& context) {
+      return ComputeCtcLoss<T>(s, threads, context);
+    });
   });
   return {};
 }
@@ -180,9 +202,13 @@ Status CreateCtcLoss(KernelInfo& info) {
 }  // namespace
 
 void RegisterCtcLossKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "CtcLoss", .domain = kTrainingDomain, .types = {DType::kFloat32, DType::kFloat64},
+  registry.Add({.op_type = "CtcLoss",
+                .domain = kTrainingDomain,
+                .types = {DType::kFloat32, DType::kFloat64},
                 .create = CreateCtcLoss});
-  registry.Add({.op_type = "CtcLoss", .domain = kTrainingDomain, .types = {DType::kFloat16, DType::kBFloat16},
+  registry.Add({.op_type = "CtcLoss",
+                .domain = kTrainingDomain,
+                .types = {DType::kFloat16, DType::kBFloat16},
                 .create = ThroughFloat<CreateCtcLoss>});
 }
 

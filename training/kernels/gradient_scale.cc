@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale, InPlaceAccumulator,
-// Assign, Copy.
+// What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
+// InPlaceAccumulator, Assign, Copy.
 #include <cmath>
 #include <cstring>
 
@@ -19,8 +19,10 @@ Status CreateGlobalNorm(KernelInfo& info) {
   std::vector<DType> dtypes;
   bool wide = false;
   for (int i = 0; i < count; ++i) {
-    if (!info.HasInput(i) || !info.input(i).is_tensor || !kFloatTypes.Contains(info.InputDType(i))) {
-      return info.Invalid("gradient " + std::to_string(i) + " must be of " + kFloatTypes.ToString());
+    if (!info.HasInput(i) || !info.input(i).is_tensor ||
+        !kFloatTypes.Contains(info.InputDType(i))) {
+      return info.Invalid("gradient " + std::to_string(i) + " must be of " +
+                          kFloatTypes.ToString());
     }
     dtypes.push_back(info.InputDType(i));
     wide |= dtypes.back() == DType::kFloat64;
@@ -28,32 +30,34 @@ Status CreateGlobalNorm(KernelInfo& info) {
   }
   info.SetOutput(0, wide ? DType::kFloat64 : DType::kFloat32, Shape{});
   const size_t scratch = info.BookScratch(blocks.blocks().size() * sizeof(double));
-  info.SetCompute([blocks, dtypes, wide, scratch, threads = info.threads()](KernelContext& context) {
-    double* sums = context.Scratch<double>(scratch);
-    blocks.ForEach(threads, 2, [&](size_t b) {
-      const ParameterBlocks::Block& block = blocks.blocks()[b];
-      DispatchFloat(dtypes[block.tensor], [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        sums[b] = SumOfSquares(context.Input<T>(block.tensor) + block.first, block.count);
+  info.SetCompute(
+      [blocks, dtypes, wide, scratch, threads = info.threads()](KernelContext& context) {
+        double* sums = context.Scratch<double>(scratch);
+        blocks.ForEach(threads, 2, [&](size_t b) {
+          const ParameterBlocks::Block& block = blocks.blocks()[b];
+          DispatchFloat(dtypes[block.tensor], [&](auto tag) {
+            using T = typename decltype(tag)::type;
+            sums[b] = SumOfSquares(context.Input<T>(block.tensor) + block.first, block.count);
+          });
+        });
+        double sum = 0;
+        for (size_t b = 0; b < blocks.blocks().size(); ++b) sum += sums[b];
+        if (wide) *context.Output<double>(0) = std::sqrt(sum);
+        else *context.Output<float>(0) = static_cast<float>(std::sqrt(sum));
       });
-    });
-    double sum = 0;
-    for (size_t b = 0; b < blocks.blocks().size(); ++b) sum += sums[b];
-    if (wide) *context.Output<double>(0) = std::sqrt(sum);
-    else *context.Output<float>(0) = static_cast<float>(std::sqrt(sum));
-  });
   return {};
 }
 
-// factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays NaN. skip_nonfinite: NaN also for an infinite
-// norm, so that updates with that attribute skip the step.
+// factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays NaN. skip_nonfinite: NaN also for
+// an infinite norm, so that updates with that attribute skip the step.
 Status CreateClipScale(KernelInfo& info) {
   const double max_norm = WrittenNumber(info, "max_norm", INFINITY);
   const bool skip_nonfinite = info.Attr<int64_t>("skip_nonfinite", 0) != 0;
   if (!(max_norm > 0)) return info.Invalid("max_norm must be positive");
   for (int i = 0; i < 2; ++i) {
-    const bool fits = info.HasInput(i) && info.InputShape(i).elements() == 1 &&
-                      (info.InputDType(i) == DType::kFloat64 || info.InputDType(i) == DType::kFloat32);
+    const bool fits =
+        info.HasInput(i) && info.InputShape(i).elements() == 1 &&
+        (info.InputDType(i) == DType::kFloat64 || info.InputDType(i) == DType::kFloat32);
     if (!fits) return info.Invalid("norm and factor must be one element of float32 or float64");
   }
   info.SetOutput(0, DType::kFloat64, Shape{});
@@ -73,7 +77,8 @@ Status CreateClipScale(KernelInfo& info) {
 
 // Two tensors of one dtype and shape, the first of which is also the output.
 Status CheckPair(const KernelInfo& info) {
-  const bool fits = info.HasInput(0) && info.HasInput(1) && info.InputDType(0) == info.InputDType(1) &&
+  const bool fits = info.HasInput(0) && info.HasInput(1) &&
+                    info.InputDType(0) == info.InputDType(1) &&
                     info.InputShape(0) == info.InputShape(1);
   return fits ? Status() : info.Invalid("its two tensors must have one dtype and shape");
 }
@@ -81,7 +86,8 @@ Status CheckPair(const KernelInfo& info) {
 // buffer' = reset ? value : buffer + value
 Status CreateInPlaceAccumulator(KernelInfo& info) {
   if (Status status = CheckPair(info); !status.ok()) return status;
-  if (!info.HasInput(2) || info.InputDType(2) != DType::kBool || info.InputShape(2).elements() != 1) {
+  if (!info.HasInput(2) || info.InputDType(2) != DType::kBool ||
+      info.InputShape(2).elements() != 1) {
     return info.Invalid("reset must be one bool");
   }
   const int64_t count = info.InputShape(0).elements();
@@ -101,7 +107,8 @@ Status CreateInPlaceAccumulator(KernelInfo& info) {
         T* __restrict sum = out;
         const T* __restrict more = value;
         for (int64_t i = first; i < last; ++i) {
-          sum[i] = static_cast<T>(static_cast<Accumulator<T>>(sum[i]) + static_cast<Accumulator<T>>(more[i]));
+          sum[i] = static_cast<T>(static_cast<Accumulator<T>>(sum[i]) +
+                                  static_cast<Accumulator<T>>(more[i]));
         }
       });
     });

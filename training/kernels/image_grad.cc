@@ -16,7 +16,8 @@ namespace {
 
 Status CheckGradientShape(const KernelInfo& info, const Shape& expected) {
   if (info.InputShape(0) == expected) return {};
-  return info.Invalid("dY: expected shape " + expected.ToString() + ", got " + info.InputShape(0).ToString());
+  return info.Invalid("dY: expected shape " + expected.ToString() + ", got " +
+                      info.InputShape(0).ToString());
 }
 
 Status CreateResizeGrad(KernelInfo& info) {
@@ -38,7 +39,8 @@ void ReadPlace(const GridSpec& spec, GridReader<A> read, const void* grid, int64
   for (int64_t d = 0; d < rank; ++d) at[d] = read(grid, place * rank + d);
 }
 
-// dX: each place adds its weighted dY to the elements that it read; planes apart, so that no two threads meet.
+// dX: each place adds its weighted dY to the elements that it read; planes apart, so that no two
+// threads meet.
 template <typename T>
 void AddToSampled(const GridSpec& spec, const T* dy, const void* grid, Accumulator<T>* sums) {
   using A = Accumulator<T>;
@@ -51,14 +53,16 @@ void AddToSampled(const GridSpec& spec, const T* dy, const void* grid, Accumulat
     A at[kMaxGridAxes];
     for (int64_t item = first; item < last; ++item) {
       const int64_t n = item / blocks, channel = item % blocks * block;
-      const int64_t begin = n * spec.channels + channel, end = std::min(begin + block, (n + 1) * spec.channels);
+      const int64_t begin = n * spec.channels + channel,
+                    end = std::min(begin + block, (n + 1) * spec.channels);
       std::fill(sums + begin * spec.plane, sums + end * spec.plane, A(0));
       for (int64_t p = 0; p < spec.places; ++p) {
         ReadPlace(spec, read, grid, n * spec.places + p, at);
         sampler.Locate(at, false, cell);
         for (int64_t c = begin; c < end; ++c) {
           const A gradient = static_cast<A>(dy[c * spec.places + p]);
-          for (int k = 0; k < cell.count; ++k) sums[c * spec.plane + cell.offset[k]] += cell.weight[k] * gradient;
+          for (int k = 0; k < cell.count; ++k)
+            sums[c * spec.plane + cell.offset[k]] += cell.weight[k] * gradient;
         }
       }
     }
@@ -126,8 +130,10 @@ void RegisterImageGradKernels(KernelRegistry& registry) {
                 .types = kFloatTypes,
                 .host_inputs = {-2},
                 .create = CreateResizeGrad});
-  registry.Add(
-      {.op_type = "GridSampleGrad", .domain = domain, .types = kFloatTypes, .create = CreateGridSampleGrad});
+  registry.Add({.op_type = "GridSampleGrad",
+                .domain = domain,
+                .types = kFloatTypes,
+                .create = CreateGridSampleGrad});
   RegisterRoiGradKernels(registry);
 }
 

@@ -15,7 +15,8 @@ namespace {
 Status CheckInputs(const KernelInfo& info, const RoiSpec& spec) {
   for (int i = 1; i < 3; ++i) RETURN_IF_ERROR(CheckDType(info, i, {info.InputDType(0)}));
   if (info.InputShape(0) == spec.out()) return {};
-  return info.Invalid("dY: expected shape " + spec.out().ToString() + ", got " + info.InputShape(0).ToString());
+  return info.Invalid("dY: expected shape " + spec.out().ToString() + ", got " +
+                      info.InputShape(0).ToString());
 }
 
 // A plane of X and the sums of its gradient.
@@ -25,7 +26,8 @@ struct UnpoolPlane {
   Accumulator<T>* sums;
 };
 
-// One channel of one bin: a mean hands its share to all points, a maximum all of it to the corner that won.
+// One channel of one bin: a mean hands its share to all points, a maximum all of it to the corner
+// that won.
 template <typename T, typename A>
 void UnpoolBin(const RoiSpec& spec, const RoiPoints<A>& points, int64_t bin, A gradient,
                const UnpoolPlane<T>& to) {
@@ -47,7 +49,8 @@ void UnpoolBin(const RoiSpec& spec, const RoiPoints<A>& points, int64_t bin, A g
   if (place >= 0) to.sums[place] += weight * gradient;
 }
 
-// Calls fn(first channel, last channel) over disjoint ranges on some threads, after zeroing their planes.
+// Calls fn(first channel, last channel) over disjoint ranges on some threads, after zeroing their
+// planes.
 template <typename A, typename Fn>
 void ForChannels(const RoiSpec& spec, A* sums, Fn fn) {
   ParallelFor(spec.threads, spec.channels, 1, [&](int64_t first, int64_t last) {
@@ -71,7 +74,8 @@ void UnalignRois(const RoiSpec& spec, KernelContext& context, Accumulator<T>* su
         const int64_t plane = (batches[r] * spec.channels + c) * spec.plane();
         const T* gradients = dy + (r * spec.channels + c) * spec.out_plane();
         for (int64_t bin = 0; bin < spec.out_plane(); ++bin) {
-          UnpoolBin<T>(spec, points, bin, static_cast<A>(gradients[bin]), {x + plane, sums + plane});
+          UnpoolBin<T>(spec, points, bin, static_cast<A>(gradients[bin]),
+                       {x + plane, sums + plane});
         }
       }
     }
@@ -87,7 +91,8 @@ Status CreateRoiAlignGrad(KernelInfo& info) {
     const PlaneSums<T> planes(info, info.InputShape(1).elements());
     info.SetCompute([spec, planes, label = info.node().Label()](KernelContext& context) -> Status {
       const int64_t* batches = context.Input<int64_t>(3);
-      for (int64_t r = 0; r < spec.rois; ++r) RETURN_IF_ERROR(CheckRoiBatch(batches[r], spec, label));
+      for (int64_t r = 0; r < spec.rois; ++r)
+        RETURN_IF_ERROR(CheckRoiBatch(batches[r], spec, label));
       UnalignRois<T>(spec, context, planes.Sums(context));
       planes.Store(context);
       return {};
@@ -109,12 +114,14 @@ void UnpoolRois(const RoiSpec& spec, KernelContext& context, Accumulator<T>* sum
     for (int64_t r = 0; r < spec.rois; ++r) {
       const int64_t batch = BatchOf(rois + r * 5);
       for (int64_t bin = 0; bin < spec.out_plane(); ++bin) {
-        const RoiBin at = RoiBin::Of(spec, rois + r * 5, bin / spec.out_width, bin % spec.out_width);
+        const RoiBin at =
+            RoiBin::Of(spec, rois + r * 5, bin / spec.out_width, bin % spec.out_width);
         for (int64_t c = first; c < last; ++c) {
           const int64_t plane = (batch * spec.channels + c) * spec.plane();
           const int64_t place = at.Largest(x + plane, spec.width);
           if (place < 0) continue;
-          sums[plane + place] += static_cast<Accumulator<T>>(dy[(r * spec.channels + c) * spec.out_plane() + bin]);
+          sums[plane + place] +=
+              static_cast<Accumulator<T>>(dy[(r * spec.channels + c) * spec.out_plane() + bin]);
         }
       }
     }
@@ -130,7 +137,8 @@ Status CreateMaxRoiPoolGrad(KernelInfo& info) {
     const PlaneSums<T> planes(info, info.InputShape(1).elements());
     info.SetCompute([spec, planes, label = info.node().Label()](KernelContext& context) -> Status {
       const T* rois = context.Input<T>(2);
-      for (int64_t r = 0; r < spec.rois; ++r) RETURN_IF_ERROR(CheckRoiBatch(BatchOf(rois + r * 5), spec, label));
+      for (int64_t r = 0; r < spec.rois; ++r)
+        RETURN_IF_ERROR(CheckRoiBatch(BatchOf(rois + r * 5), spec, label));
       UnpoolRois<T>(spec, context, planes.Sums(context));
       planes.Store(context);
       return {};
@@ -143,9 +151,14 @@ Status CreateMaxRoiPoolGrad(KernelInfo& info) {
 
 void RegisterRoiGradKernels(KernelRegistry& registry) {
   const char* domain = kTrainingDomain;
-  registry.Add({.op_type = "RoiAlignGrad", .domain = domain, .types = kFloatTypes, .create = CreateRoiAlignGrad});
-  registry.Add(
-      {.op_type = "MaxRoiPoolGrad", .domain = domain, .types = kFloatTypes, .create = CreateMaxRoiPoolGrad});
+  registry.Add({.op_type = "RoiAlignGrad",
+                .domain = domain,
+                .types = kFloatTypes,
+                .create = CreateRoiAlignGrad});
+  registry.Add({.op_type = "MaxRoiPoolGrad",
+                .domain = domain,
+                .types = kFloatTypes,
+                .create = CreateMaxRoiPoolGrad});
 }
 
 }  // namespace caesura

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SoftmaxCrossEntropyLossGrad: dScores = g * weight[label] * (softmax - one_hot(label)), and
-// NegativeLogLikelihoodLossGrad: dInput = -g * weight[label] * one_hot(label), where g is dLoss, divided by the sum of
-// weights for a mean.
+// NegativeLogLikelihoodLossGrad: dInput = -g * weight[label] * one_hot(label), where g is dLoss,
+// divided by the sum of weights for a mean.
 #include <algorithm>
 #include <cmath>
 
@@ -16,9 +16,11 @@ namespace caesura {
 namespace {
 
 Status CheckLossGradient(const KernelInfo& info, const LossSpec& spec, int label_input) {
-  const Shape expected = spec.reduction == LossReduction::kNone ? info.InputShape(label_input) : Shape{};
+  const Shape expected =
+      spec.reduction == LossReduction::kNone ? info.InputShape(label_input) : Shape{};
   if (info.InputShape(0) == expected) return {};
-  return info.Invalid("dLoss of shape " + expected.ToString() + " expected, got " + info.InputShape(0).ToString());
+  return info.Invalid("dLoss of shape " + expected.ToString() + " expected, got " +
+                      info.InputShape(0).ToString());
 }
 
 // What the gradient of sample i is multiplied with, for unit weight.
@@ -27,9 +29,12 @@ class SampleGradient {
  public:
   SampleGradient(const LossSpec& spec, const LossTargets<T>& targets, const T* d_loss)
       : d_loss_(d_loss), step_(spec.reduction == LossReduction::kNone ? 1 : 0) {
-    if (spec.reduction == LossReduction::kMean) divisor_ = static_cast<Accumulator<T>>(targets.TotalWeight());
+    if (spec.reduction == LossReduction::kMean)
+      divisor_ = static_cast<Accumulator<T>>(targets.TotalWeight());
   }
-  Accumulator<T> operator()(int64_t i) const { return static_cast<Accumulator<T>>(d_loss_[i * step_]) / divisor_; }
+  Accumulator<T> operator()(int64_t i) const {
+    return static_cast<Accumulator<T>>(d_loss_[i * step_]) / divisor_;
+  }
 
  private:
   const T* d_loss_;
@@ -46,22 +51,25 @@ Status ScoreGradient(const LossSpec& s, int threads, KernelContext& context, boo
   const SampleGradient<T> gradient(s, targets, context.Input<T>(0));
   const T* log_prob = context.Input<T>(1);
   T* dx = context.Output<T>(0);
-  ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1), [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t at = s.ScoreAt(i, 0), step = s.positions, label = targets.Label(i);
-      if (targets.IsIgnored(label)) {
-        for (int64_t c = 0; c < s.classes; ++c) dx[at + c * step] = T(0.0f);
-        continue;
-      }
-      const Acc g = gradient(i) * targets.Weight(label);
-      if (has_softmax) {
-        for (int64_t c = 0; c < s.classes; ++c) dx[at + c * step] = T(Acc(dx[at + c * step]) * g);
-      } else {
-        for (int64_t c = 0; c < s.classes; ++c) dx[at + c * step] = T(std::exp(Acc(log_prob[at + c * step])) * g);
-      }
-      dx[at + label * step] = T(Acc(dx[at + label * step]) - g);
-    }
-  });
+  ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1),
+              [&](int64_t first, int64_t last) {
+                for (int64_t i = first; i < last; ++i) {
+                  const int64_t at = s.ScoreAt(i, 0), step = s.positions, label = targets.Label(i);
+                  if (targets.IsIgnored(label)) {
+                    for (int64_t c = 0; c < s.classes; ++c) dx[at + c * step] = T(0.0f);
+                    continue;
+                  }
+                  const Acc g = gradient(i) * targets.Weight(label);
+                  if (has_softmax) {
+                    for (int64_t c = 0; c < s.classes; ++c)
+                      dx[at + c * step] = T(Acc(dx[at + c * step]) * g);
+                  } else {
+                    for (int64_t c = 0; c < s.classes; ++c)
+                      dx[at + c * step] = T(std::exp(Acc(log_prob[at + c * step])) * g);
+                  }
+                  dx[at + label * step] = T(Acc(dx[at + label * step]) - g);
+                }
+              });
   return {};
 }
 
@@ -75,7 +83,8 @@ Status CreateCrossEntropyGrad(KernelInfo& info) {
   const int64_t count = scores.elements();
   DnnlCall exp;
   if (dtype == DType::kFloat32 && count >= 64) {
-    Result<DnnlCall> made = MakeDnnlExp(info, DnnlThreads(info.threads(), 4 * count), {dtype, {count}, {}});
+    Result<DnnlCall> made =
+        MakeDnnlExp(info, DnnlThreads(info.threads(), 4 * count), {dtype, {count}, {}});
     if (!made.ok() && made.status().code() != StatusCode::kUnsupported) return made.status();
     if (made.ok()) exp = *std::move(made);
   }
@@ -83,7 +92,8 @@ Status CreateCrossEntropyGrad(KernelInfo& info) {
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([=](KernelContext& context) {
-      if (exp.defined()) RETURN_IF_ERROR(exp.Run(context, {context.Input<T>(1), context.Output<T>(0)}));
+      if (exp.defined())
+        RETURN_IF_ERROR(exp.Run(context, {context.Input<T>(1), context.Output<T>(0)}));
       return ScoreGradient<T>(spec, threads, context, exp.defined());
     });
   });
@@ -99,7 +109,8 @@ Status LikelihoodGradient(const LossSpec& s, int64_t count, KernelContext& conte
   std::fill_n(dx, count, T(0.0f));
   for (int64_t i = 0; i < s.samples(); ++i) {
     const int64_t label = targets.Label(i);
-    if (!targets.IsIgnored(label)) dx[s.ScoreAt(i, label)] = T(-gradient(i) * targets.Weight(label));
+    if (!targets.IsIgnored(label))
+      dx[s.ScoreAt(i, label)] = T(-gradient(i) * targets.Weight(label));
   }
   return {};
 }
@@ -113,7 +124,8 @@ Status CreateNegativeLogLikelihoodGrad(KernelInfo& info) {
   const int64_t count = shape->elements();
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([=](KernelContext& context) { return LikelihoodGradient<T>(spec, count, context); });
+    info.SetCompute(
+        [=](KernelContext& context) { return LikelihoodGradient<T>(spec, count, context); });
   });
   return {};
 }
@@ -121,10 +133,16 @@ Status CreateNegativeLogLikelihoodGrad(KernelInfo& info) {
 }  // namespace
 
 void RegisterLossGradKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "SoftmaxCrossEntropyLossGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .aliases = {MayReuse(1, 0)}, .create = CreateCrossEntropyGrad});
-  registry.Add({.op_type = "NegativeLogLikelihoodLossGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .host_inputs = {3}, .create = CreateNegativeLogLikelihoodGrad});
+  registry.Add({.op_type = "SoftmaxCrossEntropyLossGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .aliases = {MayReuse(1, 0)},
+                .create = CreateCrossEntropyGrad});
+  registry.Add({.op_type = "NegativeLogLikelihoodLossGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .host_inputs = {3},
+                .create = CreateNegativeLogLikelihoodGrad});
 }
 
 }  // namespace caesura

@@ -21,7 +21,8 @@ Result<Shape> TargetShape(const KernelInfo& info, int input) {
 
 Status CheckGradientShape(const KernelInfo& info, const Shape& expected) {
   if (info.InputShape(0) == expected) return {};
-  return info.Invalid("dY: expected shape " + expected.ToString() + ", got " + info.InputShape(0).ToString());
+  return info.Invalid("dY: expected shape " + expected.ToString() + ", got " +
+                      info.InputShape(0).ToString());
 }
 
 constexpr int64_t kColumnBlock = 128;
@@ -31,21 +32,24 @@ struct GatherGradSpec {
   int threads;
 };
 
-// sums[o, indices[i], :] += dy[o, i, :] from `base`, which may be `sums`, or from zero where it is null. Split over outer
-// and blocks of columns, so that slices that meet are added in order, whatever the number of threads.
+// sums[o, indices[i], :] += dy[o, i, :] from `base`, which may be `sums`, or from zero where it is
+// null. Split over outer and blocks of columns, so that slices that meet are added in order,
+// whatever the number of threads.
 template <typename T, typename I>
-void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, const T* base, Accumulator<T>* sums) {
+void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, const T* base,
+               Accumulator<T>* sums) {
   using A = Accumulator<T>;
   if (static_cast<const void*>(base) != sums) {
-    ParallelFor(at.threads, at.outer * at.dim * at.inner, 8 * kParallelGrain, [&](int64_t first, int64_t last) {
-      if (base == nullptr) std::fill(sums + first, sums + last, A(0));
-      else std::copy(base + first, base + last, sums + first);
-    });
+    ParallelFor(at.threads, at.outer * at.dim * at.inner, 8 * kParallelGrain,
+                [&](int64_t first, int64_t last) {
+                  if (base == nullptr) std::fill(sums + first, sums + last, A(0));
+                  else std::copy(base + first, base + last, sums + first);
+                });
   }
   if (at.count == 0) return;
   const int64_t blocks = (at.inner + kColumnBlock - 1) / kColumnBlock;
-  const int64_t grain =
-      std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.count * std::min(at.inner, kColumnBlock)));
+  const int64_t grain = std::max<int64_t>(
+      1, kParallelGrain / std::max<int64_t>(1, at.count * std::min(at.inner, kColumnBlock)));
   ParallelFor(at.threads, at.outer * blocks, grain, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
       const int64_t o = item / blocks, column = item % blocks * kColumnBlock;
@@ -67,7 +71,8 @@ void SetGatherGrad(KernelInfo& info, const GatherGradSpec& spec) {
   const int64_t total = spec.outer * spec.dim * spec.inner;
   const size_t scratch = kDirect ? 0 : info.BookScratch(total * sizeof(A));
   const bool has_base = info.HasInput(3);
-  info.SetCompute([spec, total, scratch, has_base, label = info.node().Label()](KernelContext& context) -> Status {
+  info.SetCompute([spec, total, scratch, has_base,
+                   label = info.node().Label()](KernelContext& context) -> Status {
     const I* indices = context.Input<I>(1);
     RETURN_IF_ERROR(CheckIndices(indices, spec.count, spec.dim, label));
     const T* base = has_base ? context.Input<T>(3) : nullptr;
@@ -92,12 +97,15 @@ Status CreateGatherGrad(KernelInfo& info) {
   expected.insert(expected.end(), indices.begin(), indices.end());
   expected.insert(expected.end(), shape.begin() + axis + 1, shape.end());
   RETURN_IF_ERROR(CheckGradientShape(info, Shape(std::move(expected))));
-  if (info.HasInput(3) && (info.InputShape(3) != shape || info.InputDType(3) != info.InputDType(0))) {
-    return info.Invalid("base: expected " + std::string(DTypeName(info.InputDType(0))) + shape.ToString() + ", got " +
-                        DTypeName(info.InputDType(3)) + info.InputShape(3).ToString());
+  if (info.HasInput(3) &&
+      (info.InputShape(3) != shape || info.InputDType(3) != info.InputDType(0))) {
+    return info.Invalid("base: expected " + std::string(DTypeName(info.InputDType(0))) +
+                        shape.ToString() + ", got " + DTypeName(info.InputDType(3)) +
+                        info.InputShape(3).ToString());
   }
-  const GatherGradSpec spec = {shape.Elements(0, axis), shape[axis], shape.Elements(axis + 1, shape.rank()),
-                               indices.elements(), info.threads()};
+  const GatherGradSpec spec = {shape.Elements(0, axis), shape[axis],
+                               shape.Elements(axis + 1, shape.rank()), indices.elements(),
+                               info.threads()};
   info.SetOutput(0, info.InputDType(0), shape);
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     DispatchDType<int32_t, int64_t>(info.InputDType(1), [&](auto index_tag) {

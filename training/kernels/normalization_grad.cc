@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients of the row-wise normalisations. With x the normalised row and g = dY * scale:
-//   LayerNormalizationGrad (dY, X, scale, mean, inv_std): dX = inv_std * (g - mean(g) - x * mean(g x)),
+//   LayerNormalizationGrad (dY, X, scale, mean, inv_std): dX = inv_std * (g - mean(g) - x * mean(g
+//   x)),
 //     dScale = sum over rows of dY x, dB = sum over rows of dY
 //   RMSNormalizationGrad (dY, X, scale): the same without the mean
 #include <algorithm>
@@ -30,8 +31,9 @@ struct RowGrad {
 
 // A row of the gradients; adds to the sums over rows. `dx` may be `dy`, or null.
 template <typename T>
-void GradientOfRow(bool centred, int64_t n, const T* dy, const T* x, const T* scale, Accumulator<T> mean,
-                   Accumulator<T> inv_std, T* dx, Accumulator<T>* d_scale, Accumulator<T>* d_bias) {
+void GradientOfRow(bool centred, int64_t n, const T* dy, const T* x, const T* scale,
+                   Accumulator<T> mean, Accumulator<T> inv_std, T* dx, Accumulator<T>* d_scale,
+                   Accumulator<T>* d_bias) {
   using Acc = Accumulator<T>;
   const auto [sum_g, sum_gx] = LaneSums<Acc>(n, [=](int64_t i, Acc* g, Acc* gx) {
     const Acc d = Acc(dy[i]), c = Acc(x[i]) - mean;
@@ -81,9 +83,11 @@ void RunRowGrad(const RowGrad& k, KernelContext& context) {
           const T* row = x + r * size;
           const Acc mean = centred ? means[r] : Acc(0);
           const Acc inv_std =
-              centred ? inv_stds[r] : 1 / std::sqrt(RowSquares(row, size, Acc(0)) / static_cast<Acc>(size) + epsilon);
-          GradientOfRow(centred, size, dy + r * size, row, scale, mean, inv_std, dx == nullptr ? nullptr : dx + r * size,
-                        d_scale, d_bias);
+              centred
+                  ? inv_stds[r]
+                  : 1 / std::sqrt(RowSquares(row, size, Acc(0)) / static_cast<Acc>(size) + epsilon);
+          GradientOfRow(centred, size, dy + r * size, row, scale, mean, inv_std,
+                        dx == nullptr ? nullptr : dx + r * size, d_scale, d_bias);
         }
       });
     }
@@ -98,10 +102,21 @@ Status CreateRowGrad(KernelInfo& info, bool centred) {
   for (int i : {0, 2}) {
     if (info.InputDType(i) != dtype) return info.Refuse("dY, X and scale of different dtypes");
   }
-  if (info.InputShape(0) != x) return info.Invalid("dY of X's shape expected, got " + info.InputShape(0).ToString());
+  if (info.InputShape(0) != x)
+    return info.Invalid("dY of X's shape expected, got " + info.InputShape(0).ToString());
   ASSIGN_OR_RETURN(const NormRows rows, NormRows::Make(info, x));
-  RowGrad k{rows.count, rows.size, 1, info.InputShape(2).elements(), {}, DType::kUndefined,
-            info.Attr<float>("epsilon", 1e-5f), 0, 0, info.HasOutput(0), info.HasOutput(1), info.HasOutput(2)};
+  RowGrad k{rows.count,
+            rows.size,
+            1,
+            info.InputShape(2).elements(),
+            {},
+            DType::kUndefined,
+            info.Attr<float>("epsilon", 1e-5f),
+            0,
+            0,
+            info.HasOutput(0),
+            info.HasOutput(1),
+            info.HasOutput(2)};
   ASSIGN_OR_RETURN(k.scale, RowParameter::Make(info, 2, x, rows.stats));
   if (centred) {
     k.stat_type = info.InputDType(3);
@@ -131,10 +146,16 @@ Status CreateRmsNormGrad(KernelInfo& info) { return CreateRowGrad(info, false); 
 }  // namespace
 
 void RegisterNormalizationGradKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "LayerNormalizationGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .aliases = {MayReuse(0, 0)}, .create = CreateLayerNormGrad});
-  registry.Add({.op_type = "RMSNormalizationGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .aliases = {MayReuse(0, 0)}, .create = CreateRmsNormGrad});
+  registry.Add({.op_type = "LayerNormalizationGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateLayerNormGrad});
+  registry.Add({.op_type = "RMSNormalizationGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateRmsNormGrad});
   RegisterBatchNormGradKernels(registry);
   RegisterGroupNormGradKernels(registry);
 }

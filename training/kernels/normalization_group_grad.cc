@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// InstanceNormalizationGrad and GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB. A run is the elements that
-// share statistics; with x the normalised run, g = dY * scale:
-//   dX = inv_std * (g - mean(g) - x * mean(g x)), dScale = sum of dY x and dB = sum of dY over a channel's elements
+// InstanceNormalizationGrad and GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB. A run is
+// the elements that share statistics; with x the normalised run, g = dY * scale:
+//   dX = inv_std * (g - mean(g) - x * mean(g x)), dScale = sum of dY x and dB = sum of dY over a
+//   channel's elements
 #include <algorithm>
 #include <cmath>
 
@@ -28,10 +29,12 @@ struct GroupGrad {
 
 // One run: `sums` gets two numbers for each of its channels.
 template <typename T>
-void GradientOfRun(const GroupGrad& k, int64_t run, const T* dy, const T* x, const T* scale, double* sums, T* dx) {
+void GradientOfRun(const GroupGrad& k, int64_t run, const T* dy, const T* x, const T* scale,
+                   double* sums, T* dx) {
   using Acc = Accumulator<T>;
   const int64_t size = k.run_size(), positions = k.view.positions, channels = k.group_channels();
-  if (size == 0) return static_cast<void>(std::fill_n(sums, 2 * channels, 0.0));  // nothing has no deviation
+  if (size == 0)
+    return static_cast<void>(std::fill_n(sums, 2 * channels, 0.0));  // nothing has no deviation
   const T* s = scale + run % k.groups * channels;
   const Acc mean = RowSum(x, size) / static_cast<Acc>(size);
   const double variance = RowSquares(x, size, mean) / static_cast<double>(size);
@@ -67,14 +70,16 @@ void RunGroupGrad(const GroupGrad& k, KernelContext& context) {
   T* dx = k.wanted[0] ? context.Output<T>(0) : nullptr;
   double* sums = context.Scratch<double>(k.sums);
   const int64_t size = k.run_size();
-  ParallelFor(k.threads, v.batch * k.groups, 1 + kParallelGrain / (6 * size + 1), [=, &k](int64_t first, int64_t last) {
-    OnBestIsa([=, &k] {
-      for (int64_t run = first; run < last; ++run) {
-        GradientOfRun(k, run, dy + run * size, x + run * size, scale, sums + 2 * run * k.group_channels(),
-                      dx == nullptr ? nullptr : dx + run * size);
-      }
-    });
-  });
+  ParallelFor(k.threads, v.batch * k.groups, 1 + kParallelGrain / (6 * size + 1),
+              [=, &k](int64_t first, int64_t last) {
+                OnBestIsa([=, &k] {
+                  for (int64_t run = first; run < last; ++run) {
+                    GradientOfRun(k, run, dy + run * size, x + run * size, scale,
+                                  sums + 2 * run * k.group_channels(),
+                                  dx == nullptr ? nullptr : dx + run * size);
+                  }
+                });
+              });
   auto add_up = [&](int output, int64_t which) {
     if (!k.wanted[output]) return;
     T* out = context.Output<T>(output);
@@ -91,9 +96,12 @@ void RunGroupGrad(const GroupGrad& k, KernelContext& context) {
 Status CreateGrad(KernelInfo& info, int64_t groups) {
   const DType dtype = info.InputDType(0);
   const Shape& x = info.InputShape(1);
-  if (x.rank() < 2 || info.InputShape(0) != x) return info.Invalid("dY and X of one shape of rank >= 2 expected");
-  GroupGrad k{MakeChannelView(x), groups, info.Attr<float>("epsilon", 1e-5f), 0, info.threads(), {}};
-  if (groups <= 0 || k.view.channels % groups != 0) return info.Invalid("num_groups must divide the channels");
+  if (x.rank() < 2 || info.InputShape(0) != x)
+    return info.Invalid("dY and X of one shape of rank >= 2 expected");
+  GroupGrad k{MakeChannelView(x), groups, info.Attr<float>("epsilon", 1e-5f), 0,
+              info.threads(),     {}};
+  if (groups <= 0 || k.view.channels % groups != 0)
+    return info.Invalid("num_groups must divide the channels");
   RETURN_IF_ERROR(CheckChannelVector(info, 2, k.view.channels));
   for (int i : {1, 2}) {
     if (info.InputDType(i) != dtype) return info.Invalid("inputs of one dtype expected");
@@ -115,15 +123,23 @@ Status CreateInstanceNormGrad(KernelInfo& info) {
   return CreateGrad(info, x.rank() < 2 ? 0 : std::max<int64_t>(1, x[1]));
 }
 
-Status CreateGroupNormGrad(KernelInfo& info) { return CreateGrad(info, info.Attr<int64_t>("num_groups", 0)); }
+Status CreateGroupNormGrad(KernelInfo& info) {
+  return CreateGrad(info, info.Attr<int64_t>("num_groups", 0));
+}
 
 }  // namespace
 
 void RegisterGroupNormGradKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "InstanceNormalizationGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .aliases = {MayReuse(0, 0)}, .create = CreateInstanceNormGrad});
-  registry.Add({.op_type = "GroupNormalizationGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .aliases = {MayReuse(0, 0)}, .create = CreateGroupNormGrad});
+  registry.Add({.op_type = "InstanceNormalizationGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateInstanceNormGrad});
+  registry.Add({.op_type = "GroupNormalizationGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateGroupNormGrad});
 }
 
 }  // namespace caesura

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adagrad, Adam and Momentum of ONNX's domain ai.onnx.preview.training: (R, T, tensors..., gradients...,
-// states...) -> (tensors'..., states'...). Unlike our own updates they are pure functions. The formulas stand in
-// the schemas.
+// Adagrad, Adam and Momentum of ONNX's domain ai.onnx.preview.training: (R, T, tensors...,
+// gradients..., states...) -> (tensors'..., states'...). Unlike our own updates they are pure
+// functions. The formulas stand in the schemas.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -17,7 +17,7 @@ constexpr char kOnnxTrainingDomain[] = "ai.onnx.preview.training";
 struct OnnxUpdate {
   int count = 0, states = 0, threads = 1;
   DType rate_dtype = DType::kFloat32;
-  std::vector<DType> dtypes;      // of each optimised tensor
+  std::vector<DType> dtypes;  // of each optimised tensor
   std::vector<int64_t> elements;
 
   double Rate(const KernelContext& context) const {
@@ -30,10 +30,12 @@ bool IsFloat(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::k
 Result<OnnxUpdate> PlanUpdate(KernelInfo& info, int states) {
   const int tensors = static_cast<int>(info.node().inputs().size()) - 2;
   if (tensors < 2 + states || tensors % (2 + states) != 0) {
-    return info.Invalid("takes R, T and " + std::to_string(2 + states) + " inputs for each optimised tensor");
+    return info.Invalid("takes R, T and " + std::to_string(2 + states) +
+                        " inputs for each optimised tensor");
   }
   OnnxUpdate update{tensors / (2 + states), states, info.threads(), info.InputDType(0), {}, {}};
-  if (info.output_count() > update.count * (1 + states)) return info.Invalid("has too many outputs");
+  if (info.output_count() > update.count * (1 + states))
+    return info.Invalid("has too many outputs");
   const bool scalars = info.HasInput(0) && info.HasInput(1) && IsFloat(update.rate_dtype) &&
                        info.InputDType(1) == DType::kInt64 && info.InputShape(0).elements() == 1 &&
                        info.InputShape(1).elements() == 1;
@@ -55,7 +57,8 @@ Result<OnnxUpdate> PlanUpdate(KernelInfo& info, int states) {
   return update;
 }
 
-// Calls rule(x, g, s) for every element and stores what it makes of x and of the states s; absent outputs are left.
+// Calls rule(x, g, s) for every element and stores what it makes of x and of the states s; absent
+// outputs are left.
 template <typename T, int States, typename Rule>
 void UpdateTensor(const OnnxUpdate& update, int i, const Rule& rule, KernelContext& context) {
   const T* x = context.Input<T>(2 + i);
@@ -64,17 +67,18 @@ void UpdateTensor(const OnnxUpdate& update, int i, const Rule& rule, KernelConte
   T* outputs[1 + States];
   for (int s = 0; s < States; ++s) states[s] = context.Input<T>(2 + (2 + s) * update.count + i);
   for (int o = 0; o < 1 + States; ++o) outputs[o] = context.Output<T>(o * update.count + i);
-  ParallelFor(update.threads, update.elements[i], kParallelGrain / 16, [&](int64_t first, int64_t last) {
-    for (int64_t e = first; e < last; ++e) {
-      T value = x[e], state[States];
-      for (int s = 0; s < States; ++s) state[s] = states[s][e];
-      rule(value, g[e], state);
-      if (outputs[0] != nullptr) outputs[0][e] = value;
-      for (int s = 0; s < States; ++s) {
-        if (outputs[1 + s] != nullptr) outputs[1 + s][e] = state[s];
-      }
-    }
-  });
+  ParallelFor(update.threads, update.elements[i], kParallelGrain / 16,
+              [&](int64_t first, int64_t last) {
+                for (int64_t e = first; e < last; ++e) {
+                  T value = x[e], state[States];
+                  for (int s = 0; s < States; ++s) state[s] = states[s][e];
+                  rule(value, g[e], state);
+                  if (outputs[0] != nullptr) outputs[0][e] = value;
+                  for (int s = 0; s < States; ++s) {
+                    if (outputs[1 + s] != nullptr) outputs[1 + s][e] = state[s];
+                  }
+                }
+              });
 }
 
 // `make_rule(TypeTag<T>, R, T)` gives the rule of one step.
@@ -117,7 +121,8 @@ Status CreateAdam(KernelInfo& info) {
   return SetUpdate<2>(info, [=](auto tag, double rate, int64_t step) {
     using T = typename decltype(tag)::type;
     const double t = static_cast<double>(step);
-    const T r = T(step > 0 ? rate * std::sqrt(1 - std::pow(beta, t)) / (1 - std::pow(alpha, t)) : rate);
+    const T r =
+        T(step > 0 ? rate * std::sqrt(1 - std::pow(beta, t)) / (1 - std::pow(alpha, t)) : rate);
     return [=](T& x, T g, T* state) {
       g += T(norm) * x;
       state[0] = T(alpha) * state[0] + T(1 - alpha) * g;
@@ -132,23 +137,31 @@ Status CreateMomentum(KernelInfo& info) {
   const double norm = info.Attr<float>("norm_coefficient", 0.0f);
   const std::string mode = info.Attr<std::string>("mode", "standard");
   if (mode != "standard" && mode != "nesterov") return info.Invalid("unknown mode " + mode);
-  return SetUpdate<1>(info, [=, nesterov = mode == "nesterov"](auto tag, double rate, int64_t step) {
-    using T = typename decltype(tag)::type;
-    return [=, adjusted = T(step > 0 ? beta : 1)](T& x, T g, T* v) {
-      g += T(norm) * x;
-      v[0] = T(alpha) * v[0] + adjusted * g;
-      x -= T(rate) * (nesterov ? g + T(alpha) * v[0] : v[0]);
-    };
-  });
+  return SetUpdate<1>(info,
+                      [=, nesterov = mode == "nesterov"](auto tag, double rate, int64_t step) {
+                        using T = typename decltype(tag)::type;
+                        return [=, adjusted = T(step > 0 ? beta : 1)](T& x, T g, T* v) {
+                          g += T(norm) * x;
+                          v[0] = T(alpha) * v[0] + adjusted * g;
+                          x -= T(rate) * (nesterov ? g + T(alpha) * v[0] : v[0]);
+                        };
+                      });
 }
 
 }  // namespace
 
 void RegisterOnnxTrainingKernels(KernelRegistry& registry) {
   const DTypeSet rates = {DType::kFloat32, DType::kFloat64};
-  registry.Add({.op_type = "Adagrad", .domain = kOnnxTrainingDomain, .types = rates, .create = CreateAdagrad});
-  registry.Add({.op_type = "Adam", .domain = kOnnxTrainingDomain, .types = rates, .create = CreateAdam});
-  registry.Add({.op_type = "Momentum", .domain = kOnnxTrainingDomain, .types = rates, .create = CreateMomentum});
+  registry.Add({.op_type = "Adagrad",
+                .domain = kOnnxTrainingDomain,
+                .types = rates,
+                .create = CreateAdagrad});
+  registry.Add(
+      {.op_type = "Adam", .domain = kOnnxTrainingDomain, .types = rates, .create = CreateAdam});
+  registry.Add({.op_type = "Momentum",
+                .domain = kOnnxTrainingDomain,
+                .types = rates,
+                .create = CreateMomentum});
 }
 
 }  // namespace caesura

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// NAdamUpdate, RAdamUpdate, AdamaxUpdate, AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate: the formulas of torch.optim
-// (as of PyTorch 2.13), operation by operation. g is the gradient, already scaled; t the number of the step. With
-// weight_decay g += weight_decay p comes first; decoupled, p *= 1 - lr weight_decay.
+// NAdamUpdate, RAdamUpdate, AdamaxUpdate, AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate:
+// the formulas of torch.optim (as of PyTorch 2.13), operation by operation. g is the gradient,
+// already scaled; t the number of the step. With weight_decay g += weight_decay p comes first;
+// decoupled, p *= 1 - lr weight_decay.
 #include <cmath>
 
 #include "training/kernels/training_ops.h"
@@ -28,8 +29,11 @@ struct NAdamRule {
 };
 
 Status CreateNAdamUpdate(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {
-      {"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}, {"weight_decay", 0}, {"momentum_decay", 4e-3}};
+  const std::vector<Coefficient> coefficients = {{"beta1", 0.9},
+                                                 {"beta2", 0.999},
+                                                 {"epsilon", 1e-8},
+                                                 {"weight_decay", 0},
+                                                 {"momentum_decay", 4e-3}};
   const bool decoupled = info.Attr<int64_t>("decoupled_weight_decay", 0) != 0;
   const auto make_rule = [=](auto tag, const UpdateStep& step, std::array<float*, 1> scalars) {
     using A = typename decltype(tag)::type;
@@ -52,12 +56,13 @@ Status CreateNAdamUpdate(KernelInfo& info) {
   return SetUpdateWithScalars<1, 2>(info, coefficients, make_rule);
 }
 
-// Liu et al. 2020, algorithm 2:  m, v as Adam's;  R = 2 / (1 - beta2) - 1;  r = R - 2 t beta2^t / (1 - beta2^t)
-// p -= lr m / (1 - beta1^t), times where r > 5
+// Liu et al. 2020, algorithm 2:  m, v as Adam's;  R = 2 / (1 - beta2) - 1;  r = R - 2 t beta2^t /
+// (1 - beta2^t) p -= lr m / (1 - beta1^t), times where r > 5
 //   sqrt(1 - beta2^t) / (sqrt(v) + epsilon) sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r))
 template <typename A>
 struct RAdamRule {
-  A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, rate, epsilon, adaptive, rectification;
+  A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, rate, epsilon, adaptive,
+      rectification;
   bool is_rectified;
   void operator()(A& p, A g, A* state) const {
     g += l2 * p;
@@ -95,7 +100,8 @@ Status CreateRAdamUpdate(KernelInfo& info) {
   });
 }
 
-// Kingma and Ba 2015, section 7.1:  m as Adam's;  u = max(beta2 u, |g| + epsilon);  p -= lr / (1 - beta1^t) m / u
+// Kingma and Ba 2015, section 7.1:  m as Adam's;  u = max(beta2 u, |g| + epsilon);  p -= lr / (1 -
+// beta1^t) m / u
 template <typename A>
 struct AdamaxRule {
   A l2, one_minus_beta1, beta2, epsilon, rate;
@@ -113,7 +119,8 @@ Status CreateAdamaxUpdate(KernelInfo& info) {
   return SetUpdate<2>(info, coefficients, [](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
     const auto [beta1, beta2, epsilon, decay] = step.Get<4>();
-    const double rate = step.learning_rate / (1 - std::pow(beta1, static_cast<double>(step.number)));
+    const double rate =
+        step.learning_rate / (1 - std::pow(beta1, static_cast<double>(step.number)));
     return AdamaxRule<A>{A(decay), A(1 - beta1), A(beta2), A(epsilon), A(rate)};
   });
 }
@@ -130,7 +137,8 @@ struct AdagradRule {
 };
 
 Status CreateAdagradUpdate(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {{"lr_decay", 0}, {"weight_decay", 0}, {"epsilon", 1e-10}};
+  const std::vector<Coefficient> coefficients = {
+      {"lr_decay", 0}, {"weight_decay", 0}, {"epsilon", 1e-10}};
   return SetUpdate<1>(info, coefficients, [](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
     const auto [lr_decay, decay, epsilon] = step.Get<3>();
@@ -139,8 +147,8 @@ Status CreateAdagradUpdate(KernelInfo& info) {
   });
 }
 
-// Zeiler 2012:  v = rho v + (1 - rho) g^2;  d = sqrt(u + epsilon) / sqrt(v + epsilon) g;  u = rho u + (1 - rho) d^2
-// p -= lr d
+// Zeiler 2012:  v = rho v + (1 - rho) g^2;  d = sqrt(u + epsilon) / sqrt(v + epsilon) g;  u = rho u
+// + (1 - rho) d^2 p -= lr d
 template <typename A>
 struct AdadeltaRule {
   A l2, rho, one_minus_rho, epsilon, rate;
@@ -154,7 +162,8 @@ struct AdadeltaRule {
 };
 
 Status CreateAdadeltaUpdate(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {{"rho", 0.9}, {"epsilon", 1e-6}, {"weight_decay", 0}};
+  const std::vector<Coefficient> coefficients = {
+      {"rho", 0.9}, {"epsilon", 1e-6}, {"weight_decay", 0}};
   return SetUpdate<2>(info, coefficients, [](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
     const auto [rho, epsilon, decay] = step.Get<3>();
@@ -162,8 +171,8 @@ Status CreateAdadeltaUpdate(KernelInfo& info) {
   });
 }
 
-// Polyak and Juditsky 1992, with the rates of Bottou's SGD:  p *= 1 - lambd eta;  p -= eta g;  ax += (p - ax) mu
-// then  eta = lr / (1 + lambd lr t)^alpha;  mu = 1 / max(1, t - t0)
+// Polyak and Juditsky 1992, with the rates of Bottou's SGD:  p *= 1 - lambd eta;  p -= eta g;  ax
+// += (p - ax) mu then  eta = lr / (1 + lambd lr t)^alpha;  mu = 1 / max(1, t - t0)
 template <typename A>
 struct AsgdRule {
   A l2, keep, eta, mu;
@@ -177,11 +186,13 @@ struct AsgdRule {
 };
 
 Status CreateAsgdUpdate(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {{"lambd", 1e-4}, {"alpha", 0.75}, {"t0", 1e6}, {"weight_decay", 0}};
+  const std::vector<Coefficient> coefficients = {
+      {"lambd", 1e-4}, {"alpha", 0.75}, {"t0", 1e6}, {"weight_decay", 0}};
   const auto make_rule = [](auto tag, const UpdateStep& step, std::array<float*, 2> scalars) {
     using A = typename decltype(tag)::type;
     const auto [lambd, alpha, t0, decay] = step.Get<4>();
-    const double t = static_cast<double>(step.number), rate = step.learning_rate, eta = *scalars[0], mu = *scalars[1];
+    const double t = static_cast<double>(step.number), rate = step.learning_rate, eta = *scalars[0],
+                 mu = *scalars[1];
     *scalars[0] = static_cast<float>(rate / std::pow(1 + lambd * rate * t, alpha));
     *scalars[1] = static_cast<float>(1 / std::max(1.0, t - t0));
     return AsgdRule<A>{A(decay), A(1 - lambd * eta), A(eta), A(mu), mu == 1};
@@ -189,14 +200,19 @@ Status CreateAsgdUpdate(KernelInfo& info) {
   return SetUpdateWithScalars<2, 1>(info, coefficients, make_rule);
 }
 
-// Riedmiller and Braun 1993:  s = eta_plus, eta_minus or 1 as the gradient keeps its sign, changes it, or is or was 0
-// size = clamp(s size);  g = 0 where its sign has changed;  p -= sign(g) size;  prev = g
+// Riedmiller and Braun 1993:  s = eta_plus, eta_minus or 1 as the gradient keeps its sign, changes
+// it, or is or was 0 size = clamp(s size);  g = 0 where its sign has changed;  p -= sign(g) size;
+// prev = g
 template <typename A>
 struct RpropRule {
   A minus, plus, least, most;
   void operator()(A& p, A g, A* state) const {
     const A kept = g * state[0];
-    state[1] = std::min(std::max(state[1] * (kept > 0 ? plus : kept < 0 ? minus : A(1)), least), most);
+    state[1] = std::min(std::max(state[1] * (kept > 0   ? plus
+                                             : kept < 0 ? minus
+                                                        : A(1)),
+                                 least),
+                        most);
     if (kept < 0) g = 0;
     p -= static_cast<A>((g > 0) - (g < 0)) * state[1];
     state[0] = g;
@@ -220,8 +236,9 @@ void RegisterAdaptiveOptimizerKernels(KernelRegistry& registry) {
     const char* op_type;
     KernelFactory create;
   } updates[] = {
-      {"NAdamUpdate", CreateNAdamUpdate},     {"RAdamUpdate", CreateRAdamUpdate},     {"AdamaxUpdate", CreateAdamaxUpdate},
-      {"AdagradUpdate", CreateAdagradUpdate}, {"AdadeltaUpdate", CreateAdadeltaUpdate}, {"AsgdUpdate", CreateAsgdUpdate},
+      {"NAdamUpdate", CreateNAdamUpdate},       {"RAdamUpdate", CreateRAdamUpdate},
+      {"AdamaxUpdate", CreateAdamaxUpdate},     {"AdagradUpdate", CreateAdagradUpdate},
+      {"AdadeltaUpdate", CreateAdadeltaUpdate}, {"AsgdUpdate", CreateAsgdUpdate},
       {"RpropUpdate", CreateRpropUpdate},
   };
   for (const auto& update : updates) {

@@ -27,7 +27,8 @@ struct LambDirection {
     const LambDirection own = *this;  // no store can change it: the compiler keeps it in registers
     for (int64_t i = 0; i < count; ++i) {
       const A denominator = std::sqrt(static_cast<A>(v[i]) / own.correction2) + own.epsilon;
-      u[i] = static_cast<A>(m[i]) / own.correction1 / denominator + own.decay * static_cast<A>(p[i]);
+      u[i] =
+          static_cast<A>(m[i]) / own.correction1 / denominator + own.decay * static_cast<A>(p[i]);
     }
   }
 };
@@ -35,7 +36,8 @@ struct LambDirection {
 // Updates m and v, then leaves the sums of squares of p and u of each block in `sums`.
 template <typename T>
 void UpdateMoments(const UpdateGroup& group, const LambCoefficients& c, const UpdateStep& step,
-                   const LambDirection<Accumulator<T>>& direction, KernelContext& context, double* sums) {
+                   const LambDirection<Accumulator<T>>& direction, KernelContext& context,
+                   double* sums) {
   using A = Accumulator<T>;
   const A taken1 = A(1 - c.beta1), beta2 = A(c.beta2), taken2 = A(1 - c.beta2);
   const auto rule = [=](A&, A g, A* state) {
@@ -70,12 +72,12 @@ void TrustRatios(const UpdateGroup& group, const double* sums, double* ratios) {
 }
 
 template <typename T>
-void RunLamb(const UpdateGroup& group, const LambCoefficients& c, const UpdateStep& step, double* scratch,
-             KernelContext& context) {
+void RunLamb(const UpdateGroup& group, const LambCoefficients& c, const UpdateStep& step,
+             double* scratch, KernelContext& context) {
   using A = Accumulator<T>;
   const double t = static_cast<double>(step.number);
-  const LambDirection<A> direction{A(1 - std::pow(c.beta1, t)), A(1 - std::pow(c.beta2, t)), A(c.epsilon),
-                                   A(c.decay)};
+  const LambDirection<A> direction{A(1 - std::pow(c.beta1, t)), A(1 - std::pow(c.beta2, t)),
+                                   A(c.epsilon), A(c.decay)};
   double* ratios = scratch + 2 * group.blocks().blocks().size();
   UpdateMoments<T>(group, c, step, direction, context, scratch);
   TrustRatios(group, scratch, ratios);
@@ -87,7 +89,8 @@ void RunLamb(const UpdateGroup& group, const LambCoefficients& c, const UpdateSt
     A u[ParameterBlocks::kBlockSize];
     direction.Fill(p, m, v, block.count, u);
     const A rate = A(step.learning_rate * ratios[block.tensor]);
-    for (int64_t i = 0; i < block.count; ++i) p[i] = static_cast<T>(static_cast<A>(p[i]) - rate * u[i]);
+    for (int64_t i = 0; i < block.count; ++i)
+      p[i] = static_cast<T>(static_cast<A>(p[i]) - rate * u[i]);
   });
 }
 
@@ -95,7 +98,8 @@ Status CreateLambUpdate(KernelInfo& info) {
   const std::vector<Coefficient> coefficients = {
       {"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-6}, {"weight_decay", 1e-2}};
   ASSIGN_OR_RETURN(const UpdateGroup group, UpdateGroup::Plan(info, 2, coefficients));
-  const size_t scratch = info.BookScratch((2 * group.blocks().blocks().size() + group.count()) * sizeof(double));
+  const size_t scratch =
+      info.BookScratch((2 * group.blocks().blocks().size() + group.count()) * sizeof(double));
   DispatchFloat(group.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([group, scratch](KernelContext& context) -> Status {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// SgdUpdate, AdamUpdate, AdamWUpdate, LionUpdate, RmspropUpdate: the formulas of torch.optim, operation by
-// operation, so that rounding stays close too. g is the gradient, already scaled; t the number of the step. The others are in
-// optimizer_adaptive.cc.
+// SgdUpdate, AdamUpdate, AdamWUpdate, LionUpdate, RmspropUpdate: the formulas of torch.optim,
+// operation by operation, so that rounding stays close too. g is the gradient, already scaled; t
+// the number of the step. The others are in optimizer_adaptive.cc.
 #include <cmath>
 
 #include "training/kernels/training_ops.h"
@@ -10,8 +10,8 @@
 namespace caesura {
 namespace {
 
-// g += weight_decay p;  buf = momentum buf + (1 - dampening) g, at first g;  p -= lr buf, or with Nesterov
-// p -= lr (g + momentum buf)
+// g += weight_decay p;  buf = momentum buf + (1 - dampening) g, at first g;  p -= lr buf, or with
+// Nesterov p -= lr (g + momentum buf)
 template <typename A>
 struct SgdRule {
   A rate, decay, momentum, taken;
@@ -30,7 +30,8 @@ struct PlainSgdRule {
 };
 
 Status CreateSgdUpdate(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {{"momentum", 0}, {"dampening", 0}, {"weight_decay", 0}};
+  const std::vector<Coefficient> coefficients = {
+      {"momentum", 0}, {"dampening", 0}, {"weight_decay", 0}};
   const bool nesterov = info.Attr<int64_t>("nesterov", 0) != 0;
   const bool has_buffer = info.output_count() > info.Attr<int64_t>("count", 0);
   if (!has_buffer) {
@@ -42,13 +43,14 @@ Status CreateSgdUpdate(KernelInfo& info) {
   return SetUpdate<1>(info, coefficients, [=](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
     const auto [momentum, dampening, decay] = step.Get<3>();
-    return SgdRule<A>{A(step.learning_rate), A(decay), A(momentum), A(step.number == 1 ? 1 : 1 - dampening), nesterov};
+    return SgdRule<A>{A(step.learning_rate), A(decay), A(momentum),
+                      A(step.number == 1 ? 1 : 1 - dampening), nesterov};
   });
 }
 
-// m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2;  with amsgrad u = max(u, v), otherwise u = v
-// p -= lr / (1 - beta1^t) m / (sqrt(u) / sqrt(1 - beta2^t) + epsilon)
-// Adam: g += weight_decay p before; AdamW: p *= 1 - lr weight_decay before.
+// m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2;  with amsgrad u = max(u, v), otherwise
+// u = v p -= lr / (1 - beta1^t) m / (sqrt(u) / sqrt(1 - beta2^t) + epsilon) Adam: g += weight_decay
+// p before; AdamW: p *= 1 - lr weight_decay before.
 template <typename A, bool kAmsgrad>
 struct AdamRule {
   A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, epsilon, step_size;
@@ -82,7 +84,8 @@ Status CreateAdam(KernelInfo& info, bool decoupled, double default_decay) {
 }
 Status CreateAdam(KernelInfo& info, bool decoupled, double default_decay) {
   const bool amsgrad = info.Attr<int64_t>("amsgrad", 0) != 0;
-  return amsgrad ? CreateAdam<true>(info, decoupled, default_decay) : CreateAdam<false>(info, decoupled, default_decay);
+  return amsgrad ? CreateAdam<true>(info, decoupled, default_decay)
+                 : CreateAdam<false>(info, decoupled, default_decay);
 }
 Status CreateAdamUpdate(KernelInfo& info) { return CreateAdam(info, false, 0); }
 Status CreateAdamWUpdate(KernelInfo& info) { return CreateAdam(info, true, 1e-2); }
@@ -102,7 +105,8 @@ struct LionRule {
 };
 
 Status CreateLionUpdate(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0}};
+  const std::vector<Coefficient> coefficients = {
+      {"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0}};
   return SetUpdate<1>(info, coefficients, [](auto tag, const UpdateStep& step) {
     using A = typename decltype(tag)::type;
     const auto [beta1, beta2, decay] = step.Get<3>();
@@ -111,9 +115,9 @@ Status CreateLionUpdate(KernelInfo& info) {
   });
 }
 
-// g += weight_decay p;  v = alpha v + (1 - alpha) g^2;  centered: a = lerp(a, g, 1 - alpha), v' = v - a^2
-// d = g / (sqrt(v') + epsilon);  p -= lr d, or with momentum buf = momentum buf + d, p -= lr buf
-// States: v, then a if centered, then buf if there is momentum.
+// g += weight_decay p;  v = alpha v + (1 - alpha) g^2;  centered: a = lerp(a, g, 1 - alpha), v' = v
+// - a^2 d = g / (sqrt(v') + epsilon);  p -= lr d, or with momentum buf = momentum buf + d, p -= lr
+// buf States: v, then a if centered, then buf if there is momentum.
 template <typename A, bool kCentered, bool kMomentum>
 struct RmspropRule {
   A rate, decay, alpha, one_minus_alpha, epsilon, momentum;
@@ -138,19 +142,22 @@ struct RmspropRule {
 
 template <bool kCentered, bool kMomentum>
 Status CreateRmsprop(KernelInfo& info) {
-  const std::vector<Coefficient> coefficients = {{"alpha", 0.99}, {"epsilon", 1e-8}, {"momentum", 0}, {"weight_decay", 0}};
-  return SetUpdate<1 + kCentered + kMomentum>(info, coefficients, [](auto tag, const UpdateStep& step) {
-    using A = typename decltype(tag)::type;
-    const auto [alpha, epsilon, momentum, decay] = step.Get<4>();
-    return RmspropRule<A, kCentered, kMomentum>{A(step.learning_rate), A(decay),   A(alpha),
-                                                A(1 - alpha),          A(epsilon), A(momentum)};
-  });
+  const std::vector<Coefficient> coefficients = {
+      {"alpha", 0.99}, {"epsilon", 1e-8}, {"momentum", 0}, {"weight_decay", 0}};
+  return SetUpdate<1 + kCentered + kMomentum>(
+      info, coefficients, [](auto tag, const UpdateStep& step) {
+        using A = typename decltype(tag)::type;
+        const auto [alpha, epsilon, momentum, decay] = step.Get<4>();
+        return RmspropRule<A, kCentered, kMomentum>{A(step.learning_rate), A(decay),   A(alpha),
+                                                    A(1 - alpha),          A(epsilon), A(momentum)};
+      });
 }
 
 Status CreateRmspropUpdate(KernelInfo& info) {
   const bool centered = info.Attr<int64_t>("centered", 0) != 0;
   const bool has_buffer = info.output_count() > (2 + centered) * info.Attr<int64_t>("count", 0);
-  if (has_buffer) return centered ? CreateRmsprop<true, true>(info) : CreateRmsprop<false, true>(info);
+  if (has_buffer)
+    return centered ? CreateRmsprop<true, true>(info) : CreateRmsprop<false, true>(info);
   return centered ? CreateRmsprop<true, false>(info) : CreateRmsprop<false, false>(info);
 }
 
@@ -161,8 +168,9 @@ void RegisterOptimizerKernels(KernelRegistry& registry) {
     const char* op_type;
     KernelFactory create;
   } updates[] = {
-      {"SgdUpdate", CreateSgdUpdate},     {"AdamUpdate", CreateAdamUpdate}, {"AdamWUpdate", CreateAdamWUpdate},
-      {"LionUpdate", CreateLionUpdate},   {"RmspropUpdate", CreateRmspropUpdate},
+      {"SgdUpdate", CreateSgdUpdate},         {"AdamUpdate", CreateAdamUpdate},
+      {"AdamWUpdate", CreateAdamWUpdate},     {"LionUpdate", CreateLionUpdate},
+      {"RmspropUpdate", CreateRmspropUpdate},
   };
   for (const auto& update : updates) {
     registry.Add({.op_type = update.op_type,

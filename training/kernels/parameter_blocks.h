@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elements of many tensors cut into blocks of fixed size, so that one parallel loop covers them all and sums
-// over them do not depend on the number of threads.
+// The elements of many tensors cut into blocks of fixed size, so that one parallel loop covers them
+// all and sums over them do not depend on the number of threads.
 #ifndef CAESURA_TRAINING_KERNELS_PARAMETER_BLOCKS_H_
 #define CAESURA_TRAINING_KERNELS_PARAMETER_BLOCKS_H_
 
@@ -33,12 +33,13 @@ class ParameterBlocks {
   }
   const std::vector<Block>& blocks() const { return blocks_; }
 
-  // Calls fn(block number) for every block; threads share the elements, not the blocks, evenly. `work` is about
-  // the operations that an element takes.
+  // Calls fn(block number) for every block; threads share the elements, not the blocks, evenly.
+  // `work` is about the operations that an element takes.
   template <typename Fn>
   void ForEach(int threads, int64_t work, Fn&& fn) const {
     ParallelFor(threads, total_, kParallelGrain / work, [&](int64_t first, int64_t last) {
-      const size_t begin = std::lower_bound(starts_.begin(), starts_.end(), first) - starts_.begin();
+      const size_t begin =
+          std::lower_bound(starts_.begin(), starts_.end(), first) - starts_.begin();
       for (size_t b = begin; b < blocks_.size() && starts_[b] < last; ++b) fn(b);
     });
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MaxPoolGrad (dY, X), AveragePoolGrad (dY, X), LpPoolGrad (dY, X, Y), GlobalMaxPoolGrad (dY, X) -> dX.
+// MaxPoolGrad (dY, X), AveragePoolGrad (dY, X), LpPoolGrad (dY, X, Y), GlobalMaxPoolGrad (dY, X) ->
+// dX.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +16,8 @@ namespace {
 Result<PoolGeometry> MakePoolGradient(KernelInfo& info) {
   ASSIGN_OR_RETURN(PoolGeometry g, MakePoolGeometry(info, info.InputShape(1)));
   if (info.InputShape(0) != g.output) {
-    return info.Invalid("dY of shape " + g.output.ToString() + " expected, got " + info.InputShape(0).ToString());
+    return info.Invalid("dY of shape " + g.output.ToString() + " expected, got " +
+                        info.InputShape(0).ToString());
   }
   if (info.InputDType(1) != info.InputDType(0)) return info.Invalid("inputs of one dtype expected");
   info.SetOutput(0, info.InputDType(0), info.InputShape(1));
@@ -50,9 +52,10 @@ void SetMaxPoolGrad(KernelInfo& info, const PoolGeometry& g) {
 
 Status CreateMaxPoolGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradient(info));
-  if (g.window.InputCount() > std::numeric_limits<int32_t>::max()) return info.Refuse("an image beyond 2^31 elements");
-  DispatchDType<float, double>(info.InputDType(0),
-                               [&](auto tag) { SetMaxPoolGrad<typename decltype(tag)::type>(info, g); });
+  if (g.window.InputCount() > std::numeric_limits<int32_t>::max())
+    return info.Refuse("an image beyond 2^31 elements");
+  DispatchDType<float, double>(
+      info.InputDType(0), [&](auto tag) { SetMaxPoolGrad<typename decltype(tag)::type>(info, g); });
   return {};
 }
 
@@ -63,28 +66,32 @@ void SetAveragePoolGrad(KernelInfo& info, const PoolGeometry& g) {
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const int threads = info.threads();
   const bool include_pad = info.Attr<int64_t>("count_include_pad", 0) != 0;
-  info.SetCompute([=, factors = WindowReciprocals<T>(g.window, include_pad)](KernelContext& context) {
-    const T* dy = context.Input<T>(0);
-    T* dx = context.Output<T>(0);
-    ParallelFor(threads, images, PoolGrain(w), [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const T *from_dy = dy + i * outputs, *factor = factors.data();
-        T* image = dx + i * inputs;
-        std::fill_n(image, inputs, T(0));
-        for (int64_t k = 0; k < w.KernelCount(); ++k) {
-          ForEachLine(w, k, [=](int64_t line, int64_t begin, int64_t end, int64_t at, int64_t step) {
-            for (int64_t o = begin; o < end; ++o) image[at + o * step] += from_dy[line + o] * factor[line + o];
-          });
-        }
-      }
-    });
-  });
+  info.SetCompute(
+      [=, factors = WindowReciprocals<T>(g.window, include_pad)](KernelContext& context) {
+        const T* dy = context.Input<T>(0);
+        T* dx = context.Output<T>(0);
+        ParallelFor(threads, images, PoolGrain(w), [&](int64_t first, int64_t last) {
+          for (int64_t i = first; i < last; ++i) {
+            const T *from_dy = dy + i * outputs, *factor = factors.data();
+            T* image = dx + i * inputs;
+            std::fill_n(image, inputs, T(0));
+            for (int64_t k = 0; k < w.KernelCount(); ++k) {
+              ForEachLine(w, k,
+                          [=](int64_t line, int64_t begin, int64_t end, int64_t at, int64_t step) {
+                            for (int64_t o = begin; o < end; ++o)
+                              image[at + o * step] += from_dy[line + o] * factor[line + o];
+                          });
+            }
+          }
+        });
+      });
 }
 
 Status CreateAveragePoolGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradient(info));
-  DispatchDType<float, double>(info.InputDType(0),
-                               [&](auto tag) { SetAveragePoolGrad<typename decltype(tag)::type>(info, g); });
+  DispatchDType<float, double>(info.InputDType(0), [&](auto tag) {
+    SetAveragePoolGrad<typename decltype(tag)::type>(info, g);
+  });
   return {};
 }
 
@@ -104,13 +111,15 @@ void SetLpPoolGrad(KernelInfo& info, const PoolGeometry& g) {
         T* image = dx + i * inputs;
         std::fill_n(image, inputs, T(0));
         for (int64_t k = 0; k < w.KernelCount(); ++k) {
-          ForEachLine(w, k, [=](int64_t line, int64_t begin, int64_t end, int64_t at, int64_t step) {
-            for (int64_t o = begin; o < end; ++o) {
-              const T v = in[at + o * step], n = norm[line + o];
-              if (n == T(0) || v == T(0)) continue;
-              image[at + o * step] += d[line + o] * std::copysign(std::pow(std::abs(v) / n, power), v);
-            }
-          });
+          ForEachLine(w, k,
+                      [=](int64_t line, int64_t begin, int64_t end, int64_t at, int64_t step) {
+                        for (int64_t o = begin; o < end; ++o) {
+                          const T v = in[at + o * step], n = norm[line + o];
+                          if (n == T(0) || v == T(0)) continue;
+                          image[at + o * step] +=
+                              d[line + o] * std::copysign(std::pow(std::abs(v) / n, power), v);
+                        }
+                      });
         }
       }
     });
@@ -120,14 +129,15 @@ void SetLpPoolGrad(KernelInfo& info, const PoolGeometry& g) {
 Status CreateLpPoolGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradient(info));
   if (info.InputShape(2) != g.output) return info.Invalid("Y of dY's shape expected");
-  DispatchDType<float, double>(info.InputDType(0),
-                               [&](auto tag) { SetLpPoolGrad<typename decltype(tag)::type>(info, g); });
+  DispatchDType<float, double>(
+      info.InputDType(0), [&](auto tag) { SetLpPoolGrad<typename decltype(tag)::type>(info, g); });
   return {};
 }
 
 Status CreateGlobalMaxPoolGrad(KernelInfo& info) {
   const Shape& x = info.InputShape(1);
-  if (x.rank() < 2 || info.InputShape(0).elements() != x[0] * x[1]) return info.Invalid("dY of one element a channel expected");
+  if (x.rank() < 2 || info.InputShape(0).elements() != x[0] * x[1])
+    return info.Invalid("dY of one element a channel expected");
   info.SetOutput(0, info.InputDType(0), x);
   const int64_t rows = x[0] * x[1], count = x.Elements(2, x.rank());
   const int threads = info.threads();
@@ -136,19 +146,20 @@ Status CreateGlobalMaxPoolGrad(KernelInfo& info) {
     info.SetCompute([=](KernelContext& context) {
       const T *dy = context.Input<T>(0), *in = context.Input<T>(1);
       T* dx = context.Output<T>(0);
-      ParallelFor(threads, rows, 1 + kParallelGrain / (count + 1), [=](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) {
-          const T* image = in + r * count;
-          int64_t best = 0;
-          for (int64_t i = 1; i < count; ++i) {
-            const bool nan = image[i] != image[i] && image[best] == image[best];
-            if (image[i] > image[best] || nan) best = i;
-          }
-          const T d = dy[r];  // dX may lie over X, not over dY
-          std::fill_n(dx + r * count, count, T(0.0f));
-          if (count > 0) dx[r * count + best] = d;
-        }
-      });
+      ParallelFor(threads, rows, 1 + kParallelGrain / (count + 1),
+                  [=](int64_t first, int64_t last) {
+                    for (int64_t r = first; r < last; ++r) {
+                      const T* image = in + r * count;
+                      int64_t best = 0;
+                      for (int64_t i = 1; i < count; ++i) {
+                        const bool nan = image[i] != image[i] && image[best] == image[best];
+                        if (image[i] > image[best] || nan) best = i;
+                      }
+                      const T d = dy[r];  // dX may lie over X, not over dY
+                      std::fill_n(dx + r * count, count, T(0.0f));
+                      if (count > 0) dx[r * count + best] = d;
+                    }
+                  });
     });
   });
   return {};
@@ -157,7 +168,8 @@ Status CreateGlobalMaxPoolGrad(KernelInfo& info) {
 }  // namespace
 
 void RegisterPoolGradKernels(KernelRegistry& registry) {
-  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64}, kHalf = {DType::kFloat16, DType::kBFloat16};
+  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64},
+                     kHalf = {DType::kFloat16, DType::kBFloat16};
   auto add = [&](const char* op, KernelFactory wide, KernelFactory half) {
     registry.Add({.op_type = op, .domain = kTrainingDomain, .types = kWide, .create = wide});
     registry.Add({.op_type = op, .domain = kTrainingDomain, .types = kHalf, .create = half});
@@ -165,8 +177,11 @@ void RegisterPoolGradKernels(KernelRegistry& registry) {
   add("MaxPoolGrad", CreateMaxPoolGrad, ThroughFloat<CreateMaxPoolGrad>);
   add("AveragePoolGrad", CreateAveragePoolGrad, ThroughFloat<CreateAveragePoolGrad>);
   add("LpPoolGrad", CreateLpPoolGrad, ThroughFloat<CreateLpPoolGrad>);
-  registry.Add({.op_type = "GlobalMaxPoolGrad", .domain = kTrainingDomain, .types = kFloatTypes,
-                .aliases = {MayReuse(1, 0)}, .create = CreateGlobalMaxPoolGrad});
+  registry.Add({.op_type = "GlobalMaxPoolGrad",
+                .domain = kTrainingDomain,
+                .types = kFloatTypes,
+                .aliases = {MayReuse(1, 0)},
+                .create = CreateGlobalMaxPoolGrad});
 }
 
 }  // namespace caesura

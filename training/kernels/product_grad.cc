@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of products, none of which divides by an element, so that zeros are no exception: CumProdGrad,
-// ReduceProdGrad, DetGrad (training_ops.h).
+// Gradients of products, none of which divides by an element, so that zeros are no exception:
+// CumProdGrad, ReduceProdGrad, DetGrad (training_ops.h).
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -27,7 +27,8 @@ struct ScanSpec {
 };
 
 // y[i] = x[0] ... x[i]:  dx[k] = (x[0] ... x[k-1]) * s[k],  s[k] = dy[k] + x[k+1] * s[k+1].
-// Exclusive, y[i] = x[0] ... x[i-1]:  s[k] = dy[k+1] + x[k+1] * s[k+1].  `before` holds the leading products.
+// Exclusive, y[i] = x[0] ... x[i-1]:  s[k] = dy[k+1] + x[k+1] * s[k+1].  `before` holds the leading
+// products.
 template <typename T>
 void CumProdGradient(const ScanSpec& at, const T* dy, const T* x, Accumulator<T>* before, T* dx) {
   using A = Accumulator<T>;
@@ -44,7 +45,9 @@ void CumProdGradient(const ScanSpec& at, const T* dy, const T* x, Accumulator<T>
       for (int64_t k = at.count - 1; k >= 0; --k) {
         const int64_t place = at.Offset(o, k, j), after = at.Offset(o, k + 1, j);
         const bool ends = k + 1 == at.count;
-        const A own = !at.exclusive ? static_cast<A>(dy[place]) : ends ? A(0) : static_cast<A>(dy[after]);
+        const A own = !at.exclusive ? static_cast<A>(dy[place])
+                      : ends        ? A(0)
+                                    : static_cast<A>(dy[after]);
         next = own + (ends ? A(0) : static_cast<A>(x[after]) * next);
         dx[place] = static_cast<T>(before[place] * next);
       }
@@ -54,8 +57,9 @@ void CumProdGradient(const ScanSpec& at, const T* dy, const T* x, Accumulator<T>
 
 Status CheckAlike(const KernelInfo& info, const Shape& dy, const Shape& expected) {
   if (dy == expected && info.InputDType(0) == info.InputDType(1)) return {};
-  return info.Invalid("dY: expected " + std::string(DTypeName(info.InputDType(1))) + expected.ToString() +
-                      ", got " + DTypeName(info.InputDType(0)) + dy.ToString());
+  return info.Invalid("dY: expected " + std::string(DTypeName(info.InputDType(1))) +
+                      expected.ToString() + ", got " + DTypeName(info.InputDType(0)) +
+                      dy.ToString());
 }
 
 Status CreateCumProdGrad(KernelInfo& info) {
@@ -83,7 +87,8 @@ Status CreateCumProdGrad(KernelInfo& info) {
   return {};
 }
 
-// The places of X behind each output: every kept cell (with its kept inner axis) plus every reduced offset.
+// The places of X behind each output: every kept cell (with its kept inner axis) plus every reduced
+// offset.
 struct ProductSpec {
   ReductionPlan plan;
   std::vector<int64_t> reduced;  // offsets of the elements of one product, in order
@@ -103,11 +108,13 @@ std::vector<int64_t> ReducedOffsets(const ReductionPlan& plan) {
 
 // dx[k] = dy * (x[0] ... x[k-1]) * (x[k+1] ... x[n-1])
 template <typename T>
-void ProductGradient(const ProductSpec& at, const T* dy, const T* x, Accumulator<T>* before, T* dx) {
+void ProductGradient(const ProductSpec& at, const T* dy, const T* x, Accumulator<T>* before,
+                     T* dx) {
   using A = Accumulator<T>;
   const int64_t columns = at.plan.inner_reduced ? 1 : at.plan.inner;
   const int64_t count = static_cast<int64_t>(at.reduced.size());
-  const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, count * columns));
+  const int64_t grain =
+      std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, count * columns));
   ParallelFor(at.threads, at.plan.kept_cells, grain, [&](int64_t first, int64_t last) {
     Odometer<1> walk(at.plan.kept_extents, {&at.plan.kept_strides});
     walk.Seek(first);
@@ -133,8 +140,8 @@ void ProductGradient(const ProductSpec& at, const T* dy, const T* x, Accumulator
 Status CreateReduceProdGrad(KernelInfo& info) {
   const Shape& shape = info.InputShape(1);
   ASSIGN_OR_RETURN(const std::vector<bool> mask, ReducedAxes(info, shape, 2));
-  RETURN_IF_ERROR(
-      CheckAlike(info, info.InputShape(0), ReducedShape(shape, mask, info.Attr<int64_t>("keepdims", 1) != 0)));
+  RETURN_IF_ERROR(CheckAlike(info, info.InputShape(0),
+                             ReducedShape(shape, mask, info.Attr<int64_t>("keepdims", 1) != 0)));
   ProductSpec spec = {MakeReductionPlan(shape, mask), {}, info.threads()};
   spec.reduced = ReducedOffsets(spec.plan);
   info.SetOutput(0, info.InputDType(1), shape);
@@ -151,8 +158,8 @@ Status CreateReduceProdGrad(KernelInfo& info) {
   return {};
 }
 
-// Factors the n x n matrix at `a` in place with partial pivoting, carrying `b` (n x m) along; returns the
-// determinant. `smallest` is the least pivot relative to the largest.
+// Factors the n x n matrix at `a` in place with partial pivoting, carrying `b` (n x m) along;
+// returns the determinant. `smallest` is the least pivot relative to the largest.
 double Eliminate(int64_t n, double* a, int64_t m, double* b, double& smallest) {
   double det = 1, least = INFINITY, most = 0;
   for (int64_t c = 0; c < n; ++c) {
@@ -180,8 +187,8 @@ double Eliminate(int64_t n, double* a, int64_t m, double* b, double& smallest) {
   return det;
 }
 
-// cofactor[i, j] = (-1)^(i + j) * det(x without row i and column j), each by its own elimination: for matrices
-// that have no inverse.
+// cofactor[i, j] = (-1)^(i + j) * det(x without row i and column j), each by its own elimination:
+// for matrices that have no inverse.
 void CofactorsByMinors(int64_t n, const double* x, double* minor, double* cofactors) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
@@ -210,7 +217,8 @@ void Cofactors(int64_t n, const double* x, double* work, double* cofactors) {
     CofactorsByMinors(n, x, work, cofactors);
     return;
   }
-  for (int64_t c = 0; c < n; ++c) {  // back substitution: column c of the inverse is row c of its transpose
+  for (int64_t c = 0; c < n;
+       ++c) {  // back substitution: column c of the inverse is row c of its transpose
     for (int64_t r = n - 1; r >= 0; --r) {
       double value = b[r * n + c];
       for (int64_t k = r + 1; k < n; ++k) value -= a[r * n + k] * cofactors[c * n + k];
@@ -227,8 +235,8 @@ Status CreateDetGrad(KernelInfo& info) {
   if (rank < 2 || shape[rank - 1] != shape[rank - 2]) {
     return info.Invalid("X: expected square matrices, got " + shape.ToString());
   }
-  RETURN_IF_ERROR(
-      CheckAlike(info, info.InputShape(0), Shape(std::vector<int64_t>(shape.begin(), shape.end() - 2))));
+  RETURN_IF_ERROR(CheckAlike(info, info.InputShape(0),
+                             Shape(std::vector<int64_t>(shape.begin(), shape.end() - 2))));
   const int64_t n = shape[rank - 1], matrices = shape.Elements(0, rank - 2);
   const size_t scratch = info.BookScratch(4 * n * n * sizeof(double));
   info.SetOutput(0, info.InputDType(1), shape);
@@ -265,7 +273,8 @@ void RegisterProductGradKernels(KernelRegistry& registry) {
                 .types = kFloatTypes,
                 .host_inputs = {2},
                 .create = CreateReduceProdGrad});
-  registry.Add({.op_type = "DetGrad", .domain = domain, .types = kFloatTypes, .create = CreateDetGrad});
+  registry.Add(
+      {.op_type = "DetGrad", .domain = domain, .types = kFloatTypes, .create = CreateDetGrad});
 }
 
 }  // namespace caesura

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward through time for one direction of RNN, GRU or LSTM, after RecurrentDirection has filled the trace.
+// Backward through time for one direction of RNN, GRU or LSTM, after RecurrentDirection has filled
+// the trace.
 #ifndef CAESURA_TRAINING_KERNELS_RECURRENT_BACKWARD_H_
 #define CAESURA_TRAINING_KERNELS_RECURRENT_BACKWARD_H_
 
@@ -13,9 +14,9 @@ namespace caesura {
 // What backward produces for one direction.
 template <typename T>
 struct RecurrentGradients {
-  T* gates;       // [rows, gates * hidden]: by the gates' arguments; zero past a sample's end
-  T* reset;       // GRU [rows, hidden]: with linear_before_reset by H' Rh^T + Rbh, otherwise by r H'
-  T* state;       // [batch, hidden]: by H, in the end by initial_h
+  T* gates;  // [rows, gates * hidden]: by the gates' arguments; zero past a sample's end
+  T* reset;  // GRU [rows, hidden]: with linear_before_reset by H' Rh^T + Rbh, otherwise by r H'
+  T* state;  // [batch, hidden]: by H, in the end by initial_h
   T* cell_state;  // LSTM [batch, hidden]: likewise C
   T* carried;     // [rows, hidden]: products of a step with R, in X's rows
 
@@ -35,15 +36,21 @@ struct RecurrentGradients {
 
 // The products of one step: what the gates' gradients mean for H'.
 struct BackwardProducts {
-  Gemm gates;      // carried = G R, for GRU of the first two gates, added to what the candidate gave
+  Gemm gates;  // carried = G R, for GRU of the first two gates, added to what the candidate gave
   Gemm candidate;  // GRU: reset = Gh Rh, or carried = Greset Rh with linear_before_reset
 
   static Result<BackwardProducts> Make(KernelInfo& info, DType dtype, const RecurrentSpec& s) {
     BackwardProducts out;
     const int64_t h = s.hidden, width = s.gate_width(), step = s.SampleStride();
     const bool gru = s.kind == RecurrentKind::kGru;
-    GemmSpec spec{.dtype = dtype, .m = s.batch, .n = h, .k = gru ? 2 * h : width, .a = RowMajor(step * width),
-                  .b = RowMajor(h), .c = RowMajor(step * h), .accumulate = gru};
+    GemmSpec spec{.dtype = dtype,
+                  .m = s.batch,
+                  .n = h,
+                  .k = gru ? 2 * h : width,
+                  .a = RowMajor(step * width),
+                  .b = RowMajor(h),
+                  .c = RowMajor(step * h),
+                  .accumulate = gru};
     ASSIGN_OR_RETURN(out.gates, Gemm::Create(info, spec));
     if (!gru) return out;
     spec.k = h;
@@ -57,12 +64,14 @@ struct BackwardProducts {
 template <typename T>
 class RecurrentBackward {
  public:
-  RecurrentBackward(const RecurrentSpec& spec, int64_t direction, int threads, const RecurrentInputs<T>& inputs,
-                    const RecurrentTrace<const T>& trace, const RecurrentGradients<T>& gradients)
+  RecurrentBackward(const RecurrentSpec& spec, int64_t direction, int threads,
+                    const RecurrentInputs<T>& inputs, const RecurrentTrace<const T>& trace,
+                    const RecurrentGradients<T>& gradients)
       : s_(spec), d_(direction), threads_(threads), in_(inputs), t_(trace), g_(gradients) {}
 
   // The output gradients may be null. Leaves the initial states' gradients in state and cell_state.
-  Status Run(const BackwardProducts& products, KernelContext& context, const T* dy, const T* dh, const T* dc) {
+  Status Run(const BackwardProducts& products, KernelContext& context, const T* dy, const T* dh,
+             const T* dc) {
     if (s_.batch == 0 || s_.hidden == 0) return {};  // whatever the number of steps
     const int64_t h = s_.hidden, width = s_.gate_width();
     for (int64_t b = 0; b < s_.batch; ++b) {
@@ -76,13 +85,16 @@ class RecurrentBackward {
       if (s_.kind == RecurrentKind::kGru) {
         const T* r = in_.r + 2 * h * h;
         if (s_.linear_before_reset) {
-          RETURN_IF_ERROR(products.candidate.Run(context, g_.reset + row * h, r, g_.carried + row * h));
+          RETURN_IF_ERROR(
+              products.candidate.Run(context, g_.reset + row * h, r, g_.carried + row * h));
         } else {
-          RETURN_IF_ERROR(products.candidate.Run(context, g_.gates + row * width + 2 * h, r, g_.reset + row * h));
+          RETURN_IF_ERROR(products.candidate.Run(context, g_.gates + row * width + 2 * h, r,
+                                                 g_.reset + row * h));
           EachRow([&](int64_t b) { FinishResetGate(t, b); });
         }
       }
-      RETURN_IF_ERROR(products.gates.Run(context, g_.gates + row * width, in_.r, g_.carried + row * h));
+      RETURN_IF_ERROR(
+          products.gates.Run(context, g_.gates + row * width, in_.r, g_.carried + row * h));
       EachRow([&](int64_t b) {
         for (int64_t i = 0; i < h; ++i) g_.state[b * h + i] += g_.carried[s_.Row(t, b) * h + i];
       });
@@ -93,11 +105,12 @@ class RecurrentBackward {
  private:
   template <typename Fn>
   void EachRow(Fn fn) {
-    ParallelFor(threads_, s_.batch, 1 + kParallelGrain / (10 * s_.gate_width() + 1), [&](int64_t first, int64_t last) {
-      OnBestIsa([&] {
-        for (int64_t b = first; b < last; ++b) fn(b);
-      });
-    });
+    ParallelFor(threads_, s_.batch, 1 + kParallelGrain / (10 * s_.gate_width() + 1),
+                [&](int64_t first, int64_t last) {
+                  OnBestIsa([&] {
+                    for (int64_t b = first; b < last; ++b) fn(b);
+                  });
+                });
   }
 
   void CopyOrZero(const T* from, T* to) const {
@@ -152,7 +165,8 @@ class RecurrentBackward {
   void FinishResetGate(int64_t t, int64_t b) {
     const int64_t h = s_.hidden, row = s_.Row(t, b);
     if (in_.lens != nullptr && t >= in_.lens[b]) return;
-    const T *by_product = g_.reset + row * h, *before = t_.before + row * h, *r = t_.gates + row * s_.gate_width() + h;
+    const T *by_product = g_.reset + row * h, *before = t_.before + row * h,
+            *r = t_.gates + row * s_.gate_width() + h;
     T *d = g_.gates + row * s_.gate_width() + h, *state = g_.state + b * h;
     for (int64_t i = 0; i < h; ++i) {
       d[i] = by_product[i] * before[i];
@@ -164,7 +178,8 @@ class RecurrentBackward {
   // H = o h(C), C = f C' + i c; cell goes from dC to dC'.
   void BeginLstm(int64_t row, const T* y, T* d, T* state, T* cell) {
     const int64_t h = s_.hidden;
-    const T *i_gate = y, *o_gate = y + h, *f_gate = y + 2 * h, *c_gate = y + 3 * h, *p = in_.peepholes;
+    const T *i_gate = y, *o_gate = y + h, *f_gate = y + 2 * h, *c_gate = y + 3 * h,
+            *p = in_.peepholes;
     const T *squashed = t_.squashed + row * h, *before = t_.cell_before + row * h;
     T *di = d, *dout = d + h, *df = d + 2 * h, *dc = d + 3 * h;
     for (int64_t i = 0; i < h; ++i) {

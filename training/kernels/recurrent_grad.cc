@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RNNGrad, GRUGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?) and LSTMGrad (dY?, dY_h?, dY_c?, X, ...,
-// initial_c?, P?), and the forward op's trace: backward through time (recurrent_backward.h). With G the gradients by the
-// gates' arguments, in rows as X:
+// RNNGrad, GRUGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?) and LSTMGrad (dY?, dY_h?,
+// dY_c?, X, ..., initial_c?, P?), and the forward op's trace: backward through time
+// (recurrent_backward.h). With G the gradients by the gates' arguments, in rows as X:
 //   dX = G W, dW = G^T X, dR = G^T H', dB = (sum of G, sum of G), dinitial_h = what is left of dH
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/through_float.h"
@@ -15,17 +15,28 @@ namespace {
 struct WeightProducts {
   Gemm dx, dw, dr, dr_candidate;
 
-  static Result<WeightProducts> Make(KernelInfo& info, DType dtype, const RecurrentSpec& s, bool wants_dx) {
+  static Result<WeightProducts> Make(KernelInfo& info, DType dtype, const RecurrentSpec& s,
+                                     bool wants_dx) {
     WeightProducts out;
     const int64_t width = s.gate_width(), h = s.hidden, rows = s.rows();
     const bool gru = s.kind == RecurrentKind::kGru;
     if (wants_dx) {
-      ASSIGN_OR_RETURN(out.dx, Gemm::Create(info, {.dtype = dtype, .m = rows, .n = s.input, .k = width,
-                                                   .a = RowMajor(width), .b = RowMajor(s.input),
-                                                   .c = RowMajor(s.input), .accumulate = true}));
+      ASSIGN_OR_RETURN(out.dx, Gemm::Create(info, {.dtype = dtype,
+                                                   .m = rows,
+                                                   .n = s.input,
+                                                   .k = width,
+                                                   .a = RowMajor(width),
+                                                   .b = RowMajor(s.input),
+                                                   .c = RowMajor(s.input),
+                                                   .accumulate = true}));
     }
-    GemmSpec spec{.dtype = dtype, .m = width, .n = s.input, .k = rows, .a = ColumnMajor(width),
-                  .b = RowMajor(s.input), .c = RowMajor(s.input)};
+    GemmSpec spec{.dtype = dtype,
+                  .m = width,
+                  .n = s.input,
+                  .k = rows,
+                  .a = ColumnMajor(width),
+                  .b = RowMajor(s.input),
+                  .c = RowMajor(s.input)};
     ASSIGN_OR_RETURN(out.dw, Gemm::Create(info, spec));
     spec.m = gru ? 2 * h : width;
     spec.n = h;
@@ -67,12 +78,14 @@ void ColumnSums(int threads, int64_t rows, int64_t width, const T* g, T* out) {
 
 // dW, dR and dB of one direction.
 template <typename T>
-Status WeightGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, const RecurrentInputs<T>& in,
-                       const RecurrentTrace<const T>& trace, const RecurrentGradients<T>& g) {
+Status WeightGradients(const RecurrentGrad& k, KernelContext& context, int64_t d,
+                       const RecurrentInputs<T>& in, const RecurrentTrace<const T>& trace,
+                       const RecurrentGradients<T>& g) {
   const RecurrentSpec& s = k.spec;
   const int64_t width = s.gate_width(), h = s.hidden;
   if (k.wanted[1]) {
-    RETURN_IF_ERROR(k.weights.dw.Run(context, g.gates, in.x, context.Output<T>(1) + d * width * s.input));
+    RETURN_IF_ERROR(
+        k.weights.dw.Run(context, g.gates, in.x, context.Output<T>(1) + d * width * s.input));
   }
   if (k.wanted[2]) {
     T* dr = context.Output<T>(2) + d * width * h;
@@ -87,15 +100,16 @@ Status WeightGradients(const RecurrentGrad& k, KernelContext& context, int64_t d
     T* db = context.Output<T>(3) + d * 2 * width;
     ColumnSums(k.threads, s.rows(), width, g.gates, db);
     std::copy_n(db, width, db + width);
-    if (s.kind == RecurrentKind::kGru && s.linear_before_reset) ColumnSums(k.threads, s.rows(), h, g.reset, db + width + 2 * h);
+    if (s.kind == RecurrentKind::kGru && s.linear_before_reset)
+      ColumnSums(k.threads, s.rows(), h, g.reset, db + width + 2 * h);
   }
   return {};
 }
 
 // dinitial_h, dinitial_c and dP of one direction.
 template <typename T>
-void StateGradients(const RecurrentGrad& k, KernelContext& context, int64_t d, const RecurrentTrace<const T>& trace,
-                    const RecurrentGradients<T>& g) {
+void StateGradients(const RecurrentGrad& k, KernelContext& context, int64_t d,
+                    const RecurrentTrace<const T>& trace, const RecurrentGradients<T>& g) {
   const RecurrentSpec& s = k.spec;
   const int64_t h = s.hidden;
   if (h == 0) return;
@@ -128,10 +142,12 @@ Status RunRecurrentGrad(const RecurrentGrad& k, KernelContext& context) {
   if (k.wanted[0]) std::fill_n(context.Output<T>(0), s.rows() * s.input, T(0));
   for (int64_t d = 0; d < s.directions; ++d) {
     const RecurrentInputs<T> in = InputsOfDirection<T>(s, context, k.first, d);
-    const auto trace = RecurrentTrace<const T>::At(s, context.Input<T>(k.trace) + d * RecurrentTrace<T>::Count(s));
+    const auto trace =
+        RecurrentTrace<const T>::At(s, context.Input<T>(k.trace) + d * RecurrentTrace<T>::Count(s));
     RecurrentBackward<T> backward(s, d, k.threads, in, trace, g);
     RETURN_IF_ERROR(backward.Run(k.backward, context, dy, dh, dc));
-    if (k.wanted[0]) RETURN_IF_ERROR(k.weights.dx.Run(context, g.gates, in.w, context.Output<T>(0)));
+    if (k.wanted[0])
+      RETURN_IF_ERROR(k.weights.dx.Run(context, g.gates, in.w, context.Output<T>(0)));
     RETURN_IF_ERROR(WeightGradients(k, context, d, in, trace, g));
     StateGradients(k, context, d, trace, g);
   }
@@ -142,8 +158,9 @@ void SetOutputs(KernelInfo& info, RecurrentGrad& k) {
   const RecurrentSpec& s = k.spec;
   const DType dtype = info.InputDType(k.first);
   const int64_t d = s.directions, width = s.gate_width();
-  const Shape shapes[] = {info.InputShape(k.first), {d, width, s.input}, {d, width, s.hidden}, {d, 2 * width},
-                          s.StateShape(),           s.StateShape(),      {d, 3 * s.hidden}};
+  const Shape shapes[] = {info.InputShape(k.first), {d, width, s.input}, {d, width, s.hidden},
+                          {d, 2 * width},           s.StateShape(),      s.StateShape(),
+                          {d, 3 * s.hidden}};
   for (int i = 0; i < (k.lstm() ? 7 : 5); ++i) {
     info.SetOutput(i, dtype, shapes[i]);
     k.wanted[i] = info.HasOutput(i);
@@ -160,19 +177,22 @@ Status Create(KernelInfo& info, RecurrentKind kind) {
   k.has_dy = info.HasInput(0);
   k.has_dh = info.HasInput(1);
   k.has_dc = k.lstm() && info.HasInput(2);
-  if ((k.has_dy && info.InputShape(0) != s.OutputShape()) || (k.has_dh && info.InputShape(1) != s.StateShape()) ||
+  if ((k.has_dy && info.InputShape(0) != s.OutputShape()) ||
+      (k.has_dh && info.InputShape(1) != s.StateShape()) ||
       (k.has_dc && info.InputShape(2) != s.StateShape())) {
     return info.Invalid("gradients of the outputs' shapes expected");
   }
   const DType dtype = info.InputDType(k.first);
   SetOutputs(info, k);
-  if (info.InputShape(k.trace) != Shape{s.directions, RecurrentTrace<float>::Count(s)}) return info.Invalid("a trace of this op expected");
+  if (info.InputShape(k.trace) != Shape{s.directions, RecurrentTrace<float>::Count(s)})
+    return info.Invalid("a trace of this op expected");
   ASSIGN_OR_RETURN(k.backward, BackwardProducts::Make(info, dtype, s));
   ASSIGN_OR_RETURN(k.weights, WeightProducts::Make(info, dtype, s, k.wanted[0]));
   DispatchDType<float, double>(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     k.gradients = info.BookScratch(RecurrentGradients<T>::Count(s) * sizeof(T));
-    info.SetCompute([k = std::move(k)](KernelContext& context) { return RunRecurrentGrad<T>(k, context); });
+    info.SetCompute(
+        [k = std::move(k)](KernelContext& context) { return RunRecurrentGrad<T>(k, context); });
   });
   return {};
 }
@@ -184,10 +204,19 @@ Status CreateLstmGrad(KernelInfo& info) { return Create(info, RecurrentKind::kLs
 }  // namespace
 
 void RegisterRecurrentGradKernels(KernelRegistry& registry) {
-  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64}, kHalf = {DType::kFloat16, DType::kBFloat16};
+  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64},
+                     kHalf = {DType::kFloat16, DType::kBFloat16};
   auto add = [&](const char* op, int x, KernelFactory wide, KernelFactory half) {
-    registry.Add({.op_type = op, .domain = kTrainingDomain, .types = kWide, .typed_input = x, .create = wide});
-    registry.Add({.op_type = op, .domain = kTrainingDomain, .types = kHalf, .typed_input = x, .create = half});
+    registry.Add({.op_type = op,
+                  .domain = kTrainingDomain,
+                  .types = kWide,
+                  .typed_input = x,
+                  .create = wide});
+    registry.Add({.op_type = op,
+                  .domain = kTrainingDomain,
+                  .types = kHalf,
+                  .typed_input = x,
+                  .create = half});
   };
   add("RNNGrad", 2, CreateRnnGrad, ThroughFloat<CreateRnnGrad>);
   add("GRUGrad", 2, CreateGruGrad, ThroughFloat<CreateGruGrad>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SumTo: the gradient of broadcasting. The walk of a broadcast is taken backwards: where an operand stood still,
-// the elements of dY are added up.
+// SumTo: the gradient of broadcasting. The walk of a broadcast is taken backwards: where an operand
+// stood still, the elements of dY are added up.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/arithmetic_type.h"
 #include "core/kernels/cpu/best_isa.h"
@@ -15,7 +15,8 @@
 namespace caesura {
 namespace {
 
-// Operand 0 is dY, operand 1 is dX; narrowed to a part of one dim, it no longer covers all elements of dY.
+// Operand 0 is dY, operand 1 is dX; narrowed to a part of one dim, it no longer covers all elements
+// of dY.
 using SumPlan = BroadcastPlan<2>;
 
 // Sums are carried in double: dY may be long (a batch of sequences) and dX is small then.
@@ -38,8 +39,8 @@ void AddRuns(const SumPlan& plan, const T* dy, double* sums, int64_t first, int6
   });
 }
 
-// The dim along which threads split the work: the longest one that dX keeps, so that each sum belongs to one
-// thread; -1 when dX keeps none.
+// The dim along which threads split the work: the longest one that dX keeps, so that each sum
+// belongs to one thread; -1 when dX keeps none.
 int SplitDim(const SumPlan& plan) {
   int best = -1;
   for (int d = 0; d < plan.rank; ++d) {
@@ -49,7 +50,8 @@ int SplitDim(const SumPlan& plan) {
 }
 
 // The part [first, last) of dim `d`, with the offsets of its start in `offsets`.
-SumPlan Narrowed(SumPlan plan, int d, int64_t first, int64_t last, std::array<int64_t, 2>* offsets) {
+SumPlan Narrowed(SumPlan plan, int d, int64_t first, int64_t last,
+                 std::array<int64_t, 2>* offsets) {
   for (int n = 0; n < 2; ++n) (*offsets)[n] = first * plan.strides[n][d];
   plan.elements = plan.elements / plan.dims[d] * (last - first);
   plan.dims[d] = last - first;
@@ -60,7 +62,8 @@ SumPlan Narrowed(SumPlan plan, int d, int64_t first, int64_t last, std::array<in
 template <typename T>
 double SumOfAll(const T* dy, int64_t count, int threads) {
   constexpr int kMostParts = 64;
-  const int64_t parts = std::clamp<int64_t>(count / kParallelGrain, 1, std::min(threads, kMostParts));
+  const int64_t parts =
+      std::clamp<int64_t>(count / kParallelGrain, 1, std::min(threads, kMostParts));
   double sums[kMostParts] = {};
   ParallelFor(threads, parts, 1, [&](int64_t first, int64_t last) {
     for (int64_t p = first; p < last; ++p) {
@@ -121,7 +124,8 @@ Status CreateSumToView(KernelInfo& info) {
   const Shape& from = info.InputShape(0);
   int64_t ignored[64];
   const bool fits = from.rank() <= 64 && BroadcastStrides(shape, from, ignored);
-  if (!fits || shape.elements() != from.elements() || Widens(info)) return info.Refuse("is no view: axes were expanded, or it widens");
+  if (!fits || shape.elements() != from.elements() || Widens(info))
+    return info.Refuse("is no view: axes were expanded, or it widens");
   const DType dtype = info.InputDType(0);
   info.SetOutput(0, dtype, shape);
   info.SetCompute([dtype, count = shape.elements()](KernelContext& context) {

@@ -19,13 +19,14 @@ Status SameDType(Graph&, Node* node) {
   const Value* input = node->input(0);
   if (input == nullptr || !input->type().is_tensor()) return {};
   for (Value* output : node->outputs()) {
-    if (output != nullptr && !output->type().is_tensor()) output->set_type(ValueType::Tensor(input->dtype()));
+    if (output != nullptr && !output->type().is_tensor())
+      output->set_type(ValueType::Tensor(input->dtype()));
   }
   return {};
 }
 
-// What is handed out comes back as a gradient of the same type; of the same shape only where `full_shape_outputs` says
-// so, or where the values themselves come back (`identity`).
+// What is handed out comes back as a gradient of the same type; of the same shape only where
+// `full_shape_outputs` says so, or where the values themselves come back (`identity`).
 Status InferYield(Graph&, Node* node) {
   const auto fixed = node->Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
   const auto full = node->Attr<std::vector<int64_t>>("full_shape_outputs", {});
@@ -48,7 +49,8 @@ Status InferYield(Graph&, Node* node) {
   return {};
 }
 
-OpSchemaSpec Spec(const char* op_type, int min_inputs, int max_inputs, int max_outputs, std::vector<int> types) {
+OpSchemaSpec Spec(const char* op_type, int min_inputs, int max_inputs, int max_outputs,
+                  std::vector<int> types) {
   OpSchemaSpec spec;
   spec.op_type = op_type;
   spec.min_inputs = min_inputs;
@@ -68,18 +70,21 @@ OpSchemaSpec Shaped(const char* op_type, int min_inputs, int max_inputs) {
 
 // What the attribute dtype says, otherwise that of input 0.
 DType ResultDType(const Node& node) {
-  return static_cast<DType>(node.Attr<int64_t>("dtype", static_cast<int64_t>(node.input(0)->dtype())));
+  return static_cast<DType>(
+      node.Attr<int64_t>("dtype", static_cast<int64_t>(node.input(0)->dtype())));
 }
 
 // Matrices on both sides; the left batch dims where the right side has none, or the same.
 Status FusedMatMulShape(Graph& graph, Node* node) {
   const Value *a = node->input(0), *b = node->input(1);
-  if (a == nullptr || b == nullptr || !a->type().shape || !b->type().shape) return SameDType(graph, node);
+  if (a == nullptr || b == nullptr || !a->type().shape || !b->type().shape)
+    return SameDType(graph, node);
   std::vector<Dim> left = *a->type().shape;
   const std::vector<Dim>& right = *b->type().shape;
-  const bool fits = left.size() >= 2 && right.size() >= 2 &&
-                    (right.size() == 2 || (left.size() == right.size() &&
-                                           std::equal(left.begin(), left.end() - 2, right.begin())));
+  const bool fits =
+      left.size() >= 2 && right.size() >= 2 &&
+      (right.size() == 2 ||
+       (left.size() == right.size() && std::equal(left.begin(), left.end() - 2, right.begin())));
   if (!fits) return SameDType(graph, node);
   if (node->Attr<int64_t>("transA", 0) != 0) std::swap(left[left.size() - 2], left.back());
   left.back() = right[right.size() - (node->Attr<int64_t>("transB", 0) != 0 ? 2 : 1)];
@@ -121,7 +126,8 @@ OpSchemaSpec Sized(const char* op_type, int min_inputs, int max_inputs) {
 // Output i is input i.
 Status SameTypes(Graph&, Node* node) {
   for (size_t i = 0; i < node->outputs().size() && i < node->inputs().size(); ++i) {
-    if (node->outputs()[i] != nullptr && node->inputs()[i] != nullptr) node->outputs()[i]->set_type(node->inputs()[i]->type());
+    if (node->outputs()[i] != nullptr && node->inputs()[i] != nullptr)
+      node->outputs()[i]->set_type(node->inputs()[i]->type());
   }
   return {};
 }
@@ -131,12 +137,17 @@ Status InferTopK(Graph& graph, Node* node) {
   if (x == nullptr || k == nullptr || !x->type().is_tensor()) return {};
   const Tensor* count = graph.Initializer(k);
   for (int i = 0; i < static_cast<int>(node->outputs().size()); ++i) {
-    if (node->output(i) == nullptr || (node->output(i)->type().is_tensor() && node->output(i)->type().shape)) continue;
+    if (node->output(i) == nullptr ||
+        (node->output(i)->type().is_tensor() && node->output(i)->type().shape))
+      continue;
     ValueType type = ValueType::Tensor(i == 0 ? x->dtype() : DType::kInt64);
-    if (x->type().shape && count != nullptr && count->dtype() == DType::kInt64 && count->shape().elements() == 1) {
+    if (x->type().shape && count != nullptr && count->dtype() == DType::kInt64 &&
+        count->shape().elements() == 1) {
       type.shape = x->type().shape;
-      const int64_t rank = static_cast<int64_t>(type.shape->size()), axis = node->Attr<int64_t>("axis", -1);
-      if (axis < -rank || axis >= rank) return InvalidArgument(node->Label() + " has no axis " + std::to_string(axis));
+      const int64_t rank = static_cast<int64_t>(type.shape->size()),
+                    axis = node->Attr<int64_t>("axis", -1);
+      if (axis < -rank || axis >= rank)
+        return InvalidArgument(node->Label() + " has no axis " + std::to_string(axis));
       (*type.shape)[axis < 0 ? axis + rank : axis] = Dim{count->ToVector<int64_t>()[0], ""};
     }
     node->output(i)->set_type(std::move(type));
@@ -164,24 +175,32 @@ OpSchemaSpec FusedMatMul() {
 
 std::vector<OpSchemaSpec> Elementwise() {
   return {
-      Spec("ReluGrad", 2, 2, 1, {0}),       Spec("GeluGrad", 2, 2, 1, {0}),       Spec("SigmoidGrad", 2, 2, 1, {0}),
-      Spec("TanhGrad", 2, 2, 1, {0}),       Spec("SoftmaxGrad", 2, 2, 1, {0}),    Spec("LogSoftmaxGrad", 2, 2, 1, {0}),
-      Spec("DropoutGrad", 3, 3, 1, {0}),    Spec("CumProdGrad", 3, 3, 1, {1}),    Spec("ReduceProdGrad", 2, 3, 1, {1}),
-      Spec("DetGrad", 3, 3, 1, {1}),        Spec("Detach", 1, 1, 1, {0}),
-      Spec("Check", 2, 2, 1, {0}),
+      Spec("ReluGrad", 2, 2, 1, {0}),       Spec("GeluGrad", 2, 2, 1, {0}),
+      Spec("SigmoidGrad", 2, 2, 1, {0}),    Spec("TanhGrad", 2, 2, 1, {0}),
+      Spec("SoftmaxGrad", 2, 2, 1, {0}),    Spec("LogSoftmaxGrad", 2, 2, 1, {0}),
+      Spec("DropoutGrad", 3, 3, 1, {0}),    Spec("CumProdGrad", 3, 3, 1, {1}),
+      Spec("ReduceProdGrad", 2, 3, 1, {1}), Spec("DetGrad", 3, 3, 1, {1}),
+      Spec("Detach", 1, 1, 1, {0}),         Spec("Check", 2, 2, 1, {0}),
   };
 }
 
 std::vector<OpSchemaSpec> Movement() {
   return {
-      Sized<1>("SumTo", 2, 2),   Sized<2>("GatherGrad", 3, 4), Sized<1>("SliceGrad", 4, 6),
-      Sized<1>("PadGrad", 3, 4), Sized<1>("ResizeGrad", 2, 5), FusedMatMul(), WithGradient(), TopK(),
+      Sized<1>("SumTo", 2, 2),
+      Sized<2>("GatherGrad", 3, 4),
+      Sized<1>("SliceGrad", 4, 6),
+      Sized<1>("PadGrad", 3, 4),
+      Sized<1>("ResizeGrad", 2, 5),
+      FusedMatMul(),
+      WithGradient(),
+      TopK(),
       Spec("FusedRows", 1, 256, 256, {-1}),
   };
 }
 
-// As ONNX's Attention (opset 23): 4-D inputs are [batch, heads, length, head size], 3-D ones [batch, length, heads *
-// head size]. lse is [batch, heads, length] either way. What is cached (present_key, present_value) has its dtype alone.
+// As ONNX's Attention (opset 23): 4-D inputs are [batch, heads, length, head size], 3-D ones
+// [batch, length, heads * head size]. lse is [batch, heads, length] either way. What is cached
+// (present_key, present_value) has its dtype alone.
 Status InferAttention(Graph& graph, Node* node) {
   const Value *q = node->input(0), *v = node->input(2);
   if (q == nullptr || v == nullptr || !q->type().is_tensor()) return {};
@@ -199,7 +218,8 @@ Status InferAttention(Graph& graph, Node* node) {
     y = {{(*qs)[0], (*qs)[1], (*qs)[2], (*vs)[3]}};
     lse = {{(*qs)[0], (*qs)[1], (*qs)[2]}};
   } else if (qs && vs && qs->size() == 3 && vs->size() == 3) {
-    const int64_t heads = node->Attr<int64_t>("q_num_heads", 0), kv_heads = node->Attr<int64_t>("kv_num_heads", 0);
+    const int64_t heads = node->Attr<int64_t>("q_num_heads", 0),
+                  kv_heads = node->Attr<int64_t>("kv_num_heads", 0);
     const bool known = (*vs)[2].known() && heads > 0 && kv_heads > 0;
     y = {{(*qs)[0], (*qs)[1], known ? Dim{(*vs)[2].value / kv_heads * heads, ""} : Dim{}}};
     lse = {{(*qs)[0], Dim{heads > 0 ? heads : -1, ""}, (*qs)[1]}};
@@ -274,11 +294,16 @@ std::vector<OpSchemaSpec> Steps() {
     return Status();
   };
   std::vector<OpSchemaSpec> out = {
-      std::move(yield), std::move(norm), Spec("InPlaceAccumulator", 3, 3, 1, {0}), Spec("ClipScale", 2, 2, 1, {1}),
-      Spec("Assign", 2, 2, 1, {0}), Spec("Copy", 1, 1, 1, {0}),
+      std::move(yield),
+      std::move(norm),
+      Spec("InPlaceAccumulator", 3, 3, 1, {0}),
+      Spec("ClipScale", 2, 2, 1, {1}),
+      Spec("Assign", 2, 2, 1, {0}),
+      Spec("Copy", 1, 1, 1, {0}),
   };
-  for (const char* op : {"SgdUpdate", "AdamUpdate", "AdamWUpdate", "NAdamUpdate", "RAdamUpdate", "AdamaxUpdate", "AdagradUpdate",
-                         "AdadeltaUpdate", "AsgdUpdate", "RpropUpdate", "LambUpdate", "LionUpdate", "RmspropUpdate"}) {
+  for (const char* op : {"SgdUpdate", "AdamUpdate", "AdamWUpdate", "NAdamUpdate", "RAdamUpdate",
+                         "AdamaxUpdate", "AdagradUpdate", "AdadeltaUpdate", "AsgdUpdate",
+                         "RpropUpdate", "LambUpdate", "LionUpdate", "RmspropUpdate"}) {
     // Parameters and states are many: output i stands at another input for each count.
     out.push_back(Spec(op, 4, INT_MAX, INT_MAX, {}));
   }
@@ -297,7 +322,8 @@ Status RegisterTrainingOpSchemas() {
 Status RegisterTrainingOpSchemas(Model& model) {
   if (Status status = RegisterTrainingOpSchemas(); !status.ok()) return status;
   const auto& nodes = model.graph->nodes();
-  const bool any = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) { return node->domain() == kTrainingDomain; });
+  const bool any = std::any_of(nodes.begin(), nodes.end(),
+                               [](const auto& node) { return node->domain() == kTrainingDomain; });
   return any ? InferShapes(model) : Status();
 }
 

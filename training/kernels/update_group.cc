@@ -11,12 +11,15 @@ namespace {
 
 Status CheckScalar(const KernelInfo& info, int input, const char* name, DTypeSet dtypes) {
   const bool fits = info.HasInput(input) && info.input(input).is_tensor &&
-                    dtypes.Contains(info.InputDType(input)) && info.InputShape(input).elements() == 1;
-  return fits ? Status() : info.Invalid(std::string(name) + " must be one element of " + dtypes.ToString());
+                    dtypes.Contains(info.InputDType(input)) &&
+                    info.InputShape(input).elements() == 1;
+  return fits ? Status()
+              : info.Invalid(std::string(name) + " must be one element of " + dtypes.ToString());
 }
 
 double ReadScalar(const KernelContext& context, int input, DType dtype, int at = 0) {
-  return dtype == DType::kFloat64 ? context.Input<double>(input)[at] : context.Input<float>(input)[at];
+  return dtype == DType::kFloat64 ? context.Input<double>(input)[at]
+                                  : context.Input<float>(input)[at];
 }
 
 }  // namespace
@@ -30,15 +33,17 @@ double WrittenNumber(const KernelInfo& info, const char* name, double fallback) 
 }
 
 // Input 0: the learning rate; or what the attribute `fed` names, from the element `first` on.
-Status UpdateGroup::FindCoefficients(const KernelInfo& info, const std::vector<Coefficient>& coefficients) {
+Status UpdateGroup::FindCoefficients(const KernelInfo& info,
+                                     const std::vector<Coefficient>& coefficients) {
   const auto fed = info.Attr<std::vector<std::string>>("fed", {"learning_rate"});
   const int64_t first = info.Attr<int64_t>("first", 0), count = static_cast<int64_t>(fed.size());
   const bool fits = info.HasInput(0) && info.input(0).is_tensor && first >= 0 && count > 0 &&
                     DTypeSet{DType::kFloat32, DType::kFloat64}.Contains(info.InputDType(0)) &&
                     info.InputShape(0).elements() - count >= first;
   if (!fits) {
-    return info.Invalid("input 0 must be the learning rate, or " + std::to_string(count) + " coefficients from element " +
-                        std::to_string(first) + " on, of float32 or float64");
+    return info.Invalid("input 0 must be the learning rate, or " + std::to_string(count) +
+                        " coefficients from element " + std::to_string(first) +
+                        " on, of float32 or float64");
   }
   const auto place = [&](const std::string& name) {
     const auto found = std::find(fed.begin(), fed.end(), name);
@@ -63,7 +68,8 @@ Status UpdateGroup::CheckTensors(const KernelInfo& info) const {
         RETURN_IF_ERROR(CheckScalar(info, input, "a scalar state", {DType::kFloat32}));
         continue;
       }
-      const bool fits = info.HasInput(input) && info.input(input).is_tensor && info.InputDType(input) == dtype_ &&
+      const bool fits = info.HasInput(input) && info.input(input).is_tensor &&
+                        info.InputDType(input) == dtype_ &&
                         info.InputShape(input) == info.InputShape(kFirst + i);
       if (fits) continue;
       const char* what = kind == 0 ? "parameter " : kind == 1 ? "gradient " : "state of parameter ";
@@ -74,8 +80,8 @@ Status UpdateGroup::CheckTensors(const KernelInfo& info) const {
   return {};
 }
 
-Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states, const std::vector<Coefficient>& coefficients,
-                                      int scalars) {
+Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states,
+                                      const std::vector<Coefficient>& coefficients, int scalars) {
   const int64_t count = info.Attr<int64_t>("count", 0);
   const int64_t inputs = static_cast<int64_t>(info.node().inputs().size());
   if (count < 1 || count > inputs || inputs != kFirst + count * (2 + states) ||
@@ -85,7 +91,8 @@ Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states, const std::v
                         std::to_string(info.output_count()) + " outputs");
   }
   RETURN_IF_ERROR(CheckScalar(info, 1, "step", {DType::kInt64}));
-  if (info.HasInput(2)) RETURN_IF_ERROR(CheckScalar(info, 2, "scale", {DType::kFloat32, DType::kFloat64}));
+  if (info.HasInput(2))
+    RETURN_IF_ERROR(CheckScalar(info, 2, "scale", {DType::kFloat32, DType::kFloat64}));
   UpdateGroup group;
   RETURN_IF_ERROR(group.FindCoefficients(info, coefficients));
   group.label_ = info.node().Label();
@@ -97,7 +104,8 @@ Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states, const std::v
   group.skip_nonfinite_ = info.Attr<int64_t>("skip_nonfinite", 0) != 0;
   group.maximize_ = info.Attr<int64_t>("maximize", 0) != 0;
   group.dtype_ = info.InputDType(kFirst);
-  if (!kFloatTypes.Contains(group.dtype_)) return info.Invalid("parameters must be of " + kFloatTypes.ToString());
+  if (!kFloatTypes.Contains(group.dtype_))
+    return info.Invalid("parameters must be of " + kFloatTypes.ToString());
   RETURN_IF_ERROR(group.CheckTensors(info));
   for (int i = 0; i < group.count_; ++i) {
     const Shape& shape = info.InputShape(kFirst + i);
@@ -107,7 +115,8 @@ Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states, const std::v
       const int input = kFirst + (state < 0 ? 0 : 2 + state) * group.count_ + i;
       const int output = (1 + state) * group.count_ + i;
       const bool is_scalar = state >= 0 && state < scalars;
-      info.SetOutput(output, is_scalar ? DType::kFloat32 : group.dtype_, is_scalar ? info.InputShape(input) : shape);
+      info.SetOutput(output, is_scalar ? DType::kFloat32 : group.dtype_,
+                     is_scalar ? info.InputShape(input) : shape);
       info.SetInPlace(input, output);
     }
   }
@@ -124,7 +133,8 @@ Result<UpdateStep> UpdateGroup::ReadStep(const KernelContext& context) const {
   if (scale_dtype_ != DType::kUndefined) step.scale = ReadScalar(context, 2, scale_dtype_);
   step.skip = skip_nonfinite_ && !std::isfinite(step.scale);
   if (maximize_) step.scale = -step.scale;
-  if (step.number < 1) return InvalidArgument(label_ + " steps count from 1, got " + std::to_string(step.number));
+  if (step.number < 1)
+    return InvalidArgument(label_ + " steps count from 1, got " + std::to_string(step.number));
   return step;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all optimizer updates share: their inputs (coefficients, step, scale, parameters..., gradients..., states...), the
-// checks, and the loop over every element of every parameter.
+// What all optimizer updates share: their inputs (coefficients, step, scale, parameters...,
+// gradients..., states...), the checks, and the loop over every element of every parameter.
 #ifndef CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_
 #define CAESURA_TRAINING_KERNELS_UPDATE_GROUP_H_
 
@@ -17,10 +17,12 @@
 
 namespace caesura {
 
-// A number that a node has, exact: a float64 scalar tensor as DescribeUpdate writes it; a plain float is taken too.
+// A number that a node has, exact: a float64 scalar tensor as DescribeUpdate writes it; a plain
+// float is taken too.
 double WrittenNumber(const KernelInfo& info, const char* name, double fallback);
 
-// A coefficient of a rule: fed in each step where the attribute `fed` names it; otherwise the node's WrittenNumber.
+// A coefficient of a rule: fed in each step where the attribute `fed` names it; otherwise the
+// node's WrittenNumber.
 struct Coefficient {
   const char* name;
   double fallback;
@@ -29,9 +31,9 @@ struct Coefficient {
 // What changes from step to step.
 struct UpdateStep {
   double learning_rate = 0;
-  double scale = 1;    // of the gradients
-  int64_t number = 1;  // counts from 1
-  bool skip = false;   // nothing may change
+  double scale = 1;                         // of the gradients
+  int64_t number = 1;                       // counts from 1
+  bool skip = false;                        // nothing may change
   std::array<double, 6> coefficients = {};  // in the order in which the rule names them
 
   template <size_t N>
@@ -44,19 +46,21 @@ struct UpdateStep {
 
 class UpdateGroup {
  public:
-  // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each parameter, of which the first
-  // `scalars` are float32 scalars.
-  static Result<UpdateGroup> Plan(KernelInfo& info, int states, const std::vector<Coefficient>& coefficients,
-                                  int scalars = 0);
+  // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each
+  // parameter, of which the first `scalars` are float32 scalars.
+  static Result<UpdateGroup> Plan(KernelInfo& info, int states,
+                                  const std::vector<Coefficient>& coefficients, int scalars = 0);
 
   DType dtype() const { return dtype_; }
   int count() const { return count_; }
   int threads() const { return threads_; }
   const ParameterBlocks& blocks() const { return blocks_; }
 
-  // Fails when the step is below 1. With the attribute skip_nonfinite a scale that is not finite skips the step.
+  // Fails when the step is below 1. With the attribute skip_nonfinite a scale that is not finite
+  // skips the step.
   Result<UpdateStep> ReadStep(const KernelContext& context) const;
-  // Where outputs are not the buffers of their inputs (the plan could not share them), makes them copies.
+  // Where outputs are not the buffers of their inputs (the plan could not share them), makes them
+  // copies.
   void CopyToOutputs(const KernelContext& context) const;
 
   template <typename T>
@@ -69,8 +73,9 @@ class UpdateGroup {
     return context.Output<T>((1 + state) * count_ + i);
   }
 
-  // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the scaled
-  // gradient, s its `States` states behind the scalars; the rule changes p and s. rule_of(i): the rule of parameter i.
+  // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the
+  // scaled gradient, s its `States` states behind the scalars; the rule changes p and s.
+  // rule_of(i): the rule of parameter i.
   template <typename T, int States, typename RuleOf>
   void Apply(const KernelContext& context, const UpdateStep& step, const RuleOf& rule_of) const {
     using A = Accumulator<T>;
@@ -80,13 +85,15 @@ class UpdateGroup {
       T* parameters = Updated<T>(context, -1, block.tensor) + block.first;
       const T* gradients = Gradient<T>(context, block.tensor) + block.first;
       T* states[3] = {};
-      for (int k = 0; k < States; ++k) states[k] = Updated<T>(context, scalars_ + k, block.tensor) + block.first;
+      for (int k = 0; k < States; ++k)
+        states[k] = Updated<T>(context, scalars_ + k, block.tensor) + block.first;
       auto loop = [&] {
-        const auto own = rule_of(block.tensor);  // a copy that no store can change: the compiler keeps it in registers
+        const auto own = rule_of(
+            block.tensor);  // a copy that no store can change: the compiler keeps it in registers
         const int64_t count = block.count;
         T* __restrict p = parameters;
         const T* __restrict g = gradients;
-        T *__restrict s0 = states[0], *__restrict s1 = states[1], *__restrict s2 = states[2];
+        T* __restrict s0 = states[0], * __restrict s1 = states[1], * __restrict s2 = states[2];
         for (int64_t i = 0; i < count; ++i) {
           A parameter = static_cast<A>(p[i]);
           A state[3] = {};
@@ -108,7 +115,8 @@ class UpdateGroup {
     });
   }
 
-  static constexpr int64_t kWork = 4;  // operations an element, as many as vectors take side by side
+  static constexpr int64_t kWork =
+      4;  // operations an element, as many as vectors take side by side
 
  private:
   static constexpr int kFirst = 3;  // inputs before the parameters
@@ -116,11 +124,12 @@ class UpdateGroup {
   Status FindCoefficients(const KernelInfo& info, const std::vector<Coefficient>& coefficients);
 
   std::string label_;
-  DType dtype_ = DType::kUndefined, rate_dtype_ = DType::kUndefined, scale_dtype_ = DType::kUndefined;
+  DType dtype_ = DType::kUndefined, rate_dtype_ = DType::kUndefined,
+        scale_dtype_ = DType::kUndefined;
   int count_ = 0, states_ = 0, scalars_ = 0, threads_ = 1;
   bool skip_nonfinite_ = false, maximize_ = false;
-  int rate_ = 0;                           // where input 0 has the learning rate
-  std::array<int, 6> fed_ = {};            // where it has the coefficients; -1: they are as written
+  int rate_ = 0;                 // where input 0 has the learning rate
+  std::array<int, 6> fed_ = {};  // where it has the coefficients; -1: they are as written
   std::array<double, 6> written_ = {};
   std::vector<size_t> bytes_;  // of each parameter
   ParameterBlocks blocks_;
@@ -140,7 +149,8 @@ inline A Maximum(A a, A b) {
 
 // Finishes a factory: `make_rule(TypeTag<A>, const UpdateStep&)` gives the rule of one step.
 template <int States, typename MakeRule>
-Status SetUpdate(KernelInfo& info, const std::vector<Coefficient>& coefficients, MakeRule make_rule) {
+Status SetUpdate(KernelInfo& info, const std::vector<Coefficient>& coefficients,
+                 MakeRule make_rule) {
   auto planned = UpdateGroup::Plan(info, States, coefficients);
   if (!planned.ok()) return planned.status();
   DispatchFloat(planned->dtype(), [&](auto tag) {
@@ -158,30 +168,33 @@ Status SetUpdate(KernelInfo& info, const std::vector<Coefficient>& coefficients,
   return {};
 }
 
-// The same with `Scalars` scalars of each parameter: `make_rule(TypeTag<A>, const UpdateStep&, std::array<float*, Scalars>)`
-// gives the rule of one parameter and changes its scalars.
+// The same with `Scalars` scalars of each parameter: `make_rule(TypeTag<A>, const UpdateStep&,
+// std::array<float*, Scalars>)` gives the rule of one parameter and changes its scalars.
 template <int Scalars, int States, typename MakeRule>
-Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& coefficients, MakeRule make_rule) {
+Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& coefficients,
+                            MakeRule make_rule) {
   auto planned = UpdateGroup::Plan(info, Scalars + States, coefficients, Scalars);
   if (!planned.ok()) return planned.status();
   DispatchFloat(planned->dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    using Rule = decltype(make_rule(TypeTag<Accumulator<T>>{}, UpdateStep{}, std::array<float*, Scalars>{}));
+    using Rule =
+        decltype(make_rule(TypeTag<Accumulator<T>>{}, UpdateStep{}, std::array<float*, Scalars>{}));
     const size_t scratch = info.BookScratch(planned->count() * sizeof(Rule));
-    info.SetCompute([group = *std::move(planned), make_rule, scratch](KernelContext& context) -> Status {
-      Result<UpdateStep> step = group.ReadStep(context);
-      if (!step.ok()) return step.status();
-      group.CopyToOutputs(context);
-      if (step->skip) return Status();
-      Rule* rules = context.Scratch<Rule>(scratch);
-      for (int i = 0; i < group.count(); ++i) {
-        std::array<float*, Scalars> scalars;
-        for (int k = 0; k < Scalars; ++k) scalars[k] = group.Updated<float>(context, k, i);
-        rules[i] = make_rule(TypeTag<Accumulator<T>>{}, *step, scalars);
-      }
-      group.Apply<T, States>(context, *step, [&](int i) -> const auto& { return rules[i]; });
-      return Status();
-    });
+    info.SetCompute(
+        [group = *std::move(planned), make_rule, scratch](KernelContext& context) -> Status {
+          Result<UpdateStep> step = group.ReadStep(context);
+          if (!step.ok()) return step.status();
+          group.CopyToOutputs(context);
+          if (step->skip) return Status();
+          Rule* rules = context.Scratch<Rule>(scratch);
+          for (int i = 0; i < group.count(); ++i) {
+            std::array<float*, Scalars> scalars;
+            for (int k = 0; k < Scalars; ++k) scalars[k] = group.Updated<float>(context, k, i);
+            rules[i] = make_rule(TypeTag<Accumulator<T>>{}, *step, scalars);
+          }
+          group.Apply<T, States>(context, *step, [&](int i) -> const auto& { return rules[i]; });
+          return Status();
+        });
   });
   return {};
 }

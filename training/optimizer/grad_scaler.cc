@@ -6,9 +6,12 @@
 namespace caesura {
 
 Status GradScalerOptions::Check() const {
-  const bool valid = growth_factor > 1 && std::isfinite(growth_factor) && backoff_factor > 0 && backoff_factor < 1 &&
-                     growth_interval > 0 && initial_scale > 0 && std::isfinite(initial_scale);
-  return valid ? Status() : InvalidArgument("loss scaling needs growth > 1, backoff in (0, 1), scale and interval > 0");
+  const bool valid = growth_factor > 1 && std::isfinite(growth_factor) && backoff_factor > 0 &&
+                     backoff_factor < 1 && growth_interval > 0 && initial_scale > 0 &&
+                     std::isfinite(initial_scale);
+  return valid ? Status()
+               : InvalidArgument(
+                     "loss scaling needs growth > 1, backoff in (0, 1), scale and interval > 0");
 }
 
 void GradScaler::Update(bool gradients_finite) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic loss scaling for half precision, with torch.amp.GradScaler's rules: the loss is multiplied by scale() so
-// that small gradients do not vanish, and gradients by 1 / scale(); a step whose gradients are not finite is skipped
-// and lowers the scale, a long run of good ones raises it.
+// Dynamic loss scaling for half precision, with torch.amp.GradScaler's rules: the loss is
+// multiplied by scale() so that small gradients do not vanish, and gradients by 1 / scale(); a step
+// whose gradients are not finite is skipped and lowers the scale, a long run of good ones raises
+// it.
 #ifndef CAESURA_TRAINING_OPTIMIZER_GRAD_SCALER_H_
 #define CAESURA_TRAINING_OPTIMIZER_GRAD_SCALER_H_
 
@@ -23,7 +24,8 @@ struct GradScalerOptions {
 
 class GradScaler {
  public:
-  explicit GradScaler(const GradScalerOptions& options = {}) : options_(options), scale_(options.initial_scale) {}
+  explicit GradScaler(const GradScalerOptions& options = {})
+      : options_(options), scale_(options.initial_scale) {}
 
   const GradScalerOptions& options() const { return options_; }
   float scale() const { return scale_; }

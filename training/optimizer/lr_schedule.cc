@@ -24,7 +24,9 @@ double FactorOf(const StepDecay& d, int64_t t) {
 }
 
 bool IsValid(const ConstantDecay&) { return true; }
-bool IsValid(const PolynomialDecay& d) { return d.steps > 0 && std::isfinite(d.end) && d.power > 0; }
+bool IsValid(const PolynomialDecay& d) {
+  return d.steps > 0 && std::isfinite(d.end) && d.power > 0;
+}
 bool IsValid(const CosineDecay& d) { return d.steps > 0 && std::isfinite(d.end); }
 bool IsValid(const StepDecay& d) { return d.every > 0 && std::isfinite(d.gamma); }
 
@@ -33,28 +35,34 @@ bool IsValid(const StepDecay& d) { return d.every > 0 && std::isfinite(d.gamma);
 double LrSchedule::Factor(int64_t updates_done) const {
   const int64_t t = std::max<int64_t>(0, updates_done);
   if (t < warmup_steps) return warmup_start + (1 - warmup_start) * Progress(t, warmup_steps);
-  return std::visit([&](const auto& d) { return FactorOf(d, t - std::max<int64_t>(0, warmup_steps)); }, decay);
+  return std::visit(
+      [&](const auto& d) { return FactorOf(d, t - std::max<int64_t>(0, warmup_steps)); }, decay);
 }
 
 Status LrSchedule::Check() const {
-  if (warmup_steps < 0 || !std::isfinite(warmup_start)) return InvalidArgument("the warm-up must be finite");
+  if (warmup_steps < 0 || !std::isfinite(warmup_start))
+    return InvalidArgument("the warm-up must be finite");
   const bool valid = std::visit([](const auto& d) { return IsValid(d); }, decay);
-  return valid ? Status() : InvalidArgument("a schedule needs a positive length and finite coefficients");
+  return valid ? Status()
+               : InvalidArgument("a schedule needs a positive length and finite coefficients");
 }
 
-Result<LrSchedule> NamedSchedule(const std::string& name, int64_t total_steps, int64_t warmup_steps) {
+Result<LrSchedule> NamedSchedule(const std::string& name, int64_t total_steps,
+                                 int64_t warmup_steps) {
   const int64_t steps = total_steps - warmup_steps;
   LrSchedule schedule{.warmup_steps = warmup_steps};
   if (name == "linear") schedule.decay = PolynomialDecay{.steps = steps};
   else if (name == "polynomial") schedule.decay = PolynomialDecay{.steps = steps, .power = 2};
   else if (name == "cosine") schedule.decay = CosineDecay{.steps = steps};
-  else if (name == "step") schedule.decay = StepDecay{.every = std::max<int64_t>(1, (steps + 2) / 3)};
+  else if (name == "step")
+    schedule.decay = StepDecay{.every = std::max<int64_t>(1, (steps + 2) / 3)};
   else if (name != "constant") {
-    return InvalidArgument("no schedule '" + name + "': expected constant, linear, cosine, polynomial or step");
+    return InvalidArgument("no schedule '" + name +
+                           "': expected constant, linear, cosine, polynomial or step");
   }
   if (warmup_steps < 0 || (name != "constant" && steps <= 0)) {
-    return InvalidArgument("a warm-up of " + std::to_string(warmup_steps) + " steps does not fit into " +
-                           std::to_string(total_steps));
+    return InvalidArgument("a warm-up of " + std::to_string(warmup_steps) +
+                           " steps does not fit into " + std::to_string(total_steps));
   }
   return schedule;
 }

@@ -14,13 +14,14 @@
 
 namespace caesura {
 
-// In all of them t counts updates from 0, and `end` is the last value as a part of the base learning rate. Beyond
-// `steps` the last value stays.
+// In all of them t counts updates from 0, and `end` is the last value as a part of the base
+// learning rate. Beyond `steps` the last value stays.
 
 // 1
 struct ConstantDecay {};
 
-// end + (1 - end) (1 - t / steps)^power: torch's PolynomialLR (end 0), transformers' linear (power 1) and polynomial.
+// end + (1 - end) (1 - t / steps)^power: torch's PolynomialLR (end 0), transformers' linear (power
+// 1) and polynomial.
 struct PolynomialDecay {
   int64_t steps = 0;
   double end = 0;
@@ -45,18 +46,21 @@ using LrDecay = std::variant<ConstantDecay, PolynomialDecay, CosineDecay, StepDe
 struct LrSchedule {
   LrDecay decay = {};
   int64_t warmup_steps = 0;
-  // Where the warm-up begins: 0 in transformers (the first update then has rate 0), 1/3 in torch's LinearLR.
+  // Where the warm-up begins: 0 in transformers (the first update then has rate 0), 1/3 in torch's
+  // LinearLR.
   double warmup_start = 0;
 
-  // What the base learning rate is multiplied with in the update that follows `updates_done` others.
+  // What the base learning rate is multiplied with in the update that follows `updates_done`
+  // others.
   double Factor(int64_t updates_done) const;
   // Fails when a length is not positive or a coefficient is not finite.
   Status Check() const;
 };
 
-// "constant", "linear", "cosine", "polynomial" (power 2) or "step" (a tenth after each third), ending with update
-// `total_steps`, the warm-up included.
-Result<LrSchedule> NamedSchedule(const std::string& name, int64_t total_steps, int64_t warmup_steps = 0);
+// "constant", "linear", "cosine", "polynomial" (power 2) or "step" (a tenth after each third),
+// ending with update `total_steps`, the warm-up included.
+Result<LrSchedule> NamedSchedule(const std::string& name, int64_t total_steps,
+                                 int64_t warmup_steps = 0);
 
 }  // namespace caesura
 

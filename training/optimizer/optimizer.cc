@@ -10,7 +10,8 @@ namespace {
 
 using States = std::vector<OptimizerState>;
 
-// Of each optimizer: its name, its update op, its coefficients and flags but the learning rate, and its states.
+// Of each optimizer: its name, its update op, its coefficients and flags but the learning rate, and
+// its states.
 template <typename O>
 struct Kind;
 
@@ -21,13 +22,16 @@ struct Kind<Sgd> {
     v("momentum", o.momentum), v("dampening", o.dampening), v("weight_decay", o.weight_decay);
     v("nesterov", o.nesterov), v("maximize", o.maximize);
   }
-  static States Of(const Sgd& o) { return o.momentum != 0 ? States{{"momentum_buffer"}} : States{}; }
+  static States Of(const Sgd& o) {
+    return o.momentum != 0 ? States{{"momentum_buffer"}} : States{};
+  }
 };
 
 template <typename O>
 struct AdamKind {
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
+        v("weight_decay", o.weight_decay);
     v("amsgrad", o.amsgrad), v("maximize", o.maximize);
   }
   static States Of(const O& o) {
@@ -49,8 +53,10 @@ template <>
 struct Kind<NAdam> {
   static constexpr const char *kName = "nadam", *kOp = "NAdamUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
-    v("momentum_decay", o.momentum_decay), v("decoupled_weight_decay", o.decoupled_weight_decay), v("maximize", o.maximize);
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
+        v("weight_decay", o.weight_decay);
+    v("momentum_decay", o.momentum_decay), v("decoupled_weight_decay", o.decoupled_weight_decay),
+        v("maximize", o.maximize);
   }
   static States Of(const NAdam&) { return {{"mu_product", true, 1}, {"exp_avg"}, {"exp_avg_sq"}}; }
 };
@@ -59,7 +65,8 @@ template <>
 struct Kind<RAdam> {
   static constexpr const char *kName = "radam", *kOp = "RAdamUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
+        v("weight_decay", o.weight_decay);
     v("decoupled_weight_decay", o.decoupled_weight_decay), v("maximize", o.maximize);
   }
   static States Of(const RAdam&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
@@ -69,7 +76,8 @@ template <>
 struct Kind<Adamax> {
   static constexpr const char *kName = "adamax", *kOp = "AdamaxUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
+        v("weight_decay", o.weight_decay);
     v("maximize", o.maximize);
   }
   static States Of(const Adamax&) { return {{"exp_avg"}, {"exp_inf"}}; }
@@ -89,7 +97,8 @@ template <>
 struct Kind<Adadelta> {
   static constexpr const char *kName = "adadelta", *kOp = "AdadeltaUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("rho", o.rho), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay), v("maximize", o.maximize);
+    v("rho", o.rho), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay),
+        v("maximize", o.maximize);
   }
   static States Of(const Adadelta&) { return {{"square_avg"}, {"acc_delta"}}; }
 };
@@ -98,9 +107,12 @@ template <>
 struct Kind<Asgd> {
   static constexpr const char *kName = "asgd", *kOp = "AsgdUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("lambd", o.lambd), v("alpha", o.alpha), v("t0", o.t0), v("weight_decay", o.weight_decay), v("maximize", o.maximize);
+    v("lambd", o.lambd), v("alpha", o.alpha), v("t0", o.t0), v("weight_decay", o.weight_decay),
+        v("maximize", o.maximize);
   }
-  static States Of(const Asgd& o) { return {{"eta", true, o.learning_rate}, {"mu", true, 1}, {"ax"}}; }
+  static States Of(const Asgd& o) {
+    return {{"eta", true, o.learning_rate}, {"mu", true, 1}, {"ax"}};
+  }
 };
 
 template <>
@@ -117,7 +129,8 @@ template <>
 struct Kind<Adafactor> {
   static constexpr const char *kName = "adafactor", *kOp = "";
   static void Visit(auto& o, auto&& v) {
-    v("beta2_decay", o.beta2_decay), v("epsilon1", o.epsilon1), v("epsilon2", o.epsilon2), v("d", o.d);
+    v("beta2_decay", o.beta2_decay), v("epsilon1", o.epsilon1), v("epsilon2", o.epsilon2),
+        v("d", o.d);
     v("weight_decay", o.weight_decay), v("maximize", o.maximize);
   }
   static States Of(const Adafactor&) { return {}; }
@@ -127,8 +140,10 @@ template <>
 struct Kind<Muon> {
   static constexpr const char *kName = "muon", *kOp = "";
   static void Visit(auto& o, auto&& v) {
-    v("weight_decay", o.weight_decay), v("momentum", o.momentum), v("ns_a", o.ns_a), v("ns_b", o.ns_b), v("ns_c", o.ns_c);
-    v("epsilon", o.epsilon), v("ns_steps", o.ns_steps), v("nesterov", o.nesterov), v("match_rms_adamw", o.match_rms_adamw);
+    v("weight_decay", o.weight_decay), v("momentum", o.momentum), v("ns_a", o.ns_a),
+        v("ns_b", o.ns_b), v("ns_c", o.ns_c);
+    v("epsilon", o.epsilon), v("ns_steps", o.ns_steps), v("nesterov", o.nesterov),
+        v("match_rms_adamw", o.match_rms_adamw);
   }
   static States Of(const Muon&) { return {}; }
 };
@@ -137,7 +152,8 @@ template <>
 struct Kind<Lamb> {
   static constexpr const char *kName = "lamb", *kOp = "LambUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon), v("weight_decay", o.weight_decay);
+    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
+        v("weight_decay", o.weight_decay);
   }
   static States Of(const Lamb&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
 };
@@ -145,7 +161,9 @@ struct Kind<Lamb> {
 template <>
 struct Kind<Lion> {
   static constexpr const char *kName = "lion", *kOp = "LionUpdate";
-  static void Visit(auto& o, auto&& v) { v("beta1", o.beta1), v("beta2", o.beta2), v("weight_decay", o.weight_decay); }
+  static void Visit(auto& o, auto&& v) {
+    v("beta1", o.beta1), v("beta2", o.beta2), v("weight_decay", o.weight_decay);
+  }
   static States Of(const Lion&) { return {{"exp_avg"}}; }
 };
 
@@ -153,7 +171,8 @@ template <>
 struct Kind<Rmsprop> {
   static constexpr const char *kName = "rmsprop", *kOp = "RmspropUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("alpha", o.alpha), v("epsilon", o.epsilon), v("momentum", o.momentum), v("weight_decay", o.weight_decay);
+    v("alpha", o.alpha), v("epsilon", o.epsilon), v("momentum", o.momentum),
+        v("weight_decay", o.weight_decay);
     v("centered", o.centered), v("maximize", o.maximize);
   }
   static States Of(const Rmsprop& o) {
@@ -196,9 +215,12 @@ OptimizerUpdate DescribeUpdate(const Optimizer& optimizer) {
 
 std::map<std::string, double> Coefficients(const Optimizer& optimizer) {
   std::map<std::string, double> out = {{"learning_rate", LearningRate(optimizer)}};
-  std::visit([&](const auto& o) {
-    KindOf<decltype(o)>::Visit(o, [&](const char* name, const auto& value) { out[name] = value; });
-  }, optimizer);
+  std::visit(
+      [&](const auto& o) {
+        KindOf<decltype(o)>::Visit(o,
+                                   [&](const char* name, const auto& value) { out[name] = value; });
+      },
+      optimizer);
   return out;
 }
 
@@ -209,14 +231,17 @@ double LearningRate(const Optimizer& optimizer) {
 Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group) {
   if (group.optimizer) optimizer = *group.optimizer;
   if (group.weight_decay) {
-    std::visit([&](auto& o) {
-      if constexpr (requires { o.weight_decay; }) o.weight_decay = *group.weight_decay;
-    }, optimizer);
+    std::visit(
+        [&](auto& o) {
+          if constexpr (requires { o.weight_decay; }) o.weight_decay = *group.weight_decay;
+        },
+        optimizer);
   }
   return optimizer;
 }
 
-Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients) {
+Result<Optimizer> MakeOptimizer(const std::string& name,
+                                const std::map<std::string, double>& coefficients) {
   std::optional<Optimizer> made;
   std::string names;
   ForEachKind([&](const auto& o) {

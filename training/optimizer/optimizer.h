@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers: coefficients under PyTorch's names and with PyTorch's defaults, and the update op that each stands for
-// (training/kernels/training_ops.h).
+// Optimizers: coefficients under PyTorch's names and with PyTorch's defaults, and the update op
+// that each stands for (training/kernels/training_ops.h).
 //
 //   options.optimizer = AdamW{.learning_rate = 3e-4, .weight_decay = 0.1};
 #ifndef CAESURA_TRAINING_OPTIMIZER_OPTIMIZER_H_
@@ -49,7 +49,8 @@ struct AdamW {
   bool maximize = false;
 };
 
-// torch.optim.NAdam (Dozat 2016: Adam with Nesterov momentum). State: mu_product, exp_avg, exp_avg_sq.
+// torch.optim.NAdam (Dozat 2016: Adam with Nesterov momentum). State: mu_product, exp_avg,
+// exp_avg_sq.
 struct NAdam {
   double learning_rate = 2e-3;
   double beta1 = 0.9;
@@ -101,7 +102,8 @@ struct Adadelta {
   bool maximize = false;
 };
 
-// torch.optim.ASGD (Polyak and Juditsky 1992). State: eta, which starts at the learning rate, mu, ax.
+// torch.optim.ASGD (Polyak and Juditsky 1992). State: eta, which starts at the learning rate, mu,
+// ax.
 struct Asgd {
   double learning_rate = 1e-2;
   double lambd = 1e-4;
@@ -111,7 +113,8 @@ struct Asgd {
   bool maximize = false;
 };
 
-// torch.optim.Rprop (Riedmiller and Braun 1993). State: prev, step_size, which starts at the learning rate.
+// torch.optim.Rprop (Riedmiller and Braun 1993). State: prev, step_size, which starts at the
+// learning rate.
 struct Rprop {
   double learning_rate = 1e-2;
   double eta_minus = 0.5;
@@ -121,7 +124,8 @@ struct Rprop {
   bool maximize = false;
 };
 
-// torch.optim.Adafactor (Shazeer and Stern 2018). State: row_var and col_var of what has two axes or more, or variance.
+// torch.optim.Adafactor (Shazeer and Stern 2018). State: row_var and col_var of what has two axes
+// or more, or variance.
 struct Adafactor {
   double learning_rate = 1e-2;
   double beta2_decay = -0.8;
@@ -143,7 +147,8 @@ struct Muon {
   double epsilon = 1e-7;
   double ns_steps = 5;
   bool nesterov = true;
-  bool match_rms_adamw = false;  // the learning rate by AdamW's root mean square, in place of the matrix's sides
+  bool match_rms_adamw =
+      false;  // the learning rate by AdamW's root mean square, in place of the matrix's sides
 };
 
 // You et al. 2020, with bias correction. State: exp_avg, exp_avg_sq.
@@ -163,7 +168,8 @@ struct Lion {
   double weight_decay = 0;
 };
 
-// torch.optim.RMSprop. State: square_avg, grad_avg if centered, momentum_buffer if momentum is not 0.
+// torch.optim.RMSprop. State: square_avg, grad_avg if centered, momentum_buffer if momentum is not
+// 0.
 struct Rmsprop {
   double learning_rate = 1e-2;
   double alpha = 0.99;
@@ -174,16 +180,16 @@ struct Rmsprop {
   bool maximize = false;
 };
 
-using Optimizer = std::variant<Sgd, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, Asgd, Rprop, Adafactor, Muon, Lamb,
-                               Lion, Rmsprop>;
+using Optimizer = std::variant<Sgd, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, Asgd,
+                               Rprop, Adafactor, Muon, Lamb, Lion, Rmsprop>;
 
-// Parameters whose names match one of `names` ('*' matches any run of characters); the first group that matches a
-// parameter takes it, the rest form a group with the optimizer's own coefficients.
+// Parameters whose names match one of `names` ('*' matches any run of characters); the first group
+// that matches a parameter takes it, the rest form a group with the optimizer's own coefficients.
 struct ParameterGroup {
   std::vector<std::string> names;
-  double learning_rate_scale = 1;       // times the schedule's learning rate
-  std::optional<double> weight_decay;   // in place of the optimizer's
-  std::optional<Optimizer> optimizer;   // in place of the step's, but for the learning rate
+  double learning_rate_scale = 1;      // times the schedule's learning rate
+  std::optional<double> weight_decay;  // in place of the optimizer's
+  std::optional<Optimizer> optimizer;  // in place of the step's, but for the learning rate
 };
 
 // A tensor that an optimizer keeps for each parameter: as the parameter is, or a float32 scalar.
@@ -195,17 +201,20 @@ struct OptimizerState {
 
 // What the step program needs to know.
 struct OptimizerUpdate {
-  std::string op_type;              // "AdamWUpdate", in domain ai.caesura; empty: composed of ONNX's ops (update_writer.h)
-  AttributeMap coefficients;        // float64 scalar tensors (exact), flags as ints
+  std::string op_type;        // "AdamWUpdate", in domain ai.caesura; empty: composed of ONNX's ops
+                              // (update_writer.h)
+  AttributeMap coefficients;  // float64 scalar tensors (exact), flags as ints
   std::vector<OptimizerState> states;  // the scalars first
 };
 OptimizerUpdate DescribeUpdate(const Optimizer& optimizer);
 // Its coefficients by name, "learning_rate" among them; flags are 0 or 1.
 std::map<std::string, double> Coefficients(const Optimizer& optimizer);
 
-// By name ("sgd", "adam", "adamw", "nadam", ...) and coefficients by the names of the members above; flags are 0 or 1. Fails
-// with kInvalidArgument for a name or a coefficient that does not exist.
-Result<Optimizer> MakeOptimizer(const std::string& name, const std::map<std::string, double>& coefficients);
+// By name ("sgd", "adam", "adamw", "nadam", ...) and coefficients by the names of the members
+// above; flags are 0 or 1. Fails with kInvalidArgument for a name or a coefficient that does not
+// exist.
+Result<Optimizer> MakeOptimizer(const std::string& name,
+                                const std::map<std::string, double>& coefficients);
 
 double LearningRate(const Optimizer& optimizer);
 // The optimizer of a group's parameters, with the group's weight decay where it sets one.

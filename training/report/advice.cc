@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules that look for what a report's user would try first. Each needs a cause that shows in the report.
+// Rules that look for what a report's user would try first. Each needs a cause that shows in the
+// report.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,9 +14,9 @@ namespace {
 
 // Below these shares of the time, a change gains too little to be tried first.
 constexpr double kWorthwhile = 0.05, kLarge = 0.25;
-constexpr int64_t kTinyStepNs = 20'000;                 // a kernel's own cost is of this order
+constexpr int64_t kTinyStepNs = 20'000;  // a kernel's own cost is of this order
 constexpr size_t kMuchMemory = size_t{256} << 20;
-constexpr double kWorse = 1.05;                         // of a loss: more than noise between two validations
+constexpr double kWorse = 1.05;  // of a loss: more than noise between two validations
 
 std::string Percent(double share) {
   char text[16];
@@ -55,7 +56,8 @@ class Rules {
   double Share(const Wanted& wanted) const {
     double ns = 0;
     for (const RecordedRun& run : report_.runs) {
-      for (const RecordedStep& step : run.steps) ns += wanted(step) ? static_cast<double>(step.duration_ns) : 0;
+      for (const RecordedStep& step : run.steps)
+        ns += wanted(step) ? static_cast<double>(step.duration_ns) : 0;
     }
     return wall_ns_ > 0 ? ns / wall_ns_ : 0;
   }
@@ -64,9 +66,11 @@ class Rules {
 
   void LossThatFails() {
     const auto& points = report_.curves.points();
-    const auto bad = std::find_if(points.begin(), points.end(), [](const auto& p) { return !std::isfinite(p.loss); });
+    const auto bad = std::find_if(points.begin(), points.end(),
+                                  [](const auto& p) { return !std::isfinite(p.loss); });
     if (bad != points.end()) {
-      Add("Lower the learning rate, let it rise over the first updates (warmup), or clip the gradients",
+      Add("Lower the learning rate, let it rise over the first updates (warmup), or clip the "
+          "gradients",
           "The loss is no number at update " + std::to_string(bad->update) + ".");
       return;
     }
@@ -79,8 +83,9 @@ class Rules {
     };
     const double first = mean(0), last = mean(points.size() - quarter);
     if (last > first) {
-      Add("Lower the learning rate", "The loss rises: its mean is " + Number(first) + " over the first quarter and " +
-                                         Number(last) + " over the last.");
+      Add("Lower the learning rate", "The loss rises: its mean is " + Number(first) +
+                                         " over the first quarter and " + Number(last) +
+                                         " over the last.");
     }
   }
 
@@ -104,17 +109,21 @@ class Rules {
     const Wanted late = [](const RecordedStep& step) { return step.kind == Step::Kind::kLate; };
     const double share = Share(late);
     if (share < kWorthwhile) return;
-    Add("Make sizes known before the run: pad to fixed lengths, or take masks in place of selections",
+    Add("Make sizes known before the run: pad to fixed lengths, or take masks in place of "
+        "selections",
         "Steps whose sizes show only at run time take " + Percent(share) +
-            " of the time: their kernels are made anew in each run, and their memory is not planned.");
+            " of the time: their kernels are made anew in each run, and their memory is not "
+            "planned.");
   }
 
   void Bfloat16() {
     const Wanted is_product = [](const RecordedStep& step) {
       const std::string& op = step.op_type;
-      const bool multiplies = op.find("MatMul") != std::string::npos || op.find("Gemm") != std::string::npos ||
-                              op.find("Conv") != std::string::npos || op.find("Attention") != std::string::npos;
-      return multiplies && std::any_of(step.inputs.begin(), step.inputs.end(), [](const std::string& input) {
+      const bool multiplies =
+          op.find("MatMul") != std::string::npos || op.find("Gemm") != std::string::npos ||
+          op.find("Conv") != std::string::npos || op.find("Attention") != std::string::npos;
+      return multiplies &&
+             std::any_of(step.inputs.begin(), step.inputs.end(), [](const std::string& input) {
                return input.find(" float32[") != std::string::npos;
              });
     };
@@ -142,19 +151,21 @@ class Rules {
     }
     if (available == 0 || report_.runs.front().threads < 2 || used / available > 0.6) return;
     Add("A larger batch, or fewer threads",
-        "The kernels may use " + std::to_string(report_.runs.front().threads) + " threads and keep " +
-            Percent(used / available) + " of their time busy.");
+        "The kernels may use " + std::to_string(report_.runs.front().threads) +
+            " threads and keep " + Percent(used / available) + " of their time busy.");
   }
 
   void TinySteps() {
-    const double share = Share([](const RecordedStep& step) { return step.duration_ns < kTinyStepNs; });
+    const double share =
+        Share([](const RecordedStep& step) { return step.duration_ns < kTinyStepNs; });
     if (share < kLarge) return;
     Add("A larger batch", "Steps of less than 20 microseconds each take " + Percent(share) +
                               " of the time: there, starting a kernel costs as much as its work.");
   }
 
   void OptimizerShare() {
-    const double share = Share([](const RecordedStep& step) { return step.phase == Phase::kOptimizer; });
+    const double share =
+        Share([](const RecordedStep& step) { return step.phase == Phase::kOptimizer; });
     if (share < kLarge) return;
     Add("A larger batch, or several batches to an update (accumulation_steps)",
         "The optimizer takes " + Percent(share) + " of the time, whatever the batch is.");
@@ -167,17 +178,21 @@ class Rules {
       const MemorySample& sample = run.memory.samples[peak];
       size_t kept = 0;  // forward values that the backward reads
       for (const LiveValue& value : run.memory.largest) {
-        if (value.kind != "arena" || value.first_step < 0 || value.last_step <= sample.step) continue;
-        const auto phase = [&](int step) { return run.steps[std::min<size_t>(step, run.steps.size() - 1)].phase; };
-        const bool waits = phase(value.first_step) == Phase::kForward && phase(value.last_step) != Phase::kForward;
+        if (value.kind != "arena" || value.first_step < 0 || value.last_step <= sample.step)
+          continue;
+        const auto phase = [&](int step) {
+          return run.steps[std::min<size_t>(step, run.steps.size() - 1)].phase;
+        };
+        const bool waits =
+            phase(value.first_step) == Phase::kForward && phase(value.last_step) != Phase::kForward;
         if (waits) kept += value.bytes;
       }
       const double share = static_cast<double>(kept) / static_cast<double>(sample.total());
       if (share < kLarge) continue;
-      Add("memory_budget, if memory is short", "At the peak of " + std::to_string(sample.total() >> 20) + " MiB, " +
-                                                   Percent(share) +
-                                                   " are results of the forward that wait for the backward. A budget "
-                                                   "has some of them computed again.");
+      Add("memory_budget, if memory is short",
+          "At the peak of " + std::to_string(sample.total() >> 20) + " MiB, " + Percent(share) +
+              " are results of the forward that wait for the backward. A budget "
+              "has some of them computed again.");
       return;
     }
   }
@@ -185,12 +200,14 @@ class Rules {
   void Overfitting() {
     const auto& validations = report_.curves.validations();
     if (validations.size() < 3) return;
-    const auto best = std::min_element(validations.begin(), validations.end(),
-                                       [](const auto& a, const auto& b) { return a.loss < b.loss; });
+    const auto best =
+        std::min_element(validations.begin(), validations.end(),
+                         [](const auto& a, const auto& b) { return a.loss < b.loss; });
     if (!(validations.back().loss > kWorse * best->loss)) return;
     Add("Keep the checkpoint of the lowest validation loss, and end earlier",
-        "The validation loss was lowest, " + Number(best->loss) + ", at update " + std::to_string(best->update) +
-            " and is " + Number(validations.back().loss) + " at the end.");
+        "The validation loss was lowest, " + Number(best->loss) + ", at update " +
+            std::to_string(best->update) + " and is " + Number(validations.back().loss) +
+            " at the end.");
   }
 
   const Report& report_;

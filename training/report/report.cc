@@ -31,17 +31,23 @@ json Facts() {
 
 json CurvesJson(const TrainingCurves& curves) {
   json points = json::array(), validations = json::array();
-  for (const auto& point : curves.points()) points.push_back({point.update, point.loss, point.learning_rate});
+  for (const auto& point : curves.points())
+    points.push_back({point.update, point.loss, point.learning_rate});
   for (const auto& validation : curves.validations()) {
     const json metric = validation.metric ? json(*validation.metric) : json(nullptr);
     validations.push_back({validation.update, validation.loss, metric});
   }
-  return {{"points", std::move(points)}, {"validations", std::move(validations)}, {"metric", curves.metric_name()}};
+  return {{"points", std::move(points)},
+          {"validations", std::move(validations)},
+          {"metric", curves.metric_name()}};
 }
 
 // Leaves empty fields out; the page reads a missing field as an empty one.
 json StepJson(const RecordedStep& step) {
-  json out = {{"op", step.op_type}, {"node", step.node}, {"phase", PhaseName(step.phase)}, {"provider", step.provider}};
+  json out = {{"op", step.op_type},
+              {"node", step.node},
+              {"phase", PhaseName(step.phase)},
+              {"provider", step.provider}};
   if (step.kind != Step::Kind::kCompute) out["kind"] = StepKindName(step.kind);
   if (!step.source.empty()) out["source"] = step.source;
   if (!step.inputs.empty()) out["inputs"] = step.inputs;
@@ -64,12 +70,19 @@ json MemoryJson(const MemoryRecord& record) {
     samples.push_back({s.step, s.arena_bytes, s.fetch_bytes, s.dynamic_bytes, s.cached_bytes});
   }
   for (const LiveValue& v : record.largest) {
-    largest.push_back({{"name", v.name}, {"type", v.type}, {"kind", v.kind}, {"bytes", v.bytes},
-                       {"first", v.first_step}, {"last", v.last_step}});
+    largest.push_back({{"name", v.name},
+                       {"type", v.type},
+                       {"kind", v.kind},
+                       {"bytes", v.bytes},
+                       {"first", v.first_step},
+                       {"last", v.last_step}});
   }
-  return {{"arena", record.arena_bytes},         {"feeds", record.feed_bytes},
-          {"parameters", record.parameter_bytes}, {"constants", record.constant_bytes},
-          {"peak", record.Peak()},               {"samples", std::move(samples)},
+  return {{"arena", record.arena_bytes},
+          {"feeds", record.feed_bytes},
+          {"parameters", record.parameter_bytes},
+          {"constants", record.constant_bytes},
+          {"peak", record.Peak()},
+          {"samples", std::move(samples)},
           {"largest", std::move(largest)}};
 }
 
@@ -137,17 +150,20 @@ std::string ReportJson(const Report& report) {
     fallbacks.push_back({{"op", f.op}, {"reason", f.reason}, {"places", f.places}});
   }
   if (report.own_and_pytorch_seconds) {
-    out["seconds"] = {report.own_and_pytorch_seconds->first, report.own_and_pytorch_seconds->second};
+    out["seconds"] = {report.own_and_pytorch_seconds->first,
+                      report.own_and_pytorch_seconds->second};
   }
   out["shapes"] = ShapesJson(report.cpu_fallback);
   json& advice = out["advice"] = json::array();
-  for (const Advice& a : FirstThingsToTry(report)) advice.push_back({{"what", a.what}, {"why", a.why}});
+  for (const Advice& a : FirstThingsToTry(report))
+    advice.push_back({{"what", a.what}, {"why", a.why}});
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string ReportPage(const Report& report) {
   std::string data;
-  for (const char c : ReportJson(report)) {  // no "</script>" or "<!--" in it: a model may name its nodes as it likes
+  for (const char c : ReportJson(
+           report)) {  // no "</script>" or "<!--" in it: a model may name its nodes as it likes
     if (c == '<') data += "\\u003c";
     else data += c;
   }
@@ -164,8 +180,8 @@ Status WriteReport(const Report& report, const std::string& path) {
                              [&](WritableFile& file) { return file.Write(ReportPage(report)); });
 }
 
-Result<double> WriteStepReport(TrainingSession& session, const NamedValues& feeds, const std::string& path,
-                               const std::string& title) {
+Result<double> WriteStepReport(TrainingSession& session, const NamedValues& feeds,
+                               const std::string& path, const std::string& title) {
   RunRecorder recorder;
   ASSIGN_OR_RETURN(const double loss, session.Step(feeds, {&recorder}));
   RETURN_IF_ERROR(WriteReport({.title = title,

@@ -5,7 +5,7 @@
 
 namespace caesura::report_page {
 
-extern const char kHtml[];    // with {{title}}, {{style}}, {{data}} and {{script}}
+extern const char kHtml[];  // with {{title}}, {{style}}, {{data}} and {{script}}
 extern const char kStyle[];
 extern const char kScript[];
 

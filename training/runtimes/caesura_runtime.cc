@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plug-in libcaesura_runtime_caesura.so: model ops (core/session/model_op.h) that are ONNX models, run by sessions of
-// libcaesura itself, with its gradients.
+// The plug-in libcaesura_runtime_caesura.so: model ops (core/session/model_op.h) that are ONNX
+// models, run by sessions of libcaesura itself, with its gradients.
 //
 // Options: threads (0: as many as a session takes).
 #include <map>
@@ -42,8 +42,10 @@ Result<int> ReadOptions(const CaesuraOpNode* node) {
   int threads = 0;
   for (size_t i = 0; i < options->count; ++i) {
     const std::string key = options->keys[i], value = options->values[i];
-    if (key != "threads") return caesura::InvalidArgument("there is no option '" + key + "'; known are: threads");
-    if (value.empty() || value.size() > 4 || value.find_first_not_of("0123456789") != std::string::npos) {
+    if (key != "threads")
+      return caesura::InvalidArgument("there is no option '" + key + "'; known are: threads");
+    if (value.empty() || value.size() > 4 ||
+        value.find_first_not_of("0123456789") != std::string::npos) {
       return caesura::InvalidArgument("option threads: expected a number, got '" + value + "'");
     }
     threads = std::stoi(value);
@@ -58,14 +60,17 @@ Status Load(const CaesuraOpNode* node, std::string_view bytes, void** out) {
   caesura::SessionOptions options;
   options.plan.threads = loaded->threads;
   options.passes = caesura::InferencePasses;
-  ASSIGN_OR_RETURN(loaded->session, caesura::Session::Create(loaded->model.Clone(), std::move(options)));
+  ASSIGN_OR_RETURN(loaded->session,
+                   caesura::Session::Create(loaded->model.Clone(), std::move(options)));
   *out = loaded.release();
   return {};
 }
 
 // Equal symbols become equal numbers below -1.
-Status DescribeValues(const std::vector<Value*>& values, std::map<std::string, int64_t>* symbols, CaesuraOpNode* description,
-                      CaesuraStatus* (*describe)(CaesuraOpNode*, const char*, int32_t, int32_t, const int64_t*)) {
+Status DescribeValues(const std::vector<Value*>& values, std::map<std::string, int64_t>* symbols,
+                      CaesuraOpNode* description,
+                      CaesuraStatus* (*describe)(CaesuraOpNode*, const char*, int32_t, int32_t,
+                                                 const int64_t*)) {
   for (const Value* value : values) {
     const caesura::ValueType& type = value->type();
     if (!type.is_tensor()) return caesura::Unsupported("'" + value->name() + "' is no tensor");
@@ -73,17 +78,21 @@ Status DescribeValues(const std::vector<Value*>& values, std::map<std::string, i
     for (size_t i = 0; type.shape && i < type.shape->size(); ++i) {
       const caesura::Dim& dim = (*type.shape)[i];
       const int64_t fresh = -2 - static_cast<int64_t>(symbols->size());
-      dims.push_back(dim.known() ? dim.value : dim.symbol.empty() ? -1 : symbols->try_emplace(dim.symbol, fresh).first->second);
+      dims.push_back(dim.known()          ? dim.value
+                     : dim.symbol.empty() ? -1
+                                          : symbols->try_emplace(dim.symbol, fresh).first->second);
     }
     const int32_t rank = type.shape ? static_cast<int32_t>(dims.size()) : -1;
-    RETURN_IF_ERROR(TakeStatus(describe(description, value->name().c_str(), static_cast<int32_t>(type.dtype), rank, dims.data())));
+    RETURN_IF_ERROR(TakeStatus(describe(description, value->name().c_str(),
+                                        static_cast<int32_t>(type.dtype), rank, dims.data())));
   }
   return {};
 }
 
 Status Describe(const LoadedModel& model, CaesuraOpNode* description) {
   std::map<std::string, int64_t> symbols;
-  RETURN_IF_ERROR(DescribeValues(model.model.graph->inputs(), &symbols, description, api->describe_input));
+  RETURN_IF_ERROR(
+      DescribeValues(model.model.graph->inputs(), &symbols, description, api->describe_input));
   return DescribeValues(model.model.graph->outputs(), &symbols, description, api->describe_output);
 }
 
@@ -96,7 +105,8 @@ Result<NamedValues> Feeds(const LoadedModel& model, CaesuraContext* context, siz
       RETURN_IF_ERROR(TakeStatus(api->input(context, first++, &given)));
       if (given.dtype == 0) return RuntimeValue();
       const caesura::Shape shape(std::vector<int64_t>(given.dims, given.dims + given.rank));
-      return RuntimeValue(Tensor::Borrow(static_cast<caesura::DType>(given.dtype), shape, given.data));
+      return RuntimeValue(
+          Tensor::Borrow(static_cast<caesura::DType>(given.dtype), shape, given.data));
     }());
     if (value.has_value()) feeds.emplace(input->name(), value);
   }
@@ -104,10 +114,12 @@ Result<NamedValues> Feeds(const LoadedModel& model, CaesuraContext* context, siz
 }
 
 Status CopyOutput(CaesuraContext* context, size_t i, const RuntimeValue& value) {
-  if (!value.is_tensor()) return caesura::Unsupported("output " + std::to_string(i) + " is no tensor");
+  if (!value.is_tensor())
+    return caesura::Unsupported("output " + std::to_string(i) + " is no tensor");
   const Tensor& tensor = value.tensor();
-  const CaesuraTensor shown = {tensor.raw(), tensor.shape().begin(), tensor.shape().rank(),
-                               static_cast<int32_t>(tensor.dtype()), CAESURA_CPU, 0};
+  const CaesuraTensor shown = {tensor.raw(),          tensor.shape().begin(),
+                               tensor.shape().rank(), static_cast<int32_t>(tensor.dtype()),
+                               CAESURA_CPU,           0};
   return TakeStatus(api->copy_output(context, i, &shown));
 }
 
@@ -130,7 +142,8 @@ Result<caesura::SplitModule*> ModuleOf(LoadedModel& model) {
   for (const Value* input : model.model.graph->inputs()) {
     if (caesura::IsDifferentiable(input->dtype())) options.inputs.push_back(input->name());
   }
-  ASSIGN_OR_RETURN(model.module, caesura::SplitModule::Create(model.model.Clone(), std::move(options)));
+  ASSIGN_OR_RETURN(model.module,
+                   caesura::SplitModule::Create(model.model.Clone(), std::move(options)));
   return model.module.get();
 }
 
@@ -157,7 +170,8 @@ Status RunGradient(LoadedModel& model, CaesuraContext* context) {
     if (!api->output_is_present(context, i)) continue;
     const std::vector<std::string>& names = module->gradient_names();
     const size_t k = std::find(names.begin(), names.end(), inputs[i]->name()) - names.begin();
-    if (k == names.size()) return caesura::InvalidArgument("input '" + inputs[i]->name() + "' has no gradient");
+    if (k == names.size())
+      return caesura::InvalidArgument("input '" + inputs[i]->name() + "' has no gradient");
     RETURN_IF_ERROR(CopyOutput(context, i, gradients[k]));
   }
   return {};
@@ -165,12 +179,14 @@ Status RunGradient(LoadedModel& model, CaesuraContext* context) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin) {
+extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMain(
+    const CaesuraApi* table, CaesuraPlugin* plugin) {
   api = table->op;
   CaesuraModelRuntime runtime = {};
   runtime.size = sizeof(runtime);
   runtime.name = "caesura";
-  runtime.load = [](const CaesuraOpNode* node, const void* bytes, size_t size, const void*, size_t, void** model) {
+  runtime.load = [](const CaesuraOpNode* node, const void* bytes, size_t size, const void*, size_t,
+                    void** model) {
     return GiveStatus(Load(node, {static_cast<const char*>(bytes), size}, model));
   };
   runtime.unload = [](void* model) { delete static_cast<LoadedModel*>(model); };
@@ -182,7 +198,9 @@ extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMa
     *run = model;
     return GiveStatus({});
   };
-  runtime.run = [](void* run, CaesuraContext* context) { return GiveStatus(Run(*static_cast<LoadedModel*>(run), context)); };
+  runtime.run = [](void* run, CaesuraContext* context) {
+    return GiveStatus(Run(*static_cast<LoadedModel*>(run), context));
+  };
   runtime.run_gradient = [](void* run, CaesuraContext* context) {
     return GiveStatus(RunGradient(*static_cast<LoadedModel*>(run), context));
   };

@@ -3,7 +3,8 @@
 
 #ifdef __x86_64__
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in GCC 12's own intrinsics (its bug 105593)
+#pragma GCC diagnostic ignored \
+    "-Wmaybe-uninitialized"  // in GCC 12's own intrinsics (its bug 105593)
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
@@ -14,8 +15,8 @@
 
 #include "core/kernels/cpu/dnnl_handles.h"
 
-// For what prepares tiles. Tile instructions themselves stand as assembly: the compiler's own do not say that they read and
-// write memory.
+// For what prepares tiles. Tile instructions themselves stand as assembly: the compiler's own do
+// not say that they read and write memory.
 #define CAESURA_AMX [[gnu::target("arch=x86-64-v4,avx512bf16")]]
 
 namespace caesura::amx {
@@ -40,7 +41,8 @@ inline void AddProduct() {
 
 // A row of tiles of C: the sums in registers 0 to 3, A in 6, B in 4 and 5 by turns.
 template <int kColumns>
-void MultiplyRow(const char* a, const Tiles& b, int64_t deep, float* c, int64_t step_bytes, bool add) {
+void MultiplyRow(const char* a, const Tiles& b, int64_t deep, float* c, int64_t step_bytes,
+                 bool add) {
   [&]<int... n>(std::integer_sequence<int, n...>) {
     if (add) (Load<n>(c + n * kLines, step_bytes), ...);
     else (Clear<n>(), ...);
@@ -88,7 +90,8 @@ CAESURA_AMX inline void Put(const Lines& lines, char* tile) {
 }
 
 // Up to `most` elements from `column` on of 16 rows, `row_step` apart, and zeros around the matrix.
-CAESURA_AMX inline void Take(const Halves& x, int64_t row, int64_t row_step, int64_t column, int64_t most, Lines& to) {
+CAESURA_AMX inline void Take(const Halves& x, int64_t row, int64_t row_step, int64_t column,
+                             int64_t most, Lines& to) {
   const int64_t count = std::clamp<int64_t>(x.width - column, 0, most);
   const __mmask32 mask = static_cast<__mmask32>((uint64_t{1} << count) - 1);
   for (int r = 0; r < 16; ++r, row += row_step) {
@@ -105,7 +108,8 @@ CAESURA_AMX inline void Take(const Halves& x, int64_t row, int64_t row_step, int
   }
 }
 
-// The order of 16 numbers of one row and of another, by turns, from the given one on; the other row's begin at 32.
+// The order of 16 numbers of one row and of another, by turns, from the given one on; the other
+// row's begin at 32.
 CAESURA_AMX inline __m512i Turns(int first) {
   const __m512i pairs = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return _mm512_add_epi32(_mm512_mullo_epi32(pairs, _mm512_set1_epi32(0x10001)),
@@ -176,21 +180,25 @@ CAESURA_AMX void PackRightTurned(const Halves& x, int64_t lines, int64_t deep, c
   }
 }
 
-CAESURA_AMX void NarrowLeft(const float* x, int64_t step, int64_t lines, int64_t deep, const Tiles& to) {
+CAESURA_AMX void NarrowLeft(const float* x, int64_t step, int64_t lines, int64_t deep,
+                            const Tiles& to) {
   for (int64_t i = 0; i < lines; ++i) {
     for (int64_t p = 0; p < deep; ++p) {
       const float* from = x + i * kLines * step + p * kDepth;
       char* tile = to.From(i, p).at;
-      for (int r = 0; r < 16; ++r) _mm512_store_si512(tile + 64 * r, Narrow(from + r * step, from + r * step + 16));
+      for (int r = 0; r < 16; ++r)
+        _mm512_store_si512(tile + 64 * r, Narrow(from + r * step, from + r * step + 16));
     }
   }
 }
 
-CAESURA_AMX void NarrowLeftTurned(const float* x, int64_t step, int64_t lines, int64_t deep, const Tiles& to) {
+CAESURA_AMX void NarrowLeftTurned(const float* x, int64_t step, int64_t lines, int64_t deep,
+                                  const Tiles& to) {
   for (int64_t i = 0; i < lines; ++i) {
     for (int64_t p = 0; p < deep; ++p) {
       const float* from = x + p * kDepth * step + i * kLines;
-      const __m512i behind = _mm512_sub_epi16(Turns(0), _mm512_set1_epi32(16 << 16));  // the other row's begin at 16
+      const __m512i behind =
+          _mm512_sub_epi16(Turns(0), _mm512_set1_epi32(16 << 16));  // the other row's begin at 16
       Lines pairs;
       for (int r = 0; r < 16; ++r) {
         const float* even = from + 2 * r * step;
@@ -202,8 +210,8 @@ CAESURA_AMX void NarrowLeftTurned(const float* x, int64_t step, int64_t lines, i
   }
 }
 
-void Multiply(const Tiles& a, const Tiles& b, int64_t deep, float* c, int64_t step, int64_t rows, int64_t columns,
-              bool add) {
+void Multiply(const Tiles& a, const Tiles& b, int64_t deep, float* c, int64_t step, int64_t rows,
+              int64_t columns, bool add) {
   constexpr int kAtOnce = 4;
   const int64_t bytes = step * static_cast<int64_t>(sizeof(float));
   for (int64_t j = 0; j < columns; j += kAtOnce) {

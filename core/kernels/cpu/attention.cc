@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention: Y = softmax(cap(scale * Q K^T) + bias) V for grouped heads, with a key and value cache. Without a cap it
-// runs by tiles (attention_tiled.h); the plain way, for all else and for float64, writes the scores.
-// AttentionTraining (ai.caesura) has a fifth output, the logarithm of each query's sum of e^score, for the gradient.
+// Attention: Y = softmax(cap(scale * Q K^T) + bias) V for grouped heads, with a key and value
+// cache. Without a cap it runs by tiles (attention_tiled.h); the plain way, for all else and for
+// float64, writes the scores. AttentionTraining (ai.caesura) has a fifth output, the logarithm of
+// each query's sum of e^score, for the gradient.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/attention_scores.h"
 #include "core/kernels/cpu/attention_tiled.h"
@@ -31,13 +32,14 @@ struct AttentionKernel {
   int threads;
 };
 
-// Past and new positions side by side, in the present output or, where that is absent, in scratch memory.
+// Past and new positions side by side, in the present output or, where that is absent, in scratch
+// memory.
 template <typename T>
-const T* Join(const JoinedCache& k, KernelContext& context, int input, int past, const HeadLayout& layout,
-              const HeadLayout& joined, T* to) {
+const T* Join(const JoinedCache& k, KernelContext& context, int input, int past,
+              const HeadLayout& layout, const HeadLayout& joined, T* to) {
   if (k.spec.has_past) {
-    CopyHeads(k.spec.batch, HeadLayout::Rank4(joined.heads, k.spec.past, joined.size), context.Input<T>(past), joined,
-              0, to);
+    CopyHeads(k.spec.batch, HeadLayout::Rank4(joined.heads, k.spec.past, joined.size),
+              context.Input<T>(past), joined, 0, to);
   }
   CopyHeads(k.spec.batch, layout, context.Input<T>(input), joined, k.spec.past, to);
   return to;
@@ -48,7 +50,8 @@ std::pair<const T*, const T*> KeysAndValues(const JoinedCache& k, KernelContext&
   if (!k.join) return {context.Input<T>(1), context.Input<T>(2)};
   T* key_to = k.has_keys ? context.Output<T>(1) : context.Scratch<T>(k.joined_keys);
   T* value_to = k.has_values ? context.Output<T>(2) : context.Scratch<T>(k.joined_values);
-  return {Join(k, context, 1, 4, k.spec.k, k.keys, key_to), Join(k, context, 2, 5, k.spec.v, k.values, value_to)};
+  return {Join(k, context, 1, 4, k.spec.k, k.keys, key_to),
+          Join(k, context, 2, 5, k.spec.v, k.values, value_to)};
 }
 
 const void* Mask(const AttentionSpec& s, KernelContext& context) {
@@ -65,7 +68,8 @@ Status RunAttention(const AttentionKernel& k, KernelContext& context) {
   const auto [keys, values] = KeysAndValues<T>(k.cache, context);
   T* scores = context.Scratch<T>(k.scores);
   auto emit = [&](int64_t mode) {
-    if (k.has_scores && k.score_mode == mode) std::copy_n(scores, s.score_count(), context.Output<T>(3));
+    if (k.has_scores && k.score_mode == mode)
+      std::copy_n(scores, s.score_count(), context.Output<T>(3));
   };
   RETURN_IF_ERROR(k.qk.Run(context, context.Input<T>(0), keys, scores));
   emit(0);
@@ -83,16 +87,26 @@ Status RunAttention(const AttentionKernel& k, KernelContext& context) {
 Status MakeProducts(KernelInfo& info, DType dtype, AttentionKernel& k) {
   const AttentionSpec& s = k.spec;
   const HeadLayout score = HeadLayout::Rank4(s.q.heads, s.q.positions, s.total);
-  ASSIGN_OR_RETURN(k.qk, Gemm::Create(info, {.dtype = dtype, .m = s.q.positions, .n = s.total, .k = s.q.size,
-                                             .a = RowMajor(s.q.row_stride), .b = ColumnMajor(k.cache.keys.row_stride),
-                                             .c = RowMajor(s.total), .batch = HeadBatch(s),
+  ASSIGN_OR_RETURN(k.qk, Gemm::Create(info, {.dtype = dtype,
+                                             .m = s.q.positions,
+                                             .n = s.total,
+                                             .k = s.q.size,
+                                             .a = RowMajor(s.q.row_stride),
+                                             .b = ColumnMajor(k.cache.keys.row_stride),
+                                             .c = RowMajor(s.total),
+                                             .batch = HeadBatch(s),
                                              .a_batch = QueryHeadStrides(s, s.q),
                                              .b_batch = KeyHeadStrides(k.cache.keys),
                                              .c_batch = QueryHeadStrides(s, score),
                                              .alpha = static_cast<float>(s.scale)}));
-  ASSIGN_OR_RETURN(k.pv, Gemm::Create(info, {.dtype = dtype, .m = s.q.positions, .n = s.v.size, .k = s.total,
-                                             .a = RowMajor(s.total), .b = RowMajor(k.cache.values.row_stride),
-                                             .c = RowMajor(s.y.row_stride), .batch = HeadBatch(s),
+  ASSIGN_OR_RETURN(k.pv, Gemm::Create(info, {.dtype = dtype,
+                                             .m = s.q.positions,
+                                             .n = s.v.size,
+                                             .k = s.total,
+                                             .a = RowMajor(s.total),
+                                             .b = RowMajor(k.cache.values.row_stride),
+                                             .c = RowMajor(s.y.row_stride),
+                                             .batch = HeadBatch(s),
                                              .a_batch = QueryHeadStrides(s, score),
                                              .b_batch = KeyHeadStrides(k.cache.values),
                                              .c_batch = QueryHeadStrides(s, s.y)}));
@@ -136,14 +150,16 @@ Status CreatePlainAttention(KernelInfo& info) {
   k.has_scores = info.HasOutput(3);
   k.has_lse = info.HasOutput(4);
   k.score_mode = info.Attr<int64_t>("qk_matmul_output_mode", 0);
-  if (k.score_mode < 0 || k.score_mode > 3) return info.Invalid("qk_matmul_output_mode of 0 to 3 expected");
+  if (k.score_mode < 0 || k.score_mode > 3)
+    return info.Invalid("qk_matmul_output_mode of 0 to 3 expected");
   k.scores = info.BookScratch(s.score_count() * DTypeSize(dtype));
   k.rows_are = info.BookScratch(s.batch * s.q.heads * s.q.positions);
   RETURN_IF_ERROR(MakeProducts(info, dtype, k));
   SetOutputs(info, s, dtype);
   DispatchDType<float, double>(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([k = std::move(k)](KernelContext& context) { return RunAttention<T>(k, context); });
+    info.SetCompute(
+        [k = std::move(k)](KernelContext& context) { return RunAttention<T>(k, context); });
   });
   return {};
 }
@@ -174,7 +190,8 @@ Status CreateTiledAttention(KernelInfo& info) {
 }
 
 Status CreateAttention(KernelInfo& info) {
-  if (info.Attr<float>("softcap", 0.0f) <= 0 && !info.HasOutput(3)) return CreateTiledAttention(info);
+  if (info.Attr<float>("softcap", 0.0f) <= 0 && !info.HasOutput(3))
+    return CreateTiledAttention(info);
   const bool half = info.InputDType(0) != DType::kFloat32;
   return CreateThroughDense(info, half ? ThroughFloat<CreatePlainAttention> : CreatePlainAttention);
 }
@@ -184,10 +201,16 @@ Status CreateAttention(KernelInfo& info) {
 void RegisterAttentionKernels(KernelRegistry& registry) {
   for (const char* domain : {"", kCaesuraDomain}) {
     const std::string op_type = *domain == 0 ? "Attention" : "AttentionTraining";
-    registry.Add({.op_type = op_type, .domain = domain,
-                  .types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, .strided_inputs = {0, 1, 2},
-                  .strided_outputs = {0}, .create = CreateAttention});
-    registry.Add({.op_type = op_type, .domain = domain, .types = {DType::kFloat64}, .create = CreatePlainAttention});
+    registry.Add({.op_type = op_type,
+                  .domain = domain,
+                  .types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16},
+                  .strided_inputs = {0, 1, 2},
+                  .strided_outputs = {0},
+                  .create = CreateAttention});
+    registry.Add({.op_type = op_type,
+                  .domain = domain,
+                  .types = {DType::kFloat64},
+                  .create = CreatePlainAttention});
   }
   RegisterRotaryKernels(registry);
   RegisterLinearAttentionKernels(registry);

@@ -56,7 +56,8 @@ void StoreRows(DType dtype, const Tile& tile, float scale, const HeadRows& rows,
   });
 }
 
-void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* scores) {
+void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, int64_t count,
+             float* scores) {
   constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
   const int64_t step = s.mask_strides[3];
   if (s.mask == MaskKind::kBool) {
@@ -80,7 +81,8 @@ void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, 
   });
 }
 
-void HideSlopes(const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* slopes) {
+void HideSlopes(const AttentionSpec& s, const void* mask, int64_t at, int64_t count,
+                float* slopes) {
   const bool* see = static_cast<const bool*>(mask) + at;
   const int64_t step = s.mask_strides[3];
   OnBestIsa([=] {

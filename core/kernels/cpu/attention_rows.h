@@ -27,10 +27,12 @@ void StoreRows(DType dtype, const Tile& tile, float scale, const HeadRows& rows,
 // The largest absolute value; NaN where one is NaN.
 float Magnitude(DType dtype, const void* x, const HeadRows& rows);
 
-// Adds the mask's bias to `count` neighbouring scores of a query, or puts there what hidden keys have. `at`: the mask's
-// element of the first one. Float masks are of `dtype`.
-void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* scores);
-// Puts zeros for the keys that a bool mask hides: no gradient passes what was put in the place of their scores.
+// Adds the mask's bias to `count` neighbouring scores of a query, or puts there what hidden keys
+// have. `at`: the mask's element of the first one. Float masks are of `dtype`.
+void AddMask(DType dtype, const AttentionSpec& s, const void* mask, int64_t at, int64_t count,
+             float* scores);
+// Puts zeros for the keys that a bool mask hides: no gradient passes what was put in the place of
+// their scores.
 void HideSlopes(const AttentionSpec& s, const void* mask, int64_t at, int64_t count, float* slopes);
 
 }  // namespace caesura::tiles

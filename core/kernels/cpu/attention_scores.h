@@ -22,7 +22,8 @@ void CapScores(const AttentionSpec& s, int threads, T* scores) {
   });
 }
 
-// Rows of scores: kBlind ones may look nowhere, kUndefined ones have no softmax (a score is NaN or +inf, or all are -inf).
+// Rows of scores: kBlind ones may look nowhere, kUndefined ones have no softmax (a score is NaN or
+// +inf, or all are -inf).
 enum ScoreRow : uint8_t { kDefined, kBlind, kUndefined };
 
 template <typename T>
@@ -38,16 +39,19 @@ ScoreRow KindOfScores(const T* scores, int64_t n) {
 
 // Adds the bias to each row, and says of each (one byte a row) what it is.
 template <typename T>
-void BiasScores(const AttentionSpec& s, int threads, const void* mask, const int64_t* lengths, T* scores,
-                uint8_t* rows_are) {
+void BiasScores(const AttentionSpec& s, int threads, const void* mask, const int64_t* lengths,
+                T* scores, uint8_t* rows_are) {
   const int64_t rows = s.batch * s.q.heads * s.q.positions;
-  ParallelFor(threads, rows, 1 + kParallelGrain / (2 * s.total + 1), [=, &s](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; ++r) {
-      const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads, b = r / s.q.positions / s.q.heads;
-      T* row = scores + r * s.total;
-      rows_are[r] = s.AddBias(b, head, i, mask, lengths, row) ? KindOfScores(row, s.total) : kBlind;
-    }
-  });
+  ParallelFor(
+      threads, rows, 1 + kParallelGrain / (2 * s.total + 1), [=, &s](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+          const int64_t i = r % s.q.positions, head = r / s.q.positions % s.q.heads,
+                        b = r / s.q.positions / s.q.heads;
+          T* row = scores + r * s.total;
+          rows_are[r] =
+              s.AddBias(b, head, i, mask, lengths, row) ? KindOfScores(row, s.total) : kBlind;
+        }
+      });
 }
 
 // The logarithm of each row's sum of e^score; +inf for blind rows, NaN where it is not defined.
@@ -66,7 +70,8 @@ void LogSumExp(const AttentionSpec& s, const uint8_t* rows_are, const T* scores,
   }
 }
 
-// Softmax over keys, in place; blind rows end as zeros, others that have none as NaN, or zeros where the spec says so.
+// Softmax over keys, in place; blind rows end as zeros, others that have none as NaN, or zeros
+// where the spec says so.
 class ScoreSoftmax {
  public:
   static Result<ScoreSoftmax> Make(KernelInfo& info, DType dtype, const AttentionSpec& s) {
@@ -74,14 +79,16 @@ class ScoreSoftmax {
     out.threads_ = info.threads();
     if (dtype != DType::kFloat32 || s.score_count() < 64) return out;
     const int threads = DnnlThreads(info.threads(), 8 * s.score_count());
-    Result<DnnlCall> call = MakeDnnlSoftmax(info, threads, {dtype, {s.score_count() / s.total, s.total}, {}}, 1, false);
+    Result<DnnlCall> call =
+        MakeDnnlSoftmax(info, threads, {dtype, {s.score_count() / s.total, s.total}, {}}, 1, false);
     if (call.ok()) out.dnnl_ = *std::move(call);
     else if (call.status().code() != StatusCode::kUnsupported) return call.status();
     return out;
   }
 
   template <typename T>
-  Status Run(const AttentionSpec& s, KernelContext& context, const uint8_t* rows_are, T* scores) const {
+  Status Run(const AttentionSpec& s, KernelContext& context, const uint8_t* rows_are,
+             T* scores) const {
     if (s.score_count() == 0) return {};
     const int64_t rows = s.score_count() / s.total, n = s.total;
     if (dnnl_.defined()) RETURN_IF_ERROR(dnnl_.Run(context, {scores, scores}));
@@ -90,7 +97,8 @@ class ScoreSoftmax {
       for (int64_t r = first; r < last; ++r) {
         T* row = scores + r * n;
         if (rows_are[r] != kDefined) {
-          std::fill_n(row, n, rows_are[r] == kBlind || zeros ? T(0) : std::numeric_limits<T>::quiet_NaN());
+          std::fill_n(row, n,
+                      rows_are[r] == kBlind || zeros ? T(0) : std::numeric_limits<T>::quiet_NaN());
         } else if (!done) {
           Line(row, n);
         }
@@ -112,10 +120,11 @@ class ScoreSoftmax {
   DnnlCall dnnl_;
 };
 
-// Copies between a tensor in `from` layout and one in `to` layout, of which the latter starts at position `at`.
-// REQUIRES: to.col_stride == 1.
+// Copies between a tensor in `from` layout and one in `to` layout, of which the latter starts at
+// position `at`. REQUIRES: to.col_stride == 1.
 template <typename T>
-void CopyHeads(int64_t batch, const HeadLayout& from, const T* x, const HeadLayout& to, int64_t at, T* y) {
+void CopyHeads(int64_t batch, const HeadLayout& from, const T* x, const HeadLayout& to, int64_t at,
+               T* y) {
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < from.heads; ++h) {
       for (int64_t i = 0; i < from.positions; ++i) {

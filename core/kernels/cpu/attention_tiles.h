@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tiled attention and its gradient are made of, on top of float_tiles.h: rows of scores, heads as tiles, and which
-// keys a strip of queries sees. All of it inlines into a loop under OnBestTiles.
+// What tiled attention and its gradient are made of, on top of float_tiles.h: rows of scores, heads
+// as tiles, and which keys a strip of queries sees. All of it inlines into a loop under
+// OnBestTiles.
 //
-// A tile is row-major with rows of a multiple of 16 floats, aligned to 64 bytes; its columns beyond the matrix are
-// zero. The right matrix of S = Q K^T is kept as panels: for each 32 keys, [size][32].
+// A tile is row-major with rows of a multiple of 16 floats, aligned to 64 bytes; its columns beyond
+// the matrix are zero. The right matrix of S = Q K^T is kept as panels: for each 32 keys,
+// [size][32].
 #ifndef CAESURA_CORE_KERNELS_CPU_ATTENTION_TILES_H_
 #define CAESURA_CORE_KERNELS_CPU_ATTENTION_TILES_H_
 
@@ -17,10 +19,11 @@
 
 namespace caesura::tiles {
 
-inline constexpr int64_t kLanes = 16;    // rows and columns are padded to it: the widest vector
-inline constexpr int64_t kStrip = 8;     // rows that are worked on together
-inline constexpr int64_t kPanel = 32;    // keys of a panel
-inline constexpr int64_t kQueries = 64;  // rows of a tile, and keys of a block: its scores stay in the L2 cache
+inline constexpr int64_t kLanes = 16;  // rows and columns are padded to it: the widest vector
+inline constexpr int64_t kStrip = 8;   // rows that are worked on together
+inline constexpr int64_t kPanel = 32;  // keys of a panel
+inline constexpr int64_t kQueries =
+    64;  // rows of a tile, and keys of a block: its scores stay in the L2 cache
 inline constexpr int64_t kKeys = 128;
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -41,16 +44,19 @@ struct AddTo {
 
 // C = A B, or C += A B where kAdd, for a strip of rows and `columns` columns, a multiple of 16.
 template <typename R, bool kAcross, bool kAdd>
-inline void MultiplyStrip(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t depth, float* c,
-                          int64_t c_step, int64_t columns) {
+inline void MultiplyStrip(const float* a, int64_t a_step, const float* b, int64_t b_step,
+                          int64_t depth, float* c, int64_t c_step, int64_t columns) {
   constexpr int64_t kColumns = R::kVectors * R::kWidth;
-  for (int64_t r = 0; r < kStrip; r += R::kRows, c += R::kRows * c_step, a += R::kRows * (kAcross ? 1 : a_step)) {
+  for (int64_t r = 0; r < kStrip;
+       r += R::kRows, c += R::kRows * c_step, a += R::kRows * (kAcross ? 1 : a_step)) {
     int64_t j = 0;
     for (; j + kColumns <= columns; j += kColumns) {
-      MultiplyBlock<R, R::kRows, R::kVectors, kAcross>(a, a_step, b + j, b_step, depth, AddTo<R, kAdd>{c + j, c_step});
+      MultiplyBlock<R, R::kRows, R::kVectors, kAcross>(a, a_step, b + j, b_step, depth,
+                                                       AddTo<R, kAdd>{c + j, c_step});
     }
     if (kColumns > kLanes && j < columns) {
-      MultiplyBlock<R, R::kRows, 1, kAcross>(a, a_step, b + j, b_step, depth, AddTo<R, kAdd>{c + j, c_step});
+      MultiplyBlock<R, R::kRows, 1, kAcross>(a, a_step, b + j, b_step, depth,
+                                             AddTo<R, kAdd>{c + j, c_step});
     }
   }
 }
@@ -60,7 +66,8 @@ template <typename R>
 inline void Exp(typename R::Floats& x) {
   using Floats = typename R::Floats;
   using Ints = typename R::Ints;
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  constexpr float kRound =
+      12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const Floats powers = x * 1.44269504f;
   const Floats cut = powers < -126.0f ? Floats{} - 126.0f : powers;  // NaN stays
   const Floats shifted = cut + kRound;
@@ -75,7 +82,8 @@ inline void Exp(typename R::Floats& x) {
   x = powers < -126.0f ? Floats{} : reinterpret_cast<Floats>(bits);
 }
 
-// All elements of a vector as one: `op` puts its second argument, a vector or a number, into the first.
+// All elements of a vector as one: `op` puts its second argument, a vector or a number, into the
+// first.
 template <typename Floats, typename Op>
 inline float Reduce(const Floats& x, Op op) {
   if constexpr (sizeof(Floats) == 64) {
@@ -106,14 +114,15 @@ inline float Max(const Floats& x) {
 // [kPanel, padded] to [padded, kPanel].
 inline void TransposePanel(const float* rows, int64_t padded, float* panel) {
   for (int64_t j = 0; j < kPanel; j += 4) {
-    for (int64_t c = 0; c < padded; c += 4) TransposeFour(rows + j * padded + c, padded, panel + c * kPanel + j, kPanel);
+    for (int64_t c = 0; c < padded; c += 4)
+      TransposeFour(rows + j * padded + c, padded, panel + c * kPanel + j, kPanel);
   }
 }
 
-// The keys [0, total) of a head, and zeros, as panels of a right matrix. `rows` has room for those of one panel, or of
-// all where they are kept.
-inline void LoadPanels(DType dtype, const void* x, const HeadLayout& layout, int64_t head, const Tile& rows, bool keep,
-                       float* panels) {
+// The keys [0, total) of a head, and zeros, as panels of a right matrix. `rows` has room for those
+// of one panel, or of all where they are kept.
+inline void LoadPanels(DType dtype, const void* x, const HeadLayout& layout, int64_t head,
+                       const Tile& rows, bool keep, float* panels) {
   for (int64_t j = 0; j < layout.positions; j += kPanel) {
     const Tile panel = {rows.at + (keep ? j * rows.width : 0), kPanel, rows.width};
     LoadRows(dtype, x, {&layout, head, j, std::min(layout.positions, j + kPanel)}, 1.0f, panel);
@@ -128,7 +137,9 @@ struct StripKeys {
   int64_t from() const { return RoundDown(first, kLanes); }
   int64_t to() const { return RoundUp(last, kLanes); }
   bool empty() const { return first >= last; }
-  StripKeys Within(int64_t begin, int64_t end) const { return {std::max(first, begin), std::min(last, end)}; }
+  StripKeys Within(int64_t begin, int64_t end) const {
+    return {std::max(first, begin), std::min(last, end)};
+  }
 };
 
 // A tile's place: rows [begin, end) of a query head, and what each strip of them may see.
@@ -138,11 +149,15 @@ struct QueryTile {
 
   int64_t rows() const { return end - begin; }
   // Those of a tensor of query heads.
-  HeadRows Rows(const HeadLayout& layout) const { return {&layout, layout.Head(b, head), begin, end}; }
+  HeadRows Rows(const HeadLayout& layout) const {
+    return {&layout, layout.Head(b, head), begin, end};
+  }
   // What the strip of row r sees of keys [from, to).
-  StripKeys Keys(int64_t r, int64_t from, int64_t to) const { return strips[r / kStrip].Within(from, to); }
-  // Tile i of a head with `tiles` of them, in an order in which an even share of them is an even share of the work
-  // under a causal mask.
+  StripKeys Keys(int64_t r, int64_t from, int64_t to) const {
+    return strips[r / kStrip].Within(from, to);
+  }
+  // Tile i of a head with `tiles` of them, in an order in which an even share of them is an even
+  // share of the work under a causal mask.
   void Place(const AttentionSpec& s, int64_t i, int64_t tiles, const int64_t* lengths) {
     begin = (i % 2 == 0 ? i / 2 : tiles - 1 - i / 2) * kQueries;
     end = std::min(begin + kQueries, s.queries());
@@ -179,26 +194,30 @@ class Carver {
   int64_t taken_ = 0;
 };
 
-// One row's scores over [keys.from(), keys.to()), of which `row` is the first: -inf where the query may not look, the
-// mask's bias added elsewhere.
-inline void BiasRow(DType dtype, const AttentionSpec& s, const void* mask, int64_t mask_row, const StripKeys& keys,
-                    const KeyRange& sees, float* row) {
+// One row's scores over [keys.from(), keys.to()), of which `row` is the first: -inf where the query
+// may not look, the mask's bias added elsewhere.
+inline void BiasRow(DType dtype, const AttentionSpec& s, const void* mask, int64_t mask_row,
+                    const StripKeys& keys, const KeyRange& sees, float* row) {
   const int64_t from = keys.from(), to = keys.to();
   const int64_t first = std::clamp(sees.first, from, to), last = std::clamp(sees.last, first, to);
   for (int64_t j = from; j < first; ++j) row[j - from] = kMinusInfinity;
   for (int64_t j = last; j < to; ++j) row[j - from] = kMinusInfinity;
   if (s.mask != MaskKind::kNone) {
-    AddMask(dtype, s, mask, mask_row + first * s.mask_strides[3], last - first, row + (first - from));
+    AddMask(dtype, s, mask, mask_row + first * s.mask_strides[3], last - first,
+            row + (first - from));
   }
 }
 
-// Whether no sum of products of a key head's rows of `y` with its query heads' rows of `x` can be other than finite.
-inline bool ProductsAreFinite(DType dtype, const AttentionSpec& s, int64_t b, int64_t key_head, const void* x,
-                              const HeadLayout& x_layout, const void* y, const HeadLayout& y_layout) {
+// Whether no sum of products of a key head's rows of `y` with its query heads' rows of `x` can be
+// other than finite.
+inline bool ProductsAreFinite(DType dtype, const AttentionSpec& s, int64_t b, int64_t key_head,
+                              const void* x, const HeadLayout& x_layout, const void* y,
+                              const HeadLayout& y_layout) {
   const auto magnitude = [&](const void* at, const HeadLayout& layout, int64_t head) -> double {
     return Magnitude(dtype, at, {&layout, layout.Head(b, head), 0, layout.positions});
   };
-  const double of_y = magnitude(y, y_layout, key_head), depth = static_cast<double>(y_layout.size) + 1;
+  const double of_y = magnitude(y, y_layout, key_head),
+               depth = static_cast<double>(y_layout.size) + 1;
   bool finite = true;
   for (int64_t h = key_head * s.group(); finite && h < (key_head + 1) * s.group(); ++h) {
     finite = std::max(1.0, magnitude(x, x_layout, h)) * of_y * depth < 1e38;  // false for NaN, too
@@ -206,8 +225,9 @@ inline bool ProductsAreFinite(DType dtype, const AttentionSpec& s, int64_t b, in
   return finite;
 }
 
-// Whether `s` says causal for a mask of nodes that one node stands for. What is hidden must then be looked at first: a
-// value that is not finite reaches the queries before it even with a probability of 0, as do scores of +inf and NaN.
+// Whether `s` says causal for a mask of nodes that one node stands for. What is hidden must then be
+// looked at first: a value that is not finite reaches the queries before it even with a probability
+// of 0, as do scores of +inf and NaN.
 inline bool StandsForMask(const AttentionSpec& s, const AttentionSpec& whole) {
   return whole.mask != s.mask && s.nan_rows != NanRows::kByMask;
 }
@@ -221,8 +241,8 @@ inline bool AmxServes(DType dtype, const AttentionSpec& s) {
 
 inline amx::Halves HalvesOf(const HeadRows& rows, const void* x) {
   const HeadLayout& layout = *rows.layout;
-  return {static_cast<const uint16_t*>(x) + rows.head + rows.first * layout.row_stride, layout.row_stride,
-          layout.col_stride, rows.last - rows.first, layout.size};
+  return {static_cast<const uint16_t*>(x) + rows.head + rows.first * layout.row_stride,
+          layout.row_stride, layout.col_stride, rows.last - rows.first, layout.size};
 }
 
 // The keys of a block of a tile's scores, in whole tiles; the block is the first of them.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weighted sampling along one axis: each output index is a sum of a few input indices. Resizing applies it axis by
-// axis; its transpose is the gradient (of padding by copies, too).
+// Weighted sampling along one axis: each output index is a sum of a few input indices. Resizing
+// applies it axis by axis; its transpose is the gradient (of padding by copies, too).
 #ifndef CAESURA_CORE_KERNELS_CPU_AXIS_TAPS_H_
 #define CAESURA_CORE_KERNELS_CPU_AXIS_TAPS_H_
 
@@ -12,8 +12,8 @@
 
 namespace caesura {
 
-// Output o is the sum over k < taps of weight[o * taps + k] * input[index[o * taps + k]]; where `outside[o]` is
-// set it is the fill value instead. An axis of 0 taps stays as it is.
+// Output o is the sum over k < taps of weight[o * taps + k] * input[index[o * taps + k]]; where
+// `outside[o]` is set it is the fill value instead. An axis of 0 taps stays as it is.
 struct AxisTaps {
   int64_t in = 0, out = 0, taps = 0;
   std::vector<int64_t> index;
@@ -21,19 +21,23 @@ struct AxisTaps {
   std::vector<uint8_t> outside;
 };
 
-// The taps of one axis of a tensor seen as [outer, in, inner] -> [outer, out, inner], in type A (float or double).
+// The taps of one axis of a tensor seen as [outer, in, inner] -> [outer, out, inner], in type A
+// (float or double).
 template <typename A>
 class TapPass {
  public:
   TapPass(const AxisTaps& taps, int64_t outer, int64_t inner)
-      : taps_(taps), weight_(taps.weight.begin(), taps.weight.end()), outer_(outer), inner_(inner) {}
+      : taps_(taps),
+        weight_(taps.weight.begin(), taps.weight.end()),
+        outer_(outer),
+        inner_(inner) {}
 
   int64_t input_elements() const { return outer_ * taps_.in * inner_; }
   int64_t output_elements() const { return outer_ * taps_.out * inner_; }
 
   void Apply(const A* x, A* y, A fill, int threads) const {
-    const int64_t grain =
-        std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, taps_.taps * inner_ * taps_.out));
+    const int64_t grain = std::max<int64_t>(
+        1, kParallelGrain / std::max<int64_t>(1, taps_.taps * inner_ * taps_.out));
     ParallelFor(threads, outer_, grain, [&](int64_t first, int64_t last) {
       for (int64_t o = first; o < last; ++o) {
         const A* from = x + o * taps_.in * inner_;
@@ -49,8 +53,8 @@ class TapPass {
 
   // dx = the transposed taps applied to dy.
   void ApplyTransposed(const A* dy, A* dx, int threads) const {
-    const int64_t grain =
-        std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, taps_.taps * inner_ * taps_.out));
+    const int64_t grain = std::max<int64_t>(
+        1, kParallelGrain / std::max<int64_t>(1, taps_.taps * inner_ * taps_.out));
     ParallelFor(threads, outer_, grain, [&](int64_t first, int64_t last) {
       std::fill(dx + first * taps_.in * inner_, dx + last * taps_.in * inner_, A(0));
       for (int64_t o = first; o < last; ++o) {

@@ -31,11 +31,14 @@ Result<BinaryShape> BroadcastInputs(const KernelInfo& info);
 // The same, and both have one dtype.
 Result<BinaryShape> BroadcastSameType(const KernelInfo& info);
 
-// y = fn(a, b) over the plan, on `threads` threads. `y` may be `a` or `b` where they have its size. `kWide` is
-// false for functions that call into libm, which no instruction set makes faster.
+// y = fn(a, b) over the plan, on `threads` threads. `y` may be `a` or `b` where they have its size.
+// `kWide` is false for functions that call into libm, which no instruction set makes faster.
 template <bool kWide = true, typename A, typename B, typename Y, typename Fn>
-void RunBinary(const BroadcastPlan<2>& plan, int threads, const A* a, const B* b, Y* y, const Fn& fn) {
-  auto op = [&fn](const A& left, const B& right) { return Narrow<Y>(fn(Widen(left), Widen(right))); };
+void RunBinary(const BroadcastPlan<2>& plan, int threads, const A* a, const B* b, Y* y,
+               const Fn& fn) {
+  auto op = [&fn](const A& left, const B& right) {
+    return Narrow<Y>(fn(Widen(left), Widen(right)));
+  };
   ParallelFor(threads, plan.elements, kParallelGrain, [&](int64_t first, int64_t last) {
     auto loop = [&] {
       ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
@@ -95,10 +98,11 @@ auto Wrapping(T x) {
   }
 }
 
-// Settles an integer division: fn(a, b) is never called with b = 0 or b = -1. A zero anywhere in the divisor fails
-// the call; `by_minus_one` stands for fn(a, -1), which may not overflow.
+// Settles an integer division: fn(a, b) is never called with b = 0 or b = -1. A zero anywhere in
+// the divisor fails the call; `by_minus_one` stands for fn(a, -1), which may not overflow.
 template <typename T, typename Fn, typename MinusOneFn>
-void SetDivisionCompute(KernelInfo& info, const BinaryShape& shape, Fn fn, MinusOneFn by_minus_one) {
+void SetDivisionCompute(KernelInfo& info, const BinaryShape& shape, Fn fn,
+                        MinusOneFn by_minus_one) {
   auto divide = [fn, by_minus_one](T a, T b) {
     if constexpr (std::is_signed_v<T>) {
       if (b == -1) return static_cast<T>(by_minus_one(a));
@@ -107,15 +111,15 @@ void SetDivisionCompute(KernelInfo& info, const BinaryShape& shape, Fn fn, Minus
   };
   const int64_t divisors = info.InputShape(1).elements();
   info.SetOutput(0, kDTypeOf<T>, shape.output);
-  info.SetCompute(
-      [=, plan = shape.plan, threads = info.threads(), label = info.node().Label()](KernelContext& context) {
-        const T* b = context.Input<T>(1);
-        if (plan.elements > 0 && std::find(b, b + divisors, T{0}) != b + divisors) {
-          return InvalidArgument(label + " division of integers by zero");
-        }
-        RunBinary(plan, threads, context.Input<T>(0), b, context.Output<T>(0), divide);
-        return Status();
-      });
+  info.SetCompute([=, plan = shape.plan, threads = info.threads(),
+                   label = info.node().Label()](KernelContext& context) {
+    const T* b = context.Input<T>(1);
+    if (plan.elements > 0 && std::find(b, b + divisors, T{0}) != b + divisors) {
+      return InvalidArgument(label + " division of integers by zero");
+    }
+    RunBinary(plan, threads, context.Input<T>(0), b, context.Output<T>(0), divide);
+    return Status();
+  });
 }
 
 }  // namespace caesura

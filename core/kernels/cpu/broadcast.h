@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multidirectional (NumPy, ONNX) broadcasting as a walk over runs. A plan drops dims of size 1 and merges the dims
-// that all operands walk alike; what is left of the innermost dim is a *run*, on which an operand either moves one
-// element a step or stands still. Kernels then have plain loops over runs, and no index arithmetic an element.
+// Multidirectional (NumPy, ONNX) broadcasting as a walk over runs. A plan drops dims of size 1 and
+// merges the dims that all operands walk alike; what is left of the innermost dim is a *run*, on
+// which an operand either moves one element a step or stands still. Kernels then have plain loops
+// over runs, and no index arithmetic an element.
 //
 //   ASSIGN_OR_RETURN(BroadcastPlan<2> plan, MakeBroadcastPlan<2>(output, {&a_shape, &b_shape}));
 //   ParallelFor(threads, plan.elements, grain, [&](int64_t first, int64_t last) {
 //     ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
-//       BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length, op);
+//       BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length,
+//       op);
 //     });
 //   });
 //
-// In-place use is safe: an operand that has as many elements as the output stands at `at` whenever the output
-// does.
-// Thread safety: values.
+// In-place use is safe: an operand that has as many elements as the output stands at `at` whenever
+// the output does. Thread safety: values.
 #ifndef CAESURA_CORE_KERNELS_CPU_BROADCAST_H_
 #define CAESURA_CORE_KERNELS_CPU_BROADCAST_H_
 
@@ -31,24 +32,26 @@ inline constexpr int kMaxBroadcastDims = 16;
 template <int N>
 struct BroadcastPlan {
   int rank = 1;
-  std::array<int64_t, kMaxBroadcastDims> dims = {1};                    // outermost first
-  std::array<std::array<int64_t, kMaxBroadcastDims>, N> strides = {};  // in elements; 0 where an operand repeats
-  int64_t elements = 1;                                                // of the output
+  std::array<int64_t, kMaxBroadcastDims> dims = {1};  // outermost first
+  std::array<std::array<int64_t, kMaxBroadcastDims>, N> strides =
+      {};                // in elements; 0 where an operand repeats
+  int64_t elements = 1;  // of the output
 
   // Whether an operand advances (by one element) along a run.
   bool Moves(int operand) const { return strides[operand][rank - 1] != 0; }
 };
 
-// The strides with which `operand` is walked as if it had the shape `output`: 0 where it repeats. False when it
-// does not broadcast to it. `strides` has room for output.rank() entries.
+// The strides with which `operand` is walked as if it had the shape `output`: 0 where it repeats.
+// False when it does not broadcast to it. `strides` has room for output.rank() entries.
 bool BroadcastStrides(const Shape& operand, const Shape& output, int64_t* strides);
 
 namespace broadcast_internal {
 
-// Appends a dim to the plan, merged into the previous one where every operand allows it. False when the plan is
-// full.
+// Appends a dim to the plan, merged into the previous one where every operand allows it. False when
+// the plan is full.
 template <int N>
-bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim, const std::array<int64_t, N>& strides) {
+bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim,
+               const std::array<int64_t, N>& strides) {
   bool merges = used > 0;
   for (int n = 0; n < N && merges; ++n) merges = plan.strides[n][used - 1] == strides[n] * dim;
   if (!merges && used == kMaxBroadcastDims) return false;
@@ -63,14 +66,17 @@ bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim, const std::array<
 
 }  // namespace broadcast_internal
 
-// Fails with kInvalidArgument when a shape does not broadcast to `output`, kUnsupported beyond kMaxBroadcastDims.
+// Fails with kInvalidArgument when a shape does not broadcast to `output`, kUnsupported beyond
+// kMaxBroadcastDims.
 template <int N>
-Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output, const std::array<const Shape*, N>& shapes) {
+Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
+                                           const std::array<const Shape*, N>& shapes) {
   std::array<std::vector<int64_t>, N> strides;
   for (int n = 0; n < N; ++n) {
     strides[n].resize(output.rank());
     if (!BroadcastStrides(*shapes[n], output, strides[n].data())) {
-      return InvalidArgument("shape " + shapes[n]->ToString() + " does not broadcast to " + output.ToString());
+      return InvalidArgument("shape " + shapes[n]->ToString() + " does not broadcast to " +
+                             output.ToString());
     }
   }
   BroadcastPlan<N> plan;
@@ -81,18 +87,21 @@ Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output, const std::array
     std::array<int64_t, N> dim_strides;
     for (int n = 0; n < N; ++n) dim_strides[n] = strides[n][d];
     if (!broadcast_internal::AppendDim<N>(plan, used, output[d], dim_strides)) {
-      return Unsupported("broadcasting over more than " + std::to_string(kMaxBroadcastDims) + " dims");
+      return Unsupported("broadcasting over more than " + std::to_string(kMaxBroadcastDims) +
+                         " dims");
     }
   }
   if (used == 0) {
-    for (int n = 0; n < N; ++n) plan.strides[n][0] = 1;  // one element: the fast path in which all move
+    for (int n = 0; n < N; ++n)
+      plan.strides[n][0] = 1;  // one element: the fast path in which all move
   }
   plan.rank = std::max(used, 1);
   return plan;
 }
 
-// Calls fn(offsets, at, length) for each piece of a run within the output's elements [first, last), in order:
-// `offsets[n]` is where operand n stands, `at` the output's element. REQUIRES: 0 <= first < last <= plan.elements.
+// Calls fn(offsets, at, length) for each piece of a run within the output's elements [first, last),
+// in order: `offsets[n]` is where operand n stands, `at` the output's element. REQUIRES: 0 <= first
+// < last <= plan.elements.
 template <int N, typename Fn>
 void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& fn) {
   std::array<int64_t, N> offsets = {};
@@ -124,7 +133,8 @@ void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& 
   }
 }
 
-// y[i] = op(a[i], b[i]) over a run, on which `a` and `b` move or stand still. `y` may be `a` or `b`.
+// y[i] = op(a[i], b[i]) over a run, on which `a` and `b` move or stand still. `y` may be `a` or
+// `b`.
 template <typename A, typename B, typename Y, typename Op>
 void BinaryRun(const A* a, bool a_moves, const B* b, bool b_moves, Y* y, int64_t n, const Op& op) {
   if (a_moves && b_moves) {

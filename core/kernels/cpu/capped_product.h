@@ -7,8 +7,8 @@
 
 namespace caesura {
 
-// The product of numbers that are not negative; 2^62 where it is more. For work that is only compared, and for sizes of several
-// tensors' dims, which no shape bounds.
+// The product of numbers that are not negative; 2^62 where it is more. For work that is only
+// compared, and for sizes of several tensors' dims, which no shape bounds.
 inline int64_t CappedProduct(const std::vector<int64_t>& factors) {
   constexpr int64_t kMost = int64_t{1} << 62;
   int64_t product = 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cast and CastLike between all types, and BitCast. Types that C++ has are converted element by element; types of
-// one byte that it lacks (8- and 4-bit floats, integers below a byte) are read through a table of 256 values.
+// Cast and CastLike between all types, and BitCast. Types that C++ has are converted element by
+// element; types of one byte that it lacks (8- and 4-bit floats, integers below a byte) are read
+// through a table of 256 values.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/best_isa.h"
 #include "core/kernels/cpu/cast_string.h"
@@ -38,7 +39,8 @@ void SetElementwise(KernelInfo& info, int64_t count, Convert convert) {
 #pragma omp simd
         for (int64_t i = first; i < last; ++i) y[i] = convert(x[i]);
       };
-      if constexpr (std::is_same_v<Accumulator<From>, float> && std::is_same_v<Accumulator<To>, float>) {
+      if constexpr (std::is_same_v<Accumulator<From>, float> &&
+                    std::is_same_v<Accumulator<To>, float>) {
         OnBestIsa(loop);
       } else {
         loop();
@@ -58,7 +60,8 @@ void SetCopy(KernelInfo& info, DType dtype, int64_t count) {
 // One element of any C++ type as a byte of a small type.
 template <typename From>
 uint8_t EncodeElement(const SmallFloatEncoder& encoder, From x) {
-  if (kSubByteIntegers.Contains(encoder.dtype)) return WrapSubByte(encoder.dtype, ConvertElement<int64_t>(x));
+  if (kSubByteIntegers.Contains(encoder.dtype))
+    return WrapSubByte(encoder.dtype, ConvertElement<int64_t>(x));
   if constexpr (std::is_same_v<From, double>) return encoder(RoundToOdd(x));
   return encoder(static_cast<float>(x));
 }
@@ -85,8 +88,8 @@ void SetFromNative(KernelInfo& info, const CastJob& job) {
       SetElementwise<From, To>(info, job.count, [](From x) { return ConvertElement<To>(x); });
     };
     if (DispatchNative(job.to, set)) return;
-    SetElementwise<From, uint8_t>(info, job.count,
-                                  [encoder = job.encoder](From x) { return EncodeElement(encoder, x); });
+    SetElementwise<From, uint8_t>(
+        info, job.count, [encoder = job.encoder](From x) { return EncodeElement(encoder, x); });
   });
 }
 
@@ -94,9 +97,8 @@ void SetFromNative(KernelInfo& info, const CastJob& job) {
 
 // The type in which an element is written and read.
 template <typename T>
-using TextType = std::conditional_t<
-    std::is_same_v<T, bool> || !std::is_integral_v<T>, T,
-    std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+using TextType = std::conditional_t<std::is_same_v<T, bool> || !std::is_integral_v<T>, T,
+                                    std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
 
 void SetToString(KernelInfo& info, const CastJob& job) {
   auto set = [&](auto tag) {
@@ -112,7 +114,8 @@ void SetToString(KernelInfo& info, const CastJob& job) {
   const std::array<float, 256> values = DecodeTable(job.from);
   const bool integer = IsInteger(job.from);
   for (int i = 0; i < 256; ++i) {
-    (*texts)[i] = integer ? FormatElement(static_cast<int64_t>(values[i])) : FormatElement(values[i]);
+    (*texts)[i] =
+        integer ? FormatElement(static_cast<int64_t>(values[i])) : FormatElement(values[i]);
   }
   info.SetCompute([count = job.count, texts](KernelContext& context) {
     const uint8_t* x = context.Input<uint8_t>(0);
@@ -130,8 +133,8 @@ void SetParse(KernelInfo& info, const CastJob& job, Store store) {
     for (int64_t i = 0; i < job.count; ++i) {
       Text value;
       if (!ParseElement(x[i], &value)) {
-        return InvalidArgument(label + " element " + std::to_string(i) + ": '" + x[i].substr(0, 40) + "' is no " +
-                               DTypeName(job.to));
+        return InvalidArgument(label + " element " + std::to_string(i) + ": '" +
+                               x[i].substr(0, 40) + "' is no " + DTypeName(job.to));
       }
       y[i] = store(value);
     }
@@ -146,7 +149,8 @@ void SetFromString(KernelInfo& info, const CastJob& job) {
     SetParse<Text, To>(info, job, [](Text value) { return ConvertElement<To>(value); });
   };
   if (DispatchNative(job.to, set)) return;
-  SetParse<double, uint8_t>(info, job, [encoder = job.encoder](double v) { return EncodeElement(encoder, v); });
+  SetParse<double, uint8_t>(
+      info, job, [encoder = job.encoder](double v) { return EncodeElement(encoder, v); });
 }
 
 // --- factories ---
@@ -160,7 +164,8 @@ Status SettleNoCast(KernelInfo& info, DType to) {
 }
 
 Status SettleCast(KernelInfo& info, DType to) {
-  constexpr DTypeSet kCastTypes = kNumericTypes | kSmallTypes | DTypeSet{DType::kBool, DType::kString};
+  constexpr DTypeSet kCastTypes =
+      kNumericTypes | kSmallTypes | DTypeSet{DType::kBool, DType::kString};
   const DType from = info.InputDType(0);
   if (!kCastTypes.Contains(from) || !kCastTypes.Contains(to) || from == to) {
     return info.Refuse(std::string("does not convert ") + DTypeName(from) + " to " + DTypeName(to));
@@ -195,12 +200,13 @@ Status CreateCast(KernelInfo& info) {
 
 template <Status (*settle)(KernelInfo&, DType)>
 Status CreateCastLike(KernelInfo& info) {
-  if (!info.HasInput(1) || !info.input(1).is_tensor) return info.Invalid("target_type: expected a tensor");
+  if (!info.HasInput(1) || !info.input(1).is_tensor)
+    return info.Invalid("target_type: expected a tensor");
   return settle(info, info.InputDType(1));
 }
 
-// Bool bytes other than 0 and 1 have no meaning, and of integers below a byte only the low bits count: such bytes
-// are put in order. All others stay as they are.
+// Bool bytes other than 0 and 1 have no meaning, and of integers below a byte only the low bits
+// count: such bytes are put in order. All others stay as they are.
 bool BitCastChangesBytes(DType to) { return to == DType::kBool || kSubByteIntegers.Contains(to); }
 
 template <bool kView>
@@ -209,8 +215,8 @@ Status CreateBitCast(KernelInfo& info) {
   if (!kFixedTypes.Contains(from) || !kFixedTypes.Contains(to))
     return info.Invalid("expected types of fixed width");
   if (DTypeFileBits(from) != DTypeFileBits(to)) {
-    return info.Invalid(std::string("expected types of equal width, got ") + DTypeName(from) + " and " +
-                        DTypeName(to));
+    return info.Invalid(std::string("expected types of equal width, got ") + DTypeName(from) +
+                        " and " + DTypeName(to));
   }
   if (kView && BitCastChangesBytes(to)) return info.Refuse("is no view: bytes may change");
   const int64_t count = info.InputShape(0).elements();
@@ -233,8 +239,12 @@ void RegisterCastKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Cast", .aliases = in_place, .create = CreateCast<SettleCast>});
   registry.Add({.op_type = "CastLike", .aliases = view, .create = CreateCastLike<SettleNoCast>});
   registry.Add({.op_type = "CastLike", .aliases = in_place, .create = CreateCastLike<SettleCast>});
-  registry.Add({.op_type = "BitCast", .types = kFixedTypes, .aliases = view, .create = CreateBitCast<true>});
-  registry.Add({.op_type = "BitCast", .types = kFixedTypes, .aliases = in_place, .create = CreateBitCast<false>});
+  registry.Add(
+      {.op_type = "BitCast", .types = kFixedTypes, .aliases = view, .create = CreateBitCast<true>});
+  registry.Add({.op_type = "BitCast",
+                .types = kFixedTypes,
+                .aliases = in_place,
+                .create = CreateBitCast<false>});
 }
 
 }  // namespace caesura

@@ -28,14 +28,16 @@ std::string Shortest(T value) {
   return out;
 }
 
-// The 16-bit types need fewer digits than float: the least precision at which the text reads back as `value`.
+// The 16-bit types need fewer digits than float: the least precision at which the text reads back
+// as `value`.
 template <typename T>
 std::string ShortestHalf(T value) {
   const float wide = value;
   if (!std::isfinite(wide)) return FormatElement(wide);
   for (int digits = 1; digits <= 9; ++digits) {
     char text[64];
-    const auto end = std::to_chars(text, text + sizeof(text), wide, std::chars_format::scientific, digits - 1);
+    const auto end =
+        std::to_chars(text, text + sizeof(text), wide, std::chars_format::scientific, digits - 1);
     float parsed = 0;
     std::from_chars(text, end.ptr, parsed);
     if (T(parsed).bits == value.bits) return FormatElement(parsed);
@@ -58,7 +60,8 @@ bool ReadAll(std::string_view text, T* value) {
   return end.ec == std::errc() && end.ptr == text.data() + text.size();
 }
 
-// from_chars leaves the value alone beyond the range: there it becomes infinity, or zero below the smallest.
+// from_chars leaves the value alone beyond the range: there it becomes infinity, or zero below the
+// smallest.
 template <typename T>
 bool ReadReal(const std::string& text, T* value) {
   const std::string_view trimmed = Trimmed(text);
@@ -99,7 +102,8 @@ bool ParseElement(const std::string& text, uint64_t* value) { return ReadInteger
 
 bool ParseElement(const std::string& text, bool* value) {
   std::string lower(Trimmed(text));
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   double real = 0;
   if (lower != "true" && lower != "false" && !ReadReal(lower, &real)) return false;
   *value = lower == "true" || real != 0;

@@ -15,7 +15,8 @@ namespace {
 using Values = std::vector<RuntimeValue>;
 
 Status CheckSingle(const KernelInfo& info, int input, DType dtype, const char* what) {
-  if (!info.input(input).is_tensor || info.InputDType(input) != dtype || info.InputShape(input).elements() != 1) {
+  if (!info.input(input).is_tensor || info.InputDType(input) != dtype ||
+      info.InputShape(input).elements() != 1) {
     return info.Invalid(std::string(what) + " must be one element of " + DTypeName(dtype));
   }
   return {};
@@ -26,17 +27,21 @@ Status CheckSingle(const KernelInfo& info, int input, DType dtype, const char* w
 Status CreateIf(KernelInfo& info) {
   auto then_body = info.Subgraph("then_branch");
   auto else_body = info.Subgraph("else_branch");
-  if (then_body == nullptr || else_body == nullptr) return info.Refuse("needs an executor that runs its branches");
+  if (then_body == nullptr || else_body == nullptr)
+    return info.Refuse("needs an executor that runs its branches");
   if (!info.HasInput(0)) return info.Invalid("needs its condition");
   RETURN_IF_ERROR(CheckSingle(info, 0, DType::kBool, "the condition"));
   const int outputs = info.output_count();
   for (const auto& body : {then_body, else_body}) {
-    if (static_cast<int>(body->graph().outputs().size()) < outputs || !body->graph().inputs().empty()) {
-      return info.Invalid("a branch must have no inputs and " + std::to_string(outputs) + " outputs");
+    if (static_cast<int>(body->graph().outputs().size()) < outputs ||
+        !body->graph().inputs().empty()) {
+      return info.Invalid("a branch must have no inputs and " + std::to_string(outputs) +
+                          " outputs");
     }
   }
   for (int i = 0; i < outputs; ++i) info.SetOutputSizedInCompute(i);
-  info.SetCompute([then_body, else_body, outputs, label = info.node().Label()](KernelContext& context) -> Status {
+  info.SetCompute([then_body, else_body, outputs,
+                   label = info.node().Label()](KernelContext& context) -> Status {
     SubgraphRunner& body = *context.Input<bool>(0) ? *then_body : *else_body;
     Result<Values> results = body.Run({}, context);
     if (!results.ok()) return results.status().WithPrefix(label + " in its branch: ");
@@ -58,7 +63,8 @@ struct LoopPlan {
   std::vector<ValueType> scan_types;
 };
 
-// One iteration: `state` and `condition` become what the body returns. What it has from `initial` stays borrowed.
+// One iteration: `state` and `condition` become what the body returns. What it has from `initial`
+// stays borrowed.
 Status Iterate(const LoopPlan& loop, int64_t iteration, RuntimeValue* condition, Values* state,
                std::vector<ScanOutput>* scans, KernelContext& context) {
   Values inputs;
@@ -68,7 +74,8 @@ Status Iterate(const LoopPlan& loop, int64_t iteration, RuntimeValue* condition,
   for (RuntimeValue& value : *state) inputs.push_back(std::move(value));
   Result<Values> run = loop.body->Run(std::move(inputs), context, static_cast<uint64_t>(iteration));
   if (!run.ok()) {
-    return run.status().WithPrefix(loop.label + " in iteration " + std::to_string(iteration) + ": ");
+    return run.status().WithPrefix(loop.label + " in iteration " + std::to_string(iteration) +
+                                   ": ");
   }
   Values results = *std::move(run);
   *condition = std::move(results[0]);
@@ -84,7 +91,8 @@ Status Iterate(const LoopPlan& loop, int64_t iteration, RuntimeValue* condition,
 }
 
 Status RunLoop(const LoopPlan& loop, KernelContext& context) {
-  const int64_t trips = loop.has_trip_count ? *context.Input<int64_t>(0) : std::numeric_limits<int64_t>::max();
+  const int64_t trips =
+      loop.has_trip_count ? *context.Input<int64_t>(0) : std::numeric_limits<int64_t>::max();
   RuntimeValue condition = Tensor::Scalar<bool>(!loop.has_condition || *context.Input<bool>(1));
   Values initial;
   for (int i = 0; i < loop.carried; ++i) initial.push_back(context.InputValue(2 + i));
@@ -123,12 +131,14 @@ Status CreateLoop(KernelInfo& info) {
       loop.outputs > results - 1) {
     return info.Invalid("with " + std::to_string(loop.carried) + " carried values and " +
                         std::to_string(loop.outputs) + " outputs has a body of " +
-                        std::to_string(graph.inputs().size()) + " inputs and " + std::to_string(results) +
-                        " outputs");
+                        std::to_string(graph.inputs().size()) + " inputs and " +
+                        std::to_string(results) + " outputs");
   }
-  for (int i = 1 + loop.carried; i < results; ++i) loop.scan_types.push_back(graph.outputs()[i]->type());
+  for (int i = 1 + loop.carried; i < results; ++i)
+    loop.scan_types.push_back(graph.outputs()[i]->type());
   for (int i = 0; i < loop.outputs; ++i) info.SetOutputSizedInCompute(i);
-  info.SetCompute([loop = std::move(loop)](KernelContext& context) { return RunLoop(loop, context); });
+  info.SetCompute(
+      [loop = std::move(loop)](KernelContext& context) { return RunLoop(loop, context); });
   return {};
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scan (ONNX): opset 9 and later with axes and directions, and opset 8, which has a batch axis in front.
+// Scan (ONNX): opset 9 and later with axes and directions, and opset 8, which has a batch axis in
+// front.
 #include "core/base/status_macros.h"
 #include "core/graph/graph.h"
 #include "core/kernels/cpu/kernel_list.h"
@@ -22,8 +23,13 @@ struct Slicer {
   static Slicer Along(int axis, int input, DType dtype, const Shape& shape, bool reverse) {
     std::vector<int64_t> dims = shape.dims();
     dims.erase(dims.begin() + axis);
-    return {input,          dtype, Shape(std::move(dims)), shape[axis], shape.Elements(0, axis),
-            shape.Elements(axis + 1, shape.rank()), reverse};
+    return {input,
+            dtype,
+            Shape(std::move(dims)),
+            shape[axis],
+            shape.Elements(0, axis),
+            shape.Elements(axis + 1, shape.rank()),
+            reverse};
   }
   // Slice `t` of the tensor that starts at `base`: a view where its elements are adjacent.
   Result<Tensor> Slice(const void* base, int64_t t) const {
@@ -52,8 +58,8 @@ struct ScanPlan {
 };
 
 // Runs all iterations over the tensors at `bases`; `row` is that of the batch.
-Status RunIterations(const ScanPlan& scan, int64_t row, const std::vector<const void*>& bases, Values* state,
-                     std::vector<ScanOutput>* outputs, KernelContext& context) {
+Status RunIterations(const ScanPlan& scan, int64_t row, const std::vector<const void*>& bases,
+                     Values* state, std::vector<ScanOutput>* outputs, KernelContext& context) {
   for (int64_t t = 0; t < scan.length; ++t) {
     Values inputs;
     inputs.reserve(scan.states + bases.size());
@@ -64,7 +70,8 @@ Status RunIterations(const ScanPlan& scan, int64_t row, const std::vector<const 
     }
     const uint64_t call = static_cast<uint64_t>(row * scan.length + t);
     Result<Values> run = scan.body->Run(std::move(inputs), context, call);
-    if (!run.ok()) return run.status().WithPrefix(scan.label + " in iteration " + std::to_string(t) + ": ");
+    if (!run.ok())
+      return run.status().WithPrefix(scan.label + " in iteration " + std::to_string(t) + ": ");
     for (int i = 0; i < scan.states; ++i) (*state)[i] = std::move((*run)[i]);
     for (size_t k = 0; k < outputs->size(); ++k) {
       RETURN_IF_ERROR((*outputs)[k].Append(std::move((*run)[scan.states + k])));
@@ -96,15 +103,18 @@ Status RunScan(const ScanPlan& scan, KernelContext& context) {
   }
   for (size_t k = 0; k < outputs.size(); ++k) {
     const int index = scan.states + static_cast<int>(k);
-    RETURN_IF_ERROR(outputs[k].Write(context, index, scan.output_axes[k], scan.output_reversed[k] != 0));
+    RETURN_IF_ERROR(
+        outputs[k].Write(context, index, scan.output_axes[k], scan.output_reversed[k] != 0));
   }
   return {};
 }
 
-// Opset 8: each row of the batch is a scan of its own; all results are stacked along the batch axis.
+// Opset 8: each row of the batch is a scan of its own; all results are stacked along the batch
+// axis.
 Status RunBatchedScan(const ScanPlan& scan, KernelContext& context) {
   std::vector<ScanOutput> stacked;
-  for (int i = 0; i < scan.states; ++i) stacked.emplace_back(scan.label, scan.body->graph().outputs()[i]->type());
+  for (int i = 0; i < scan.states; ++i)
+    stacked.emplace_back(scan.label, scan.body->graph().outputs()[i]->type());
   for (ScanOutput& output : MakeOutputs(scan)) stacked.push_back(std::move(output));
   for (int64_t b = 0; b < scan.batch; ++b) {
     Values state;
@@ -116,7 +126,8 @@ Status RunBatchedScan(const ScanPlan& scan, KernelContext& context) {
       state.push_back(std::move(row));
     }
     for (const Slicer& slicer : scan.slicers) {
-      const int64_t row_bytes = slicer.length * slicer.inner * static_cast<int64_t>(DTypeSize(slicer.dtype));
+      const int64_t row_bytes =
+          slicer.length * slicer.inner * static_cast<int64_t>(DTypeSize(slicer.dtype));
       bases.push_back(context.Input<char>(slicer.input) + b * row_bytes);
     }
     std::vector<ScanOutput> outputs = MakeOutputs(scan);
@@ -137,8 +148,8 @@ Status RunBatchedScan(const ScanPlan& scan, KernelContext& context) {
 Result<std::vector<int64_t>> Flags(const KernelInfo& info, const char* name, size_t count) {
   auto values = info.Attr<std::vector<int64_t>>(name, std::vector<int64_t>(count, 0));
   if (values.size() != count) {
-    return info.Invalid(std::string(name) + " must have " + std::to_string(count) + " entries, has " +
-                        std::to_string(values.size()));
+    return info.Invalid(std::string(name) + " must have " + std::to_string(count) +
+                        " entries, has " + std::to_string(values.size()));
   }
   return values;
 }
@@ -154,10 +165,12 @@ Result<ScanPlan> PlanBody(const KernelInfo& info, int first_input) {
   const Graph& graph = scan.body->graph();
   const int64_t results = static_cast<int64_t>(graph.outputs().size());
   scan.states = static_cast<int>(inputs - scan_inputs);
-  if (scan_inputs < 1 || scan_inputs > inputs || static_cast<int64_t>(graph.inputs().size()) != inputs ||
-      results < scan.states || info.output_count() != results) {
-    return info.Invalid("num_scan_inputs " + std::to_string(scan_inputs) + " does not fit " + std::to_string(inputs) +
-                        " inputs and a body of " + std::to_string(graph.inputs().size()) + " inputs and " +
+  if (scan_inputs < 1 || scan_inputs > inputs ||
+      static_cast<int64_t>(graph.inputs().size()) != inputs || results < scan.states ||
+      info.output_count() != results) {
+    return info.Invalid("num_scan_inputs " + std::to_string(scan_inputs) + " does not fit " +
+                        std::to_string(inputs) + " inputs and a body of " +
+                        std::to_string(graph.inputs().size()) + " inputs and " +
                         std::to_string(results) + " outputs");
   }
   for (int i = 0; i < inputs; ++i) {
@@ -165,7 +178,8 @@ Result<ScanPlan> PlanBody(const KernelInfo& info, int first_input) {
       return info.Invalid("input " + std::to_string(first_input + i) + " must be a tensor");
     }
   }
-  for (int64_t i = scan.states; i < results; ++i) scan.scan_types.push_back(graph.outputs()[i]->type());
+  for (int64_t i = scan.states; i < results; ++i)
+    scan.scan_types.push_back(graph.outputs()[i]->type());
   return scan;
 }
 
@@ -174,9 +188,11 @@ Status AddSlicer(const KernelInfo& info, ScanPlan* scan, int input, int64_t axis
   const Shape& shape = info.InputShape(input);
   auto normalized = NormalizeAxis(axis, shape.rank());
   if (!normalized.ok()) {
-    return info.Invalid("scan axis of input " + std::to_string(input) + ": " + normalized.status().message());
+    return info.Invalid("scan axis of input " + std::to_string(input) + ": " +
+                        normalized.status().message());
   }
-  scan->slicers.push_back(Slicer::Along(*normalized, input, info.InputDType(input), shape, reverse));
+  scan->slicers.push_back(
+      Slicer::Along(*normalized, input, info.InputDType(input), shape, reverse));
   if (scan->slicers.size() == 1) scan->length = shape[*normalized];
   if (shape[*normalized] != scan->length) {
     return info.Invalid("scan inputs differ in length: " + std::to_string(scan->length) + " and " +
@@ -191,12 +207,15 @@ Status CreateScan(KernelInfo& info) {
   ASSIGN_OR_RETURN(const auto axes, Flags(info, "scan_input_axes", scan_inputs));
   ASSIGN_OR_RETURN(const auto reversed, Flags(info, "scan_input_directions", scan_inputs));
   ASSIGN_OR_RETURN(scan.output_axes, Flags(info, "scan_output_axes", scan.scan_types.size()));
-  ASSIGN_OR_RETURN(scan.output_reversed, Flags(info, "scan_output_directions", scan.scan_types.size()));
+  ASSIGN_OR_RETURN(scan.output_reversed,
+                   Flags(info, "scan_output_directions", scan.scan_types.size()));
   for (size_t m = 0; m < scan_inputs; ++m) {
-    RETURN_IF_ERROR(AddSlicer(info, &scan, scan.states + static_cast<int>(m), axes[m], reversed[m] != 0));
+    RETURN_IF_ERROR(
+        AddSlicer(info, &scan, scan.states + static_cast<int>(m), axes[m], reversed[m] != 0));
   }
   for (int i = 0; i < info.output_count(); ++i) info.SetOutputSizedInCompute(i);
-  info.SetCompute([scan = std::move(scan)](KernelContext& context) { return RunScan(scan, context); });
+  info.SetCompute(
+      [scan = std::move(scan)](KernelContext& context) { return RunScan(scan, context); });
   return {};
 }
 
@@ -208,17 +227,20 @@ Status CreateBatchedScan(KernelInfo& info) {
   for (size_t i = 1; i < info.node().inputs().size(); ++i) {
     const Shape& shape = info.InputShape(static_cast<int>(i));
     const bool is_state = i < 1 + static_cast<size_t>(scan.states);
-    if (shape.rank() < (is_state ? 1 : 2)) return info.Invalid("input " + std::to_string(i) + " lacks the batch axis");
+    if (shape.rank() < (is_state ? 1 : 2))
+      return info.Invalid("input " + std::to_string(i) + " lacks the batch axis");
     if (i == 1) scan.batch = shape[0];
     if (shape[0] != scan.batch) return info.Invalid("inputs differ in the size of the batch axis");
     if (is_state) continue;
-    RETURN_IF_ERROR(AddSlicer(info, &scan, static_cast<int>(i), 1, reversed[i - 1 - scan.states] != 0));
+    RETURN_IF_ERROR(
+        AddSlicer(info, &scan, static_cast<int>(i), 1, reversed[i - 1 - scan.states] != 0));
     scan.slicers.back().outer = 1;  // within one row of the batch
     std::vector<int64_t> dims(shape.begin() + 2, shape.end());
     scan.slicers.back().slice = Shape(std::move(dims));
   }
   for (int i = 0; i < info.output_count(); ++i) info.SetOutputSizedInCompute(i);
-  info.SetCompute([scan = std::move(scan)](KernelContext& context) { return RunBatchedScan(scan, context); });
+  info.SetCompute(
+      [scan = std::move(scan)](KernelContext& context) { return RunBatchedScan(scan, context); });
   return {};
 }
 

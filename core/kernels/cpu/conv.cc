@@ -12,14 +12,17 @@ namespace {
 
 Status CreateConv(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
-  ASSIGN_OR_RETURN(const ConvGeometry geometry, MakeConvGeometry(info, info.InputShape(0), info.InputShape(1)));
+  ASSIGN_OR_RETURN(const ConvGeometry geometry,
+                   MakeConvGeometry(info, info.InputShape(0), info.InputShape(1)));
   const bool bias = info.HasInput(2);
   if (bias && info.InputShape(2) != Shape{geometry.outputs}) {
-    return info.Invalid("one bias an output channel expected, got " + info.InputShape(2).ToString());
+    return info.Invalid("one bias an output channel expected, got " +
+                        info.InputShape(2).ToString());
   }
   ASSIGN_OR_RETURN(const Shape y, CheckDims(info, geometry.Dst().dims(), dtype));
   info.SetOutput(0, dtype, y);
-  ASSIGN_OR_RETURN(ConvEngine engine, ConvEngine::Make(info, dtype, ConvDirection::kForward, geometry, bias));
+  ASSIGN_OR_RETURN(ConvEngine engine,
+                   ConvEngine::Make(info, dtype, ConvDirection::kForward, geometry, bias));
   info.SetCompute([bias, engine = std::move(engine)](KernelContext& context) {
     return engine.Run(context, context.Input<void>(0), context.Input<void>(1),
                       bias ? context.Input<void>(2) : nullptr, context.Output<void>(0));
@@ -30,8 +33,12 @@ Status CreateConv(KernelInfo& info) {
 }  // namespace
 
 void RegisterConvKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Conv", .types = {DType::kFloat32, DType::kFloat64, DType::kBFloat16}, .create = CreateConv});
-  registry.Add({.op_type = "Conv", .types = {DType::kFloat16, DType::kBFloat16}, .create = ThroughFloat<CreateConv>});
+  registry.Add({.op_type = "Conv",
+                .types = {DType::kFloat32, DType::kFloat64, DType::kBFloat16},
+                .create = CreateConv});
+  registry.Add({.op_type = "Conv",
+                .types = {DType::kFloat16, DType::kBFloat16},
+                .create = ThroughFloat<CreateConv>});
   RegisterConvTransposeKernels(registry);
   RegisterIntegerConvKernels(registry);
   RegisterDeformConvKernels(registry);

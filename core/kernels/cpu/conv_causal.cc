@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CausalConvWithState: a depthwise convolution over time that sees the past only, with the last k - 1 inputs carried
-// from call to call.
+// CausalConvWithState: a depthwise convolution over time that sees the past only, with the last k -
+// 1 inputs carried from call to call.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -28,23 +28,24 @@ void SetCausalConv(KernelInfo& info, const CausalConv& g) {
     T* y = context.Output<T>(0);
     T* state = g.has_state ? context.Output<T>(1) : nullptr;
     const int64_t carried = g.taps - 1;
-    ParallelFor(threads, g.batch * g.channels, 1 + kParallelGrain / (g.length * g.taps + 1), [=](int64_t first,
-                                                                                                 int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        const T *in = x + row * g.length, *kernel = w + row % g.channels * g.taps;
-        // Position t of the carried inputs followed by this call's.
-        auto at = [&](int64_t t) -> Acc {
-          if (t >= carried) return in[t - carried];
-          return past == nullptr ? Acc(0) : Acc(past[row * carried + t]);
-        };
-        for (int64_t t = 0; t < g.length; ++t) {
-          Acc sum = bias == nullptr ? Acc(0) : Acc(bias[row % g.channels]);
-          for (int64_t k = 0; k < g.taps; ++k) sum += Acc(kernel[k]) * at(t + k);
-          y[row * g.length + t] = T(g.silu ? sum / (1 + std::exp(-sum)) : sum);
-        }
-        for (int64_t t = 0; state != nullptr && t < carried; ++t) state[row * carried + t] = T(at(g.length + t));
-      }
-    });
+    ParallelFor(threads, g.batch * g.channels, 1 + kParallelGrain / (g.length * g.taps + 1),
+                [=](int64_t first, int64_t last) {
+                  for (int64_t row = first; row < last; ++row) {
+                    const T *in = x + row * g.length, *kernel = w + row % g.channels * g.taps;
+                    // Position t of the carried inputs followed by this call's.
+                    auto at = [&](int64_t t) -> Acc {
+                      if (t >= carried) return in[t - carried];
+                      return past == nullptr ? Acc(0) : Acc(past[row * carried + t]);
+                    };
+                    for (int64_t t = 0; t < g.length; ++t) {
+                      Acc sum = bias == nullptr ? Acc(0) : Acc(bias[row % g.channels]);
+                      for (int64_t k = 0; k < g.taps; ++k) sum += Acc(kernel[k]) * at(t + k);
+                      y[row * g.length + t] = T(g.silu ? sum / (1 + std::exp(-sum)) : sum);
+                    }
+                    for (int64_t t = 0; state != nullptr && t < carried; ++t)
+                      state[row * carried + t] = T(at(g.length + t));
+                  }
+                });
   });
 }
 
@@ -56,26 +57,37 @@ Status CreateCausalConv(KernelInfo& info) {
   if (activation != "none" && activation != "silu" && activation != "swish") {
     return info.Invalid("activation must be none, silu or swish, got '" + activation + "'");
   }
-  const CausalConv g{x[0], x[1], x[2], w[2], activation != "none", info.HasInput(2), info.HasInput(3),
+  const CausalConv g{x[0],
+                     x[1],
+                     x[2],
+                     w[2],
+                     activation != "none",
+                     info.HasInput(2),
+                     info.HasInput(3),
                      info.HasOutput(1)};
   if (w[0] != g.channels || w[1] != 1 || g.taps < 1) {
-    return info.Invalid("weights [channels, 1, k] expected, got " + w.ToString() + " for X " + x.ToString());
+    return info.Invalid("weights [channels, 1, k] expected, got " + w.ToString() + " for X " +
+                        x.ToString());
   }
-  if (g.has_bias && info.InputShape(2) != Shape{g.channels}) return info.Invalid("one bias a channel expected");
+  if (g.has_bias && info.InputShape(2) != Shape{g.channels})
+    return info.Invalid("one bias a channel expected");
   const Shape state{g.batch, g.channels, g.taps - 1};
   if (g.has_past && info.InputShape(3) != state) {
-    return info.Invalid("past_state " + state.ToString() + " expected, got " + info.InputShape(3).ToString());
+    return info.Invalid("past_state " + state.ToString() + " expected, got " +
+                        info.InputShape(3).ToString());
   }
   info.SetOutput(0, info.InputDType(0), x);
   info.SetOutput(1, info.InputDType(0), state);
-  DispatchFloat(info.InputDType(0), [&](auto tag) { SetCausalConv<typename decltype(tag)::type>(info, g); });
+  DispatchFloat(info.InputDType(0),
+                [&](auto tag) { SetCausalConv<typename decltype(tag)::type>(info, g); });
   return {};
 }
 
 }  // namespace
 
 void RegisterCausalConvKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "CausalConvWithState", .types = kFloatTypes, .create = CreateCausalConv});
+  registry.Add(
+      {.op_type = "CausalConvWithState", .types = kFloatTypes, .create = CreateCausalConv});
 }
 
 }  // namespace caesura

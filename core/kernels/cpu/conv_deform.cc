@@ -27,7 +27,8 @@ void SetDeformConv(KernelInfo& info, const DeformGeometry& g, Gemm gemm) {
       DeformColumns(g, x + n * g.x_step(), offset + n * g.offset_step(),
                     mask == nullptr ? nullptr : mask + n * g.mask_step(), columns);
       for (int64_t group = 0; group < groups; ++group) {
-        RETURN_IF_ERROR(gemm.Run(context, w + group * w_step, columns + group * (g.column_count() / groups),
+        RETURN_IF_ERROR(gemm.Run(context, w + group * w_step,
+                                 columns + group * (g.column_count() / groups),
                                  image + group * (g.conv.outputs / groups) * positions));
       }
       for (int64_t c = 0; bias != nullptr && c < g.conv.outputs; ++c) {
@@ -42,14 +43,19 @@ Status CreateDeformConv(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   ASSIGN_OR_RETURN(const DeformGeometry g, MakeDeformGeometry(info, 0));
   if (info.HasInput(3) && info.InputShape(3) != Shape{g.conv.outputs}) {
-    return info.Invalid("one bias an output channel expected, got " + info.InputShape(3).ToString());
+    return info.Invalid("one bias an output channel expected, got " +
+                        info.InputShape(3).ToString());
   }
   ASSIGN_OR_RETURN(const Shape y, CheckDims(info, g.conv.Dst().dims(), dtype));
   info.SetOutput(0, dtype, y);
   const int64_t taps = g.conv.channels / g.conv.groups * g.taps(), positions = g.positions();
-  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, {.dtype = dtype, .m = g.conv.outputs / g.conv.groups,
-                                                  .n = positions, .k = taps, .a = RowMajor(taps),
-                                                  .b = RowMajor(positions), .c = RowMajor(positions)}));
+  ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, {.dtype = dtype,
+                                                  .m = g.conv.outputs / g.conv.groups,
+                                                  .n = positions,
+                                                  .k = taps,
+                                                  .a = RowMajor(taps),
+                                                  .b = RowMajor(positions),
+                                                  .c = RowMajor(positions)}));
   if (dtype == DType::kFloat64) {
     SetDeformConv<double>(info, g, std::move(gemm));
   } else {
@@ -61,8 +67,11 @@ Status CreateDeformConv(KernelInfo& info) {
 }  // namespace
 
 void RegisterDeformConvKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "DeformConv", .types = {DType::kFloat32, DType::kFloat64}, .create = CreateDeformConv});
-  registry.Add({.op_type = "DeformConv", .types = {DType::kFloat16, DType::kBFloat16},
+  registry.Add({.op_type = "DeformConv",
+                .types = {DType::kFloat32, DType::kFloat64},
+                .create = CreateDeformConv});
+  registry.Add({.op_type = "DeformConv",
+                .types = {DType::kFloat16, DType::kBFloat16},
                 .create = ThroughFloat<CreateDeformConv>});
 }
 

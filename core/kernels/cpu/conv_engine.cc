@@ -34,7 +34,8 @@ DnnlConvSpec MakeSpec(DType dtype, const ConvGeometry& g, bool bias) {
   return spec;
 }
 
-Result<DnnlCall> MakeCall(KernelInfo& info, ConvDirection direction, const DnnlConvSpec& spec, int64_t work) {
+Result<DnnlCall> MakeCall(KernelInfo& info, ConvDirection direction, const DnnlConvSpec& spec,
+                          int64_t work) {
   const int threads = DnnlThreads(info.threads(), work);
   switch (direction) {
     case ConvDirection::kForward: return MakeDnnlConv(info, threads, spec);
@@ -43,20 +44,37 @@ Result<DnnlCall> MakeCall(KernelInfo& info, ConvDirection direction, const DnnlC
   }
 }
 
-// The product for one image and one group: columns have [channels * kernel] rows and [output] columns.
+// The product for one image and one group: columns have [channels * kernel] rows and [output]
+// columns.
 GemmSpec ProductSpec(DType dtype, ConvDirection direction, const ConvGeometry& g) {
   const int64_t outputs = g.outputs / g.groups, positions = g.window.OutputCount();
   const int64_t taps = g.channels / g.groups * g.window.KernelCount();
   switch (direction) {
     case ConvDirection::kForward:  // dst = weights columns
-      return {.dtype = dtype, .m = outputs, .n = positions, .k = taps, .a = RowMajor(taps), .b = RowMajor(positions),
+      return {.dtype = dtype,
+              .m = outputs,
+              .n = positions,
+              .k = taps,
+              .a = RowMajor(taps),
+              .b = RowMajor(positions),
               .c = RowMajor(positions)};
     case ConvDirection::kBackwardData:  // columns = weights^T dst
-      return {.dtype = dtype, .m = taps, .n = positions, .k = outputs, .a = ColumnMajor(taps),
-              .b = RowMajor(positions), .c = RowMajor(positions)};
+      return {.dtype = dtype,
+              .m = taps,
+              .n = positions,
+              .k = outputs,
+              .a = ColumnMajor(taps),
+              .b = RowMajor(positions),
+              .c = RowMajor(positions)};
     default:  // weights += dst columns^T
-      return {.dtype = dtype, .m = outputs, .n = taps, .k = positions, .a = RowMajor(positions),
-              .b = ColumnMajor(positions), .c = RowMajor(taps), .accumulate = true};
+      return {.dtype = dtype,
+              .m = outputs,
+              .n = taps,
+              .k = positions,
+              .a = RowMajor(positions),
+              .b = ColumnMajor(positions),
+              .c = RowMajor(taps),
+              .accumulate = true};
   }
 }
 
@@ -71,8 +89,8 @@ void AddBias(const ConvGeometry& g, const T* bias, T* y) {
 
 }  // namespace
 
-Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection direction, const ConvGeometry& g,
-                                    bool bias) {
+Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection direction,
+                                    const ConvGeometry& g, bool bias) {
   ConvEngine out;
   out.direction_ = direction;
   out.geometry_ = g;
@@ -84,28 +102,32 @@ Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection
   }
   const int64_t work = g.multiply_adds();
   const bool dnnl_type = dtype == DType::kFloat32 || dtype == DType::kBFloat16;
-  if (dnnl_type && (work > kSmallConv || dtype == DType::kBFloat16) && work > 0 && g.window.rank() <= 3) {
+  if (dnnl_type && (work > kSmallConv || dtype == DType::kBFloat16) && work > 0 &&
+      g.window.rank() <= 3) {
     Result<DnnlCall> call = MakeCall(info, direction, MakeSpec(dtype, g, bias), work);
     if (call.ok()) {
       out.dnnl_ = *std::move(call);
       return out;
     }
-    if (call.status().code() != StatusCode::kUnsupported || dtype != DType::kFloat32) return call.status();
+    if (call.status().code() != StatusCode::kUnsupported || dtype != DType::kFloat32)
+      return call.status();
   }
   if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kInt32) {
     return info.Refuse(std::string("no convolution of ") + DTypeName(dtype));
   }
   if (g.window.rank() > 3) return info.Refuse("more than three spatial axes");
   ASSIGN_OR_RETURN(out.gemm_, Gemm::Create(info, ProductSpec(dtype, direction, g)));
-  out.columns_ = info.BookScratch(static_cast<size_t>(CappedProduct(
-      {g.channels / g.groups, g.window.KernelCount(), g.window.OutputCount(), static_cast<int64_t>(DTypeSize(dtype))})));
+  out.columns_ = info.BookScratch(static_cast<size_t>(
+      CappedProduct({g.channels / g.groups, g.window.KernelCount(), g.window.OutputCount(),
+                     static_cast<int64_t>(DTypeSize(dtype))})));
   return out;
 }
 
-Status ConvEngine::Run(KernelContext& context, const void* a, const void* b, const void* bias, void* out) const {
+Status ConvEngine::Run(KernelContext& context, const void* a, const void* b, const void* bias,
+                       void* out) const {
   if (depthwise_) {
-    depthwise_->Run(context, static_cast<const float*>(a), static_cast<const float*>(b), static_cast<const float*>(bias),
-                    static_cast<float*>(out));
+    depthwise_->Run(context, static_cast<const float*>(a), static_cast<const float*>(b),
+                    static_cast<const float*>(bias), static_cast<float*>(out));
     return {};
   }
   if (dnnl_.defined()) {
@@ -115,28 +137,32 @@ Status ConvEngine::Run(KernelContext& context, const void* a, const void* b, con
   Status status;
   DispatchDType<float, double, int32_t>(dtype_, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    status = RunPlain(context, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<const T*>(bias),
-                      static_cast<T*>(out));
+    status = RunPlain(context, static_cast<const T*>(a), static_cast<const T*>(b),
+                      static_cast<const T*>(bias), static_cast<T*>(out));
   });
   return status;
 }
 
 template <typename T>
-Status ConvEngine::RunPlain(KernelContext& context, const T* a, const T* b, const T* bias, T* out) const {
+Status ConvEngine::RunPlain(KernelContext& context, const T* a, const T* b, const T* bias,
+                            T* out) const {
   const ConvGeometry& g = geometry_;
   const Window3 window(g.window);
   const int64_t channels = g.channels / g.groups, outputs = g.outputs / g.groups;
-  const int64_t src_step = channels * window.InputCount(), dst_step = outputs * window.OutputCount();
+  const int64_t src_step = channels * window.InputCount(),
+                dst_step = outputs * window.OutputCount();
   const int64_t weight_step = outputs * channels * window.KernelCount();
   T* columns = context.Scratch<T>(columns_);
-  if (direction_ == ConvDirection::kBackwardData) std::fill_n(out, g.batch * g.groups * src_step, T(0));
+  if (direction_ == ConvDirection::kBackwardData)
+    std::fill_n(out, g.batch * g.groups * src_step, T(0));
   if (direction_ == ConvDirection::kBackwardWeights) std::fill_n(out, g.groups * weight_step, T(0));
-  if (dst_step == 0 || (direction_ != ConvDirection::kForward && src_step == 0)) return {};  // however many images
+  if (dst_step == 0 || (direction_ != ConvDirection::kForward && src_step == 0))
+    return {};  // however many images
   auto each_channel = [&](auto fn) {
     const int64_t cost = window.KernelCount() * window.OutputCount();
-    ParallelFor(threads_, channels, 1 + kParallelGrain / (cost + 1), [&](int64_t first, int64_t last) {
-      fn(first, last - first, columns + first * cost);
-    });
+    ParallelFor(
+        threads_, channels, 1 + kParallelGrain / (cost + 1),
+        [&](int64_t first, int64_t last) { fn(first, last - first, columns + first * cost); });
   };
   for (int64_t i = 0; i < g.batch * g.groups; ++i) {
     const int64_t group = i % g.groups;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions in the three directions that Conv, ConvTranspose and their gradients need. float32 and bfloat16 run on
-// oneDNN, but for float32 with a group for each channel (conv_depthwise.h); float64, int32 and small ones through im2col
-// and Gemm.
+// Convolutions in the three directions that Conv, ConvTranspose and their gradients need. float32
+// and bfloat16 run on oneDNN, but for float32 with a group for each channel (conv_depthwise.h);
+// float64, int32 and small ones through im2col and Gemm.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONV_ENGINE_H_
 #define CAESURA_CORE_KERNELS_CPU_CONV_ENGINE_H_
 
@@ -19,12 +19,14 @@ namespace caesura {
 class ConvEngine {
  public:
   ConvEngine() = default;
-  // kUnsupported for float16, for bfloat16 where the chip lacks it (run those through float32), for other dtypes
-  // than floats and int32, and for more than three spatial axes. `bias`: Run gets one; forward only.
-  static Result<ConvEngine> Make(KernelInfo& info, DType dtype, ConvDirection direction, const ConvGeometry& geometry,
-                                 bool bias = false);
+  // kUnsupported for float16, for bfloat16 where the chip lacks it (run those through float32), for
+  // other dtypes than floats and int32, and for more than three spatial axes. `bias`: Run gets one;
+  // forward only.
+  static Result<ConvEngine> Make(KernelInfo& info, DType dtype, ConvDirection direction,
+                                 const ConvGeometry& geometry, bool bias = false);
 
-  Status Run(KernelContext& context, const void* a, const void* b, const void* bias, void* out) const;
+  Status Run(KernelContext& context, const void* a, const void* b, const void* bias,
+             void* out) const;
 
  private:
   template <typename T>

@@ -11,10 +11,10 @@
 namespace caesura {
 namespace {
 
-// An attribute with one number a spatial axis, of at least `least` (attribute_limits.h keeps them so small that products of two
-// stay far from overflow); `fallback` for all when it is absent.
-Result<std::vector<int64_t>> AxisNumbers(const KernelInfo& info, const char* name, size_t count, int64_t least,
-                                         int64_t fallback) {
+// An attribute with one number a spatial axis, of at least `least` (attribute_limits.h keeps them
+// so small that products of two stay far from overflow); `fallback` for all when it is absent.
+Result<std::vector<int64_t>> AxisNumbers(const KernelInfo& info, const char* name, size_t count,
+                                         int64_t least, int64_t fallback) {
   const auto* given = info.node().FindAttr<std::vector<int64_t>>(name);
   if (given == nullptr || given->empty()) return std::vector<int64_t>(count, fallback);
   if (given->size() != count) {
@@ -22,7 +22,8 @@ Result<std::vector<int64_t>> AxisNumbers(const KernelInfo& info, const char* nam
                         std::to_string(given->size()));
   }
   for (int64_t v : *given) {
-    if (v < least) return info.Invalid(std::string(name) + " has a bad number: " + std::to_string(v));
+    if (v < least)
+      return info.Invalid(std::string(name) + " has a bad number: " + std::to_string(v));
   }
   return *given;
 }
@@ -45,7 +46,8 @@ Status ReadPads(const KernelInfo& info, const std::string& auto_pad, WindowGeome
   } else if (auto_pad == "SAME_UPPER" || auto_pad == "SAME_LOWER") {
     for (size_t a = 0; a < rank; ++a) {
       const int64_t output = (g.input[a] + g.strides[a] - 1) / g.strides[a];
-      const int64_t total = std::max<int64_t>(0, (output - 1) * g.strides[a] + g.Extent(a) - g.input[a]);
+      const int64_t total =
+          std::max<int64_t>(0, (output - 1) * g.strides[a] + g.Extent(a) - g.input[a]);
       SplitPadding(total, auto_pad == "SAME_UPPER", &g.pads_begin[a], &g.pads_end[a]);
     }
   } else if (auto_pad != "VALID") {
@@ -55,13 +57,15 @@ Status ReadPads(const KernelInfo& info, const std::string& auto_pad, WindowGeome
 }
 
 // Sizes and steps, without pads and output.
-Result<WindowGeometry> ReadWindow(const KernelInfo& info, const Shape& x, std::vector<int64_t> kernel) {
+Result<WindowGeometry> ReadWindow(const KernelInfo& info, const Shape& x,
+                                  std::vector<int64_t> kernel) {
   if (x.rank() < 3) return info.Invalid("X of rank 3 or more expected, got " + x.ToString());
   WindowGeometry g;
   g.input.assign(x.begin() + 2, x.end());
   const size_t rank = g.input.size();
   ASSIGN_OR_RETURN(g.kernel, AxisNumbers(info, "kernel_shape", rank, 1, 0));
-  if (kernel.empty() ? g.kernel[0] == 0 : info.node().HasAttribute("kernel_shape") && g.kernel != kernel) {
+  if (kernel.empty() ? g.kernel[0] == 0
+                     : info.node().HasAttribute("kernel_shape") && g.kernel != kernel) {
     return info.Invalid("kernel_shape is missing or is not that of the weights");
   }
   if (!kernel.empty()) g.kernel = std::move(kernel);
@@ -80,8 +84,10 @@ int64_t WindowGeometry::Product(const std::vector<int64_t>& dims) {
 
 WindowGeometry WithoutUnseen(WindowGeometry g) {
   for (int a = 0; a < g.rank(); ++a) {
-    const int64_t step = g.dilations[a], furthest = g.pads_begin[a] - (g.output[a] - 1) * g.strides[a];
-    const int64_t last = std::clamp<int64_t>((g.pads_begin[a] + g.input[a] - 1) / step, 0, g.kernel[a] - 1);
+    const int64_t step = g.dilations[a],
+                  furthest = g.pads_begin[a] - (g.output[a] - 1) * g.strides[a];
+    const int64_t last =
+        std::clamp<int64_t>((g.pads_begin[a] + g.input[a] - 1) / step, 0, g.kernel[a] - 1);
     const int64_t first = std::clamp<int64_t>((furthest + step - 1) / step, 0, last);
     g.kernel[a] = last - first + 1;
     g.pads_begin[a] -= first * step;
@@ -92,11 +98,13 @@ WindowGeometry WithoutUnseen(WindowGeometry g) {
 
 int64_t ConvGeometry::multiply_adds() const {
   std::vector<int64_t> factors = {batch, outputs, channels / groups};
-  for (const auto* dims : {&window.output, &window.kernel}) factors.insert(factors.end(), dims->begin(), dims->end());
+  for (const auto* dims : {&window.output, &window.kernel})
+    factors.insert(factors.end(), dims->begin(), dims->end());
   return CappedProduct(factors);
 }
 
-Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x, std::vector<int64_t> kernel) {
+Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x,
+                                          std::vector<int64_t> kernel) {
   ASSIGN_OR_RETURN(WindowGeometry g, ReadWindow(info, x, std::move(kernel)));
   const std::string auto_pad = info.Attr<std::string>("auto_pad", "NOTSET");
   RETURN_IF_ERROR(ReadPads(info, auto_pad, g));
@@ -121,7 +129,8 @@ Shape ConvGeometry::WithSpatial(std::vector<int64_t> dims, const std::vector<int
 
 Result<ConvGeometry> MakeConvGeometry(const KernelInfo& info, const Shape& x, const Shape& w) {
   const std::string shapes = x.ToString() + " and weights " + w.ToString();
-  if (w.rank() != x.rank() || x.rank() < 3) return info.Invalid("X and W of one rank >= 3 expected, got " + shapes);
+  if (w.rank() != x.rank() || x.rank() < 3)
+    return info.Invalid("X and W of one rank >= 3 expected, got " + shapes);
   ConvGeometry g;
   g.batch = x[0];
   g.channels = x[1];
@@ -137,9 +146,11 @@ Result<ConvGeometry> MakeConvGeometry(const KernelInfo& info, const Shape& x, co
   return g;
 }
 
-Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Shape& x, const Shape& w) {
+Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Shape& x,
+                                               const Shape& w) {
   const std::string shapes = x.ToString() + " and weights " + w.ToString();
-  if (w.rank() != x.rank() || x.rank() < 3) return info.Invalid("X and W of one rank >= 3 expected, got " + shapes);
+  if (w.rank() != x.rank() || x.rank() < 3)
+    return info.Invalid("X and W of one rank >= 3 expected, got " + shapes);
   ConvGeometry g;
   g.batch = x[0];
   g.groups = info.Attr<int64_t>("group", 1);
@@ -165,7 +176,8 @@ Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Sha
     const int64_t full = v.strides[a] * (v.output[a] - 1) + extra[a] + v.Extent(a);
     if (same && wanted[a] == 0) wanted[a] = v.output[a] * v.strides[a];
     if (wanted[a] > 0) {
-      SplitPadding(std::max<int64_t>(0, full - wanted[a]), auto_pad == "SAME_UPPER", &v.pads_begin[a], &v.pads_end[a]);
+      SplitPadding(std::max<int64_t>(0, full - wanted[a]), auto_pad == "SAME_UPPER",
+                   &v.pads_begin[a], &v.pads_end[a]);
       v.input[a] = wanted[a];
     } else {
       v.input[a] = full - v.pads_begin[a] - v.pads_end[a];

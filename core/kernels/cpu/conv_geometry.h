@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of a sliding window over the spatial axes of [N, C, spatial...]: what Conv, pooling and their relatives read
-// from kernel_shape, strides, dilations, pads and auto_pad.
+// Sizes of a sliding window over the spatial axes of [N, C, spatial...]: what Conv, pooling and
+// their relatives read from kernel_shape, strides, dilations, pads and auto_pad.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONV_GEOMETRY_H_
 #define CAESURA_CORE_KERNELS_CPU_CONV_GEOMETRY_H_
 
@@ -25,14 +25,15 @@ struct WindowGeometry {
   static int64_t Product(const std::vector<int64_t>& dims);
 };
 
-// `g` without the kernel positions that meet no element of the input for any output: padding as long as a kernel may be costs
-// nothing then. For ops in which such positions count for nothing.
+// `g` without the kernel positions that meet no element of the input for any output: padding as
+// long as a kernel may be costs nothing then. For ops in which such positions count for nothing.
 WindowGeometry WithoutUnseen(WindowGeometry g);
 
-// Reads the node's attributes for an input of shape `x`; `kernel` is the window where the op has a weight, otherwise
-// empty: then kernel_shape is required. Output sizes honour ceil_mode, which drops windows that start in the padding
-// behind the input.
-Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x, std::vector<int64_t> kernel);
+// Reads the node's attributes for an input of shape `x`; `kernel` is the window where the op has a
+// weight, otherwise empty: then kernel_shape is required. Output sizes honour ceil_mode, which
+// drops windows that start in the padding behind the input.
+Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x,
+                                          std::vector<int64_t> kernel);
 
 enum class ConvDirection {
   kForward,          // (src, weights, bias or null) -> dst
@@ -40,8 +41,8 @@ enum class ConvDirection {
   kBackwardWeights,  // (src, dst) -> weights
 };
 
-// A convolution: src [batch, channels, input...], weights [outputs, channels / groups, kernel...], dst [batch,
-// outputs, output...].
+// A convolution: src [batch, channels, input...], weights [outputs, channels / groups, kernel...],
+// dst [batch, outputs, output...].
 struct ConvGeometry {
   int64_t batch = 0, channels = 0, outputs = 0, groups = 1;
   WindowGeometry window;
@@ -58,8 +59,10 @@ struct ConvGeometry {
 // For Conv and its kin. Fails where shapes, group or kernel_shape disagree.
 Result<ConvGeometry> MakeConvGeometry(const KernelInfo& info, const Shape& x, const Shape& w);
 
-// For ConvTranspose, as the convolution of which it is the gradient by the source: Src() is the node's output.
-Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Shape& x, const Shape& w);
+// For ConvTranspose, as the convolution of which it is the gradient by the source: Src() is the
+// node's output.
+Result<ConvGeometry> MakeConvTransposeGeometry(const KernelInfo& info, const Shape& x,
+                                               const Shape& w);
 
 }  // namespace caesura
 

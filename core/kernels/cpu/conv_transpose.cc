@@ -12,25 +12,31 @@ namespace caesura {
 namespace {
 
 template <typename T>
-void AddChannels(int threads, int64_t rows, int64_t channels, int64_t positions, const T* bias, T* y) {
-  ParallelFor(threads, rows, 1 + kParallelGrain / (positions + 1), [=](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const Accumulator<T> b = bias[row % channels];
-      for (int64_t i = 0; i < positions; ++i) y[row * positions + i] = T(y[row * positions + i] + b);
-    }
-  });
+void AddChannels(int threads, int64_t rows, int64_t channels, int64_t positions, const T* bias,
+                 T* y) {
+  ParallelFor(threads, rows, 1 + kParallelGrain / (positions + 1),
+              [=](int64_t first, int64_t last) {
+                for (int64_t row = first; row < last; ++row) {
+                  const Accumulator<T> b = bias[row % channels];
+                  for (int64_t i = 0; i < positions; ++i)
+                    y[row * positions + i] = T(y[row * positions + i] + b);
+                }
+              });
 }
 
 Status CreateConvTranspose(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
-  ASSIGN_OR_RETURN(const ConvGeometry g, MakeConvTransposeGeometry(info, info.InputShape(0), info.InputShape(1)));
+  ASSIGN_OR_RETURN(const ConvGeometry g,
+                   MakeConvTransposeGeometry(info, info.InputShape(0), info.InputShape(1)));
   const bool bias = info.HasInput(2);
   if (bias && info.InputShape(2) != Shape{g.channels}) {
-    return info.Invalid("one bias an output channel expected, got " + info.InputShape(2).ToString());
+    return info.Invalid("one bias an output channel expected, got " +
+                        info.InputShape(2).ToString());
   }
   ASSIGN_OR_RETURN(const Shape y, CheckDims(info, g.Src().dims(), dtype));
   info.SetOutput(0, dtype, y);
-  ASSIGN_OR_RETURN(ConvEngine engine, ConvEngine::Make(info, dtype, ConvDirection::kBackwardData, g));
+  ASSIGN_OR_RETURN(ConvEngine engine,
+                   ConvEngine::Make(info, dtype, ConvDirection::kBackwardData, g));
   const int64_t channels = g.channels, positions = g.window.InputCount();
   const int64_t rows = positions == 0 ? 0 : g.batch * channels;
   const int threads = info.threads();
@@ -49,9 +55,11 @@ Status CreateConvTranspose(KernelInfo& info) {
 }  // namespace
 
 void RegisterConvTransposeKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "ConvTranspose", .types = {DType::kFloat32, DType::kFloat64, DType::kBFloat16},
+  registry.Add({.op_type = "ConvTranspose",
+                .types = {DType::kFloat32, DType::kFloat64, DType::kBFloat16},
                 .create = CreateConvTranspose});
-  registry.Add({.op_type = "ConvTranspose", .types = {DType::kFloat16, DType::kBFloat16},
+  registry.Add({.op_type = "ConvTranspose",
+                .types = {DType::kFloat16, DType::kBFloat16},
                 .create = ThroughFloat<CreateConvTranspose>});
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of one element between C++ element types with ONNX's Cast semantics. Where ONNX leaves the result
-// open (a float that an integer cannot hold) it is what two's complement gives: the low bits of the truncated
-// value, as PyTorch and NumPy have it; 0 for NaN. Values beyond int32 (int64 for 64-bit types and uint32) count as
-// the lowest one.
+// Conversion of one element between C++ element types with ONNX's Cast semantics. Where ONNX leaves
+// the result open (a float that an integer cannot hold) it is what two's complement gives: the low
+// bits of the truncated value, as PyTorch and NumPy have it; 0 for NaN. Values beyond int32 (int64
+// for 64-bit types and uint32) count as the lowest one.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONVERT_H_
 #define CAESURA_CORE_KERNELS_CPU_CONVERT_H_
 
@@ -17,10 +17,12 @@
 
 namespace caesura {
 
-// A real as an integer of type I (int32_t or int64_t), without undefined behaviour and without a branch.
+// A real as an integer of type I (int32_t or int64_t), without undefined behaviour and without a
+// branch.
 template <typename I, typename F>
 I TruncatedTo(F x) {
-  constexpr F kBound = static_cast<F>(-static_cast<double>(std::numeric_limits<I>::lowest()));  // 2^31 or 2^63
+  constexpr F kBound =
+      static_cast<F>(-static_cast<double>(std::numeric_limits<I>::lowest()));  // 2^31 or 2^63
   const bool fits = x >= -kBound && x < kBound;
   const I truncated = static_cast<I>(fits ? x : F{0});
   return fits || x != x ? truncated : std::numeric_limits<I>::lowest();
@@ -53,7 +55,8 @@ To ConvertElement(From x) {
     return x != 0;
   } else if constexpr (kIsHalf<To>) {
     // One rounding, not two: what float cannot hold goes through round-to-odd.
-    if constexpr (std::is_same_v<From, float> || sizeof(From) < 4) return Narrow<To>(static_cast<float>(x));
+    if constexpr (std::is_same_v<From, float> || sizeof(From) < 4)
+      return Narrow<To>(static_cast<float>(x));
     return Narrow<To>(RoundToOdd(static_cast<double>(x)));
   } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
     return IntegerFromReal<To>(x);

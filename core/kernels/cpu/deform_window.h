@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a deformable convolution looks: each tap of each output reads X at a fractional place, by linear interpolation
-// between the corners of its cell; places outside X are zero.
+// Where a deformable convolution looks: each tap of each output reads X at a fractional place, by
+// linear interpolation between the corners of its cell; places outside X are zero.
 #ifndef CAESURA_CORE_KERNELS_CPU_DEFORM_WINDOW_H_
 #define CAESURA_CORE_KERNELS_CPU_DEFORM_WINDOW_H_
 
@@ -30,7 +30,8 @@ struct DeformGeometry {
 // Inputs X, W, offset, B?, mask? from input `first` on.
 inline Result<DeformGeometry> MakeDeformGeometry(const KernelInfo& info, int first) {
   DeformGeometry g;
-  ASSIGN_OR_RETURN(g.conv, MakeConvGeometry(info, info.InputShape(first), info.InputShape(first + 1)));
+  ASSIGN_OR_RETURN(g.conv,
+                   MakeConvGeometry(info, info.InputShape(first), info.InputShape(first + 1)));
   g.offset_groups = info.Attr<int64_t>("offset_group", 1);
   if (g.axes() > kMaxDeformAxes) return info.Refuse("more than three spatial axes");
   if (g.offset_groups < 1 || g.conv.channels % g.offset_groups != 0) {
@@ -51,8 +52,8 @@ inline Result<DeformGeometry> MakeDeformGeometry(const KernelInfo& info, int fir
   return g;
 }
 
-// The corners around one place: where they lie in a channel's image, their weights, and the weights' slopes by each
-// coordinate.
+// The corners around one place: where they lie in a channel's image, their weights, and the
+// weights' slopes by each coordinate.
 template <typename T>
 struct DeformSample {
   int count = 0;
@@ -70,7 +71,8 @@ DeformSample<T> SampleAt(const DeformGeometry& g, int64_t k, int64_t o, const T*
   T fraction[kMaxDeformAxes];
   int64_t tap = k, out = o;
   for (int a = axes - 1; a >= 0; --a) {
-    const int64_t start = out % w.output[a] * w.strides[a] - w.pads_begin[a] + tap % w.kernel[a] * w.dilations[a];
+    const int64_t start =
+        out % w.output[a] * w.strides[a] - w.pads_begin[a] + tap % w.kernel[a] * w.dilations[a];
     out /= w.output[a];
     tap /= w.kernel[a];
     const T place = static_cast<T>(start) + offset[a * g.positions() + o];
@@ -108,8 +110,10 @@ DeformSample<T> SampleAt(const DeformGeometry& g, int64_t k, int64_t o, const T*
 
 // columns[c, k, o] of one image = mask * X at the sampled place. `mask` may be null.
 template <typename T>
-void DeformColumns(const DeformGeometry& g, const T* x, const T* offset, const T* mask, T* columns) {
-  const int64_t taps = g.taps(), positions = g.positions(), share = g.conv.channels / g.offset_groups;
+void DeformColumns(const DeformGeometry& g, const T* x, const T* offset, const T* mask,
+                   T* columns) {
+  const int64_t taps = g.taps(), positions = g.positions(),
+                share = g.conv.channels / g.offset_groups;
   const int64_t image = g.conv.window.InputCount();
   for (int64_t group = 0; group < g.offset_groups; ++group) {
     for (int64_t k = 0; k < taps; ++k) {
@@ -119,7 +123,8 @@ void DeformColumns(const DeformGeometry& g, const T* x, const T* offset, const T
         const T m = mask == nullptr ? T(1) : mask[row * positions + o];
         for (int64_t c = group * share; c < (group + 1) * share; ++c) {
           T value = 0;
-          for (int s = 0; s < sample.count; ++s) value += sample.weight[s] * x[c * image + sample.at[s]];
+          for (int s = 0; s < sample.count; ++s)
+            value += sample.weight[s] * x[c * image + sample.at[s]];
           columns[(c * taps + k) * positions + o] = m * value;
         }
       }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Det: the product of the pivots of an LU factorisation with partial pivoting, for a stack of square matrices.
+// Det: the product of the pivots of an LU factorisation with partial pivoting, for a stack of
+// square matrices.
 #include <cmath>
 #include <utility>
 
@@ -51,7 +52,8 @@ void SetDet(KernelInfo& info, int64_t count, int64_t n) {
 Status CreateDet(KernelInfo& info) {
   const Shape& x = info.InputShape(0);
   const int rank = x.rank();
-  if (rank < 2 || x[rank - 1] != x[rank - 2]) return info.Invalid("square matrices expected, got " + x.ToString());
+  if (rank < 2 || x[rank - 1] != x[rank - 2])
+    return info.Invalid("square matrices expected, got " + x.ToString());
   const Shape y(std::vector<int64_t>(x.begin(), x.end() - 2));
   info.SetOutput(0, info.InputDType(0), y);
   if (info.InputDType(0) == DType::kFloat64) {
@@ -65,8 +67,11 @@ Status CreateDet(KernelInfo& info) {
 }  // namespace
 
 void RegisterDetKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Det", .types = {DType::kFloat32, DType::kFloat64}, .create = CreateDet});
-  registry.Add({.op_type = "Det", .types = {DType::kFloat16, DType::kBFloat16}, .create = ThroughFloat<CreateDet>});
+  registry.Add(
+      {.op_type = "Det", .types = {DType::kFloat32, DType::kFloat64}, .create = CreateDet});
+  registry.Add({.op_type = "Det",
+                .types = {DType::kFloat16, DType::kBFloat16},
+                .create = ThroughFloat<CreateDet>});
 }
 
 }  // namespace caesura

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For the dnnl_*.cc files only: owners of oneDNN's C handles, and the step from a primitive descriptor to a DnnlCall.
+// For the dnnl_*.cc files only: owners of oneDNN's C handles, and the step from a primitive
+// descriptor to a DnnlCall.
 #ifndef CAESURA_CORE_KERNELS_CPU_DNNL_HANDLES_H_
 #define CAESURA_CORE_KERNELS_CPU_DNNL_HANDLES_H_
 
@@ -37,10 +38,11 @@ dnnl_engine_t DnnlCpuEngine();
 // Ok, or what oneDNN answered to `what`: kUnsupported where it has no implementation.
 Status DnnlStatus(dnnl_status_t status, const char* what);
 
-// oneDNN calculates with 32 bits in places, and ends the process where sizes do not fit (a division by a dim of 2^32): all
-// sizes, steps and counts that it is given are asked about here first.
+// oneDNN calculates with 32 bits in places, and ends the process where sizes do not fit (a division
+// by a dim of 2^32): all sizes, steps and counts that it is given are asked about here first.
 inline bool FitDnnl(const std::vector<int64_t>& numbers) {
-  return std::all_of(numbers.begin(), numbers.end(), [](int64_t n) { return n >= -INT32_MAX && n <= INT32_MAX; });
+  return std::all_of(numbers.begin(), numbers.end(),
+                     [](int64_t n) { return n >= -INT32_MAX && n <= INT32_MAX; });
 }
 
 // The order of packed weights of these dims; null where there is none.
@@ -74,8 +76,8 @@ struct DnnlArgument {
   bool is_output = false;
 };
 
-// Makes the primitive of `desc`, with copies where it prefers another layout than the argument's. Refuses oneDNN's
-// reference implementations: our plain kernels are faster.
+// Makes the primitive of `desc`, with copies where it prefers another layout than the argument's.
+// Refuses oneDNN's reference implementations: our plain kernels are faster.
 Result<DnnlCall> MakeDnnlCall(KernelInfo& info, int threads, DnnlPrimitiveDesc desc,
                               const std::vector<DnnlArgument>& arguments);
 

@@ -27,15 +27,16 @@ bool ToDnnlType(DType dtype, dnnl_data_type_t* out) {
 }
 
 bool IsTaken(const DnnlTensor& tensor, dnnl_data_type_t* type) {
-  return ToDnnlType(tensor.dtype, type) && tensor.dims.size() <= DNNL_MAX_NDIMS && FitDnnl(tensor.dims);
+  return ToDnnlType(tensor.dtype, type) && tensor.dims.size() <= DNNL_MAX_NDIMS &&
+         FitDnnl(tensor.dims);
 }
 
 const_dnnl_memory_desc_t QueryDesc(const_dnnl_primitive_desc_t desc, dnnl_query_t what, int index) {
   return dnnl_primitive_desc_query_md(desc, what, index);
 }
 
-// oneDNN's objects for one call at a time: memory handles take a new pointer in each call, so two threads cannot
-// share them.
+// oneDNN's objects for one call at a time: memory handles take a new pointer in each call, so two
+// threads cannot share them.
 struct ArgumentSet {
   DnnlStream stream;
   std::vector<DnnlMemory> memories;
@@ -58,7 +59,9 @@ class ArgumentPool {
   void Return(ArgumentSet* set) {
     for (auto& slot : slots_) {
       ArgumentSet* empty = nullptr;
-      if (slot.compare_exchange_strong(empty, set, std::memory_order_release, std::memory_order_relaxed)) return;
+      if (slot.compare_exchange_strong(empty, set, std::memory_order_release,
+                                       std::memory_order_relaxed))
+        return;
     }
     delete set;
   }
@@ -67,18 +70,21 @@ class ArgumentPool {
   std::array<std::atomic<ArgumentSet*>, 16> slots_{};
 };
 
-// A primitive with its arguments' layouts. The last memory of a set is the scratchpad, where there is one.
+// A primitive with its arguments' layouts. The last memory of a set is the scratchpad, where there
+// is one.
 class Primitive {
  public:
-  static Result<std::unique_ptr<Primitive>> Make(KernelInfo& info, int threads, const_dnnl_primitive_desc_t desc,
-                                                 std::vector<std::pair<int, const_dnnl_memory_desc_t>> layouts) {
+  static Result<std::unique_ptr<Primitive>> Make(
+      KernelInfo& info, int threads, const_dnnl_primitive_desc_t desc,
+      std::vector<std::pair<int, const_dnnl_memory_desc_t>> layouts) {
     auto out = std::make_unique<Primitive>();
     out->threads_ = threads;
     dnnl_primitive_t handle = nullptr;
     RETURN_IF_ERROR(DnnlStatus(dnnl_primitive_create(&handle, desc), "dnnl_primitive_create"));
     out->primitive_.reset(handle);
     const_dnnl_memory_desc_t scratchpad = QueryDesc(desc, dnnl_query_scratchpad_md, 0);
-    if (const size_t bytes = scratchpad == nullptr ? 0 : dnnl_memory_desc_get_size(scratchpad); bytes > 0) {
+    if (const size_t bytes = scratchpad == nullptr ? 0 : dnnl_memory_desc_get_size(scratchpad);
+        bytes > 0) {
       out->has_scratchpad_ = true;
       out->scratchpad_ = info.BookScratch(bytes);
       layouts.emplace_back(DNNL_ARG_SCRATCHPAD, scratchpad);
@@ -103,12 +109,14 @@ class Primitive {
     for (size_t i = 0; i < given; ++i) {
       dnnl_memory_set_data_handle(set->memories[i].get(), const_cast<void*>(pointers[i]));
     }
-    if (has_scratchpad_) dnnl_memory_set_data_handle(set->memories[given].get(), context.Scratch<void>(scratchpad_));
+    if (has_scratchpad_)
+      dnnl_memory_set_data_handle(set->memories[given].get(), context.Scratch<void>(scratchpad_));
     dnnl_status_t status;
     {
       DnnlTeam team(threads_);
-      status = dnnl_primitive_execute(primitive_.get(), set->stream.get(), static_cast<int>(set->arguments.size()),
-                                      set->arguments.data());
+      status =
+          dnnl_primitive_execute(primitive_.get(), set->stream.get(),
+                                 static_cast<int>(set->arguments.size()), set->arguments.data());
     }
     pool_.Return(set);
     return status == dnnl_success ? Status() : DnnlStatus(status, "dnnl_primitive_execute");
@@ -118,13 +126,15 @@ class Primitive {
   Result<ArgumentSet*> MakeSet() const {
     auto set = std::make_unique<ArgumentSet>();
     dnnl_stream_t stream = nullptr;
-    RETURN_IF_ERROR(DnnlStatus(dnnl_stream_create(&stream, DnnlCpuEngine(), dnnl_stream_default_flags),
-                               "dnnl_stream_create"));
+    RETURN_IF_ERROR(
+        DnnlStatus(dnnl_stream_create(&stream, DnnlCpuEngine(), dnnl_stream_default_flags),
+                   "dnnl_stream_create"));
     set->stream.reset(stream);
     for (const auto& [id, layout] : layouts_) {
       dnnl_memory_t memory = nullptr;
-      RETURN_IF_ERROR(DnnlStatus(dnnl_memory_create(&memory, layout.get(), DnnlCpuEngine(), DNNL_MEMORY_NONE),
-                                 "dnnl_memory_create"));
+      RETURN_IF_ERROR(
+          DnnlStatus(dnnl_memory_create(&memory, layout.get(), DnnlCpuEngine(), DNNL_MEMORY_NONE),
+                     "dnnl_memory_create"));
       set->memories.emplace_back(memory);
       set->arguments.push_back({id, memory});
     }
@@ -139,12 +149,13 @@ class Primitive {
   mutable ArgumentPool pool_;
 };
 
-Result<std::unique_ptr<Primitive>> MakeReorder(KernelInfo& info, int threads, const_dnnl_memory_desc_t from,
+Result<std::unique_ptr<Primitive>> MakeReorder(KernelInfo& info, int threads,
+                                               const_dnnl_memory_desc_t from,
                                                const_dnnl_memory_desc_t to) {
   DnnlAttributes attributes = MakeDnnlAttributes();
   dnnl_primitive_desc_t desc = nullptr;
-  RETURN_IF_ERROR(DnnlStatus(dnnl_reorder_primitive_desc_create(&desc, from, DnnlCpuEngine(), to, DnnlCpuEngine(),
-                                                                attributes.get()),
+  RETURN_IF_ERROR(DnnlStatus(dnnl_reorder_primitive_desc_create(&desc, from, DnnlCpuEngine(), to,
+                                                                DnnlCpuEngine(), attributes.get()),
                              "reorder"));
   DnnlPrimitiveDesc owner(desc);
   return Primitive::Make(info, threads, desc, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
@@ -198,9 +209,11 @@ Status DnnlStatus(dnnl_status_t status, const char* what) {
   switch (status) {
     case dnnl_success: return {};
     case dnnl_out_of_memory: return OutOfMemory(std::string("oneDNN: ") + what);
-    case dnnl_unimplemented: return Unsupported(std::string("oneDNN has no implementation: ") + what);
+    case dnnl_unimplemented:
+      return Unsupported(std::string("oneDNN has no implementation: ") + what);
     default:
-      return Internal(std::string("oneDNN: ") + what + " failed with status " + std::to_string(status));
+      return Internal(std::string("oneDNN: ") + what + " failed with status " +
+                      std::to_string(status));
   }
 }
 
@@ -216,7 +229,8 @@ DnnlMemoryDesc MakeDnnlMemoryDesc(const DnnlTensor& tensor) {
     stride *= tensor.dims[i];
   }
   dnnl_memory_desc_t out = nullptr;
-  dnnl_memory_desc_create_with_strides(&out, static_cast<int>(tensor.dims.size()), dims, type, strides);
+  dnnl_memory_desc_create_with_strides(&out, static_cast<int>(tensor.dims.size()), dims, type,
+                                       strides);
   return DnnlMemoryDesc(out);
 }
 
@@ -226,7 +240,8 @@ DnnlMemoryDesc MakeDnnlAnyDesc(const DnnlTensor& tensor) {
   dnnl_dims_t dims;
   std::copy(tensor.dims.begin(), tensor.dims.end(), dims);
   dnnl_memory_desc_t out = nullptr;
-  dnnl_memory_desc_create_with_tag(&out, static_cast<int>(tensor.dims.size()), dims, type, dnnl_format_tag_any);
+  dnnl_memory_desc_create_with_tag(&out, static_cast<int>(tensor.dims.size()), dims, type,
+                                   dnnl_format_tag_any);
   return DnnlMemoryDesc(out);
 }
 
@@ -258,7 +273,8 @@ Result<DnnlCall> MakeDnnlCall(KernelInfo& info, int threads, DnnlPrimitiveDesc d
   for (const DnnlArgument& argument : arguments) {
     const_dnnl_memory_desc_t own = QueryDesc(desc.get(), dnnl_query_exec_arg_md, argument.id);
     const DnnlMemoryDesc ours = MakeDnnlMemoryDesc(argument.tensor);
-    if (own == nullptr || ours == nullptr) return info.Refuse("oneDNN does not take one of the tensors");
+    if (own == nullptr || ours == nullptr)
+      return info.Refuse("oneDNN does not take one of the tensors");
     const size_t index = layouts.size();
     layouts.emplace_back(argument.id, own);
     if (dnnl_memory_desc_equal(own, ours.get())) continue;

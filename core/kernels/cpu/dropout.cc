@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout. Element i is kept when its random word is at least ratio * 2^32, and then multiplied by 1 / (1 -
-// ratio). Ratio and training_mode are read in each run; without training, or with ratio 0, the data passes
-// through.
+// Dropout. Element i is kept when its random word is at least ratio * 2^32, and then multiplied by
+// 1 / (1 - ratio). Ratio and training_mode are read in each run; without training, or with ratio 0,
+// the data passes through.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -54,7 +54,8 @@ template <typename T>
 void Drop(const DropoutJob& job, const Philox& philox, double ratio, const T* x, T* y, bool* mask) {
   using A = Accumulator<T>;
   // Ratio 1 drops all: the scale is 0 then, and so is the mask below.
-  const auto threshold = static_cast<uint32_t>(std::min<int64_t>(std::llround(ratio * 0x1p32), 0xffffffff));
+  const auto threshold =
+      static_cast<uint32_t>(std::min<int64_t>(std::llround(ratio * 0x1p32), 0xffffffff));
   const A scale = static_cast<A>(ratio < 1 ? 1 / (1 - ratio) : 0.0);
   const bool keeps = ratio < 1;
   ParallelFor(job.threads, job.count, kDropoutGrain, [=, &philox](int64_t first, int64_t last) {
@@ -75,7 +76,8 @@ void SetDropoutCompute(KernelInfo& info, DropoutJob job) {
     const bool training = job.has_mode && *context.Input<bool>(2);
     const double ratio = training ? ReadRatio(job, context) : 0.0;
     if (!(ratio >= 0 && ratio <= 1)) {
-      return InvalidArgument(job.label + " ratio: expected a value in [0, 1], got " + std::to_string(ratio));
+      return InvalidArgument(job.label + " ratio: expected a value in [0, 1], got " +
+                             std::to_string(ratio));
     }
     if (ratio == 0) {
       PassThrough(job, x, y, mask);
@@ -87,20 +89,29 @@ void SetDropoutCompute(KernelInfo& info, DropoutJob job) {
 }
 
 Status CreateDropout(KernelInfo& info) {
-  DropoutJob job{info.InputShape(0).elements(), info.threads(), info.HasInput(1),     info.HasInput(2),
-                 info.HasOutput(1),             DType::kFloat32, SeedOverride(info), info.node().Label()};
+  DropoutJob job{info.InputShape(0).elements(),
+                 info.threads(),
+                 info.HasInput(1),
+                 info.HasInput(2),
+                 info.HasOutput(1),
+                 DType::kFloat32,
+                 SeedOverride(info),
+                 info.node().Label()};
   for (int i = 1; i <= 2; ++i) {
     if (info.HasInput(i) && info.InputShape(i).elements() != 1) {
-      return info.Invalid("ratio, training_mode: expected scalars, got shape " + info.InputShape(i).ToString());
+      return info.Invalid("ratio, training_mode: expected scalars, got shape " +
+                          info.InputShape(i).ToString());
     }
   }
   if (job.has_ratio) job.ratio_dtype = info.InputDType(1);
   if (!kFloatTypes.Contains(job.ratio_dtype)) return info.Refuse("has a ratio of an 8-bit type");
-  if (job.has_mode && info.InputDType(2) != DType::kBool) return info.Invalid("training_mode: expected a bool");
+  if (job.has_mode && info.InputDType(2) != DType::kBool)
+    return info.Invalid("training_mode: expected a bool");
   info.SetOutput(0, info.InputDType(0), info.InputShape(0));
   info.SetOutput(1, DType::kBool, info.InputShape(0));
-  DispatchFloat(info.InputDType(0),
-                [&](auto tag) { SetDropoutCompute<typename decltype(tag)::type>(info, std::move(job)); });
+  DispatchFloat(info.InputDType(0), [&](auto tag) {
+    SetDropoutCompute<typename decltype(tag)::type>(info, std::move(job));
+  });
   return {};
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Einsum: operands are contracted from left to right. Each contraction is one batched matrix product over strided
-// views; a view is copied only where its labels do not fall into rows and columns.
+// Einsum: operands are contracted from left to right. Each contraction is one batched matrix
+// product over strided views; a view is copied only where its labels do not fall into rows and
+// columns.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -86,7 +87,8 @@ struct Step {
 };
 
 int64_t CountOf(const std::vector<EinsumDim>& dims) {
-  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, [](int64_t n, const EinsumDim& d) { return n * d.size; });
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1},
+                         [](int64_t n, const EinsumDim& d) { return n * d.size; });
 }
 
 // The one stride that walks `dims` in order, if there is one; 1 for no dims.
@@ -105,12 +107,14 @@ bool CommonStride(const std::vector<EinsumDim>& dims, int64_t* stride) {
 // Builds the steps of one node.
 class Compiler {
  public:
-  Compiler(KernelInfo& info, EinsumEquation equation) : info_(info), equation_(std::move(equation)) {}
+  Compiler(KernelInfo& info, EinsumEquation equation)
+      : info_(info), equation_(std::move(equation)) {}
 
   Result<std::vector<Step>> Compile() {
     Operand current{equation_.operands[0], {Place::Kind::kInput, 0}};
     for (size_t i = 1; i < equation_.operands.size(); ++i) {
-      ASSIGN_OR_RETURN(current, Contract(current, {equation_.operands[i], {Place::Kind::kInput, i}}, i + 1));
+      ASSIGN_OR_RETURN(current,
+                       Contract(current, {equation_.operands[i], {Place::Kind::kInput, i}}, i + 1));
     }
     if (current.place.kind != Place::Kind::kOutput) {
       std::vector<EinsumDim> kept;
@@ -127,7 +131,8 @@ class Compiler {
   // Needed by the output or by an operand from `next` on.
   bool IsKept(int label, size_t next) const {
     auto has = [&](const std::vector<EinsumDim>& dims) {
-      return std::any_of(dims.begin(), dims.end(), [&](const EinsumDim& d) { return d.label == label; });
+      return std::any_of(dims.begin(), dims.end(),
+                         [&](const EinsumDim& d) { return d.label == label; });
     };
     if (has(equation_.output)) return true;
     for (size_t i = next; i < equation_.operands.size(); ++i) {
@@ -150,7 +155,8 @@ class Compiler {
   Operand Copy(const Operand& from, const std::vector<EinsumDim>& kept, Place to) {
     Step step{true, {kept, {}}, {}, from.place, {}, to};
     for (const EinsumDim& dim : from.dims) {
-      const bool keep = std::any_of(kept.begin(), kept.end(), [&](const EinsumDim& k) { return k.label == dim.label; });
+      const bool keep = std::any_of(kept.begin(), kept.end(),
+                                    [&](const EinsumDim& k) { return k.label == dim.label; });
       if (!keep) step.copy.summed.push_back(dim);
     }
     steps_.push_back(std::move(step));
@@ -180,7 +186,8 @@ class Compiler {
       else if (kept) roles.rows.push_back(dim.label);
     }
     for (const EinsumDim& dim : b.dims) {
-      if (a.Find(dim.label) == nullptr && IsKept(dim.label, next)) roles.columns.push_back(dim.label);
+      if (a.Find(dim.label) == nullptr && IsKept(dim.label, next))
+        roles.columns.push_back(dim.label);
     }
     auto by_output = [&](int x, int y) { return OutputPosition(x) < OutputPosition(y); };
     for (auto* labels : {&roles.batch, &roles.rows, &roles.columns}) {
@@ -189,8 +196,10 @@ class Compiler {
     return roles;
   }
 
-  // The dims of `operand` that carry `labels`, in that order. `sizes`: an operand whose dims may be the larger ones.
-  static std::vector<EinsumDim> Pick(const Operand& operand, const std::vector<int>& labels, const Operand& sizes) {
+  // The dims of `operand` that carry `labels`, in that order. `sizes`: an operand whose dims may be
+  // the larger ones.
+  static std::vector<EinsumDim> Pick(const Operand& operand, const std::vector<int>& labels,
+                                     const Operand& sizes) {
     std::vector<EinsumDim> out;
     for (int label : labels) {
       EinsumDim dim = *operand.Find(label);
@@ -201,7 +210,8 @@ class Compiler {
     return out;
   }
 
-  // A view of `operand` as [batch][first][second]: its own bytes where strides allow it, otherwise a copy.
+  // A view of `operand` as [batch][first][second]: its own bytes where strides allow it, otherwise
+  // a copy.
   struct View {
     std::vector<EinsumDim> batch;
     MatrixStrides strides;
@@ -210,11 +220,13 @@ class Compiler {
   };
   View MakeView(const Operand& operand, const Roles& roles, const std::vector<int>& first,
                 const std::vector<int>& second, const Operand& other) {
-    std::vector<EinsumDim> batch = Pick(operand, roles.batch, other), rows = Pick(operand, first, other),
+    std::vector<EinsumDim> batch = Pick(operand, roles.batch, other),
+                           rows = Pick(operand, first, other),
                            columns = Pick(operand, second, other);
     View view{batch, {}, CountOf(rows), CountOf(columns), operand.place};
     const bool all_used = batch.size() + rows.size() + columns.size() == operand.dims.size();
-    const bool even = CommonStride(rows, &view.strides.row) && CommonStride(columns, &view.strides.col);
+    const bool even =
+        CommonStride(rows, &view.strides.row) && CommonStride(columns, &view.strides.col);
     if (all_used && even && (view.strides.row == 1 || view.strides.col == 1)) return view;
     std::vector<EinsumDim> kept = batch;
     kept.insert(kept.end(), rows.begin(), rows.end());
@@ -228,7 +240,8 @@ class Compiler {
 
   Result<Operand> Contract(Operand a, Operand b, size_t next) {
     Roles roles = Classify(a, b, next);
-    if (!roles.rows.empty() && !equation_.output.empty() && roles.rows.back() == equation_.output.back().label) {
+    if (!roles.rows.empty() && !equation_.output.empty() &&
+        roles.rows.back() == equation_.output.back().label) {
       std::swap(a, b);  // so that the output's last label runs along the columns
       roles = Classify(a, b, next);
     }
@@ -240,11 +253,17 @@ class Compiler {
     out.dims.insert(out.dims.end(), columns.begin(), columns.end());
     SetRowMajor(out.dims);
     const bool last = next == equation_.operands.size();
-    const bool in_order = std::equal(out.dims.begin(), out.dims.end(), equation_.output.begin(), equation_.output.end(),
-                                     [](const EinsumDim& x, const EinsumDim& y) { return x.label == y.label; });
+    const bool in_order = std::equal(
+        out.dims.begin(), out.dims.end(), equation_.output.begin(), equation_.output.end(),
+        [](const EinsumDim& x, const EinsumDim& y) { return x.label == y.label; });
     out.place = last && in_order ? Place{Place::Kind::kOutput, 0} : NewScratch(CountOf(out.dims));
-    GemmSpec spec{.dtype = info_.InputDType(0), .m = left.first_count, .n = right.second_count,
-                  .k = left.second_count, .a = left.strides, .b = right.strides, .c = RowMajor(right.second_count)};
+    GemmSpec spec{.dtype = info_.InputDType(0),
+                  .m = left.first_count,
+                  .n = right.second_count,
+                  .k = left.second_count,
+                  .a = left.strides,
+                  .b = right.strides,
+                  .c = RowMajor(right.second_count)};
     for (size_t d = 0; d < left.batch.size(); ++d) {
       spec.batch.push_back(left.batch[d].size);
       spec.a_batch.push_back(left.batch[d].stride);
@@ -264,24 +283,27 @@ class Compiler {
 Status CreateEinsum(KernelInfo& info) {
   std::vector<Shape> shapes;
   for (int i = 0; i < info.input_count(); ++i) {
-    if (!info.HasInput(i) || info.InputDType(i) != info.InputDType(0)) return info.Invalid("inputs of one dtype expected");
+    if (!info.HasInput(i) || info.InputDType(i) != info.InputDType(0))
+      return info.Invalid("inputs of one dtype expected");
     shapes.push_back(info.InputShape(i));
   }
-  Result<EinsumEquation> equation = ParseEinsumEquation(info.Attr<std::string>("equation", ""), shapes);
+  Result<EinsumEquation> equation =
+      ParseEinsumEquation(info.Attr<std::string>("equation", ""), shapes);
   if (!equation.ok()) return info.Invalid(equation.status().message());
   std::vector<int64_t> dims;
   for (const EinsumDim& dim : equation->output) dims.push_back(dim.size);
   info.SetOutput(0, info.InputDType(0), Shape(std::move(dims)));
   ASSIGN_OR_RETURN(std::vector<Step> steps, Compiler(info, *std::move(equation)).Compile());
   CopyFunction copy = nullptr;
-  DispatchNumeric(info.InputDType(0), [&](auto tag) { copy = StridedSum<typename decltype(tag)::type>; });
+  DispatchNumeric(info.InputDType(0),
+                  [&](auto tag) { copy = StridedSum<typename decltype(tag)::type>; });
   info.SetCompute([copy, steps = std::move(steps)](KernelContext& context) {
     for (const Step& step : steps) {
       if (step.is_copy) {
         copy(step.copy, step.a.Address(context), step.to.Address(context));
       } else {
-        RETURN_IF_ERROR(
-            step.gemm.Run(context, step.a.Address(context), step.b.Address(context), step.to.Address(context)));
+        RETURN_IF_ERROR(step.gemm.Run(context, step.a.Address(context), step.b.Address(context),
+                                      step.to.Address(context)));
       }
     }
     return Status();
@@ -293,7 +315,9 @@ Status CreateEinsum(KernelInfo& info) {
 
 void RegisterEinsumKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Einsum", .types = kNumericTypes, .create = CreateEinsum});
-  registry.Add({.op_type = "Einsum", .types = {DType::kFloat16, DType::kBFloat16}, .create = ThroughFloat<CreateEinsum>});
+  registry.Add({.op_type = "Einsum",
+                .types = {DType::kFloat16, DType::kBFloat16},
+                .create = ThroughFloat<CreateEinsum>});
 }
 
 }  // namespace caesura

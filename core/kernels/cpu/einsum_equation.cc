@@ -10,7 +10,8 @@
 namespace caesura {
 namespace {
 
-// Labels of ellipsis dims count down from here, the innermost first, so that operands align at the right.
+// Labels of ellipsis dims count down from here, the innermost first, so that operands align at the
+// right.
 constexpr int kEllipsis = 1000;
 
 // A term such as "b...ij": its letters, and where the ellipsis stands among them.
@@ -38,7 +39,8 @@ Result<Term> ParseTerm(const std::string& text) {
 std::vector<int> Labels(const Term& term, int hidden) {
   std::vector<int> out = term.letters;
   if (term.ellipsis < 0) return out;
-  for (int i = 0; i < hidden; ++i) out.insert(out.begin() + term.ellipsis + i, kEllipsis - (hidden - 1 - i));
+  for (int i = 0; i < hidden; ++i)
+    out.insert(out.begin() + term.ellipsis + i, kEllipsis - (hidden - 1 - i));
   return out;
 }
 
@@ -51,7 +53,8 @@ std::vector<std::string> SplitTerms(const std::string& text) {
   return out;
 }
 
-Status AddOperand(const Term& term, const Shape& shape, EinsumEquation& out, std::map<int, int64_t>& sizes) {
+Status AddOperand(const Term& term, const Shape& shape, EinsumEquation& out,
+                  std::map<int, int64_t>& sizes) {
   const int hidden = shape.rank() - static_cast<int>(term.letters.size());
   if (hidden < 0 || (hidden > 0 && term.ellipsis < 0)) {
     return InvalidArgument("equation does not fit an operand of shape " + shape.ToString());
@@ -66,7 +69,8 @@ Status AddOperand(const Term& term, const Shape& shape, EinsumEquation& out, std
       return InvalidArgument("dims of one label differ: " + std::to_string(size->second) + " and " +
                              std::to_string(shape[d]));
     }
-    auto same = std::find_if(dims.begin(), dims.end(), [&](const EinsumDim& e) { return e.label == labels[d]; });
+    auto same = std::find_if(dims.begin(), dims.end(),
+                             [&](const EinsumDim& e) { return e.label == labels[d]; });
     if (same == dims.end()) {
       dims.push_back({labels[d], shape[d], strides[d]});
     } else if (same->size != shape[d]) {
@@ -95,9 +99,11 @@ Term ImplicitOutput(const std::vector<Term>& terms) {
 
 }  // namespace
 
-Result<EinsumEquation> ParseEinsumEquation(const std::string& equation, const std::vector<Shape>& shapes) {
+Result<EinsumEquation> ParseEinsumEquation(const std::string& equation,
+                                           const std::vector<Shape>& shapes) {
   std::string text;
-  std::copy_if(equation.begin(), equation.end(), std::back_inserter(text), [](char c) { return c != ' '; });
+  std::copy_if(equation.begin(), equation.end(), std::back_inserter(text),
+               [](char c) { return c != ' '; });
   const size_t arrow = text.find("->");
   const std::vector<std::string> inputs = SplitTerms(text.substr(0, arrow));
   if (inputs.size() != shapes.size()) {
@@ -116,10 +122,13 @@ Result<EinsumEquation> ParseEinsumEquation(const std::string& equation, const st
   if (arrow != std::string::npos) {
     ASSIGN_OR_RETURN(output, ParseTerm(text.substr(arrow + 2)));
   }
-  const int hidden = static_cast<int>(std::count_if(sizes.begin(), sizes.end(), [](auto& s) { return s.first > 255; }));
+  const int hidden = static_cast<int>(
+      std::count_if(sizes.begin(), sizes.end(), [](auto& s) { return s.first > 255; }));
   for (int label : Labels(output, hidden)) {
-    const bool twice = std::any_of(out.output.begin(), out.output.end(), [&](auto& dim) { return dim.label == label; });
-    if (sizes.count(label) == 0 || twice) return InvalidArgument("equation '" + equation + "' has a bad output");
+    const bool twice = std::any_of(out.output.begin(), out.output.end(),
+                                   [&](auto& dim) { return dim.label == label; });
+    if (sizes.count(label) == 0 || twice)
+      return InvalidArgument("equation '" + equation + "' has a bad output");
     out.output.push_back({label, sizes[label], 0});
   }
   return out;

@@ -13,20 +13,21 @@
 namespace caesura {
 
 struct EinsumDim {
-  int label;       // a letter, or a number above all letters for a dim behind "..."
+  int label;  // a letter, or a number above all letters for a dim behind "..."
   int64_t size;
   int64_t stride;  // of the operand, in elements
 };
 
-// Each label occurs once in an operand: a repeated one has become a diagonal (the sum of its strides). A dim of one
-// that meets a larger one under its label keeps size 1.
+// Each label occurs once in an operand: a repeated one has become a diagonal (the sum of its
+// strides). A dim of one that meets a larger one under its label keeps size 1.
 struct EinsumEquation {
   std::vector<std::vector<EinsumDim>> operands;
   std::vector<EinsumDim> output;  // strides unset
 };
 
 // "ij,jk->ik", "...ij->...ji", "ii", with spaces anywhere. Fails with what is wrong.
-Result<EinsumEquation> ParseEinsumEquation(const std::string& equation, const std::vector<Shape>& shapes);
+Result<EinsumEquation> ParseEinsumEquation(const std::string& equation,
+                                           const std::vector<Shape>& shapes);
 
 }  // namespace caesura
 

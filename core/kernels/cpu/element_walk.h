@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gathers and scatters share: indices that are checked before they are followed, and the walk over an
-// index tensor of GatherElements and ScatterElements.
+// What the gathers and scatters share: indices that are checked before they are followed, and the
+// walk over an index tensor of GatherElements and ScatterElements.
 #ifndef CAESURA_CORE_KERNELS_CPU_ELEMENT_WALK_H_
 #define CAESURA_CORE_KERNELS_CPU_ELEMENT_WALK_H_
 
@@ -51,7 +51,8 @@ struct ElementWalk {
   std::vector<int64_t> data_strides;  // likewise; 0 for `axis`
   int64_t rows = 1, columns = 1;
   int64_t axis_dim = 1, axis_step = 1, column_step = 0;
-  int64_t groups = 1;  // rows of different groups reach disjoint parts of the data: rows / groups each
+  int64_t groups =
+      1;  // rows of different groups reach disjoint parts of the data: rows / groups each
 };
 
 // `indices` and `data` are inputs by number. Checks ranks, dims and the index type.

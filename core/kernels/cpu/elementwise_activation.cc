@@ -107,7 +107,8 @@ T HardSwishOf(T x) {
 }
 
 constexpr UnaryRow kRows[] = {
-    {"Relu", kFloatTypes | kSignedTypes, CreateNumericMap<[](auto x) { return x < 0 ? decltype(x){0} : x; }>},
+    {"Relu", kFloatTypes | kSignedTypes,
+     CreateNumericMap<[](auto x) { return x < 0 ? decltype(x){0} : x; }>},
     {"LeakyRelu", kFloatTypes, CreateFloatOp<LeakyReluOp>},
     {"ThresholdedRelu", kFloatTypes, CreateFloatOp<ThresholdedReluOp>},
     {"Elu", kFloatTypes, CreateFloatOp<EluOp>},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic of two operands with broadcasting: Add, Sub, Mul, Div, PRelu. Pow and Mod are in elementwise_pow.cc,
-// the ops of any number of operands in elementwise_variadic.cc, comparisons and bits in elementwise_logic.cc.
+// Arithmetic of two operands with broadcasting: Add, Sub, Mul, Div, PRelu. Pow and Mod are in
+// elementwise_pow.cc, the ops of any number of operands in elementwise_variadic.cc, comparisons and
+// bits in elementwise_logic.cc.
 #include "core/kernels/cpu/binary_kernel.h"
 #include "core/kernels/cpu/kernel_list.h"
 
@@ -20,8 +21,8 @@ Result<BinaryShape> BroadcastInputs(const KernelInfo& info) {
 Result<BinaryShape> BroadcastSameType(const KernelInfo& info) {
   ASSIGN_OR_RETURN(BinaryShape shape, BroadcastInputs(info));
   if (info.InputDType(0) != info.InputDType(1)) {
-    return info.Invalid(std::string("expected operands of one type, got ") + DTypeName(info.InputDType(0)) +
-                        " and " + DTypeName(info.InputDType(1)));
+    return info.Invalid(std::string("expected operands of one type, got ") +
+                        DTypeName(info.InputDType(0)) + " and " + DTypeName(info.InputDType(1)));
   }
   return shape;
 }
@@ -30,11 +31,13 @@ namespace {
 
 // Integers are divided towards zero; the lowest integer divided by -1 wraps to itself.
 Status CreateDiv(KernelInfo& info) {
-  if (!IsInteger(info.InputDType(0))) return CreateFloatPair<[](auto a, auto b) { return a / b; }>(info);
+  if (!IsInteger(info.InputDType(0)))
+    return CreateFloatPair<[](auto a, auto b) { return a / b; }>(info);
   ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
   DispatchInteger(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    SetDivisionCompute<T>(info, shape, [](T a, T b) { return a / b; }, [](T a) { return 0 - Wrapping(a); });
+    SetDivisionCompute<T>(
+        info, shape, [](T a, T b) { return a / b; }, [](T a) { return 0 - Wrapping(a); });
   });
   return {};
 }
@@ -62,9 +65,12 @@ struct BinaryRow {
 };
 
 constexpr BinaryRow kRows[] = {
-    {"Add", kNumericTypes, CreateNumericPair<[](auto a, auto b) { return Wrapping(a) + Wrapping(b); }>},
-    {"Sub", kNumericTypes, CreateNumericPair<[](auto a, auto b) { return Wrapping(a) - Wrapping(b); }>},
-    {"Mul", kNumericTypes, CreateNumericPair<[](auto a, auto b) { return Wrapping(a) * Wrapping(b); }>},
+    {"Add", kNumericTypes,
+     CreateNumericPair<[](auto a, auto b) { return Wrapping(a) + Wrapping(b); }>},
+    {"Sub", kNumericTypes,
+     CreateNumericPair<[](auto a, auto b) { return Wrapping(a) - Wrapping(b); }>},
+    {"Mul", kNumericTypes,
+     CreateNumericPair<[](auto a, auto b) { return Wrapping(a) * Wrapping(b); }>},
     {"Div", kNumericTypes, CreateDiv},
     {"PRelu", kPReluTypes, CreatePRelu},
 };

@@ -8,7 +8,8 @@ namespace {
 
 constexpr DTypeSet kIntegers = kSignedTypes | kUnsignedTypes;
 
-// Comparisons give bools, so they never run in place: equal byte counts do not mean equal element counts here.
+// Comparisons give bools, so they never run in place: equal byte counts do not mean equal element
+// counts here.
 template <auto fn>
 Status CreateComparison(KernelInfo& info) {
   ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
@@ -16,7 +17,8 @@ Status CreateComparison(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     SetBinaryCompute<T, T, bool>(info, shape, fn);
   };
-  return DispatchNumeric(info.InputDType(0), set) ? Status() : info.Refuse("has an unexpected type");
+  return DispatchNumeric(info.InputDType(0), set) ? Status()
+                                                  : info.Refuse("has an unexpected type");
 }
 
 Status CreateEqual(KernelInfo& info) {
@@ -42,7 +44,8 @@ template <typename T>
 T ShiftedRight(T x, T amount) {
   constexpr int kBits = 8 * sizeof(T);
   const bool beyond = amount < 0 || amount >= static_cast<T>(kBits);
-  return static_cast<T>(x >> (beyond ? kBits - 1 : static_cast<int>(amount)) >> (beyond && x >= 0 ? 1 : 0));
+  return static_cast<T>(x >> (beyond ? kBits - 1 : static_cast<int>(amount)) >>
+                        (beyond && x >= 0 ? 1 : 0));
 }
 template <typename T>
 T ShiftedLeft(T x, T amount) {
@@ -53,15 +56,17 @@ T ShiftedLeft(T x, T amount) {
 
 Status CreateBitShift(KernelInfo& info) {
   const std::string direction = info.Attr<std::string>("direction", "");
-  if (direction == "RIGHT") return CreateIntegerPair<[](auto x, auto n) { return ShiftedRight(x, n); }>(info);
-  if (direction == "LEFT") return CreateIntegerPair<[](auto x, auto n) { return ShiftedLeft(x, n); }>(info);
+  if (direction == "RIGHT")
+    return CreateIntegerPair<[](auto x, auto n) { return ShiftedRight(x, n); }>(info);
+  if (direction == "LEFT")
+    return CreateIntegerPair<[](auto x, auto n) { return ShiftedLeft(x, n); }>(info);
   return info.Invalid("direction: expected LEFT or RIGHT, got '" + direction + "'");
 }
 
 // --- Where ---
 
-// y[i] = condition[i] ? a[i] : b[i] over a run on which the condition moves. The condition is read as bytes and
-// both values always: so it becomes a select of vectors, not a branch.
+// y[i] = condition[i] ? a[i] : b[i] over a run on which the condition moves. The condition is read
+// as bytes and both values always: so it becomes a select of vectors, not a branch.
 template <bool kAMoves, bool kBMoves, typename T>
 void SelectRun(const uint8_t* condition, const T* a, const T* b, T* y, int64_t n) {
 #pragma omp simd
@@ -81,26 +86,31 @@ void CopyRun(const T* x, bool moves, T* y, int64_t n) {
 }
 
 template <typename T>
-void WhereRun(const BroadcastPlan<3>& plan, const uint8_t* condition, const T* a, const T* b, T* y, int64_t n) {
+void WhereRun(const BroadcastPlan<3>& plan, const uint8_t* condition, const T* a, const T* b, T* y,
+              int64_t n) {
   if (!plan.Moves(0)) {
     *condition != 0 ? CopyRun(a, plan.Moves(1), y, n) : CopyRun(b, plan.Moves(2), y, n);
   } else if (plan.Moves(1)) {
-    plan.Moves(2) ? SelectRun<true, true>(condition, a, b, y, n) : SelectRun<true, false>(condition, a, b, y, n);
+    plan.Moves(2) ? SelectRun<true, true>(condition, a, b, y, n)
+                  : SelectRun<true, false>(condition, a, b, y, n);
   } else {
-    plan.Moves(2) ? SelectRun<false, true>(condition, a, b, y, n) : SelectRun<false, false>(condition, a, b, y, n);
+    plan.Moves(2) ? SelectRun<false, true>(condition, a, b, y, n)
+                  : SelectRun<false, false>(condition, a, b, y, n);
   }
 }
 
 Result<Shape> WhereShape(const KernelInfo& info) {
   for (int i = 0; i < 3; ++i) {
-    if (!info.HasInput(i) || !info.input(i).is_tensor) return info.Invalid("expected three tensors");
+    if (!info.HasInput(i) || !info.input(i).is_tensor)
+      return info.Invalid("expected three tensors");
   }
   if (info.InputDType(0) != DType::kBool) {
-    return info.Invalid(std::string("condition: expected bool, got ") + DTypeName(info.InputDType(0)));
+    return info.Invalid(std::string("condition: expected bool, got ") +
+                        DTypeName(info.InputDType(0)));
   }
   if (info.InputDType(1) != info.InputDType(2)) {
-    return info.Invalid(std::string("expected values of one type, got ") + DTypeName(info.InputDType(1)) +
-                        " and " + DTypeName(info.InputDType(2)));
+    return info.Invalid(std::string("expected values of one type, got ") +
+                        DTypeName(info.InputDType(1)) + " and " + DTypeName(info.InputDType(2)));
   }
   Result<Shape> values = BroadcastShape(info.InputShape(1), info.InputShape(2));
   if (!values.ok()) return info.Invalid(values.status().message());

@@ -27,14 +27,16 @@ T IntegerPower(T base, E exponent) {
   return static_cast<T>(product);
 }
 
-// An integer base with a real exponent: the power in double, truncated; what does not fit is cut to the type's
-// range.
+// An integer base with a real exponent: the power in double, truncated; what does not fit is cut to
+// the type's range.
 template <typename T>
 T TruncatedPower(T base, double exponent) {
   const double power = std::trunc(std::pow(static_cast<double>(base), exponent));
   if (std::isnan(power)) return 0;
-  if (power >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
-  if (power <= static_cast<double>(std::numeric_limits<T>::lowest())) return std::numeric_limits<T>::lowest();
+  if (power >= static_cast<double>(std::numeric_limits<T>::max()))
+    return std::numeric_limits<T>::max();
+  if (power <= static_cast<double>(std::numeric_limits<T>::lowest()))
+    return std::numeric_limits<T>::lowest();
   return static_cast<T>(power);
 }
 
@@ -53,13 +55,15 @@ struct PowOp {
   }
 };
 
-// A single exponent of 1, 2, 3 or -1, as in x^2 of every norm, is multiplied out. False: the general way.
+// A single exponent of 1, 2, 3 or -1, as in x^2 of every norm, is multiplied out. False: the
+// general way.
 template <typename T>
 bool RunPlainPower(double exponent, int64_t count, int threads, const T* x, T* y) {
   auto run = [&](auto fn) {
     ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
 #pragma omp simd
-      for (int64_t i = first; i < last; ++i) y[i] = static_cast<T>(fn(static_cast<Accumulator<T>>(x[i])));
+      for (int64_t i = first; i < last; ++i)
+        y[i] = static_cast<T>(fn(static_cast<Accumulator<T>>(x[i])));
     });
     return true;
   };
@@ -74,15 +78,18 @@ template <typename T, typename E>
 void SetPowCompute(KernelInfo& info, const BinaryShape& shape) {
   const bool one_exponent = info.InputShape(1).elements() == 1;
   info.SetOutput(0, kDTypeOf<T>, shape.output);
-  info.SetCompute([plan = shape.plan, threads = info.threads(), one_exponent](KernelContext& context) {
-    const T* x = context.Input<T>(0);
-    const E* exponent = context.Input<E>(1);
-    T* y = context.Output<T>(0);
-    if constexpr (!std::is_integral_v<T>) {
-      if (one_exponent && RunPlainPower(static_cast<double>(*exponent), plan.elements, threads, x, y)) return;
-    }
-    RunBinary<false>(plan, threads, x, exponent, y, PowOp());
-  });
+  info.SetCompute(
+      [plan = shape.plan, threads = info.threads(), one_exponent](KernelContext& context) {
+        const T* x = context.Input<T>(0);
+        const E* exponent = context.Input<E>(1);
+        T* y = context.Output<T>(0);
+        if constexpr (!std::is_integral_v<T>) {
+          if (one_exponent &&
+              RunPlainPower(static_cast<double>(*exponent), plan.elements, threads, x, y))
+            return;
+        }
+        RunBinary<false>(plan, threads, x, exponent, y, PowOp());
+      });
 }
 
 Status CreatePow(KernelInfo& info) {
@@ -93,8 +100,11 @@ Status CreatePow(KernelInfo& info) {
       SetPowCompute<typename decltype(base)::type, typename decltype(exponent)::type>(info, shape);
     });
   };
-  DispatchFloat(info.InputDType(0), with_base) || DispatchDType<int32_t, int64_t>(info.InputDType(0), with_base);
-  return done ? Status() : info.Refuse(std::string("has an exponent of type ") + DTypeName(info.InputDType(1)));
+  DispatchFloat(info.InputDType(0), with_base) ||
+      DispatchDType<int32_t, int64_t>(info.InputDType(0), with_base);
+  return done
+             ? Status()
+             : info.Refuse(std::string("has an exponent of type ") + DTypeName(info.InputDType(1)));
 }
 
 // a - floor(a / b) * b: the result has b's sign.
@@ -112,7 +122,8 @@ T FloorMod(T a, T b) {
 
 Status CreateMod(KernelInfo& info) {
   const int64_t fmod = info.Attr<int64_t>("fmod", 0);
-  if (fmod != 0 && fmod != 1) return info.Invalid("fmod: expected 0 or 1, got " + std::to_string(fmod));
+  if (fmod != 0 && fmod != 1)
+    return info.Invalid("fmod: expected 0 or 1, got " + std::to_string(fmod));
   if (!IsInteger(info.InputDType(0))) {
     return fmod == 1 ? CreateFloatPair<[](auto a, auto b) { return std::fmod(a, b); }>(info)
                      : CreateFloatPair<[](auto a, auto b) { return FloorMod(a, b); }>(info);

@@ -135,8 +135,12 @@ constexpr UnaryRow kRows[] = {
 
 void RegisterUnaryKernels(KernelRegistry& registry) {
   RegisterUnaryRows(registry, kRows);
-  registry.Add({.op_type = "IsNaN", .types = kFloatTypes | kFloat8Types, .create = CreateFloatTest<IsNanOp>});
-  registry.Add({.op_type = "IsInf", .types = kFloatTypes | kFloat8Types, .create = CreateFloatTest<IsInfOp>});
+  registry.Add({.op_type = "IsNaN",
+                .types = kFloatTypes | kFloat8Types,
+                .create = CreateFloatTest<IsNanOp>});
+  registry.Add({.op_type = "IsInf",
+                .types = kFloatTypes | kFloat8Types,
+                .create = CreateFloatTest<IsInfOp>});
   RegisterActivationKernels(registry);
   RegisterIdentityKernels(registry);
 }

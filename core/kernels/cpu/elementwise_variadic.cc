@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Min, Max, Sum and Mean of any number of operands with broadcasting. A tile of the output at a time is
-// accumulated in the arithmetic type over all operands, so that the output is written once and float16 is rounded
-// once.
+// Min, Max, Sum and Mean of any number of operands with broadcasting. A tile of the output at a
+// time is accumulated in the arithmetic type over all operands, so that the output is written once
+// and float16 is rounded once.
 #include <vector>
 
 #include "core/kernels/cpu/binary_kernel.h"
@@ -22,10 +22,11 @@ Result<Operands> BroadcastAll(const KernelInfo& info) {
   for (int i = 0; i < info.input_count(); ++i) {
     if (!info.HasInput(i) || !info.input(i).is_tensor) return info.Invalid("expected tensors");
     if (info.InputDType(i) != info.InputDType(0)) {
-      return info.Invalid(std::string("expected operands of one type, got ") + DTypeName(info.InputDType(0)) +
-                          " and " + DTypeName(info.InputDType(i)));
+      return info.Invalid(std::string("expected operands of one type, got ") +
+                          DTypeName(info.InputDType(0)) + " and " + DTypeName(info.InputDType(i)));
     }
-    Result<Shape> wider = BroadcastShape(i == 0 ? info.InputShape(0) : out.output, info.InputShape(i));
+    Result<Shape> wider =
+        BroadcastShape(i == 0 ? info.InputShape(0) : out.output, info.InputShape(i));
     if (!wider.ok()) return info.Invalid(wider.status().message());
     out.output = *std::move(wider);
   }
@@ -61,8 +62,8 @@ void SetVariadicCompute(KernelInfo& info, Operands operands, Combine combine, bo
   const int64_t count = operands.output.elements();
   const A scale = mean ? static_cast<A>(operands.plans.size()) : A{1};
   info.SetOutput(0, kDTypeOf<T>, operands.output);
-  info.SetCompute([plans = std::move(operands.plans), threads = info.threads(), count, combine, mean,
-                   scale](KernelContext& context) {
+  info.SetCompute([plans = std::move(operands.plans), threads = info.threads(), count, combine,
+                   mean, scale](KernelContext& context) {
     T* y = context.Output<T>(0);
     ParallelFor(threads, count, kParallelGrain, [&](int64_t part_first, int64_t part_last) {
       A tile[kTile] = {};
@@ -70,7 +71,8 @@ void SetVariadicCompute(KernelInfo& info, Operands operands, Combine combine, bo
         const int64_t last = std::min(first + kTile, part_last);
         AccumulateTile(plans[0], context.Input<T>(0), first, last, tile, [](A, A b) { return b; });
         for (size_t i = 1; i < plans.size(); ++i) {
-          AccumulateTile(plans[i], context.Input<T>(static_cast<int>(i)), first, last, tile, combine);
+          AccumulateTile(plans[i], context.Input<T>(static_cast<int>(i)), first, last, tile,
+                         combine);
         }
         StoreTile(tile, last - first, mean, scale, y + first);
       }
@@ -84,7 +86,8 @@ Status CreateVariadic(KernelInfo& info) {
   auto set = [&](auto tag) {
     SetVariadicCompute<typename decltype(tag)::type>(info, std::move(operands), combine, mean);
   };
-  return DispatchNumeric(info.InputDType(0), set) ? Status() : info.Refuse("has an unexpected type");
+  return DispatchNumeric(info.InputDType(0), set) ? Status()
+                                                  : info.Refuse("has an unexpected type");
 }
 
 // A NaN on either side is the result, as in NumPy.
@@ -101,7 +104,8 @@ T Lesser(T a, T b) {
 
 void RegisterVariadicKernels(KernelRegistry& registry) {
   auto add = [&](const char* op_type, DTypeSet types, KernelFactory create) {
-    registry.Add({.op_type = op_type, .types = types, .aliases = {MayReuse(0, 0)}, .create = create});
+    registry.Add(
+        {.op_type = op_type, .types = types, .aliases = {MayReuse(0, 0)}, .create = create});
   };
   constexpr auto kAdd = [](auto a, auto b) { return a + b; };
   add("Max", kNumericTypes, CreateVariadic<[](auto a, auto b) { return Greater(a, b); }>);

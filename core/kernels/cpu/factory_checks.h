@@ -25,7 +25,8 @@ inline Result<int> CheckAxis(const KernelInfo& info, int64_t axis, int rank) {
 }
 
 // CheckAxis for each; a repeated axis is refused.
-inline Result<std::vector<int>> CheckAxes(const KernelInfo& info, const std::vector<int64_t>& axes, int rank) {
+inline Result<std::vector<int>> CheckAxes(const KernelInfo& info, const std::vector<int64_t>& axes,
+                                          int rank) {
   std::vector<bool> seen(rank, false);
   std::vector<int> out;
   for (int64_t axis : axes) {
@@ -40,14 +41,14 @@ inline Result<std::vector<int>> CheckAxes(const KernelInfo& info, const std::vec
 
 inline Status CheckRank(const KernelInfo& info, int input, int rank) {
   if (info.InputShape(input).rank() == rank) return {};
-  return info.Invalid("input " + std::to_string(input) + ": expected rank " + std::to_string(rank) + ", got " +
-                      info.InputShape(input).ToString());
+  return info.Invalid("input " + std::to_string(input) + ": expected rank " + std::to_string(rank) +
+                      ", got " + info.InputShape(input).ToString());
 }
 
 inline Status CheckDType(const KernelInfo& info, int input, DTypeSet expected) {
   if (expected.Contains(info.InputDType(input))) return {};
-  return info.Invalid("input " + std::to_string(input) + ": expected " + expected.ToString() + ", got " +
-                      DTypeName(info.InputDType(input)));
+  return info.Invalid("input " + std::to_string(input) + ": expected " + expected.ToString() +
+                      ", got " + DTypeName(info.InputDType(input)));
 }
 
 // The value of a float host input of any width as doubles; empty when absent.

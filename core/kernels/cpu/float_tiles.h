@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of float32 blocks that stay in registers, and what they are fed with: the core of tiled attention and of
-// small matrix products. All of it inlines into a loop under OnBestTiles.
+// Products of float32 blocks that stay in registers, and what they are fed with: the core of tiled
+// attention and of small matrix products. All of it inlines into a loop under OnBestTiles.
 #ifndef CAESURA_CORE_KERNELS_CPU_FLOAT_TILES_H_
 #define CAESURA_CORE_KERNELS_CPU_FLOAT_TILES_H_
 
@@ -10,8 +10,8 @@
 
 namespace caesura::tiles {
 
-// Vectors of an instruction set, and how many rows and vectors of a product fit into its registers. Loose: anywhere in
-// memory.
+// Vectors of an instruction set, and how many rows and vectors of a product fit into its registers.
+// Loose: anywhere in memory.
 struct Vectors64 {
   using Floats = float __attribute__((vector_size(64), may_alias));
   using Loose = float __attribute__((vector_size(64), may_alias, aligned(4)));
@@ -43,7 +43,8 @@ struct Registers : Vectors {
   static void Store(float* p, const Floats& x) { *reinterpret_cast<Loose*>(p) = x; }
 };
 
-// fn(registers) on the machine's widest instruction set; `fn` is compiled once for each, with its own registers.
+// fn(registers) on the machine's widest instruction set; `fn` is compiled once for each, with its
+// own registers.
 template <typename Fn>
 void OnBestTiles(Fn fn) {
   auto wide = [&] { fn(Registers<Vectors64>()); };
@@ -55,11 +56,11 @@ void OnBestTiles(Fn fn) {
   }
 }
 
-// A B for a block that stays in registers: store(row, vector, sum). A(r, k) is a[r * a_step + k], or a[k * a_step + r]
-// where kAcross.
+// A B for a block that stays in registers: store(row, vector, sum). A(r, k) is a[r * a_step + k],
+// or a[k * a_step + r] where kAcross.
 template <typename R, int kRows, int kVectors, bool kAcross, typename Store>
-inline void MultiplyBlock(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t depth,
-                          const Store& store) {
+inline void MultiplyBlock(const float* a, int64_t a_step, const float* b, int64_t b_step,
+                          int64_t depth, const Store& store) {
   typename R::Floats sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -89,8 +90,10 @@ inline void TransposeFour(const float* from, int64_t from_step, float* to, int64
   using Four = Registers<Vectors16>;
   const Four::Floats r0 = Four::Load(from), r1 = Four::Load(from + from_step);
   const Four::Floats r2 = Four::Load(from + 2 * from_step), r3 = Four::Load(from + 3 * from_step);
-  const auto low0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), low1 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-  const auto high0 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7), high1 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+  const auto low0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
+             low1 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+  const auto high0 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7),
+             high1 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
   Four::Store(to, __builtin_shufflevector(low0, low1, 0, 1, 4, 5));
   Four::Store(to + to_step, __builtin_shufflevector(low0, low1, 2, 3, 6, 7));
   Four::Store(to + 2 * to_step, __builtin_shufflevector(high0, high1, 0, 1, 4, 5));

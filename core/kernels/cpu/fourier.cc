@@ -13,7 +13,8 @@ using Complex = FourierTransform::Complex;
 
 // e^(-2 pi i numerator / denominator)
 Complex Root(int64_t numerator, int64_t denominator) {
-  const double angle = -2 * std::numbers::pi * static_cast<double>(numerator) / static_cast<double>(denominator);
+  const double angle =
+      -2 * std::numbers::pi * static_cast<double>(numerator) / static_cast<double>(denominator);
   return {std::cos(angle), std::sin(angle)};
 }
 
@@ -33,9 +34,11 @@ void ReverseBits(Complex* data, int64_t n) {
 
 }  // namespace
 
-FourierTransform::FourierTransform(int64_t length, bool inverse) : length_(length), inverse_(inverse) {
+FourierTransform::FourierTransform(int64_t length, bool inverse)
+    : length_(length), inverse_(inverse) {
   const bool plain = std::has_single_bit(static_cast<uint64_t>(length));
-  padded_ = plain ? length : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * length - 1)));
+  padded_ =
+      plain ? length : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * length - 1)));
   roots_.resize(padded_ / 2);
   for (int64_t k = 0; k < padded_ / 2; ++k) roots_[k] = Root(k, padded_);
   if (plain) return;
@@ -70,7 +73,8 @@ void FourierTransform::Run(Complex* data, Complex* work) const {
     RunRadix2(data, inverse_);
   } else {
     // The inverse is the conjugate of the transform of the conjugate.
-    for (int64_t k = 0; k < length_; ++k) work[k] = Times(inverse_ ? std::conj(data[k]) : data[k], chirp_[k]);
+    for (int64_t k = 0; k < length_; ++k)
+      work[k] = Times(inverse_ ? std::conj(data[k]) : data[k], chirp_[k]);
     std::fill(work + length_, work + padded_, Complex{});
     RunRadix2(work, false);
     for (int64_t k = 0; k < padded_; ++k) work[k] = Times(work[k], filter_[k]);

@@ -11,10 +11,13 @@
 namespace caesura {
 namespace {
 
-// What a tile's values may take together: most of a core's second-level cache is left to what streams through.
+// What a tile's values may take together: most of a core's second-level cache is left to what
+// streams through.
 constexpr int64_t kTileBytes = 128 << 10;
 
-int64_t Aligned(int64_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; }
+int64_t Aligned(int64_t bytes) {
+  return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+}
 
 template <typename T>
 void AddTo(const void* part, void* sum, int64_t n) {
@@ -35,7 +38,8 @@ uint32_t FusedRows::Id(const Value* value) {
   return it->second;
 }
 
-// The whole shape is that of the input with the most dims; row dims of size one in it come from another one.
+// The whole shape is that of the input with the most dims; row dims of size one in it come from
+// another one.
 Status FusedRows::MakeValues() {
   inputs_ = info_.input_count();
   int rank = 0;
@@ -48,7 +52,8 @@ Status FusedRows::MakeValues() {
     const int lead = rank - shape.rank();
     for (int d = 0; d < shape.rank() - 1; ++d) {
       int64_t& dim = row_dims_[lead + d];
-      if (shape[d] != 1 && dim != 1 && dim != shape[d]) return info_.Refuse("the inputs differ in their rows");
+      if (shape[d] != 1 && dim != 1 && dim != shape[d])
+        return info_.Refuse("the inputs differ in their rows");
       dim = std::max(dim, shape[d]);
     }
   }
@@ -56,7 +61,8 @@ Status FusedRows::MakeValues() {
   for (int i = 0; i < inputs_; ++i) {
     const uint32_t id = Id(body_.inputs()[i]);
     const bool rows = HasRows(info_.InputShape(i));
-    values_[id] = {rows, info_.InputDType(i), info_.InputShape(i), rows ? nullptr : info_.InputValue(i)};
+    values_[id] = {rows, info_.InputDType(i), info_.InputShape(i),
+                   rows ? nullptr : info_.InputValue(i)};
     if (!values_[id].rows) shared_.emplace_back(id, i);
   }
   for (const auto& [value, tensor] : body_.initializers()) {
@@ -69,7 +75,8 @@ Status FusedRows::MakeValues() {
 
 bool FusedRows::HasRows(const Shape& whole) const {
   const int rank = static_cast<int>(row_dims_.size()) + 1;
-  const bool one_row = std::all_of(row_dims_.begin(), row_dims_.end(), [](int64_t dim) { return dim == 1; });
+  const bool one_row =
+      std::all_of(row_dims_.begin(), row_dims_.end(), [](int64_t dim) { return dim == 1; });
   if (one_row) return whole.rank() == rank;
   for (int d = 0; d < whole.rank() - 1; ++d) {
     if (whole[d] != 1 && whole[d] == row_dims_[rank - whole.rank() + d]) return true;
@@ -94,7 +101,8 @@ std::vector<int64_t> FusedRows::GridStrides(const Shape& whole) const {
   std::vector<int64_t> out;
   size_t g = 0;
   int64_t merged = 1;
-  for (int d = 0; d < rank; ++d) {  // the grid's dims are products of neighbours: the stride is that of the last one
+  for (int d = 0; d < rank;
+       ++d) {  // the grid's dims are products of neighbours: the stride is that of the last one
     if (row_dims_[d] == 1) continue;
     merged *= row_dims_[d];
     if (merged < grid_.dims[g]) continue;
@@ -119,9 +127,10 @@ void FusedRows::MakeGrid() {
   int previous = -1;
   for (int d = 0; d < rank; ++d) {
     if (row_dims_[d] == 1) continue;
-    const bool merges = previous >= 0 && std::all_of(operands.begin(), operands.end(), [&](const Shape* s) {
-      return has(*s, previous) == has(*s, d);
-    });
+    const bool merges =
+        previous >= 0 && std::all_of(operands.begin(), operands.end(), [&](const Shape* s) {
+          return has(*s, previous) == has(*s, d);
+        });
     if (merges) {
       grid_.dims.back() *= row_dims_[d];
     } else {
@@ -166,14 +175,16 @@ Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
       step.ids.push_back(id);
       if (id == 0) continue;
       const OutputInfo& output = kernel.outputs()[o];
-      if (output.kind != OutputInfo::Kind::kPlanned) return info_.Refuse("an output is sized in the run");
+      if (output.kind != OutputInfo::Kind::kPlanned)
+        return info_.Refuse("an output is sized in the run");
       if (shapes.size() < values_.size()) shapes.resize(values_.size());
       shapes[id] = output.shape;
       if (full) values_[id] = {has_rows, output.dtype, output.shape, nullptr};
     }
     step.scratch_bytes = kernel.scratch_bytes();
     step.compute = kernel.TakeCompute();
-    if (!step.compute || !kernel.in_place().empty()) return info_.Refuse("a kernel of a tile works in place");
+    if (!step.compute || !kernel.in_place().empty())
+      return info_.Refuse("a kernel of a tile works in place");
     steps->push_back(std::move(step));
   }
   return {};
@@ -186,8 +197,10 @@ Status FusedRows::MakeOutputs() {
     const TileValue& value = values_[id];
     if (std::count(columns.begin(), columns.end(), i) > 0) {
       ColumnOutput column{id, i, value.shape.elements(), nullptr};
-      DispatchDType<float, double>(value.dtype, [&](auto tag) { column.add = AddTo<typename decltype(tag)::type>; });
-      if (column.add == nullptr) return info_.Refuse(std::string("no sums over rows of ") + DTypeName(value.dtype));
+      DispatchDType<float, double>(
+          value.dtype, [&](auto tag) { column.add = AddTo<typename decltype(tag)::type>; });
+      if (column.add == nullptr)
+        return info_.Refuse(std::string("no sums over rows of ") + DTypeName(value.dtype));
       columns_.push_back(column);
       info_.SetOutput(i, value.dtype, value.shape);
       continue;
@@ -201,7 +214,8 @@ Status FusedRows::MakeOutputs() {
     dims.push_back(value.shape[rank - 1]);
     Shape whole(std::move(dims));
     const std::vector<int64_t> strides = GridStrides(whole);
-    row_operands_.push_back({id, inputs_ + i, static_cast<int64_t>(DTypeSize(value.dtype)), strides});
+    row_operands_.push_back(
+        {id, inputs_ + i, static_cast<int64_t>(DTypeSize(value.dtype)), strides});
     info_.SetOutput(i, value.dtype, std::move(whole));
   }
   return {};
@@ -219,7 +233,8 @@ void FusedRows::PlaceScratch() {
   for (int s = 0; s < count; ++s) {
     for (uint32_t id : full_[s].ids) last_use[id] = s;
   }
-  for (const ColumnOutput& column : columns_) last_use[column.id] = count;  // added after the last step
+  for (const ColumnOutput& column : columns_)
+    last_use[column.id] = count;  // added after the last step
   table_bytes_ = Aligned(static_cast<int64_t>(values_.size() * sizeof(void*)));
   size_t end = table_bytes_;
   struct Slot {
@@ -229,13 +244,15 @@ void FusedRows::PlaceScratch() {
   };
   std::vector<Slot> slots;
   for (int s = 0; s < count; ++s) {
-    kernel_scratch_ = std::max(kernel_scratch_, std::max(full_[s].scratch_bytes,
-                                                         tail_.empty() ? 0 : tail_[s].scratch_bytes));
+    kernel_scratch_ =
+        std::max(kernel_scratch_,
+                 std::max(full_[s].scratch_bytes, tail_.empty() ? 0 : tail_[s].scratch_bytes));
     for (size_t i = full_[s].first_output; i < full_[s].ids.size(); ++i) {
       const uint32_t id = full_[s].ids[i];
       if (placed[id]) continue;
       placed[id] = true;
-      const int64_t bytes = Aligned(values_[id].shape.elements() * static_cast<int64_t>(DTypeSize(values_[id].dtype)));
+      const int64_t bytes = Aligned(values_[id].shape.elements() *
+                                    static_cast<int64_t>(DTypeSize(values_[id].dtype)));
       const int until = std::max(last_use[id], s);
       auto slot = std::find_if(slots.begin(), slots.end(),
                                [&](const Slot& t) { return t.free_after < s && t.bytes == bytes; });
@@ -276,7 +293,8 @@ Status FusedRows::Create() {
   grid_.tile = std::clamp<int64_t>(kTileBytes / row_bytes, 1, grid_.dims.back());
   const int64_t work = all_rows * row_elements * static_cast<int64_t>(body_.nodes().size());
   const int64_t threads = std::min<int64_t>(info_.threads(), kMaxParts);
-  parts_ = static_cast<int>(std::clamp<int64_t>(std::min(threads, work / kParallelGrain), 1, all_rows));
+  parts_ =
+      static_cast<int>(std::clamp<int64_t>(std::min(threads, work / kParallelGrain), 1, all_rows));
   // Every thread has tiles to do, about as many as the others.
   const int64_t lines = all_rows / grid_.dims.back();
   if (lines < parts_) grid_.tile = std::min(grid_.tile, (grid_.dims.back() + parts_ - 1) / parts_);

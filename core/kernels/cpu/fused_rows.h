@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedRows (ai.caesura): runs its body tile by tile. All ops of the body treat rows alone, so a tile of rows goes
-// through all of them while it is in cache, and what only the body reads never leaves it. The kernels are those of the
-// ops themselves, created for the shape of a tile.
+// FusedRows (ai.caesura): runs its body tile by tile. All ops of the body treat rows alone, so a
+// tile of rows goes through all of them while it is in cache, and what only the body reads never
+// leaves it. The kernels are those of the ops themselves, created for the shape of a tile.
 //
-// A row is what the last dim holds. Attributes: `body`; `column_outputs`: outputs that are sums over all rows (gradients
-// of a bias), of which each tile gives a part; `ops`: the body's op types, for plan fingerprints and readers.
+// A row is what the last dim holds. Attributes: `body`; `column_outputs`: outputs that are sums
+// over all rows (gradients of a bias), of which each tile gives a part; `ops`: the body's op types,
+// for plan fingerprints and readers.
 #ifndef CAESURA_CORE_KERNELS_CPU_FUSED_ROWS_H_
 #define CAESURA_CORE_KERNELS_CPU_FUSED_ROWS_H_
 
@@ -19,7 +20,8 @@
 
 namespace caesura {
 
-// The rows as a grid: dims that all operands walk alike are merged; tiles are cut from the last one.
+// The rows as a grid: dims that all operands walk alike are merged; tiles are cut from the last
+// one.
 struct RowGrid {
   std::vector<int64_t> dims;
   int64_t tile = 1;           // rows in a full tile
@@ -31,8 +33,8 @@ struct RowGrid {
 
 // An input or output that has rows.
 struct RowOperand {
-  uint32_t id;                   // of the body's value
-  int argument;                  // of the node: an input, or an output behind them
+  uint32_t id;   // of the body's value
+  int argument;  // of the node: an input, or an output behind them
   int64_t element_bytes;
   std::vector<int64_t> strides;  // in elements, along the grid's dims; 0 repeats
 };
@@ -46,9 +48,9 @@ struct TileStep {
 
 // A value of the body.
 struct TileValue {
-  bool rows = false;            // has one of each row, not one for all
+  bool rows = false;  // has one of each row, not one for all
   DType dtype = DType::kUndefined;
-  Shape shape;                  // in a full tile
+  Shape shape;  // in a full tile
   const Tensor* known = nullptr;
 };
 
@@ -66,7 +68,9 @@ class FusedRows {
   static constexpr int kMaxParts = 128;  // threads that take tiles
 
   FusedRows(KernelInfo& info, const KernelRegistry& registry)
-      : info_(info), registry_(registry), body_(**info.node().FindAttr<std::shared_ptr<Graph>>("body")) {}
+      : info_(info),
+        registry_(registry),
+        body_(**info.node().FindAttr<std::shared_ptr<Graph>>("body")) {}
 
   // kUnsupported where the shapes are not as the pass that built the body took them to be.
   Status Create();
@@ -95,11 +99,12 @@ class FusedRows {
   int inputs_ = 0, parts_ = 1;
   RowGrid grid_;
   std::vector<RowOperand> row_operands_;
-  std::vector<std::pair<uint32_t, int>> shared_;                 // values without rows and the inputs they are
+  std::vector<std::pair<uint32_t, int>> shared_;  // values without rows and the inputs they are
   std::vector<std::pair<uint32_t, const void*>> constants_;
   std::vector<ColumnOutput> columns_;
   std::vector<TileStep> full_, tail_;
-  // A part's scratch: the table of addresses, values that stay in the tile, sums over rows, the kernels' own.
+  // A part's scratch: the table of addresses, values that stay in the tile, sums over rows, the
+  // kernels' own.
   size_t scratch_ = 0, part_bytes_ = 0, table_bytes_ = 0, kernel_scratch_ = 0;
   std::vector<std::pair<uint32_t, size_t>> inside_;
   std::vector<size_t> sums_;

@@ -19,7 +19,8 @@ Status FusedRows::RunTiles(KernelContext& context, int part, int64_t first, int6
   for (const auto& [id, input] : shared_) table[id] = const_cast<void*>(context.Input<void>(input));
   for (const auto& [id, address] : constants_) table[id] = const_cast<void*>(address);
   for (size_t i = 0; i < columns_.size(); ++i) {
-    std::memset(memory + sums_[i], 0, columns_[i].elements * DTypeSize(values_[columns_[i].id].dtype));
+    std::memset(memory + sums_[i], 0,
+                columns_[i].elements * DTypeSize(values_[columns_[i].id].dtype));
   }
   const size_t outer = grid_.dims.size() - 1;
   for (int64_t tile = first; tile < last; ++tile) {
@@ -30,13 +31,16 @@ Status FusedRows::RunTiles(KernelContext& context, int part, int64_t first, int6
         at += line % grid_.dims[d] * operand.strides[d];
         line /= grid_.dims[d];
       }
-      const void* base = operand.argument < inputs_ ? context.Input<void>(operand.argument)
-                                                    : context.Output<void>(operand.argument - inputs_);
-      table[operand.id] = const_cast<char*>(static_cast<const char*>(base)) + at * operand.element_bytes;
+      const void* base = operand.argument < inputs_
+                             ? context.Input<void>(operand.argument)
+                             : context.Output<void>(operand.argument - inputs_);
+      table[operand.id] =
+          const_cast<char*>(static_cast<const char*>(base)) + at * operand.element_bytes;
     }
     const bool is_tail = !tail_.empty() && in_line == grid_.tiles_in_line - 1;
     for (const TileStep& step : is_tail ? tail_ : full_) {
-      KernelContext inner(table, step.ids.data(), step.first_output, memory + kernel_scratch_, 0, nullptr);
+      KernelContext inner(table, step.ids.data(), step.first_output, memory + kernel_scratch_, 0,
+                          nullptr);
       RETURN_IF_ERROR(step.compute(inner));
     }
     for (size_t i = 0; i < columns_.size(); ++i) {
@@ -53,7 +57,8 @@ Status FusedRows::Run(KernelContext& context) const {
     std::array<Status, kMaxParts> statuses;
     ParallelFor(parts_, parts_, 1, [&](int64_t from, int64_t to) {
       for (int64_t p = from; p < to; ++p) {
-        statuses[p] = RunTiles(context, static_cast<int>(p), grid_.tiles * p / parts_, grid_.tiles * (p + 1) / parts_);
+        statuses[p] = RunTiles(context, static_cast<int>(p), grid_.tiles * p / parts_,
+                               grid_.tiles * (p + 1) / parts_);
       }
     });
     for (int p = 0; p < parts_; ++p) RETURN_IF_ERROR(statuses[p]);
@@ -63,7 +68,8 @@ Status FusedRows::Run(KernelContext& context) const {
     void* sum = context.Output<void>(column.output);
     std::memset(sum, 0, column.elements * DTypeSize(values_[column.id].dtype));
     for (int p = 0; p < parts_; ++p) {
-      column.add(context.Scratch<char>(scratch_) + p * part_bytes_ + sums_[i], sum, column.elements);
+      column.add(context.Scratch<char>(scratch_) + p * part_bytes_ + sums_[i], sum,
+                 column.elements);
     }
   }
   return {};
@@ -97,8 +103,11 @@ Status CreateFusedRows(KernelInfo& info, const KernelRegistry& registry) {
 }  // namespace
 
 void RegisterFusedRowsKernel(KernelRegistry& registry) {
-  registry.Add({.op_type = "FusedRows", .domain = kCaesuraDomain, .types = kFixedTypes,
-                .create = [&registry](KernelInfo& info) { return CreateFusedRows(info, registry); }});
+  registry.Add(
+      {.op_type = "FusedRows",
+       .domain = kCaesuraDomain,
+       .types = kFixedTypes,
+       .create = [&registry](KernelInfo& info) { return CreateFusedRows(info, registry); }});
 }
 
 }  // namespace caesura

@@ -28,11 +28,14 @@ bool IsSmall(const GemmSpec& s, int64_t multiply_adds) {
 }
 
 constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the plain loop
-constexpr int64_t kWideStrip = 32, kStrip = 16, kNarrowStrip = 8;  // columns whose sums stay in registers
+constexpr int64_t kWideStrip = 32, kStrip = 16,
+                  kNarrowStrip = 8;  // columns whose sums stay in registers
 
-// acc[4][columns] += A[4][depth] B[depth][columns] for so many columns that the sums stay in registers.
+// acc[4][columns] += A[4][depth] B[depth][columns] for so many columns that the sums stay in
+// registers.
 template <typename T, int64_t kWidth>
-void MultiplyStrip(int64_t depth, const T* a, MatrixStrides as, const T* b, int64_t b_row, Accumulator<T>* acc) {
+void MultiplyStrip(int64_t depth, const T* a, MatrixStrides as, const T* b, int64_t b_row,
+                   Accumulator<T>* acc) {
   using Acc = Accumulator<T>;
   Acc sums[4][kWidth];
   for (int r = 0; r < 4; ++r) {
@@ -58,8 +61,8 @@ void MultiplyStrip(int64_t depth, const T* a, MatrixStrides as, const T* b, int6
 
 // acc[rows][columns] += A[rows][depth] B[depth][columns]; the rows of `b` are contiguous.
 template <typename T>
-void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, MatrixStrides as, const T* b,
-                   int64_t b_row, Accumulator<T>* acc) {
+void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, MatrixStrides as,
+                   const T* b, int64_t b_row, Accumulator<T>* acc) {
   using Acc = Accumulator<T>;
   const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / kNarrowStrip * kNarrowStrip;
   const bool wide = BestIsa() == Isa::kX86V4;  // the others have registers for four rows of kStrip
@@ -70,8 +73,10 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
     for (; wide && j + kWideStrip <= columns; j += kWideStrip) {
       MultiplyStrip<T, kWideStrip>(depth, x, as, b + j, b_row, sums + j);
     }
-    for (; j + kStrip <= columns; j += kStrip) MultiplyStrip<T, kStrip>(depth, x, as, b + j, b_row, sums + j);
-    for (; j < whole_columns; j += kNarrowStrip) MultiplyStrip<T, kNarrowStrip>(depth, x, as, b + j, b_row, sums + j);
+    for (; j + kStrip <= columns; j += kStrip)
+      MultiplyStrip<T, kStrip>(depth, x, as, b + j, b_row, sums + j);
+    for (; j < whole_columns; j += kNarrowStrip)
+      MultiplyStrip<T, kNarrowStrip>(depth, x, as, b + j, b_row, sums + j);
   }
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t first = i < whole_rows ? whole_columns : 0;
@@ -88,8 +93,8 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
 
 // Writes one block of sums to C.
 template <typename T, typename C>
-void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, C* c, const T* bias,
-                const C* addend) {
+void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, C* c,
+                const T* bias, const C* addend) {
   using Acc = Accumulator<T>;
   for (int64_t i = 0; i < rows; ++i) {
     const Acc* from = acc + i * kColumns;
@@ -113,22 +118,24 @@ void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumula
 
 // Rows [first, last) of one product.
 template <typename T, typename C>
-void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, C* c, const T* bias,
-                  const C* addend) {
+void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, C* c,
+                  const T* bias, const C* addend) {
   Accumulator<T> acc[kRows * kColumns];
   T tile[kDepth * kColumns];
   for (int64_t i0 = first; i0 < last; i0 += kRows) {
     const int64_t rows = std::min(kRows, last - i0);
     for (int64_t j0 = 0; j0 < s.n; j0 += kColumns) {
       const int64_t columns = std::min(kColumns, s.n - j0);
-      for (int64_t i = 0; i < rows; ++i) std::fill_n(acc + i * kColumns, columns, Accumulator<T>(0));
+      for (int64_t i = 0; i < rows; ++i)
+        std::fill_n(acc + i * kColumns, columns, Accumulator<T>(0));
       for (int64_t p0 = 0; p0 < s.k; p0 += kDepth) {
         const int64_t depth = std::min(kDepth, s.k - p0);
         const T* y = b + p0 * s.b.row + j0 * s.b.col;
         int64_t y_row = s.b.row;
         if (s.b.col != 1) {
           for (int64_t j = 0; j < columns; ++j) {
-            for (int64_t p = 0; p < depth; ++p) tile[p * kColumns + j] = y[p * s.b.row + j * s.b.col];
+            for (int64_t p = 0; p < depth; ++p)
+              tile[p * kColumns + j] = y[p * s.b.row + j * s.b.col];
           }
           y = tile;
           y_row = kColumns;
@@ -148,7 +155,8 @@ int64_t BatchCount(const GemmSpec& s) {
   return count;
 }
 
-int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>& strides, int64_t index) {
+int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>& strides,
+                    int64_t index) {
   int64_t offset = 0;
   for (size_t d = dims.size(); d-- > 0;) {
     offset += index % dims[d] * strides[d];
@@ -158,8 +166,8 @@ int64_t BatchOffset(const std::vector<int64_t>& dims, const std::vector<int64_t>
 }
 
 template <typename T, typename C>
-void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c, const void* bias,
-               const void* addend) {
+void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, void* c,
+               const void* bias, const void* addend) {
   if (s.n == 0) return;
   constexpr bool kFloats = std::is_same_v<T, float> && std::is_same_v<C, float>;
   const bool tiles = kFloats && (s.a.col == 1 || s.a.row == 1);
@@ -170,16 +178,19 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
       const int64_t rows = std::min(s.m - row, last - first);
       const int64_t c_offset = BatchOffset(s.batch, s.c_batch, index);
       auto multiply = [&] {
-        MultiplyRows<T, C>(s, row, row + rows, static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
+        MultiplyRows<T, C>(s, row, row + rows,
+                           static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
                            static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
                            static_cast<C*>(c) + c_offset, static_cast<const T*>(bias),
                            addend == nullptr ? nullptr : static_cast<const C*>(addend) + c_offset);
       };
       if (tiles) {
-        MultiplyFloatRows(s, row, row + rows, static_cast<const float*>(a) + BatchOffset(s.batch, s.a_batch, index),
-                          static_cast<const float*>(b) + BatchOffset(s.batch, s.b_batch, index),
-                          static_cast<float*>(c) + c_offset, static_cast<const float*>(bias),
-                          addend == nullptr ? nullptr : static_cast<const float*>(addend) + c_offset);
+        MultiplyFloatRows(
+            s, row, row + rows,
+            static_cast<const float*>(a) + BatchOffset(s.batch, s.a_batch, index),
+            static_cast<const float*>(b) + BatchOffset(s.batch, s.b_batch, index),
+            static_cast<float*>(c) + c_offset, static_cast<const float*>(bias),
+            addend == nullptr ? nullptr : static_cast<const float*>(addend) + c_offset);
       } else if constexpr (std::is_floating_point_v<T>) {
         OnBestIsa(multiply);
       } else {
@@ -190,8 +201,8 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
   });
 }
 
-// Drops batch dims of one, joins neighbours that step evenly in all three matrices, and turns a batch that shares B
-// into more rows of A.
+// Drops batch dims of one, joins neighbours that step evenly in all three matrices, and turns a
+// batch that shares B into more rows of A.
 void Simplify(GemmSpec& s) {
   std::vector<int64_t>* strides[] = {&s.a_batch, &s.b_batch, &s.c_batch};
   auto erase = [&](size_t d) {
@@ -215,13 +226,14 @@ void Simplify(GemmSpec& s) {
   }
 }
 
-DnnlTensor Operand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& batch_strides, int64_t rows,
-                   int64_t columns, MatrixStrides strides) {
+DnnlTensor Operand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& batch_strides,
+                   int64_t rows, int64_t columns, MatrixStrides strides) {
   DnnlTensor out{dtype, {}, {}};
   for (size_t d = 0; d < s.batch.size(); ++d) {
     const bool shared = batch_strides[d] == 0;
     out.dims.push_back(shared ? 1 : s.batch[d]);
-    out.strides.push_back(shared ? std::max(rows * strides.row, columns * strides.col) : batch_strides[d]);
+    out.strides.push_back(shared ? std::max(rows * strides.row, columns * strides.col)
+                                 : batch_strides[d]);
   }
   out.dims.insert(out.dims.end(), {rows, columns});
   out.strides.insert(out.strides.end(), {strides.row, strides.col});
@@ -244,31 +256,40 @@ Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
   return MakeDnnlMatMul(info, threads, spec);
 }
 
-// The rows of A that a thread comes for at a time; 0 where oneDNN shares the work out, in equal parts.
+// The rows of A that a thread comes for at a time; 0 where oneDNN shares the work out, in equal
+// parts.
 //
-// The unit that multiplies tiles is one for both hardware threads of a core: beside others' work a core has half of its
-// speed, or less, and the quicker one of two would wait. As panels, each with the whole of B, the work goes where it is
-// done first. A few rows would cost more than that saves, and so would columns that A keeps apart: oneDNN copies them.
+// The unit that multiplies tiles is one for both hardware threads of a core: beside others' work a
+// core has half of its speed, or less, and the quicker one of two would wait. As panels, each with
+// the whole of B, the work goes where it is done first. A few rows would cost more than that saves,
+// and so would columns that A keeps apart: oneDNN copies them.
 int64_t PanelRows(const GemmSpec& s, int threads) {
   constexpr int64_t kPanelsOfThread = 2, kFewestRows = 128;
-  if (threads == 1 || s.dtype != DType::kBFloat16 || !s.batch.empty() || s.a.col != 1 || !amx::Available()) return 0;
+  if (threads == 1 || s.dtype != DType::kBFloat16 || !s.batch.empty() || s.a.col != 1 ||
+      !amx::Available())
+    return 0;
   const int64_t panels = std::min(kPanelsOfThread * threads, s.m / kFewestRows);
   if (panels <= threads) return 0;
   return ((s.m + panels - 1) / panels + amx::kLines - 1) / amx::kLines * amx::kLines;
 }
 
-// The terms of a block of a sum of `k`, where oneDNN sums up; `k`: all at once. Even blocks below 300 keep the mean error
-// within 1.2 times that of a library that takes some 200 terms at a time. Blocks of small products cost more
-// than they are worth, and so do those of few rows where B's columns lie apart, which oneDNN copies: it then sums as it does.
+// The terms of a block of a sum of `k`, where oneDNN sums up; `k`: all at once. Even blocks below
+// 300 keep the mean error within 1.2 times that of a library that takes some 200 terms at a time.
+// Blocks of small products cost more than they are worth, and so do those of few rows where B's
+// columns lie apart, which oneDNN copies: it then sums as it does.
 int64_t TermsOfBlock(const GemmSpec& s) {
-  constexpr int64_t kTwoBlocks = 512, kLongest = 288, kFewRows = 512, kFewProducts = int64_t{1} << 21;
-  if (s.dtype != DType::kFloat32 || s.packed_b || s.k <= kShortSum || (s.b.col != 1 && s.m < kFewRows)) return s.k;
+  constexpr int64_t kTwoBlocks = 512, kLongest = 288, kFewRows = 512,
+                    kFewProducts = int64_t{1} << 21;
+  if (s.dtype != DType::kFloat32 || s.packed_b || s.k <= kShortSum ||
+      (s.b.col != 1 && s.m < kFewRows))
+    return s.k;
   const int64_t blocks = s.k <= kTwoBlocks ? 2 : (s.k + kLongest - 1) / kLongest;
   const int64_t terms = ((s.k + blocks - 1) / blocks + 15) / 16 * 16;
   return BatchCount(s) * s.m * s.n * terms < kFewProducts ? s.k : terms;
 }
 
-// The rows of C that all blocks of terms are added to before the next ones: they stay in cache, and so does the work.
+// The rows of C that all blocks of terms are added to before the next ones: they stay in cache, and
+// so does the work.
 int64_t RowsOfPart(const GemmSpec& s) {
   constexpr int64_t kRows = 256, kCached = int64_t{1} << 18;
   const bool large = s.batch.empty() && s.b.col == 1 && s.m > kRows && s.m * s.n > kCached;
@@ -280,8 +301,8 @@ const void* At(const void* base, int64_t offset, DType dtype) {
   return static_cast<const char*>(base) + offset * static_cast<int64_t>(DTypeSize(dtype));
 }
 
-Status RunCall(const DnnlCall& call, KernelContext& context, const void* a, const void* b, const void* c,
-               const void* bias, const void* addend) {
+Status RunCall(const DnnlCall& call, KernelContext& context, const void* a, const void* b,
+               const void* c, const void* bias, const void* addend) {
   if (bias != nullptr && addend != nullptr) return call.Run(context, {a, b, c, bias, addend});
   if (bias == nullptr && addend == nullptr) return call.Run(context, {a, b, c});
   return call.Run(context, {a, b, c, bias == nullptr ? addend : bias});
@@ -315,7 +336,8 @@ Status Gemm::MakeCalls(KernelInfo& info, int threads) {
 
 Status Gemm::MakeParts(KernelInfo& info, int threads, int64_t terms) {
   const int64_t rows = RowsOfPart(spec_);
-  std::map<std::tuple<int64_t, int64_t, bool>, size_t> made;  // calls by rows, terms and whether they begin
+  std::map<std::tuple<int64_t, int64_t, bool>, size_t>
+      made;  // calls by rows, terms and whether they begin
   for (int64_t row = 0; row < spec_.m; row += rows) {
     for (int64_t term = 0; term < spec_.k; term += terms) {
       GemmSpec part = spec_;
@@ -342,7 +364,8 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   Gemm out;
   const int64_t work = CappedProduct({BatchCount(spec), spec.m, spec.n, spec.k});
   const bool dnnl_type = spec.dtype == DType::kFloat32 || spec.dtype == DType::kBFloat16;
-  if ((!IsSmall(spec, work) && (dnnl_type || spec.dtype == DType::kFloat16)) || (spec.packed_b && work > 0)) {
+  if ((!IsSmall(spec, work) && (dnnl_type || spec.dtype == DType::kFloat16)) ||
+      (spec.packed_b && work > 0)) {
     out.spec_ = spec;
     const Status status = out.MakeCalls(info, DnnlThreads(info.threads(), work));
     if (status.ok()) return out;
@@ -358,13 +381,14 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
       if (spec.c_dtype == DType::kFloat32) out.plain_ = PlainGemm<T, float>;
     }
   });
-  if (out.plain_ == nullptr) return info.Refuse(std::string("no matrix product of ") + DTypeName(spec.dtype));
+  if (out.plain_ == nullptr)
+    return info.Refuse(std::string("no matrix product of ") + DTypeName(spec.dtype));
   out.spec_ = std::move(spec);
   return out;
 }
 
-Status Gemm::RunPanels(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
-                       const void* addend) const {
+Status Gemm::RunPanels(KernelContext& context, const void* a, const void* b, void* c,
+                       const void* bias, const void* addend) const {
   const int64_t panels = (spec_.m + panel_rows_ - 1) / panel_rows_;
   std::mutex mutex;
   Status failure;
@@ -374,9 +398,10 @@ Status Gemm::RunPanels(KernelContext& context, const void* a, const void* b, voi
       for (int64_t p; queue.Take(&p);) {
         const bool is_last = p == panels - 1 && !last_calls_.empty();
         const int64_t row = p * panel_rows_, of_c = row * spec_.c.row;
-        const Status status = RunCall((is_last ? last_calls_ : calls_)[thread], context,
-                                      At(a, row * spec_.a.row, spec_.dtype), b, At(c, of_c, spec_.c_dtype), bias,
-                                      At(addend, of_c, spec_.c_dtype));
+        const Status status =
+            RunCall((is_last ? last_calls_ : calls_)[thread], context,
+                    At(a, row * spec_.a.row, spec_.dtype), b, At(c, of_c, spec_.c_dtype), bias,
+                    At(addend, of_c, spec_.c_dtype));
         if (status.ok()) continue;
         const std::lock_guard<std::mutex> lock(mutex);
         failure = status;
@@ -394,9 +419,11 @@ Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, 
   if (panel_rows_ > 0) return RunPanels(context, a, b, c, bias, addend);
   for (const Part& part : parts_) {
     const int64_t of_c = part.row * spec_.c.row;
-    const int64_t of_a = part.row * spec_.a.row + part.term * spec_.a.col, of_b = part.term * spec_.b.row;
-    RETURN_IF_ERROR(RunCall(calls_[part.call], context, At(a, of_a, spec_.dtype), At(b, of_b, spec_.dtype),
-                            At(c, of_c, spec_.c_dtype), part.first ? bias : nullptr,
+    const int64_t of_a = part.row * spec_.a.row + part.term * spec_.a.col,
+                  of_b = part.term * spec_.b.row;
+    RETURN_IF_ERROR(RunCall(calls_[part.call], context, At(a, of_a, spec_.dtype),
+                            At(b, of_b, spec_.dtype), At(c, of_c, spec_.c_dtype),
+                            part.first ? bias : nullptr,
                             part.first ? At(addend, of_c, spec_.c_dtype) : nullptr));
   }
   if (!parts_.empty()) return {};

@@ -10,8 +10,9 @@ namespace {
 
 using tiles::MultiplyBlock;
 
-constexpr int64_t kPanel = 32;   // columns that are worked on together
-constexpr int64_t kDepth = 192;  // of a panel, at most: it stays in the L1 cache, and sums in blocks are more exact
+constexpr int64_t kPanel = 32;  // columns that are worked on together
+constexpr int64_t kDepth =
+    192;  // of a panel, at most: it stays in the L1 cache, and sums in blocks are more exact
 constexpr int64_t kFewRows = 8;
 
 // to[p][j] = b(p, j) for `depth` x `columns`, zeros behind them.
@@ -57,11 +58,13 @@ inline void WriteVector(const Target& to, int64_t place, int64_t column, typenam
 
 // Writes [rows][columns] sums, rows of kPanel, to C from `row` and `column` on.
 template <typename R>
-inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t rows,
+                       int64_t column, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, sums += kPanel) {
     const int64_t first = (row + r) * to.s.c.row + column;
     int64_t j = 0;
-    for (; j + R::kWidth <= columns; j += R::kWidth) WriteVector<R>(to, first + j, column + j, R::Load(sums + j));
+    for (; j + R::kWidth <= columns; j += R::kWidth)
+      WriteVector<R>(to, first + j, column + j, R::Load(sums + j));
     for (; j < columns; ++j) {
       float sum = sums[j];
       Finish(to, first + j, column + j, sum, [](const float* p) { return *p; });
@@ -70,17 +73,21 @@ inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t
   }
 }
 
-// One panel of B under rows [first, last) of A, by as many rows at a time as are left. A(i, p) as MultiplyBlock reads it.
+// One panel of B under rows [first, last) of A, by as many rows at a time as are left. A(i, p) as
+// MultiplyBlock reads it.
 template <typename R, int kRows, bool kAcross>
-inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t column, int64_t columns, const float* a,
-                          int64_t a_step, const float* b, int64_t b_step, int64_t depth) {
+inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t column,
+                          int64_t columns, const float* a, int64_t a_step, const float* b,
+                          int64_t b_step, int64_t depth) {
   // Asked once: Finish asks for each vector, which is 3% of a tiny network's whole step.
   const bool plain = to.s.alpha == 1.0f && !to.add && to.bias == nullptr && to.addend == nullptr;
   for (; first + kRows <= last; first += kRows) {
     const float* rows = a + first * (kAcross ? 1 : a_step);
     const auto multiply = [&](auto store) {  // store(row, column of the panel, sum)
       int64_t j = 0;
-      const auto put = [&](int r, int v, const typename R::Floats& sum) { store(r, j + v * R::kWidth, sum); };
+      const auto put = [&](int r, int v, const typename R::Floats& sum) {
+        store(r, j + v * R::kWidth, sum);
+      };
       for (; j + R::kWidth < columns; j += R::kVectors * R::kWidth) {
         MultiplyBlock<R, kRows, R::kVectors, kAcross>(rows, a_step, b + j, b_step, depth, put);
       }
@@ -94,21 +101,25 @@ inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t
       });
     } else {
       alignas(64) float sums[kRows * kPanel];
-      multiply([&](int r, int64_t j, const typename R::Floats& sum) { R::Store(sums + r * kPanel + j, sum); });
+      multiply([&](int r, int64_t j, const typename R::Floats& sum) {
+        R::Store(sums + r * kPanel + j, sum);
+      });
       WriteBlock<R>(to, sums, first, kRows, column, columns);
     }
   }
   if constexpr (kRows > 1) {
     if (first < last) {
-      MultiplyPanel<R, kRows / 2, kAcross>(to, first, last, column, columns, a, a_step, b, b_step, depth);
+      MultiplyPanel<R, kRows / 2, kAcross>(to, first, last, column, columns, a, a_step, b, b_step,
+                                           depth);
     }
   }
 }
 
-// c(i, j) as a dot product: for a few rows, over which turning B's contiguous columns would not pay.
+// c(i, j) as a dot product: for a few rows, over which turning B's contiguous columns would not
+// pay.
 template <typename R>
-inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
-                            const float* bias, const float* addend) {
+inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, const float* a,
+                            const float* b, float* c, const float* bias, const float* addend) {
   using Four = tiles::Registers<tiles::Vectors16>;
   alignas(64) float sums[kFewRows * kPanel];
   const Target to{s, s.accumulate, c, bias, addend};
@@ -134,7 +145,8 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
         }
         tiles::TransposeFour(folded[0], 4, turned[0], 4);
         float* sum = sums + (i - first) * kPanel + j;
-        Four::At(sum) = (Four::At(turned[0]) + Four::At(turned[1])) + (Four::At(turned[2]) + Four::At(turned[3]));
+        Four::At(sum) = (Four::At(turned[0]) + Four::At(turned[1])) +
+                        (Four::At(turned[2]) + Four::At(turned[3]));
         for (int64_t p = whole; p < s.k; ++p) {
           for (int v = 0; v < 4; ++v) sum[v] += left[p] * right[v][p];
         }
@@ -145,10 +157,11 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
 }
 
 template <typename R>
-inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
-                         const float* bias, const float* addend) {
+inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const float* a,
+                         const float* b, float* c, const float* bias, const float* addend) {
   alignas(64) float panel[kDepth * kPanel];
-  const int64_t blocks = std::max<int64_t>(1, (s.k + kDepth - 1) / kDepth), even = (s.k + blocks - 1) / blocks;
+  const int64_t blocks = std::max<int64_t>(1, (s.k + kDepth - 1) / kDepth),
+                even = (s.k + blocks - 1) / blocks;
   for (int64_t j = 0; j < s.n; j += kPanel) {
     const int64_t columns = std::min(kPanel, s.n - j);
     int64_t p = 0;
@@ -162,12 +175,15 @@ inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const f
         right_step = kPanel;
       }
       const bool start = p == 0;
-      const Target to{s, s.accumulate || !start, c, start ? bias : nullptr, start ? addend : nullptr};
+      const Target to{s, s.accumulate || !start, c, start ? bias : nullptr,
+                      start ? addend : nullptr};
       const float* left = a + p * s.a.col;
       if (s.a.col == 1) {
-        MultiplyPanel<R, R::kRows, false>(to, first, last, j, columns, left, s.a.row, right, right_step, depth);
+        MultiplyPanel<R, R::kRows, false>(to, first, last, j, columns, left, s.a.row, right,
+                                          right_step, depth);
       } else {
-        MultiplyPanel<R, R::kRows, true>(to, first, last, j, columns, left, s.a.col, right, right_step, depth);
+        MultiplyPanel<R, R::kRows, true>(to, first, last, j, columns, left, s.a.col, right,
+                                         right_step, depth);
       }
       p += std::max<int64_t>(1, even);
     } while (p < s.k);
@@ -176,8 +192,8 @@ inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const f
 
 }  // namespace
 
-void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
-                       const float* bias, const float* addend) {
+void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a,
+                       const float* b, float* c, const float* bias, const float* addend) {
   const bool by_columns = s.m <= kFewRows && s.b.row == 1 && s.a.col == 1;
   tiles::OnBestTiles([&](auto registers) {
     using R = decltype(registers);

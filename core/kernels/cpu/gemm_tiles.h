@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// float32 products too small for a oneDNN call: blocks in registers, read where they lie. B is copied only where its rows
-// are not contiguous, or end inside a vector.
+// float32 products too small for a oneDNN call: blocks in registers, read where they lie. B is
+// copied only where its rows are not contiguous, or end inside a vector.
 #ifndef CAESURA_CORE_KERNELS_CPU_GEMM_TILES_H_
 #define CAESURA_CORE_KERNELS_CPU_GEMM_TILES_H_
 
@@ -8,9 +8,10 @@
 
 namespace caesura {
 
-// Rows [first, last) of one product without batch dims. `bias`, `addend`: as GemmSpec says, or null.
-void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a, const float* b, float* c,
-                       const float* bias, const float* addend);
+// Rows [first, last) of one product without batch dims. `bias`, `addend`: as GemmSpec says, or
+// null.
+void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a,
+                       const float* b, float* c, const float* bias, const float* addend);
 
 }  // namespace caesura
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements GridSample reads for one place of the grid, with what weights, and how the weights change with
-// the grid (ONNX GridSample-22, reference implementation); shared with GridSampleGrad.
+// Which elements GridSample reads for one place of the grid, with what weights, and how the weights
+// change with the grid (ONNX GridSample-22, reference implementation); shared with GridSampleGrad.
 #ifndef CAESURA_CORE_KERNELS_CPU_GRID_SAMPLER_H_
 #define CAESURA_CORE_KERNELS_CPU_GRID_SAMPLER_H_
 
@@ -44,13 +44,15 @@ GridReader<A> GridReaderOf(DType dtype) {
   GridReader<A> reader = nullptr;
   DispatchFloat(dtype, [&](auto tag) {
     using G = typename decltype(tag)::type;
-    reader = [](const void* data, int64_t i) { return static_cast<A>(static_cast<const G*>(data)[i]); };
+    reader = [](const void* data, int64_t i) {
+      return static_cast<A>(static_cast<const G*>(data)[i]);
+    };
   });
   return reader;
 }
 
-// The elements behind one place: offsets within a plane of X, their weights, and the weights' derivatives by each
-// grid coordinate (in X's axis order).
+// The elements behind one place: offsets within a plane of X, their weights, and the weights'
+// derivatives by each grid coordinate (in X's axis order).
 template <typename A>
 struct GridCell {
   int count = 0;
@@ -62,9 +64,11 @@ struct GridCell {
 template <typename A>
 class GridSampler {
  public:
-  explicit GridSampler(const GridSpec& spec) : spec_(spec), rank_(static_cast<int>(spec.dims.size())) {}
+  explicit GridSampler(const GridSpec& spec)
+      : spec_(spec), rank_(static_cast<int>(spec.dims.size())) {}
 
-  // `coordinates`: the grid's r numbers, innermost axis of X first. Fills the slopes only when asked.
+  // `coordinates`: the grid's r numbers, innermost axis of X first. Fills the slopes only when
+  // asked.
   void Locate(const A* coordinates, bool slopes, GridCell<A>& cell) const {
     AxisSample axes[kMaxGridAxes];
     for (int a = 0; a < rank_; ++a) axes[a] = SampleAxis(coordinates[rank_ - 1 - a], spec_.dims[a]);
@@ -101,7 +105,8 @@ class GridSampler {
   A Low() const { return spec_.options.align_corners ? A(0) : A(-0.5); }
   A High(int64_t length) const { return Low() == 0 ? A(length - 1) : A(length) - A(0.5); }
 
-  // Pixel coordinate of a grid number, brought inside as the padding says; `gain` is its derivative.
+  // Pixel coordinate of a grid number, brought inside as the padding says; `gain` is its
+  // derivative.
   A Coordinate(A n, int64_t length, A& gain) const {
     const bool corners = spec_.options.align_corners;
     gain = corners ? A(length - 1) / 2 : A(length) / 2;
@@ -194,7 +199,8 @@ class GridSampler {
       }
       for (int d = 0; slopes && d < rank_; ++d) {
         A slope = 1;
-        for (int a = 0; a < rank_; ++a) slope *= a == d ? axes[a].slope[place[a]] : axes[a].weight[place[a]];
+        for (int a = 0; a < rank_; ++a)
+          slope *= a == d ? axes[a].slope[place[a]] : axes[a].weight[place[a]];
         cell.slope[d][cell.count] = slope;
       }
       cell.offset[cell.count] = offset;

@@ -11,7 +11,8 @@
 namespace caesura {
 namespace {
 
-// A sequence shares its elements; a tensor that came as an optional is copied, as its bytes end with the step.
+// A sequence shares its elements; a tensor that came as an optional is copied, as its bytes end
+// with the step.
 Status PassValueOn(KernelContext& context) {
   RuntimeValue value = context.InputValue(0);
   if (value.is_tensor()) {
@@ -44,9 +45,11 @@ Status CreateCheck(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   const int64_t count = info.InputShape(0).elements(), conditions = info.InputShape(1).elements();
   info.SetOutput(0, dtype, info.InputShape(0));
-  info.SetCompute([=, message = info.Attr<std::string>("message", "a check failed")](KernelContext& context) -> Status {
+  info.SetCompute([=, message = info.Attr<std::string>("message", "a check failed")](
+                      KernelContext& context) -> Status {
     const bool* holds = context.Input<bool>(1);
-    if (!std::all_of(holds, holds + conditions, [](bool holds) { return holds; })) return InvalidArgument(message);
+    if (!std::all_of(holds, holds + conditions, [](bool holds) { return holds; }))
+      return InvalidArgument(message);
     const void* x = context.Input<void>(0);
     void* y = context.Output<void>(0);
     if (x != y) CopyElements(dtype, x, y, count);
@@ -91,8 +94,8 @@ Status CreateClip(KernelInfo& info) {
   for (int i = 1; i <= 2; ++i) {
     if (!info.HasInput(i)) continue;
     if (info.InputDType(i) != info.InputDType(0)) {
-      return info.Invalid(std::string("bounds: expected ") + DTypeName(info.InputDType(0)) + ", got " +
-                          DTypeName(info.InputDType(i)));
+      return info.Invalid(std::string("bounds: expected ") + DTypeName(info.InputDType(0)) +
+                          ", got " + DTypeName(info.InputDType(i)));
     }
     if (info.InputShape(i).elements() != 1) {
       return info.Invalid("bounds: expected scalars, got shape " + info.InputShape(i).ToString());
@@ -106,9 +109,18 @@ Status CreateClip(KernelInfo& info) {
 
 void RegisterIdentityKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "Identity", .aliases = {View(0, 0)}, .create = CreateIdentity});
-  registry.Add({.op_type = "Detach", .domain = kCaesuraDomain, .aliases = {View(0, 0)}, .create = CreateIdentity});
-  registry.Add({.op_type = "Check", .domain = kCaesuraDomain, .aliases = {MayReuse(0, 0)}, .create = CreateCheck});
-  registry.Add({.op_type = "Clip", .types = kNumericTypes, .aliases = {MayReuse(0, 0)}, .create = CreateClip});
+  registry.Add({.op_type = "Detach",
+                .domain = kCaesuraDomain,
+                .aliases = {View(0, 0)},
+                .create = CreateIdentity});
+  registry.Add({.op_type = "Check",
+                .domain = kCaesuraDomain,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateCheck});
+  registry.Add({.op_type = "Clip",
+                .types = kNumericTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateClip});
 }
 
 }  // namespace caesura

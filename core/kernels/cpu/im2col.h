@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Windows of an image as the columns of a matrix, and back: convolutions become matrix products. Plain code for every
-// numeric type, with one to three spatial axes.
+// Windows of an image as the columns of a matrix, and back: convolutions become matrix products.
+// Plain code for every numeric type, with one to three spatial axes.
 #ifndef CAESURA_CORE_KERNELS_CPU_IM2COL_H_
 #define CAESURA_CORE_KERNELS_CPU_IM2COL_H_
 
@@ -32,22 +32,25 @@ struct Window3 {
   int64_t OutputCount() const { return output[0] * output[1] * output[2]; }
 };
 
-// Calls fn(row of outputs, first, last, input offset of output 0, input step) for each line of outputs along the last
-// axis that meets kernel position `k`: outputs [first, last) see the input, those outside see padding only.
+// Calls fn(row of outputs, first, last, input offset of output 0, input step) for each line of
+// outputs along the last axis that meets kernel position `k`: outputs [first, last) see the input,
+// those outside see padding only.
 template <typename Fn>
 inline void ForEachLine(const Window3& w, int64_t k, Fn&& fn) {
-  const int64_t k2 = k % w.kernel[2], k1 = k / w.kernel[2] % w.kernel[1], k0 = k / w.kernel[2] / w.kernel[1];
+  const int64_t k2 = k % w.kernel[2], k1 = k / w.kernel[2] % w.kernel[1],
+                k0 = k / w.kernel[2] / w.kernel[1];
   const int64_t start = k2 * w.dilations[2] - w.pads[2], step = w.strides[2];
   const int64_t first = std::min(w.output[2], start >= 0 ? 0 : (-start + step - 1) / step);
   const int64_t room = w.input[2] - start;
-  const int64_t last = std::max(first, std::min(w.output[2], room <= 0 ? 0 : (room - 1) / step + 1));
+  const int64_t last =
+      std::max(first, std::min(w.output[2], room <= 0 ? 0 : (room - 1) / step + 1));
   for (int64_t o0 = 0; o0 < w.output[0]; ++o0) {
     const int64_t i0 = o0 * w.strides[0] - w.pads[0] + k0 * w.dilations[0];
     for (int64_t o1 = 0; o1 < w.output[1]; ++o1) {
       const int64_t i1 = o1 * w.strides[1] - w.pads[1] + k1 * w.dilations[1];
       const bool inside = i0 >= 0 && i0 < w.input[0] && i1 >= 0 && i1 < w.input[1];
-      fn((o0 * w.output[1] + o1) * w.output[2], inside ? first : w.output[2], inside ? last : w.output[2],
-         (i0 * w.input[1] + i1) * w.input[2] + start, step);
+      fn((o0 * w.output[1] + o1) * w.output[2], inside ? first : w.output[2],
+         inside ? last : w.output[2], (i0 * w.input[1] + i1) * w.input[2] + start, step);
     }
   }
 }

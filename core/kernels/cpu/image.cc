@@ -53,13 +53,15 @@ Status CreateResizeFrom(KernelInfo& info, ResizeInputs inputs) {
   const bool known =
       DispatchDType<float, Float16, BFloat16>(
           dtype, [&](auto tag) { SetPasses<typename decltype(tag)::type, float>(info, plan); }) ||
-      DispatchNumeric(dtype, [&](auto tag) { SetPasses<typename decltype(tag)::type, double>(info, plan); });
+      DispatchNumeric(
+          dtype, [&](auto tag) { SetPasses<typename decltype(tag)::type, double>(info, plan); });
   return known ? Status() : info.Refuse(std::string("does not interpolate ") + DTypeName(dtype));
 }
 
 Status CreateResize(KernelInfo& info) {
   const int version = info.node().since_version();
-  return CreateResizeFrom(info, version > 0 && version < 11 ? ResizeInputs{-1, 1, -1} : ResizeInputs{1, 2, 3});
+  return CreateResizeFrom(
+      info, version > 0 && version < 11 ? ResizeInputs{-1, 1, -1} : ResizeInputs{1, 2, 3});
 }
 
 Status CreateUpsample(KernelInfo& info) {

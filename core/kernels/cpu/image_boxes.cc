@@ -52,13 +52,15 @@ void SelectBoxes(const SuppressionSpec& spec, const SuppressionLimits& limits, c
   for (int64_t i = 0; i < spec.boxes; ++i) {
     if (!spec.has_score || scores[i] > limits.score) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return scores[i] > scores[j]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t i, int64_t j) { return scores[i] > scores[j]; });
   std::vector<Box> kept;
   for (int64_t i : order) {
     if (static_cast<int64_t>(kept.size()) >= limits.most) break;
     const Box box = Box::Of(boxes + i * 4, spec.center);
-    const bool stays = std::none_of(kept.begin(), kept.end(),
-                                    [&](const Box& other) { return Overlaps(box, other, limits.overlap); });
+    const bool stays = std::none_of(kept.begin(), kept.end(), [&](const Box& other) {
+      return Overlaps(box, other, limits.overlap);
+    });
     if (!stays) continue;
     kept.push_back(box);
     selected.push_back(i);
@@ -81,28 +83,32 @@ Status RunSuppression(const SuppressionSpec& spec, KernelContext& context) {
   for (int64_t b = 0; b < spec.batches && spec.boxes > 0 && spec.classes > 0; ++b) {
     for (int64_t c = 0; c < spec.classes; ++c) {
       selected.clear();
-      SelectBoxes(spec, limits, boxes + b * spec.boxes * 4, scores + (b * spec.classes + c) * spec.boxes,
-                  selected);
+      SelectBoxes(spec, limits, boxes + b * spec.boxes * 4,
+                  scores + (b * spec.classes + c) * spec.boxes, selected);
       for (int64_t box : selected) rows.insert(rows.end(), {b, c, box});
     }
   }
-  ASSIGN_OR_RETURN(Tensor out,
-                   context.AllocateOutput(0, DType::kInt64, Shape{static_cast<int64_t>(rows.size()) / 3, 3}));
+  ASSIGN_OR_RETURN(
+      Tensor out,
+      context.AllocateOutput(0, DType::kInt64, Shape{static_cast<int64_t>(rows.size()) / 3, 3}));
   std::copy(rows.begin(), rows.end(), out.data<int64_t>());
   return {};
 }
 
 Status CreateNonMaxSuppression(KernelInfo& info) {
   const Shape &boxes = info.InputShape(0), &scores = info.InputShape(1);
-  if (boxes.rank() != 3 || boxes[2] != 4 || scores.rank() != 3 || scores[0] != boxes[0] || scores[2] != boxes[1]) {
-    return info.Invalid("boxes " + boxes.ToString() + " do not go with scores " + scores.ToString());
+  if (boxes.rank() != 3 || boxes[2] != 4 || scores.rank() != 3 || scores[0] != boxes[0] ||
+      scores[2] != boxes[1]) {
+    return info.Invalid("boxes " + boxes.ToString() + " do not go with scores " +
+                        scores.ToString());
   }
   const DTypeSet expected[] = {
       {DType::kFloat32}, {DType::kFloat32}, {DType::kInt64}, {DType::kFloat32}, {DType::kFloat32}};
   for (int i = 0; i < 5; ++i) {
     if (!info.HasInput(i)) continue;
     RETURN_IF_ERROR(CheckDType(info, i, expected[i]));
-    if (i >= 2 && info.InputShape(i).elements() != 1) return info.Invalid("limits: expected one number each");
+    if (i >= 2 && info.InputShape(i).elements() != 1)
+      return info.Invalid("limits: expected one number each");
   }
   const bool center = info.Attr<int64_t>("center_point_box", 0) != 0;
   const SuppressionSpec spec = {boxes[0],         scores[1],        boxes[1],        center,
@@ -114,14 +120,16 @@ Status CreateNonMaxSuppression(KernelInfo& info) {
 
 // Col2Im over any number of spatial axes.
 struct FoldSpec {
-  int64_t planes;                                // batches * channels
-  std::vector<int64_t> image, block, positions;  // per axis: extent, kernel extent, places of the kernel
+  int64_t planes;  // batches * channels
+  std::vector<int64_t> image, block,
+      positions;  // per axis: extent, kernel extent, places of the kernel
   std::vector<int64_t> strides, pads, dilations;
   int64_t image_size, block_size, position_count;
   int threads;
 };
 
-// Adds the column of one kernel element into a plane: rows along the last axis, clipped to the image.
+// Adds the column of one kernel element into a plane: rows along the last axis, clipped to the
+// image.
 template <typename T>
 void FoldColumn(const FoldSpec& at, const int64_t* origin, const T* column, Accumulator<T>* plane) {
   const size_t last = at.image.size() - 1;
@@ -160,7 +168,8 @@ void Fold(const FoldSpec& at, const T* x, Accumulator<T>* sums, T* y) {
         FoldColumn(at, origin, x + (n * at.block_size + k) * at.position_count, plane);
       }
       if constexpr (!std::is_same_v<T, Accumulator<T>>) {
-        for (int64_t i = 0; i < at.image_size; ++i) y[n * at.image_size + i] = static_cast<T>(plane[i]);
+        for (int64_t i = 0; i < at.image_size; ++i)
+          y[n * at.image_size + i] = static_cast<T>(plane[i]);
       }
     }
   });
@@ -177,22 +186,23 @@ Result<FoldSpec> ReadFold(const KernelInfo& info) {
   spec.pads = info.Attr<std::vector<int64_t>>("pads", std::vector<int64_t>(2 * rank, 0));
   spec.threads = info.threads();
   bool fits = x.rank() == 3 && rank > 0 && rank <= static_cast<size_t>(kMaxWalkAxes) &&
-              spec.block.size() == rank && spec.strides.size() == rank && spec.dilations.size() == rank &&
-              spec.pads.size() == 2 * rank;
+              spec.block.size() == rank && spec.strides.size() == rank &&
+              spec.dilations.size() == rank && spec.pads.size() == 2 * rank;
   spec.image_size = spec.block_size = spec.position_count = 1;
   for (size_t a = 0; fits && a < rank; ++a) {
     fits = spec.image[a] >= 0 && spec.block[a] > 0 && spec.strides[a] > 0 && spec.dilations[a] > 0;
     if (!fits) break;
-    const int64_t reach =
-        spec.image[a] + spec.pads[a] + spec.pads[rank + a] - spec.dilations[a] * (spec.block[a] - 1);
+    const int64_t reach = spec.image[a] + spec.pads[a] + spec.pads[rank + a] -
+                          spec.dilations[a] * (spec.block[a] - 1);
     spec.positions.push_back(reach < 1 ? 0 : (reach - 1) / spec.strides[a] + 1);
     fits = !__builtin_mul_overflow(spec.image_size, spec.image[a], &spec.image_size) &&
            !__builtin_mul_overflow(spec.block_size, spec.block[a], &spec.block_size) &&
            !__builtin_mul_overflow(spec.position_count, spec.positions[a], &spec.position_count);
   }
   if (!fits || x[1] % spec.block_size != 0 || x[2] != spec.position_count) {
-    return info.Invalid("input " + x.ToString() + " does not go with image " + Shape(spec.image).ToString() +
-                        " and block " + Shape(spec.block).ToString());
+    return info.Invalid("input " + x.ToString() + " does not go with image " +
+                        Shape(spec.image).ToString() + " and block " +
+                        Shape(spec.block).ToString());
   }
   spec.planes = x[0] * (x[1] / spec.block_size);
   return spec;
@@ -218,7 +228,8 @@ Status CreateCol2Im(KernelInfo& info) {
       }
     });
   });
-  return known ? Status() : info.Refuse(std::string("does not add ") + DTypeName(info.InputDType(0)));
+  return known ? Status()
+               : info.Refuse(std::string("does not add ") + DTypeName(info.InputDType(0)));
 }
 
 Status CreateImageDecoder(KernelInfo& info) {

@@ -43,7 +43,8 @@ Result<GridSpec> MakeGridSpec(const KernelInfo& info, const Shape& x, const Shap
   if (rank < 1 || grid.rank() != x.rank() || grid[grid.rank() - 1] != rank || grid[0] != x[0]) {
     return info.Invalid("grid " + grid.ToString() + " does not go with X " + x.ToString());
   }
-  if (rank > kMaxGridAxes) return info.Refuse("samples at most 4 spatial axes, got " + std::to_string(rank));
+  if (rank > kMaxGridAxes)
+    return info.Refuse("samples at most 4 spatial axes, got " + std::to_string(rank));
   spec.dims.assign(x.begin() + 2, x.end());
   spec.strides = Shape(spec.dims).Strides();
   spec.threads = info.threads();
@@ -76,7 +77,8 @@ void SampleGrid(const GridSpec& spec, GridReader<A> read, const T* x, const void
       const int64_t count = std::min(kPlaceBlock, spec.places - begin);
       for (int64_t p = 0; p < count; ++p) {
         A at[kMaxGridAxes];
-        for (int64_t d = 0; d < rank; ++d) at[d] = read(grid, (n * spec.places + begin + p) * rank + d);
+        for (int64_t d = 0; d < rank; ++d)
+          at[d] = read(grid, (n * spec.places + begin + p) * rank + d);
         sampler.Locate(at, false, cells[p]);
       }
       for (int64_t c = 0; c < spec.channels; ++c) {
@@ -103,10 +105,12 @@ Status CreateGridSample(KernelInfo& info) {
     using A = std::conditional_t<std::is_integral_v<T>, double, Accumulator<T>>;
     const GridReader<A> read = GridReaderOf<A>(info.InputDType(1));
     info.SetCompute([spec, read](KernelContext& context) {
-      SampleGrid<T, A>(spec, read, context.Input<T>(0), context.Input<void>(1), context.Output<T>(0));
+      SampleGrid<T, A>(spec, read, context.Input<T>(0), context.Input<void>(1),
+                       context.Output<T>(0));
     });
   });
-  return known ? Status() : info.Refuse(std::string("does not sample ") + DTypeName(info.InputDType(0)));
+  return known ? Status()
+               : info.Refuse(std::string("does not sample ") + DTypeName(info.InputDType(0)));
 }
 
 // The place of index i on an axis of `count` evenly spaced ones from -1 to 1.
@@ -118,7 +122,8 @@ double GridPosition(int64_t i, int64_t count, bool align_corners) {
 
 // theta [N, r, r + 1]; y [N, places, r], coordinates innermost axis first.
 template <typename T>
-void FillAffineGrid(const Shape& spatial, int64_t batches, bool align_corners, const T* theta, T* y) {
+void FillAffineGrid(const Shape& spatial, int64_t batches, bool align_corners, const T* theta,
+                    T* y) {
   const int rank = spatial.rank();
   const int64_t places = spatial.elements();
   const std::vector<int64_t>& dims = spatial.dims();
@@ -145,7 +150,8 @@ Status CreateAffineGrid(KernelInfo& info) {
   const std::vector<int64_t> size = info.HostInts(1);
   const int64_t rank = static_cast<int64_t>(size.size()) - 2;
   if ((rank != 2 && rank != 3) || theta != Shape{size[0], rank, rank + 1}) {
-    return info.Invalid("theta " + theta.ToString() + " does not go with size " + Shape(size).ToString());
+    return info.Invalid("theta " + theta.ToString() + " does not go with size " +
+                        Shape(size).ToString());
   }
   std::vector<int64_t> dims = {size[0]};
   dims.insert(dims.end(), size.begin() + 2, size.end());
@@ -167,7 +173,10 @@ Status CreateAffineGrid(KernelInfo& info) {
 
 void RegisterGridKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "GridSample", .create = CreateGridSample});
-  registry.Add({.op_type = "AffineGrid", .types = kFloatTypes, .host_inputs = {1}, .create = CreateAffineGrid});
+  registry.Add({.op_type = "AffineGrid",
+                .types = kFloatTypes,
+                .host_inputs = {1},
+                .create = CreateAffineGrid});
 }
 
 }  // namespace caesura

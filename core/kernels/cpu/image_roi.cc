@@ -13,9 +13,11 @@ namespace {
 Result<RoiSpec> MakeRoiSpec(const KernelInfo& info, int x, int rois, int64_t roi_columns) {
   RETURN_IF_ERROR(CheckRank(info, x, 4));
   const Shape &shape = info.InputShape(x), &regions = info.InputShape(rois);
-  if (regions.rank() != 2 || regions[1] != roi_columns || info.InputDType(rois) != info.InputDType(x)) {
-    return info.Invalid("rois: expected [count, " + std::to_string(roi_columns) + "] of X's type, got " +
-                        DTypeName(info.InputDType(rois)) + regions.ToString());
+  if (regions.rank() != 2 || regions[1] != roi_columns ||
+      info.InputDType(rois) != info.InputDType(x)) {
+    return info.Invalid("rois: expected [count, " + std::to_string(roi_columns) +
+                        "] of X's type, got " + DTypeName(info.InputDType(rois)) +
+                        regions.ToString());
   }
   RoiSpec spec = {};
   spec.threads = info.threads();
@@ -30,7 +32,8 @@ Result<RoiSpec> MakeRoiSpec(const KernelInfo& info, int x, int rois, int64_t roi
 }
 
 Status CheckOutSize(const KernelInfo& info, const RoiSpec& spec) {
-  if (spec.out_height <= 0 || spec.out_width <= 0) return info.Invalid("output size: expected positive numbers");
+  if (spec.out_height <= 0 || spec.out_width <= 0)
+    return info.Invalid("output size: expected positive numbers");
   return CheckDims(info, spec.out().dims(), DType::kFloat64).status();
 }
 
@@ -45,11 +48,13 @@ Result<RoiSpec> MakeRoiAlignSpec(const KernelInfo& info, int x, int rois, int ba
   spec.out_width = info.Attr<int64_t>("output_width", 1);
   spec.sampling = info.Attr<int64_t>("sampling_ratio", 0);
   const int version = info.node().since_version();
-  const bool old = info.node().Is("RoiAlign") && version > 0 && version < 16;  // had no coordinate mode
+  const bool old =
+      info.node().Is("RoiAlign") && version > 0 && version < 16;  // had no coordinate mode
   const std::string mode = info.Attr<std::string>("mode", "avg");
-  const std::string coordinates =
-      info.Attr<std::string>("coordinate_transformation_mode", old ? "output_half_pixel" : "half_pixel");
-  if ((mode != "avg" && mode != "max") || (coordinates != "half_pixel" && coordinates != "output_half_pixel")) {
+  const std::string coordinates = info.Attr<std::string>("coordinate_transformation_mode",
+                                                         old ? "output_half_pixel" : "half_pixel");
+  if ((mode != "avg" && mode != "max") ||
+      (coordinates != "half_pixel" && coordinates != "output_half_pixel")) {
     return info.Invalid("mode, coordinate_transformation_mode: no such value");
   }
   spec.max = mode == "max";
@@ -77,9 +82,11 @@ struct BinPlace {
   int64_t bin, channels;
 };
 
-// One bin of a block of channels. Max mode takes the largest weighted corner of all points, as ONNX has it.
+// One bin of a block of channels. Max mode takes the largest weighted corner of all points, as ONNX
+// has it.
 template <typename T, typename A>
-void PoolBin(const RoiSpec& spec, const RoiPoints<A>& points, const BinPlace& place, const T* x, T* y) {
+void PoolBin(const RoiSpec& spec, const RoiPoints<A>& points, const BinPlace& place, const T* x,
+             T* y) {
   A sums[kChannelBlock] = {};
   const int64_t h = place.bin / spec.out_width, w = place.bin % spec.out_width;
   bool first = true;
@@ -98,7 +105,8 @@ void PoolBin(const RoiSpec& spec, const RoiPoints<A>& points, const BinPlace& pl
     first = false;
   });
   const A divisor = spec.max ? A(1) : points.count();
-  for (int64_t c = 0; c < place.channels; ++c) y[c * spec.out_plane()] = static_cast<T>(sums[c] / divisor);
+  for (int64_t c = 0; c < place.channels; ++c)
+    y[c * spec.out_plane()] = static_cast<T>(sums[c] / divisor);
 }
 
 template <typename T>
@@ -112,7 +120,8 @@ void AlignRois(const RoiSpec& spec, const T* x, const T* rois, const int64_t* ba
       const T* from = x + (batches[r] * spec.channels + channel) * spec.plane();
       T* to = y + (r * spec.channels + channel) * spec.out_plane();
       const int64_t channels = std::min(kChannelBlock, spec.channels - channel);
-      for (int64_t bin = 0; bin < spec.out_plane(); ++bin) PoolBin(spec, points, {bin, channels}, from, to + bin);
+      for (int64_t bin = 0; bin < spec.out_plane(); ++bin)
+        PoolBin(spec, points, {bin, channels}, from, to + bin);
     }
   });
 }
@@ -124,7 +133,8 @@ Status CreateRoiAlign(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     info.SetCompute([spec, label = info.node().Label()](KernelContext& context) -> Status {
       const int64_t* batches = context.Input<int64_t>(2);
-      for (int64_t r = 0; r < spec.rois; ++r) RETURN_IF_ERROR(CheckRoiBatch(batches[r], spec, label));
+      for (int64_t r = 0; r < spec.rois; ++r)
+        RETURN_IF_ERROR(CheckRoiBatch(batches[r], spec, label));
       AlignRois(spec, context.Input<T>(0), context.Input<T>(1), batches, context.Output<T>(0));
       return {};
     });

@@ -96,13 +96,13 @@ Status CreateGatherElements(KernelInfo& info) {
   DispatchIndexed(info.InputDType(0), info.InputDType(1), [&](auto tag, auto index_tag) {
     using T = typename decltype(tag)::type;
     using I = typename decltype(index_tag)::type;
-    info.SetCompute(
-        [walk, count, threads = info.threads(), label = info.node().Label()](KernelContext& context) -> Status {
-          const I* at = context.Input<I>(1);
-          RETURN_IF_ERROR(CheckIndices(at, count, walk.axis_dim, label));
-          if (count > 0) GatherElements(walk, context.Input<T>(0), at, context.Output<T>(0), threads);
-          return {};
-        });
+    info.SetCompute([walk, count, threads = info.threads(),
+                     label = info.node().Label()](KernelContext& context) -> Status {
+      const I* at = context.Input<I>(1);
+      RETURN_IF_ERROR(CheckIndices(at, count, walk.axis_dim, label));
+      if (count > 0) GatherElements(walk, context.Input<T>(0), at, context.Output<T>(0), threads);
+      return {};
+    });
   });
   return {};
 }
@@ -122,7 +122,8 @@ void GatherTuples(const GatherNDSpec& at, const T* x, const int64_t* indices, T*
   ParallelFor(at.threads, at.batches * at.tuples, grain, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
       const T* from = x + item / at.tuples * at.batch_stride;
-      for (int64_t a = 0; a < k; ++a) from += Wrap(indices[item * k + a], at.dims[a]) * at.strides[a];
+      for (int64_t a = 0; a < k; ++a)
+        from += Wrap(indices[item * k + a], at.dims[a]) * at.strides[a];
       std::copy(from, from + at.slice, y + item * at.slice);
     }
   });
@@ -136,12 +137,13 @@ Status CreateGatherND(KernelInfo& info) {
   const int q = indices.rank();
   const int64_t k = q > 0 ? indices[q - 1] : 0;
   if (q < 1 || batch < 0 || batch >= q || k < 0 || batch + k > data.rank()) {
-    return info.Invalid("cannot index " + data.ToString() + " by " + indices.ToString() + " with batch_dims " +
-                        std::to_string(batch));
+    return info.Invalid("cannot index " + data.ToString() + " by " + indices.ToString() +
+                        " with batch_dims " + std::to_string(batch));
   }
   const int b = static_cast<int>(batch), end = b + static_cast<int>(k);
   if (!std::equal(data.begin(), data.begin() + b, indices.begin())) {
-    return info.Invalid("batch dims of " + data.ToString() + " and " + indices.ToString() + " differ");
+    return info.Invalid("batch dims of " + data.ToString() + " and " + indices.ToString() +
+                        " differ");
   }
   std::vector<int64_t> dims(indices.begin(), indices.end() - 1);
   dims.insert(dims.end(), data.begin() + end, data.end());
@@ -191,12 +193,16 @@ void FillOneHot(const OneHotSpec& at, const void* indices, const T* values, T* y
 
 Status CreateOneHot(KernelInfo& info) {
   const Shape& indices = info.InputShape(0);
-  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), indices.rank() + 1));
+  ASSIGN_OR_RETURN(const int axis,
+                   CheckAxis(info, info.Attr<int64_t>("axis", -1), indices.rank() + 1));
   const std::vector<int64_t> depth = info.HostInts(1);
-  if (depth.size() != 1 || depth[0] < 0) return info.Invalid("depth: expected one number, not negative");
+  if (depth.size() != 1 || depth[0] < 0)
+    return info.Invalid("depth: expected one number, not negative");
   if (info.InputShape(2).elements() != 2) return info.Invalid("values: expected [off, on]");
-  OneHotSpec spec = {indices.Elements(0, axis), depth[0], indices.Elements(axis, indices.rank()), nullptr};
-  DispatchNumeric(info.InputDType(0), [&](auto tag) { spec.read = &ReadAsInt<typename decltype(tag)::type>; });
+  OneHotSpec spec = {indices.Elements(0, axis), depth[0], indices.Elements(axis, indices.rank()),
+                     nullptr};
+  DispatchNumeric(info.InputDType(0),
+                  [&](auto tag) { spec.read = &ReadAsInt<typename decltype(tag)::type>; });
   if (spec.read == nullptr) return info.Invalid("indices: expected numbers");
   std::vector<int64_t> dims = indices.dims();
   dims.insert(dims.begin() + axis, depth[0]);
@@ -220,7 +226,8 @@ Result<ElementWalk> MakeElementWalk(const KernelInfo& info, int data, int indice
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 0), x.rank()));
   bool fits = index.rank() == x.rank() && x.rank() <= kMaxWalkAxes;
   for (int a = 0; fits && a < x.rank(); ++a) fits = a == axis || index[a] <= x[a];
-  if (!fits) return info.Invalid("indices: shape " + index.ToString() + " does not go with " + x.ToString());
+  if (!fits)
+    return info.Invalid("indices: shape " + index.ToString() + " does not go with " + x.ToString());
   ElementWalk walk;
   const std::vector<int64_t> strides = x.Strides();
   const int last = x.rank() - 1;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that write by index into a copy of their first input: ScatterElements, Scatter, ScatterND, TensorScatter.
+// Ops that write by index into a copy of their first input: ScatterElements, Scatter, ScatterND,
+// TensorScatter.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -14,7 +15,8 @@
 namespace caesura {
 namespace {
 
-// What becomes of an old and a new value that meet. Later updates win, or add up, in row-major order.
+// What becomes of an old and a new value that meet. Later updates win, or add up, in row-major
+// order.
 struct TakeNew {
   template <typename T>
   static void Apply(T& old, const T& value) {
@@ -60,13 +62,15 @@ Status DispatchReduction(KernelInfo& info, Fn&& fn) {
   if (name == "mul") known = DispatchNumeric(dtype, [&](auto tag) { fn(MultiplyNew(), tag); });
   if (name == "max") known = DispatchNumeric(dtype, [&](auto tag) { fn(MaxNew(), tag); });
   if (name == "min") known = DispatchNumeric(dtype, [&](auto tag) { fn(MinNew(), tag); });
-  return known ? Status() : info.Refuse("does not do reduction '" + name + "' of " + DTypeName(dtype));
+  return known ? Status()
+               : info.Refuse("does not do reduction '" + name + "' of " + DTypeName(dtype));
 }
 
 template <typename Reduction, typename T, typename I>
 void ScatterElements(const ElementWalk& at, const I* indices, const T* updates, T* y, int threads) {
   const int64_t rows = at.rows / at.groups;
-  const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, rows * at.columns));
+  const int64_t grain =
+      std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, rows * at.columns));
   ParallelFor(threads, at.groups, grain, [&](int64_t first, int64_t last) {
     Odometer<1> walk(at.extents, {&at.data_strides});
     walk.Seek(first * rows);
@@ -75,7 +79,8 @@ void ScatterElements(const ElementWalk& at, const I* indices, const T* updates, 
       const I* index = indices + r * at.columns;
       const T* update = updates + r * at.columns;
       for (int64_t j = 0; j < at.columns; ++j) {
-        Reduction::Apply(row[Wrap(index[j], at.axis_dim) * at.axis_step + j * at.column_step], update[j]);
+        Reduction::Apply(row[Wrap(index[j], at.axis_dim) * at.axis_step + j * at.column_step],
+                         update[j]);
       }
     }
   });
@@ -92,8 +97,9 @@ Status CreateScatterElements(KernelInfo& info) {
   ASSIGN_OR_RETURN(ElementWalk walk, MakeElementWalk(info, 0, 1));
   const DType dtype = info.InputDType(0);
   if (info.InputShape(2) != info.InputShape(1) || info.InputDType(2) != dtype) {
-    return info.Invalid(std::string("updates: expected ") + DTypeName(dtype) + info.InputShape(1).ToString() +
-                        ", got " + DTypeName(info.InputDType(2)) + info.InputShape(2).ToString());
+    return info.Invalid(std::string("updates: expected ") + DTypeName(dtype) +
+                        info.InputShape(1).ToString() + ", got " + DTypeName(info.InputDType(2)) +
+                        info.InputShape(2).ToString());
   }
   info.SetOutput(0, dtype, info.InputShape(0));
   const int64_t count = info.InputShape(1).elements(), total = info.InputShape(0).elements();
@@ -186,14 +192,15 @@ struct CacheSpec {
 };
 
 template <typename T>
-Status WriteCache(const CacheSpec& at, const int64_t* starts, const T* update, T* y, const std::string& label) {
+Status WriteCache(const CacheSpec& at, const int64_t* starts, const T* update, T* y,
+                  const std::string& label) {
   const bool is_empty = at.middle == 0 || at.update_length == 0 || at.inner == 0;
   if (is_empty && starts == nullptr) return {};
   for (int64_t b = 0; b < at.batches; ++b) {
     const int64_t start = starts == nullptr ? 0 : starts[b];
     if (start < 0 || (!at.circular && start > at.length - at.update_length)) {
-      return InvalidArgument(label + " write_indices: " + std::to_string(start) + " does not fit a cache of " +
-                             std::to_string(at.length));
+      return InvalidArgument(label + " write_indices: " + std::to_string(start) +
+                             " does not fit a cache of " + std::to_string(at.length));
     }
     for (int64_t m = 0; m < at.middle && !is_empty; ++m) {
       T* cache = y + (b * at.middle + m) * at.length * at.inner;
@@ -217,12 +224,13 @@ Status CreateTensorScatter(KernelInfo& info) {
   Shape expected = cache;
   if (update.rank() == cache.rank()) expected[axis] = std::min(cache[axis], update[axis]);
   if (axis == 0 || update != expected || info.InputDType(1) != dtype) {
-    return info.Invalid("update: " + update.ToString() + " does not go into " + cache.ToString() + " along axis " +
-                        std::to_string(axis));
+    return info.Invalid("update: " + update.ToString() + " does not go into " + cache.ToString() +
+                        " along axis " + std::to_string(axis));
   }
   if (info.HasInput(2)) {
     RETURN_IF_ERROR(CheckDType(info, 2, {DType::kInt64}));
-    if (info.InputShape(2) != Shape{cache[0]}) return info.Invalid("write_indices: expected one a batch");
+    if (info.InputShape(2) != Shape{cache[0]})
+      return info.Invalid("write_indices: expected one a batch");
   }
   const CacheSpec spec = {cache[0],
                           cache.Elements(1, axis),
@@ -234,7 +242,8 @@ Status CreateTensorScatter(KernelInfo& info) {
   DispatchStorage(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([spec, dtype, total = cache.elements(), threads = info.threads(),
-                     has_starts = info.HasInput(2), label = info.node().Label()](KernelContext& context) {
+                     has_starts = info.HasInput(2),
+                     label = info.node().Label()](KernelContext& context) {
       CopyBase(context, dtype, total, threads);
       const int64_t* starts = has_starts ? context.Input<int64_t>(2) : nullptr;
       return WriteCache(spec, starts, context.Input<T>(1), context.Output<T>(0), label);
@@ -247,7 +256,8 @@ Status CreateTensorScatter(KernelInfo& info) {
 
 void RegisterScatterKernels(KernelRegistry& registry) {
   const std::vector<Alias> in_place = {MayReuse(0, 0)};
-  registry.Add({.op_type = "ScatterElements", .aliases = in_place, .create = CreateScatterElements});
+  registry.Add(
+      {.op_type = "ScatterElements", .aliases = in_place, .create = CreateScatterElements});
   registry.Add({.op_type = "Scatter", .aliases = in_place, .create = CreateScatterElements});
   registry.Add({.op_type = "ScatterND", .aliases = in_place, .create = CreateScatterND});
   registry.Add({.op_type = "TensorScatter", .aliases = in_place, .create = CreateTensorScatter});

@@ -9,7 +9,8 @@
 
 namespace caesura {
 
-// Begins as the outer kernel's own addresses; what is replaced stays so for the call. Lives on the stack of a run.
+// Begins as the outer kernel's own addresses; what is replaced stays so for the call. Lives on the
+// stack of a run.
 class InnerArguments {
  public:
   static constexpr int kMax = 32;  // inputs and outputs together
@@ -19,9 +20,11 @@ class InnerArguments {
   }
   void*& input(int i) { return slots_[i]; }
   void*& output(int i) { return slots_[inputs_ + i]; }
-  // For a kernel that asks its host for nothing: no random numbers, no outputs that are sized in the run.
+  // For a kernel that asks its host for nothing: no random numbers, no outputs that are sized in
+  // the run.
   KernelContext Context(void* scratch) {
-    return KernelContext(slots_.data(), kIds.data(), static_cast<uint32_t>(inputs_), scratch, 0, nullptr);
+    return KernelContext(slots_.data(), kIds.data(), static_cast<uint32_t>(inputs_), scratch, 0,
+                         nullptr);
   }
 
  private:

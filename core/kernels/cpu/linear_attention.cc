@@ -27,8 +27,8 @@ struct LinearAttention {
 
 // One head of one sample over all tokens.
 template <typename T>
-void RunHead(const LinearAttention& a, KernelContext& context, int64_t b, int64_t head, Accumulator<T>* state,
-             Accumulator<T>* written) {
+void RunHead(const LinearAttention& a, KernelContext& context, int64_t b, int64_t head,
+             Accumulator<T>* state, Accumulator<T>* written) {
   using Acc = Accumulator<T>;
   const T* decay = a.gated ? context.Input<T>(4) : nullptr;
   const T* beta = a.delta ? context.Input<T>(5) : nullptr;
@@ -78,11 +78,13 @@ void SetLinearAttention(KernelInfo& info, LinearAttention a) {
     Acc *state = context.Scratch<Acc>(a.state), *row = context.Scratch<Acc>(a.row);
     if (a.has_past) LoadFloats(a.state_type, context.Input<void>(3), heads * size, state);
     else std::fill_n(state, heads * size, Acc(0));
-    ParallelFor(threads, heads, 1 + kParallelGrain / (a.length * size * 4 + 1), [&](int64_t first, int64_t last) {
-      for (int64_t h = first; h < last; ++h) {
-        RunHead<T>(a, context, h / a.kv_heads, h % a.kv_heads, state + h * size, row + h * a.dv);
-      }
-    });
+    ParallelFor(threads, heads, 1 + kParallelGrain / (a.length * size * 4 + 1),
+                [&](int64_t first, int64_t last) {
+                  for (int64_t h = first; h < last; ++h) {
+                    RunHead<T>(a, context, h / a.kv_heads, h % a.kv_heads, state + h * size,
+                               row + h * a.dv);
+                  }
+                });
     if (a.has_state) StoreFloats(a.state_type, state, heads * size, context.Output<void>(1));
   });
 }
@@ -91,7 +93,8 @@ void SetLinearAttention(KernelInfo& info, LinearAttention a) {
 Result<int64_t> PackedWidth(const KernelInfo& info, int input, int64_t batch, int64_t length) {
   RETURN_IF_ERROR(CheckRank(info, input, 3));
   const Shape& x = info.InputShape(input);
-  if (x[0] != batch || x[1] != length) return info.Invalid("inputs of one batch and length expected");
+  if (x[0] != batch || x[1] != length)
+    return info.Invalid("inputs of one batch and length expected");
   return x[2];
 }
 
@@ -103,11 +106,13 @@ Status ReadGates(const KernelInfo& info, LinearAttention& a) {
   a.gated = rule == "gated" || rule == "gated_delta";
   a.delta = rule == "delta" || rule == "gated_delta";
   if (info.HasInput(4) != a.gated || info.HasInput(5) != a.delta) {
-    return info.Invalid("decay and beta must be there exactly where update_rule '" + rule + "' reads them");
+    return info.Invalid("decay and beta must be there exactly where update_rule '" + rule +
+                        "' reads them");
   }
   if (a.gated) {
     ASSIGN_OR_RETURN(a.decay_width, PackedWidth(info, 4, a.batch, a.length));
-    if (a.decay_width != a.kv_heads && a.decay_width != a.kv_heads * a.dk) return info.Invalid("decay does not fit");
+    if (a.decay_width != a.kv_heads && a.decay_width != a.kv_heads * a.dk)
+      return info.Invalid("decay does not fit");
   }
   if (a.delta) {
     ASSIGN_OR_RETURN(a.beta_width, PackedWidth(info, 5, a.batch, a.length));
@@ -125,12 +130,14 @@ Status CreateLinearAttention(KernelInfo& info) {
   a.q_heads = info.Attr<int64_t>("q_num_heads", 0);
   a.kv_heads = info.Attr<int64_t>("kv_num_heads", 0);
   if (a.q_heads <= 0 || a.kv_heads <= 0 || a.q_heads % a.kv_heads != 0 || q[2] % a.q_heads != 0) {
-    return info.Invalid("q_num_heads must be a multiple of kv_num_heads and divide " + q.ToString());
+    return info.Invalid("q_num_heads must be a multiple of kv_num_heads and divide " +
+                        q.ToString());
   }
   a.dk = q[2] / a.q_heads;
   ASSIGN_OR_RETURN(const int64_t key_width, PackedWidth(info, 1, a.batch, a.length));
   ASSIGN_OR_RETURN(const int64_t value_width, PackedWidth(info, 2, a.batch, a.length));
-  if (key_width != a.kv_heads * a.dk || value_width % a.kv_heads != 0) return info.Invalid("key or value does not fit");
+  if (key_width != a.kv_heads * a.dk || value_width % a.kv_heads != 0)
+    return info.Invalid("key or value does not fit");
   a.dv = value_width / a.kv_heads;
   RETURN_IF_ERROR(ReadGates(info, a));
   for (int i : {1, 2, 4, 5}) {
@@ -143,18 +150,21 @@ Status CreateLinearAttention(KernelInfo& info) {
   a.has_state = info.HasOutput(1);
   a.state_type = a.has_past ? info.InputDType(3) : info.InputDType(0);
   if (a.has_past && (info.InputShape(3) != state || !kFloatTypes.Contains(a.state_type))) {
-    return info.Invalid("past_state " + state.ToString() + " expected, got " + info.InputShape(3).ToString());
+    return info.Invalid("past_state " + state.ToString() + " expected, got " +
+                        info.InputShape(3).ToString());
   }
   info.SetOutput(0, info.InputDType(0), Shape{a.batch, a.length, a.q_heads * a.dv});
   info.SetOutput(1, a.state_type, state);
-  DispatchFloat(info.InputDType(0), [&](auto tag) { SetLinearAttention<typename decltype(tag)::type>(info, a); });
+  DispatchFloat(info.InputDType(0),
+                [&](auto tag) { SetLinearAttention<typename decltype(tag)::type>(info, a); });
   return {};
 }
 
 }  // namespace
 
 void RegisterLinearAttentionKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "LinearAttention", .types = kFloatTypes, .create = CreateLinearAttention});
+  registry.Add(
+      {.op_type = "LinearAttention", .types = kFloatTypes, .create = CreateLinearAttention});
 }
 
 }  // namespace caesura

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: loss = -weight[label] * log_prob[label], reduced.
+// SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: loss = -weight[label] * log_prob[label],
+// reduced.
 #include <cmath>
 #include <type_traits>
 
@@ -25,9 +26,9 @@ Status ReduceLoss(const LossSpec& spec, KernelContext& context, const T* log_pro
   for (int64_t i = 0; i < spec.samples(); ++i) {
     const int64_t label = targets.Label(i);
     const Accumulator<T> loss =
-        targets.IsIgnored(label)
-            ? 0
-            : -static_cast<Accumulator<T>>(log_prob[spec.ScoreAt(i, label)]) * targets.Weight(label);
+        targets.IsIgnored(label) ? 0
+                                 : -static_cast<Accumulator<T>>(log_prob[spec.ScoreAt(i, label)]) *
+                                       targets.Weight(label);
     if (spec.reduction == LossReduction::kNone) out[i] = T(loss);
     sum += loss;
   }
@@ -43,26 +44,32 @@ constexpr int64_t kSmallLogSoftmax = 4096;
 template <typename T>
 void LogSoftmax(int threads, const LossSpec& s, const T* x, T* y) {
   using Acc = Accumulator<T>;
-  ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1), [=](int64_t first, int64_t last) {
-    auto rows = [=](auto step) {
-      for (int64_t i = first; i < last; ++i) {
-        const T* from = x + s.ScoreAt(i, 0);
-        T* to = y + s.ScoreAt(i, 0);
-        Acc max = from[0];
-        for (int64_t c = 1; c < s.classes; ++c) max = std::max<Acc>(max, from[c * step]);
-        const Acc sum = LaneSum<Acc>(s.classes, [=](int64_t c) { return math::Exp(Acc(from[c * step]) - max); });
-        const Acc shift = max + std::log(sum);
-        for (int64_t c = 0; c < s.classes; ++c) to[c * step] = T(Acc(from[c * step]) - shift);
-      }
-    };
-    if (s.positions == 1) OnBestIsa([&] { rows(std::integral_constant<int64_t, 1>()); });
-    else rows(s.positions);
-  });
+  ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1),
+              [=](int64_t first, int64_t last) {
+                auto rows = [=](auto step) {
+                  for (int64_t i = first; i < last; ++i) {
+                    const T* from = x + s.ScoreAt(i, 0);
+                    T* to = y + s.ScoreAt(i, 0);
+                    Acc max = from[0];
+                    for (int64_t c = 1; c < s.classes; ++c)
+                      max = std::max<Acc>(max, from[c * step]);
+                    const Acc sum = LaneSum<Acc>(
+                        s.classes, [=](int64_t c) { return math::Exp(Acc(from[c * step]) - max); });
+                    const Acc shift = max + std::log(sum);
+                    for (int64_t c = 0; c < s.classes; ++c)
+                      to[c * step] = T(Acc(from[c * step]) - shift);
+                  }
+                };
+                if (s.positions == 1)
+                  OnBestIsa([&] { rows(std::integral_constant<int64_t, 1>()); });
+                else rows(s.positions);
+              });
 }
 
 Result<DnnlCall> MakeLogSoftmax(KernelInfo& info, DType dtype, const LossSpec& s) {
   const int64_t count = s.samples() * s.classes;
-  if (count <= kSmallLogSoftmax || (dtype != DType::kFloat32 && dtype != DType::kBFloat16)) return info.Refuse("small or wide");
+  if (count <= kSmallLogSoftmax || (dtype != DType::kFloat32 && dtype != DType::kBFloat16))
+    return info.Refuse("small or wide");
   DnnlTensor tensor{dtype, {s.batch, s.classes}, {}};
   if (s.positions > 1) tensor.dims.push_back(s.positions);
   return MakeDnnlSoftmax(info, DnnlThreads(info.threads(), 8 * count), tensor, 1, true);
@@ -83,7 +90,8 @@ Status CreateCrossEntropy(KernelInfo& info) {
   Result<DnnlCall> dnnl = MakeLogSoftmax(info, dtype, spec);
   if (!dnnl.ok() && dnnl.status().code() != StatusCode::kUnsupported) return dnnl.status();
   const DnnlCall call = dnnl.ok() ? *dnnl : DnnlCall();
-  const size_t scratch = has_log_prob ? 0 : info.BookScratch(info.InputShape(0).elements() * DTypeSize(dtype));
+  const size_t scratch =
+      has_log_prob ? 0 : info.BookScratch(info.InputShape(0).elements() * DTypeSize(dtype));
   const int threads = info.threads();
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -106,7 +114,8 @@ Status CreateNegativeLogLikelihood(KernelInfo& info) {
   SetLossOutput(info, spec);
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([=](KernelContext& context) { return ReduceLoss<T>(spec, context, context.Input<T>(0)); });
+    info.SetCompute(
+        [=](KernelContext& context) { return ReduceLoss<T>(spec, context, context.Input<T>(0)); });
   });
   return {};
 }
@@ -115,9 +124,13 @@ Status CreateNegativeLogLikelihood(KernelInfo& info) {
 
 void RegisterLossKernels(KernelRegistry& registry) {
   // Log-probabilities may lie where the scores did: each row is read before it is written.
-  registry.Add({.op_type = "SoftmaxCrossEntropyLoss", .types = kFloatTypes, .aliases = {MayReuse(0, 1)},
+  registry.Add({.op_type = "SoftmaxCrossEntropyLoss",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 1)},
                 .create = CreateCrossEntropy});
-  registry.Add({.op_type = "NegativeLogLikelihoodLoss", .types = kFloatTypes, .create = CreateNegativeLogLikelihood});
+  registry.Add({.op_type = "NegativeLogLikelihoodLoss",
+                .types = kFloatTypes,
+                .create = CreateNegativeLogLikelihood});
 }
 
 }  // namespace caesura

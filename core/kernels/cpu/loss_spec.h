@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss and their gradients share: checks, labels, weights.
+// What SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss and their gradients share: checks,
+// labels, weights.
 #ifndef CAESURA_CORE_KERNELS_CPU_LOSS_SPEC_H_
 #define CAESURA_CORE_KERNELS_CPU_LOSS_SPEC_H_
 
@@ -32,8 +33,10 @@ struct LossSpec {
 };
 
 // Reads the node's attributes and checks labels and weights against scores of shape `scores`.
-inline Result<LossSpec> MakeLossSpec(const KernelInfo& info, const Shape& scores, int label_input, int weight_input) {
-  if (scores.rank() < 2) return info.Invalid("scores of rank 2 or more expected, got " + scores.ToString());
+inline Result<LossSpec> MakeLossSpec(const KernelInfo& info, const Shape& scores, int label_input,
+                                     int weight_input) {
+  if (scores.rank() < 2)
+    return info.Invalid("scores of rank 2 or more expected, got " + scores.ToString());
   LossSpec spec;
   spec.batch = scores[0];
   spec.classes = scores[1];
@@ -48,18 +51,21 @@ inline Result<LossSpec> MakeLossSpec(const KernelInfo& info, const Shape& scores
                         info.InputShape(label_input).ToString());
   }
   if (spec.label_type != DType::kInt32 && spec.label_type != DType::kInt64) {
-    return info.Invalid(std::string("int32 or int64 labels expected, got ") + DTypeName(spec.label_type));
+    return info.Invalid(std::string("int32 or int64 labels expected, got ") +
+                        DTypeName(spec.label_type));
   }
   if (info.HasInput(weight_input)) {
     spec.weight_input = weight_input;
     if (info.InputShape(weight_input) != Shape{spec.classes}) {
-      return info.Invalid("one weight a class expected, got " + info.InputShape(weight_input).ToString());
+      return info.Invalid("one weight a class expected, got " +
+                          info.InputShape(weight_input).ToString());
     }
   }
   const std::string reduction = info.Attr<std::string>("reduction", "mean");
   if (reduction == "none") spec.reduction = LossReduction::kNone;
   else if (reduction == "sum") spec.reduction = LossReduction::kSum;
-  else if (reduction != "mean") return info.Invalid("reduction must be none, sum or mean, got '" + reduction + "'");
+  else if (reduction != "mean")
+    return info.Invalid("reduction must be none, sum or mean, got '" + reduction + "'");
   spec.has_ignore = info.node().HasAttribute("ignore_index");
   spec.ignore = info.Attr<int64_t>("ignore_index", 0);
   return spec;

@@ -18,7 +18,8 @@ bool IsIdentity(const AxisMap& map, int64_t dim) {
 
 }  // namespace
 
-MappedCopy MappedCopy::Make(const KernelInfo& info, DType dtype, const Shape& source, std::vector<AxisMap> maps) {
+MappedCopy MappedCopy::Make(const KernelInfo& info, DType dtype, const Shape& source,
+                            std::vector<AxisMap> maps) {
   MappedCopy out;
   out.threads_ = info.threads();
   const std::vector<int64_t> strides = source.Strides();
@@ -58,7 +59,8 @@ void MappedCopy::FindRun() {
 }
 
 template <typename T>
-void MappedCopy::CopyByTable(const T* src, T* dst, const T& fill, int64_t first, int64_t last) const {
+void MappedCopy::CopyByTable(const T* src, T* dst, const T& fill, int64_t first,
+                             int64_t last) const {
   if (block_ == 1) {
     for (int64_t i = first; i < last; ++i) dst[i] = row_map_[i] < 0 ? fill : src[row_map_[i]];
     return;

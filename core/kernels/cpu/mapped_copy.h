@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A copy in which each axis has a table of source indices: out[i, j, ...] = in[map0[i], map1[j], ...]. The mover
-// behind Pad (all modes, negative pads included) and Resize to the nearest.
+// A copy in which each axis has a table of source indices: out[i, j, ...] = in[map0[i], map1[j],
+// ...]. The mover behind Pad (all modes, negative pads included) and Resize to the nearest.
 #ifndef CAESURA_CORE_KERNELS_CPU_MAPPED_COPY_H_
 #define CAESURA_CORE_KERNELS_CPU_MAPPED_COPY_H_
 
@@ -12,7 +12,8 @@
 
 namespace caesura {
 
-// For each index of the output's axis the index of the source's, or kFillIndex for "the fill value".
+// For each index of the output's axis the index of the source's, or kFillIndex for "the fill
+// value".
 using AxisMap = std::vector<int64_t>;
 inline constexpr int64_t kFillIndex = -1;
 
@@ -20,7 +21,8 @@ inline constexpr int64_t kFillIndex = -1;
 class MappedCopy {
  public:
   // REQUIRES: one map an axis of `source`, with indices in range.
-  static MappedCopy Make(const KernelInfo& info, DType dtype, const Shape& source, std::vector<AxisMap> maps);
+  static MappedCopy Make(const KernelInfo& info, DType dtype, const Shape& source,
+                         std::vector<AxisMap> maps);
 
   // `fill` points to one element; null means zero or the empty string.
   void Run(const void* src, void* dst, const void* fill) const { run_(*this, src, dst, fill); }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B) + bias + addend, batched with broadcasting, where
-// transA and transB swap the last two dims without a copy. The bias is a row, the addend has Y's shape and dtype, which
-// the attribute `dtype` widens to float32. PackedMatMul (ai.caesura) is the same with weights B in oneDNN's order
-// (graph_transforms/weight_packing.h), without transB.
+// MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B) + bias + addend, batched with
+// broadcasting, where transA and transB swap the last two dims without a copy. The bias is a row,
+// the addend has Y's shape and dtype, which the attribute `dtype` widens to float32. PackedMatMul
+// (ai.caesura) is the same with weights B in oneDNN's order (graph_transforms/weight_packing.h),
+// without transB.
 #include <algorithm>
 
 #include "core/base/status_macros.h"
@@ -16,12 +17,15 @@
 namespace caesura {
 namespace {
 
-Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f, bool packed_b = false) {
+Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f,
+                     bool packed_b = false) {
   const DType dtype = info.InputDType(0);
   const auto y_dtype = static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
-  const bool widens = (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && y_dtype == DType::kFloat32;
+  const bool widens =
+      (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && y_dtype == DType::kFloat32;
   if (info.InputDType(1) != dtype) return info.Invalid("operands of one dtype expected");
-  if (y_dtype != dtype && !widens) return info.Invalid("dtype: expected float32 for products of halves");
+  if (y_dtype != dtype && !widens)
+    return info.Invalid("dtype: expected float32 for products of halves");
   ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, {trans_a, trans_b}));
   GemmSpec& spec = product.spec;
   spec.alpha = alpha;
@@ -29,21 +33,25 @@ Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha =
   spec.bias = info.HasInput(2);
   spec.addend = info.HasInput(3);
   spec.packed_b = packed_b;
-  if (packed_b && product.swapped) return info.Refuse("with packed weights the output's rows are contiguous");
+  if (packed_b && product.swapped)
+    return info.Refuse("with packed weights the output's rows are contiguous");
   if ((spec.bias || spec.addend) && !info.OutputLayout(0).dense()) {
     return info.Refuse("with a bias or an addend the output is written dense");
   }
-  if (spec.bias && (info.InputShape(2) != Shape{spec.n} || info.InputDType(2) != dtype || alpha != 1.0f)) {
-    return info.Invalid("bias: expected " + std::string(DTypeName(dtype)) + Shape{spec.n}.ToString() + " and alpha 1");
+  if (spec.bias &&
+      (info.InputShape(2) != Shape{spec.n} || info.InputDType(2) != dtype || alpha != 1.0f)) {
+    return info.Invalid("bias: expected " + std::string(DTypeName(dtype)) +
+                        Shape{spec.n}.ToString() + " and alpha 1");
   }
   if (spec.addend && (info.InputShape(3) != product.output || info.InputDType(3) != y_dtype)) {
-    return info.Invalid("addend: expected " + product.output.ToString() + ", got " + info.InputShape(3).ToString());
+    return info.Invalid("addend: expected " + product.output.ToString() + ", got " +
+                        info.InputShape(3).ToString());
   }
   info.SetOutput(0, y_dtype, std::move(product.output));
   ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
   info.SetCompute([gemm = std::move(gemm), a = product.swapped ? 1 : 0](KernelContext& context) {
-    return gemm.Run(context, context.Input<void>(a), context.Input<void>(1 - a), context.Output<void>(0),
-                    context.Input<void>(2), context.Input<void>(3));
+    return gemm.Run(context, context.Input<void>(a), context.Input<void>(1 - a),
+                    context.Output<void>(0), context.Input<void>(2), context.Input<void>(3));
   });
   return {};
 }
@@ -51,13 +59,14 @@ Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha =
 Status CreateMatMul(KernelInfo& info) { return CreateProduct(info, false, false); }
 
 Status CreateFusedMatMul(KernelInfo& info) {
-  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0,
-                       info.Attr<float>("alpha", 1.0f));
+  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0,
+                       info.Attr<int64_t>("transB", 0) != 0, info.Attr<float>("alpha", 1.0f));
 }
 
 Status CreatePackedMatMul(KernelInfo& info) {
   if (info.InputShape(1).rank() != 2) return info.Invalid("packed weights are a matrix");
-  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, false, info.Attr<float>("alpha", 1.0f),
+  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, false,
+                       info.Attr<float>("alpha", 1.0f),
                        /*packed_b=*/true);
 }
 
@@ -67,7 +76,9 @@ void FillFromC(const T* c, MatrixStrides strides, float beta, int64_t m, int64_t
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
       const T v = c[i * strides.row + j * strides.col];
-      y[i * n + j] = beta == 1.0f ? v : static_cast<T>(static_cast<double>(beta) * static_cast<Accumulator<T>>(v));
+      y[i * n + j] =
+          beta == 1.0f ? v
+                       : static_cast<T>(static_cast<double>(beta) * static_cast<Accumulator<T>>(v));
     }
   }
 }
@@ -84,9 +95,11 @@ Result<MatrixStrides> StridesOfC(const KernelInfo& info, int64_t m, int64_t n) {
 
 Status CreateGemm(KernelInfo& info) {
   const Shape &a = info.InputShape(0), &b = info.InputShape(1);
-  if (a.rank() != 2 || b.rank() != 2) return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
+  if (a.rank() != 2 || b.rank() != 2)
+    return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
   const DType dtype = info.InputDType(0);
-  const MatMulTransposes transposes{info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0};
+  const MatMulTransposes transposes{info.Attr<int64_t>("transA", 0) != 0,
+                                    info.Attr<int64_t>("transB", 0) != 0};
   ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, transposes));
   GemmSpec& spec = product.spec;
   const int64_t m = spec.m, n = spec.n;
@@ -129,18 +142,37 @@ constexpr DTypeSet kHalfTypes = {DType::kFloat16, DType::kBFloat16};
 }  // namespace
 
 void RegisterMatMulKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "MatMul", .types = kNumericTypes, .strided_inputs = {0, 1}, .strided_outputs = {0},
+  registry.Add({.op_type = "MatMul",
+                .types = kNumericTypes,
+                .strided_inputs = {0, 1},
+                .strided_outputs = {0},
                 .create = CreateMatMul});
-  registry.Add({.op_type = "MatMul", .types = kHalfTypes, .strided_inputs = {0, 1},
+  registry.Add({.op_type = "MatMul",
+                .types = kHalfTypes,
+                .strided_inputs = {0, 1},
                 .create = ThroughDenseFloat<CreateMatMul>});
-  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kNumericTypes, .strided_inputs = {0, 1},
-                .strided_outputs = {0}, .create = CreateFusedMatMul});
-  registry.Add({.op_type = "FusedMatMul", .domain = "ai.caesura", .types = kHalfTypes, .strided_inputs = {0, 1},
+  registry.Add({.op_type = "FusedMatMul",
+                .domain = "ai.caesura",
+                .types = kNumericTypes,
+                .strided_inputs = {0, 1},
+                .strided_outputs = {0},
+                .create = CreateFusedMatMul});
+  registry.Add({.op_type = "FusedMatMul",
+                .domain = "ai.caesura",
+                .types = kHalfTypes,
+                .strided_inputs = {0, 1},
                 .create = ThroughDenseFloat<CreateFusedMatMul>});
-  registry.Add({.op_type = "PackedMatMul", .domain = "ai.caesura", .types = {DType::kFloat32}, .strided_inputs = {0},
-                .strided_outputs = {0}, .create = CreatePackedMatMul});
-  registry.Add({.op_type = "Gemm", .types = kNumericTypes, .strided_inputs = {0, 1}, .create = CreateGemm});
-  registry.Add({.op_type = "Gemm", .types = kHalfTypes, .strided_inputs = {0, 1},
+  registry.Add({.op_type = "PackedMatMul",
+                .domain = "ai.caesura",
+                .types = {DType::kFloat32},
+                .strided_inputs = {0},
+                .strided_outputs = {0},
+                .create = CreatePackedMatMul});
+  registry.Add(
+      {.op_type = "Gemm", .types = kNumericTypes, .strided_inputs = {0, 1}, .create = CreateGemm});
+  registry.Add({.op_type = "Gemm",
+                .types = kHalfTypes,
+                .strided_inputs = {0, 1},
                 .create = ThroughDenseFloat<CreateGemm>});
   RegisterIntegerMatMulKernels(registry);
   RegisterEinsumKernels(registry);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMulInteger and QLinearMatMul: operands are shifted by their zero points into int32, multiplied, and for the
-// latter scaled and rounded back to 8 bits.
+// MatMulInteger and QLinearMatMul: operands are shifted by their zero points into int32,
+// multiplied, and for the latter scaled and rounded back to 8 bits.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,20 +17,23 @@ namespace {
 
 constexpr DTypeSet kByteTypes = {DType::kInt8, DType::kUInt8};
 
-// How a scale or a zero point spreads over matrices [count, rows, columns]: strides are 0 along axes it lacks.
+// How a scale or a zero point spreads over matrices [count, rows, columns]: strides are 0 along
+// axes it lacks.
 struct Spread {
   int64_t matrix = 0, row = 0, column = 0;
 };
 
 // One for all, one a row (or column), or one a row (or column) of each matrix.
-Result<Spread> MakeSpread(const KernelInfo& info, int input, int64_t matrices, int64_t lines, bool along_rows) {
+Result<Spread> MakeSpread(const KernelInfo& info, int input, int64_t matrices, int64_t lines,
+                          bool along_rows) {
   Spread out;
   if (!info.HasInput(input)) return out;
   const int64_t count = info.InputShape(input).elements();
   if (count == 1) return out;
   if (count != lines && count != matrices * lines) {
-    return info.Invalid("input " + std::to_string(input) + " must have 1, " + std::to_string(lines) + " or " +
-                        std::to_string(matrices * lines) + " elements, got " + std::to_string(count));
+    return info.Invalid("input " + std::to_string(input) + " must have 1, " +
+                        std::to_string(lines) + " or " + std::to_string(matrices * lines) +
+                        " elements, got " + std::to_string(count));
   }
   (along_rows ? out.row : out.column) = 1;
   if (count != lines) out.matrix = lines;
@@ -48,8 +51,10 @@ struct Operand {
 
 Result<Operand> MakeOperand(KernelInfo& info, int input, int zero_input, bool along_rows) {
   const Shape& shape = info.InputShape(input);
-  Operand out{input, info.HasInput(zero_input) ? zero_input : -1, 1, 1, 1, {}, 0, info.InputDType(input)};
-  if (!kByteTypes.Contains(out.dtype)) return info.Refuse(std::string("no integer product of ") + DTypeName(out.dtype));
+  Operand out{
+      input, info.HasInput(zero_input) ? zero_input : -1, 1, 1, 1, {}, 0, info.InputDType(input)};
+  if (!kByteTypes.Contains(out.dtype))
+    return info.Refuse(std::string("no integer product of ") + DTypeName(out.dtype));
   if (info.HasInput(zero_input) && info.InputDType(zero_input) != out.dtype) {
     return info.Invalid("a zero point must have its operand's dtype");
   }
@@ -61,20 +66,22 @@ Result<Operand> MakeOperand(KernelInfo& info, int input, int zero_input, bool al
   } else {
     (along_rows ? out.columns : out.rows) = shape.elements();
   }
-  ASSIGN_OR_RETURN(out.zero,
-                   MakeSpread(info, zero_input, out.matrices, along_rows ? out.rows : out.columns, along_rows));
+  ASSIGN_OR_RETURN(out.zero, MakeSpread(info, zero_input, out.matrices,
+                                        along_rows ? out.rows : out.columns, along_rows));
   out.wide = info.BookScratch(shape.elements() * sizeof(int32_t));
   return out;
 }
 
 template <typename T>
 void WidenAs(const Operand& o, const T* x, const T* zero, int32_t* wide) {
-  if (o.rows == 0 || o.columns == 0) return;  // there may be any number of matrices without elements
+  if (o.rows == 0 || o.columns == 0)
+    return;  // there may be any number of matrices without elements
   for (int64_t m = 0; m < o.matrices; ++m) {
     for (int64_t r = 0; r < o.rows; ++r) {
       const T* line_zero = zero == nullptr ? nullptr : zero + m * o.zero.matrix + r * o.zero.row;
       for (int64_t c = 0; c < o.columns; ++c) {
-        *wide++ = int32_t{*x++} - (line_zero == nullptr ? 0 : int32_t{line_zero[c * o.zero.column]});
+        *wide++ =
+            int32_t{*x++} - (line_zero == nullptr ? 0 : int32_t{line_zero[c * o.zero.column]});
       }
     }
   }
@@ -122,9 +129,12 @@ struct Requantize {
 
 template <typename T>
 void Quantize(const Requantize& q, const int32_t* sums, KernelContext& context, T* y) {
-  const void *a_scale = context.Input<void>(1), *b_scale = context.Input<void>(4), *y_scale = context.Input<void>(6);
+  const void *a_scale = context.Input<void>(1), *b_scale = context.Input<void>(4),
+             *y_scale = context.Input<void>(6);
   const T* zero = context.Input<T>(7);
-  auto at = [](const Spread& s, int64_t m, int64_t r, int64_t c) { return m * s.matrix + r * s.row + c * s.column; };
+  auto at = [](const Spread& s, int64_t m, int64_t r, int64_t c) {
+    return m * s.matrix + r * s.row + c * s.column;
+  };
   if (q.rows == 0 || q.columns == 0) return;
   for (int64_t m = 0; m < q.matrices; ++m) {
     for (int64_t r = 0; r < q.rows; ++r) {
@@ -132,8 +142,10 @@ void Quantize(const Requantize& q, const int32_t* sums, KernelContext& context, 
         const float scale = ReadScale(q.scale_type, a_scale, at(q.a_scale, m, r, c)) *
                             ReadScale(q.scale_type, b_scale, at(q.b_scale, m, r, c)) /
                             ReadScale(q.scale_type, y_scale, at(q.y_scale, m, r, c));
-        const float value = std::nearbyintf(scale * static_cast<float>(*sums++)) + zero[at(q.y_zero, m, r, c)];
-        *y++ = static_cast<T>(std::clamp<float>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+        const float value =
+            std::nearbyintf(scale * static_cast<float>(*sums++)) + zero[at(q.y_zero, m, r, c)];
+        *y++ = static_cast<T>(
+            std::clamp<float>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
       }
     }
   }
@@ -145,9 +157,10 @@ Status CreateQLinearMatMul(KernelInfo& info) {
   ASSIGN_OR_RETURN(MatMulShape product,
                    MakeMatMulShape(info, DType::kInt32, info.InputShape(0), info.InputShape(3)));
   const DType y_type = info.InputDType(7), scale_type = info.InputDType(1);
-  if (!kByteTypes.Contains(y_type)) return info.Refuse(std::string("no output of ") + DTypeName(y_type));
-  if (info.InputDType(4) != scale_type || info.InputDType(6) != scale_type || !kFloatTypes.Contains(scale_type) ||
-      scale_type == DType::kFloat64) {
+  if (!kByteTypes.Contains(y_type))
+    return info.Refuse(std::string("no output of ") + DTypeName(y_type));
+  if (info.InputDType(4) != scale_type || info.InputDType(6) != scale_type ||
+      !kFloatTypes.Contains(scale_type) || scale_type == DType::kFloat64) {
     return info.Invalid("scales must have one float dtype");
   }
   const GemmSpec& s = product.spec;

@@ -16,7 +16,10 @@ class Operand {
   MatrixStrides strides;
 
   Operand(const Shape& shape, const Layout& layout, bool transpose)
-      : rows(shape[shape.rank() - 2]), columns(shape[shape.rank() - 1]), shape_(shape), layout_(layout) {
+      : rows(shape[shape.rank() - 2]),
+        columns(shape[shape.rank() - 1]),
+        shape_(shape),
+        layout_(layout) {
     strides = {Stride(shape.rank() - 2), Stride(shape.rank() - 1)};
     if (transpose) {
       std::swap(rows, columns);
@@ -61,20 +64,22 @@ void SwapOperands(GemmSpec& spec) {
   spec.c = transposed(spec.c);
 }
 
-Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given_a, const Shape& given_b,
-                         MatMulTransposes swap, const Layout& given_a_layout, const Layout& given_b_layout,
-                         const Layout& c_layout) {
+Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given_a,
+                         const Shape& given_b, MatMulTransposes swap, const Layout& given_a_layout,
+                         const Layout& given_b_layout, const Layout& c_layout) {
   if (given_a.rank() == 0 || given_b.rank() == 0) {
     return info.Invalid("operands of rank 1 or more expected, got a scalar");
   }
   const auto shapes = [&] { return given_a.ToString() + " and " + given_b.ToString(); };
   // A vector is a row on the left and a column on the right.
   const bool vector_a = given_a.rank() == 1, vector_b = given_b.rank() == 1;
-  const Shape a = vector_a ? Shape{1, given_a[0]} : given_a, b = vector_b ? Shape{given_b[0], 1} : given_b;
+  const Shape a = vector_a ? Shape{1, given_a[0]} : given_a,
+              b = vector_b ? Shape{given_b[0], 1} : given_b;
   Layout row = vector_a ? given_a_layout : Layout(), column = vector_b ? given_b_layout : Layout();
   if (!row.strides.empty()) row.strides.insert(row.strides.begin(), 0);
   if (!column.strides.empty()) column.strides.push_back(0);
-  const Layout &a_layout = vector_a ? row : given_a_layout, &b_layout = vector_b ? column : given_b_layout;
+  const Layout &a_layout = vector_a ? row : given_a_layout,
+               &b_layout = vector_b ? column : given_b_layout;
   const Operand left(a, a_layout, swap.a && !vector_a), right(b, b_layout, swap.b && !vector_b);
   if (left.columns != right.rows) return info.Invalid("inner dims must agree, got " + shapes());
   Result<Shape> full = BroadcastShape(BatchOf(a), BatchOf(b));
@@ -88,9 +93,16 @@ Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given
   const bool laid_out = !c_layout.strides.empty();
   if (laid_out && (vector_a || vector_b)) return info.Refuse("a vector's product is written dense");
   const Operand out(*full, c_layout, false);
-  GemmSpec spec{.dtype = dtype, .m = left.rows, .n = right.columns, .k = left.columns,
-                .a = left.strides, .b = right.strides, .c = out.strides,
-                .a_offset = a_layout.offset, .b_offset = b_layout.offset, .c_offset = c_layout.offset};
+  GemmSpec spec{.dtype = dtype,
+                .m = left.rows,
+                .n = right.columns,
+                .k = left.columns,
+                .a = left.strides,
+                .b = right.strides,
+                .c = out.strides,
+                .a_offset = a_layout.offset,
+                .b_offset = b_layout.offset,
+                .c_offset = c_layout.offset};
   spec.a_batch = left.BatchStrides(rank);
   spec.b_batch = right.BatchStrides(rank);
   spec.c_batch = out.BatchStrides(rank);
@@ -103,13 +115,14 @@ Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given
 
 }  // namespace
 
-Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b, MatMulTransposes swap) {
+Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b,
+                                    MatMulTransposes swap) {
   return Make(info, dtype, a, b, swap, {}, {}, {});
 }
 
 Result<MatMulShape> MakeStridedMatMulShape(const KernelInfo& info, MatMulTransposes swap) {
-  return Make(info, info.InputDType(0), info.InputShape(0), info.InputShape(1), swap, info.input(0).layout,
-              info.input(1).layout, info.OutputLayout(0));
+  return Make(info, info.InputDType(0), info.InputShape(0), info.InputShape(1), swap,
+              info.input(0).layout, info.input(1).layout, info.OutputLayout(0));
 }
 
 }  // namespace caesura

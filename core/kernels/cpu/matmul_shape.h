@@ -14,13 +14,15 @@ struct MatMulTransposes {
 
 struct MatMulShape {
   GemmSpec spec;
-  Shape output;  // without the dims of one that a vector operand took in the product
+  Shape output;          // without the dims of one that a vector operand took in the product
   bool swapped = false;  // the product is written transposed: it multiplies input 1 by input 0
 };
 
 // `a` and `b` are dense.
-Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b, MatMulTransposes swap = {});
-// Of inputs 0 and 1 and output 0 as they lie. kUnsupported where a matrix of the output has no contiguous axis.
+Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b,
+                                    MatMulTransposes swap = {});
+// Of inputs 0 and 1 and output 0 as they lie. kUnsupported where a matrix of the output has no
+// contiguous axis.
 Result<MatMulShape> MakeStridedMatMulShape(const KernelInfo& info, MatMulTransposes swap);
 
 }  // namespace caesura

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preparation of features (domain ai.onnx.ml): ArrayFeatureExtractor, Binarizer, FeatureVectorizer, Imputer,
-// Normalizer, Scaler.
+// Preparation of features (domain ai.onnx.ml): ArrayFeatureExtractor, Binarizer, FeatureVectorizer,
+// Imputer, Normalizer, Scaler.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -14,7 +14,8 @@ namespace {
 Status CreateArrayFeatureExtractor(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   if (shape.rank() < 1) return info.Invalid("takes rank 1 or more");
-  if (!info.HasInput(1) || info.InputDType(1) != DType::kInt64) return info.Invalid("indices must be int64");
+  if (!info.HasInput(1) || info.InputDType(1) != DType::kInt64)
+    return info.Invalid("indices must be int64");
   const int64_t columns = shape[shape.rank() - 1];
   const int64_t rows = shape.Elements(0, shape.rank() - 1);
   const int64_t picked = info.InputShape(1).elements();
@@ -29,8 +30,8 @@ Status CreateArrayFeatureExtractor(KernelInfo& info) {
     const int64_t* indices = context.Input<int64_t>(1);
     for (int64_t j = 0; j < picked; ++j) {
       if (indices[j] >= 0 && indices[j] < columns) continue;
-      return InvalidArgument(label + " index " + std::to_string(indices[j]) + " is outside of [0, " +
-                             std::to_string(columns) + ")");
+      return InvalidArgument(label + " index " + std::to_string(indices[j]) +
+                             " is outside of [0, " + std::to_string(columns) + ")");
     }
     DispatchStorage(dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
@@ -55,21 +56,24 @@ Status CreateBinarizer(KernelInfo& info) {
       const T* x = context.Input<T>(0);
       T* y = context.Output<T>(0);
       ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) y[i] = static_cast<T>(static_cast<double>(x[i]) > threshold);
+        for (int64_t i = first; i < last; ++i)
+          y[i] = static_cast<T>(static_cast<double>(x[i]) > threshold);
       });
     });
   });
   return {};
 }
 
-// Attribute `name` must have one entry, one a feature, or (when `optional`) none, which leaves `fallback`.
-Result<std::vector<float>> PerFeature(const KernelInfo& info, const char* name, int64_t columns, float fallback) {
+// Attribute `name` must have one entry, one a feature, or (when `optional`) none, which leaves
+// `fallback`.
+Result<std::vector<float>> PerFeature(const KernelInfo& info, const char* name, int64_t columns,
+                                      float fallback) {
   auto values = info.Attr<std::vector<float>>(name, {});
   if (values.empty()) values.push_back(fallback);
   if (values.size() == 1) values.assign(columns, values[0]);
   if (static_cast<int64_t>(values.size()) != columns) {
-    return info.Invalid(std::string(name) + " must have 1 or " + std::to_string(columns) + " entries, has " +
-                        std::to_string(values.size()));
+    return info.Invalid(std::string(name) + " must have 1 or " + std::to_string(columns) +
+                        " entries, has " + std::to_string(values.size()));
   }
   return values;
 }
@@ -91,18 +95,21 @@ Status CreateScaler(KernelInfo& info) {
     float* y = context.Output<float>(0);
     ForEachRow(x, context, threads, x.columns, [&](int64_t r, const double* features) {
       float* out = y + r * x.columns;
-      for (int64_t c = 0; c < x.columns; ++c) out[c] = static_cast<float>((features[c] - offset[c]) * scale[c]);
+      for (int64_t c = 0; c < x.columns; ++c)
+        out[c] = static_cast<float>((features[c] - offset[c]) * scale[c]);
     });
   });
   return {};
 }
 
-// Each row divided by its largest magnitude, the sum of magnitudes, or the root of the sum of squares; a row of
-// zeros stays. (The specification writes max(X) and sum(X); its reference takes magnitudes, as scikit-learn does.)
+// Each row divided by its largest magnitude, the sum of magnitudes, or the root of the sum of
+// squares; a row of zeros stays. (The specification writes max(X) and sum(X); its reference takes
+// magnitudes, as scikit-learn does.)
 Status CreateNormalizer(KernelInfo& info) {
   ASSIGN_OR_RETURN(const FeatureRows x, FeatureRowsOf(info, 0));
   const std::string norm = info.Attr<std::string>("norm", "MAX");
-  if (norm != "MAX" && norm != "L1" && norm != "L2") return info.Invalid("norm must be MAX, L1 or L2, is " + norm);
+  if (norm != "MAX" && norm != "L1" && norm != "L2")
+    return info.Invalid("norm must be MAX, L1 or L2, is " + norm);
   info.SetOutput(0, DType::kFloat32, info.InputShape(0));
   info.SetCompute([x, norm, threads = info.threads()](KernelContext& context) {
     float* y = context.Output<float>(0);
@@ -115,7 +122,8 @@ Status CreateNormalizer(KernelInfo& info) {
       }
       if (squares) divisor = std::sqrt(divisor);
       if (divisor == 0) divisor = 1;
-      for (int64_t c = 0; c < x.columns; ++c) y[r * x.columns + c] = static_cast<float>(features[c] / divisor);
+      for (int64_t c = 0; c < x.columns; ++c)
+        y[r * x.columns + c] = static_cast<float>(features[c] / divisor);
     });
   });
   return {};
@@ -128,7 +136,8 @@ Status CreateTypedImputer(KernelInfo& info, const char* imputed_name, const char
   auto imputed = info.Attr<std::vector<A>>(imputed_name, {});
   if (imputed.size() == 1) imputed.assign(x.columns, imputed[0]);
   if (static_cast<int64_t>(imputed.size()) != x.columns) {
-    return info.Invalid(std::string(imputed_name) + " must have 1 or " + std::to_string(x.columns) + " entries");
+    return info.Invalid(std::string(imputed_name) + " must have 1 or " + std::to_string(x.columns) +
+                        " entries");
   }
   const T replaced = static_cast<T>(info.Attr<A>(replaced_name, A{0}));
   info.SetOutput(0, info.InputDType(0), info.InputShape(0));
@@ -174,7 +183,8 @@ Status CreateFeatureVectorizer(KernelInfo& info) {
     parts.push_back(part);
     const int64_t width = widths.empty() ? part.columns : widths[i];
     if (part.rows != parts[0].rows) return info.Invalid("inputs differ in the number of rows");
-    if (width < 0 || width > (int64_t{1} << 32)) return info.Invalid("inputdimensions is out of range");
+    if (width < 0 || width > (int64_t{1} << 32))
+      return info.Invalid("inputdimensions is out of range");
     starts.push_back(starts.back() + width);
   }
   const int64_t total = starts.back();
@@ -204,7 +214,8 @@ void RegisterMlKernels(KernelRegistry& registry) {
     DTypeSet types;
     KernelFactory create;
   } kernels[] = {
-      {"ArrayFeatureExtractor", kMlFeatureTypes | DTypeSet{DType::kString}, CreateArrayFeatureExtractor},
+      {"ArrayFeatureExtractor", kMlFeatureTypes | DTypeSet{DType::kString},
+       CreateArrayFeatureExtractor},
       {"Binarizer", kMlFeatureTypes, CreateBinarizer},
       {"FeatureVectorizer", kMlFeatureTypes, CreateFeatureVectorizer},
       {"Imputer", kMlFeatureTypes, CreateImputer},
@@ -212,7 +223,10 @@ void RegisterMlKernels(KernelRegistry& registry) {
       {"Scaler", kMlFeatureTypes, CreateScaler},
   };
   for (const auto& kernel : kernels) {
-    registry.Add({.op_type = kernel.op_type, .domain = kMlDomain, .types = kernel.types, .create = kernel.create});
+    registry.Add({.op_type = kernel.op_type,
+                  .domain = kMlDomain,
+                  .types = kernel.types,
+                  .create = kernel.create});
   }
   RegisterMlLabelKernels(registry);
   RegisterMlLinearKernels(registry);

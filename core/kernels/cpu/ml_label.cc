@@ -52,12 +52,14 @@ class KeyIndex {
   int64_t nan_ = kMissing;
 };
 
-// The attribute <stem>_strings, _int64s, _floats or _tensor as a 1-D tensor; undefined when none is there.
+// The attribute <stem>_strings, _int64s, _floats or _tensor as a 1-D tensor; undefined when none is
+// there.
 Result<Tensor> ListAttribute(const KernelInfo& info, const std::string& stem) {
   std::vector<Tensor> found;
   const Node& node = info.node();
   auto take = [&](const auto* values) {
-    if (values != nullptr) found.push_back(Tensor::Of(Shape{static_cast<int64_t>(values->size())}, *values));
+    if (values != nullptr)
+      found.push_back(Tensor::Of(Shape{static_cast<int64_t>(values->size())}, *values));
   };
   take(node.FindAttr<std::vector<std::string>>(stem + "_strings"));
   take(node.FindAttr<std::vector<int64_t>>(stem + "_int64s"));
@@ -84,7 +86,8 @@ Result<KeyIndex> IndexOf(const KernelInfo& info, const Tensor& keys) {
   return index;
 }
 
-// One element of `dtype`: default_tensor, or the default_* attribute of the type, or what the specification says.
+// One element of `dtype`: default_tensor, or the default_* attribute of the type, or what the
+// specification says.
 Result<Tensor> DefaultValue(const KernelInfo& info, DType dtype) {
   if (const Tensor* given = info.node().FindAttr<Tensor>("default_tensor")) {
     if (given->dtype() != dtype || given->elements() != 1) {
@@ -103,35 +106,38 @@ Result<Tensor> DefaultValue(const KernelInfo& info, DType dtype) {
   }
 }
 
-Status CreateMapping(KernelInfo& info, const Tensor& keys, const Tensor& values, const Tensor& fallback) {
+Status CreateMapping(KernelInfo& info, const Tensor& keys, const Tensor& values,
+                     const Tensor& fallback) {
   if (keys.elements() != values.elements()) {
     return info.Invalid("has " + std::to_string(keys.elements()) + " keys and " +
                         std::to_string(values.elements()) + " values");
   }
   const DType dtype = info.InputDType(0);
   if (keys.dtype() != dtype) {
-    return info.Invalid(std::string("has keys of ") + DTypeName(keys.dtype()) + " for an input of " +
-                        DTypeName(dtype));
+    return info.Invalid(std::string("has keys of ") + DTypeName(keys.dtype()) +
+                        " for an input of " + DTypeName(dtype));
   }
   ASSIGN_OR_RETURN(KeyIndex index, IndexOf(info, keys));
   const int64_t count = info.InputShape(0).elements();
   info.SetOutput(0, values.dtype(), info.InputShape(0));
-  info.SetCompute([index = std::move(index), values, fallback, dtype, count](KernelContext& context) {
-    DispatchStorage(values.dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      T* y = context.Output<T>(0);
-      index.FindAll(context, dtype, count, [&](int64_t i, int64_t place) {
-        y[i] = place == KeyIndex::kMissing ? *fallback.data<T>() : values.data<T>()[place];
+  info.SetCompute(
+      [index = std::move(index), values, fallback, dtype, count](KernelContext& context) {
+        DispatchStorage(values.dtype(), [&](auto tag) {
+          using T = typename decltype(tag)::type;
+          T* y = context.Output<T>(0);
+          index.FindAll(context, dtype, count, [&](int64_t i, int64_t place) {
+            y[i] = place == KeyIndex::kMissing ? *fallback.data<T>() : values.data<T>()[place];
+          });
+        });
       });
-    });
-  });
   return {};
 }
 
 Status CreateLabelEncoder(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Tensor keys, ListAttribute(info, "keys"));
   ASSIGN_OR_RETURN(const Tensor values, ListAttribute(info, "values"));
-  if (!keys.defined() || !values.defined()) return info.Invalid("needs a keys_* and a values_* attribute");
+  if (!keys.defined() || !values.defined())
+    return info.Invalid("needs a keys_* and a values_* attribute");
   ASSIGN_OR_RETURN(const Tensor fallback, DefaultValue(info, values.dtype()));
   return CreateMapping(info, keys, values, fallback);
 }
@@ -172,10 +178,12 @@ int64_t FindCategory(const KeyIndex& index, const std::string& value) { return i
 Status CreateOneHotEncoder(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Tensor categories, ListAttribute(info, "cats"));
   const DType dtype = info.InputDType(0);
-  if (!categories.defined() || (categories.dtype() == DType::kString) != (dtype == DType::kString)) {
+  if (!categories.defined() ||
+      (categories.dtype() == DType::kString) != (dtype == DType::kString)) {
     return info.Invalid("needs cats_strings for strings, otherwise cats_int64s");
   }
-  if (categories.dtype() == DType::kFloat32) return info.Invalid("categories are strings or integers");
+  if (categories.dtype() == DType::kFloat32)
+    return info.Invalid("categories are strings or integers");
   ASSIGN_OR_RETURN(KeyIndex index, IndexOf(info, categories));
   const int64_t width = categories.elements();
   const int64_t count = info.InputShape(0).elements();
@@ -185,21 +193,23 @@ Status CreateOneHotEncoder(KernelInfo& info) {
   auto shape = CheckedShape(std::move(dims), DType::kFloat32);
   if (!shape.ok()) return info.Invalid(shape.status().message());
   info.SetOutput(0, DType::kFloat32, *shape);
-  info.SetCompute([=, index = std::move(index), label = info.node().Label()](KernelContext& context) -> Status {
-    float* y = context.Output<float>(0);
-    std::fill_n(y, count * width, 0.0f);
-    bool missing = false;
-    DispatchDType<std::string, int64_t, int32_t, float, double>(dtype, [&](auto tag) {
-      const auto* x = context.Input<typename decltype(tag)::type>(0);
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t place = FindCategory(index, x[i]);
-        if (place == KeyIndex::kMissing) missing = true;
-        else y[i * width + place] = 1.0f;
-      }
-    });
-    if (missing && !zeros) return InvalidArgument(label + " met a value that is no category, and zeros is 0");
-    return Status();
-  });
+  info.SetCompute(
+      [=, index = std::move(index), label = info.node().Label()](KernelContext& context) -> Status {
+        float* y = context.Output<float>(0);
+        std::fill_n(y, count * width, 0.0f);
+        bool missing = false;
+        DispatchDType<std::string, int64_t, int32_t, float, double>(dtype, [&](auto tag) {
+          const auto* x = context.Input<typename decltype(tag)::type>(0);
+          for (int64_t i = 0; i < count; ++i) {
+            const int64_t place = FindCategory(index, x[i]);
+            if (place == KeyIndex::kMissing) missing = true;
+            else y[i * width + place] = 1.0f;
+          }
+        });
+        if (missing && !zeros)
+          return InvalidArgument(label + " met a value that is no category, and zeros is 0");
+        return Status();
+      });
   return {};
 }
 

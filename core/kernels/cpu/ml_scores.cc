@@ -11,7 +11,8 @@ float Logistic(float x) {
   return x < 0 ? 1.0f - positive : positive;
 }
 
-// sqrt(2) * erfinv(2x - 1), with Winitzki's approximation of erfinv (a = 0.147), which ONNX's reference uses too.
+// sqrt(2) * erfinv(2x - 1), with Winitzki's approximation of erfinv (a = 0.147), which ONNX's
+// reference uses too.
 float Probit(float score) {
   const float x = 2.0f * score - 1.0f;
   const float squares = (1.0f - x) * (1.0f + x);
@@ -58,7 +59,8 @@ void ApplyPostTransform(PostTransform transform, float* scores, int64_t count) {
 }
 
 Result<FeatureRows> FeatureRowsOf(const KernelInfo& info, int input) {
-  if (!info.HasInput(input) || !info.input(input).is_tensor) return info.Invalid("needs a tensor of features");
+  if (!info.HasInput(input) || !info.input(input).is_tensor)
+    return info.Invalid("needs a tensor of features");
   const Shape& shape = info.InputShape(input);
   if (shape.rank() != 1 && shape.rank() != 2) {
     return info.Invalid("features must have shape [N, C] or [C], got " + shape.ToString());
@@ -67,7 +69,8 @@ Result<FeatureRows> FeatureRowsOf(const KernelInfo& info, int input) {
   return FeatureRows{input, info.InputDType(input), rows, shape[shape.rank() - 1]};
 }
 
-Result<ClassLabels> ClassLabels::Of(const KernelInfo& info, const char* ints_name, const char* strings_name) {
+Result<ClassLabels> ClassLabels::Of(const KernelInfo& info, const char* ints_name,
+                                    const char* strings_name) {
   ClassLabels labels{info.Attr<std::vector<int64_t>>(ints_name, {}),
                      info.Attr<std::vector<std::string>>(strings_name, {})};
   if (labels.ints.empty() == labels.strings.empty()) {

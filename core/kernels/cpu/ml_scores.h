@@ -14,7 +14,8 @@ namespace caesura {
 
 inline constexpr char kMlDomain[] = "ai.onnx.ml";
 // What most of these ops take.
-inline constexpr DTypeSet kMlFeatureTypes = {DType::kFloat32, DType::kFloat64, DType::kInt64, DType::kInt32};
+inline constexpr DTypeSet kMlFeatureTypes = {DType::kFloat32, DType::kFloat64, DType::kInt64,
+                                             DType::kInt32};
 
 enum class PostTransform { kNone, kSoftmax, kLogistic, kSoftmaxZero, kProbit };
 // The string attribute post_transform.
@@ -31,7 +32,8 @@ Result<FeatureRows> FeatureRowsOf(const KernelInfo& info, int input);
 
 // Calls fn(row number, features) for every row; `work` is about the operations that a row takes.
 template <typename Fn>
-void ForEachRow(const FeatureRows& x, const KernelContext& context, int threads, int64_t work, Fn&& fn) {
+void ForEachRow(const FeatureRows& x, const KernelContext& context, int threads, int64_t work,
+                Fn&& fn) {
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, work));
   ParallelFor(threads, x.rows, grain, [&](int64_t first, int64_t last) {
     std::vector<double> features(x.columns);
@@ -52,10 +54,12 @@ struct ClassLabels {
   std::vector<std::string> strings;
 
   // Exactly one of the two attributes must be there.
-  static Result<ClassLabels> Of(const KernelInfo& info, const char* ints_name, const char* strings_name);
+  static Result<ClassLabels> Of(const KernelInfo& info, const char* ints_name,
+                                const char* strings_name);
   int64_t size() const { return static_cast<int64_t>(std::max(ints.size(), strings.size())); }
   DType dtype() const { return strings.empty() ? DType::kInt64 : DType::kString; }
-  // Puts the label of class `index` into element `row` of output 0; index -1: 0 or the empty string.
+  // Puts the label of class `index` into element `row` of output 0; index -1: 0 or the empty
+  // string.
   void Write(const KernelContext& context, int64_t row, int64_t index) const {
     if (strings.empty()) context.Output<int64_t>(0)[row] = index < 0 ? 0 : ints[index];
     else context.Output<std::string>(0)[row] = index < 0 ? std::string() : strings[index];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SVMClassifier and SVMRegressor (domain ai.onnx.ml), with libsvm's layout of support vectors and coefficients.
+// SVMClassifier and SVMRegressor (domain ai.onnx.ml), with libsvm's layout of support vectors and
+// coefficients.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -23,7 +24,8 @@ struct SvmKernel {
     else if (name == "RBF") out.kind = Kind::kRbf;
     else if (name == "SIGMOID") out.kind = Kind::kSigmoid;
     else if (name != "LINEAR") return info.Invalid("unknown kernel_type " + name);
-    if (!parameters.empty() && parameters.size() != 3) return info.Invalid("kernel_params must have 3 entries");
+    if (!parameters.empty() && parameters.size() != 3)
+      return info.Invalid("kernel_params must have 3 entries");
     if (parameters.empty()) return out;
     out.gamma = parameters[0];
     out.coef0 = parameters[1];
@@ -62,11 +64,13 @@ Result<SvmModel> ReadModel(const KernelInfo& info, int64_t vector_count) {
   model.rho = info.Attr<std::vector<float>>("rho", {});
   model.vector_count = vector_count;
   const int64_t size = static_cast<int64_t>(model.vectors.size());
-  const bool fits = vector_count <= size && (vector_count == 0 || (size % vector_count == 0 &&
-                                                                   size / vector_count == model.x.columns));
+  const bool fits =
+      vector_count <= size &&
+      (vector_count == 0 || (size % vector_count == 0 && size / vector_count == model.x.columns));
   if (vector_count < 0 || !fits) {
-    return info.Invalid("has " + std::to_string(size) + " numbers for " + std::to_string(vector_count) +
-                        " support vectors of " + std::to_string(model.x.columns) + " features");
+    return info.Invalid("has " + std::to_string(size) + " numbers for " +
+                        std::to_string(vector_count) + " support vectors of " +
+                        std::to_string(model.x.columns) + " features");
   }
   if (model.rho.empty()) return info.Invalid("needs rho");
   return model;
@@ -91,7 +95,8 @@ Status CreateSvmRegressor(KernelInfo& info) {
       double sum = model.rho[0];
       if (model.vector_count == 0) sum += model.kernel(features, model.coefficients.data(), width);
       for (int64_t v = 0; v < model.vector_count; ++v) {
-        sum += model.coefficients[v] * model.kernel(features, model.vectors.data() + v * width, width);
+        sum +=
+            model.coefficients[v] * model.kernel(features, model.vectors.data() + v * width, width);
       }
       y[r] = one_class ? (sum > 0 ? 1.0f : -1.0f) : static_cast<float>(sum);
       ApplyPostTransform(model.transform, y + r, 1);
@@ -115,7 +120,8 @@ void ScorePairs(const SvmClassifier& model, const double* features, std::vector<
                 std::vector<int64_t>* votes) {
   std::vector<double> kernels(model.vector_count);
   for (int64_t v = 0; v < model.vector_count; ++v) {
-    kernels[v] = model.kernel(features, model.vectors.data() + v * model.x.columns, model.x.columns);
+    kernels[v] =
+        model.kernel(features, model.vectors.data() + v * model.x.columns, model.x.columns);
   }
   size_t pair = 0;
   for (int64_t i = 0; i < model.classes; ++i) {
@@ -131,8 +137,8 @@ void ScorePairs(const SvmClassifier& model, const double* features, std::vector<
   }
 }
 
-// Probabilities of k classes from those of the pairs, by the iteration of Wu, Lin and Weng (JMLR 5, 2004, second
-// method), as libsvm does.
+// Probabilities of k classes from those of the pairs, by the iteration of Wu, Lin and Weng (JMLR 5,
+// 2004, second method), as libsvm does.
 void CoupleProbabilities(int64_t k, const std::vector<double>& r, std::vector<double>* p) {
   std::vector<double> q(k * k), qp(k);
   for (int64_t t = 0; t < k; ++t) {
@@ -172,7 +178,8 @@ std::vector<double> Probabilities(const SvmClassifier& model, const std::vector<
   size_t pair = 0;
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t j = i + 1; j < k; ++j, ++pair) {
-      const double sigmoid = 1.0 / (1.0 + std::exp(scores[pair] * model.prob_a[pair] + model.prob_b[pair]));
+      const double sigmoid =
+          1.0 / (1.0 + std::exp(scores[pair] * model.prob_a[pair] + model.prob_b[pair]));
       pairwise[i * k + j] = std::clamp(sigmoid, 1e-7, 1 - 1e-7);
       pairwise[j * k + i] = 1 - pairwise[i * k + j];
     }
@@ -217,15 +224,15 @@ Status CheckClassifier(const KernelInfo& info, SvmClassifier* model) {
   const int64_t offsets = linear ? 1 : model->pairs;
   if (static_cast<int64_t>(model->coefficients.size()) != coefficients ||
       static_cast<int64_t>(model->rho.size()) < offsets) {
-    return info.Invalid("needs " + std::to_string(coefficients) + " coefficients and " + std::to_string(offsets) +
-                        " entries of rho");
+    return info.Invalid("needs " + std::to_string(coefficients) + " coefficients and " +
+                        std::to_string(offsets) + " entries of rho");
   }
   model->prob_a = info.Attr<std::vector<float>>("prob_a", {});
   model->prob_b = info.Attr<std::vector<float>>("prob_b", {});
   const size_t needed = model->prob_a.empty() ? 0 : static_cast<size_t>(model->pairs);
   if (!linear && (model->prob_a.size() != needed || model->prob_b.size() != needed)) {
-    return info.Invalid("prob_a and prob_b must have an entry for each of " + std::to_string(model->pairs) +
-                        " pairs");
+    return info.Invalid("prob_a and prob_b must have an entry for each of " +
+                        std::to_string(model->pairs) + " pairs");
   }
   model->width = linear || needed > 0 ? k : model->pairs == 1 ? 2 : model->pairs;
   return {};
@@ -245,15 +252,16 @@ Status CreateSvmClassifier(KernelInfo& info) {
   info.SetOutput(0, model.labels.dtype(), Shape{model.x.rows});
   info.SetOutput(1, DType::kFloat32, Shape{model.x.rows, model.width});
   const bool has_labels = info.HasOutput(0), has_scores = info.HasOutput(1);
-  info.SetCompute([model, has_labels, has_scores, threads = info.threads()](KernelContext& context) {
-    const int64_t work = model.x.columns * std::max(model.classes, model.vector_count);
-    ForEachRow(model.x, context, threads, work, [&](int64_t r, const double* features) {
-      std::vector<float> own(has_scores ? 0 : model.width);
-      float* scores = has_scores ? context.Output<float>(1) + r * model.width : own.data();
-      const int64_t winner = Classify(model, features, scores);
-      if (has_labels) model.labels.Write(context, r, winner);
-    });
-  });
+  info.SetCompute(
+      [model, has_labels, has_scores, threads = info.threads()](KernelContext& context) {
+        const int64_t work = model.x.columns * std::max(model.classes, model.vector_count);
+        ForEachRow(model.x, context, threads, work, [&](int64_t r, const double* features) {
+          std::vector<float> own(has_scores ? 0 : model.width);
+          float* scores = has_scores ? context.Output<float>(1) + r * model.width : own.data();
+          const int64_t winner = Classify(model, features, scores);
+          if (has_labels) model.labels.Write(context, r, winner);
+        });
+      });
   return {};
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TreeEnsemble (ai.onnx.ml 5) and the forms that it replaces: TreeEnsembleRegressor and TreeEnsembleClassifier.
+// TreeEnsemble (ai.onnx.ml 5) and the forms that it replaces: TreeEnsembleRegressor and
+// TreeEnsembleClassifier.
 #include <cmath>
 #include <map>
 #include <set>
@@ -26,8 +27,8 @@ std::vector<double> NumbersOf(const KernelInfo& info, const char* name, const ch
 
 Status CheckSize(const KernelInfo& info, const char* name, size_t size, size_t expected) {
   if (size == expected) return {};
-  return info.Invalid(std::string(name) + " must have " + std::to_string(expected) + " entries, has " +
-                      std::to_string(size));
+  return info.Invalid(std::string(name) + " must have " + std::to_string(expected) +
+                      " entries, has " + std::to_string(size));
 }
 
 // Checks and hands over what a factory has collected.
@@ -61,9 +62,12 @@ Result<OldNodes> ReadOldNodes(const KernelInfo& info) {
   const struct {
     const char* name;
     size_t size;
-  } lists[] = {{"nodes_nodeids", nodes.ids.size()},          {"nodes_featureids", nodes.features.size()},
-               {"nodes_truenodeids", nodes.on_true.size()},  {"nodes_falsenodeids", nodes.on_false.size()},
-               {"nodes_modes", nodes.modes.size()},          {"nodes_values", nodes.thresholds.size()},
+  } lists[] = {{"nodes_nodeids", nodes.ids.size()},
+               {"nodes_featureids", nodes.features.size()},
+               {"nodes_truenodeids", nodes.on_true.size()},
+               {"nodes_falsenodeids", nodes.on_false.size()},
+               {"nodes_modes", nodes.modes.size()},
+               {"nodes_values", nodes.thresholds.size()},
                {"nodes_missing_value_tracks_true", nodes.missing.size()}};
   for (const auto& list : lists) RETURN_IF_ERROR(CheckSize(info, list.name, list.size, count));
   return nodes;
@@ -87,8 +91,8 @@ Status BuildOldNodes(const KernelInfo& info, const OldNodes& old, TreeEnsemble* 
     const int64_t place = static_cast<int64_t>(i);
     if (known_trees.insert(old.trees[i]).second) trees->roots.push_back(place);
     if (!places->try_emplace({old.trees[i], old.ids[i]}, place).second) {
-      return info.Invalid("has node " + std::to_string(old.ids[i]) + " of tree " + std::to_string(old.trees[i]) +
-                          " twice");
+      return info.Invalid("has node " + std::to_string(old.ids[i]) + " of tree " +
+                          std::to_string(old.trees[i]) + " twice");
     }
   }
   for (size_t i = 0; i < old.trees.size(); ++i) {
@@ -111,12 +115,13 @@ Status BuildOldNodes(const KernelInfo& info, const OldNodes& old, TreeEnsemble* 
 }
 
 // `stem` is "class" or "target": lists <stem>_treeids, _nodeids, _ids, _weights.
-Status BuildOldVotes(const KernelInfo& info, const std::string& stem, const std::map<NodeId, int64_t>& places,
-                     TreeEnsemble* trees) {
+Status BuildOldVotes(const KernelInfo& info, const std::string& stem,
+                     const std::map<NodeId, int64_t>& places, TreeEnsemble* trees) {
   const Ints tree_ids = IntsOf(info, (stem + "_treeids").c_str());
   const Ints node_ids = IntsOf(info, (stem + "_nodeids").c_str());
   const Ints targets = IntsOf(info, (stem + "_ids").c_str());
-  const auto weights = NumbersOf(info, (stem + "_weights").c_str(), (stem + "_weights_as_tensor").c_str());
+  const auto weights =
+      NumbersOf(info, (stem + "_weights").c_str(), (stem + "_weights_as_tensor").c_str());
   RETURN_IF_ERROR(CheckSize(info, (stem + "_nodeids").c_str(), node_ids.size(), tree_ids.size()));
   RETURN_IF_ERROR(CheckSize(info, (stem + "_ids").c_str(), targets.size(), tree_ids.size()));
   RETURN_IF_ERROR(CheckSize(info, (stem + "_weights").c_str(), weights.size(), tree_ids.size()));
@@ -134,7 +139,8 @@ Status BuildOldVotes(const KernelInfo& info, const std::string& stem, const std:
   return {};
 }
 
-Result<TreeEnsemble> BuildOld(const KernelInfo& info, const std::string& stem, int64_t targets, int64_t features) {
+Result<TreeEnsemble> BuildOld(const KernelInfo& info, const std::string& stem, int64_t targets,
+                              int64_t features) {
   TreeEnsemble trees;
   trees.targets = targets;
   ASSIGN_OR_RETURN(const OldNodes nodes, ReadOldNodes(info));
@@ -142,7 +148,8 @@ Result<TreeEnsemble> BuildOld(const KernelInfo& info, const std::string& stem, i
   RETURN_IF_ERROR(BuildOldNodes(info, nodes, &trees, &places));
   RETURN_IF_ERROR(BuildOldVotes(info, stem, places, &trees));
   trees.base = NumbersOf(info, "base_values", "base_values_as_tensor");
-  // Binary classifiers of xgboost have one: that of the only class which is voted for. The other's is not used.
+  // Binary classifiers of xgboost have one: that of the only class which is voted for. The other's
+  // is not used.
   const auto is_first = [&](const TreeVote& vote) { return vote.target == trees.votes[0].target; };
   if (stem == "class" && targets == 2 && trees.base.size() == 1 &&
       std::all_of(trees.votes.begin(), trees.votes.end(), is_first)) {
@@ -159,10 +166,12 @@ Status ReadMemberSets(const KernelInfo& info, TreeEnsemble* trees) {
   size_t next = 0;
   for (TreeNode& node : trees->nodes) {
     if (node.mode != TreeNode::Mode::kMember) continue;
-    if (next >= numbers.size()) return info.Invalid("membership_values has fewer sets than there are members");
+    if (next >= numbers.size())
+      return info.Invalid("membership_values has fewer sets than there are members");
     node.members = static_cast<int64_t>(trees->member_sets.size());
     trees->member_sets.emplace_back();
-    while (next < numbers.size() && !std::isnan(numbers[next])) trees->member_sets.back().insert(numbers[next++]);
+    while (next < numbers.size() && !std::isnan(numbers[next]))
+      trees->member_sets.back().insert(numbers[next++]);
     ++next;
   }
   return {};
@@ -178,9 +187,10 @@ Status BuildNodes(const KernelInfo& info, TreeEnsemble* trees) {
   Ints missing = IntsOf(info, "nodes_missing_value_tracks_true");
   const size_t count = features.size();
   if (missing.empty()) missing.assign(count, 0);
-  if (modes == nullptr || modes->dtype() != DType::kUInt8) return info.Invalid("nodes_modes must be uint8");
-  for (size_t size : {children[0].size(), children[1].size(), leafs[0].size(), leafs[1].size(), splits.size(),
-                      missing.size(), static_cast<size_t>(modes->elements())}) {
+  if (modes == nullptr || modes->dtype() != DType::kUInt8)
+    return info.Invalid("nodes_modes must be uint8");
+  for (size_t size : {children[0].size(), children[1].size(), leafs[0].size(), leafs[1].size(),
+                      splits.size(), missing.size(), static_cast<size_t>(modes->elements())}) {
     RETURN_IF_ERROR(CheckSize(info, "nodes_*", size, count));
   }
   const int64_t leaf_count = static_cast<int64_t>(trees->nodes.size());
@@ -192,7 +202,8 @@ Status BuildNodes(const KernelInfo& info, TreeEnsemble* trees) {
   std::vector<TreeNode> inner(count);
   for (size_t i = 0; i < count; ++i) {
     const uint8_t mode = modes->data<uint8_t>()[i];
-    if (mode > static_cast<uint8_t>(TreeNode::Mode::kMember)) return info.Invalid("nodes_modes is out of range");
+    if (mode > static_cast<uint8_t>(TreeNode::Mode::kMember))
+      return info.Invalid("nodes_modes is out of range");
     inner[i].mode = static_cast<TreeNode::Mode>(mode);
     inner[i].missing_is_true = missing[i] != 0;
     inner[i].feature = features[i];
@@ -223,9 +234,11 @@ Result<TreeEnsemble> BuildEnsemble(const KernelInfo& info, int64_t features) {
   RETURN_IF_ERROR(BuildNodes(info, &trees));
   RETURN_IF_ERROR(ReadMemberSets(info, &trees));
   trees.roots = IntsOf(info, "tree_roots");
-  // A tree of one leaf is written as a node whose two children are that leaf: its comparison means nothing.
+  // A tree of one leaf is written as a node whose two children are that leaf: its comparison means
+  // nothing.
   for (TreeNode& node : trees.nodes) {
-    if (node.mode != TreeNode::Mode::kLeaf && node.on_true == node.on_false && node.on_true >= 0) node.feature = 0;
+    if (node.mode != TreeNode::Mode::kLeaf && node.on_true == node.on_false && node.on_true >= 0)
+      node.feature = 0;
   }
   return Finish(info, std::move(trees), features);
 }
@@ -255,7 +268,8 @@ void SetScores(KernelInfo& info, FeatureRows x, TreeEnsemble trees, PostTransfor
         ApplyPostTransform(transform, transformed.data(), trees.targets);
         std::copy(transformed.begin(), transformed.end(), scores.begin());
       }
-      for (int64_t t = 0; t < trees.targets; ++t) y[r * trees.targets + t] = static_cast<T>(scores[t]);
+      for (int64_t t = 0; t < trees.targets; ++t)
+        y[r * trees.targets + t] = static_cast<T>(scores[t]);
     });
   });
 }
@@ -325,7 +339,8 @@ struct TreeClassifier {
 Status CreateTreeClassifier(KernelInfo& info) {
   TreeClassifier model;
   ASSIGN_OR_RETURN(model.x, FeatureRowsOf(info, 0));
-  ASSIGN_OR_RETURN(model.labels, ClassLabels::Of(info, "classlabels_int64s", "classlabels_strings"));
+  ASSIGN_OR_RETURN(model.labels,
+                   ClassLabels::Of(info, "classlabels_int64s", "classlabels_strings"));
   ASSIGN_OR_RETURN(model.transform, ParsePostTransform(info));
   ASSIGN_OR_RETURN(model.trees, BuildOld(info, "class", model.labels.size(), model.x.columns));
   std::set<int64_t> voted;
@@ -341,15 +356,16 @@ Status CreateTreeClassifier(KernelInfo& info) {
   info.SetOutput(1, DType::kFloat32, Shape{model.x.rows, model.width});
   const bool has_labels = info.HasOutput(0), has_scores = info.HasOutput(1);
   const int threads = info.threads();
-  info.SetCompute([model = std::move(model), has_labels, has_scores, threads](KernelContext& context) {
-    const int64_t work = 16 * static_cast<int64_t>(model.trees.roots.size());
-    ForEachRow(model.x, context, threads, work, [&](int64_t r, const double* features) {
-      std::vector<float> own(has_scores ? 0 : model.width);
-      float* scores = has_scores ? context.Output<float>(1) + r * model.width : own.data();
-      const int64_t winner = model.Classify(features, scores);
-      if (has_labels) model.labels.Write(context, r, winner);
-    });
-  });
+  info.SetCompute(
+      [model = std::move(model), has_labels, has_scores, threads](KernelContext& context) {
+        const int64_t work = 16 * static_cast<int64_t>(model.trees.roots.size());
+        ForEachRow(model.x, context, threads, work, [&](int64_t r, const double* features) {
+          std::vector<float> own(has_scores ? 0 : model.width);
+          float* scores = has_scores ? context.Output<float>(1) + r * model.width : own.data();
+          const int64_t winner = model.Classify(features, scores);
+          if (has_labels) model.labels.Write(context, r, winner);
+        });
+      });
   return {};
 }
 
@@ -357,7 +373,10 @@ Status CreateTreeClassifier(KernelInfo& info) {
 
 void RegisterMlTreeKernels(KernelRegistry& registry) {
   const DTypeSet floats = {DType::kFloat32, DType::kFloat64, DType::kFloat16};
-  registry.Add({.op_type = "TreeEnsemble", .domain = kMlDomain, .types = floats, .create = CreateTreeEnsemble});
+  registry.Add({.op_type = "TreeEnsemble",
+                .domain = kMlDomain,
+                .types = floats,
+                .create = CreateTreeEnsemble});
   registry.Add({.op_type = "TreeEnsembleRegressor",
                 .domain = kMlDomain,
                 .types = kMlFeatureTypes,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that are one strided copy, or one per tensor: Transpose, Expand, Tile, DepthToSpace, SpaceToDepth, Concat,
-// Split.
+// Ops that are one strided copy, or one per tensor: Transpose, Expand, Tile, DepthToSpace,
+// SpaceToDepth, Concat, Split.
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -37,9 +37,11 @@ Status CreateTranspose(KernelInfo& info) {
     valid = perm[i] >= 0 && perm[i] < shape.rank() && !seen[perm[i]];
     if (valid) seen[perm[i]] = true;
   }
-  if (!valid) return info.Invalid("perm: expected a permutation of the axes of " + shape.ToString());
+  if (!valid)
+    return info.Invalid("perm: expected a permutation of the axes of " + shape.ToString());
   Shape out = shape;
-  for (size_t i = 0; i < perm.size(); ++i) out[static_cast<int>(i)] = shape[static_cast<int>(perm[i])];
+  for (size_t i = 0; i < perm.size(); ++i)
+    out[static_cast<int>(i)] = shape[static_cast<int>(perm[i])];
   Layout layout = Permuted(shape, info.input(0).layout, perm);
   StridedBox box{out.dims(), std::move(layout.strides), out.Strides(), layout.offset, 0};
   RETURN_IF_ERROR(CopyInto(info, std::move(out), std::move(box)));
@@ -75,7 +77,8 @@ Status CreateTile(KernelInfo& info) {
   std::vector<int64_t> dims(shape.rank());
   for (int a = 0; a < shape.rank(); ++a) {
     if (repeats[a] < 0 || __builtin_mul_overflow(shape[a], repeats[a], &dims[a])) {
-      return info.Invalid("repeats: cannot repeat an axis " + std::to_string(repeats[a]) + " times");
+      return info.Invalid("repeats: cannot repeat an axis " + std::to_string(repeats[a]) +
+                          " times");
     }
   }
   ASSIGN_OR_RETURN(const Shape out, CheckDims(info, std::move(dims), info.InputDType(0)));
@@ -102,7 +105,8 @@ Result<BlockSpec> ReadBlockSpec(const KernelInfo& info) {
   if (info.InputShape(0).rank() != 4) {
     return info.Invalid("input: expected rank 4, got " + info.InputShape(0).ToString());
   }
-  if (block <= 0 || block > (int64_t{1} << 30)) return info.Invalid("blocksize: expected a positive number");
+  if (block <= 0 || block > (int64_t{1} << 30))
+    return info.Invalid("blocksize: expected a positive number");
   if (mode != "DCR" && mode != "CRD") return info.Invalid("mode: expected DCR or CRD, got " + mode);
   return BlockSpec{block, mode == "DCR"};
 }
@@ -113,10 +117,10 @@ Status CreateDepthToSpace(KernelInfo& info) {
   const int64_t b = spec.block, depth = x[1] / (b * b);
   if (x[1] % (b * b) != 0)
     return info.Invalid("input: depth is no multiple of blocksize squared: " + x.ToString());
-  const Shape split =
-      spec.depth_first ? Shape{x[0], b, b, depth, x[2], x[3]} : Shape{x[0], depth, b, b, x[2], x[3]};
-  const std::vector<int64_t> perm =
-      spec.depth_first ? std::vector<int64_t>{0, 3, 4, 1, 5, 2} : std::vector<int64_t>{0, 1, 4, 2, 5, 3};
+  const Shape split = spec.depth_first ? Shape{x[0], b, b, depth, x[2], x[3]}
+                                       : Shape{x[0], depth, b, b, x[2], x[3]};
+  const std::vector<int64_t> perm = spec.depth_first ? std::vector<int64_t>{0, 3, 4, 1, 5, 2}
+                                                     : std::vector<int64_t>{0, 1, 4, 2, 5, 3};
   return CopyInto(info, Shape{x[0], depth, x[2] * b, x[3] * b}, PermutingBox(split, perm));
 }
 
@@ -128,8 +132,8 @@ Status CreateSpaceToDepth(KernelInfo& info) {
     return info.Invalid("input: height or width is no multiple of blocksize: " + x.ToString());
   }
   const Shape split = {x[0], x[1], x[2] / b, b, x[3] / b, b};
-  const std::vector<int64_t> perm =
-      spec.depth_first ? std::vector<int64_t>{0, 3, 5, 1, 2, 4} : std::vector<int64_t>{0, 1, 3, 5, 2, 4};
+  const std::vector<int64_t> perm = spec.depth_first ? std::vector<int64_t>{0, 3, 5, 1, 2, 4}
+                                                     : std::vector<int64_t>{0, 1, 3, 5, 2, 4};
   return CopyInto(info, Shape{x[0], x[1] * b * b, x[2] / b, x[3] / b}, PermutingBox(split, perm));
 }
 
@@ -146,9 +150,9 @@ Result<Shape> ConcatShape(const KernelInfo& info, int axis) {
     bool fits = info.InputDType(i) == info.InputDType(0) && shape.rank() == out.rank();
     for (int a = 0; fits && a < shape.rank(); ++a) fits = a == axis || shape[a] == out[a];
     if (!fits) {
-      return info.Invalid("input " + std::to_string(i) + ": " + DTypeName(info.InputDType(i)) + shape.ToString() +
-                          " does not go with " + DTypeName(info.InputDType(0)) + info.InputShape(0).ToString() +
-                          " along axis " + std::to_string(axis));
+      return info.Invalid("input " + std::to_string(i) + ": " + DTypeName(info.InputDType(i)) +
+                          shape.ToString() + " does not go with " + DTypeName(info.InputDType(0)) +
+                          info.InputShape(0).ToString() + " along axis " + std::to_string(axis));
     }
     out[axis] += shape[axis];
   }
@@ -157,27 +161,31 @@ Result<Shape> ConcatShape(const KernelInfo& info, int axis) {
 
 Status CreateConcat(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
-  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 1), info.InputShape(0).rank()));
+  ASSIGN_OR_RETURN(const int axis,
+                   CheckAxis(info, info.Attr<int64_t>("axis", 1), info.InputShape(0).rank()));
   ASSIGN_OR_RETURN(const Shape out, ConcatShape(info, axis));
   info.SetOutput(0, dtype, out);
   info.SetSideBySide(axis);
-  bool in_rows = dtype != DType::kString && (info.threads() == 1 || out.elements() <= 8 * kParallelGrain);
+  bool in_rows =
+      dtype != DType::kString && (info.threads() == 1 || out.elements() <= 8 * kParallelGrain);
   for (int i = 0; i < info.input_count(); ++i) in_rows = in_rows && info.input(i).layout.dense();
   if (in_rows) {  // without boxes, which take longer to make than such parts to copy
     std::vector<size_t> bytes(info.input_count());
     for (int i = 0; i < info.input_count(); ++i) {
-      bytes[i] = static_cast<size_t>(info.InputShape(i).Elements(axis, out.rank())) * DTypeSize(dtype);
+      bytes[i] =
+          static_cast<size_t>(info.InputShape(i).Elements(axis, out.rank())) * DTypeSize(dtype);
     }
-    info.SetCompute([rows = out.Elements(0, axis), bytes = std::move(bytes)](KernelContext& context) {
-      char* to = context.Output<char>(0);
-      for (int64_t row = 0; row < rows; ++row) {
-        for (size_t i = 0; i < bytes.size(); ++i) {
-          const size_t n = bytes[i];
-          if (n != 0) std::memcpy(to, context.Input<char>(static_cast<int>(i)) + row * n, n);
-          to += n;
-        }
-      }
-    });
+    info.SetCompute(
+        [rows = out.Elements(0, axis), bytes = std::move(bytes)](KernelContext& context) {
+          char* to = context.Output<char>(0);
+          for (int64_t row = 0; row < rows; ++row) {
+            for (size_t i = 0; i < bytes.size(); ++i) {
+              const size_t n = bytes[i];
+              if (n != 0) std::memcpy(to, context.Input<char>(static_cast<int>(i)) + row * n, n);
+              to += n;
+            }
+          }
+        });
     return {};
   }
   Layout part{out.Strides(), 0};
@@ -185,7 +193,8 @@ Status CreateConcat(KernelInfo& info) {
   copies.reserve(info.input_count());
   for (int i = 0; i < info.input_count(); ++i) {
     const Shape& shape = info.InputShape(i);
-    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, WholeBox(shape, info.input(i).layout, part)));
+    ASSIGN_OR_RETURN(StridedCopy copy,
+                     StridedCopy::Make(info, dtype, WholeBox(shape, info.input(i).layout, part)));
     copies.push_back(std::move(copy));
     part.offset += shape[axis] * part.strides[axis];
   }
@@ -197,14 +206,15 @@ Status CreateConcat(KernelInfo& info) {
   return {};
 }
 
-// The extents of the outputs along the axis, from input `split`, or equal shares (the last one takes what is
-// left).
+// The extents of the outputs along the axis, from input `split`, or equal shares (the last one
+// takes what is left).
 Result<std::vector<int64_t>> SplitExtents(const KernelInfo& info, int64_t dim) {
   const int count = info.output_count();
   std::vector<int64_t> extents = info.HostInts(1);
   if (!info.HasInput(1)) {
     const int64_t share = (dim + count - 1) / count;
-    for (int i = 0; i < count; ++i) extents.push_back(std::max<int64_t>(0, std::min(share, dim - i * share)));
+    for (int i = 0; i < count; ++i)
+      extents.push_back(std::max<int64_t>(0, std::min(share, dim - i * share)));
   }
   int64_t sum = 0;
   bool valid = static_cast<int>(extents.size()) == count;
@@ -225,8 +235,8 @@ Status CreateSplit(KernelInfo& info) {
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 0), shape.rank()));
   const int64_t declared = info.Attr<int64_t>("num_outputs", info.output_count());
   if (declared != info.output_count()) {
-    return info.Invalid("num_outputs: the node has " + std::to_string(info.output_count()) + " outputs, got " +
-                        std::to_string(declared));
+    return info.Invalid("num_outputs: the node has " + std::to_string(info.output_count()) +
+                        " outputs, got " + std::to_string(declared));
   }
   ASSIGN_OR_RETURN(const std::vector<int64_t> extents, SplitExtents(info, shape[axis]));
   Layout layout{StridesOf(shape, info.input(0).layout), info.input(0).layout.offset};
@@ -260,7 +270,8 @@ void RegisterMovementKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "DepthToSpace", .create = CreateDepthToSpace});
   registry.Add({.op_type = "SpaceToDepth", .create = CreateSpaceToDepth});
   registry.Add({.op_type = "Concat", .strided_inputs = {-1}, .create = CreateConcat});
-  registry.Add({.op_type = "Split", .host_inputs = {1}, .strided_inputs = {0}, .create = CreateSplit});
+  registry.Add(
+      {.op_type = "Split", .host_inputs = {1}, .strided_inputs = {0}, .create = CreateSplit});
   RegisterSliceKernels(registry);
   RegisterPadKernels(registry);
   RegisterSelectionKernels(registry);

@@ -25,18 +25,15 @@ Result<PadMode> ReadMode(const KernelInfo& info) {
   return info.Invalid("mode: expected constant, reflect, edge or wrap, got " + mode);
 }
 
-// Where index i, counted from the first of `count` elements and possibly outside of them, takes its value from.
+// Where index i, counted from the first of `count` elements and possibly outside of them, takes its
+// value from.
 int64_t SourceIndex(PadMode mode, int64_t i, int64_t count) {
   if (i >= 0 && i < count) return i;
   switch (mode) {
-    case PadMode::kConstant:
-      return kFillIndex;
-    case PadMode::kEdge:
-      return i < 0 ? 0 : count - 1;
-    case PadMode::kWrap:
-      return (i % count + count) % count;
-    case PadMode::kReflect:
-      break;
+    case PadMode::kConstant: return kFillIndex;
+    case PadMode::kEdge: return i < 0 ? 0 : count - 1;
+    case PadMode::kWrap: return (i % count + count) % count;
+    case PadMode::kReflect: break;
   }
   // Mirrored at the first and the last element, over and over: a period of 2 * (count - 1).
   const int64_t period = std::max<int64_t>(1, 2 * (count - 1));
@@ -44,7 +41,8 @@ int64_t SourceIndex(PadMode mode, int64_t i, int64_t count) {
   return phase < count ? phase : period - phase;
 }
 
-// What the inputs say: how many elements come before each axis (negative: are cropped), and its final extent.
+// What the inputs say: how many elements come before each axis (negative: are cropped), and its
+// final extent.
 struct PadAmounts {
   std::vector<int64_t> before;
   Shape padded;
@@ -78,13 +76,15 @@ Result<PadAmounts> ReadAmounts(const KernelInfo& info, const Shape& shape, int p
 
 }  // namespace
 
-Result<std::vector<AxisMap>> ResolvePad(const KernelInfo& info, const Shape& shape, int pads, int axes) {
+Result<std::vector<AxisMap>> ResolvePad(const KernelInfo& info, const Shape& shape, int pads,
+                                        int axes) {
   ASSIGN_OR_RETURN(const PadMode mode, ReadMode(info));
   ASSIGN_OR_RETURN(const PadAmounts amounts, ReadAmounts(info, shape, pads, axes));
   std::vector<AxisMap> maps(shape.rank());
   for (int a = 0; a < shape.rank(); ++a) {
     const int64_t before = amounts.before[a], extent = amounts.padded[a];
-    const int64_t first = std::max<int64_t>(0, -before);  // of the elements that negative pads leave
+    const int64_t first =
+        std::max<int64_t>(0, -before);  // of the elements that negative pads leave
     const int64_t count = std::min(shape[a], extent - before) - first;
     if (count <= 0 && extent > 0 && mode != PadMode::kConstant) {
       return info.Invalid("axis " + std::to_string(a) + " has no element to pad from");
@@ -112,7 +112,8 @@ Status CreatePad(KernelInfo& info) {
   MappedCopy copy = MappedCopy::Make(info, dtype, info.InputShape(0), std::move(maps));
   info.SetOutput(0, dtype, Shape(std::move(dims)));
   info.SetCompute([copy = std::move(copy), has_value = info.HasInput(2)](KernelContext& context) {
-    copy.Run(context.Input<void>(0), context.Output<void>(0), has_value ? context.Input<void>(2) : nullptr);
+    copy.Run(context.Input<void>(0), context.Output<void>(0),
+             has_value ? context.Input<void>(2) : nullptr);
   });
   return {};
 }

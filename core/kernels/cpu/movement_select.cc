@@ -23,7 +23,8 @@ Result<AxisView> ReadAxisView(const KernelInfo& info) {
   const int64_t* attribute = info.node().FindAttr<int64_t>("axis");
   if (attribute == nullptr) return AxisView{1, shape.elements(), 1, -1};
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, *attribute, shape.rank()));
-  return AxisView{shape.Elements(0, axis), shape[axis], shape.Elements(axis + 1, shape.rank()), axis};
+  return AxisView{shape.Elements(0, axis), shape[axis], shape.Elements(axis + 1, shape.rank()),
+                  axis};
 }
 
 Shape WithCount(const Shape& shape, const AxisView& view, int64_t count) {
@@ -70,7 +71,8 @@ Status CreateCompress(KernelInfo& info) {
   return {};
 }
 
-// -1, 0 or 1, as NumPy sorts: NaN after all numbers and equal to itself, complex numbers by their parts.
+// -1, 0 or 1, as NumPy sorts: NaN after all numbers and equal to itself, complex numbers by their
+// parts.
 template <typename T>
 int Compare(const T& a, const T& b) {
   if constexpr (std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>>) {
@@ -102,7 +104,8 @@ struct UniqueResult {
   std::vector<int64_t> first, inverse, counts;
 };
 
-// Groups equal slices; groups in ascending order, or in order of first occurrence when not `sorted`.
+// Groups equal slices; groups in ascending order, or in order of first occurrence when not
+// `sorted`.
 template <typename T>
 UniqueResult FindUnique(const T* x, const AxisView& view, bool sorted) {
   std::vector<int64_t> order(view.count);
@@ -135,8 +138,8 @@ UniqueResult FindUnique(const T* x, const AxisView& view, bool sorted) {
 }
 
 Status WriteInts(KernelContext& context, int output, const std::vector<int64_t>& values) {
-  ASSIGN_OR_RETURN(Tensor y,
-                   context.AllocateOutput(output, DType::kInt64, Shape{static_cast<int64_t>(values.size())}));
+  ASSIGN_OR_RETURN(Tensor y, context.AllocateOutput(output, DType::kInt64,
+                                                    Shape{static_cast<int64_t>(values.size())}));
   std::copy(values.begin(), values.end(), y.data<int64_t>());
   return {};
 }
@@ -146,19 +149,20 @@ void SetUniqueCompute(KernelInfo& info, const AxisView& view) {
   const bool sorted = info.Attr<int64_t>("sorted", 1) != 0;
   std::array<bool, 4> wanted;
   for (int i = 0; i < 4; ++i) wanted[i] = info.HasOutput(i);
-  info.SetCompute([view, sorted, wanted, shape = info.InputShape(0)](KernelContext& context) -> Status {
-    const T* x = context.Input<T>(0);
-    const UniqueResult found = FindUnique(x, view, sorted);
-    if (wanted[0]) {
-      const Shape out = WithCount(shape, view, static_cast<int64_t>(found.first.size()));
-      ASSIGN_OR_RETURN(Tensor y, context.AllocateOutput(0, kDTypeOf<T>, out));
-      TakeSlices(x, view, found.first, y.data<T>());
-    }
-    if (wanted[1]) RETURN_IF_ERROR(WriteInts(context, 1, found.first));
-    if (wanted[2]) RETURN_IF_ERROR(WriteInts(context, 2, found.inverse));
-    if (wanted[3]) RETURN_IF_ERROR(WriteInts(context, 3, found.counts));
-    return {};
-  });
+  info.SetCompute(
+      [view, sorted, wanted, shape = info.InputShape(0)](KernelContext& context) -> Status {
+        const T* x = context.Input<T>(0);
+        const UniqueResult found = FindUnique(x, view, sorted);
+        if (wanted[0]) {
+          const Shape out = WithCount(shape, view, static_cast<int64_t>(found.first.size()));
+          ASSIGN_OR_RETURN(Tensor y, context.AllocateOutput(0, kDTypeOf<T>, out));
+          TakeSlices(x, view, found.first, y.data<T>());
+        }
+        if (wanted[1]) RETURN_IF_ERROR(WriteInts(context, 1, found.first));
+        if (wanted[2]) RETURN_IF_ERROR(WriteInts(context, 2, found.inverse));
+        if (wanted[3]) RETURN_IF_ERROR(WriteInts(context, 3, found.counts));
+        return {};
+      });
 }
 
 Status CreateUnique(KernelInfo& info) {
@@ -166,8 +170,9 @@ Status CreateUnique(KernelInfo& info) {
   for (int i = 0; i < info.output_count(); ++i) info.SetOutputSizedInCompute(i);
   const DType dtype = info.InputDType(0);
   auto set = [&](auto tag) { SetUniqueCompute<typename decltype(tag)::type>(info, view); };
-  const bool known = DispatchNumeric(dtype, set) ||
-                     DispatchDType<bool, std::string, std::complex<float>, std::complex<double>>(dtype, set);
+  const bool known =
+      DispatchNumeric(dtype, set) ||
+      DispatchDType<bool, std::string, std::complex<float>, std::complex<double>>(dtype, set);
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(dtype));
 }
 

@@ -18,7 +18,8 @@ struct AxisSlice {
   int64_t count;
 };
 
-// NumPy's clamping: bounds count from the end when negative and stop at the edges; an empty range gives count 0.
+// NumPy's clamping: bounds count from the end when negative and stop at the edges; an empty range
+// gives count 0.
 AxisSlice ClampSlice(int64_t start, int64_t end, int64_t step, int64_t dim) {
   const int64_t lowest = step > 0 ? 0 : -1, highest = step > 0 ? dim : dim - 1;
   start = std::clamp(start < 0 ? start + dim : start, lowest, highest);
@@ -40,10 +41,11 @@ Result<SliceSpec> ResolveSlice(const KernelInfo& info, const Shape& shape, int f
     std::iota(axes.begin(), axes.end(), 0);
   }
   if (!info.HasInput(first + 3)) steps.assign(starts.size(), 1);
-  if (ends.size() != starts.size() || axes.size() != starts.size() || steps.size() != starts.size()) {
-    return info.Invalid("starts, ends, axes and steps: expected one length, got " + std::to_string(starts.size()) +
-                        ", " + std::to_string(ends.size()) + ", " + std::to_string(axes.size()) + " and " +
-                        std::to_string(steps.size()));
+  if (ends.size() != starts.size() || axes.size() != starts.size() ||
+      steps.size() != starts.size()) {
+    return info.Invalid("starts, ends, axes and steps: expected one length, got " +
+                        std::to_string(starts.size()) + ", " + std::to_string(ends.size()) + ", " +
+                        std::to_string(axes.size()) + " and " + std::to_string(steps.size()));
   }
   ASSIGN_OR_RETURN(const std::vector<int> checked, CheckAxes(info, axes, shape.rank()));
   SliceSpec spec{shape, 0, shape.Strides()};
@@ -71,7 +73,9 @@ Status CreateSlice(KernelInfo& info) {
   box.src_offset = spec.offset;
   ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, std::move(box)));
   info.SetOutput(0, dtype, spec.shape);
-  info.SetCompute([copy](KernelContext& context) { copy.Run(context.Input<void>(0), context.Output<void>(0)); });
+  info.SetCompute([copy](KernelContext& context) {
+    copy.Run(context.Input<void>(0), context.Output<void>(0));
+  });
   return {};
 }
 
@@ -128,7 +132,8 @@ void KeepTriangle(const T* x, T* y, const Shape& shape, int64_t k, bool upper) {
 
 Status CreateTrilu(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
-  if (shape.rank() < 2) return info.Invalid("input: expected rank 2 or more, got " + shape.ToString());
+  if (shape.rank() < 2)
+    return info.Invalid("input: expected rank 2 or more, got " + shape.ToString());
   if (info.HasInput(1)) RETURN_IF_ERROR(CheckDType(info, 1, {DType::kInt64}));
   const bool upper = info.Attr<int64_t>("upper", 1) != 0;
   info.SetOutput(0, info.InputDType(0), shape);
@@ -142,7 +147,8 @@ Status CreateTrilu(KernelInfo& info) {
   return {};
 }
 
-// x as [time, batch, inner] with the given strides; the first lens[b] steps of sequence b change their order.
+// x as [time, batch, inner] with the given strides; the first lens[b] steps of sequence b change
+// their order.
 struct SequenceLayout {
   int64_t time, batch, inner;
   int64_t time_stride, batch_stride;
@@ -153,8 +159,8 @@ Status ReverseSequences(const SequenceLayout& at, const T* x, const int64_t* len
                         const std::string& label) {
   for (int64_t b = 0; b < at.batch; ++b) {
     if (lens[b] < 0 || lens[b] > at.time) {
-      return InvalidArgument(label + " sequence_lens: expected 0 to " + std::to_string(at.time) + ", got " +
-                             std::to_string(lens[b]));
+      return InvalidArgument(label + " sequence_lens: expected 0 to " + std::to_string(at.time) +
+                             ", got " + std::to_string(lens[b]));
     }
     for (int64_t t = 0; t < at.time && at.inner > 0; ++t) {
       const int64_t from = t < lens[b] ? lens[b] - 1 - t : t;
@@ -167,14 +173,17 @@ Status ReverseSequences(const SequenceLayout& at, const T* x, const int64_t* len
 
 Status CreateReverseSequence(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
-  const int64_t time = info.Attr<int64_t>("time_axis", 0), batch = info.Attr<int64_t>("batch_axis", 1);
+  const int64_t time = info.Attr<int64_t>("time_axis", 0),
+                batch = info.Attr<int64_t>("batch_axis", 1);
   if (shape.rank() < 2 || (time != 0 && time != 1) || batch != 1 - time) {
-    return info.Invalid("expected rank 2 or more, and time_axis and batch_axis 0 and 1 in some order; got " +
-                        shape.ToString() + ", " + std::to_string(time) + " and " + std::to_string(batch));
+    return info.Invalid(
+        "expected rank 2 or more, and time_axis and batch_axis 0 and 1 in some order; got " +
+        shape.ToString() + ", " + std::to_string(time) + " and " + std::to_string(batch));
   }
   RETURN_IF_ERROR(CheckDType(info, 1, {DType::kInt64}));
   if (info.InputShape(1) != Shape{shape[static_cast<int>(batch)]}) {
-    return info.Invalid("sequence_lens: expected one a sequence, got shape " + info.InputShape(1).ToString());
+    return info.Invalid("sequence_lens: expected one a sequence, got shape " +
+                        info.InputShape(1).ToString());
   }
   const std::vector<int64_t> strides = shape.Strides();
   const SequenceLayout layout = {shape[static_cast<int>(time)], shape[static_cast<int>(batch)],
@@ -183,7 +192,8 @@ Status CreateReverseSequence(KernelInfo& info) {
   DispatchStorage(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([layout, label = info.node().Label()](KernelContext& context) {
-      return ReverseSequences(layout, context.Input<T>(0), context.Input<int64_t>(1), context.Output<T>(0), label);
+      return ReverseSequences(layout, context.Input<T>(0), context.Input<int64_t>(1),
+                              context.Output<T>(0), label);
     });
   });
   return {};
@@ -192,7 +202,8 @@ Status CreateReverseSequence(KernelInfo& info) {
 }  // namespace
 
 void RegisterSliceKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Slice", .host_inputs = {-2}, .create = CreateSlice});  // all but the data
+  registry.Add(
+      {.op_type = "Slice", .host_inputs = {-2}, .create = CreateSlice});  // all but the data
   registry.Add({.op_type = "CenterCropPad", .host_inputs = {1}, .create = CreateCenterCropPad});
   registry.Add({.op_type = "Trilu", .aliases = {MayReuse(0, 0)}, .create = CreateTrilu});
   registry.Add({.op_type = "ReverseSequence", .create = CreateReverseSequence});

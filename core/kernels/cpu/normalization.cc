@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LayerNormalization and RMSNormalization: every row (the axes from `axis` on) is normalised by its own statistics.
+// LayerNormalization and RMSNormalization: every row (the axes from `axis` on) is normalised by its
+// own statistics.
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -13,7 +14,8 @@
 namespace caesura {
 namespace {
 
-// Y = (X - mean) * inv_std * scale + bias; mean and inv_std are written in the type Stat where wanted.
+// Y = (X - mean) * inv_std * scale + bias; mean and inv_std are written in the type Stat where
+// wanted.
 template <typename T, typename Stat>
 void SetLayerNorm(KernelInfo& info, const NormRows& rows, RowParameter scale, RowParameter bias) {
   using Acc = Accumulator<T>;
@@ -33,10 +35,12 @@ void SetLayerNorm(KernelInfo& info, const NormRows& rows, RowParameter scale, Ro
           const T* from = x + r * n;
           T* to = y + r * n;
           const Acc mean = RowSum(from, n) / static_cast<Acc>(n);
-          const Acc inv_std = 1 / std::sqrt(RowSquares(from, n, mean) / static_cast<Acc>(n) + epsilon);
+          const Acc inv_std =
+              1 / std::sqrt(RowSquares(from, n, mean) / static_cast<Acc>(n) + epsilon);
           if (b != nullptr) {
 #pragma omp simd
-            for (int64_t i = 0; i < n; ++i) to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]) + Acc(b[i]));
+            for (int64_t i = 0; i < n; ++i)
+              to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]) + Acc(b[i]));
           } else {
 #pragma omp simd
             for (int64_t i = 0; i < n; ++i) to[i] = T((Acc(from[i]) - mean) * inv_std * Acc(s[i]));
@@ -49,7 +53,8 @@ void SetLayerNorm(KernelInfo& info, const NormRows& rows, RowParameter scale, Ro
   });
 }
 
-// float32 where stash_type says so (the default), but never narrower than a float64 X asks in a graph of ours.
+// float32 where stash_type says so (the default), but never narrower than a float64 X asks in a
+// graph of ours.
 DType StatType(const KernelInfo& info) {
   const int64_t stash = info.Attr<int64_t>("stash_type", 1);
   for (int i : {1, 2}) {
@@ -61,7 +66,8 @@ DType StatType(const KernelInfo& info) {
 Status CreateLayerNorm(KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   ASSIGN_OR_RETURN(const NormRows rows, NormRows::Make(info, info.InputShape(0)));
-  ASSIGN_OR_RETURN(const RowParameter scale, RowParameter::Make(info, 1, info.InputShape(0), rows.stats));
+  ASSIGN_OR_RETURN(const RowParameter scale,
+                   RowParameter::Make(info, 1, info.InputShape(0), rows.stats));
   RowParameter bias;
   if (info.HasInput(2)) {
     ASSIGN_OR_RETURN(bias, RowParameter::Make(info, 2, info.InputShape(0), rows.stats));
@@ -72,8 +78,9 @@ Status CreateLayerNorm(KernelInfo& info) {
   info.SetOutput(2, stat, rows.stats);
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    DispatchDType<float, double, BFloat16>(
-        stat, [&](auto stat_tag) { SetLayerNorm<T, typename decltype(stat_tag)::type>(info, rows, scale, bias); });
+    DispatchDType<float, double, BFloat16>(stat, [&](auto stat_tag) {
+      SetLayerNorm<T, typename decltype(stat_tag)::type>(info, rows, scale, bias);
+    });
   });
   return {};
 }
@@ -94,7 +101,8 @@ void SetRmsNorm(KernelInfo& info, const NormRows& rows, RowParameter scale) {
         for (int64_t r = first; r < last; ++r) {
           const T* from = x + r * n;
           V* to = y + r * n;
-          const Acc inv_rms = 1 / std::sqrt(RowSquares(from, n, Acc(0)) / static_cast<Acc>(n) + epsilon);
+          const Acc inv_rms =
+              1 / std::sqrt(RowSquares(from, n, Acc(0)) / static_cast<Acc>(n) + epsilon);
 #pragma omp simd
           for (int64_t i = 0; i < n; ++i) to[i] = V(Acc(from[i]) * inv_rms * Accumulator<V>(s[i]));
         }
@@ -105,12 +113,14 @@ void SetRmsNorm(KernelInfo& info, const NormRows& rows, RowParameter scale) {
 
 Status CreateRmsNorm(KernelInfo& info) {
   ASSIGN_OR_RETURN(const NormRows rows, NormRows::Make(info, info.InputShape(0)));
-  ASSIGN_OR_RETURN(const RowParameter scale, RowParameter::Make(info, 1, info.InputShape(0), rows.stats));
+  ASSIGN_OR_RETURN(const RowParameter scale,
+                   RowParameter::Make(info, 1, info.InputShape(0), rows.stats));
   info.SetOutput(0, info.InputDType(1), info.InputShape(0));
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    DispatchFloat(info.InputDType(1),
-                  [&](auto scale_tag) { SetRmsNorm<T, typename decltype(scale_tag)::type>(info, rows, scale); });
+    DispatchFloat(info.InputDType(1), [&](auto scale_tag) {
+      SetRmsNorm<T, typename decltype(scale_tag)::type>(info, rows, scale);
+    });
   });
   return {};
 }
@@ -118,9 +128,13 @@ Status CreateRmsNorm(KernelInfo& info) {
 }  // namespace
 
 void RegisterNormalizationKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "LayerNormalization", .types = kFloatTypes, .aliases = {MayReuse(0, 0)},
+  registry.Add({.op_type = "LayerNormalization",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
                 .create = CreateLayerNorm});
-  registry.Add({.op_type = "RMSNormalization", .types = kFloatTypes, .aliases = {MayReuse(0, 0)},
+  registry.Add({.op_type = "RMSNormalization",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
                 .create = CreateRmsNorm});
   RegisterSoftmaxKernels(registry);
   RegisterBatchNormKernels(registry);

@@ -74,7 +74,8 @@ void SetMeanVariance(KernelInfo& info, Box box) {
         const int64_t at = outer.offset(0);
         double sum = 0, squares = 0;
         inner.Seek(0);
-        for (int64_t i = 0; i < box.reduced_count; ++i, inner.Next()) sum += Acc(x[at + inner.offset(0)]);
+        for (int64_t i = 0; i < box.reduced_count; ++i, inner.Next())
+          sum += Acc(x[at + inner.offset(0)]);
         const double mean = sum / static_cast<double>(box.reduced_count);
         for (int64_t i = 0; i < box.reduced_count; ++i, inner.Next()) {
           const double d = Acc(x[at + inner.offset(0)]) - mean;
@@ -94,7 +95,8 @@ Status CreateMeanVariance(KernelInfo& info) {
   const Shape& x = info.InputShape(0);
   ASSIGN_OR_RETURN(const std::vector<int> axes,
                    CheckAxes(info, info.Attr<std::vector<int64_t>>("axes", {0, 2, 3}), x.rank()));
-  if (x.rank() > kMaxWalkAxes) return info.Refuse("more than " + std::to_string(kMaxWalkAxes) + " axes");
+  if (x.rank() > kMaxWalkAxes)
+    return info.Refuse("more than " + std::to_string(kMaxWalkAxes) + " axes");
   const std::vector<int64_t> strides = x.Strides();
   Box box;
   for (int d = 0; d < x.rank(); ++d) {
@@ -108,8 +110,9 @@ Status CreateMeanVariance(KernelInfo& info) {
     info.SetCompute([](KernelContext&) {});
     return {};
   }
-  DispatchFloat(info.InputDType(0),
-                [&](auto tag) { SetMeanVariance<typename decltype(tag)::type>(info, std::move(box)); });
+  DispatchFloat(info.InputDType(0), [&](auto tag) {
+    SetMeanVariance<typename decltype(tag)::type>(info, std::move(box));
+  });
   return {};
 }
 
@@ -136,7 +139,8 @@ void SetLrn(KernelInfo& info, int64_t batch, int64_t channels, int64_t positions
             const Acc v = image[k * positions + i];
             sum += v * v;
           }
-          y[row * positions + i] = T(Acc(x[row * positions + i]) / std::pow(bias + factor * sum, beta));
+          y[row * positions + i] =
+              T(Acc(x[row * positions + i]) / std::pow(bias + factor * sum, beta));
         }
       }
     });
@@ -157,8 +161,13 @@ Status CreateLrn(KernelInfo& info) {
 }  // namespace
 
 void RegisterLpNormKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "LpNormalization", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = CreateLpNorm});
-  registry.Add({.op_type = "MeanVarianceNormalization", .types = kFloatTypes, .aliases = {MayReuse(0, 0)},
+  registry.Add({.op_type = "LpNormalization",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = CreateLpNorm});
+  registry.Add({.op_type = "MeanVarianceNormalization",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
                 .create = CreateMeanVariance});
   registry.Add({.op_type = "LRN", .types = kFloatTypes, .create = CreateLrn});
 }

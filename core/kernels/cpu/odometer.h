@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks the cells of a box in row-major order and carries N offsets along, so that inner loops need no division.
+// Walks the cells of a box in row-major order and carries N offsets along, so that inner loops need
+// no division.
 #ifndef CAESURA_CORE_KERNELS_CPU_ODOMETER_H_
 #define CAESURA_CORE_KERNELS_CPU_ODOMETER_H_
 
@@ -12,7 +13,8 @@ namespace caesura {
 // The most axes that a walk may have; factories refuse tensors beyond it.
 inline constexpr int kMaxWalkAxes = 32;
 
-// REQUIRES: every vector outlives the walk and has the size of `extents`, at most kMaxWalkAxes; no extent is 0.
+// REQUIRES: every vector outlives the walk and has the size of `extents`, at most kMaxWalkAxes; no
+// extent is 0.
 template <int N>
 class Odometer {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optionals (ONNX). At run time an optional that holds something is that something, and an empty one is an empty
-// RuntimeValue; since opset 18 plain tensors and sequences are accepted as full optionals.
+// Optionals (ONNX). At run time an optional that holds something is that something, and an empty
+// one is an empty RuntimeValue; since opset 18 plain tensors and sequences are accepted as full
+// optionals.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/kernel_context.h"
@@ -8,7 +9,8 @@
 namespace caesura {
 namespace {
 
-// Hands input 0 on. A tensor is copied: the input may lie in planned memory, and the output's owner may overwrite it.
+// Hands input 0 on. A tensor is copied: the input may lie in planned memory, and the output's owner
+// may overwrite it.
 Status PassOn(KernelContext& context) {
   RuntimeValue value = context.InputValue(0);
   if (value.is_tensor()) {
@@ -41,14 +43,16 @@ Status CreateOptionalGetElement(KernelInfo& info) {
   if (!info.HasInput(0)) return info.Invalid("needs an input");
   info.SetOutputSizedInCompute(0);
   info.SetCompute([label = info.node().Label()](KernelContext& context) -> Status {
-    if (!context.InputValue(0).has_value()) return InvalidArgument(label + " the optional is empty");
+    if (!context.InputValue(0).has_value())
+      return InvalidArgument(label + " the optional is empty");
     return PassOn(context);
   });
   return {};
 }
 
 Status CreateOptionalGetElementOfTensor(KernelInfo& info) {
-  if (!info.HasInput(0) || !info.input(0).is_tensor) return info.Refuse("takes the tensor form only");
+  if (!info.HasInput(0) || !info.input(0).is_tensor)
+    return info.Refuse("takes the tensor form only");
   const DType dtype = info.InputDType(0);
   const int64_t count = info.InputShape(0).elements();
   info.SetOutput(0, dtype, info.InputShape(0));

@@ -7,9 +7,10 @@
 
 namespace caesura {
 
-// Reads attribute `mode` and host inputs `pads` and `axes` (by index); `shape` is that of the unpadded tensor.
-// Negative pads crop first; what they leave is then padded.
-Result<std::vector<AxisMap>> ResolvePad(const KernelInfo& info, const Shape& shape, int pads, int axes);
+// Reads attribute `mode` and host inputs `pads` and `axes` (by index); `shape` is that of the
+// unpadded tensor. Negative pads crop first; what they leave is then padded.
+Result<std::vector<AxisMap>> ResolvePad(const KernelInfo& info, const Shape& shape, int pads,
+                                        int axes);
 
 }  // namespace caesura
 

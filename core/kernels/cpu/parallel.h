@@ -9,11 +9,13 @@
 
 namespace caesura {
 
-// Items below which a loop is not worth a second thread, for about one floating-point operation an item.
+// Items below which a loop is not worth a second thread, for about one floating-point operation an
+// item.
 inline constexpr int64_t kParallelGrain = 16384;
 
-// Calls fn(first, last) over disjoint ranges that cover [0, count). One call on this thread when `threads` is 1 or
-// `count` is below 2 * grain. The split depends only on the arguments, so results repeat. `fn` must not throw.
+// Calls fn(first, last) over disjoint ranges that cover [0, count). One call on this thread when
+// `threads` is 1 or `count` is below 2 * grain. The split depends only on the arguments, so results
+// repeat. `fn` must not throw.
 template <typename Fn>
 void ParallelFor(int threads, int64_t count, int64_t grain, Fn&& fn) {
   const int64_t parts = std::min<int64_t>(threads, count / std::max<int64_t>(1, grain));
@@ -27,8 +29,9 @@ void ParallelFor(int threads, int64_t count, int64_t grain, Fn&& fn) {
   }
 }
 
-// The items [0, count), for threads that come for the next one when they have done with their last: a thread whose core
-// is busy with others' work gets fewer. What comes of an item must not depend on who takes it.
+// The items [0, count), for threads that come for the next one when they have done with their last:
+// a thread whose core is busy with others' work gets fewer. What comes of an item must not depend
+// on who takes it.
 class WorkQueue {
  public:
   explicit WorkQueue(int64_t count) : count_(count) {}

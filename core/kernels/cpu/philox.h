@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): random
-// numbers as a function of a key and a counter. Element i of a stream depends on the key and on i alone, so any
-// split over threads, and a recomputation in backward, gives the same numbers.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011): random numbers as a function of a key and a counter. Element i of a stream depends on the
+// key and on i alone, so any split over threads, and a recomputation in backward, gives the same
+// numbers.
 //
-// The key words are the seed with the upper halves of step and stream; the counter is (i / 4, step, stream) in
-// 32-bit words, so that streams of 2^34 elements with steps and streams below 2^32 never meet.
+// The key words are the seed with the upper halves of step and stream; the counter is (i / 4, step,
+// stream) in 32-bit words, so that streams of 2^34 elements with steps and streams below 2^32 never
+// meet.
 #ifndef CAESURA_CORE_KERNELS_CPU_PHILOX_H_
 #define CAESURA_CORE_KERNELS_CPU_PHILOX_H_
 
@@ -28,7 +30,8 @@ class Philox {
 
   // The four words of block `index`.
   Block At(uint64_t index) const {
-    return Rounds({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), step_, stream_}, key_);
+    return Rounds(
+        {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), step_, stream_}, key_);
   }
 
   // The words of `count` blocks from `index` on, one block behind the other.
@@ -39,8 +42,10 @@ class Philox {
     for (int round = 0; round < 10; ++round) {
       const uint64_t product0 = uint64_t{0xD2511F53u} * counter[0];
       const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter[2];
-      counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(product1),
-                 static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(product0)};
+      counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+                 static_cast<uint32_t>(product1),
+                 static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+                 static_cast<uint32_t>(product0)};
       key[0] += 0x9E3779B9u;
       key[1] += 0xBB67AE85u;
     }
@@ -56,8 +61,9 @@ class Philox {
 // Elements whose words are made together.
 inline constexpr int64_t kWordTile = 256;
 
-// Calls fn(at, words, count) over pieces of the elements [first, last) of the stream: words[j] belongs to element
-// at + j. At most kWordTile at a time; pieces start at multiples of 4, but for the first.
+// Calls fn(at, words, count) over pieces of the elements [first, last) of the stream: words[j]
+// belongs to element at + j. At most kWordTile at a time; pieces start at multiples of 4, but for
+// the first.
 template <typename Fn>
 void ForEachWordTile(const Philox& philox, int64_t first, int64_t last, Fn&& fn) {
   uint32_t words[kWordTile];
@@ -70,8 +76,8 @@ void ForEachWordTile(const Philox& philox, int64_t first, int64_t last, Fn&& fn)
   }
 }
 
-// Uniform in [0, 1): 24 bits for float (fewer where a narrower type shall hold the number without rounding up to
-// 1), 53 of two words for double.
+// Uniform in [0, 1): 24 bits for float (fewer where a narrower type shall hold the number without
+// rounding up to 1), 53 of two words for double.
 inline float UniformFloat(uint32_t word, int bits = 24) {
   return static_cast<float>(word >> (32 - bits)) / static_cast<float>(1u << bits);
 }

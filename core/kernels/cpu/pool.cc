@@ -13,7 +13,8 @@ namespace {
 
 // The place of element `at` of an image in column-major order.
 int64_t ColumnMajorPlace(const Window3& w, int64_t at) {
-  const int64_t i2 = at % w.input[2], i1 = at / w.input[2] % w.input[1], i0 = at / w.input[2] / w.input[1];
+  const int64_t i2 = at % w.input[2], i1 = at / w.input[2] % w.input[1],
+                i0 = at / w.input[2] / w.input[1];
   return i0 + w.input[0] * (i1 + w.input[1] * i2);
 }
 
@@ -21,7 +22,8 @@ int64_t ColumnMajorPlace(const Window3& w, int64_t at) {
 template <typename T>
 void SetMaxPool(KernelInfo& info, const PoolGeometry& g) {
   const Window3 w(g.seen);
-  const bool has_indices = info.HasOutput(1), column_major = info.Attr<int64_t>("storage_order", 0) != 0;
+  const bool has_indices = info.HasOutput(1),
+             column_major = info.Attr<int64_t>("storage_order", 0) != 0;
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const size_t places = has_indices ? info.BookScratch(images * outputs * sizeof(int32_t)) : 0;
   const int threads = info.threads();
@@ -45,7 +47,8 @@ void SetMaxPool(KernelInfo& info, const PoolGeometry& g) {
 
 Status CreateMaxPool(KernelInfo& info) {
   ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGeometry(info, info.InputShape(0)));
-  if (g.window.InputCount() > std::numeric_limits<int32_t>::max()) return info.Refuse("an image beyond 2^31 elements");
+  if (g.window.InputCount() > std::numeric_limits<int32_t>::max())
+    return info.Refuse("an image beyond 2^31 elements");
   info.SetOutput(0, info.InputDType(0), g.output);
   info.SetOutput(1, DType::kInt64, g.output);
   DispatchDType<float, double, int8_t, uint8_t>(
@@ -59,23 +62,25 @@ void SetAveragePool(KernelInfo& info, const PoolGeometry& g) {
   const int64_t outputs = w.OutputCount(), inputs = w.InputCount(), images = g.images;
   const int threads = info.threads();
   const bool include_pad = info.Attr<int64_t>("count_include_pad", 0) != 0;
-  info.SetCompute([=, factors = WindowReciprocals<T>(g.window, include_pad)](KernelContext& context) {
-    const T* x = context.Input<T>(0);
-    T* y = context.Output<T>(0);
-    ParallelFor(threads, images, PoolGrain(w), [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const T* image = x + i * inputs;
-        T* out = y + i * outputs;
-        std::fill_n(out, outputs, T(0));
-        for (int64_t k = 0; k < w.KernelCount(); ++k) {
-          ForEachLine(w, k, [=](int64_t line, int64_t begin, int64_t end, int64_t from, int64_t step) {
-            for (int64_t o = begin; o < end; ++o) out[line + o] += image[from + o * step];
-          });
-        }
-        for (int64_t o = 0; o < outputs; ++o) out[o] *= factors[o];
-      }
-    });
-  });
+  info.SetCompute(
+      [=, factors = WindowReciprocals<T>(g.window, include_pad)](KernelContext& context) {
+        const T* x = context.Input<T>(0);
+        T* y = context.Output<T>(0);
+        ParallelFor(threads, images, PoolGrain(w), [&](int64_t first, int64_t last) {
+          for (int64_t i = first; i < last; ++i) {
+            const T* image = x + i * inputs;
+            T* out = y + i * outputs;
+            std::fill_n(out, outputs, T(0));
+            for (int64_t k = 0; k < w.KernelCount(); ++k) {
+              ForEachLine(
+                  w, k, [=](int64_t line, int64_t begin, int64_t end, int64_t from, int64_t step) {
+                    for (int64_t o = begin; o < end; ++o) out[line + o] += image[from + o * step];
+                  });
+            }
+            for (int64_t o = 0; o < outputs; ++o) out[o] *= factors[o];
+          }
+        });
+      });
 }
 
 // Y = (sum |X|^p)^(1/p)
@@ -94,9 +99,11 @@ void SetLpPool(KernelInfo& info, const PoolGeometry& g) {
         T* out = y + i * outputs;
         std::fill_n(out, outputs, T(0));
         for (int64_t k = 0; k < w.KernelCount(); ++k) {
-          ForEachLine(w, k, [=](int64_t line, int64_t begin, int64_t end, int64_t from, int64_t step) {
-            for (int64_t o = begin; o < end; ++o) out[line + o] += std::pow(std::abs(image[from + o * step]), p);
-          });
+          ForEachLine(w, k,
+                      [=](int64_t line, int64_t begin, int64_t end, int64_t from, int64_t step) {
+                        for (int64_t o = begin; o < end; ++o)
+                          out[line + o] += std::pow(std::abs(image[from + o * step]), p);
+                      });
         }
         for (int64_t o = 0; o < outputs; ++o) out[o] = std::pow(out[o], 1 / p);
       }
@@ -107,8 +114,8 @@ void SetLpPool(KernelInfo& info, const PoolGeometry& g) {
 Status CreateAveragePool(KernelInfo& info) {
   ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGeometry(info, info.InputShape(0)));
   info.SetOutput(0, info.InputDType(0), g.output);
-  DispatchDType<float, double>(info.InputDType(0),
-                               [&](auto tag) { SetAveragePool<typename decltype(tag)::type>(info, g); });
+  DispatchDType<float, double>(
+      info.InputDType(0), [&](auto tag) { SetAveragePool<typename decltype(tag)::type>(info, g); });
   return {};
 }
 
@@ -116,18 +123,23 @@ Status CreateLpPool(KernelInfo& info) {
   ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGeometry(info, info.InputShape(0)));
   if (info.Attr<int64_t>("p", 2) < 1) return info.Invalid("p of 1 or more expected");
   info.SetOutput(0, info.InputDType(0), g.output);
-  DispatchDType<float, double>(info.InputDType(0), [&](auto tag) { SetLpPool<typename decltype(tag)::type>(info, g); });
+  DispatchDType<float, double>(info.InputDType(0),
+                               [&](auto tag) { SetLpPool<typename decltype(tag)::type>(info, g); });
   return {};
 }
 
 }  // namespace
 
 void RegisterPoolKernels(KernelRegistry& registry) {
-  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64}, kHalf = {DType::kFloat16, DType::kBFloat16};
-  registry.Add({.op_type = "MaxPool", .types = kWide | DTypeSet{DType::kInt8, DType::kUInt8}, .create = CreateMaxPool});
+  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64},
+                     kHalf = {DType::kFloat16, DType::kBFloat16};
+  registry.Add({.op_type = "MaxPool",
+                .types = kWide | DTypeSet{DType::kInt8, DType::kUInt8},
+                .create = CreateMaxPool});
   registry.Add({.op_type = "MaxPool", .types = kHalf, .create = ThroughFloat<CreateMaxPool>});
   registry.Add({.op_type = "AveragePool", .types = kWide, .create = CreateAveragePool});
-  registry.Add({.op_type = "AveragePool", .types = kHalf, .create = ThroughFloat<CreateAveragePool>});
+  registry.Add(
+      {.op_type = "AveragePool", .types = kHalf, .create = ThroughFloat<CreateAveragePool>});
   registry.Add({.op_type = "LpPool", .types = kWide, .create = CreateLpPool});
   registry.Add({.op_type = "LpPool", .types = kHalf, .create = ThroughFloat<CreateLpPool>});
   RegisterGlobalPoolKernels(registry);

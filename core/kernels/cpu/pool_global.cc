@@ -29,9 +29,11 @@ Status SetGlobalPool(KernelInfo& info, Reduce reduce) {
     info.SetCompute([=](KernelContext& context) {
       const T* in = context.Input<T>(0);
       T* out = context.Output<T>(0);
-      ParallelFor(threads, rows, 1 + kParallelGrain / (count + 1), [=](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) out[r] = T(reduce(in + r * count, count));
-      });
+      ParallelFor(threads, rows, 1 + kParallelGrain / (count + 1),
+                  [=](int64_t first, int64_t last) {
+                    for (int64_t r = first; r < last; ++r)
+                      out[r] = T(reduce(in + r * count, count));
+                  });
     });
   });
   return {};
@@ -66,7 +68,8 @@ Result<Shape> UnpooledShape(const KernelInfo& info) {
   const Shape& x = info.InputShape(0);
   using Ints = std::vector<int64_t>;
   const size_t axes = x.rank() < 2 ? 0 : x.rank() - 2;
-  const Ints kernel = info.Attr<Ints>("kernel_shape", {}), strides = info.Attr<Ints>("strides", Ints(axes, 1)),
+  const Ints kernel = info.Attr<Ints>("kernel_shape", {}),
+             strides = info.Attr<Ints>("strides", Ints(axes, 1)),
              pads = info.Attr<Ints>("pads", Ints(2 * axes, 0));
   if (axes == 0 || kernel.size() != axes || strides.size() != axes || pads.size() != 2 * axes) {
     return info.Invalid("kernel_shape, strides and pads do not fit X " + x.ToString());
@@ -78,8 +81,10 @@ Result<Shape> UnpooledShape(const KernelInfo& info) {
   return CheckDims(info, std::move(dims), info.InputDType(0));
 }
 
-// Where element `index` of a tensor of shape `inner` lies in one of shape `outer` that holds it in its corner.
-int64_t PlaceInCorner(const Shape& inner, const std::vector<int64_t>& outer_strides, int64_t index) {
+// Where element `index` of a tensor of shape `inner` lies in one of shape `outer` that holds it in
+// its corner.
+int64_t PlaceInCorner(const Shape& inner, const std::vector<int64_t>& outer_strides,
+                      int64_t index) {
   int64_t at = 0;
   for (int d = inner.rank() - 1; d >= 0; --d) {
     at += index % inner[d] * outer_strides[d];
@@ -90,9 +95,11 @@ int64_t PlaceInCorner(const Shape& inner, const std::vector<int64_t>& outer_stri
 
 template <typename T>
 void SetMaxUnpool(KernelInfo& info, const Shape& inner, const Shape& outer) {
-  const int64_t count = info.InputShape(0).elements(), total = outer.elements(), limit = inner.elements();
+  const int64_t count = info.InputShape(0).elements(), total = outer.elements(),
+                limit = inner.elements();
   const bool same = inner == outer;
-  info.SetCompute([=, strides = outer.Strides(), label = info.node().Label()](KernelContext& context) -> Status {
+  info.SetCompute([=, strides = outer.Strides(),
+                   label = info.node().Label()](KernelContext& context) -> Status {
     const T* x = context.Input<T>(0);
     const int64_t* indices = context.Input<int64_t>(1);
     T* y = context.Output<T>(0);
@@ -109,7 +116,8 @@ void SetMaxUnpool(KernelInfo& info, const Shape& inner, const Shape& outer) {
 }
 
 Status CreateMaxUnpool(KernelInfo& info) {
-  if (info.InputShape(1) != info.InputShape(0)) return info.Invalid("X and I of one shape expected");
+  if (info.InputShape(1) != info.InputShape(0))
+    return info.Invalid("X and I of one shape expected");
   RETURN_IF_ERROR(CheckDType(info, 1, {DType::kInt64}));
   ASSIGN_OR_RETURN(const Shape inner, UnpooledShape(info));
   Shape outer = inner;
@@ -118,22 +126,29 @@ Status CreateMaxUnpool(KernelInfo& info) {
   }
   bool fits = outer.rank() == inner.rank();
   for (int d = 0; fits && d < inner.rank(); ++d) fits = outer[d] >= inner[d];
-  if (!fits) return info.Invalid("output_shape " + outer.ToString() + " cannot hold " + inner.ToString());
+  if (!fits)
+    return info.Invalid("output_shape " + outer.ToString() + " cannot hold " + inner.ToString());
   info.SetOutput(0, info.InputDType(0), outer);
-  DispatchDType<float, double>(info.InputDType(0),
-                               [&](auto tag) { SetMaxUnpool<typename decltype(tag)::type>(info, inner, outer); });
+  DispatchDType<float, double>(info.InputDType(0), [&](auto tag) {
+    SetMaxUnpool<typename decltype(tag)::type>(info, inner, outer);
+  });
   return {};
 }
 
 }  // namespace
 
 void RegisterGlobalPoolKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "GlobalAveragePool", .types = kFloatTypes, .create = CreateGlobalAverage});
+  registry.Add(
+      {.op_type = "GlobalAveragePool", .types = kFloatTypes, .create = CreateGlobalAverage});
   registry.Add({.op_type = "GlobalMaxPool", .types = kFloatTypes, .create = CreateGlobalMax});
   registry.Add({.op_type = "GlobalLpPool", .types = kFloatTypes, .create = CreateGlobalLp});
-  registry.Add({.op_type = "MaxUnpool", .types = {DType::kFloat32, DType::kFloat64}, .host_inputs = {2},
+  registry.Add({.op_type = "MaxUnpool",
+                .types = {DType::kFloat32, DType::kFloat64},
+                .host_inputs = {2},
                 .create = CreateMaxUnpool});
-  registry.Add({.op_type = "MaxUnpool", .types = {DType::kFloat16, DType::kBFloat16}, .host_inputs = {2},
+  registry.Add({.op_type = "MaxUnpool",
+                .types = {DType::kFloat16, DType::kBFloat16},
+                .host_inputs = {2},
                 .create = ThroughFloat<CreateMaxUnpool>});
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops over pooling windows that MaxPool, AveragePool and their gradients share. An image is one channel of one
-// sample.
+// Loops over pooling windows that MaxPool, AveragePool and their gradients share. An image is one
+// channel of one sample.
 #ifndef CAESURA_CORE_KERNELS_CPU_POOL_WINDOW_H_
 #define CAESURA_CORE_KERNELS_CPU_POOL_WINDOW_H_
 
@@ -41,13 +41,15 @@ inline int64_t PoolGrain(const Window3& w) {
   return 1 + kParallelGrain / (CappedProduct({w.OutputCount(), w.KernelCount()}) + 1);
 }
 
-// y[o] = the maximum of window o; NaN wins. `at`, where wanted, is the place of the first maximum in the image, of the last NaN.
+// y[o] = the maximum of window o; NaN wins. `at`, where wanted, is the place of the first maximum
+// in the image, of the last NaN.
 template <typename T>
 void MaxOfWindows(const Window3& w, const T* x, T* y, int32_t* at) {
   const int64_t outputs = w.OutputCount();
-  for (int64_t o = 0; o < outputs; ++o) y[o] = std::numeric_limits<T>::has_infinity
-                                                   ? static_cast<T>(-std::numeric_limits<T>::infinity())
-                                                   : std::numeric_limits<T>::lowest();
+  for (int64_t o = 0; o < outputs; ++o)
+    y[o] = std::numeric_limits<T>::has_infinity
+               ? static_cast<T>(-std::numeric_limits<T>::infinity())
+               : std::numeric_limits<T>::lowest();
   if (at != nullptr) std::fill_n(at, outputs, -1);
   for (int64_t k = 0; k < w.KernelCount(); ++k) {
     ForEachLine(w, k, [&](int64_t line, int64_t first, int64_t last, int64_t from, int64_t step) {
@@ -68,8 +70,9 @@ void MaxOfWindows(const Window3& w, const T* x, T* y, int32_t* at) {
   }
 }
 
-// What each window's sum is divided by in AveragePool: its elements inside the input, or with `include_pad` also
-// those in the padding (but not beyond it, where ceil_mode makes the last window overhang).
+// What each window's sum is divided by in AveragePool: its elements inside the input, or with
+// `include_pad` also those in the padding (but not beyond it, where ceil_mode makes the last window
+// overhang).
 template <typename T>
 std::vector<T> WindowReciprocals(const WindowGeometry& g, bool include_pad) {
   std::vector<T> out(g.OutputCount());

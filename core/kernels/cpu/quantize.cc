@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear. Scales and zero points (one for all, one an index of
-// the axis, or one a block) are brought to float in scratch first; then the tensor is walked in rows along which a
-// scale either stands still or moves with the elements, a tile of floats at a time.
+// QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear. Scales and zero points (one for all,
+// one an index of the axis, or one a block) are brought to float in scratch first; then the tensor
+// is walked in rows along which a scale either stands still or moves with the elements, a tile of
+// floats at a time.
 #include <cmath>
 #include <limits>
 
@@ -20,14 +21,14 @@ namespace {
 
 constexpr int64_t kTile = 256;
 
-// Which scale belongs to which element: x seen as [outer, axis, inner], scales as [outer or 1, groups, inner or
-// 1].
+// Which scale belongs to which element: x seen as [outer, axis, inner], scales as [outer or 1,
+// groups, inner or 1].
 struct Granularity {
   int64_t outer = 1, axis = 1, inner = 1;
-  int64_t groups = 1;      // scales along the axis
-  int64_t block = 1;       // elements of the axis that share a scale
+  int64_t groups = 1;  // scales along the axis
+  int64_t block = 1;   // elements of the axis that share a scale
   bool blocked = false;
-  int64_t scales = 1;      // in all
+  int64_t scales = 1;  // in all
 };
 
 Result<Granularity> PerBlock(const KernelInfo& info, Granularity g, int axis, int64_t block) {
@@ -35,8 +36,9 @@ Result<Granularity> PerBlock(const KernelInfo& info, Granularity g, int axis, in
   Shape expected = x;
   expected[axis] = block > 0 ? (x[axis] + block - 1) / block : 0;
   if (block <= 0 || info.InputShape(1) != expected) {
-    return info.Invalid("blocked scale: expected shape " + expected.ToString() + " with block_size " +
-                        std::to_string(block) + ", got " + info.InputShape(1).ToString());
+    return info.Invalid("blocked scale: expected shape " + expected.ToString() +
+                        " with block_size " + std::to_string(block) + ", got " +
+                        info.InputShape(1).ToString());
   }
   g.blocked = true;
   g.block = block;
@@ -62,16 +64,19 @@ Result<Granularity> FindGranularity(const KernelInfo& info) {
   g.inner = x.Elements(*axis + 1, x.rank());
   if (block != 0) return PerBlock(info, g, *axis, block);
   if (scale.rank() != 1 || scale[0] != g.axis) {
-    return info.Invalid("scale: expected a scalar or [" + std::to_string(g.axis) + "], got " + scale.ToString());
+    return info.Invalid("scale: expected a scalar or [" + std::to_string(g.axis) + "], got " +
+                        scale.ToString());
   }
   g.groups = g.axis;
   return g;
 }
 
-// Calls fn(first element, count, first scale, whether the scale moves along) for each row, tile by tile.
+// Calls fn(first element, count, first scale, whether the scale moves along) for each row, tile by
+// tile.
 template <typename Fn>
 void ForEachTile(const Granularity& g, int threads, Fn&& fn) {
-  // A row holds the elements of one group where they lie together, otherwise the inner elements of one index.
+  // A row holds the elements of one group where they lie together, otherwise the inner elements of
+  // one index.
   const bool whole = g.inner > 1 || g.groups == 1;
   const bool by_axis = !whole && !g.blocked;  // [outer] rows, in which scale follows element
   const int64_t per_outer = by_axis ? 1 : whole ? g.axis : g.groups;
@@ -88,7 +93,9 @@ void ForEachTile(const Granularity& g, int threads, Fn&& fn) {
       if (count <= 0) continue;
       const int64_t start = (o * g.axis + (whole || by_axis ? i : i * g.block)) * g.inner;
       const int64_t group = whole ? i / g.block : i;
-      const int64_t scale = g.blocked ? (o * g.groups + group) * g.inner : g.groups == 1 || by_axis ? 0 : group;
+      const int64_t scale = g.blocked                  ? (o * g.groups + group) * g.inner
+                            : g.groups == 1 || by_axis ? 0
+                                                       : group;
       fn(start + from, count, scale + (moves ? from : 0), moves);
     }
   });
@@ -120,7 +127,8 @@ struct Parameters {
   const float* Zeros(KernelContext& context) const {
     float* out = context.Scratch<float>(zero_scratch);
     std::fill_n(out, count, 0.0f);
-    if (zero_dtype != DType::kUndefined) LoadAsFloat(zero_dtype, context.Input<void>(2), out, count);
+    if (zero_dtype != DType::kUndefined)
+      LoadAsFloat(zero_dtype, context.Input<void>(2), out, count);
     return out;
   }
 };
@@ -131,8 +139,8 @@ Result<Parameters> FindParameters(KernelInfo& info, const Granularity& g) {
   p.count = g.scales;
   if (info.HasInput(2)) {
     if (info.InputShape(2) != info.InputShape(1) && info.InputShape(2).elements() != g.scales) {
-      return info.Invalid("zero point: expected the scale's shape " + info.InputShape(1).ToString() + ", got " +
-                          info.InputShape(2).ToString());
+      return info.Invalid("zero point: expected the scale's shape " +
+                          info.InputShape(1).ToString() + ", got " + info.InputShape(2).ToString());
     }
     p.zero_dtype = info.InputDType(2);
   }
@@ -143,8 +151,8 @@ Result<Parameters> FindParameters(KernelInfo& info, const Granularity& g) {
 
 // --- QuantizeLinear ---
 
-// The type in which x / scale is rounded: the attribute `precision`, otherwise the type of the scale, where that
-// is a 16-bit float; otherwise float.
+// The type in which x / scale is rounded: the attribute `precision`, otherwise the type of the
+// scale, where that is a 16-bit float; otherwise float.
 template <typename Half>
 void RoundTile(float* tile, int64_t count) {
   for (int64_t i = 0; i < count; ++i) tile[i] = Half(tile[i]);
@@ -160,8 +168,10 @@ void DivideTile(const T* x, const float* scale, bool moves, float* tile, int64_t
 
 // Round half to even, add the zero point, cut to the range. NaN becomes the lowest value.
 template <typename T>
-void StoreIntegers(const float* tile, const float* zero, bool moves, IntegerRange range, T* y, int64_t count) {
-  const float lowest = static_cast<float>(range.lowest), highest = static_cast<float>(range.highest);
+void StoreIntegers(const float* tile, const float* zero, bool moves, IntegerRange range, T* y,
+                   int64_t count) {
+  const float lowest = static_cast<float>(range.lowest),
+              highest = static_cast<float>(range.highest);
   const int64_t step = moves ? 1 : 0;
   OnBestIsa([=] {
 #pragma omp simd
@@ -179,16 +189,21 @@ struct QuantizedStore {
   IntegerRange range;
   SmallFloatEncoder encoder;
 
-  void operator()(const float* tile, const float* zero, bool moves, void* y, int64_t at, int64_t count) const {
+  void operator()(const float* tile, const float* zero, bool moves, void* y, int64_t at,
+                  int64_t count) const {
     switch (dtype) {
-      case DType::kUInt16: return StoreIntegers(tile, zero, moves, range, static_cast<uint16_t*>(y) + at, count);
-      case DType::kInt16: return StoreIntegers(tile, zero, moves, range, static_cast<int16_t*>(y) + at, count);
+      case DType::kUInt16:
+        return StoreIntegers(tile, zero, moves, range, static_cast<uint16_t*>(y) + at, count);
+      case DType::kInt16:
+        return StoreIntegers(tile, zero, moves, range, static_cast<int16_t*>(y) + at, count);
       case DType::kUInt8:
       case DType::kUInt4:
-      case DType::kUInt2: return StoreIntegers(tile, zero, moves, range, static_cast<uint8_t*>(y) + at, count);
+      case DType::kUInt2:
+        return StoreIntegers(tile, zero, moves, range, static_cast<uint8_t*>(y) + at, count);
       case DType::kInt8:
       case DType::kInt4:
-      case DType::kInt2: return StoreIntegers(tile, zero, moves, range, static_cast<int8_t*>(y) + at, count);
+      case DType::kInt2:
+        return StoreIntegers(tile, zero, moves, range, static_cast<int8_t*>(y) + at, count);
       default: break;
     }
     uint8_t* out = static_cast<uint8_t*>(y) + at;
@@ -196,9 +211,9 @@ struct QuantizedStore {
   }
 };
 
-constexpr DTypeSet kQuantizedTypes = kFloat8Types | kSubByteIntegers |
-                                     DTypeSet{DType::kFloat4E2M1, DType::kUInt8, DType::kInt8, DType::kUInt16,
-                                              DType::kInt16};
+constexpr DTypeSet kQuantizedTypes =
+    kFloat8Types | kSubByteIntegers |
+    DTypeSet{DType::kFloat4E2M1, DType::kUInt8, DType::kInt8, DType::kUInt16, DType::kInt16};
 
 Result<DType> QuantizedType(const KernelInfo& info) {
   const DType asked = static_cast<DType>(info.Attr<int64_t>("output_dtype", 0));
@@ -214,7 +229,8 @@ Result<DType> QuantizedType(const KernelInfo& info) {
 }
 
 template <typename T>
-void SetQuantizeCompute(KernelInfo& info, const Granularity& g, const Parameters& p, const QuantizedStore& store) {
+void SetQuantizeCompute(KernelInfo& info, const Granularity& g, const Parameters& p,
+                        const QuantizedStore& store) {
   DType precision = static_cast<DType>(info.Attr<int64_t>("precision", 0));
   if (precision == DType::kUndefined) precision = info.InputDType(1);
   info.SetOutput(0, store.dtype, info.InputShape(0));
@@ -240,7 +256,8 @@ Status CreateQuantize(KernelInfo& info) {
   const bool saturate = info.Attr<int64_t>("saturate", 1) != 0;
   const QuantizedStore store{dtype, RangeOf(dtype), {dtype, saturate}};
   auto set = [&](auto tag) { SetQuantizeCompute<typename decltype(tag)::type>(info, g, p, store); };
-  if (DispatchFloat(info.InputDType(0), set) || DispatchDType<int32_t>(info.InputDType(0), set)) return {};
+  if (DispatchFloat(info.InputDType(0), set) || DispatchDType<int32_t>(info.InputDType(0), set))
+    return {};
   return info.Refuse(std::string("does not quantize ") + DTypeName(info.InputDType(0)));
 }
 
@@ -278,8 +295,8 @@ Status CreateDequantize(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Granularity g, FindGranularity(info));
   ASSIGN_OR_RETURN(const Parameters p, FindParameters(info, g));
   if (info.HasInput(2) && info.InputDType(2) != info.InputDType(0)) {
-    return info.Invalid(std::string("zero point: expected ") + DTypeName(info.InputDType(0)) + ", got " +
-                        DTypeName(info.InputDType(2)));
+    return info.Invalid(std::string("zero point: expected ") + DTypeName(info.InputDType(0)) +
+                        ", got " + DTypeName(info.InputDType(2)));
   }
   DType to = static_cast<DType>(info.Attr<int64_t>("output_dtype", 0));
   if (to == DType::kUndefined) to = info.InputDType(1);
@@ -303,8 +320,8 @@ Status CreateDynamicQuantize(KernelInfo& info) {
   info.SetOutput(1, DType::kFloat32, Shape{});
   info.SetOutput(2, DType::kUInt8, Shape{});
   info.SetCompute([count](KernelContext& context) {
-    QuantizeByRange(context.Input<float>(0), count, context.Output<uint8_t>(0), context.Output<float>(1),
-                    context.Output<uint8_t>(2));
+    QuantizeByRange(context.Input<float>(0), count, context.Output<uint8_t>(0),
+                    context.Output<float>(1), context.Output<uint8_t>(2));
   });
   return {};
 }
@@ -317,8 +334,11 @@ void RegisterQuantizeKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "QuantizeLinear",
                 .types = kFloatTypes | DTypeSet{DType::kInt32},
                 .create = CreateQuantize});
-  registry.Add({.op_type = "DequantizeLinear", .types = kDequantizedTypes, .create = CreateDequantize});
-  registry.Add({.op_type = "DynamicQuantizeLinear", .types = {DType::kFloat32}, .create = CreateDynamicQuantize});
+  registry.Add(
+      {.op_type = "DequantizeLinear", .types = kDequantizedTypes, .create = CreateDequantize});
+  registry.Add({.op_type = "DynamicQuantizeLinear",
+                .types = {DType::kFloat32},
+                .create = CreateDynamicQuantize});
 }
 
 }  // namespace caesura

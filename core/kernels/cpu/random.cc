@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RandomUniform, RandomNormal, their -Like forms, Bernoulli and Multinomial. Dropout is in dropout.cc. All numbers
-// come from Philox by the element's index. An attribute `seed` takes the place of the session's seed.
+// RandomUniform, RandomNormal, their -Like forms, Bernoulli and Multinomial. Dropout is in
+// dropout.cc. All numbers come from Philox by the element's index. An attribute `seed` takes the
+// place of the session's seed.
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -37,13 +38,15 @@ struct Uniform {
       constexpr int kBits = std::is_same_v<T, float> ? 24 : std::is_same_v<T, Float16> ? 11 : 8;
       const float base = static_cast<float>(low), width = static_cast<float>(high - low);
       ForEachWordTile(philox, first, last, [=](int64_t at, const uint32_t* words, int64_t count) {
-        for (int64_t j = 0; j < count; ++j) y[at + j] = Narrow<T>(base + width * UniformFloat(words[j], kBits));
+        for (int64_t j = 0; j < count; ++j)
+          y[at + j] = Narrow<T>(base + width * UniformFloat(words[j], kBits));
       });
     }
   }
 };
 
-// Box and Muller: elements 2j and 2j + 1 are r cos(a) and r sin(a), with r = sqrt(-2 ln u) and a = 2 pi v.
+// Box and Muller: elements 2j and 2j + 1 are r cos(a) and r sin(a), with r = sqrt(-2 ln u) and a =
+// 2 pi v.
 struct Normal {
   double mean, scale;
   explicit Normal(const KernelInfo& info)
@@ -69,7 +72,8 @@ struct Normal {
     }
   }
 
-  // Two words make two elements. Tiles start at whole blocks; what lies outside of [first, last) is dropped.
+  // Two words make two elements. Tiles start at whole blocks; what lies outside of [first, last) is
+  // dropped.
   template <typename T>
   void FillFloats(const Philox& philox, int64_t first, int64_t last, T* y) const {
     uint32_t words[kWordTile];
@@ -125,7 +129,8 @@ DType AskedType(const KernelInfo& info, DType fallback) {
 template <typename Distribution>
 Status CreateRandom(KernelInfo& info) {
   const DType dtype = AskedType(info, DType::kFloat32);
-  ASSIGN_OR_RETURN(Shape shape, CheckDims(info, info.Attr<std::vector<int64_t>>("shape", {}), dtype));
+  ASSIGN_OR_RETURN(Shape shape,
+                   CheckDims(info, info.Attr<std::vector<int64_t>>("shape", {}), dtype));
   return SettleRandom<Distribution>(info, dtype, std::move(shape));
 }
 
@@ -139,7 +144,8 @@ template <typename T, typename Y>
 void SetBernoulliCompute(KernelInfo& info) {
   const int64_t count = info.InputShape(0).elements();
   info.SetOutput(0, kDTypeOf<Y>, info.InputShape(0));
-  info.SetCompute([count, threads = info.threads(), seed = SeedOverride(info)](KernelContext& context) {
+  info.SetCompute([count, threads = info.threads(),
+                   seed = SeedOverride(info)](KernelContext& context) {
     const Philox philox(seed.Apply(context.random_key()));
     const T* x = context.Input<T>(0);
     Y* y = context.Output<Y>(0);
@@ -172,7 +178,8 @@ void CumulativeWeights(const T* x, int64_t classes, double* sums) {
   double highest = -std::numeric_limits<double>::infinity();
   for (int64_t c = 0; c < classes; ++c) highest = std::max(highest, static_cast<double>(x[c]));
   double total = 0;
-  for (int64_t c = 0; c < classes; ++c) sums[c] = total += std::exp(static_cast<double>(x[c]) - highest);
+  for (int64_t c = 0; c < classes; ++c)
+    sums[c] = total += std::exp(static_cast<double>(x[c]) - highest);
 }
 
 template <typename T, typename Y>
@@ -180,32 +187,37 @@ void SetMultinomialCompute(KernelInfo& info, int64_t samples) {
   const int64_t rows = info.InputShape(0)[0], classes = info.InputShape(0)[1];
   const size_t scratch = info.BookScratch(static_cast<size_t>(classes) * sizeof(double));
   info.SetOutput(0, kDTypeOf<Y>, Shape{rows, samples});
-  info.SetCompute([=, seed = SeedOverride(info), label = info.node().Label()](KernelContext& context) {
-    const Philox philox(seed.Apply(context.random_key()));
-    double* sums = context.Scratch<double>(scratch);
-    for (int64_t row = 0; row < rows; ++row) {
-      CumulativeWeights(context.Input<T>(0) + row * classes, classes, sums);
-      const double total = sums[classes - 1];
-      if (!(total > 0)) return InvalidArgument(label + " row " + std::to_string(row) + " holds no probability");
-      for (int64_t i = row * samples; i < (row + 1) * samples; ++i) {
-        const Philox::Block words = philox.At(static_cast<uint64_t>(i));
-        const double* at = std::upper_bound(sums, sums + classes, total * UniformDouble(words[0], words[1]));
-        context.Output<Y>(0)[i] = static_cast<Y>(std::min<int64_t>(at - sums, classes - 1));
-      }
-    }
-    return Status();
-  });
+  info.SetCompute(
+      [=, seed = SeedOverride(info), label = info.node().Label()](KernelContext& context) {
+        const Philox philox(seed.Apply(context.random_key()));
+        double* sums = context.Scratch<double>(scratch);
+        for (int64_t row = 0; row < rows; ++row) {
+          CumulativeWeights(context.Input<T>(0) + row * classes, classes, sums);
+          const double total = sums[classes - 1];
+          if (!(total > 0))
+            return InvalidArgument(label + " row " + std::to_string(row) + " holds no probability");
+          for (int64_t i = row * samples; i < (row + 1) * samples; ++i) {
+            const Philox::Block words = philox.At(static_cast<uint64_t>(i));
+            const double* at =
+                std::upper_bound(sums, sums + classes, total * UniformDouble(words[0], words[1]));
+            context.Output<Y>(0)[i] = static_cast<Y>(std::min<int64_t>(at - sums, classes - 1));
+          }
+        }
+        return Status();
+      });
 }
 
 Status CreateMultinomial(KernelInfo& info) {
   RETURN_IF_ERROR(CheckRank(info, 0, 2));
   const int64_t samples = info.Attr<int64_t>("sample_size", 1);
-  if (samples < 1) return info.Invalid("sample_size: expected at least 1, got " + std::to_string(samples));
+  if (samples < 1)
+    return info.Invalid("sample_size: expected at least 1, got " + std::to_string(samples));
   if (info.InputShape(0)[1] == 0) return info.Invalid("expected at least one class");
   bool done = false;
   DispatchFloat(info.InputDType(0), [&](auto from) {
     done = DispatchDType<int32_t, int64_t>(AskedType(info, DType::kInt32), [&](auto to) {
-      SetMultinomialCompute<typename decltype(from)::type, typename decltype(to)::type>(info, samples);
+      SetMultinomialCompute<typename decltype(from)::type, typename decltype(to)::type>(info,
+                                                                                        samples);
     });
   });
   return done ? Status() : info.Refuse("has an unexpected type");
@@ -230,7 +242,8 @@ constexpr RandomRow kRows[] = {
 
 void RegisterRandomKernels(KernelRegistry& registry) {
   for (const RandomRow& row : kRows) {
-    registry.Add({.op_type = row.op_type, .types = row.types, .deterministic = false, .create = row.create});
+    registry.Add(
+        {.op_type = row.op_type, .types = row.types, .deterministic = false, .create = row.create});
   }
   RegisterDropoutKernels(registry);
 }

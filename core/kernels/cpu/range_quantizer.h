@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DynamicQuantizeLinear's rule (ONNX): uint8, with scale and zero point from the range of the elements, which is widened
-// to hold 0.
+// DynamicQuantizeLinear's rule (ONNX): uint8, with scale and zero point from the range of the
+// elements, which is widened to hold 0.
 #ifndef CAESURA_CORE_KERNELS_CPU_RANGE_QUANTIZER_H_
 #define CAESURA_CORE_KERNELS_CPU_RANGE_QUANTIZER_H_
 

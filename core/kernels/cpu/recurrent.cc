@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RNN, GRU and LSTM: one or two directions, all activations, lengths, both layouts. RNNTraining, GRUTraining and
-// LSTMTraining (ai.caesura) have one more output, the trace that backward reads.
+// RNN, GRU and LSTM: one or two directions, all activations, lengths, both layouts. RNNTraining,
+// GRUTraining and LSTMTraining (ai.caesura) have one more output, the trace that backward reads.
 #include "core/kernels/cpu/recurrent_cell.h"
 
 #include "core/base/status_macros.h"
@@ -10,7 +10,8 @@
 namespace caesura {
 namespace {
 
-// Steps past a sample's end leave their rows as they are: whatever lies there must not be NaN where it meets a zero.
+// Steps past a sample's end leave their rows as they are: whatever lies there must not be NaN where
+// it meets a zero.
 template <typename T>
 void ClearTrace(const RecurrentSpec& s, const RecurrentTrace<T>& trace) {
   for (T* field : {trace.reset, trace.cell, trace.squashed}) {
@@ -19,19 +20,25 @@ void ClearTrace(const RecurrentSpec& s, const RecurrentTrace<T>& trace) {
 }
 
 template <typename T>
-void SetRecurrent(KernelInfo& info, const RecurrentSpec& spec, RecurrentProducts products, int trace_output) {
-  const int64_t trace_count = RecurrentTrace<T>::Count(spec), state_count = spec.batch * spec.hidden;
-  const bool has_y = info.HasOutput(0), has_h = info.HasOutput(1), keeps_trace = info.HasOutput(trace_output);
+void SetRecurrent(KernelInfo& info, const RecurrentSpec& spec, RecurrentProducts products,
+                  int trace_output) {
+  const int64_t trace_count = RecurrentTrace<T>::Count(spec),
+                state_count = spec.batch * spec.hidden;
+  const bool has_y = info.HasOutput(0), has_h = info.HasOutput(1),
+             keeps_trace = info.HasOutput(trace_output);
   const bool has_c = spec.kind == RecurrentKind::kLstm && info.HasOutput(2);
-  const size_t scratch = info.BookScratch((2 * state_count + (keeps_trace ? 0 : trace_count)) * sizeof(T));
+  const size_t scratch =
+      info.BookScratch((2 * state_count + (keeps_trace ? 0 : trace_count)) * sizeof(T));
   const int threads = info.threads();
   info.SetCompute([=, products = std::move(products)](KernelContext& context) {
     T *state = context.Scratch<T>(scratch), *cell_state = state + state_count;
     for (int64_t d = 0; d < spec.directions; ++d) {
-      T* kept = keeps_trace ? context.Output<T>(trace_output) + d * trace_count : cell_state + state_count;
+      T* kept = keeps_trace ? context.Output<T>(trace_output) + d * trace_count
+                            : cell_state + state_count;
       const auto trace = RecurrentTrace<T>::At(spec, kept);
       if (keeps_trace && spec.has_lens) ClearTrace(spec, trace);
-      RecurrentDirection<T> direction(spec, d, threads, InputsOfDirection<T>(spec, context, 0, d), trace, state, cell_state);
+      RecurrentDirection<T> direction(spec, d, threads, InputsOfDirection<T>(spec, context, 0, d),
+                                      trace, state, cell_state);
       RETURN_IF_ERROR(direction.Run(products, context, has_y ? context.Output<T>(0) : nullptr));
       for (int64_t b = 0; b < spec.batch && spec.hidden > 0; ++b) {
         const int64_t at = spec.StateRow(d, b) * spec.hidden, from = b * spec.hidden;
@@ -69,9 +76,11 @@ Status CreateLstm(KernelInfo& info) { return Create(info, RecurrentKind::kLstm);
 }  // namespace
 
 void RegisterRecurrentKernels(KernelRegistry& registry) {
-  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64}, kHalf = {DType::kFloat16, DType::kBFloat16};
+  constexpr DTypeSet kWide = {DType::kFloat32, DType::kFloat64},
+                     kHalf = {DType::kFloat16, DType::kBFloat16};
   const auto add = [&](const std::string& op, KernelFactory wide, KernelFactory half) {
-    for (const auto& [name, domain] : {std::pair(op, ""), std::pair(op + "Training", kCaesuraDomain)}) {
+    for (const auto& [name, domain] :
+         {std::pair(op, ""), std::pair(op + "Training", kCaesuraDomain)}) {
       registry.Add({.op_type = name, .domain = domain, .types = kWide, .create = wide});
       registry.Add({.op_type = name, .domain = domain, .types = kHalf, .create = half});
     }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One direction of RNN, GRU or LSTM over a whole sequence, in float32 or float64. Everything that backward needs is
-// kept in rows in X's order: the gates after activation, the state before each step, the cell.
+// One direction of RNN, GRU or LSTM over a whole sequence, in float32 or float64. Everything that
+// backward needs is kept in rows in X's order: the gates after activation, the state before each
+// step, the cell.
 //
 //   RNN   H = f(X W^T + H' R^T + B)
-//   GRU   z, r = f(...), h = g(X Wh^T + (r H') Rh^T + B) or g(X Wh^T + r (H' Rh^T + Rbh) + Wbh), H = (1 - z) h + z H'
-//   LSTM  i, f = f(... + P C'), c = g(...), C = f C' + i c, o = f(... + P C), H = o h(C)
+//   GRU   z, r = f(...), h = g(X Wh^T + (r H') Rh^T + B) or g(X Wh^T + r (H' Rh^T + Rbh) + Wbh), H
+//   = (1 - z) h + z H' LSTM  i, f = f(... + P C'), c = g(...), C = f C' + i c, o = f(... + P C), H
+//   = o h(C)
 #ifndef CAESURA_CORE_KERNELS_CPU_RECURRENT_CELL_H_
 #define CAESURA_CORE_KERNELS_CPU_RECURRENT_CELL_H_
 
@@ -39,7 +41,8 @@ struct RecurrentTrace {
   T* squashed;     // LSTM [rows, hidden]: h(C)
 
   static int64_t Count(const RecurrentSpec& s) {
-    const int64_t fields = s.kind == RecurrentKind::kLstm ? 4 : (s.kind == RecurrentKind::kGru ? 2 : 1);
+    const int64_t fields =
+        s.kind == RecurrentKind::kLstm ? 4 : (s.kind == RecurrentKind::kGru ? 2 : 1);
     return s.rows() * (s.gate_width() + fields * s.hidden);
   }
   static RecurrentTrace At(const RecurrentSpec& s, T* p) {
@@ -65,8 +68,14 @@ struct RecurrentProducts {
     RecurrentProducts out;
     const int64_t width = s.gate_width(), h = s.hidden, step = s.SampleStride();
     const bool gru = s.kind == RecurrentKind::kGru;
-    GemmSpec spec{.dtype = dtype, .m = s.rows(), .n = width, .k = s.input, .a = RowMajor(s.input),
-                  .b = ColumnMajor(s.input), .c = RowMajor(width), .accumulate = true};
+    GemmSpec spec{.dtype = dtype,
+                  .m = s.rows(),
+                  .n = width,
+                  .k = s.input,
+                  .a = RowMajor(s.input),
+                  .b = ColumnMajor(s.input),
+                  .c = RowMajor(width),
+                  .accumulate = true};
     ASSIGN_OR_RETURN(out.input, Gemm::Create(info, spec));
     spec.m = s.batch;
     spec.n = gru ? 2 * h : width;
@@ -87,12 +96,19 @@ template <typename T>
 class RecurrentDirection {
  public:
   // state, cell_state: [batch, hidden], H and C after the last step.
-  RecurrentDirection(const RecurrentSpec& spec, int64_t direction, int threads, const RecurrentInputs<T>& inputs,
-                     const RecurrentTrace<T>& trace, T* state, T* cell_state)
-      : s_(spec), d_(direction), threads_(threads), in_(inputs), t_(trace), state_(state), cell_state_(cell_state) {}
+  RecurrentDirection(const RecurrentSpec& spec, int64_t direction, int threads,
+                     const RecurrentInputs<T>& inputs, const RecurrentTrace<T>& trace, T* state,
+                     T* cell_state)
+      : s_(spec),
+        d_(direction),
+        threads_(threads),
+        in_(inputs),
+        t_(trace),
+        state_(state),
+        cell_state_(cell_state) {}
 
-  // Fills the trace; writes this direction's part of Y where `y` is not null. `products`: RecurrentProducts, or what does
-  // the same for an LSTM.
+  // Fills the trace; writes this direction's part of Y where `y` is not null. `products`:
+  // RecurrentProducts, or what does the same for an LSTM.
   template <typename Products>
   Status Run(const Products& products, KernelContext& context, T* y) {
     if (s_.batch == 0 || s_.hidden == 0) return {};  // whatever the number of steps
@@ -101,12 +117,17 @@ class RecurrentDirection {
     for (int64_t b = 0; b < s_.batch; ++b) {
       const int64_t at = s_.StateRow(d_, b) * s_.hidden;
       CopyState(in_.h == nullptr ? nullptr : in_.h + at, state_ + b * s_.hidden);
-      if (s_.kind == RecurrentKind::kLstm) CopyState(in_.c == nullptr ? nullptr : in_.c + at, cell_state_ + b * s_.hidden);
+      if (s_.kind == RecurrentKind::kLstm)
+        CopyState(in_.c == nullptr ? nullptr : in_.c + at, cell_state_ + b * s_.hidden);
     }
     for (int64_t step = 0; step < s_.steps; ++step) {
       const int64_t t = s_.Reversed(d_) ? s_.steps - 1 - step : step, row = s_.Row(t, 0);
-      // Zeros for a sample that has no such step: they are not used, and do not widen the range that is quantized.
-      EachRow([&](int64_t b) { CopyState(Runs(t, b) ? state_ + b * s_.hidden : nullptr, t_.before + s_.Row(t, b) * s_.hidden); });
+      // Zeros for a sample that has no such step: they are not used, and do not widen the range
+      // that is quantized.
+      EachRow([&](int64_t b) {
+        CopyState(Runs(t, b) ? state_ + b * s_.hidden : nullptr,
+                  t_.before + s_.Row(t, b) * s_.hidden);
+      });
       RETURN_IF_ERROR(products.recurrent.Run(context, t_.before + row * s_.hidden, in_.r,
                                              t_.gates + row * s_.gate_width()));
       if constexpr (requires { products.candidate; }) {
@@ -120,11 +141,12 @@ class RecurrentDirection {
  private:
   template <typename Fn>
   void EachRow(Fn fn) {
-    ParallelFor(threads_, s_.batch, 1 + kParallelGrain / (10 * s_.gate_width() + 1), [&](int64_t first, int64_t last) {
-      OnBestIsa([&] {
-        for (int64_t b = first; b < last; ++b) fn(b);
-      });
-    });
+    ParallelFor(threads_, s_.batch, 1 + kParallelGrain / (10 * s_.gate_width() + 1),
+                [&](int64_t first, int64_t last) {
+                  OnBestIsa([&] {
+                    for (int64_t b = first; b < last; ++b) fn(b);
+                  });
+                });
   }
 
   bool Runs(int64_t t, int64_t b) const { return in_.lens == nullptr || t < in_.lens[b]; }
@@ -139,17 +161,18 @@ class RecurrentDirection {
     const int64_t width = s_.gate_width();
     const bool waits = s_.kind == RecurrentKind::kGru && s_.linear_before_reset;
     const int64_t both = waits ? 2 * s_.hidden : width;
-    ParallelFor(threads_, s_.rows(), 1 + kParallelGrain / (width + 1), [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        T* gates = t_.gates + row * width;
-        if (in_.bias == nullptr) {
-          std::fill_n(gates, width, T(0));
-          continue;
-        }
-        for (int64_t i = 0; i < both; ++i) gates[i] = in_.bias[i] + in_.bias[width + i];
-        std::copy(in_.bias + both, in_.bias + width, gates + both);
-      }
-    });
+    ParallelFor(threads_, s_.rows(), 1 + kParallelGrain / (width + 1),
+                [&](int64_t first, int64_t last) {
+                  for (int64_t row = first; row < last; ++row) {
+                    T* gates = t_.gates + row * width;
+                    if (in_.bias == nullptr) {
+                      std::fill_n(gates, width, T(0));
+                      continue;
+                    }
+                    for (int64_t i = 0; i < both; ++i) gates[i] = in_.bias[i] + in_.bias[width + i];
+                    std::copy(in_.bias + both, in_.bias + width, gates + both);
+                  }
+                });
   }
 
   Status CandidateProduct(const RecurrentProducts& products, KernelContext& context, int64_t t) {
@@ -172,7 +195,8 @@ class RecurrentDirection {
     return products.candidate.Run(context, t_.before + row * h, r, t_.reset + row * h);
   }
 
-  // Activations of one sample's step, its new state and its row of Y. Past the sample's end the state stays.
+  // Activations of one sample's step, its new state and its row of Y. Past the sample's end the
+  // state stays.
   void FinishRow(int64_t t, int64_t b, T* y) {
     const int64_t h = s_.hidden, at = s_.Row(t, b);
     T *gates = t_.gates + at * s_.gate_width(), *state = state_ + b * h;
@@ -187,7 +211,9 @@ class RecurrentDirection {
         s_.Activation(d_, 0).Apply(gates, h);
         std::copy_n(gates, h, state);
         break;
-      case RecurrentKind::kGru: FinishGru(gates, t_.before + at * h, t_.reset + at * h, state); break;
+      case RecurrentKind::kGru:
+        FinishGru(gates, t_.before + at * h, t_.reset + at * h, state);
+        break;
       case RecurrentKind::kLstm: FinishLstm(gates, at, cell_state_ + b * h, state); break;
     }
     if (out != nullptr) std::copy_n(state, h, out);
@@ -238,7 +264,8 @@ class RecurrentDirection {
 
 // The slices of direction `d` of inputs that start at input `first`.
 template <typename T>
-RecurrentInputs<T> InputsOfDirection(const RecurrentSpec& s, KernelContext& context, int first, int64_t d) {
+RecurrentInputs<T> InputsOfDirection(const RecurrentSpec& s, KernelContext& context, int first,
+                                     int64_t d) {
   const int64_t width = s.gate_width();
   RecurrentInputs<T> in{};
   in.x = context.Input<T>(first);

@@ -37,23 +37,28 @@ constexpr NamedActivation kActivations[] = {
 Status ReadActivations(const KernelInfo& info, RecurrentSpec& spec) {
   std::vector<std::string> names = info.Attr<std::vector<std::string>>("activations", {});
   if (names.empty()) {
-    static const std::vector<std::string> kDefaults[] = {{"Tanh"}, {"Sigmoid", "Tanh"}, {"Sigmoid", "Tanh", "Tanh"}};
+    static const std::vector<std::string> kDefaults[] = {
+        {"Tanh"}, {"Sigmoid", "Tanh"}, {"Sigmoid", "Tanh", "Tanh"}};
     const auto& defaults = kDefaults[static_cast<int>(spec.kind)];
-    for (int64_t d = 0; d < spec.directions; ++d) names.insert(names.end(), defaults.begin(), defaults.end());
+    for (int64_t d = 0; d < spec.directions; ++d)
+      names.insert(names.end(), defaults.begin(), defaults.end());
   }
   const size_t expected = (static_cast<size_t>(spec.kind) + 1) * spec.directions;
   if (names.size() != expected) {
-    return info.Invalid(std::to_string(expected) + " activations expected, got " + std::to_string(names.size()));
+    return info.Invalid(std::to_string(expected) + " activations expected, got " +
+                        std::to_string(names.size()));
   }
   const auto alphas = info.Attr<std::vector<float>>("activation_alpha", {});
   const auto betas = info.Attr<std::vector<float>>("activation_beta", {});
   size_t alpha = 0, beta = 0;
   for (std::string name : names) {
-    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
     const auto* found = std::find_if(std::begin(kActivations), std::end(kActivations),
                                      [&](const NamedActivation& a) { return name == a.name; });
     if (found == std::end(kActivations)) return info.Invalid("unknown activation '" + name + "'");
-    GateActivation activation{found->kind, found->alpha, found->beta, info.Attr<float>("clip", 0.0f)};
+    GateActivation activation{found->kind, found->alpha, found->beta,
+                              info.Attr<float>("clip", 0.0f)};
     if (found->reads_alpha && alpha < alphas.size()) activation.alpha = alphas[alpha++];
     if (found->reads_beta && beta < betas.size()) activation.beta = betas[beta++];
     spec.activations.push_back(activation);
@@ -63,32 +68,36 @@ Status ReadActivations(const KernelInfo& info, RecurrentSpec& spec) {
 
 Status CheckShape(const KernelInfo& info, int input, const Shape& expected) {
   if (info.InputShape(input) == expected) return {};
-  return info.Invalid("input " + std::to_string(input) + ": expected " + expected.ToString() + ", got " +
-                      info.InputShape(input).ToString());
+  return info.Invalid("input " + std::to_string(input) + ": expected " + expected.ToString() +
+                      ", got " + info.InputShape(input).ToString());
 }
 
 Status ReadSizes(const KernelInfo& info, int first, bool quantized, RecurrentSpec& spec) {
   const Shape &x = info.InputShape(first), &r = info.InputShape(first + 2);
   if (x.rank() != 3 || r.rank() != 3) return info.Invalid("X and R of rank 3 expected");
   const int64_t layout = info.Attr<int64_t>("layout", 0);
-  if (layout != 0 && layout != 1) return info.Invalid("layout must be 0 or 1, got " + std::to_string(layout));
+  if (layout != 0 && layout != 1)
+    return info.Invalid("layout must be 0 or 1, got " + std::to_string(layout));
   spec.batch_first = layout == 1;
   spec.steps = x[spec.batch_first ? 1 : 0];
   spec.batch = x[spec.batch_first ? 0 : 1];
   spec.input = x[2];
   spec.hidden = r[quantized ? 1 : 2];
   const int64_t stated = info.Attr<int64_t>("hidden_size", spec.hidden);
-  if (stated != spec.hidden) return info.Invalid("hidden_size " + std::to_string(stated) + " is not that of R");
+  if (stated != spec.hidden)
+    return info.Invalid("hidden_size " + std::to_string(stated) + " is not that of R");
   const std::string direction = info.Attr<std::string>("direction", "forward");
   if (direction == "bidirectional") spec.directions = 2;
   else if (direction == "reverse") spec.first_reversed = true;
-  else if (direction != "forward") return info.Invalid("direction has a bad value '" + direction + "'");
+  else if (direction != "forward")
+    return info.Invalid("direction has a bad value '" + direction + "'");
   return {};
 }
 
 }  // namespace
 
-Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first, bool quantized) {
+Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first,
+                                        bool quantized) {
   RecurrentSpec spec;
   spec.kind = kind;
   spec.gates = kind == RecurrentKind::kRnn ? 1 : (kind == RecurrentKind::kGru ? 3 : 4);
@@ -103,7 +112,9 @@ Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind ki
   spec.has_c = lstm && info.HasInput(first + 6);
   spec.has_peepholes = lstm && info.HasInput(first + 7);
   const int64_t d = spec.directions, width = spec.gate_width();
-  const auto matrix = [&](int64_t columns) { return quantized ? Shape{d, columns, width} : Shape{d, width, columns}; };
+  const auto matrix = [&](int64_t columns) {
+    return quantized ? Shape{d, columns, width} : Shape{d, width, columns};
+  };
   RETURN_IF_ERROR(CheckShape(info, first + 1, matrix(spec.input)));
   RETURN_IF_ERROR(CheckShape(info, first + 2, matrix(spec.hidden)));
   if (spec.has_bias) RETURN_IF_ERROR(CheckShape(info, first + 3, {d, 2 * width}));
@@ -111,7 +122,8 @@ Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind ki
   if (spec.has_h) RETURN_IF_ERROR(CheckShape(info, first + 5, spec.StateShape()));
   if (spec.has_c) RETURN_IF_ERROR(CheckShape(info, first + 6, spec.StateShape()));
   if (spec.has_peepholes) RETURN_IF_ERROR(CheckShape(info, first + 7, {d, 3 * spec.hidden}));
-  if (spec.has_lens && info.InputDType(first + 4) != DType::kInt32) return info.Invalid("int32 sequence_lens expected");
+  if (spec.has_lens && info.InputDType(first + 4) != DType::kInt32)
+    return info.Invalid("int32 sequence_lens expected");
   for (int i = 0; i < (lstm ? 8 : 6); ++i) {
     if (i == 4 || (quantized && (i == 1 || i == 2))) continue;
     if (info.HasInput(first + i) && info.InputDType(first + i) != info.InputDType(first)) {

@@ -13,16 +13,28 @@
 
 namespace caesura {
 
-// An activation of a gate. Its derivative is worked out from its result, so that backward keeps results only.
+// An activation of a gate. Its derivative is worked out from its result, so that backward keeps
+// results only.
 struct GateActivation {
   enum class Kind {
-    kRelu, kTanh, kSigmoid, kAffine, kLeakyRelu, kThresholdedRelu, kScaledTanh, kHardSigmoid, kElu, kSoftsign, kSoftplus
+    kRelu,
+    kTanh,
+    kSigmoid,
+    kAffine,
+    kLeakyRelu,
+    kThresholdedRelu,
+    kScaledTanh,
+    kHardSigmoid,
+    kElu,
+    kSoftsign,
+    kSoftplus
   };
   Kind kind = Kind::kTanh;
   double alpha = 0, beta = 0;
   double clip = 0;  // bounds the argument to [-clip, clip]; 0: no bounds
 
-  // x[i] = f(x[i]) over n elements. Inline, to be compiled for the instructions of the loop around it (best_isa.h).
+  // x[i] = f(x[i]) over n elements. Inline, to be compiled for the instructions of the loop around
+  // it (best_isa.h).
   template <typename T>
   void Apply(T* x, int64_t n) const;
   // d[i] *= f'(argument), where y[i] = f(argument).
@@ -42,8 +54,8 @@ enum class RecurrentKind { kRnn, kGru, kLstm };
 struct RecurrentSpec {
   RecurrentKind kind = RecurrentKind::kRnn;
   int64_t steps = 0, batch = 0, input = 0, hidden = 0, gates = 1, directions = 1;
-  bool first_reversed = false;             // the only direction runs backwards in time
-  bool batch_first = false;                // attribute layout
+  bool first_reversed = false;  // the only direction runs backwards in time
+  bool batch_first = false;     // attribute layout
   bool linear_before_reset = false, input_forget = false;
   std::vector<GateActivation> activations;  // three a direction at most: f, g, h
   bool has_bias = false, has_lens = false, has_h = false, has_c = false, has_peepholes = false;
@@ -54,27 +66,32 @@ struct RecurrentSpec {
   const GateActivation& Activation(int64_t direction, int which) const {
     return activations[direction * (activations.size() / directions) + which];
   }
-  // Where step `t` of sample `b` lies among X's rows, and how far two samples of one step are apart.
+  // Where step `t` of sample `b` lies among X's rows, and how far two samples of one step are
+  // apart.
   int64_t Row(int64_t t, int64_t b) const { return batch_first ? b * steps + t : t * batch + b; }
   int64_t SampleStride() const { return batch_first ? steps : 1; }
   // Offsets, in rows of `hidden`, in Y and in the states of all directions (Y_h, initial_h, ...).
   int64_t OutputRow(int64_t direction, int64_t t, int64_t b) const {
-    return batch_first ? (b * steps + t) * directions + direction : (t * directions + direction) * batch + b;
+    return batch_first ? (b * steps + t) * directions + direction
+                       : (t * directions + direction) * batch + b;
   }
   int64_t StateRow(int64_t direction, int64_t b) const {
     return batch_first ? b * directions + direction : direction * batch + b;
   }
   Shape OutputShape() const {
-    return batch_first ? Shape{batch, steps, directions, hidden} : Shape{steps, directions, batch, hidden};
+    return batch_first ? Shape{batch, steps, directions, hidden}
+                       : Shape{steps, directions, batch, hidden};
   }
   Shape StateShape() const {
     return batch_first ? Shape{batch, directions, hidden} : Shape{directions, batch, hidden};
   }
 };
 
-// Checks the node's inputs X, W, R, B?, sequence_lens?, initial_h?, and for LSTM initial_c?, P?, which start at input
-// `first`. quantized: W is 8-bit [directions, input, gates * hidden], R [directions, hidden, gates * hidden].
-Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first, bool quantized = false);
+// Checks the node's inputs X, W, R, B?, sequence_lens?, initial_h?, and for LSTM initial_c?, P?,
+// which start at input `first`. quantized: W is 8-bit [directions, input, gates * hidden], R
+// [directions, hidden, gates * hidden].
+Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind kind, int first,
+                                        bool quantized = false);
 
 template <typename T>
 T GateActivation::Value(T x) const {
@@ -115,7 +132,8 @@ T GateActivation::Derivative(T y) const {
 template <typename T>
 void GateActivation::Apply(T* x, int64_t n) const {
   const T bound = static_cast<T>(clip);
-  for (int64_t i = 0; clip > 0 && i < n; ++i) x[i] = x[i] > bound ? bound : (x[i] < -bound ? -bound : x[i]);
+  for (int64_t i = 0; clip > 0 && i < n; ++i)
+    x[i] = x[i] > bound ? bound : (x[i] < -bound ? -bound : x[i]);
   if (kind == Kind::kSigmoid) {  // the two usual ones, with the choice outside the loop
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) x[i] = math::Sigmoid(x[i]);

@@ -9,8 +9,8 @@
 namespace caesura {
 namespace {
 
-// Accumulators: integers in 64 bits without a sign (exact modulo the width of T); floats in float within a stretch
-// and in double across stretches.
+// Accumulators: integers in 64 bits without a sign (exact modulo the width of T); floats in float
+// within a stretch and in double across stretches.
 template <typename T>
 using LaneOf = std::conditional_t<std::is_integral_v<T>, uint64_t, Accumulator<T>>;
 template <typename T>
@@ -50,7 +50,9 @@ struct MeanOp : SumOp<T> {
 template <typename T>
 struct SumSquareOp : AddingOp<T> {
   using Lane = LaneOf<T>;
-  static Lane Step(Lane acc, T x, Lane) { return acc + static_cast<Lane>(x) * static_cast<Lane>(x); }
+  static Lane Step(Lane acc, T x, Lane) {
+    return acc + static_cast<Lane>(x) * static_cast<Lane>(x);
+  }
 };
 
 template <typename T>
@@ -95,22 +97,35 @@ struct ProdOp {
 
 template <template <typename> class Op>
 Status Create(KernelInfo& info) {
-  return CreateReduction<Op, float, double, Float16, BFloat16, int32_t, int64_t, uint32_t, uint64_t>(info);
+  return CreateReduction<Op, float, double, Float16, BFloat16, int32_t, int64_t, uint32_t,
+                         uint64_t>(info);
 }
 
-Status CreateLogSum(KernelInfo& info) { return CreateReduction<LogSumOp, float, double, Float16, BFloat16>(info); }
+Status CreateLogSum(KernelInfo& info) {
+  return CreateReduction<LogSumOp, float, double, Float16, BFloat16>(info);
+}
 
 }  // namespace
 
 void RegisterReductionKernels(KernelRegistry& registry) {
-  const DTypeSet types = kFloatTypes | DTypeSet{DType::kInt32, DType::kInt64, DType::kUInt32, DType::kUInt64};
-  registry.Add({.op_type = "ReduceSum", .types = types, .host_inputs = {1}, .create = Create<SumOp>});
-  registry.Add({.op_type = "ReduceMean", .types = types, .host_inputs = {1}, .create = Create<MeanOp>});
-  registry.Add({.op_type = "ReduceProd", .types = types, .host_inputs = {1}, .create = Create<ProdOp>});
+  const DTypeSet types =
+      kFloatTypes | DTypeSet{DType::kInt32, DType::kInt64, DType::kUInt32, DType::kUInt64};
+  registry.Add(
+      {.op_type = "ReduceSum", .types = types, .host_inputs = {1}, .create = Create<SumOp>});
+  registry.Add(
+      {.op_type = "ReduceMean", .types = types, .host_inputs = {1}, .create = Create<MeanOp>});
+  registry.Add(
+      {.op_type = "ReduceProd", .types = types, .host_inputs = {1}, .create = Create<ProdOp>});
   registry.Add({.op_type = "ReduceL1", .types = types, .host_inputs = {1}, .create = Create<L1Op>});
   registry.Add({.op_type = "ReduceL2", .types = types, .host_inputs = {1}, .create = Create<L2Op>});
-  registry.Add({.op_type = "ReduceSumSquare", .types = types, .host_inputs = {1}, .create = Create<SumSquareOp>});
-  registry.Add({.op_type = "ReduceLogSum", .types = kFloatTypes, .host_inputs = {1}, .create = CreateLogSum});
+  registry.Add({.op_type = "ReduceSumSquare",
+                .types = types,
+                .host_inputs = {1},
+                .create = Create<SumSquareOp>});
+  registry.Add({.op_type = "ReduceLogSum",
+                .types = kFloatTypes,
+                .host_inputs = {1},
+                .create = CreateLogSum});
   RegisterExtremeKernels(registry);
   RegisterScanKernels(registry);
 }

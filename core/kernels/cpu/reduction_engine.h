@@ -2,17 +2,16 @@
 // Runs a ReductionPlan with an Op that says what is accumulated:
 //
 //   struct Op {                                     // for elements of type T
-//     using Lane = ...; using Total = ...;          // accumulators: of a short stretch, and of everything
-//     static Lane Start(); static Total StartTotal();
-//     static Lane Step(Lane acc, T x, Lane shift);  // shift: see kShifted
-//     static Total Merge(Total a, Total b);         // a Lane converts to a Total
-//     static T Finish(Total total, int64_t count, Lane shift);
-//     static constexpr bool kShifted = false;       // true: each output has a shift of its own (ReduceLogSumExp)
+//     using Lane = ...; using Total = ...;          // accumulators: of a short stretch, and of
+//     everything static Lane Start(); static Total StartTotal(); static Lane Step(Lane acc, T x,
+//     Lane shift);  // shift: see kShifted static Total Merge(Total a, Total b);         // a Lane
+//     converts to a Total static T Finish(Total total, int64_t count, Lane shift); static constexpr
+//     bool kShifted = false;       // true: each output has a shift of its own (ReduceLogSumExp)
 //     static constexpr int64_t kLanes = 16;         // accumulators side by side along a row
 //   };
 //
-// Sums run in lanes that the compiler vectorises and are gathered into the Total every few hundred elements, so
-// that rounding errors do not grow with the length.
+// Sums run in lanes that the compiler vectorises and are gathered into the Total every few hundred
+// elements, so that rounding errors do not grow with the length.
 #ifndef CAESURA_CORE_KERNELS_CPU_REDUCTION_ENGINE_H_
 #define CAESURA_CORE_KERNELS_CPU_REDUCTION_ENGINE_H_
 
@@ -41,14 +40,16 @@ class ReductionEngine {
 
   void Run(int threads) {
     if (plan_.outputs == 0) return;
-    const int64_t work = plan_.outputs * std::max<int64_t>(1, plan_.count) / (plan_.items() * plan_.chunks);
+    const int64_t work =
+        plan_.outputs * std::max<int64_t>(1, plan_.count) / (plan_.items() * plan_.chunks);
     const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, work));
     ParallelFor(threads, plan_.items() * plan_.chunks, grain,
                 [this](int64_t first, int64_t last) { RunItems(first, last); });
     if (plan_.chunks == 1) return;
     for (int64_t i = 0; i < plan_.outputs; ++i) {
       Total total = Op::StartTotal();
-      for (int64_t c = 0; c < plan_.chunks; ++c) total = Op::Merge(total, partials_[c * plan_.outputs + i]);
+      for (int64_t c = 0; c < plan_.chunks; ++c)
+        total = Op::Merge(total, partials_[c * plan_.outputs + i]);
       y_[i] = Op::Finish(total, plan_.count, Shift(i));
     }
   }
@@ -167,7 +168,8 @@ Status SetReduction(KernelInfo& info) {
   using Engine = ReductionEngine<Op, T>;
   const size_t scratch = info.BookScratch(Engine::PartialCount(plan) * sizeof(typename Op::Total));
   info.SetCompute([plan, scratch, threads = info.threads()](KernelContext& context) {
-    Engine(plan, context.Input<T>(0), context.Output<T>(0), context.Scratch<typename Op::Total>(scratch), nullptr)
+    Engine(plan, context.Input<T>(0), context.Output<T>(0),
+           context.Scratch<typename Op::Total>(scratch), nullptr)
         .Run(threads);
   });
   return {};

@@ -46,8 +46,8 @@ using MinOp = ExtremeOp<T, false>;
 
 template <template <typename> class Op>
 Status Create(KernelInfo& info) {
-  return CreateReduction<Op, float, double, Float16, BFloat16, int32_t, int64_t, uint32_t, uint64_t, int8_t,
-                         uint8_t, int16_t, uint16_t, bool>(info);
+  return CreateReduction<Op, float, double, Float16, BFloat16, int32_t, int64_t, uint32_t, uint64_t,
+                         int8_t, uint8_t, int16_t, uint16_t, bool>(info);
 }
 
 // log(sum(exp(x - shift))) + shift
@@ -59,7 +59,9 @@ struct ExpSumOp {
   static constexpr int64_t kLanes = 16;
   static Lane Start() { return 0; }
   static Total StartTotal() { return 0; }
-  static Lane Step(Lane acc, T x, Lane shift) { return acc + std::exp(static_cast<Lane>(x) - shift); }
+  static Lane Step(Lane acc, T x, Lane shift) {
+    return acc + std::exp(static_cast<Lane>(x) - shift);
+  }
   static Total Merge(Total a, Total b) { return a + b; }
   static T Finish(Total total, int64_t, Lane shift) {
     return static_cast<T>(std::log(total) + static_cast<double>(shift));
@@ -73,19 +75,22 @@ Status SetLogSumExp(KernelInfo& info) {
   using SumEngine = ReductionEngine<ExpSumOp<T>, T>;
   const Shape& shape = info.InputShape(0);
   ASSIGN_OR_RETURN(const std::vector<bool> reduced, ReducedAxes(info, shape));
-  info.SetOutput(0, info.InputDType(0), ReducedShape(shape, reduced, info.Attr<int64_t>("keepdims", 1) != 0));
+  info.SetOutput(0, info.InputDType(0),
+                 ReducedShape(shape, reduced, info.Attr<int64_t>("keepdims", 1) != 0));
   const ReductionPlan plan = MakeReductionPlan(shape, reduced);
   const size_t maxima = info.BookScratch(plan.outputs * sizeof(T)),
                shifts = info.BookScratch(plan.outputs * sizeof(Lane));
   const size_t partials = info.BookScratch(SumEngine::PartialCount(plan) * sizeof(double));
-  info.SetCompute([plan, maxima, shifts, partials, threads = info.threads()](KernelContext& context) {
+  info.SetCompute([plan, maxima, shifts, partials,
+                   threads = info.threads()](KernelContext& context) {
     const T* x = context.Input<T>(0);
     T* max = context.Scratch<T>(maxima);
     Lane* shift = context.Scratch<Lane>(shifts);
     MaxEngine(plan, x, max, context.Scratch<Lane>(partials), nullptr).Run(threads);
     for (int64_t i = 0; i < plan.outputs; ++i) {
       const Lane value = static_cast<Lane>(max[i]);
-      shift[i] = std::isfinite(value) ? value : Lane(0);  // an infinite maximum is the result as it is
+      shift[i] =
+          std::isfinite(value) ? value : Lane(0);  // an infinite maximum is the result as it is
     }
     SumEngine(plan, x, context.Output<T>(0), context.Scratch<double>(partials), shift).Run(threads);
   });
@@ -94,7 +99,8 @@ Status SetLogSumExp(KernelInfo& info) {
 
 Status CreateLogSumExp(KernelInfo& info) {
   Status status = info.Refuse(std::string("does not reduce ") + DTypeName(info.InputDType(0)));
-  DispatchFloat(info.InputDType(0), [&](auto tag) { status = SetLogSumExp<typename decltype(tag)::type>(info); });
+  DispatchFloat(info.InputDType(0),
+                [&](auto tag) { status = SetLogSumExp<typename decltype(tag)::type>(info); });
   return status;
 }
 
@@ -102,10 +108,14 @@ Status CreateLogSumExp(KernelInfo& info) {
 
 void RegisterExtremeKernels(KernelRegistry& registry) {
   const DTypeSet types = kNumericTypes | DTypeSet{DType::kBool};
-  registry.Add({.op_type = "ReduceMax", .types = types, .host_inputs = {1}, .create = Create<MaxOp>});
-  registry.Add({.op_type = "ReduceMin", .types = types, .host_inputs = {1}, .create = Create<MinOp>});
   registry.Add(
-      {.op_type = "ReduceLogSumExp", .types = kFloatTypes, .host_inputs = {1}, .create = CreateLogSumExp});
+      {.op_type = "ReduceMax", .types = types, .host_inputs = {1}, .create = Create<MaxOp>});
+  registry.Add(
+      {.op_type = "ReduceMin", .types = types, .host_inputs = {1}, .create = Create<MinOp>});
+  registry.Add({.op_type = "ReduceLogSumExp",
+                .types = kFloatTypes,
+                .host_inputs = {1},
+                .create = CreateLogSumExp});
 }
 
 }  // namespace caesura

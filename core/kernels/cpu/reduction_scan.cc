@@ -22,7 +22,8 @@ struct AxisView {
   // Blocks of columns that are worked off one by one, and how many of them are worth a thread.
   int64_t items() const { return outer * column_blocks(); }
   int64_t grain() const {
-    return std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, count * std::min(inner, kColumns)));
+    return std::max<int64_t>(
+        1, kParallelGrain / std::max<int64_t>(1, count * std::min(inner, kColumns)));
   }
 };
 
@@ -35,7 +36,8 @@ template <typename Fn>
 void ForColumnBlocks(const AxisView& view, int threads, Fn fn) {
   ParallelFor(threads, view.items(), view.grain(), [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t outer = item / view.column_blocks(), column = item % view.column_blocks() * kColumns;
+      const int64_t outer = item / view.column_blocks(),
+                    column = item % view.column_blocks() * kColumns;
       fn(outer, column, std::min(kColumns, view.inner - column));
     }
   });
@@ -47,8 +49,9 @@ struct ScanMode {
 
 // Floats run in double (halves in float), integers wrap around.
 template <typename T>
-using ScanAccumulator = std::conditional_t<std::is_integral_v<T>, uint64_t,
-                                           std::conditional_t<std::is_same_v<T, float>, double, Accumulator<T>>>;
+using ScanAccumulator =
+    std::conditional_t<std::is_integral_v<T>, uint64_t,
+                       std::conditional_t<std::is_same_v<T, float>, double, Accumulator<T>>>;
 
 template <bool kProduct, typename T>
 void Scan(const AxisView& view, ScanMode mode, const T* x, T* y, int threads) {
@@ -90,10 +93,12 @@ template <bool kProduct>
 Status CreateScan(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   const std::vector<int64_t> axes = info.HostInts(1);
-  if (axes.size() != 1) return info.Invalid("axis: expected one number, got " + std::to_string(axes.size()));
+  if (axes.size() != 1)
+    return info.Invalid("axis: expected one number, got " + std::to_string(axes.size()));
   ASSIGN_OR_RETURN(const int axis, CheckAxis(info, axes[0], shape.rank()));
   const AxisView view = ViewAxis(shape, axis);
-  const ScanMode mode = {info.Attr<int64_t>("exclusive", 0) != 0, info.Attr<int64_t>("reverse", 0) != 0};
+  const ScanMode mode = {info.Attr<int64_t>("exclusive", 0) != 0,
+                         info.Attr<int64_t>("reverse", 0) != 0};
   info.SetOutput(0, info.InputDType(0), shape);
   const bool known = DispatchNumeric(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -166,8 +171,8 @@ Status CreateArgExtreme(KernelInfo& info) {
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
 }
 
-// Which of equal elements are taken: the first (ONNX), or those that PyTorch takes, whose topk calls the same functions of
-// the standard library.
+// Which of equal elements are taken: the first (ONNX), or those that PyTorch takes, whose topk
+// calls the same functions of the standard library.
 enum class Ties { kFirst, kAsPyTorch };
 
 struct TopKSpec {
@@ -178,7 +183,8 @@ struct TopKSpec {
   int64_t parts;  // lines are split over so many threads, each with its own order buffer
 };
 
-// NaN counts as larger than every number (NumPy's sort, PyTorch's topk); equal values keep their order.
+// NaN counts as larger than every number (NumPy's sort, PyTorch's topk); equal values keep their
+// order.
 template <typename T>
 bool Precedes(const T& a, const T& b, bool largest) {
   const T& high = largest ? a : b;
@@ -193,7 +199,8 @@ void TopKLine(const TopKSpec& at, const T* x, int64_t* order, T* values, int64_t
   std::iota(order, end, int64_t{0});
   auto ahead = [&](int64_t i, int64_t j) { return Precedes(x[i * step], x[j * step], at.largest); };
   if (at.ties == Ties::kFirst) {
-    std::partial_sort(order, order + at.k, end, [&](int64_t i, int64_t j) { return ahead(i, j) || (i < j && !ahead(j, i)); });
+    std::partial_sort(order, order + at.k, end,
+                      [&](int64_t i, int64_t j) { return ahead(i, j) || (i < j && !ahead(j, i)); });
   } else if (at.k * 64 <= at.view.count) {
     std::partial_sort(order, order + at.k, end, ahead);
   } else if (at.k > 0) {
@@ -215,7 +222,8 @@ void TopK(const TopKSpec& at, const T* x, int64_t* orders, T* values, int64_t* i
         const int64_t outer = line / at.view.inner, column = line % at.view.inner;
         const int64_t from = outer * at.view.count * at.view.inner + column,
                       to = outer * at.k * at.view.inner + column;
-        TopKLine(at, x + from, orders + part * at.view.count, values == nullptr ? nullptr : values + to,
+        TopKLine(at, x + from, orders + part * at.view.count,
+                 values == nullptr ? nullptr : values + to,
                  indices == nullptr ? nullptr : indices + to);
       }
     }
@@ -230,8 +238,12 @@ Status CreateTopK(KernelInfo& info) {
   if (k.size() != 1 || k[0] < 0 || k[0] > shape[axis]) {
     return info.Invalid("K: expected one number from 0 to " + std::to_string(shape[axis]));
   }
-  TopKSpec spec = {ViewAxis(shape, axis), k[0], info.Attr<int64_t>("largest", 1) != 0,
-                   info.Attr<int64_t>("sorted", 1) != 0, ties, 1};
+  TopKSpec spec = {ViewAxis(shape, axis),
+                   k[0],
+                   info.Attr<int64_t>("largest", 1) != 0,
+                   info.Attr<int64_t>("sorted", 1) != 0,
+                   ties,
+                   1};
   const int64_t lines = spec.view.outer * spec.view.inner;
   const int64_t worthwhile = lines * spec.view.count / kParallelGrain;
   spec.parts = std::max<int64_t>(1, std::min({int64_t{info.threads()}, lines, worthwhile}));
@@ -239,7 +251,8 @@ Status CreateTopK(KernelInfo& info) {
   out[axis] = k[0];
   info.SetOutput(0, info.InputDType(0), out);
   info.SetOutput(1, DType::kInt64, out);
-  const size_t orders = lines == 0 ? 0 : info.BookScratch(spec.parts * spec.view.count * sizeof(int64_t));
+  const size_t orders =
+      lines == 0 ? 0 : info.BookScratch(spec.parts * spec.view.count * sizeof(int64_t));
   const bool known = DispatchNumeric(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([spec, orders](KernelContext& context) {
@@ -266,7 +279,10 @@ void RegisterScanKernels(KernelRegistry& registry) {
                 .create = CreateScan<true>});
   registry.Add({.op_type = "ArgMax", .types = kNumericTypes, .create = CreateArgExtreme<true>});
   registry.Add({.op_type = "ArgMin", .types = kNumericTypes, .create = CreateArgExtreme<false>});
-  registry.Add({.op_type = "TopK", .types = kNumericTypes, .host_inputs = {1}, .create = CreateTopK<Ties::kFirst>});
+  registry.Add({.op_type = "TopK",
+                .types = kNumericTypes,
+                .host_inputs = {1},
+                .create = CreateTopK<Ties::kFirst>});
   registry.Add({.op_type = "TopK",
                 .domain = kCaesuraDomain,
                 .types = kNumericTypes,

@@ -10,7 +10,8 @@ namespace caesura {
 namespace {
 
 bool Contains(const CodePointSet& set, char32_t c) {
-  auto after = std::upper_bound(set.begin(), set.end(), c, [](char32_t v, const auto& r) { return v < r.first; });
+  auto after = std::upper_bound(set.begin(), set.end(), c,
+                                [](char32_t v, const auto& r) { return v < r.first; });
   return after != set.begin() && c <= std::prev(after)->second;
 }
 
@@ -36,10 +37,12 @@ bool Holds(RegexNode::Assertion assertion, char32_t before, char32_t after) {
 
 }  // namespace
 
-// Emits the automaton from its end to its start: each piece is given the instruction that follows it.
+// Emits the automaton from its end to its start: each piece is given the instruction that follows
+// it.
 class Regex::Compiler {
  public:
-  Compiler(const RegexTree& tree, Regex* out) : tree_(tree), out_(*out), set_of_node_(tree.nodes.size(), -1) {}
+  Compiler(const RegexTree& tree, Regex* out)
+      : tree_(tree), out_(*out), set_of_node_(tree.nodes.size(), -1) {}
 
   Status Run() {
     const int match = Emit({.op = Instruction::Op::kMatch});
@@ -62,7 +65,8 @@ class Regex::Compiler {
     const RegexNode& node = tree_.nodes[id];
     switch (node.kind) {
       case RegexNode::Kind::kEmpty: return next;
-      case RegexNode::Kind::kSet: return Emit({.op = Instruction::Op::kSet, .set = SetOf(id), .next = next});
+      case RegexNode::Kind::kSet:
+        return Emit({.op = Instruction::Op::kSet, .set = SetOf(id), .next = next});
       case RegexNode::Kind::kAssert:
         return Emit({.op = Instruction::Op::kAssert, .assertion = node.assertion, .next = next});
       case RegexNode::Kind::kConcat:
@@ -132,7 +136,8 @@ class Regex::Matcher {
       after = Next(text, &position);
       for (int id : previous_) {
         const Instruction& instruction = regex_.program_[id];
-        if (instruction.op == Instruction::Op::kSet && Contains(regex_.sets_[instruction.set], current)) {
+        if (instruction.op == Instruction::Op::kSet &&
+            Contains(regex_.sets_[instruction.set], current)) {
           Add(instruction.next, current, after);
         }
       }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regular expressions in RE2's syntax (github.com/google/re2/wiki/Syntax), for whole-text matches. The time is
-// bounded by pattern size times text size, whatever the pattern: all states of the automaton advance together
-// (Thompson, 1968). Not supported: \p{...} (Unicode classes) and \C.
+// Regular expressions in RE2's syntax (github.com/google/re2/wiki/Syntax), for whole-text matches.
+// The time is bounded by pattern size times text size, whatever the pattern: all states of the
+// automaton advance together (Thompson, 1968). Not supported: \p{...} (Unicode classes) and \C.
 #ifndef CAESURA_CORE_KERNELS_CPU_REGEX_H_
 #define CAESURA_CORE_KERNELS_CPU_REGEX_H_
 
@@ -21,7 +21,14 @@ using CodePointSet = std::vector<std::pair<char32_t, char32_t>>;
 // What a pattern says, as a tree in a flat array.
 struct RegexNode {
   enum class Kind : uint8_t { kEmpty, kSet, kConcat, kAlternate, kRepeat, kAssert };
-  enum class Assertion : uint8_t { kTextBegin, kTextEnd, kLineBegin, kLineEnd, kWordBoundary, kNotWordBoundary };
+  enum class Assertion : uint8_t {
+    kTextBegin,
+    kTextEnd,
+    kLineBegin,
+    kLineEnd,
+    kWordBoundary,
+    kNotWordBoundary
+  };
   static constexpr int kUnbounded = -1;
 
   Kind kind = Kind::kEmpty;
@@ -52,9 +59,9 @@ class Regex {
     enum class Op : uint8_t { kSet, kSplit, kAssert, kMatch };
     Op op;
     RegexNode::Assertion assertion = {};
-    int set = -1;           // kSet
-    int next = -1;          // where it goes on
-    int alternative = -1;   // kSplit: or there
+    int set = -1;          // kSet
+    int next = -1;         // where it goes on
+    int alternative = -1;  // kSplit: or there
   };
   class Compiler;
   class Matcher;

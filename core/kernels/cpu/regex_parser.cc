@@ -30,11 +30,18 @@ class Parser {
     tree_.nodes.push_back(std::move(node));
     return static_cast<int>(tree_.nodes.size()) - 1;
   }
-  int AddAssertion(Assertion assertion) { return AddNode({.kind = Kind::kAssert, .assertion = assertion}); }
-  int AddSet(CodePointSet set) { return AddNode({.kind = Kind::kSet, .set = Normalized(std::move(set))}); }
-  int AddLiteral(char32_t c) { return AddSet(flags_.fold ? Folded({{c, c}}) : CodePointSet{{c, c}}); }
+  int AddAssertion(Assertion assertion) {
+    return AddNode({.kind = Kind::kAssert, .assertion = assertion});
+  }
+  int AddSet(CodePointSet set) {
+    return AddNode({.kind = Kind::kSet, .set = Normalized(std::move(set))});
+  }
+  int AddLiteral(char32_t c) {
+    return AddSet(flags_.fold ? Folded({{c, c}}) : CodePointSet{{c, c}});
+  }
 
-  // a|b|c up to ) or the end. Flags that a group sets end with it, those set in the open last to the group's end.
+  // a|b|c up to ) or the end. Flags that a group sets end with it, those set in the open last to
+  // the group's end.
   Result<int> ParseAlternatives() {
     if (++depth_ > kMaxDepth) return in_.Error("nested too deeply");
     RegexNode alternatives{.kind = Kind::kAlternate};
@@ -43,7 +50,8 @@ class Parser {
       alternatives.children.push_back(branch);
     } while (in_.Take("|"));
     --depth_;
-    return alternatives.children.size() == 1 ? alternatives.children[0] : AddNode(std::move(alternatives));
+    return alternatives.children.size() == 1 ? alternatives.children[0]
+                                             : AddNode(std::move(alternatives));
   }
 
   Result<int> ParseConcat() {
@@ -75,7 +83,8 @@ class Parser {
     return {};
   }
 
-  // Any number of *, +, ?, {n,m} would be an error in RE2: one, and a ? behind it that only matters to submatches.
+  // Any number of *, +, ?, {n,m} would be an error in RE2: one, and a ? behind it that only matters
+  // to submatches.
   Result<int> ParseRepeats(int atom, size_t atom_position) {
     int min = 0, max = 0;
     ASSIGN_OR_RETURN(const bool repeated, TakeRepeat(&min, &max));
@@ -139,10 +148,13 @@ class Parser {
       ASSIGN_OR_RETURN(CodePointSet set, ParseBrackets(&in_, flags_));
       return AddSet(std::move(set));
     }
-    if (in_.Take("^")) return AddAssertion(flags_.multi_line ? Assertion::kLineBegin : Assertion::kTextBegin);
-    if (in_.Take("$")) return AddAssertion(flags_.multi_line ? Assertion::kLineEnd : Assertion::kTextEnd);
+    if (in_.Take("^"))
+      return AddAssertion(flags_.multi_line ? Assertion::kLineBegin : Assertion::kTextBegin);
+    if (in_.Take("$"))
+      return AddAssertion(flags_.multi_line ? Assertion::kLineEnd : Assertion::kTextEnd);
     if (in_.Take(".")) return AddSet(flags_.dot_newline ? Negated({}) : Negated({{'\n', '\n'}}));
-    if (in_.At('*') || in_.At('+') || in_.At('?')) return in_.Error("no argument for repetition operator");
+    if (in_.At('*') || in_.At('+') || in_.At('?'))
+      return in_.Error("no argument for repetition operator");
     if (in_.At('\\')) return ParseEscape();
     ASSIGN_OR_RETURN(const char32_t c, in_.Next());
     return AddLiteral(c);

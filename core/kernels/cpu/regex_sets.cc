@@ -49,7 +49,9 @@ const std::vector<std::pair<char32_t, char32_t>>& CasePairs() {
   return *pairs;
 }
 
-void Append(const CodePointSet& more, CodePointSet* set) { set->insert(set->end(), more.begin(), more.end()); }
+void Append(const CodePointSet& more, CodePointSet* set) {
+  set->insert(set->end(), more.begin(), more.end());
+}
 
 int HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -87,13 +89,16 @@ Result<char32_t> ParseHex(RegexInput* in) {
     ++digits;
     if (value > kLastCodePoint) return in->Error("invalid escape");
   }
-  if (digits == 0 || (!braces && digits != 2) || (braces && !in->Take("}"))) return in->Error("invalid escape");
+  if (digits == 0 || (!braces && digits != 2) || (braces && !in->Take("}")))
+    return in->Error("invalid escape");
   return value;
 }
 
 // Octal behind a backslash; \1 to \9 alone would be back-references.
 Result<char32_t> ParseOctal(RegexInput* in, char first) {
-  auto octal = [&] { return !in->AtEnd() && in->text[in->position] >= '0' && in->text[in->position] <= '7'; };
+  auto octal = [&] {
+    return !in->AtEnd() && in->text[in->position] >= '0' && in->text[in->position] <= '7';
+  };
   if (first != '0' && !octal()) return in->Error("back-references are not part of the syntax");
   char32_t value = first - '0';
   for (int i = 0; i < 2 && octal(); ++i) value = value * 8 + (in->text[in->position++] - '0');
@@ -117,7 +122,8 @@ Result<char32_t> RegexInput::Next() {
 }
 
 Status RegexInput::Error(const std::string& what) const {
-  return InvalidArgument("regular expression '" + text + "': " + what + " at byte " + std::to_string(position));
+  return InvalidArgument("regular expression '" + text + "': " + what + " at byte " +
+                         std::to_string(position));
 }
 
 CodePointSet Normalized(CodePointSet set) {
@@ -211,7 +217,8 @@ Result<CodePointSet> ParseBrackets(RegexInput* in, const RegexFlags& flags) {
     if (posix) continue;
     ASSIGN_OR_RETURN(const char32_t low, character());
     char32_t high = low;
-    const bool range = in->At('-') && in->position + 1 < in->text.size() && in->text[in->position + 1] != ']';
+    const bool range =
+        in->At('-') && in->position + 1 < in->text.size() && in->text[in->position + 1] != ']';
     if (range) {
       in->Take("-");
       ASSIGN_OR_RETURN(high, character());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets of code points as RE2's syntax writes them: [a-z], [^[:alpha:]], \d, and single escaped characters.
+// Sets of code points as RE2's syntax writes them: [a-z], [^[:alpha:]], \d, and single escaped
+// characters.
 #ifndef CAESURA_CORE_KERNELS_CPU_REGEX_SETS_H_
 #define CAESURA_CORE_KERNELS_CPU_REGEX_SETS_H_
 

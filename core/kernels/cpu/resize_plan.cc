@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formulas are those of ONNX's Resize-19 (schema text and reference implementation); all in double.
+// The formulas are those of ONNX's Resize-19 (schema text and reference implementation); all in
+// double.
 #include "core/kernels/cpu/resize_plan.h"
 
 #include <cmath>
@@ -35,10 +36,12 @@ bool IsOneOf(const std::string& value, std::initializer_list<const char*> names)
 
 Result<ResizeOptions> ReadOptions(const KernelInfo& info) {
   const int version = info.node().since_version();
-  const bool old = info.node().Is("Upsample") || (info.node().Is("Resize") && version > 0 && version < 11);
+  const bool old =
+      info.node().Is("Upsample") || (info.node().Is("Resize") && version > 0 && version < 11);
   ResizeOptions out;
   out.mode = info.Attr<std::string>("mode", "nearest");
-  out.coordinates = info.Attr<std::string>("coordinate_transformation_mode", old ? "asymmetric" : "half_pixel");
+  out.coordinates =
+      info.Attr<std::string>("coordinate_transformation_mode", old ? "asymmetric" : "half_pixel");
   out.nearest = info.Attr<std::string>("nearest_mode", old ? "floor" : "round_prefer_floor");
   out.policy = info.Attr<std::string>("keep_aspect_ratio_policy", "stretch");
   out.antialias = info.Attr<int64_t>("antialias", 0) != 0;
@@ -49,16 +52,20 @@ Result<ResizeOptions> ReadOptions(const KernelInfo& info) {
       IsOneOf(out.mode, {"nearest", "linear", "cubic"}) &&
       IsOneOf(out.nearest, {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"}) &&
       IsOneOf(out.policy, {"stretch", "not_larger", "not_smaller"}) &&
-      IsOneOf(out.coordinates, {"half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners",
-                                "asymmetric", "tf_crop_and_resize", "tf_half_pixel_for_nn"});
-  if (!known) return info.Invalid("mode, nearest_mode, coordinate_transformation_mode: no such value");
-  if (out.antialias && out.mode == "nearest") return info.Invalid("antialias: not defined for mode nearest");
+      IsOneOf(out.coordinates,
+              {"half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners",
+               "asymmetric", "tf_crop_and_resize", "tf_half_pixel_for_nn"});
+  if (!known)
+    return info.Invalid("mode, nearest_mode, coordinate_transformation_mode: no such value");
+  if (out.antialias && out.mode == "nearest")
+    return info.Invalid("antialias: not defined for mode nearest");
   return out;
 }
 
 // Where output index x lies on the input's axis.
 double OriginalCoordinate(const ResizeOptions& options, const ResizeAxis& axis, double x) {
-  const double width = axis.scale * static_cast<double>(axis.in);  // of the output, fraction included
+  const double width =
+      axis.scale * static_cast<double>(axis.in);  // of the output, fraction included
   const double last = static_cast<double>(axis.in - 1);
   if (options.coordinates == "align_corners") return width == 1 ? 0 : x * last / (width - 1);
   if (options.coordinates == "asymmetric") return x / axis.scale;
@@ -94,13 +101,14 @@ double CubicKernel(double x, double a) {
 
 double LinearKernel(double x) { return std::max(0.0, 1 - std::abs(x)); }
 
-// The taps of output o: the nearest input places around x, weighted by the kernel; with antialias the kernel is
-// stretched by 1 / scale when scaling down.
+// The taps of output o: the nearest input places around x, weighted by the kernel; with antialias
+// the kernel is stretched by 1 / scale when scaling down.
 void AppendTaps(const ResizeOptions& options, const ResizeAxis& axis, double x, AxisTaps& taps) {
   const bool cubic = options.mode == "cubic";
   const double squeeze = options.antialias ? std::min(axis.scale, 1.0) : 1.0;
   const double reach = cubic ? 2 : 1;
-  const int64_t before = static_cast<int64_t>(std::floor(-reach / squeeze)) + 1;  // first tap, seen from floor(x)
+  const int64_t before =
+      static_cast<int64_t>(std::floor(-reach / squeeze)) + 1;  // first tap, seen from floor(x)
   taps.taps = 2 - 2 * before;
   // On an integer the kernel is centred as if x lay at the right end of the interval before it.
   const double low = std::floor(x) == x ? x - 1 : std::floor(x);
@@ -133,7 +141,8 @@ AxisTaps MakeAxisTaps(const ResizeOptions& options, const ResizeAxis& axis) {
     const double limit = static_cast<double>(kLongestAxis);
     const double safe = std::isnan(x) ? 0 : std::clamp(x, -limit, limit);
     if (options.mode == "nearest") {
-      taps.index.push_back(std::clamp<int64_t>(NearestIndex(options.nearest, safe), 0, axis.in - 1));
+      taps.index.push_back(
+          std::clamp<int64_t>(NearestIndex(options.nearest, safe), 0, axis.in - 1));
       taps.weight.push_back(1);
     } else {
       AppendTaps(options, axis, safe, taps);
@@ -143,8 +152,8 @@ AxisTaps MakeAxisTaps(const ResizeOptions& options, const ResizeAxis& axis) {
 }
 
 // Scales of the listed axes from input `sizes`, under the aspect ratio policy.
-Status ScaleToSizes(const KernelInfo& info, const std::vector<int>& listed, const std::vector<int64_t>& sizes,
-                    std::vector<ResizeAxis>& axes) {
+Status ScaleToSizes(const KernelInfo& info, const std::vector<int>& listed,
+                    const std::vector<int64_t>& sizes, std::vector<ResizeAxis>& axes) {
   const std::string policy = info.Attr<std::string>("keep_aspect_ratio_policy", "stretch");
   double chosen = 0;
   for (size_t i = 0; i < listed.size(); ++i) {
@@ -168,21 +177,27 @@ Status ReadAxes(const KernelInfo& info, ResizeInputs inputs, std::vector<ResizeA
   std::vector<int64_t> all(axes.size());
   std::iota(all.begin(), all.end(), 0);
   const auto given = info.Attr<std::vector<int64_t>>("axes", all);
-  ASSIGN_OR_RETURN(const std::vector<int> listed, CheckAxes(info, given, static_cast<int>(axes.size())));
-  std::vector<double> scales = inputs.scales < 0 ? std::vector<double>() : HostDoubles(info, inputs.scales);
+  ASSIGN_OR_RETURN(const std::vector<int> listed,
+                   CheckAxes(info, given, static_cast<int>(axes.size())));
+  std::vector<double> scales =
+      inputs.scales < 0 ? std::vector<double>() : HostDoubles(info, inputs.scales);
   if (inputs.scales < 0) {  // Upsample-7 has them as an attribute
     const auto attribute = info.Attr<std::vector<float>>("scales", {});
     scales.assign(attribute.begin(), attribute.end());
   }
-  const std::vector<int64_t> sizes = inputs.sizes < 0 ? std::vector<int64_t>() : info.HostInts(inputs.sizes);
-  const std::vector<double> roi = inputs.roi < 0 ? std::vector<double>() : HostDoubles(info, inputs.roi);
+  const std::vector<int64_t> sizes =
+      inputs.sizes < 0 ? std::vector<int64_t>() : info.HostInts(inputs.sizes);
+  const std::vector<double> roi =
+      inputs.roi < 0 ? std::vector<double>() : HostDoubles(info, inputs.roi);
   const size_t count = listed.size();
   if (scales.empty() == sizes.empty() || (scales.empty() ? sizes.size() : scales.size()) != count) {
     return info.Invalid("expected either scales or sizes, one an axis");
   }
   if (!sizes.empty()) RETURN_IF_ERROR(ScaleToSizes(info, listed, sizes, axes));
-  const bool crops = info.Attr<std::string>("coordinate_transformation_mode", "") == "tf_crop_and_resize";
-  if (crops && roi.size() != 2 * count) return info.Invalid("roi: expected a start and an end for each axis");
+  const bool crops =
+      info.Attr<std::string>("coordinate_transformation_mode", "") == "tf_crop_and_resize";
+  if (crops && roi.size() != 2 * count)
+    return info.Invalid("roi: expected a start and an end for each axis");
   for (size_t i = 0; i < count; ++i) {
     ResizeAxis& axis = axes[listed[i]];
     if (crops) {
@@ -190,10 +205,12 @@ Status ReadAxes(const KernelInfo& info, ResizeInputs inputs, std::vector<ResizeA
       axis.roi_end = roi[count + i];
     }
     if (scales.empty()) continue;
-    if (!(scales[i] > 0) || !std::isfinite(scales[i])) return info.Invalid("scales: expected positive numbers");
+    if (!(scales[i] > 0) || !std::isfinite(scales[i]))
+      return info.Invalid("scales: expected positive numbers");
     // In float, as ONNX's shape inference has it.
     const float extent = std::floor(static_cast<float>(axis.in) * static_cast<float>(scales[i]));
-    if (extent > static_cast<float>(kLongestAxis)) return info.Invalid("scales: the result is too large");
+    if (extent > static_cast<float>(kLongestAxis))
+      return info.Invalid("scales: the result is too large");
     axis.scale = scales[i];
     axis.out = static_cast<int64_t>(extent);
   }

@@ -24,7 +24,8 @@ struct ResizeInputs {
   int roi, scales, sizes;
 };
 
-// `shape` is that of X. Upsample, and Resize before version 11, map coordinates asymmetrically and round down.
+// `shape` is that of X. Upsample, and Resize before version 11, map coordinates asymmetrically and
+// round down.
 Result<ResizePlan> MakeResizePlan(const KernelInfo& info, const Shape& shape, ResizeInputs inputs);
 
 }  // namespace caesura

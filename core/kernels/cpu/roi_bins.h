@@ -32,8 +32,8 @@ Result<RoiSpec> MakeMaxRoiPoolSpec(const KernelInfo& info, int x, int rois);
 
 inline Status CheckRoiBatch(int64_t batch, const RoiSpec& spec, const std::string& label) {
   if (batch >= 0 && batch < spec.batches) return {};
-  return InvalidArgument(label + " batch index: expected 0 to " + std::to_string(spec.batches - 1) + ", got " +
-                         std::to_string(batch));
+  return InvalidArgument(label + " batch index: expected 0 to " + std::to_string(spec.batches - 1) +
+                         ", got " + std::to_string(batch));
 }
 
 // One point between four elements of a plane.
@@ -65,17 +65,20 @@ class RoiPoints {
     rows_ = spec.sampling > 0 ? spec.sampling : Adaptive(bin_height_);
   }
 
-  // Calls fn(point) for the points of bin (h, w), row by row. Those that lie outside of the plane, all of weight 0, come as
-  // one: regions of any size take no longer than the plane is large.
+  // Calls fn(point) for the points of bin (h, w), row by row. Those that lie outside of the plane,
+  // all of weight 0, come as one: regions of any size take no longer than the plane is large.
   template <typename Fn>
   void ForEach(int64_t h, int64_t w, Fn fn) const {
-    const Range rows = Near(top_ + static_cast<A>(h) * bin_height_, bin_height_, rows_, spec_.height);
-    const Range columns = Near(left_ + static_cast<A>(w) * bin_width_, bin_width_, columns_, spec_.width);
+    const Range rows =
+        Near(top_ + static_cast<A>(h) * bin_height_, bin_height_, rows_, spec_.height);
+    const Range columns =
+        Near(left_ + static_cast<A>(w) * bin_width_, bin_width_, columns_, spec_.width);
     const bool all = rows.last - rows.first == rows_ && columns.last - columns.first == columns_;
     const bool begins_outside = rows.first > 0 || columns.first > 0;
     if (!all && begins_outside) fn(RoiPoint<A>());
     for (int64_t row = rows.first; row < rows.last; ++row) {
-      for (int64_t column = columns.first; column < columns.last; ++column) fn(At(h, w, row, column));
+      for (int64_t column = columns.first; column < columns.last; ++column)
+        fn(At(h, w, row, column));
     }
     if (!all && !begins_outside) fn(RoiPoint<A>());
   }
@@ -87,13 +90,16 @@ class RoiPoints {
     int64_t first, last;
   };
 
-  // Which of `count` points in a bin from `start` on may lie in [-1, length]; a few more, as At knows it exactly.
+  // Which of `count` points in a bin from `start` on may lie in [-1, length]; a few more, as At
+  // knows it exactly.
   static Range Near(A start, A bin, int64_t count, int64_t length) {
-    const double spacing = static_cast<double>(bin) / static_cast<double>(std::max<int64_t>(1, count));
+    const double spacing =
+        static_cast<double>(bin) / static_cast<double>(std::max<int64_t>(1, count));
     if (spacing == 0) return {0, count};
     const double ends[2] = {(-1 - static_cast<double>(start)) / spacing,
                             (static_cast<double>(length) - static_cast<double>(start)) / spacing};
-    const double low = std::min(ends[0], ends[1]) - 3, high = std::max(ends[0], ends[1]) + 3, most = static_cast<double>(count);
+    const double low = std::min(ends[0], ends[1]) - 3, high = std::max(ends[0], ends[1]) + 3,
+                 most = static_cast<double>(count);
     if (!(low < most && high > 0)) return {0, 0};  // or no numbers
     return {static_cast<int64_t>(std::max(low, 0.0)), static_cast<int64_t>(std::min(high, most))};
   }
@@ -141,8 +147,8 @@ class RoiPoints {
   int64_t rows_, columns_;
 };
 
-// The part of a plane behind one bin of MaxRoiPool, from batch_id, x1, y1, x2, y2 (Girshick, Fast R-CNN, as in
-// Caffe: corners are rounded, both inclusive, and a region has at least one element).
+// The part of a plane behind one bin of MaxRoiPool, from batch_id, x1, y1, x2, y2 (Girshick, Fast
+// R-CNN, as in Caffe: corners are rounded, both inclusive, and a region has at least one element).
 struct RoiBin {
   int64_t top, bottom, left, right;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RotaryEmbedding (pairs of a head's elements turned by a position's angle) and SwiGLU (A * sigmoid(alpha A) * B).
+// RotaryEmbedding (pairs of a head's elements turned by a position's angle) and SwiGLU (A *
+// sigmoid(alpha A) * B).
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -48,7 +49,8 @@ void SetRotary(KernelInfo& info, const Rotary& r) {
     ParallelFor(threads, r.batch * r.positions, 1 + kParallelGrain / (3 * r.heads * r.size + 1),
                 [=](int64_t first, int64_t last) {
                   for (int64_t i = first; i < last; ++i) {
-                    const int64_t at = i / r.positions * r.batch_stride + i % r.positions * r.position_stride;
+                    const int64_t at =
+                        i / r.positions * r.batch_stride + i % r.positions * r.position_stride;
                     const int64_t angle = (ids == nullptr ? i : ids[i]) * r.half;
                     for (int64_t h = 0; h < r.heads; ++h) {
                       const int64_t head = at + h * r.head_stride;
@@ -67,14 +69,16 @@ Result<Rotary> MakeRotary(const KernelInfo& info) {
     r = {x[0], x[2], x[1], x[3], 0, x[1] * x[2] * x[3], x[3], x[2] * x[3], 0, false, false};
   } else if (x.rank() == 3) {
     const int64_t heads = info.Attr<int64_t>("num_heads", 0);
-    if (heads <= 0 || x[2] % heads != 0) return info.Invalid("num_heads must divide the last dim of " + x.ToString());
+    if (heads <= 0 || x[2] % heads != 0)
+      return info.Invalid("num_heads must divide the last dim of " + x.ToString());
     r = {x[0], x[1], heads, x[2] / heads, 0, x[1] * x[2], x[2], x[2] / heads, 0, false, false};
   } else {
     return info.Invalid("X of rank 3 or 4 expected, got " + x.ToString());
   }
   const int64_t turned = info.Attr<int64_t>("rotary_embedding_dim", 0);
   if (turned < 0 || turned > r.size) return info.Invalid("rotary_embedding_dim must fit the head");
-  if ((turned == 0 ? r.size : turned) % 2 != 0) return info.Invalid("an even number of turned elements expected");
+  if ((turned == 0 ? r.size : turned) % 2 != 0)
+    return info.Invalid("an even number of turned elements expected");
   r.half = (turned == 0 ? r.size : turned) / 2;
   r.interleaved = info.Attr<int64_t>("interleaved", 0) != 0;
   r.has_ids = info.HasInput(3);
@@ -82,9 +86,11 @@ Result<Rotary> MakeRotary(const KernelInfo& info) {
                                    : Shape{r.batch, r.positions, r.half};
   r.angles = expected[0];
   if (cosine != expected || info.InputShape(2) != expected) {
-    return info.Invalid("caches of shape " + expected.ToString() + " expected, got " + cosine.ToString());
+    return info.Invalid("caches of shape " + expected.ToString() + " expected, got " +
+                        cosine.ToString());
   }
-  if (r.has_ids && (info.InputShape(3) != Shape{r.batch, r.positions} || info.InputDType(3) != DType::kInt64)) {
+  if (r.has_ids &&
+      (info.InputShape(3) != Shape{r.batch, r.positions} || info.InputDType(3) != DType::kInt64)) {
     return info.Invalid("int64 position_ids [batch, positions] expected");
   }
   return r;
@@ -94,12 +100,14 @@ Status CreateRotary(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Rotary r, MakeRotary(info));
   for (int i : {1, 2}) RETURN_IF_ERROR(CheckDType(info, i, {info.InputDType(0)}));
   info.SetOutput(0, info.InputDType(0), info.InputShape(0));
-  DispatchFloat(info.InputDType(0), [&](auto tag) { SetRotary<typename decltype(tag)::type>(info, r); });
+  DispatchFloat(info.InputDType(0),
+                [&](auto tag) { SetRotary<typename decltype(tag)::type>(info, r); });
   return {};
 }
 
 Status CreateSwiGlu(KernelInfo& info) {
-  if (info.InputShape(1) != info.InputShape(0)) return info.Invalid("A and B of one shape expected");
+  if (info.InputShape(1) != info.InputShape(0))
+    return info.Invalid("A and B of one shape expected");
   RETURN_IF_ERROR(CheckDType(info, 1, {info.InputDType(0)}));
   info.SetOutput(0, info.InputDType(0), info.InputShape(0));
   const int64_t count = info.InputShape(0).elements();
@@ -126,7 +134,9 @@ Status CreateSwiGlu(KernelInfo& info) {
 
 void RegisterRotaryKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "RotaryEmbedding", .types = kFloatTypes, .create = CreateRotary});
-  registry.Add({.op_type = "SwiGLU", .types = kFloatTypes, .aliases = {MayReuse(0, 0), MayReuse(1, 0)},
+  registry.Add({.op_type = "SwiGLU",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0), MayReuse(1, 0)},
                 .create = CreateSwiGlu});
 }
 

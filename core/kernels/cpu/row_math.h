@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions and maps over contiguous rows, in an order that depends on the length alone. Sums run in sixteen lanes,
-// which the compiler turns into vectors, and in runs that are added in float64: so the rounding of a long float sum stays
-// as small as a short one's.
+// Reductions and maps over contiguous rows, in an order that depends on the length alone. Sums run
+// in sixteen lanes, which the compiler turns into vectors, and in runs that are added in float64:
+// so the rounding of a long float sum stays as small as a short one's.
 #ifndef CAESURA_CORE_KERNELS_CPU_ROW_MATH_H_
 #define CAESURA_CORE_KERNELS_CPU_ROW_MATH_H_
 
@@ -75,7 +75,8 @@ inline Acc LaneMax(int64_t n, Term term) {
   }
   for (int64_t l = 0; i < n; ++i, ++l) lanes[l] = term(i) > lanes[l] ? term(i) : lanes[l];
   for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+    for (int64_t l = 0; l < half; ++l)
+      lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
   }
   return lanes[0];
 }
@@ -99,7 +100,8 @@ inline Accumulator<T> RowSquares(const T* x, int64_t n, Accumulator<T> shift) {
 template <typename T>
 inline Accumulator<T> RowDot(const T* x, const T* y, int64_t n) {
   using Acc = Accumulator<T>;
-  return LaneSum<Acc>(n, [x, y](int64_t i) { return static_cast<Acc>(x[i]) * static_cast<Acc>(y[i]); });
+  return LaneSum<Acc>(
+      n, [x, y](int64_t i) { return static_cast<Acc>(x[i]) * static_cast<Acc>(y[i]); });
 }
 
 // REQUIRES: n > 0. NaN where the row holds one.

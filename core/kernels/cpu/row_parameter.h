@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What row-wise normalisations and their gradients share: the rows, and scale or bias as one number for each element
-// of a row, broadcast where it has fewer.
+// What row-wise normalisations and their gradients share: the rows, and scale or bias as one number
+// for each element of a row, broadcast where it has fewer.
 #ifndef CAESURA_CORE_KERNELS_CPU_ROW_PARAMETER_H_
 #define CAESURA_CORE_KERNELS_CPU_ROW_PARAMETER_H_
 
@@ -31,20 +31,24 @@ class RowParameter {
  public:
   RowParameter() = default;  // absent: Row gives null
 
-  // Input `input` against an X whose rows are the axes where `stats` has ones. Refuses parameters that differ from
-  // row to row.
-  static Result<RowParameter> Make(KernelInfo& info, int input, const Shape& x, const Shape& stats) {
+  // Input `input` against an X whose rows are the axes where `stats` has ones. Refuses parameters
+  // that differ from row to row.
+  static Result<RowParameter> Make(KernelInfo& info, int input, const Shape& x,
+                                   const Shape& stats) {
     const Shape& own = info.InputShape(input);
     const std::string shapes = own.ToString() + " against " + x.ToString();
-    if (own.rank() > x.rank()) return info.Invalid("a parameter must broadcast to X, got " + shapes);
+    if (own.rank() > x.rank())
+      return info.Invalid("a parameter must broadcast to X, got " + shapes);
     RowParameter out;
     out.input_ = input;
     std::vector<int64_t> strides(x.rank(), 0);
     int64_t stride = 1, row_size = 1;
     for (int d = x.rank() - 1, o = own.rank() - 1; d >= 0; --d, --o) {
       const int64_t dim = o < 0 ? 1 : own[o];
-      if (dim != 1 && dim != x[d]) return info.Invalid("a parameter must broadcast to X, got " + shapes);
-      if (dim != 1 && stats[d] != 1) return info.Refuse("a parameter that differs from row to row: " + shapes);
+      if (dim != 1 && dim != x[d])
+        return info.Invalid("a parameter must broadcast to X, got " + shapes);
+      if (dim != 1 && stats[d] != 1)
+        return info.Refuse("a parameter that differs from row to row: " + shapes);
       if (dim != 1) strides[d] = stride;
       stride *= dim;
       if (stats[d] == 1) row_size *= x[d];
@@ -82,7 +86,8 @@ class RowParameter {
 
  private:
   // source_[i] = where element i of a row finds its parameter.
-  void Expand(const Shape& x, const Shape& stats, const std::vector<int64_t>& strides, int64_t row_size) {
+  void Expand(const Shape& x, const Shape& stats, const std::vector<int64_t>& strides,
+              int64_t row_size) {
     source_.assign(row_size, 0);
     int64_t run = 1;
     for (int d = x.rank() - 1; d >= 0; --d) {

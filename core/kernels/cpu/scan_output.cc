@@ -14,7 +14,8 @@ bool Overlaps(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& borrowed, const KernelContext& context) {
+Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& borrowed,
+                           const KernelContext& context) {
   if (!value.is_tensor()) return value;
   for (const RuntimeValue& other : borrowed) {
     if (other.is_tensor() && Overlaps(value.tensor(), other.tensor())) {
@@ -28,10 +29,11 @@ Result<RuntimeValue> Owned(RuntimeValue value, const std::vector<RuntimeValue>& 
 Status ScanOutput::Append(RuntimeValue slice) {
   if (!slice.is_tensor()) return InvalidArgument(label_ + " scan outputs must be tensors");
   const Tensor& tensor = slice.tensor();
-  if (!slices_.empty() && (tensor.dtype() != slices_[0].dtype() || tensor.shape() != slices_[0].shape())) {
+  if (!slices_.empty() &&
+      (tensor.dtype() != slices_[0].dtype() || tensor.shape() != slices_[0].shape())) {
     return InvalidArgument(label_ + " scan output changes between iterations: expected " +
-                           DTypeName(slices_[0].dtype()) + slices_[0].shape().ToString() + ", got " +
-                           DTypeName(tensor.dtype()) + tensor.shape().ToString());
+                           DTypeName(slices_[0].dtype()) + slices_[0].shape().ToString() +
+                           ", got " + DTypeName(tensor.dtype()) + tensor.shape().ToString());
   }
   slices_.push_back(tensor);
   return {};
@@ -69,7 +71,8 @@ void ScanOutput::CopySlices(const Layout& layout, bool reverse, void* dst) {
     const int64_t place = reverse ? count - 1 - t : t;
     const char* src = static_cast<const char*>(slices_[t].raw());
     for (int64_t o = 0; o < outer; ++o) {
-      CopyElements(layout.dtype, src + o * run, static_cast<char*>(dst) + (o * count + place) * run, inner);
+      CopyElements(layout.dtype, src + o * run, static_cast<char*>(dst) + (o * count + place) * run,
+                   inner);
     }
     slices_[t] = {};
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences (ONNX). A sequence is immutable and its elements are shared, so an element is copied once: when a tensor
-// enters. SequenceMap is a function of these and is expanded on load.
+// Sequences (ONNX). A sequence is immutable and its elements are shared, so an element is copied
+// once: when a tensor enters. SequenceMap is a function of these and is expanded on load.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/kernel_context.h"
@@ -19,18 +19,21 @@ Result<RuntimeValue> Keep(RuntimeValue value) {
 
 Result<Values> Elements(const KernelContext& context, int input, const std::string& label) {
   const RuntimeValue value = context.InputValue(input);
-  if (!value.is_sequence()) return InvalidArgument(label + " input " + std::to_string(input) + " must be a sequence");
+  if (!value.is_sequence())
+    return InvalidArgument(label + " input " + std::to_string(input) + " must be a sequence");
   return value.sequence();
 }
 
-// A host scalar that names a place, read in the run; `last` counts from the back when it is negative.
+// A host scalar that names a place, read in the run; `last` counts from the back when it is
+// negative.
 struct Position {
   int input = -1;  // absent
   bool is_int32 = false;
 
   Result<int64_t> Read(const KernelContext& context, int64_t first, int64_t last, int64_t size,
                        const std::string& label) const {
-    const int64_t given = is_int32 ? *context.Input<int32_t>(input) : *context.Input<int64_t>(input);
+    const int64_t given =
+        is_int32 ? *context.Input<int32_t>(input) : *context.Input<int64_t>(input);
     if (given < first || given > last) {
       return InvalidArgument(label + " position " + std::to_string(given) + " is outside of [" +
                              std::to_string(first) + ", " + std::to_string(last) + "]");
@@ -58,7 +61,8 @@ Status CheckSequence(const KernelInfo& info, int input) {
 
 Status CreateSequenceEmpty(KernelInfo& info) {
   info.SetOutputSizedInCompute(0);
-  info.SetCompute([](KernelContext& context) { context.SetOutputValue(0, RuntimeValue::Sequence({})); });
+  info.SetCompute(
+      [](KernelContext& context) { context.SetOutputValue(0, RuntimeValue::Sequence({})); });
   return {};
 }
 
@@ -96,8 +100,8 @@ Status CreateSequenceInsert(KernelInfo& info) {
     ASSIGN_OR_RETURN(RuntimeValue element, Keep(context.InputValue(1)));
     if (size > 0 && elements[0].is_tensor() && element.is_tensor() &&
         elements[0].tensor().dtype() != element.tensor().dtype()) {
-      return InvalidArgument(label + " inserts " + DTypeName(element.tensor().dtype()) + " into a sequence of " +
-                             DTypeName(elements[0].tensor().dtype()));
+      return InvalidArgument(label + " inserts " + DTypeName(element.tensor().dtype()) +
+                             " into a sequence of " + DTypeName(elements[0].tensor().dtype()));
     }
     elements.insert(elements.begin() + place, std::move(element));
     context.SetOutputValue(0, RuntimeValue::Sequence(std::move(elements)));
@@ -166,7 +170,8 @@ struct SplitPlan {
   int64_t split_count;
 };
 
-constexpr int64_t kMaxParts = int64_t{1} << 24;  // a tensor without elements may have a dim of any size
+constexpr int64_t kMaxParts = int64_t{1}
+                              << 24;  // a tensor without elements may have a dim of any size
 
 // The lengths of the parts along the axis.
 Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelContext& context) {
@@ -181,9 +186,12 @@ Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelCont
   std::vector<int64_t> lengths;
   int64_t left = size;
   if (!plan.has_split || plan.scalar_split) {
-    if (given[0] < 1) return InvalidArgument(plan.label + " split must be positive, is " + std::to_string(given[0]));
+    if (given[0] < 1)
+      return InvalidArgument(plan.label + " split must be positive, is " +
+                             std::to_string(given[0]));
     if (size / given[0] > kMaxParts) {
-      return InvalidArgument(plan.label + " makes a sequence of more than " + std::to_string(kMaxParts) + " tensors");
+      return InvalidArgument(plan.label + " makes a sequence of more than " +
+                             std::to_string(kMaxParts) + " tensors");
     }
     for (; left > 0; left -= lengths.back()) lengths.push_back(std::min(given[0], left));
     return lengths;
@@ -194,7 +202,8 @@ Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelCont
     left -= length;
   }
   if (lengths.size() != given.size() || left != 0) {
-    return InvalidArgument(plan.label + " split must be lengths that add up to " + std::to_string(size));
+    return InvalidArgument(plan.label + " split must be lengths that add up to " +
+                           std::to_string(size));
   }
   return lengths;
 }
@@ -224,8 +233,16 @@ Status SplitIntoSequence(const SplitPlan& plan, const KernelContext& context) {
 }
 
 Status CreateSplitToSequence(KernelInfo& info) {
-  if (!info.HasInput(0) || !info.input(0).is_tensor) return info.Invalid("input 0 must be a tensor");
-  SplitPlan plan{info.node().Label(), info.InputDType(0), info.InputShape(0), 0, info.HasInput(1), false, false, true,
+  if (!info.HasInput(0) || !info.input(0).is_tensor)
+    return info.Invalid("input 0 must be a tensor");
+  SplitPlan plan{info.node().Label(),
+                 info.InputDType(0),
+                 info.InputShape(0),
+                 0,
+                 info.HasInput(1),
+                 false,
+                 false,
+                 true,
                  0};
   auto axis = NormalizeAxis(info.Attr<int64_t>("axis", 0), plan.shape.rank());
   if (!axis.ok()) return info.Invalid(axis.status().message());
@@ -243,14 +260,17 @@ Status CreateSplitToSequence(KernelInfo& info) {
     plan.keep_axis = info.Attr<int64_t>("keepdims", 1) != 0;
   }
   info.SetOutputSizedInCompute(0);
-  info.SetCompute([plan = std::move(plan)](KernelContext& context) { return SplitIntoSequence(plan, context); });
+  info.SetCompute([plan = std::move(plan)](KernelContext& context) {
+    return SplitIntoSequence(plan, context);
+  });
   return {};
 }
 
 // --- ConcatFromSequence ---
 
 // The shape of the result; `stack` adds an axis. On return `axis` is normalised.
-Result<Shape> JoinedShape(const Values& elements, bool stack, int64_t* axis, const std::string& label) {
+Result<Shape> JoinedShape(const Values& elements, bool stack, int64_t* axis,
+                          const std::string& label) {
   if (elements.empty()) return InvalidArgument(label + " cannot join an empty sequence");
   if (!elements[0].is_tensor()) return InvalidArgument(label + " joins tensors");
   std::vector<int64_t> dims = elements[0].tensor().shape().dims();
@@ -267,8 +287,9 @@ Result<Shape> JoinedShape(const Values& elements, bool stack, int64_t* axis, con
       other[*axis] = dims[*axis];
     }
     if (other != dims || element.tensor().dtype() != elements[0].tensor().dtype()) {
-      return InvalidArgument(label + " elements do not fit: " + elements[0].tensor().shape().ToString() + " and " +
-                             element.tensor().shape().ToString());
+      return InvalidArgument(label +
+                             " elements do not fit: " + elements[0].tensor().shape().ToString() +
+                             " and " + element.tensor().shape().ToString());
     }
   }
   if (stack) dims.insert(dims.begin() + *axis, static_cast<int64_t>(elements.size()));
@@ -282,24 +303,26 @@ Status CreateConcatFromSequence(KernelInfo& info) {
   const bool stack = info.Attr<int64_t>("new_axis", 0) != 0;
   const int64_t given_axis = info.Attr<int64_t>("axis", 0);
   info.SetOutputSizedInCompute(0);
-  info.SetCompute([stack, given_axis, label = info.node().Label()](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(const Values elements, Elements(context, 0, label));
-    int64_t axis = given_axis;
-    ASSIGN_OR_RETURN(const Shape shape, JoinedShape(elements, stack, &axis, label));
-    const DType dtype = elements[0].tensor().dtype();
-    ASSIGN_OR_RETURN(const Tensor out, context.AllocateOutput(0, dtype, shape));
-    const int64_t outer = shape.Elements(0, static_cast<int>(axis));
-    const int64_t size = static_cast<int64_t>(DTypeSize(dtype));
-    const int64_t row = shape.Elements(static_cast<int>(axis), shape.rank());
-    char* dst = static_cast<char*>(out.raw());
-    for (const RuntimeValue& element : elements) {
-      const int64_t run = outer == 0 ? 0 : element.tensor().elements() / outer;
-      const char* src = static_cast<const char*>(element.tensor().raw());
-      for (int64_t o = 0; o < outer; ++o) CopyElements(dtype, src + o * run * size, dst + o * row * size, run);
-      dst += run * size;
-    }
-    return Status();
-  });
+  info.SetCompute(
+      [stack, given_axis, label = info.node().Label()](KernelContext& context) -> Status {
+        ASSIGN_OR_RETURN(const Values elements, Elements(context, 0, label));
+        int64_t axis = given_axis;
+        ASSIGN_OR_RETURN(const Shape shape, JoinedShape(elements, stack, &axis, label));
+        const DType dtype = elements[0].tensor().dtype();
+        ASSIGN_OR_RETURN(const Tensor out, context.AllocateOutput(0, dtype, shape));
+        const int64_t outer = shape.Elements(0, static_cast<int>(axis));
+        const int64_t size = static_cast<int64_t>(DTypeSize(dtype));
+        const int64_t row = shape.Elements(static_cast<int>(axis), shape.rank());
+        char* dst = static_cast<char*>(out.raw());
+        for (const RuntimeValue& element : elements) {
+          const int64_t run = outer == 0 ? 0 : element.tensor().elements() / outer;
+          const char* src = static_cast<const char*>(element.tensor().raw());
+          for (int64_t o = 0; o < outer; ++o)
+            CopyElements(dtype, src + o * run * size, dst + o * row * size, run);
+          dst += run * size;
+        }
+        return Status();
+      });
   return {};
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that make a tensor from a few numbers: Constant, ConstantOfShape, Range, EyeLike; and NonZero.
+// Ops that make a tensor from a few numbers: Constant, ConstantOfShape, Range, EyeLike; and
+// NonZero.
 #include <algorithm>
 #include <cmath>
 
@@ -23,11 +24,16 @@ Tensor ConstantValue(const Node& node) {
     if (const Tensor* value = node.FindAttr<Tensor>(name)) return *value;
   }
   if (const auto* value = node.FindAttr<float>("value_float")) return Tensor::Scalar<float>(*value);
-  if (const auto* value = node.FindAttr<int64_t>("value_int")) return Tensor::Scalar<int64_t>(*value);
-  if (const auto* value = node.FindAttr<std::string>("value_string")) return Tensor::Scalar<std::string>(*value);
-  if (const auto* value = node.FindAttr<std::vector<float>>("value_floats")) return ListTensor(*value);
-  if (const auto* value = node.FindAttr<std::vector<int64_t>>("value_ints")) return ListTensor(*value);
-  if (const auto* value = node.FindAttr<std::vector<std::string>>("value_strings")) return ListTensor(*value);
+  if (const auto* value = node.FindAttr<int64_t>("value_int"))
+    return Tensor::Scalar<int64_t>(*value);
+  if (const auto* value = node.FindAttr<std::string>("value_string"))
+    return Tensor::Scalar<std::string>(*value);
+  if (const auto* value = node.FindAttr<std::vector<float>>("value_floats"))
+    return ListTensor(*value);
+  if (const auto* value = node.FindAttr<std::vector<int64_t>>("value_ints"))
+    return ListTensor(*value);
+  if (const auto* value = node.FindAttr<std::vector<std::string>>("value_strings"))
+    return ListTensor(*value);
   return {};
 }
 
@@ -53,7 +59,8 @@ Status CreateConstantOfShape(KernelInfo& info) {
   return {};
 }
 
-// max(ceil((limit - start) / delta), 0), without overflow; -1 when delta is 0 or the count is absurd.
+// max(ceil((limit - start) / delta), 0), without overflow; -1 when delta is 0 or the count is
+// absurd.
 int64_t RangeCount(int64_t start, int64_t limit, int64_t delta) {
   if (delta == 0) return -1;
   if (delta > 0 ? limit <= start : limit >= start) return 0;
@@ -70,15 +77,18 @@ int64_t RangeCount(double start, double limit, double delta) {
   return std::max<int64_t>(0, static_cast<int64_t>(count));
 }
 
-// Integers are exact; floats are computed in double whatever `stash_type` says, which is at least as precise.
+// Integers are exact; floats are computed in double whatever `stash_type` says, which is at least
+// as precise.
 template <typename T>
 Status SetRange(KernelInfo& info) {
   using Wide = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
-  const Wide start = info.InputValue(0)->ToVector<Wide>()[0], limit = info.InputValue(1)->ToVector<Wide>()[0],
+  const Wide start = info.InputValue(0)->ToVector<Wide>()[0],
+             limit = info.InputValue(1)->ToVector<Wide>()[0],
              delta = info.InputValue(2)->ToVector<Wide>()[0];
   const int64_t count = RangeCount(start, limit, delta);
   if (count < 0)
-    return info.Invalid("expected a delta that leads from start to limit in a finite number of steps");
+    return info.Invalid(
+        "expected a delta that leads from start to limit in a finite number of steps");
   ASSIGN_OR_RETURN(Shape shape, CheckDims(info, {count}, kDTypeOf<T>));
   info.SetOutput(0, kDTypeOf<T>, std::move(shape));
   info.SetCompute([start, delta, count](KernelContext& context) {
@@ -96,14 +106,16 @@ Status CreateRange(KernelInfo& info) {
     }
   }
   Status status = info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
-  DispatchNumeric(info.InputDType(0), [&](auto tag) { status = SetRange<typename decltype(tag)::type>(info); });
+  DispatchNumeric(info.InputDType(0),
+                  [&](auto tag) { status = SetRange<typename decltype(tag)::type>(info); });
   return status;
 }
 
 Status CreateEyeLike(KernelInfo& info) {
   RETURN_IF_ERROR(CheckRank(info, 0, 2));
   const Shape shape = info.InputShape(0);
-  const int64_t dtype_number = info.Attr<int64_t>("dtype", static_cast<int64_t>(info.InputDType(0)));
+  const int64_t dtype_number =
+      info.Attr<int64_t>("dtype", static_cast<int64_t>(info.InputDType(0)));
   if (dtype_number <= 0 || dtype_number >= kDTypeCount) return info.Invalid("dtype: no such type");
   const DType dtype = static_cast<DType>(dtype_number);
   const int64_t k = std::clamp(info.Attr<int64_t>("k", 0), -shape[0], shape[1]);
@@ -148,8 +160,9 @@ Status CreateNonZero(KernelInfo& info) {
       return FindNonZero(context.Input<T>(0), shape, context);
     });
   };
-  const bool known = DispatchNumeric(dtype, set) ||
-                     DispatchDType<bool, std::string, std::complex<float>, std::complex<double>>(dtype, set);
+  const bool known =
+      DispatchNumeric(dtype, set) ||
+      DispatchDType<bool, std::string, std::complex<float>, std::complex<double>>(dtype, set);
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(dtype));
 }
 

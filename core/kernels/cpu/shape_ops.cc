@@ -47,9 +47,12 @@ Status ViewAs(KernelInfo& info, std::vector<int64_t> dims) {
   info.SetOutput(0, dtype, std::move(out));
   info.SetReshapedView();
   if (!layout.dense()) {
-    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, {shape.dims(), StridesOf(shape, layout),
-                                                                       shape.Strides(), layout.offset, 0}));
-    info.SetCompute([copy](KernelContext& context) { copy.Run(context.Input<void>(0), context.Output<void>(0)); });
+    ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype,
+                                                         {shape.dims(), StridesOf(shape, layout),
+                                                          shape.Strides(), layout.offset, 0}));
+    info.SetCompute([copy](KernelContext& context) {
+      copy.Run(context.Input<void>(0), context.Output<void>(0));
+    });
     return {};
   }
   info.SetCompute([dtype, count, threads = info.threads()](KernelContext& context) {
@@ -64,14 +67,14 @@ Status CreateReshape(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   std::vector<int64_t> dims = info.HostInts(1);
   const bool keep_zero = info.Attr<int64_t>("allowzero", 0) != 0;
-  // A dim of -1 takes what is left. Dims that a 0 copies stand on both sides and cancel, so that empty tensors
-  // work.
+  // A dim of -1 takes what is left. Dims that a 0 copies stand on both sides and cancel, so that
+  // empty tensors work.
   int64_t unknown = -1, known = 1, left = 1;
   std::vector<bool> copied(std::max<size_t>(dims.size(), shape.rank()), false);
   for (size_t i = 0; i < dims.size(); ++i) {
     copied[i] = dims[i] == 0 && !keep_zero;
-    const bool bad =
-        dims[i] < 0 ? dims[i] != -1 || unknown >= 0 : copied[i] && static_cast<int>(i) >= shape.rank();
+    const bool bad = dims[i] < 0 ? dims[i] != -1 || unknown >= 0
+                                 : copied[i] && static_cast<int>(i) >= shape.rank();
     if (bad || (dims[i] > 0 && __builtin_mul_overflow(known, dims[i], &known))) {
       return info.Invalid("shape: " + Shape(dims).ToString() + " does not fit " + shape.ToString());
     }
@@ -82,7 +85,8 @@ Status CreateReshape(KernelInfo& info) {
   for (int a = 0; a < shape.rank(); ++a) left *= copied[a] ? 1 : shape[a];
   if (unknown >= 0) {
     if (known == 0 || left % known != 0) {
-      return info.Invalid("shape: " + Shape(dims).ToString() + " leaves no dim for -1, given " + shape.ToString());
+      return info.Invalid("shape: " + Shape(dims).ToString() + " leaves no dim for -1, given " +
+                          shape.ToString());
     }
     dims[unknown] = left / known;
   }
@@ -93,7 +97,8 @@ Status CreateFlatten(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   int64_t axis = info.Attr<int64_t>("axis", 1);
   if (axis < 0) axis += shape.rank();
-  if (axis < 0 || axis > shape.rank()) return info.Invalid("axis: out of range for " + shape.ToString());
+  if (axis < 0 || axis > shape.rank())
+    return info.Invalid("axis: out of range for " + shape.ToString());
   const int split = static_cast<int>(axis);
   return ViewAs(info, {shape.Elements(0, split), shape.Elements(split, shape.rank())});
 }
@@ -105,7 +110,8 @@ Status CreateSqueeze(KernelInfo& info) {
     ASSIGN_OR_RETURN(const std::vector<int> axes, CheckAxes(info, info.HostInts(1), shape.rank()));
     for (int axis : axes) {
       if (shape[axis] != 1) {
-        return info.Invalid("axes: axis " + std::to_string(axis) + " of " + shape.ToString() + " is not 1");
+        return info.Invalid("axes: axis " + std::to_string(axis) + " of " + shape.ToString() +
+                            " is not 1");
       }
       drops[axis] = true;
     }
@@ -136,16 +142,34 @@ Status CreateUnsqueeze(KernelInfo& info) {
 }  // namespace
 
 void RegisterShapeKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Shape", .host_outputs = {0}, .unread_inputs = {0}, .strided_inputs = {0},
+  registry.Add({.op_type = "Shape",
+                .host_outputs = {0},
+                .unread_inputs = {0},
+                .strided_inputs = {0},
                 .create = CreateShape});
-  registry.Add({.op_type = "Size", .host_outputs = {0}, .unread_inputs = {0}, .strided_inputs = {0},
+  registry.Add({.op_type = "Size",
+                .host_outputs = {0},
+                .unread_inputs = {0},
+                .strided_inputs = {0},
                 .create = CreateSize});
-  registry.Add({.op_type = "Reshape", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
+  registry.Add({.op_type = "Reshape",
+                .host_inputs = {1},
+                .aliases = {View(0, 0)},
+                .strided_inputs = {0},
                 .create = CreateReshape});
-  registry.Add({.op_type = "Flatten", .aliases = {View(0, 0)}, .strided_inputs = {0}, .create = CreateFlatten});
-  registry.Add({.op_type = "Squeeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
+  registry.Add({.op_type = "Flatten",
+                .aliases = {View(0, 0)},
+                .strided_inputs = {0},
+                .create = CreateFlatten});
+  registry.Add({.op_type = "Squeeze",
+                .host_inputs = {1},
+                .aliases = {View(0, 0)},
+                .strided_inputs = {0},
                 .create = CreateSqueeze});
-  registry.Add({.op_type = "Unsqueeze", .host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0},
+  registry.Add({.op_type = "Unsqueeze",
+                .host_inputs = {1},
+                .aliases = {View(0, 0)},
+                .strided_inputs = {0},
                 .create = CreateUnsqueeze});
   RegisterGeneratorKernels(registry);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DFT and STFT. Window functions and MelWeightMatrix are in signal_window.cc. A complex number is two elements of
-// the last axis; a real signal has one there. All lines are transformed in double.
+// DFT and STFT. Window functions and MelWeightMatrix are in signal_window.cc. A complex number is
+// two elements of the last axis; a real signal has one there. All lines are transformed in double.
 #include <optional>
 
 #include "core/base/status_macros.h"
@@ -57,7 +57,8 @@ struct LineScratch {
     Complex* base = context.Scratch<Complex>(handle);
     ParallelFor(parts, parts, 1, [&](int64_t first, int64_t last) {
       for (int64_t p = first; p < last; ++p) {
-        for (int64_t l = lines * p / parts; l < lines * (p + 1) / parts; ++l) fn(l, base + p * size);
+        for (int64_t l = lines * p / parts; l < lines * (p + 1) / parts; ++l)
+          fn(l, base + p * size);
       }
     });
   }
@@ -67,7 +68,7 @@ struct LineScratch {
 
 struct DftShape {
   int axis;
-  int64_t length;       // of the transform
+  int64_t length;  // of the transform
   bool inverse, onesided;
   int64_t width_in, width_out;
   Shape output;
@@ -106,8 +107,9 @@ Result<DftShape> FindDftShape(const KernelInfo& info) {
   return s;
 }
 
-// Fills `buffer` with a line, cut or padded with zeros to the transform's length. A one-sided spectrum is
-// completed by X[n - k] = conj(X[k]); the imaginary parts of X[0] and X[n / 2] count as zero.
+// Fills `buffer` with a line, cut or padded with zeros to the transform's length. A one-sided
+// spectrum is completed by X[n - k] = conj(X[k]); the imaginary parts of X[0] and X[n / 2] count as
+// zero.
 template <typename T>
 void LoadLine(const Line<const T>& line, int64_t available, const DftShape& s, Complex* buffer) {
   const bool half = s.inverse && s.onesided;
@@ -133,8 +135,10 @@ void SetDftCompute(KernelInfo& info, const DftShape& s) {
     T* out = context.Output<T>(0);
     scratch.ForEachLine(context, lines, [&](int64_t l, Complex* buffer) {
       const int64_t o = l / inner, i = l % inner;
-      const Line<const T> from{in + (o * dim_in * inner + i) * s.width_in, inner * s.width_in, s.width_in};
-      const Line<T> to{out + (o * dim_out * inner + i) * s.width_out, inner * s.width_out, s.width_out};
+      const Line<const T> from{in + (o * dim_in * inner + i) * s.width_in, inner * s.width_in,
+                               s.width_in};
+      const Line<T> to{out + (o * dim_out * inner + i) * s.width_out, inner * s.width_out,
+                       s.width_out};
       LoadLine(from, dim_in, s, buffer);
       transform->Run(buffer, buffer + s.length);
       for (int64_t k = 0; k < dim_out; ++k) to.Store(k, buffer[k]);
@@ -163,9 +167,11 @@ Result<StftShape> FindStftShape(const KernelInfo& info) {
   RETURN_IF_ERROR(CheckRank(info, 0, 3));
   const Shape& x = info.InputShape(0);
   StftShape s{x[0], x[1], x[2], 0, x[1], 0, 0, info.HasInput(2)};
-  if (s.width != 1 && s.width != 2) return info.Invalid("expected 1 or 2 in the last axis of " + x.ToString());
+  if (s.width != 1 && s.width != 2)
+    return info.Invalid("expected 1 or 2 in the last axis of " + x.ToString());
   const std::vector<int64_t> step = info.HostInts(1), frame = info.HostInts(3);
-  if (step.size() != 1 || step[0] < 1) return info.Invalid("frame_step: expected a positive number");
+  if (step.size() != 1 || step[0] < 1)
+    return info.Invalid("frame_step: expected a positive number");
   s.step = step[0];
   if (s.has_window) {
     RETURN_IF_ERROR(CheckRank(info, 2, 1));
@@ -173,7 +179,8 @@ Result<StftShape> FindStftShape(const KernelInfo& info) {
     s.frame = info.InputShape(2)[0];
   }
   if (!frame.empty()) {
-    if (s.has_window && frame[0] != s.frame) return info.Invalid("frame_length differs from the window's length");
+    if (s.has_window && frame[0] != s.frame)
+      return info.Invalid("frame_length differs from the window's length");
     s.frame = frame[0];
   }
   if (s.frame < 1 || s.frame > s.signal || s.frame > FourierTransform::kMaxLength) {
@@ -222,8 +229,13 @@ Status CreateStft(KernelInfo& info) {
 }  // namespace
 
 void RegisterSignalKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "DFT", .since = 17, .types = kFloatTypes, .host_inputs = {1, 2}, .create = CreateDft});
-  registry.Add({.op_type = "STFT", .types = kFloatTypes, .host_inputs = {1, 3}, .create = CreateStft});
+  registry.Add({.op_type = "DFT",
+                .since = 17,
+                .types = kFloatTypes,
+                .host_inputs = {1, 2},
+                .create = CreateDft});
+  registry.Add(
+      {.op_type = "STFT", .types = kFloatTypes, .host_inputs = {1, 3}, .create = CreateStft});
   RegisterWindowKernels(registry);
 }
 

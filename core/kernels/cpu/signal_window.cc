@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HannWindow, HammingWindow, BlackmanWindow and MelWeightMatrix: functions of numbers that are known before the
-// run. They are computed in double when the kernel is made, and copied out by it.
+// HannWindow, HammingWindow, BlackmanWindow and MelWeightMatrix: functions of numbers that are
+// known before the run. They are computed in double when the kernel is made, and copied out by it.
 #include <cmath>
 #include <numbers>
 
@@ -16,8 +16,10 @@ namespace {
 
 // Output 0 is `values` in the type of the attribute output_datatype.
 Status SettleConstant(KernelInfo& info, Shape shape, std::vector<double> values) {
-  const int64_t asked = info.Attr<int64_t>("output_datatype", static_cast<int64_t>(DType::kFloat32));
-  const DType dtype = asked > 0 && asked < kDTypeCount ? static_cast<DType>(asked) : DType::kUndefined;
+  const int64_t asked =
+      info.Attr<int64_t>("output_datatype", static_cast<int64_t>(DType::kFloat32));
+  const DType dtype =
+      asked > 0 && asked < kDTypeCount ? static_cast<DType>(asked) : DType::kUndefined;
   auto set = [&](auto tag) {
     using T = typename decltype(tag)::type;
     auto converted = std::make_shared<std::vector<T>>(values.size());
@@ -35,7 +37,8 @@ Status SettleConstant(KernelInfo& info, Shape shape, std::vector<double> values)
 Result<int64_t> HostNumber(const KernelInfo& info, int input, const char* name, int64_t least) {
   const std::vector<int64_t> given = info.HostInts(input);
   if (given.size() != 1 || given[0] < least || given[0] > (int64_t{1} << 30)) {
-    return info.Invalid(std::string(name) + ": expected a number of at least " + std::to_string(least) +
+    return info.Invalid(std::string(name) + ": expected a number of at least " +
+                        std::to_string(least) +
                         (given.size() == 1 ? ", got " + std::to_string(given[0]) : ""));
   }
   return given[0];
@@ -54,7 +57,9 @@ Status SettleCosineWindow(KernelInfo& info, double a0, double a1, double a2) {
 }
 
 Status CreateHann(KernelInfo& info) { return SettleCosineWindow(info, 0.5, 0.5, 0); }
-Status CreateHamming(KernelInfo& info) { return SettleCosineWindow(info, 25.0 / 46.0, 21.0 / 46.0, 0); }
+Status CreateHamming(KernelInfo& info) {
+  return SettleCosineWindow(info, 25.0 / 46.0, 21.0 / 46.0, 0);
+}
 Status CreateBlackman(KernelInfo& info) { return SettleCosineWindow(info, 0.42, 0.5, 0.08); }
 
 double Mel(double hertz) { return 2595 * std::log10(1 + hertz / 700); }
@@ -69,7 +74,8 @@ Result<std::vector<int64_t>> MelEdges(const KernelInfo& info, int64_t bands, int
   std::vector<int64_t> edges(bands + 2);
   for (int64_t i = 0; i < bands + 2; ++i) {
     const double hertz = Hertz(low + step * static_cast<double>(i));
-    const double bin = std::floor(static_cast<double>(dft_length + 1) * hertz / static_cast<double>(rate));
+    const double bin =
+        std::floor(static_cast<double>(dft_length + 1) * hertz / static_cast<double>(rate));
     if (!(bin >= 0 && bin <= static_cast<double>(dft_length / 2)) ||
         (i > 0 && bin < static_cast<double>(edges[i - 1]))) {
       return info.Invalid("edges: expected a rising range of frequencies within the spectrum");
@@ -91,10 +97,12 @@ Status CreateMelWeightMatrix(KernelInfo& info) {
     const int64_t left = edges[band], centre = edges[band + 1], right = edges[band + 2];
     if (left == centre) weights[centre * bands + band] = 1;
     for (int64_t bin = left; bin <= centre && left < centre; ++bin) {
-      weights[bin * bands + band] = static_cast<double>(bin - left) / static_cast<double>(centre - left);
+      weights[bin * bands + band] =
+          static_cast<double>(bin - left) / static_cast<double>(centre - left);
     }
     for (int64_t bin = centre; bin < right; ++bin) {
-      weights[bin * bands + band] = static_cast<double>(right - bin) / static_cast<double>(right - centre);
+      weights[bin * bands + band] =
+          static_cast<double>(right - bin) / static_cast<double>(right - centre);
     }
   }
   return SettleConstant(info, shape, std::move(weights));
@@ -106,7 +114,8 @@ void RegisterWindowKernels(KernelRegistry& registry) {
   registry.Add({.op_type = "HannWindow", .host_inputs = {0}, .create = CreateHann});
   registry.Add({.op_type = "HammingWindow", .host_inputs = {0}, .create = CreateHamming});
   registry.Add({.op_type = "BlackmanWindow", .host_inputs = {0}, .create = CreateBlackman});
-  registry.Add({.op_type = "MelWeightMatrix", .host_inputs = {-1}, .create = CreateMelWeightMatrix});
+  registry.Add(
+      {.op_type = "MelWeightMatrix", .host_inputs = {-1}, .create = CreateMelWeightMatrix});
 }
 
 }  // namespace caesura

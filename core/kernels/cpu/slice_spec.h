@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Slice's starts, ends, axes and steps mean for a concrete shape (NumPy's rules); shared with SliceGrad.
+// What Slice's starts, ends, axes and steps mean for a concrete shape (NumPy's rules); shared with
+// SliceGrad.
 #ifndef CAESURA_CORE_KERNELS_CPU_SLICE_SPEC_H_
 #define CAESURA_CORE_KERNELS_CPU_SLICE_SPEC_H_
 
@@ -13,7 +14,8 @@ struct SliceSpec {
   std::vector<int64_t> strides;  // of its axes in the sliced tensor
 };
 
-// Reads host inputs `first` (starts), first + 1 (ends), first + 2 (axes, optional), first + 3 (steps, optional).
+// Reads host inputs `first` (starts), first + 1 (ends), first + 2 (axes, optional), first + 3
+// (steps, optional).
 Result<SliceSpec> ResolveSlice(const KernelInfo& info, const Shape& shape, int first);
 
 }  // namespace caesura

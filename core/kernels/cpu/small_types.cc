@@ -21,7 +21,8 @@ const SmallFloatFormat* FormatOf(DType dtype) {
 
 float DecodeByte(DType dtype, uint8_t byte) {
   if (const SmallFloatFormat* format = FormatOf(dtype)) return SmallFloatToFloat(byte, *format);
-  if (dtype == DType::kFloat8E8M0) return byte == 0xff ? std::nanf("") : std::ldexp(1.0f, byte - 127);
+  if (dtype == DType::kFloat8E8M0)
+    return byte == 0xff ? std::nanf("") : std::ldexp(1.0f, byte - 127);
   if (dtype == DType::kInt8) return static_cast<int8_t>(byte);
   if (kSubByteIntegers.Contains(dtype)) {
     const uint8_t wrapped = WrapSubByte(dtype, byte);
@@ -31,7 +32,8 @@ float DecodeByte(DType dtype, uint8_t byte) {
   return byte;
 }
 
-// OCP MX's scale type: powers of two from 2^-127 to 2^127. The sign is ignored, as the ONNX reference does.
+// OCP MX's scale type: powers of two from 2^-127 to 2^127. The sign is ignored, as the ONNX
+// reference does.
 uint8_t EncodeE8M0(float value, bool saturate, E8M0Rounding rounding) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -58,7 +60,8 @@ std::array<float, 256> DecodeTable(DType dtype) {
 }
 
 IntegerRange RangeOf(DType dtype) {
-  const bool is_signed = kSignedTypes.Contains(dtype) || dtype == DType::kInt4 || dtype == DType::kInt2;
+  const bool is_signed =
+      kSignedTypes.Contains(dtype) || dtype == DType::kInt4 || dtype == DType::kInt2;
   const int bits = DTypeFileBits(dtype);
   if (is_signed) return {-std::ldexp(1.0, bits - 1), std::ldexp(1.0, bits - 1) - 1};
   return {0.0, std::ldexp(1.0, bits) - 1};

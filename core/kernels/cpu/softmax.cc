@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax, LogSoftmax and Hardmax along one axis. oneDNN does what is strided or bfloat16, unless it is small.
+// Softmax, LogSoftmax and Hardmax along one axis. oneDNN does what is strided or bfloat16, unless
+// it is small.
 #include <cmath>
 #include <type_traits>
 
@@ -40,7 +41,8 @@ void HardmaxLine(const T* x, T* y, int64_t n, int64_t step) {
   for (int64_t i = 0; i < n; ++i) y[i * step] = T(i == best ? 1.0f : 0.0f);
 }
 
-// One line along the axis; neighbours are `step` apart: a constant 1 where the compiler shall make vectors.
+// One line along the axis; neighbours are `step` apart: a constant 1 where the compiler shall make
+// vectors.
 template <Kind kind, typename T, typename Step>
 inline void NormalizeLine(const T* x, T* y, int64_t n, Step step) {
   using Acc = Accumulator<T>;
@@ -71,22 +73,30 @@ void SetPlain(KernelInfo& info, AxisView view) {
     const T* x = context.Input<T>(0);
     T* y = context.Output<T>(0);
     const int64_t cost = 16 * view.count;
-    ParallelFor(threads, view.outer * view.inner, 1 + kParallelGrain / cost, [=](int64_t first, int64_t last) {
-      auto lines = [=](auto normalize) {
-        for (int64_t line = first; line < last; ++line) {
-          const int64_t offset = line / view.inner * view.count * view.inner + line % view.inner;
-          normalize(x + offset, y + offset);
-        }
-      };
-      if constexpr (kind == Kind::kHardmax) {
-        lines([=](const T* from, T* to) { HardmaxLine(from, to, view.count, view.inner); });
-      } else if (view.inner == 1) {
-        constexpr std::integral_constant<int64_t, 1> kStep;
-        OnBestIsa([&] { lines([=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count, kStep); }); });
-      } else {
-        lines([=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count, view.inner); });
-      }
-    });
+    ParallelFor(
+        threads, view.outer * view.inner, 1 + kParallelGrain / cost,
+        [=](int64_t first, int64_t last) {
+          auto lines = [=](auto normalize) {
+            for (int64_t line = first; line < last; ++line) {
+              const int64_t offset =
+                  line / view.inner * view.count * view.inner + line % view.inner;
+              normalize(x + offset, y + offset);
+            }
+          };
+          if constexpr (kind == Kind::kHardmax) {
+            lines([=](const T* from, T* to) { HardmaxLine(from, to, view.count, view.inner); });
+          } else if (view.inner == 1) {
+            constexpr std::integral_constant<int64_t, 1> kStep;
+            OnBestIsa([&] {
+              lines(
+                  [=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count, kStep); });
+            });
+          } else {
+            lines([=](const T* from, T* to) {
+              NormalizeLine<kind>(from, to, view.count, view.inner);
+            });
+          }
+        });
   });
 }
 
@@ -102,7 +112,8 @@ Status Create(KernelInfo& info) {
     info.SetCompute([](KernelContext&) {});
     return {};
   }
-  const bool dnnl_is_faster = (dtype == DType::kFloat32 && view.inner > 1) || dtype == DType::kBFloat16;
+  const bool dnnl_is_faster =
+      (dtype == DType::kFloat32 && view.inner > 1) || dtype == DType::kBFloat16;
   if (kind != Kind::kHardmax && dnnl_is_faster && shape.elements() >= kSmallSoftmax) {
     DnnlTensor tensor{dtype, {view.outer, view.count}, {}};
     if (view.inner > 1) tensor.dims.push_back(view.inner);
@@ -123,10 +134,18 @@ Status Create(KernelInfo& info) {
 }  // namespace
 
 void RegisterSoftmaxKernels(KernelRegistry& registry) {
-  registry.Add({.op_type = "Softmax", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = Create<Kind::kSoftmax>});
-  registry.Add(
-      {.op_type = "LogSoftmax", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = Create<Kind::kLogSoftmax>});
-  registry.Add({.op_type = "Hardmax", .types = kFloatTypes, .aliases = {MayReuse(0, 0)}, .create = Create<Kind::kHardmax>});
+  registry.Add({.op_type = "Softmax",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = Create<Kind::kSoftmax>});
+  registry.Add({.op_type = "LogSoftmax",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = Create<Kind::kLogSoftmax>});
+  registry.Add({.op_type = "Hardmax",
+                .types = kFloatTypes,
+                .aliases = {MayReuse(0, 0)},
+                .create = Create<Kind::kHardmax>});
 }
 
 }  // namespace caesura

@@ -11,14 +11,16 @@ namespace {
 
 constexpr int64_t kTile = 16;
 
-// Drops axes of extent 1 and merges neighbours that both sides walk as one. False when the box has no element.
+// Drops axes of extent 1 and merges neighbours that both sides walk as one. False when the box has
+// no element.
 bool Simplify(StridedBox& box) {
   size_t kept = 0;
   for (size_t a = 0; a < box.extents.size(); ++a) {
     const int64_t extent = box.extents[a], src = box.src_strides[a], dst = box.dst_strides[a];
     if (extent == 0) return false;
     if (extent == 1) continue;
-    const bool merges = kept > 0 && box.src_strides[kept - 1] == src * extent && box.dst_strides[kept - 1] == dst * extent;
+    const bool merges = kept > 0 && box.src_strides[kept - 1] == src * extent &&
+                        box.dst_strides[kept - 1] == dst * extent;
     if (!merges) box.extents[kept++] = 1;
     box.extents[kept - 1] *= extent;
     box.src_strides[kept - 1] = src;
@@ -38,8 +40,8 @@ struct TileSize {
   int64_t rows, columns;  // at most kTile each
 };
 
-// A tile is read row by row and written column by column through a buffer, so that each cache line of either side
-// is touched once, whatever the strides.
+// A tile is read row by row and written column by column through a buffer, so that each cache line
+// of either side is touched once, whatever the strides.
 template <typename T>
 void TransposeTile(const T* src, int64_t src_step, T* dst, int64_t dst_step, TileSize size) {
   T buffer[kTile][kTile];
@@ -76,8 +78,8 @@ Result<StridedCopy> StridedCopy::Make(const KernelInfo& info, DType dtype, Strid
   out.threads_ = info.threads();
   if (Simplify(box)) {
     if (box.extents.size() > static_cast<size_t>(kMaxWalkAxes)) {
-      return info.Refuse("moves a box of " + std::to_string(box.extents.size()) + " axes, the kernel takes " +
-                         std::to_string(kMaxWalkAxes));
+      return info.Refuse("moves a box of " + std::to_string(box.extents.size()) +
+                         " axes, the kernel takes " + std::to_string(kMaxWalkAxes));
     }
     out.outer_ = std::move(box);
     out.Classify();
@@ -120,8 +122,9 @@ void StridedCopy::RunTyped(const StridedCopy& self, const void* src, void* dst) 
   if (self.kind_ == Kind::kTiles) {
     self.CopyTiles(from, to);
   } else if (self.kind_ == Kind::kRows && self.cells_ == 1) {
-    ParallelFor(self.threads_, self.count_, 8 * kParallelGrain,
-                [&](int64_t first, int64_t last) { std::copy(from + first, from + last, to + first); });
+    ParallelFor(self.threads_, self.count_, 8 * kParallelGrain, [&](int64_t first, int64_t last) {
+      std::copy(from + first, from + last, to + first);
+    });
   } else {
     self.CopyRows(from, to);
   }
@@ -150,7 +153,8 @@ void StridedCopy::CopyRows(const T* src, T* dst) const {
 template <typename T>
 void StridedCopy::CopyTiles(const T* src, T* dst) const {
   const int64_t strips = (tile_count_ + kTile - 1) / kTile;
-  const int64_t grain = std::max<int64_t>(1, kParallelGrain / (count_ * std::min(tile_count_, kTile)));
+  const int64_t grain =
+      std::max<int64_t>(1, kParallelGrain / (count_ * std::min(tile_count_, kTile)));
   ParallelFor(threads_, cells_ * strips, grain, [&](int64_t first, int64_t last) {
     Odometer<2> walk(outer_.extents, {&outer_.src_strides, &outer_.dst_strides});
     walk.Seek(first / strips);
@@ -185,8 +189,9 @@ void ParallelCopy(DType dtype, const void* src, void* dst, int64_t count, int th
     using T = typename decltype(tag)::type;
     const T* from = static_cast<const T*>(src);
     T* to = static_cast<T*>(dst);
-    ParallelFor(threads, count, 8 * kParallelGrain,
-                [&](int64_t first, int64_t last) { std::copy(from + first, from + last, to + first); });
+    ParallelFor(threads, count, 8 * kParallelGrain, [&](int64_t first, int64_t last) {
+      std::copy(from + first, from + last, to + first);
+    });
   });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one mover behind Transpose, Slice, Expand, Tile, Concat, Split and their gradients: a copy of a box of
-// elements between two strided layouts, decided once and run in each step.
+// The one mover behind Transpose, Slice, Expand, Tile, Concat, Split and their gradients: a copy of
+// a box of elements between two strided layouts, decided once and run in each step.
 #ifndef CAESURA_CORE_KERNELS_CPU_STRIDED_COPY_H_
 #define CAESURA_CORE_KERNELS_CPU_STRIDED_COPY_H_
 
@@ -12,8 +12,8 @@
 
 namespace caesura {
 
-// Element [i0, i1, ...] moves from src_offset + sum(i * src_strides) to dst_offset + sum(i * dst_strides).
-// Strides are in elements; a source stride may be 0 (repetition) or negative.
+// Element [i0, i1, ...] moves from src_offset + sum(i * src_strides) to dst_offset + sum(i *
+// dst_strides). Strides are in elements; a source stride may be 0 (repetition) or negative.
 struct StridedBox {
   std::vector<int64_t> extents;
   std::vector<int64_t> src_strides;
@@ -22,8 +22,8 @@ struct StridedBox {
   int64_t dst_offset = 0;
 };
 
-// The box that permutes a contiguous tensor of `shape`: axis a of the contiguous result is axis perm[a] of the
-// source.
+// The box that permutes a contiguous tensor of `shape`: axis a of the contiguous result is axis
+// perm[a] of the source.
 StridedBox PermutingBox(const Shape& shape, const std::vector<int64_t>& perm);
 
 // Thread safety: Run may be called from any thread at once.
@@ -46,9 +46,10 @@ class StridedCopy {
   void CopyTiles(const T* src, T* dst) const;
 
   Kind kind_ = Kind::kEmpty;
-  StridedBox outer_;   // all axes but the inner one (and, for kTiles, but the tile axis); offsets included
-  int64_t cells_ = 0;  // of outer_
-  int64_t count_ = 0;  // of the inner axis
+  StridedBox
+      outer_;  // all axes but the inner one (and, for kTiles, but the tile axis); offsets included
+  int64_t cells_ = 0;                    // of outer_
+  int64_t count_ = 0;                    // of the inner axis
   int64_t src_step_ = 0, dst_step_ = 0;  // strides of the inner axis
   int64_t tile_count_ = 0;               // kTiles: the axis along which the source is contiguous
   int64_t tile_dst_step_ = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Taps along several axes of a tensor, one pass after the other, forth (Resize) or back (ResizeGrad, PadGrad).
+// Taps along several axes of a tensor, one pass after the other, forth (Resize) or back
+// (ResizeGrad, PadGrad).
 #ifndef CAESURA_CORE_KERNELS_CPU_TAP_CHAIN_H_
 #define CAESURA_CORE_KERNELS_CPU_TAP_CHAIN_H_
 
@@ -31,16 +32,19 @@ T FromSum(A value) {
 template <typename T, typename A>
 class TapChain {
  public:
-  // `shape` is that of the tensor before the taps; with `transposed`, the chain leads back to it. Books scratch.
-  TapChain(KernelInfo& info, Shape shape, const std::vector<AxisTaps>& axes, bool transposed, double fill)
+  // `shape` is that of the tensor before the taps; with `transposed`, the chain leads back to it.
+  // Books scratch.
+  TapChain(KernelInfo& info, Shape shape, const std::vector<AxisTaps>& axes, bool transposed,
+           double fill)
       : transposed_(transposed), fill_(static_cast<A>(fill)), threads_(info.threads()) {
     std::vector<int> order;
     for (int a = 0; a < shape.rank(); ++a) {
       if (axes[a].taps > 0) order.push_back(a);
     }
     // Axes that shrink come first: less is left for the others.
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return axes[a].out * axes[b].in < axes[b].out * axes[a].in; });
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return axes[a].out * axes[b].in < axes[b].out * axes[a].in;
+    });
     const int64_t before = shape.elements();
     int64_t largest = before;
     for (int a : order) {

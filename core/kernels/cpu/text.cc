@@ -32,15 +32,17 @@ Status CreateStringConcat(KernelInfo& info) {
   info.SetOutput(0, DType::kString, *shape);
   auto left = BroadcastStrides(info.InputShape(0), shape->rank());
   auto right = BroadcastStrides(info.InputShape(1), shape->rank());
-  info.SetCompute([extents = shape->dims(), count = shape->elements(), left, right](KernelContext& context) {
-    const std::string* x = context.Input<std::string>(0);
-    const std::string* y = context.Input<std::string>(1);
-    std::string* z = context.Output<std::string>(0);
-    if (count == 0) return;
-    Odometer<2> walk(extents, {&left, &right});
-    walk.Seek(0);
-    for (int64_t i = 0; i < count; ++i, walk.Next()) z[i] = x[walk.offset(0)] + y[walk.offset(1)];
-  });
+  info.SetCompute(
+      [extents = shape->dims(), count = shape->elements(), left, right](KernelContext& context) {
+        const std::string* x = context.Input<std::string>(0);
+        const std::string* y = context.Input<std::string>(1);
+        std::string* z = context.Output<std::string>(0);
+        if (count == 0) return;
+        Odometer<2> walk(extents, {&left, &right});
+        walk.Seek(0);
+        for (int64_t i = 0; i < count; ++i, walk.Next())
+          z[i] = x[walk.offset(0)] + y[walk.offset(1)];
+      });
   return {};
 }
 
@@ -93,7 +95,8 @@ Status CreateStringSplit(KernelInfo& info) {
     std::vector<Pieces> pieces(shape.elements());
     size_t longest = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
-      pieces[i] = delimiter.empty() ? SplitOnSpace(x[i], max_splits) : SplitOn(x[i], delimiter, max_splits);
+      pieces[i] =
+          delimiter.empty() ? SplitOnSpace(x[i], max_splits) : SplitOn(x[i], delimiter, max_splits);
       longest = std::max(longest, pieces[i].size());
       if (has_counts) context.Output<int64_t>(1)[i] = static_cast<int64_t>(pieces[i].size());
     }
@@ -122,37 +125,42 @@ struct Normalizer {
   }
   std::string Changed(const std::string& word) const {
     if (change == Change::kNone) return word;
-    return change == Change::kLower ? ToLower(std::string_view(word)) : ToUpper(std::string_view(word));
+    return change == Change::kLower ? ToLower(std::string_view(word))
+                                    : ToUpper(std::string_view(word));
   }
 };
 
 Status CreateStringNormalizer(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   const bool is_matrix = shape.rank() == 2 && shape[0] == 1;
-  if (shape.rank() != 1 && !is_matrix) return info.Invalid("takes shape [C] or [1, C], got " + shape.ToString());
+  if (shape.rank() != 1 && !is_matrix)
+    return info.Invalid("takes shape [C] or [1, C], got " + shape.ToString());
   Normalizer normalizer;
   const std::string change = info.Attr<std::string>("case_change_action", "NONE");
   if (change == "LOWER") normalizer.change = Normalizer::Change::kLower;
   else if (change == "UPPER") normalizer.change = Normalizer::Change::kUpper;
-  else if (change != "NONE") return info.Invalid("case_change_action must be LOWER, UPPER or NONE, is " + change);
+  else if (change != "NONE")
+    return info.Invalid("case_change_action must be LOWER, UPPER or NONE, is " + change);
   normalizer.case_sensitive = info.Attr<int64_t>("is_case_sensitive", 0) != 0;
   for (const std::string& word : info.Attr<std::vector<std::string>>("stopwords", {})) {
     normalizer.stopwords.insert(normalizer.case_sensitive ? word : ToLower(std::string_view(word)));
   }
   info.SetOutputSizedInCompute(0);
-  info.SetCompute([normalizer, is_matrix, count = shape.elements()](KernelContext& context) -> Status {
-    const std::string* x = context.Input<std::string>(0);
-    std::vector<std::string> kept;
-    for (int64_t i = 0; i < count; ++i) {
-      if (!normalizer.IsStopword(x[i])) kept.push_back(normalizer.Changed(x[i]));
-    }
-    if (kept.empty()) kept.emplace_back();  // as the specification says
-    const int64_t size = static_cast<int64_t>(kept.size());
-    ASSIGN_OR_RETURN(const Tensor y,
-                     context.AllocateOutput(0, DType::kString, is_matrix ? Shape{1, size} : Shape{size}));
-    std::move(kept.begin(), kept.end(), y.data<std::string>());
-    return {};
-  });
+  info.SetCompute(
+      [normalizer, is_matrix, count = shape.elements()](KernelContext& context) -> Status {
+        const std::string* x = context.Input<std::string>(0);
+        std::vector<std::string> kept;
+        for (int64_t i = 0; i < count; ++i) {
+          if (!normalizer.IsStopword(x[i])) kept.push_back(normalizer.Changed(x[i]));
+        }
+        if (kept.empty()) kept.emplace_back();  // as the specification says
+        const int64_t size = static_cast<int64_t>(kept.size());
+        ASSIGN_OR_RETURN(
+            const Tensor y,
+            context.AllocateOutput(0, DType::kString, is_matrix ? Shape{1, size} : Shape{size}));
+        std::move(kept.begin(), kept.end(), y.data<std::string>());
+        return {};
+      });
   return {};
 }
 
@@ -160,11 +168,12 @@ Status CreateRegexFullMatch(KernelInfo& info) {
   Result<Regex> regex = Regex::Compile(info.Attr<std::string>("pattern", ""));
   if (!regex.ok()) return regex.status().WithPrefix(info.node().Label() + " ");
   info.SetOutput(0, DType::kBool, info.InputShape(0));
-  info.SetCompute([regex = *std::move(regex), count = info.InputShape(0).elements()](KernelContext& context) {
-    const std::string* x = context.Input<std::string>(0);
-    bool* y = context.Output<bool>(0);
-    for (int64_t i = 0; i < count; ++i) y[i] = regex.FullMatch(x[i]);
-  });
+  info.SetCompute(
+      [regex = *std::move(regex), count = info.InputShape(0).elements()](KernelContext& context) {
+        const std::string* x = context.Input<std::string>(0);
+        bool* y = context.Output<bool>(0);
+        for (int64_t i = 0; i < count; ++i) y[i] = regex.FullMatch(x[i]);
+      });
   return {};
 }
 

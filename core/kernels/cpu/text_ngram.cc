@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TfIdfVectorizer (ONNX): counts the n-grams of a pool in each row, with up to max_skip_count items left out
-// between neighbours, and weighs the counts.
+// TfIdfVectorizer (ONNX): counts the n-grams of a pool in each row, with up to max_skip_count items
+// left out between neighbours, and weighs the counts.
 #include <map>
 
 #include "core/base/status_macros.h"
@@ -19,7 +19,8 @@ class NgramTree {
   void Add(const Item* items, int64_t length, int ngram) {
     int node = 0;
     for (int64_t i = 0; i < length; ++i) {
-      auto [child, fresh] = children_.try_emplace({node, items[i]}, static_cast<int>(ngram_.size()));
+      auto [child, fresh] =
+          children_.try_emplace({node, items[i]}, static_cast<int>(ngram_.size()));
       if (fresh) ngram_.push_back(kNone);
       node = child->second;
     }
@@ -41,9 +42,9 @@ class NgramTree {
 struct NgramPlan {
   int64_t rows = 1, row_size = 1, columns = 0;
   int64_t min_length = 1, max_length = 1, max_skip = 0;
-  bool count_once = false;            // IDF: present or not
-  std::vector<int64_t> column;        // of each n-gram
-  std::vector<float> weight;          // of each n-gram; empty: 1
+  bool count_once = false;      // IDF: present or not
+  std::vector<int64_t> column;  // of each n-gram
+  std::vector<float> weight;    // of each n-gram; empty: 1
 };
 
 // Adds the n-grams that begin at `first` and take every `stride`-th item.
@@ -52,7 +53,8 @@ void CountFrom(const NgramPlan& plan, const NgramTree<Item>& tree, const Source*
                int64_t stride, int64_t min_length, std::vector<int64_t>* counts) {
   int node = 0;
   int64_t length = 1;
-  for (int64_t at = first; length <= plan.max_length && at < plan.row_size; at += stride, ++length) {
+  for (int64_t at = first; length <= plan.max_length && at < plan.row_size;
+       at += stride, ++length) {
     node = tree.Child(node, static_cast<Item>(row[at]));
     if (node == NgramTree<Item>::kNone) return;
     const int ngram = tree.NgramAt(node);
@@ -84,15 +86,18 @@ void Vectorize(const NgramPlan& plan, const NgramTree<Item>& tree, KernelContext
     std::fill(counts.begin(), counts.end(), 0);
     CountRow(plan, tree, x + r * plan.row_size, &counts);
     for (size_t n = 0; n < counts.size(); ++n) {
-      const float amount = plan.count_once ? static_cast<float>(counts[n] > 0) : static_cast<float>(counts[n]);
-      y[r * plan.columns + plan.column[n]] += amount * (plan.weight.empty() ? 1.0f : plan.weight[n]);
+      const float amount =
+          plan.count_once ? static_cast<float>(counts[n] > 0) : static_cast<float>(counts[n]);
+      y[r * plan.columns + plan.column[n]] +=
+          amount * (plan.weight.empty() ? 1.0f : plan.weight[n]);
     }
   }
 }
 
 // The tree of the pool, whose n-grams of length L lie at [ngram_counts[L-1], ngram_counts[L]).
 template <typename Item>
-Result<NgramTree<Item>> BuildTree(const KernelInfo& info, const NgramPlan& plan, const std::vector<Item>& pool) {
+Result<NgramTree<Item>> BuildTree(const KernelInfo& info, const NgramPlan& plan,
+                                  const std::vector<Item>& pool) {
   const auto starts = info.Attr<std::vector<int64_t>>("ngram_counts", {});
   const int64_t size = static_cast<int64_t>(pool.size());
   NgramTree<Item> tree;
@@ -100,8 +105,10 @@ Result<NgramTree<Item>> BuildTree(const KernelInfo& info, const NgramPlan& plan,
   for (size_t level = 0; level < starts.size(); ++level) {
     const int64_t length = static_cast<int64_t>(level) + 1;
     const int64_t end = level + 1 < starts.size() ? starts[level + 1] : size;
-    if (starts[level] < 0 || end < starts[level] || end > size || (end - starts[level]) % length != 0) {
-      return info.Invalid("ngram_counts does not divide the pool of " + std::to_string(size) + " items");
+    if (starts[level] < 0 || end < starts[level] || end > size ||
+        (end - starts[level]) % length != 0) {
+      return info.Invalid("ngram_counts does not divide the pool of " + std::to_string(size) +
+                          " items");
     }
     for (int64_t first = starts[level]; first < end; first += length, ++ngram) {
       if (ngram >= static_cast<int64_t>(plan.column.size())) {
@@ -140,7 +147,8 @@ Result<NgramPlan> PlanNgrams(KernelInfo& info) {
   }
   plan.column = info.Attr<std::vector<int64_t>>("ngram_indexes", {});
   const std::string mode = info.Attr<std::string>("mode", "");
-  if (mode != "TF" && mode != "IDF" && mode != "TFIDF") return info.Invalid("mode must be TF, IDF or TFIDF");
+  if (mode != "TF" && mode != "IDF" && mode != "TFIDF")
+    return info.Invalid("mode must be TF, IDF or TFIDF");
   plan.count_once = mode == "IDF";
   if (mode != "TF") plan.weight = info.Attr<std::vector<float>>("weights", {});
   if (!plan.weight.empty() && plan.weight.size() != plan.column.size()) {

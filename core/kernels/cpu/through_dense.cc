@@ -37,7 +37,8 @@ Status Compute(const Plan& plan, KernelContext& context) {
 
 Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
   Plan plan{{}, 0, info.input_count(), info.output_count(), {}};
-  if (plan.inputs + plan.outputs > InnerArguments::kMax) return info.Refuse("too many inputs to copy");
+  if (plan.inputs + plan.outputs > InnerArguments::kMax)
+    return info.Refuse("too many inputs to copy");
   for (int i = 0; i < plan.outputs; ++i) {
     if (!info.OutputLayout(i).dense()) return info.Refuse("outputs are written dense");
   }
@@ -46,10 +47,13 @@ Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
     inputs.push_back(info.input(i));
     InputInfo& input = inputs.back();
     if (!input.present || input.layout.dense()) continue;
-    const StridedBox box = {.extents = input.shape.dims(), .src_strides = StridesOf(input.shape, input.layout),
-                            .dst_strides = input.shape.Strides(), .src_offset = input.layout.offset};
+    const StridedBox box = {.extents = input.shape.dims(),
+                            .src_strides = StridesOf(input.shape, input.layout),
+                            .dst_strides = input.shape.Strides(),
+                            .src_offset = input.layout.offset};
     ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, input.dtype, box));
-    const size_t scratch = info.BookScratch(static_cast<size_t>(input.shape.elements()) * DTypeSize(input.dtype));
+    const size_t scratch =
+        info.BookScratch(static_cast<size_t>(input.shape.elements()) * DTypeSize(input.dtype));
     plan.copies.push_back({i, scratch, std::move(copy)});
     input.layout = {};
   }
@@ -62,7 +66,8 @@ Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
   }
   plan.scratch = info.BookScratch(inner.scratch_bytes());
   plan.inner = inner.TakeCompute();
-  info.SetCompute([plan = std::move(plan)](KernelContext& context) { return Compute(plan, context); });
+  info.SetCompute(
+      [plan = std::move(plan)](KernelContext& context) { return Compute(plan, context); });
   return {};
 }
 

@@ -8,7 +8,8 @@
 namespace caesura {
 namespace {
 
-// An input or output that is converted: its place among the node's, its size, and where its float32 form lies.
+// An input or output that is converted: its place among the node's, its size, and where its float32
+// form lies.
 struct Conversion {
   int index;
   int64_t count;
@@ -40,11 +41,13 @@ Status Compute(const Plan& plan, KernelContext& context) {
     Convert(plan.threads, c.count, static_cast<const Half*>(arguments.input(c.index)), wide);
     arguments.input(c.index) = wide;
   }
-  for (const Conversion& c : plan.narrowed) arguments.output(c.index) = context.Scratch<float>(c.scratch);
+  for (const Conversion& c : plan.narrowed)
+    arguments.output(c.index) = context.Scratch<float>(c.scratch);
   KernelContext wide = arguments.Context(context.Scratch<void>(plan.scratch));
   RETURN_IF_ERROR(plan.inner(wide));
   for (const Conversion& c : plan.narrowed) {
-    Convert(plan.threads, c.count, context.Scratch<float>(c.scratch), context.Output<Half>(c.index));
+    Convert(plan.threads, c.count, context.Scratch<float>(c.scratch),
+            context.Output<Half>(c.index));
   }
   return {};
 }
@@ -54,13 +57,15 @@ Status Compute(const Plan& plan, KernelContext& context) {
 Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   DType half = DType::kUndefined;
   Plan plan{{}, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
-  if (plan.inputs + plan.outputs > InnerArguments::kMax) return info.Refuse("too many inputs to run through float32");
+  if (plan.inputs + plan.outputs > InnerArguments::kMax)
+    return info.Refuse("too many inputs to run through float32");
   std::vector<InputInfo> inputs;
   for (int i = 0; i < plan.inputs; ++i) {
     inputs.push_back(info.input(i));
     InputInfo& input = inputs.back();
     if (!input.present || !IsHalf(input.dtype)) continue;
-    if (half != DType::kUndefined && half != input.dtype) return info.Refuse("float16 and bfloat16 inputs mixed");
+    if (half != DType::kUndefined && half != input.dtype)
+      return info.Refuse("float16 and bfloat16 inputs mixed");
     half = input.dtype;
     input.dtype = DType::kFloat32;
     input.value = nullptr;
@@ -73,7 +78,8 @@ Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   for (Conversion& c : plan.widened) c.scratch = info.BookScratch(c.count * sizeof(float));
   for (int i = 0; i < plan.outputs; ++i) {
     const OutputInfo& output = inner.outputs()[i];
-    if (output.kind == OutputInfo::Kind::kSizedInCompute) return info.Refuse("an output is sized in the run");
+    if (output.kind == OutputInfo::Kind::kSizedInCompute)
+      return info.Refuse("an output is sized in the run");
     if (output.kind != OutputInfo::Kind::kPlanned) continue;
     const bool narrow = output.dtype == DType::kFloat32 && !asked;
     info.SetOutput(i, narrow ? half : output.dtype, output.shape);
@@ -84,9 +90,13 @@ Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   plan.scratch = info.BookScratch(inner.scratch_bytes());
   plan.inner = inner.TakeCompute();
   if (half == DType::kFloat16) {
-    info.SetCompute([plan = std::move(plan)](KernelContext& context) { return Compute<Float16>(plan, context); });
+    info.SetCompute([plan = std::move(plan)](KernelContext& context) {
+      return Compute<Float16>(plan, context);
+    });
   } else {
-    info.SetCompute([plan = std::move(plan)](KernelContext& context) { return Compute<BFloat16>(plan, context); });
+    info.SetCompute([plan = std::move(plan)](KernelContext& context) {
+      return Compute<BFloat16>(plan, context);
+    });
   }
   return {};
 }

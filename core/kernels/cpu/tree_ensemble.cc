@@ -29,7 +29,8 @@ Status TreeEnsemble::Check(int64_t features) const {
                              std::to_string(targets));
     }
   }
-  if (!std::all_of(roots.begin(), roots.end(), exists)) return InvalidArgument("a tree's root is not there");
+  if (!std::all_of(roots.begin(), roots.end(), exists))
+    return InvalidArgument("a tree's root is not there");
   if (!base.empty() && static_cast<int64_t>(base.size()) != targets) {
     return InvalidArgument("base values must be " + std::to_string(targets) + ", are " +
                            std::to_string(base.size()));
@@ -54,7 +55,8 @@ Status TreeEnsemble::CheckNoCycle() const {
       }
       state[id] = kOpen;
       for (int64_t child : {node.on_true, node.on_false}) {
-        if (state[child] == kOpen) return InvalidArgument("tree node " + std::to_string(id) + " closes a cycle");
+        if (state[child] == kOpen)
+          return InvalidArgument("tree node " + std::to_string(id) + " closes a cycle");
         if (state[child] == kNew) stack.push_back(child);
       }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decision trees in one array, whatever ONNX op they come from. What the attributes of a file say is checked when
-// the ensemble is built, so that walking needs no check.
+// Decision trees in one array, whatever ONNX op they come from. What the attributes of a file say
+// is checked when the ensemble is built, so that walking needs no check.
 #ifndef CAESURA_CORE_KERNELS_CPU_TREE_ENSEMBLE_H_
 #define CAESURA_CORE_KERNELS_CPU_TREE_ENSEMBLE_H_
 
@@ -20,7 +20,7 @@ struct TreeNode {
   bool missing_is_true = false;  // where NaN goes
   int64_t feature = 0;
   double threshold = 0;
-  int64_t members = -1;          // kMember: which set
+  int64_t members = -1;  // kMember: which set
   int64_t on_true = -1, on_false = -1;
   int64_t first_vote = 0, last_vote = 0;  // kLeaf: its votes are [first_vote, last_vote)
 };
@@ -44,7 +44,8 @@ struct TreeEnsemble {
 
   // That children, features, votes and targets exist, and that no path comes back to where it was.
   Status Check(int64_t features) const;
-  // Scores of one row. REQUIRES: Check(features) is ok. `scores` and `seen` have one entry a target.
+  // Scores of one row. REQUIRES: Check(features) is ok. `scores` and `seen` have one entry a
+  // target.
   void Evaluate(const double* row, double* scores, std::vector<char>* seen) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver of unary elementwise kernels. A kernel is a function of one element in the arithmetic type (float for
-// float16 and bfloat16, otherwise the element type itself):
+// The driver of unary elementwise kernels. A kernel is a function of one element in the arithmetic
+// type (float for float16 and bfloat16, otherwise the element type itself):
 //
 //   {"Exp", kFloatTypes, CreateFloatMap<[](auto x) { return std::exp(x); }>}
 //
@@ -9,7 +9,8 @@
 //   struct LeakyReluOp {
 //     float alpha;
 //     explicit LeakyReluOp(const KernelInfo& info) : alpha(info.Attr<float>("alpha", 0.01f)) {}
-//     template <typename T> T operator()(T x) const { return x < 0 ? static_cast<T>(alpha) * x : x; }
+//     template <typename T> T operator()(T x) const { return x < 0 ? static_cast<T>(alpha) * x : x;
+//     }
 //   };
 //   {"LeakyRelu", kFloatTypes, CreateFloatOp<LeakyReluOp>}
 #ifndef CAESURA_CORE_KERNELS_CPU_UNARY_KERNEL_H_
@@ -69,8 +70,8 @@ void SetUnaryCompute(KernelInfo& info) {
   });
 }
 
-// "[Op 'node'] is not implemented for <dtype of input 0>": for definitions that list more types than the factory
-// serves.
+// "[Op 'node'] is not implemented for <dtype of input 0>": for definitions that list more types
+// than the factory serves.
 inline Status RefuseDType(const KernelInfo& info) {
   return info.Refuse(std::string("is not implemented for ") + DTypeName(info.InputDType(0)));
 }
@@ -113,7 +114,10 @@ struct UnaryRow {
 template <size_t N>
 void RegisterUnaryRows(KernelRegistry& registry, const UnaryRow (&rows)[N]) {
   for (const UnaryRow& row : rows) {
-    registry.Add({.op_type = row.op_type, .types = row.types, .aliases = {MayReuse(0, 0)}, .create = row.create});
+    registry.Add({.op_type = row.op_type,
+                  .types = row.types,
+                  .aliases = {MayReuse(0, 0)},
+                  .create = row.create});
   }
 }
 

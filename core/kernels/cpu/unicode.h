@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The little of Unicode that the string ops need: writing UTF-8, white space, and one-to-one case mapping of the Latin,
-// Greek, Cyrillic and Armenian alphabets. Independent of the process's locale.
+// The little of Unicode that the string ops need: writing UTF-8, white space, and one-to-one case
+// mapping of the Latin, Greek, Cyrillic and Armenian alphabets. Independent of the process's
+// locale.
 #ifndef CAESURA_CORE_KERNELS_CPU_UNICODE_H_
 #define CAESURA_CORE_KERNELS_CPU_UNICODE_H_
 

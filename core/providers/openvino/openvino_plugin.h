@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plug-in libcaesura_openvino.so: what its parts share. It links OpenVINO and nothing of caesura's.
+// The plug-in libcaesura_openvino.so: what its parts share. It links OpenVINO and nothing of
+// caesura's.
 #ifndef CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_PLUGIN_H_
 #define CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_PLUGIN_H_
 
@@ -17,8 +18,8 @@ inline const CaesuraProviderApi& ProviderApi() { return *caesura::plugin::Api().
 // A model from an ONNX file's bytes. Reads nothing from disk.
 std::shared_ptr<ov::Model> ReadOnnx(ov::Core& core, const void* bytes, size_t size);
 
-// What is compiled on the CPU, in float32 throughout, and requests to run it with: as many as there are runs at the
-// same time. Thread safety: all methods from any thread.
+// What is compiled on the CPU, in float32 throughout, and requests to run it with: as many as there
+// are runs at the same time. Thread safety: all methods from any thread.
 class CompiledModel {
  public:
   // `threads`: of a run.

@@ -40,9 +40,11 @@ CaesuraStatus* Create(const CaesuraOptions* options, void** made) {
       } else if (key == "shapes" && (value == "static" || value == "dynamic")) {
         instance->dynamic = value == "dynamic";
       } else if (key == "shapes") {
-        throw Error(CAESURA_INVALID_ARGUMENT, "option shapes: expected static or dynamic, got '" + value + "'");
+        throw Error(CAESURA_INVALID_ARGUMENT,
+                    "option shapes: expected static or dynamic, got '" + value + "'");
       } else {
-        throw Error(CAESURA_INVALID_ARGUMENT, "no option '" + key + "'; there are threads, shapes and min_nodes");
+        throw Error(CAESURA_INVALID_ARGUMENT,
+                    "no option '" + key + "'; there are threads, shapes and min_nodes");
       }
     }
     *made = instance.release();
@@ -84,19 +86,22 @@ struct Compiled {
   std::vector<size_t> inputs, outputs;  // OpenVINO's numbers of the part's ends
 };
 
-// By the part's ends: which of `ports` they are. An end without a port of its own would never be read or written.
+// By the part's ends: which of `ports` they are. An end without a port of its own would never be
+// read or written.
 std::vector<size_t> PortsOf(const CaesuraGraph* graph, bool inputs,
                             const std::vector<ov::Output<const ov::Node>>& ports) {
   size_t count = 0;
-  const int32_t* ends = inputs ? ProviderApi().inputs(graph, &count) : ProviderApi().outputs(graph, &count);
+  const int32_t* ends =
+      inputs ? ProviderApi().inputs(graph, &count) : ProviderApi().outputs(graph, &count);
   std::vector<size_t> out;
   for (size_t i = 0; i < count; ++i) {
     const std::string name = ProviderApi().value(graph, static_cast<size_t>(ends[i]))->name;
-    const auto port =
-        std::find_if(ports.begin(), ports.end(), [&](const auto& p) { return p.get_names().count(name) > 0; });
+    const auto port = std::find_if(ports.begin(), ports.end(),
+                                   [&](const auto& p) { return p.get_names().count(name) > 0; });
     const auto number = static_cast<size_t>(port - ports.begin());
     if (port == ports.end() || std::find(out.begin(), out.end(), number) != out.end()) {
-      throw Error(CAESURA_UNSUPPORTED, "'" + name + "' is no end of the model that OpenVINO has made");
+      throw Error(CAESURA_UNSUPPORTED,
+                  "'" + name + "' is no end of the model that OpenVINO has made");
     }
     out.push_back(number);
   }
@@ -110,8 +115,8 @@ CaesuraStatus* Compile(void* made, const CaesuraGraph* graph, int32_t threads, v
     size_t size = 0;
     Check(ProviderApi().onnx(graph, &bytes, &size));
     const std::shared_ptr<ov::Model> model = ReadOnnx(instance.core, bytes, size);
-    std::unique_ptr<Compiled> compiled(
-        new Compiled{{instance.core, model, instance.threads > 0 ? instance.threads : threads}, {}, {}});
+    std::unique_ptr<Compiled> compiled(new Compiled{
+        {instance.core, model, instance.threads > 0 ? instance.threads : threads}, {}, {}});
     compiled->inputs = PortsOf(graph, true, compiled->model.model().inputs());
     compiled->outputs = PortsOf(graph, false, compiled->model.model().outputs());
     *result = compiled.release();
@@ -121,7 +126,8 @@ CaesuraStatus* Compile(void* made, const CaesuraGraph* graph, int32_t threads, v
 void HandOut(const ov::Tensor& tensor, CaesuraRun* run, size_t output, int32_t dtype) {
   const std::vector<int64_t> dims(tensor.get_shape().begin(), tensor.get_shape().end());
   void* data = nullptr;
-  Check(ProviderApi().make_output(run, output, dtype, dims.data(), static_cast<int32_t>(dims.size()), &data));
+  Check(ProviderApi().make_output(run, output, dtype, dims.data(),
+                                  static_cast<int32_t>(dims.size()), &data));
   if (tensor.get_byte_size() > 0) std::memcpy(data, tensor.data(), tensor.get_byte_size());
 }
 
@@ -129,8 +135,10 @@ CaesuraStatus* Run(void* made, CaesuraRun* run, const CaesuraTensor* inputs, siz
                    const CaesuraTensor* outputs, size_t output_count) {
   return Guard([&] {
     auto& compiled = *static_cast<Compiled*>(made);
-    const bool all_sized = std::all_of(outputs, outputs + output_count, [](const auto& o) { return o.rank >= 0; });
-    // A request that has written to a caller's memory goes on writing there, so one that shall not is a fresh one.
+    const bool all_sized =
+        std::all_of(outputs, outputs + output_count, [](const auto& o) { return o.rank >= 0; });
+    // A request that has written to a caller's memory goes on writing there, so one that shall not
+    // is a fresh one.
     compiled.model.WithRequest(!all_sized, [&](ov::InferRequest& request, const auto& infer) {
       for (size_t i = 0; i < input_count; ++i) {
         request.set_input_tensor(compiled.inputs[i], Borrow(inputs[i]));
@@ -161,8 +169,8 @@ const CaesuraProvider& Provider() {
     out.size = sizeof(out);
     out.name = "OpenVINOExecutionProvider";
     out.version = Version().c_str();
-    // A call costs 9 us more than steps of our own do (one thread; a run of one small Sigmoid: 1.9 us with our kernel,
-    // 10.5 us with OpenVINO), so lone nodes are left.
+    // A call costs 9 us more than steps of our own do (one thread; a run of one small Sigmoid: 1.9
+    // us with our kernel, 10.5 us with OpenVINO), so lone nodes are left.
     out.min_nodes = 3;
     out.create = Create;
     out.release = [](void* instance) { delete static_cast<Instance*>(instance); };
@@ -170,7 +178,9 @@ const CaesuraProvider& Provider() {
     out.compile = Compile;
     out.release_compiled = [](void* compiled) { delete static_cast<Compiled*>(compiled); };
     out.run = Run;
-    out.any_shape = [](void* instance) -> int32_t { return static_cast<Instance*>(instance)->dynamic; };
+    out.any_shape = [](void* instance) -> int32_t {
+      return static_cast<Instance*>(instance)->dynamic;
+    };
     return out;
   }();
   return provider;

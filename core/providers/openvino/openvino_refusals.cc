@@ -26,7 +26,9 @@ bool Says(const CaesuraGraph* graph, size_t node, const char* name, const char* 
 
 bool Always(const CaesuraGraph*, size_t) { return true; }
 
-bool HasOneInput(const CaesuraGraph* graph, size_t node) { return ProviderApi().node(graph, node)->input_count == 1; }
+bool HasOneInput(const CaesuraGraph* graph, size_t node) {
+  return ProviderApi().node(graph, node)->input_count == 1;
+}
 
 bool HasWindowOrCausalPast(const CaesuraGraph* graph, size_t node) {
   size_t count = 0;
@@ -41,11 +43,17 @@ bool SamplesOtherwise(const CaesuraGraph* graph, size_t node) {
          Says(graph, node, "coordinate_transformation_mode", "align_corners");
 }
 
-bool IsColumnsFirst(const CaesuraGraph* graph, size_t node) { return Says(graph, node, "mode", "CRD"); }
+bool IsColumnsFirst(const CaesuraGraph* graph, size_t node) {
+  return Says(graph, node, "mode", "CRD");
+}
 
-bool RoundsUp(const CaesuraGraph* graph, size_t node) { return IntOf(graph, node, "ceil_mode") != 0; }
+bool RoundsUp(const CaesuraGraph* graph, size_t node) {
+  return IntOf(graph, node, "ceil_mode") != 0;
+}
 
-bool IsBatchFirst(const CaesuraGraph* graph, size_t node) { return IntOf(graph, node, "layout") != 0; }
+bool IsBatchFirst(const CaesuraGraph* graph, size_t node) {
+  return IntOf(graph, node, "layout") != 0;
+}
 
 bool IsToBool(const CaesuraGraph* graph, size_t node) { return IntOf(graph, node, "to") == kBool; }
 
@@ -55,11 +63,12 @@ struct RefusedOp {
   const char* why;
 };
 
-// Found by ONNX's node tests (python -m caesura.conformance --provider openvino), and by values that are not finite.
-// What stays: Relu, Max, Min and Clip of NaN are numbers and Exp of it is infinite, MaxPool of -inf alone is the lowest
-// number, and Gelu of inf is NaN.
+// Found by ONNX's node tests (python -m caesura.conformance --provider openvino), and by values
+// that are not finite. What stays: Relu, Max, Min and Clip of NaN are numbers and Exp of it is
+// infinite, MaxPool of -inf alone is the lowest number, and Gelu of inf is NaN.
 constexpr RefusedOp kRefused[] = {
-    {"Attention", HasWindowOrCausalPast, "windows are ignored, and causal masks begin where the past does"},
+    {"Attention", HasWindowOrCausalPast,
+     "windows are ignored, and causal masks begin where the past does"},
     {"Cast", IsToBool, "NaN becomes false"},
     {"DFT", Always, "the axis is another one; sums are less exact than the node tests ask"},
     {"GRU", IsBatchFirst, "the final state has another shape"},
@@ -78,18 +87,22 @@ constexpr RefusedOp kRefused[] = {
     {"Sum", HasOneInput, "the output is not written"},
 };
 
-// The CPU device computes in float32 and int32: wider numbers would lose bits, and halves gain them.
+// The CPU device computes in float32 and int32: wider numbers would lose bits, and halves gain
+// them.
 const char* RefusedType(const CaesuraGraph* graph, const CaesuraGraphNode& node) {
   for (int32_t i = 0; i < node.input_count; ++i) {
     if (node.inputs[i] < 0) continue;
-    const CaesuraTensor& tensor = ProviderApi().value(graph, static_cast<size_t>(node.inputs[i]))->tensor;
+    const CaesuraTensor& tensor =
+        ProviderApi().value(graph, static_cast<size_t>(node.inputs[i]))->tensor;
     if (tensor.data != nullptr || tensor.dtype == kFloat32 || tensor.dtype == kBool) continue;
     return "an input that is no constant is neither float32 nor bool";
   }
   for (int32_t i = 0; i < node.output_count; ++i) {
     if (node.outputs[i] < 0) continue;
-    const CaesuraTensor& tensor = ProviderApi().value(graph, static_cast<size_t>(node.outputs[i]))->tensor;
-    if (tensor.dtype != kFloat32 && tensor.dtype != kBool) return "an output is neither float32 nor bool";
+    const CaesuraTensor& tensor =
+        ProviderApi().value(graph, static_cast<size_t>(node.outputs[i]))->tensor;
+    if (tensor.dtype != kFloat32 && tensor.dtype != kBool)
+      return "an output is neither float32 nor bool";
   }
   return nullptr;
 }
@@ -100,7 +113,8 @@ const char* Refusal(const CaesuraGraph* graph, size_t i) {
   const CaesuraGraphNode& node = *ProviderApi().node(graph, i);
   if (std::strcmp(node.domain, "") != 0) return "no op of ONNX";
   for (const RefusedOp& refused : kRefused) {
-    if (std::strcmp(node.op_type, refused.op_type) == 0 && refused.when(graph, i)) return refused.why;
+    if (std::strcmp(node.op_type, refused.op_type) == 0 && refused.when(graph, i))
+      return refused.why;
   }
   return RefusedType(graph, node);
 }

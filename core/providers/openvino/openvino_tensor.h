@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the plug-ins that link OpenVINO (the provider, the runtime of model ops) share: types, tensors, failures, requests.
+// What the plug-ins that link OpenVINO (the provider, the runtime of model ops) share: types,
+// tensors, failures, requests.
 #ifndef CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_TENSOR_H_
 #define CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_TENSOR_H_
 
@@ -36,9 +37,10 @@ struct ElementType {
   ov::element::Type_t type;
 };
 inline constexpr ElementType kElementTypes[] = {
-    {1, ov::element::f32},  {2, ov::element::u8},   {3, ov::element::i8},       {4, ov::element::u16},
-    {5, ov::element::i16},  {6, ov::element::i32},  {7, ov::element::i64},      {9, ov::element::boolean},
-    {10, ov::element::f16}, {11, ov::element::f64}, {12, ov::element::u32},     {13, ov::element::u64},
+    {1, ov::element::f32},   {2, ov::element::u8},      {3, ov::element::i8},
+    {4, ov::element::u16},   {5, ov::element::i16},     {6, ov::element::i32},
+    {7, ov::element::i64},   {9, ov::element::boolean}, {10, ov::element::f16},
+    {11, ov::element::f64},  {12, ov::element::u32},    {13, ov::element::u64},
     {16, ov::element::bf16},
 };
 
@@ -63,9 +65,9 @@ inline ov::Tensor Borrow(const CaesuraTensor& tensor) {
           tensor.data == nullptr ? nothing : tensor.data};
 }
 
-// Makes and runs a compiled model's requests, so that none is made while another runs: OpenVINO 2026.4's CPU device, with
-// one thread a run, then reads what the run changes, and crashes. Runs go beside each other.
-// Thread safety: all methods from any thread.
+// Makes and runs a compiled model's requests, so that none is made while another runs: OpenVINO
+// 2026.4's CPU device, with one thread a run, then reads what the run changes, and crashes. Runs go
+// beside each other. Thread safety: all methods from any thread.
 class Requests {
  public:
   ov::InferRequest Make(ov::CompiledModel& model) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plug-in libcaesura_runtime_openvino.so: model ops (core/session/model_op.h) that OpenVINO runs, from ONNX or from its
-// own IR (model: the XML, weights: the BIN). It links OpenVINO and nothing of caesura's.
+// The plug-in libcaesura_runtime_openvino.so: model ops (core/session/model_op.h) that OpenVINO
+// runs, from ONNX or from its own IR (model: the XML, weights: the BIN). It links OpenVINO and
+// nothing of caesura's.
 //
-// Options: device (CPU), threads (0: OpenVINO's choice), precision (f32; bf16, f16, or "" for the device's own choice),
-// hint (latency, or throughput).
+// Options: device (CPU), threads (0: OpenVINO's choice), precision (f32; bf16, f16, or "" for the
+// device's own choice), hint (latency, or throughput).
 #include <cstring>
 #include <map>
 #include <string_view>
@@ -34,25 +35,30 @@ struct LoadedModel {
 };
 
 struct RunState {
-  explicit RunState(LoadedModel& of) : model(of), request(of.requests.Make(of.compiled)), bound(of.compiled.outputs().size()) {}
+  explicit RunState(LoadedModel& of)
+      : model(of), request(of.requests.Make(of.compiled)), bound(of.compiled.outputs().size()) {}
   LoadedModel& model;
   ov::InferRequest request;
   std::vector<bool> bound;  // outputs that a run has bound to memory of its own
 };
 
 ov::AnyMap ReadOptions(const Node& node, std::string* device) {
-  std::map<std::string, std::string> options = {{"device", "CPU"}, {"threads", "0"}, {"precision", "f32"}, {"hint", "latency"}};
+  std::map<std::string, std::string> options = {
+      {"device", "CPU"}, {"threads", "0"}, {"precision", "f32"}, {"hint", "latency"}};
   for (const auto& [key, value] : node.options()) {
     if (options.count(key) == 0) {
-      throw Error(CAESURA_INVALID_ARGUMENT, "there is no option '" + key + "'; known are: device, hint, precision, threads");
+      throw Error(CAESURA_INVALID_ARGUMENT,
+                  "there is no option '" + key + "'; known are: device, hint, precision, threads");
     }
     options[key] = value;
   }
   ov::AnyMap out;
   *device = options["device"];
   const std::string& threads = options["threads"];
-  if (threads.empty() || threads.size() > 4 || threads.find_first_not_of("0123456789") != std::string::npos) {
-    throw Error(CAESURA_INVALID_ARGUMENT, "option threads: expected a number, got '" + threads + "'");
+  if (threads.empty() || threads.size() > 4 ||
+      threads.find_first_not_of("0123456789") != std::string::npos) {
+    throw Error(CAESURA_INVALID_ARGUMENT,
+                "option threads: expected a number, got '" + threads + "'");
   }
   if (threads != "0") out.insert(ov::inference_num_threads(std::stoi(threads)));
   const std::map<std::string, ov::element::Type> precisions = {
@@ -60,24 +66,29 @@ ov::AnyMap ReadOptions(const Node& node, std::string* device) {
   if (const auto found = precisions.find(options["precision"]); found != precisions.end()) {
     out.insert(ov::hint::inference_precision(found->second));
   } else if (!options["precision"].empty()) {
-    throw Error(CAESURA_INVALID_ARGUMENT, "option precision: expected f32, bf16, f16 or nothing, got '" + options["precision"] + "'");
+    throw Error(
+        CAESURA_INVALID_ARGUMENT,
+        "option precision: expected f32, bf16, f16 or nothing, got '" + options["precision"] + "'");
   }
   if (options["hint"] != "latency" && options["hint"] != "throughput") {
-    throw Error(CAESURA_INVALID_ARGUMENT, "option hint: expected latency or throughput, got '" + options["hint"] + "'");
+    throw Error(CAESURA_INVALID_ARGUMENT,
+                "option hint: expected latency or throughput, got '" + options["hint"] + "'");
   }
-  out.insert(ov::hint::performance_mode(options["hint"] == "latency" ? ov::hint::PerformanceMode::LATENCY
-                                                                     : ov::hint::PerformanceMode::THROUGHPUT));
+  out.insert(ov::hint::performance_mode(options["hint"] == "latency"
+                                            ? ov::hint::PerformanceMode::LATENCY
+                                            : ov::hint::PerformanceMode::THROUGHPUT));
   return out;
 }
 
 // A model that comes as bytes opens no files: its tensors must be in it.
 void CheckSelfContained(std::string_view bytes) {
   if (bytes.find(std::string_view("\x0a\x08location", 10)) == std::string_view::npos) return;
-  throw Error(CAESURA_UNSUPPORTED, "the ONNX model keeps tensors in other files; put them into the model");
+  throw Error(CAESURA_UNSUPPORTED,
+              "the ONNX model keeps tensors in other files; put them into the model");
 }
 
-CaesuraStatus* Load(const CaesuraOpNode* given, const void* bytes, size_t size, const void* weights, size_t weight_bytes,
-                    void** model) {
+CaesuraStatus* Load(const CaesuraOpNode* given, const void* bytes, size_t size, const void* weights,
+                    size_t weight_bytes, void** model) {
   return Guard([&] {
     std::string device;
     const ov::AnyMap config = ReadOptions(Node(given), &device);
@@ -99,8 +110,10 @@ CaesuraStatus* Load(const CaesuraOpNode* given, const void* bytes, size_t size, 
   });
 }
 
-void DescribePort(const ov::Output<const ov::Node>& port, const std::string& fallback, CaesuraOpNode* description,
-                  CaesuraStatus* (*describe)(CaesuraOpNode*, const char*, int32_t, int32_t, const int64_t*)) {
+void DescribePort(const ov::Output<const ov::Node>& port, const std::string& fallback,
+                  CaesuraOpNode* description,
+                  CaesuraStatus* (*describe)(CaesuraOpNode*, const char*, int32_t, int32_t,
+                                             const int64_t*)) {
   const std::string name = port.get_names().empty() ? fallback : port.get_any_name();
   const ov::PartialShape& shape = port.get_partial_shape();
   std::vector<int64_t> dims;
@@ -115,10 +128,12 @@ CaesuraStatus* Describe(void* model, CaesuraOpNode* description) {
   return Guard([&] {
     const ov::CompiledModel& compiled = static_cast<LoadedModel*>(model)->compiled;
     for (size_t i = 0; i < compiled.inputs().size(); ++i) {
-      DescribePort(compiled.inputs()[i], "input_" + std::to_string(i), description, OpApi().describe_input);
+      DescribePort(compiled.inputs()[i], "input_" + std::to_string(i), description,
+                   OpApi().describe_input);
     }
     for (size_t i = 0; i < compiled.outputs().size(); ++i) {
-      DescribePort(compiled.outputs()[i], "output_" + std::to_string(i), description, OpApi().describe_output);
+      DescribePort(compiled.outputs()[i], "output_" + std::to_string(i), description,
+                   OpApi().describe_output);
     }
   });
 }
@@ -151,15 +166,20 @@ void Run(RunState& run, CaesuraContext* context) {
     ov::Tensor made = run.request.get_output_tensor(i);
     const ov::Shape shape = made.get_shape();
     const std::vector<int64_t> dims(shape.begin(), shape.end());
-    const CaesuraTensor shown = {made.data(), dims.data(), static_cast<int32_t>(dims.size()), DTypeOf(made.get_element_type()),
-                                 CAESURA_CPU, 0};
+    const CaesuraTensor shown = {made.data(),
+                                 dims.data(),
+                                 static_cast<int32_t>(dims.size()),
+                                 DTypeOf(made.get_element_type()),
+                                 CAESURA_CPU,
+                                 0};
     Check(OpApi().copy_output(context, i, &shown));
   }
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMain(const CaesuraApi* api, CaesuraPlugin* plugin) {
+extern "C" __attribute__((visibility("default"))) CaesuraStatus* CaesuraPluginMain(
+    const CaesuraApi* api, CaesuraPlugin* plugin) {
   caesura::plugin::Use(api);
   CaesuraModelRuntime runtime = {};
   runtime.size = sizeof(runtime);

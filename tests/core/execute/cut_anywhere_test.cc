@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stopped at every boundary, dead bytes poisoned, live ones moved, resumed on another thread, side by side with other
-// states: the bits stay the same.
+// Stopped at every boundary, dead bytes poisoned, live ones moved, resumed on another thread, side
+// by side with other states: the bits stay the same.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -53,7 +53,9 @@ TEST(CutAnywhere, EverywhereAtOnce) {
     const StepResults expected = Uncut(step, plan);
     ExecutionState state(plan);
     for (uint8_t poison : kPoisons) {
-      auto run = [&](ExecutionState& s) { return StepByStep(s, [&](ExecutionState& c) { return c.Relocate(poison); }); };
+      auto run = [&](ExecutionState& s) {
+        return StepByStep(s, [&](ExecutionState& c) { return c.Relocate(poison); });
+      };
       auto results = RunStep(step, state, run);  // the state is used again and again
       ASSERT_TRUE(results.ok()) << results.status().ToString();
       EXPECT_TRUE(*results == expected) << "poison " << int{poison};
@@ -71,7 +73,8 @@ TEST(CutAnywhere, EveryStepOnAnotherThread) {
     while (outcome.ok() && *outcome == RunOutcome::kStopped) {
       std::thread([&] {
         outcome = PartialExecutor::Run(s, s.program_counter() + 1);
-        if (outcome.ok() && *outcome == RunOutcome::kStopped && !s.Relocate(0xff).ok()) outcome = Internal("relocate");
+        if (outcome.ok() && *outcome == RunOutcome::kStopped && !s.Relocate(0xff).ok())
+          outcome = Internal("relocate");
       }).join();
     }
     return outcome;
@@ -81,7 +84,8 @@ TEST(CutAnywhere, EveryStepOnAnotherThread) {
   EXPECT_TRUE(*results == expected);
 }
 
-// Two states of one plan, one step of the one, one step of the other, at all distances from each other.
+// Two states of one plan, one step of the one, one step of the other, at all distances from each
+// other.
 TEST(CutAnywhere, TwoStatesInterleaved) {
   TrainingStep step;
   auto plan = step.Plan();
@@ -105,7 +109,8 @@ TEST(CutAnywhere, TwoStatesInterleaved) {
         EXPECT_TRUE(state.Resume(step.gradients).ok());
       } else if (state.phase() == ExecutionState::Phase::kReady) {
         EXPECT_TRUE(PartialExecutor::Run(state, state.program_counter() + 1).ok());
-        if (state.phase() == ExecutionState::Phase::kFinished) results[i].fetches = state.TakeFetches();
+        if (state.phase() == ExecutionState::Phase::kFinished)
+          results[i].fetches = state.TakeFetches();
       }
     };
     for (int i = 0; i < lead; ++i) advance(0);
@@ -114,23 +119,28 @@ TEST(CutAnywhere, TwoStatesInterleaved) {
       advance(0);
     }
     for (int i = 0; i < 2; ++i) {
-      for (int p = 0; p < parameters[i].size(); ++p) results[i].parameters.push_back(parameters[i].tensor(p));
+      for (int p = 0; p < parameters[i].size(); ++p)
+        results[i].parameters.push_back(parameters[i].tensor(p));
       EXPECT_TRUE(results[i] == expected) << "state " << i << ", lead " << lead;
     }
   }
 }
 
 TEST(CutAnywhere, RandomCutsOfRandomChains) {
-  // Chains with branches: v_i = op(v_j, v_k) for random j, k < i; every third value is a graph output.
+  // Chains with branches: v_i = op(v_j, v_k) for random j, k < i; every third value is a graph
+  // output.
   for (uint32_t seed = 0; seed < 25; ++seed) {
     std::mt19937 random(seed);
     std::string nodes, outputs;
     const char* ops[] = {"Add", "Sub", "Mul", "Neg", "Identity"};
     for (int i = 1; i < 30; ++i) {
-      const std::string a = "v" + std::to_string(random() % i), b = "v" + std::to_string(random() % i);
+      const std::string a = "v" + std::to_string(random() % i),
+                        b = "v" + std::to_string(random() % i);
       const int op = static_cast<int>(random() % 5);
-      nodes += "  v" + std::to_string(i) + " = " + ops[op] + " (" + a + (op < 3 ? ", " + b : "") + ")\n";
-      if (i % 3 == 0) outputs += (outputs.empty() ? "float[8] v" : ", float[8] v") + std::to_string(i);
+      nodes +=
+          "  v" + std::to_string(i) + " = " + ops[op] + " (" + a + (op < 3 ? ", " + b : "") + ")\n";
+      if (i % 3 == 0)
+        outputs += (outputs.empty() ? "float[8] v" : ", float[8] v") + std::to_string(i);
     }
     auto graph = GraphOf("(float[8] v0) => (" + outputs + ") {\n" + nodes + "}");
     const Values feeds = {Ramp(Shape{8})};
@@ -145,8 +155,8 @@ TEST(CutAnywhere, RandomCutsOfRandomChains) {
   }
 }
 
-// The same chains with YieldOps behind random nodes. The caller gives back what it got, from other memory, and then
-// overwrites what it got.
+// The same chains with YieldOps behind random nodes. The caller gives back what it got, from other
+// memory, and then overwrites what it got.
 TEST(CutAnywhere, YieldsBehindRandomNodes) {
   for (uint32_t seed = 0; seed < 25; ++seed) {
     std::string texts[2];
@@ -156,7 +166,8 @@ TEST(CutAnywhere, YieldsBehindRandomNodes) {
       std::vector<std::string> names = {"v0"};  // what later nodes read
       const char* ops[] = {"Add", "Sub", "Mul", "Neg", "Identity"};
       for (int i = 1; i < 30; ++i) {
-        const std::string v = "v" + std::to_string(i), a = names[random() % i], b = names[random() % i];
+        const std::string v = "v" + std::to_string(i), a = names[random() % i],
+                          b = names[random() % i];
         const int op = static_cast<int>(random() % 5);
         nodes += "  " + v + " = " + ops[op] + " (" + a + (op < 3 ? ", " + b : "") + ")\n";
         const bool cut = random() % 3 == 0 && yields;

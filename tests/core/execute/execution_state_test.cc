@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs without a yield: fetches and where they go, the value cache, random numbers, bodies, non-tensors.
+// Runs without a yield: fetches and where they go, the value cache, random numbers, bodies,
+// non-tensors.
 #include "core/execute/execution_state.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +16,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(Fetches, AreTheCallersOwn) {
-  auto graph = GraphOf(R"((float[2] x) => (float[2] y, float[2] y, float[2] v, float[2] x, float[2] k)
+  auto graph =
+      GraphOf(R"((float[2] x) => (float[2] y, float[2] y, float[2] v, float[2] x, float[2] k)
                           <float[2] k = {7, 8}> { y = Neg (x) v = Identity (y) })");
   auto plan = PlanOf(graph, {Ramp(Shape{2})});
   ExecutionState state(plan);
@@ -26,18 +28,21 @@ TEST(Fetches, AreTheCallersOwn) {
     for (int r = 0; r < 3; ++r) EXPECT_THAT(ToFloats(results[r]), ElementsAre(-1, -2));
     for (size_t r = 0; r < results.size(); ++r) {
       std::memset(results[r].tensor().raw(), 0xff, results[r].tensor().bytes());
-      for (size_t q = 0; q < r; ++q) EXPECT_NE(results[r].tensor().raw(), results[q].tensor().raw());
+      for (size_t q = 0; q < r; ++q)
+        EXPECT_NE(results[r].tensor().raw(), results[q].tensor().raw());
     }
     EXPECT_THAT(ToFloats(x), ElementsAre(1, 2));
   }
 }
 
 TEST(Fetches, GoToTheCallersBuffers) {
-  auto graph = GraphOf("(float[2] x) => (float[2] y, float[2] v, float[2] x) { y = Neg (x) v = Identity (y) }");
+  auto graph = GraphOf(
+      "(float[2] x) => (float[2] y, float[2] v, float[2] x) { y = Neg (x) v = Identity (y) }");
   auto plan = PlanOf(graph, {Ramp(Shape{2})});
   float y[2], v[2], x[2];
   RunOptions options;
-  options.fetch_buffers = {Tensor::Borrow(DType::kFloat32, Shape{2}, y), Tensor::Borrow(DType::kFloat32, Shape{2}, v),
+  options.fetch_buffers = {Tensor::Borrow(DType::kFloat32, Shape{2}, y),
+                           Tensor::Borrow(DType::kFloat32, Shape{2}, v),
                            Tensor::Borrow(DType::kFloat32, Shape{2}, x)};
   const Values results = RunPlan(plan, {Floats(Shape{2}, {1, 2})}, options);
   EXPECT_THAT(y, ElementsAre(-1, -2));
@@ -48,7 +53,8 @@ TEST(Fetches, GoToTheCallersBuffers) {
 }
 
 TEST(Fetches, BuffersLastAcrossAYield) {
-  auto graph = GraphOf("(float[2] x) => (float[2] y) { a = Neg (x) d = ai.caesura.YieldOp (a) y = Add (d, x) }");
+  auto graph = GraphOf(
+      "(float[2] x) => (float[2] y) { a = Neg (x) d = ai.caesura.YieldOp (a) y = Add (d, x) }");
   auto plan = PlanOf(graph, {Ramp(Shape{2})});
   float y[2] = {};
   RunOptions options;
@@ -77,7 +83,8 @@ TEST(Fetches, BuffersOfTheWrongKindAreRefused) {
   EXPECT_THAT(Finish(state, {Ramp(Shape{2})}, options).status().message(),
               HasSubstr("buffer for output 'y' is float32[3], the output is float32[2]"));
   options.fetch_buffers = {Tensor(), Tensor::Zeros(DType::kFloat64, Shape{2})};
-  EXPECT_THAT(Finish(state, {Ramp(Shape{2})}, options).status().message(), HasSubstr("buffer for output 'x'"));
+  EXPECT_THAT(Finish(state, {Ramp(Shape{2})}, options).status().message(),
+              HasSubstr("buffer for output 'x'"));
 }
 
 TEST(Fetches, ComeFromTheAllocatorGivenForThem) {
@@ -122,7 +129,8 @@ TEST(ValueCaching, HitsOnlyWhileTheVersionStands) {
   EXPECT_THAT(ToFloats(results[0]), ElementsAre(44, 88));
   EXPECT_EQ(cache.misses(), 3u);  // filled on the first run
   EXPECT_EQ(cache.hits(), 0u);
-  std::memset(results[1].tensor().raw(), 0xff, results[1].tensor().bytes());  // t was handed out as a copy
+  std::memset(results[1].tensor().raw(), 0xff,
+              results[1].tensor().bytes());  // t was handed out as a copy
   EXPECT_THAT(ToFloats(run()[0]), ElementsAre(44, 88));
   EXPECT_EQ(cache.hits(), 3u);
 
@@ -145,16 +153,19 @@ TEST(ValueCaching, HitsOnlyWhileTheVersionStands) {
 }
 
 TEST(ValueCaching, WithoutACacheValuesAreComputedInEachRun) {
-  auto graph = GraphOf("(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { n = Neg (w) y = Add (n, x) }");
+  auto graph =
+      GraphOf("(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { n = Neg (w) y = Add (n, x) }");
   auto plan = PlanOf(graph, {Ramp(Shape{2})}, {.parameters = {graph->FindValue("w")}});
   ParameterSet parameters;
   parameters.Add("w", Tensor::Of<float>(Shape{2}, {1, 2}));
   RunOptions options;
   options.parameters = &parameters;
   ExecutionState state(plan);
-  EXPECT_THAT(ToFloats(Finish(state, {Floats(Shape{2}, {0, 0})}, options).value()[0]), ElementsAre(-1, -2));
+  EXPECT_THAT(ToFloats(Finish(state, {Floats(Shape{2}, {0, 0})}, options).value()[0]),
+              ElementsAre(-1, -2));
   parameters.tensor(0).data<float>()[0] = 5;
-  EXPECT_THAT(ToFloats(Finish(state, {Floats(Shape{2}, {0, 0})}, options).value()[0]), ElementsAre(-5, -2));
+  EXPECT_THAT(ToFloats(Finish(state, {Floats(Shape{2}, {0, 0})}, options).value()[0]),
+              ElementsAre(-5, -2));
 }
 
 TEST(ValueCaching, ARunKeepsWhatItHasFound) {
@@ -187,7 +198,9 @@ TEST(ValueCaching, ARunKeepsWhatItHasFound) {
 // --- random numbers ---
 
 TEST(RandomKeys, DependOnSeedStepAndNodeAlone) {
-  auto graph = GraphOf("(float[8] x) => (float[8] a, float[8] b) { a = RandomUniformLike (x) b = RandomUniformLike (x) }");
+  auto graph = GraphOf(
+      "(float[8] x) => (float[8] a, float[8] b) { a = RandomUniformLike (x) b = RandomUniformLike "
+      "(x) }");
   auto plan = PlanOf(graph, {Ramp(Shape{8})});
   auto run = [&](uint64_t seed, uint64_t step) {
     RunOptions options;
@@ -204,7 +217,8 @@ TEST(RandomKeys, DependOnSeedStepAndNodeAlone) {
 
 // --- bodies ---
 
-constexpr char kLoop[] = R"((int64 trips, float[2] x, float[2] k) => (float[2] last, float[n,2] all) {
+constexpr char kLoop[] =
+    R"((int64 trips, float[2] x, float[2] k) => (float[2] last, float[n,2] all) {
   start = Neg (x)
   last, all = Loop (trips, , start) <body = b (int64 i, bool c, float[2] v) => (bool go, float[2] next, float[2] seen) {
     go = Identity (c)
@@ -217,7 +231,8 @@ constexpr char kLoop[] = R"((int64 trips, float[2] x, float[2] k) => (float[2] l
 })";
 
 TEST(Bodies, ALoopCarriesValuesAndCollectsScans) {
-  const Values feeds = {Tensor::Scalar<int64_t>(3), Floats(Shape{2}, {1, 2}), Floats(Shape{2}, {10, 100})};
+  const Values feeds = {Tensor::Scalar<int64_t>(3), Floats(Shape{2}, {1, 2}),
+                        Floats(Shape{2}, {10, 100})};
   auto plan = PlanOf(GraphOf(kLoop), feeds);
   ExecutionState state(plan);
   for (int i = 0; i < 2; ++i) {
@@ -245,7 +260,8 @@ TEST(Bodies, NestedOnesReadValuesOfAllLevels) {
     >
   })");
   auto run = [&](bool c, bool d) {
-    const Values feeds = {Tensor::Scalar<bool>(c), Tensor::Scalar<bool>(d), Floats(Shape{2}, {1, 2})};
+    const Values feeds = {Tensor::Scalar<bool>(c), Tensor::Scalar<bool>(d),
+                          Floats(Shape{2}, {1, 2})};
     return ToFloats(RunPlan(PlanOf(graph, feeds), feeds)[0]);
   };
   EXPECT_THAT(run(true, true), ElementsAre(-1, -2));
@@ -272,7 +288,8 @@ TEST(Bodies, ErrorsNameTheWayDown) {
     [choose] y = If (c) <then_branch = t () => (int64[1] p) { [inner] p = Gather (s, i) },
                          else_branch = e () => (int64[1] q) { q = Identity (i) }>
   })");
-  const Values feeds = {Tensor::Scalar<bool>(true), Ramp(Shape{2}), Tensor::Of<int64_t>(Shape{1}, {9})};
+  const Values feeds = {Tensor::Scalar<bool>(true), Ramp(Shape{2}),
+                        Tensor::Of<int64_t>(Shape{1}, {9})};
   ExecutionState state(PlanOf(graph, feeds));
   const std::string message = Finish(state, feeds).status().message();
   EXPECT_THAT(message, HasSubstr("[If 'choose' on tiny]"));
@@ -284,14 +301,18 @@ TEST(Bodies, AYieldInsideIsRefused) {
     y = If (c) <then_branch = t () => (float[2] p) { d = ai.caesura.YieldOp (x) p = Neg (d) },
                 else_branch = e () => (float[2] q) { q = Identity (x) }>
   })");
-  EXPECT_EQ(TryPlan(graph, {Tensor::Scalar<bool>(true), Ramp(Shape{2})}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(TryPlan(graph, {Tensor::Scalar<bool>(true), Ramp(Shape{2})}).status().code(),
+            StatusCode::kUnsupported);
 }
 
 // --- strings, optionals, sequences ---
 
 TEST(NonNumeric, StringsPassThroughAndAreConcatenated) {
-  auto graph = GraphOf("(string[2] a, string[1] b) => (string[3] y, string[2] v) { y = Concat <axis = 0> (a, b) v = Identity (a) }");
-  const Values feeds = {Tensor::Of<std::string>(Shape{2}, {"one", "two"}), Tensor::Of<std::string>(Shape{1}, {"three"})};
+  auto graph = GraphOf(
+      "(string[2] a, string[1] b) => (string[3] y, string[2] v) { y = Concat <axis = 0> (a, b) v = "
+      "Identity (a) }");
+  const Values feeds = {Tensor::Of<std::string>(Shape{2}, {"one", "two"}),
+                        Tensor::Of<std::string>(Shape{1}, {"three"})};
   auto plan = PlanOf(graph, feeds);
   ExecutionState state(plan);
   for (int i = 0; i < 2; ++i) {
@@ -308,13 +329,16 @@ ProviderList WithSequences() {
     registry.Add({.op_type = "Pack", .domain = "test", .create = [](KernelInfo& info) {
                     info.SetOutputSizedInCompute(0);
                     info.SetCompute([](KernelContext& c) {
-                      c.SetOutputValue(0, RuntimeValue::Sequence({c.InputValue(0).tensor().Clone().value()}));
+                      c.SetOutputValue(
+                          0, RuntimeValue::Sequence({c.InputValue(0).tensor().Clone().value()}));
                     });
                     return Status();
                   }});
     registry.Add({.op_type = "First", .domain = "test", .create = [](KernelInfo& info) {
                     info.SetOutputSizedInCompute(0);
-                    info.SetCompute([](KernelContext& c) { c.SetOutputValue(0, c.InputValue(0).sequence()[0]); });
+                    info.SetCompute([](KernelContext& c) {
+                      c.SetOutputValue(0, c.InputValue(0).sequence()[0]);
+                    });
                     return Status();
                   }});
   };
@@ -322,7 +346,8 @@ ProviderList WithSequences() {
 }
 
 TEST(NonNumeric, SequencesAreFeedsAndFetches) {
-  auto graph = GraphOf("(seq(float[2]) s, float[2] x) => (float[2] p, seq(float[2]) s) { p = test.First (s) }");
+  auto graph = GraphOf(
+      "(seq(float[2]) s, float[2] x) => (float[2] p, seq(float[2]) s) { p = test.First (s) }");
   const Values feeds = {RuntimeValue::Sequence({Floats(Shape{2}, {5, 6})}), Ramp(Shape{2})};
   ExecutionState state(PlanOf(graph, feeds, {}, WithSequences()));
   for (int i = 0; i < 2; ++i) {
@@ -346,7 +371,8 @@ TEST(NonNumeric, SequencesFlowByValue) {
   ASSERT_TRUE(state.Start({Floats(Shape{2}, {1, 2})}, {}).ok());
   ASSERT_EQ(PartialExecutor::Run(state).value(), RunOutcome::kYielded);
   const Values yielded = state.TakeYielded();
-  std::memset(yielded[0].tensor().raw(), 0xff, yielded[0].tensor().bytes());  // the sequence's element is not hit
+  std::memset(yielded[0].tensor().raw(), 0xff,
+              yielded[0].tensor().bytes());  // the sequence's element is not hit
   ASSERT_TRUE(state.Resume({Ramp(Shape{2})}).ok());
   ASSERT_EQ(PartialExecutor::Run(state).value(), RunOutcome::kFinished);
   const Values results = state.TakeFetches();

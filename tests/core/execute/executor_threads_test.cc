@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of one plan in threads. Also run under ThreadSanitizer (tests/run.sh), so: one OpenMP thread a kernel.
+// States of one plan in threads. Also run under ThreadSanitizer (tests/run.sh), so: one OpenMP
+// thread a kernel.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -119,7 +120,8 @@ TEST(ExecutorThreads, BodiesOfOnePlan) {
     for (int round = 0; round < kRounds; ++round) {
       const bool then = (t + round) % 2 == 0;
       auto results = Finish(state, {Floats(Shape{2}, {1, 2}), Tensor::Scalar<bool>(then)});
-      if (results.ok() && ToFloats((*results)[0]) == (then ? std::vector<float>{0, 0} : std::vector<float>{-2, -4})) {
+      if (results.ok() && ToFloats((*results)[0]) ==
+                              (then ? std::vector<float>{0, 0} : std::vector<float>{-2, -4})) {
         ++right;
       }
     }

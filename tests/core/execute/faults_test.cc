@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What breaks in a run is named, and breaks nothing else: the plan, other states and later runs are as good as new.
+// What breaks in a run is named, and breaks nothing else: the plan, other states and later runs are
+// as good as new.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +31,8 @@ TEST(Faults, AKernelThatFailsAtEachNode) {
     EXPECT_EQ(state.phase(), ExecutionState::Phase::kFailed);
     const Step& failed = plan->steps()[state.program_counter()];
     EXPECT_EQ(results.status().message(),
-              "[" + failed.node->Label().substr(1, failed.node->Label().size() - 2) + " on tiny] planted failure");
+              "[" + failed.node->Label().substr(1, failed.node->Label().size() - 2) +
+                  " on tiny] planted failure");
     EXPECT_FALSE(PartialExecutor::Run(state).ok());  // not without Start
     EXPECT_FALSE(state.Clone().ok());
     provider->FailAt(-1);
@@ -69,7 +71,10 @@ TEST(Faults, EachAllocationFailingInTurn) {
   auto plan = step.Plan({std::make_shared<TinyProvider>(&allocator)});
   const StepResults expected = Uncut(step, plan);
   allocator.Heal();
-  { ExecutionState state(plan); ASSERT_TRUE(RunStep(step, state, kStraight).ok()); }
+  {
+    ExecutionState state(plan);
+    ASSERT_TRUE(RunStep(step, state, kStraight).ok());
+  }
   const int calls = allocator.calls();
   EXPECT_GE(calls, 4);  // arena, two fetches, one of them at the yield, copies
   for (int n = 0; n < calls; ++n) {
@@ -143,17 +148,21 @@ TEST(Faults, ErrorsNameOpNodeProviderAndSource) {
     registry.Add({.op_type = "Bad", .domain = "test", .create = create});
   };
   for (const char* named : {"", " <named = 1>"}) {
-    auto graph = GraphOf("(float[2] x) => (float[2] y) { [culprit] y = test.Bad" + std::string(named) + " (x) }");
+    auto graph = GraphOf("(float[2] x) => (float[2] y) { [culprit] y = test.Bad" +
+                         std::string(named) + " (x) }");
     graph->nodes()[0]->set_source("net.py:12 in Net.forward");
-    auto plan = PlanOf(graph, {Ramp(Shape{2})}, {}, {std::make_shared<TinyProvider>(nullptr, more)});
+    auto plan =
+        PlanOf(graph, {Ramp(Shape{2})}, {}, {std::make_shared<TinyProvider>(nullptr, more)});
     ExecutionState state(plan);
     EXPECT_EQ(Finish(state, {Ramp(Shape{2})}).status().ToString(),
-              "INVALID_ARGUMENT: [test::Bad 'culprit' on tiny] got a bad index (from net.py:12 in Net.forward)");
+              "INVALID_ARGUMENT: [test::Bad 'culprit' on tiny] got a bad index (from net.py:12 in "
+              "Net.forward)");
   }
 }
 
 TEST(Faults, LateStepsNameTheNodeToo) {
-  auto graph = GraphOf("(float[6] x, int64[2] to) => (float[a,b] y) { [shape_it] y = Reshape (x, to) }");
+  auto graph =
+      GraphOf("(float[6] x, int64[2] to) => (float[a,b] y) { [shape_it] y = Reshape (x, to) }");
   const RuntimeValue to = Tensor::Of<int64_t>(Shape{2}, {4, 4});
   auto plan = PlanOf(graph, {Ramp(Shape{6}), to});
   ExecutionState state(plan);
@@ -169,11 +178,14 @@ TEST(Faults, WrongFeedsAreRefusedBeforeAnythingRuns) {
   RunOptions options;
   options.parameters = &parameters;
   EXPECT_THAT(state.Start({}, options).message(), HasSubstr("takes 1 feeds, got 0"));
-  EXPECT_THAT(state.Start({Ramp(Shape{4, 2})}, options).message(),
-              HasSubstr("feed 'x' is not of the dtype, shape or value that the plan was made for: expected "
-                        "float32[4, 3], got float32[4, 2]"));
-  EXPECT_THAT(state.Start({Tensor::Zeros(DType::kFloat64, Shape{4, 3})}, options).message(), HasSubstr("float64[4, 3]"));
-  EXPECT_THAT(state.Start(step.feeds, {}).message(), HasSubstr("has 2 parameters, the run brings fewer"));
+  EXPECT_THAT(
+      state.Start({Ramp(Shape{4, 2})}, options).message(),
+      HasSubstr("feed 'x' is not of the dtype, shape or value that the plan was made for: expected "
+                "float32[4, 3], got float32[4, 2]"));
+  EXPECT_THAT(state.Start({Tensor::Zeros(DType::kFloat64, Shape{4, 3})}, options).message(),
+              HasSubstr("float64[4, 3]"));
+  EXPECT_THAT(state.Start(step.feeds, {}).message(),
+              HasSubstr("has 2 parameters, the run brings fewer"));
   ParameterSet small;
   small.Add("w", Tensor::Zeros(DType::kFloat32, Shape{2}));
   small.Add("seen", Tensor::Zeros(DType::kFloat32, Shape{4, 3}));

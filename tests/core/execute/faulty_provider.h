@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Things that break when told to: an allocator whose n-th call fails, a provider whose n-th kernel call fails.
+// Things that break when told to: an allocator whose n-th call fails, a provider whose n-th kernel
+// call fails.
 #ifndef CAESURA_TESTS_CORE_EXECUTE_FAULTY_PROVIDER_H_
 #define CAESURA_TESTS_CORE_EXECUTE_FAULTY_PROVIDER_H_
 
@@ -15,7 +16,8 @@
 
 namespace caesura::testing {
 
-// Counts down with each call; the call that finds it at zero fails, and so do all later ones until it is set again.
+// Counts down with each call; the call that finds it at zero fails, and so do all later ones until
+// it is set again.
 class FailingAllocator : public Allocator {
  public:
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
@@ -36,12 +38,17 @@ class FailingAllocator : public Allocator {
   std::atomic<int> left_{INT_MAX}, calls_{0};
 };
 
-// Another provider's kernels, counted: kernel call number `fail_at` of the process of counting fails.
+// Another provider's kernels, counted: kernel call number `fail_at` of the process of counting
+// fails.
 class FailingProvider : public ExecutionProvider {
  public:
-  // `name`: empty for that of `inner`. With `scribbles` the call that fails has first filled its outputs with garbage.
-  explicit FailingProvider(std::shared_ptr<const ExecutionProvider> inner, std::string name = {}, bool scribbles = false)
-      : inner_(std::move(inner)), name_(name.empty() ? inner_->name() : std::move(name)), scribbles_(scribbles) {
+  // `name`: empty for that of `inner`. With `scribbles` the call that fails has first filled its
+  // outputs with garbage.
+  explicit FailingProvider(std::shared_ptr<const ExecutionProvider> inner, std::string name = {},
+                           bool scribbles = false)
+      : inner_(std::move(inner)),
+        name_(name.empty() ? inner_->name() : std::move(name)),
+        scribbles_(scribbles) {
     for (KernelDef def : inner_->kernels().defs()) {
       def.create = [this, create = def.create](KernelInfo& info) -> Status {
         if (created_++ == fail_at_creation_) return ProviderFailure("planted failure of a factory");
@@ -49,12 +56,16 @@ class FailingProvider : public ExecutionProvider {
         if (!status.ok()) return status;
         std::vector<size_t> bytes;
         for (const OutputInfo& output : info.outputs()) {
-          const bool planned = output.kind == OutputInfo::Kind::kPlanned && output.dtype != DType::kString;
-          bytes.push_back(planned ? static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) : 0);
+          const bool planned =
+              output.kind == OutputInfo::Kind::kPlanned && output.dtype != DType::kString;
+          bytes.push_back(
+              planned ? static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) : 0);
         }
-        info.SetCompute([this, bytes, compute = info.TakeCompute()](KernelContext& context) -> Status {
+        info.SetCompute([this, bytes,
+                         compute = info.TakeCompute()](KernelContext& context) -> Status {
           const int call = calls_++;
-          if (fail_at_ < 0 || call < fail_at_ || (call > fail_at_ && !fails_on_)) return compute(context);
+          if (fail_at_ < 0 || call < fail_at_ || (call > fail_at_ && !fails_on_))
+            return compute(context);
           for (size_t i = 0; scribbles_ && i < bytes.size(); ++i) {
             if (void* output = bytes[i] > 0 ? context.Output<void>(static_cast<int>(i)) : nullptr) {
               std::memset(output, 0xa5, bytes[i]);

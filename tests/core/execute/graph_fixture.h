@@ -33,14 +33,17 @@ inline std::vector<FeedSpec> SpecsOf(const Values& feeds) {
   return specs;
 }
 
-inline Result<std::shared_ptr<const ExecutionPlan>> TryPlan(const std::shared_ptr<Graph>& graph, const Values& feeds,
-                                                            PlanOptions options = {}, ProviderList providers = Tiny()) {
+inline Result<std::shared_ptr<const ExecutionPlan>> TryPlan(const std::shared_ptr<Graph>& graph,
+                                                            const Values& feeds,
+                                                            PlanOptions options = {},
+                                                            ProviderList providers = Tiny()) {
   if (options.threads == 0) options.threads = 1;
   return ExecutionPlan::Create(graph, SpecsOf(feeds), providers, WithSubgraphs(options, providers));
 }
 
-inline std::shared_ptr<const ExecutionPlan> PlanOf(const std::shared_ptr<Graph>& graph, const Values& feeds,
-                                                   PlanOptions options = {}, ProviderList providers = Tiny()) {
+inline std::shared_ptr<const ExecutionPlan> PlanOf(const std::shared_ptr<Graph>& graph,
+                                                   const Values& feeds, PlanOptions options = {},
+                                                   ProviderList providers = Tiny()) {
   auto plan = TryPlan(graph, feeds, std::move(options), std::move(providers));
   EXPECT_TRUE(plan.ok()) << plan.status().ToString();
   return plan.ok() ? *plan : nullptr;
@@ -56,7 +59,8 @@ inline Result<Values> Finish(ExecutionState& state, Values feeds, RunOptions opt
   return state.TakeFetches();
 }
 
-inline Values RunPlan(const std::shared_ptr<const ExecutionPlan>& plan, Values feeds, RunOptions options = {}) {
+inline Values RunPlan(const std::shared_ptr<const ExecutionPlan>& plan, Values feeds,
+                      RunOptions options = {}) {
   ExecutionState state(plan);
   auto results = Finish(state, std::move(feeds), std::move(options));
   EXPECT_TRUE(results.ok()) << results.status().ToString();
@@ -69,17 +73,21 @@ inline RuntimeValue Floats(Shape shape, const std::vector<float>& values) {
 // 0.25, 0.5, 0.75, ... with alternating signs: exact in float32.
 inline RuntimeValue Ramp(Shape shape, float scale = 0.25f) {
   std::vector<float> values(static_cast<size_t>(shape.elements()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = scale * static_cast<float>(i % 13 + 1) * (i % 2 ? -1 : 1);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = scale * static_cast<float>(i % 13 + 1) * (i % 2 ? -1 : 1);
   return Floats(std::move(shape), values);
 }
-inline std::vector<float> ToFloats(const RuntimeValue& value) { return value.tensor().ToVector<float>(); }
+inline std::vector<float> ToFloats(const RuntimeValue& value) {
+  return value.tensor().ToVector<float>();
+}
 
 // Dtype, shape and every bit.
 inline bool SameBits(const RuntimeValue& a, const RuntimeValue& b) {
   if (a.is_tensor() != b.is_tensor()) return false;
   if (!a.is_tensor()) return a.is_sequence() == b.is_sequence();
   return a.tensor().dtype() == b.tensor().dtype() && a.tensor().shape() == b.tensor().shape() &&
-         (a.tensor().bytes() == 0 || std::memcmp(a.tensor().raw(), b.tensor().raw(), a.tensor().bytes()) == 0);
+         (a.tensor().bytes() == 0 ||
+          std::memcmp(a.tensor().raw(), b.tensor().raw(), a.tensor().bytes()) == 0);
 }
 inline bool SameBits(const Values& a, const Values& b) {
   if (a.size() != b.size()) return false;
@@ -89,7 +97,8 @@ inline bool SameBits(const Values& a, const Values& b) {
   return true;
 }
 
-// Runs to the next yield or the end, so many steps a call; between calls dead bytes are poisoned and live ones moved.
+// Runs to the next yield or the end, so many steps a call; between calls dead bytes are poisoned
+// and live ones moved.
 inline Result<RunOutcome> RunInPieces(ExecutionState& state, int steps) {
   for (;;) {
     auto outcome = PartialExecutor::Run(state, state.program_counter() + steps);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// No allocation in the executor's loop after the first step. A program of its own: it takes malloc's place, for all
-// libraries of the process, and counts.
+// No allocation in the executor's loop after the first step. A program of its own: it takes
+// malloc's place, for all libraries of the process, and counts.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -13,7 +13,7 @@
 namespace {
 thread_local long allocations = 0;  // by this thread
 void* volatile escaped = nullptr;   // keeps the compiler from dropping pairs of new and delete
-}
+}  // namespace
 
 // glibc's own entry points, behind the ones that are replaced here.
 extern "C" {
@@ -73,14 +73,15 @@ TEST(NoAllocation, TheHookCounts) {
   EXPECT_GE(AllocationsOf([] { HostAllocator().Allocate(1).value(); }), 1);
 }
 
-// Runs a started state to the next yield or the end and adds up what each step but the first and those that hand
-// something out has allocated.
+// Runs a started state to the next yield or the end and adds up what each step but the first and
+// those that hand something out has allocated.
 long InTheLoop(ExecutionState& state, std::string* culprits) {
   long sum = 0;
   const std::vector<Step>& steps = state.plan().steps();
   while (state.phase() == ExecutionState::Phase::kReady) {
     const int pc = state.program_counter();
-    const bool hands_out = pc + 1 == static_cast<int>(steps.size()) || steps[pc].kind == Step::Kind::kYield;
+    const bool hands_out =
+        pc + 1 == static_cast<int>(steps.size()) || steps[pc].kind == Step::Kind::kYield;
     long made = 0;
     {
       Result<RunOutcome> outcome = RunOutcome::kStopped;
@@ -136,7 +137,8 @@ TEST(NoAllocation, DoesNotGrowWithTheNumberOfSteps) {
   EXPECT_LE(made[1], 4);
 }
 
-// The CPU provider's own kernels on one thread. oneDNN's allocate a little inside of the library: not in this list.
+// The CPU provider's own kernels on one thread. oneDNN's allocate a little inside of the library:
+// not in this list.
 TEST(NoAllocation, InTheCpuKernels) {
   auto graph = GraphOf(R"((float[8,16] x, int64[8] ids) => (float[8,16] y)
   <float[2,16] table = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16},
@@ -158,7 +160,8 @@ TEST(NoAllocation, InTheCpuKernels) {
     z = Erf (o)
     y = Tanh (z)
   })");
-  const Values feeds = {Ramp(Shape{8, 16}), Tensor::Of<int64_t>(Shape{8}, {0, 1, 0, 1, 1, 1, 0, 0})};
+  const Values feeds = {Ramp(Shape{8, 16}),
+                        Tensor::Of<int64_t>(Shape{8}, {0, 1, 0, 1, 1, 1, 0, 0})};
   ExecutionState state(PlanOf(graph, feeds, {}, {MakeCpuProvider()}));
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(state.Start(feeds, {}).ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Breaks a contract on purpose: two runs at the same time update one parameter. ThreadSanitizer must say so
-// in the configuration in which it finds nothing in the tests.
+// Breaks a contract on purpose: two runs at the same time update one parameter. ThreadSanitizer
+// must say so in the configuration in which it finds nothing in the tests.
 #include <atomic>
 #include <cstdio>
 #include <thread>
@@ -14,13 +14,13 @@ int main() {
   auto plan = step.Plan();
   // One parameter set for two runs: both update `seen` in place.
   ParameterSet parameters = step.Parameters();
-  // The allocator's lock orders runs that happen one after the other, so the runs start together, and often.
+  // The allocator's lock orders runs that happen one after the other, so the runs start together,
+  // and often.
   std::atomic<int> started{0};
   auto run = [&](int round) {
     ExecutionState state(plan);
     started.fetch_add(1, std::memory_order_relaxed);
-    while (started.load(std::memory_order_relaxed) < 2 * (round + 1)) {
-    }
+    while (started.load(std::memory_order_relaxed) < 2 * (round + 1)) {}
     RunOptions options;
     options.parameters = &parameters;
     if (!state.Start(step.feeds, options).ok() || !PartialExecutor::Run(state).ok()) return;

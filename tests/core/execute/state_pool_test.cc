@@ -17,18 +17,21 @@ class StatePoolTest : public ::testing::Test {
   std::shared_ptr<const ExecutionPlan> Plan(int64_t size) {
     return PlanOf(graph_, {Ramp(Shape{size})}, {}, {std::make_shared<TinyProvider>(&allocator_)});
   }
-  // One run in a state of the pool's; gives the number of allocations, one of which is the result's.
+  // One run in a state of the pool's; gives the number of allocations, one of which is the
+  // result's.
   int RunOnce(const std::shared_ptr<const ExecutionPlan>& plan, int64_t size) {
     allocator_.Heal();
     std::unique_ptr<ExecutionState> state = pool_.Borrow(plan);
     auto results = Finish(*state, {Ramp(Shape{size})});
     EXPECT_TRUE(results.ok()) << results.status().ToString();
-    EXPECT_TRUE(SameBits(results->at(0), RunPlan(PlanOf(graph_, {Ramp(Shape{size})}), {Ramp(Shape{size})})[0]));
+    EXPECT_TRUE(SameBits(results->at(0),
+                         RunPlan(PlanOf(graph_, {Ramp(Shape{size})}), {Ramp(Shape{size})})[0]));
     pool_.Return(std::move(state));
     return allocator_.calls();
   }
 
-  std::shared_ptr<Graph> graph_ = GraphOf("(float[n] x) => (float[n] y) { a = Neg (x) b = Add (a, x) y = Add (a, b) }");
+  std::shared_ptr<Graph> graph_ =
+      GraphOf("(float[n] x) => (float[n] y) { a = Neg (x) b = Add (a, x) y = Add (a, b) }");
   FailingAllocator allocator_;  // counts, here
   StatePool pool_{4};
 };
@@ -43,7 +46,8 @@ TEST_F(StatePoolTest, PlansShareAnArena) {
     EXPECT_EQ(RunOnce(small, 64), 1);
     EXPECT_EQ(RunOnce(large, 1024), 1);
   }
-  for (int64_t size = 65; size < 100; ++size) EXPECT_EQ(RunOnce(Plan(size), size), 1) << size;  // more than the pool keeps
+  for (int64_t size = 65; size < 100; ++size)
+    EXPECT_EQ(RunOnce(Plan(size), size), 1) << size;  // more than the pool keeps
 }
 
 TEST_F(StatePoolTest, RunsAtTheSameTimeHaveTheirOwn) {

@@ -6,7 +6,8 @@
 
 namespace caesura {
 
-std::shared_ptr<const ExecutionProvider> MakeCpuProvider(const std::function<void(KernelRegistry&)>& more) {
+std::shared_ptr<const ExecutionProvider> MakeCpuProvider(
+    const std::function<void(KernelRegistry&)>& more) {
   return std::make_shared<testing::TinyProvider>(nullptr, more);
 }
 

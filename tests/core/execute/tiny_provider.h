@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A provider with a dozen plain kernels, so that plans and executors are tested apart from the real ones. Also what
-// tests break on purpose: an allocator that fails at the n-th call, a provider whose n-th kernel call fails.
+// A provider with a dozen plain kernels, so that plans and executors are tested apart from the real
+// ones. Also what tests break on purpose: an allocator that fails at the n-th call, a provider
+// whose n-th kernel call fails.
 #ifndef CAESURA_TESTS_CORE_EXECUTE_TINY_PROVIDER_H_
 #define CAESURA_TESTS_CORE_EXECUTE_TINY_PROVIDER_H_
 
@@ -25,8 +26,10 @@ template <typename Op>
 Status CreatePair(KernelInfo& info) {
   const Shape a = info.InputShape(0), b = info.InputShape(1);
   const Shape& out = a.elements() >= b.elements() ? a : b;
-  const int64_t count = out.elements(), step_a = a.elements() == count, step_b = b.elements() == count;
-  if ((!step_a && a.elements() != 1) || (!step_b && b.elements() != 1)) return info.Invalid("shapes differ");
+  const int64_t count = out.elements(), step_a = a.elements() == count,
+                step_b = b.elements() == count;
+  if ((!step_a && a.elements() != 1) || (!step_b && b.elements() != 1))
+    return info.Invalid("shapes differ");
   info.SetOutput(0, DType::kFloat32, out);
   info.SetCompute([=](KernelContext& context) {
     const float *x = context.Input<float>(0), *y = context.Input<float>(1);
@@ -88,7 +91,8 @@ inline Status CreateView(KernelInfo& info) {
     for (int64_t dim : dims) known *= dim < 0 ? 1 : dim;
     for (int64_t& dim : dims) dim = dim < 0 ? info.InputShape(0).elements() / known : dim;
   }
-  if (Shape(dims).elements() != info.InputShape(0).elements()) return info.Invalid("element counts differ");
+  if (Shape(dims).elements() != info.InputShape(0).elements())
+    return info.Invalid("element counts differ");
   const int64_t count = info.InputShape(0).elements();
   const DType dtype = info.InputDType(0);
   info.SetOutput(0, dtype, Shape(std::move(dims)));
@@ -151,7 +155,8 @@ inline Status CreateNonZero(KernelInfo& info) {
     for (int64_t i = 0; i < count; ++i) {
       if (context.Input<float>(0)[i] != 0) found.push_back(i);
     }
-    auto out = context.AllocateOutput(0, DType::kInt64, Shape{1, static_cast<int64_t>(found.size())});
+    auto out =
+        context.AllocateOutput(0, DType::kInt64, Shape{1, static_cast<int64_t>(found.size())});
     if (!out.ok()) return out.status();
     std::copy(found.begin(), found.end(), out->data<int64_t>());
     return {};
@@ -163,7 +168,8 @@ inline Status CreateCastToFloat(KernelInfo& info) {
   const int64_t count = info.InputShape(0).elements();
   info.SetOutput(0, DType::kFloat32, info.InputShape(0));
   info.SetCompute([count](KernelContext& context) {
-    for (int64_t i = 0; i < count; ++i) context.Output<float>(0)[i] = static_cast<float>(context.Input<int64_t>(0)[i]);
+    for (int64_t i = 0; i < count; ++i)
+      context.Output<float>(0)[i] = static_cast<float>(context.Input<int64_t>(0)[i]);
   });
   return {};
 }
@@ -175,7 +181,8 @@ inline Status CreateRandom(KernelInfo& info) {
   info.SetCompute([count](KernelContext& context) {
     const RandomKey key = context.random_key();
     for (int64_t i = 0; i < count; ++i) {
-      uint64_t bits = key.seed * 0x9e3779b97f4a7c15ull + key.step * 0xbf58476d1ce4e5b9ull + key.stream * 1000003 + i;
+      uint64_t bits = key.seed * 0x9e3779b97f4a7c15ull + key.step * 0xbf58476d1ce4e5b9ull +
+                      key.stream * 1000003 + i;
       bits = (bits ^ (bits >> 31)) * 0x94d049bb133111ebull;
       context.Output<float>(0)[i] = static_cast<float>(bits >> 40) / 16777216.0f;
     }
@@ -219,8 +226,14 @@ inline void RegisterTinyKernels(KernelRegistry& registry) {
   };
   const std::vector<Alias> pair = {MayReuse(0, 0), MayReuse(1, 0)};
   add({.op_type = "Add", .types = floats, .aliases = pair, .create = CreatePair<std::plus<float>>});
-  add({.op_type = "Sub", .types = floats, .aliases = pair, .create = CreatePair<std::minus<float>>});
-  add({.op_type = "Mul", .types = floats, .aliases = pair, .create = CreatePair<std::multiplies<float>>});
+  add({.op_type = "Sub",
+       .types = floats,
+       .aliases = pair,
+       .create = CreatePair<std::minus<float>>});
+  add({.op_type = "Mul",
+       .types = floats,
+       .aliases = pair,
+       .create = CreatePair<std::multiplies<float>>});
   add({.op_type = "Neg", .types = floats, .aliases = {MayReuse(0, 0)}, .create = CreateNeg});
   add({.op_type = "MatMul", .types = floats, .create = CreateMatMul});
   add({.op_type = "Transpose", .types = floats, .create = CreateTranspose});
@@ -232,8 +245,14 @@ inline void RegisterTinyKernels(KernelRegistry& registry) {
   add({.op_type = "NonZero", .types = floats, .create = CreateNonZero});
   add({.op_type = "Cast", .types = {DType::kInt64}, .create = CreateCastToFloat});
   add({.op_type = "RandomUniformLike", .deterministic = false, .create = CreateRandom});
-  add({.op_type = "Accumulate", .domain = "test", .aliases = {InPlace(0, 0)}, .create = CreateAccumulate});
-  add({.op_type = "SumBlock", .domain = "test", .contiguous_inputs = {-1}, .create = CreateSumBlock});
+  add({.op_type = "Accumulate",
+       .domain = "test",
+       .aliases = {InPlace(0, 0)},
+       .create = CreateAccumulate});
+  add({.op_type = "SumBlock",
+       .domain = "test",
+       .contiguous_inputs = {-1},
+       .create = CreateSumBlock});
   RegisterControlFlowKernels(registry);
 }
 
@@ -244,7 +263,8 @@ inline constexpr char kTinyProviderName[] = "tiny";
 class TinyProvider : public ExecutionProvider {
  public:
   // `allocator` outlives the provider; null: host memory.
-  explicit TinyProvider(Allocator* allocator = nullptr, const std::function<void(KernelRegistry&)>& more = {})
+  explicit TinyProvider(Allocator* allocator = nullptr,
+                        const std::function<void(KernelRegistry&)>& more = {})
       : allocator_(allocator != nullptr ? *allocator : HostAllocator()) {
     RegisterTinyKernels(kernels_);
     if (more) more(kernels_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole training step of a small net, made by hand: what most executor tests run. Forward, a yield that hands out
-// y (as [12], a view) and h, backward, and an update of the running sum `seen` in place.
+// A whole training step of a small net, made by hand: what most executor tests run. Forward, a
+// yield that hands out y (as [12], a view) and h, backward, and an update of the running sum `seen`
+// in place.
 #ifndef CAESURA_TESTS_CORE_EXECUTE_TRAINING_STEP_H_
 #define CAESURA_TESTS_CORE_EXECUTE_TRAINING_STEP_H_
 
@@ -8,8 +9,10 @@
 
 namespace caesura::testing {
 
-// h = (x W) * r, y = h * h; after the yield dh = 2 h dy + dh', dW = x^T (dh * r), dx = (dh * r) W^T.
-inline constexpr char kTrainingStep[] = R"((float[4,3] x) => (float[3,3] dw, float[4,3] dx, float total)
+// h = (x W) * r, y = h * h; after the yield dh = 2 h dy + dh', dW = x^T (dh * r), dx = (dh * r)
+// W^T.
+inline constexpr char kTrainingStep[] =
+    R"((float[4,3] x) => (float[3,3] dw, float[4,3] dx, float total)
 <float[3,3] w = {0.5, -1, 2, 1.5, 0.25, -0.75, 1, 1, -2}, float[4,3] seen = {0,0,0,0,0,0,0,0,0,0,0,0},
  int64[1] flat = {-1}, int64[2] square = {4, 3}> {
   m = MatMul (x, w)
@@ -45,7 +48,8 @@ struct TrainingStep {
     out.parameters = {graph->FindValue("w"), graph->FindValue("seen")};
     return out;
   }
-  std::shared_ptr<const ExecutionPlan> Plan(ProviderList providers = Tiny(), bool reuse = true) const {
+  std::shared_ptr<const ExecutionPlan> Plan(ProviderList providers = Tiny(),
+                                            bool reuse = true) const {
     PlanOptions o = options();
     o.reuse_memory = reuse;
     return PlanOf(graph, feeds, o, std::move(providers));
@@ -53,7 +57,8 @@ struct TrainingStep {
   // Fresh copies of the initial values.
   ParameterSet Parameters() const {
     ParameterSet out;
-    for (const char* name : {"w", "seen"}) out.Add(name, graph->Initializer(graph->FindValue(name))->Clone().value());
+    for (const char* name : {"w", "seen"})
+      out.Add(name, graph->Initializer(graph->FindValue(name))->Clone().value());
     return out;
   }
 };
@@ -62,13 +67,15 @@ struct TrainingStep {
 struct StepResults {
   Values yielded, fetches, parameters;
   bool operator==(const StepResults& o) const {
-    return SameBits(yielded, o.yielded) && SameBits(fetches, o.fetches) && SameBits(parameters, o.parameters);
+    return SameBits(yielded, o.yielded) && SameBits(fetches, o.fetches) &&
+           SameBits(parameters, o.parameters);
   }
 };
 
 // One run from start to end; `run` stands for PartialExecutor::Run(state) and may cut it.
 template <typename Run>
-Result<StepResults> RunStep(const TrainingStep& step, ExecutionState& state, const Run& run, RunOptions options = {}) {
+Result<StepResults> RunStep(const TrainingStep& step, ExecutionState& state, const Run& run,
+                            RunOptions options = {}) {
   ParameterSet parameters = step.Parameters();
   options.parameters = &parameters;
   options.seed = 7;
@@ -85,11 +92,13 @@ Result<StepResults> RunStep(const TrainingStep& step, ExecutionState& state, con
   if (!outcome.ok()) return outcome.status();
   EXPECT_EQ(*outcome, RunOutcome::kFinished);
   results.fetches = state.TakeFetches();
-  for (int i = 0; i < parameters.size(); ++i) results.parameters.push_back(parameters.tensor(i).Clone().value());
+  for (int i = 0; i < parameters.size(); ++i)
+    results.parameters.push_back(parameters.tensor(i).Clone().value());
   return results;
 }
 
-inline StepResults Uncut(const TrainingStep& step, const std::shared_ptr<const ExecutionPlan>& plan) {
+inline StepResults Uncut(const TrainingStep& step,
+                         const std::shared_ptr<const ExecutionPlan>& plan) {
   ExecutionState state(plan);
   auto results = RunStep(step, state, [](ExecutionState& s) { return PartialExecutor::Run(s); });
   EXPECT_TRUE(results.ok()) << results.status().ToString();

@@ -27,7 +27,8 @@ Values FromYield(ExecutionState& state, Values given) {
   return state.TakeFetches();
 }
 void Overwrite(const Values& values) {
-  for (const RuntimeValue& value : values) std::memset(value.tensor().raw(), 0xff, value.tensor().bytes());
+  for (const RuntimeValue& value : values)
+    std::memset(value.tensor().raw(), 0xff, value.tensor().bytes());
 }
 
 // y = -x, read again by backward: dx = dy * y. z = -y is read by nobody else.
@@ -60,7 +61,8 @@ TEST(Yield, TheCallerMayOverwriteOrFreeWhatItGot) {
     if (overwrite) Overwrite(yielded);
     yielded.clear();
     // dx = (dy + dz) * y = 3 * -x
-    const Values results = FromYield(state, {Floats(Shape{3}, {1, 1, 1}), Floats(Shape{3}, {2, 2, 2})});
+    const Values results =
+        FromYield(state, {Floats(Shape{3}, {1, 1, 1}), Floats(Shape{3}, {2, 2, 2})});
     EXPECT_THAT(ToFloats(results[0]), ElementsAre(-3, -6, -9));
   }
 }
@@ -85,7 +87,8 @@ TEST(Yield, NotTakenValuesAreNoTrouble) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(state.Start({Floats(Shape{3}, {1, 2, 3})}, {}).ok());
     ASSERT_TRUE(PartialExecutor::Run(state).ok());
-    EXPECT_THAT(ToFloats(FromYield(state, {Floats(Shape{3}, {1, 1, 1}), RuntimeValue()})[0]), ElementsAre(-1, -2, -3));
+    EXPECT_THAT(ToFloats(FromYield(state, {Floats(Shape{3}, {1, 1, 1}), RuntimeValue()})[0]),
+                ElementsAre(-1, -2, -3));
     EXPECT_TRUE(state.TakeFetches().empty());  // once a run
   }
 }
@@ -107,13 +110,14 @@ TEST(Yield, OneValueTwiceAndAViewOfIt) {
     EXPECT_THAT(ToFloats(yielded[i]), ElementsAre(-1, -2, -3, -4)) << i;
     Overwrite({yielded[i]});  // three values, three buffers
   }
-  const Values results =
-      FromYield(state, {Floats(Shape{2, 2}, {1, 1, 1, 1}), RuntimeValue(), Floats(Shape{4}, {1, 2, 3, 4})});
+  const Values results = FromYield(
+      state, {Floats(Shape{2, 2}, {1, 1, 1, 1}), RuntimeValue(), Floats(Shape{4}, {1, 2, 3, 4})});
   EXPECT_THAT(ToFloats(results[0]), ElementsAre(2, 3, 4, 5));
 }
 
 TEST(Yield, FeedsParametersAndConstantsAreCopied) {
-  auto graph = GraphOf(R"((float[2] x) => (float[2] y, float[2] k) <float[2] w = {5, 6}, float[2] k = {7, 8}> {
+  auto graph = GraphOf(
+      R"((float[2] x) => (float[2] y, float[2] k) <float[2] w = {5, 6}, float[2] k = {7, 8}> {
     d0, d1, d2 = ai.caesura.YieldOp (x, w, k)
     a = Add (x, w)
     y = Add (a, k)
@@ -138,7 +142,8 @@ TEST(Yield, AbsentIsZerosAndOneElementIsSpread) {
   auto plan = PlanOf(GraphOf(kTwoValues), {Ramp(Shape{3})});
   ExecutionState state(plan);
   ToYield(state, {Floats(Shape{3}, {1, 2, 3})});
-  EXPECT_THAT(ToFloats(FromYield(state, {RuntimeValue(), RuntimeValue()})[0]), ElementsAre(0, 0, 0));
+  EXPECT_THAT(ToFloats(FromYield(state, {RuntimeValue(), RuntimeValue()})[0]),
+              ElementsAre(0, 0, 0));
   ToYield(state, {Floats(Shape{3}, {1, 2, 3})});
   EXPECT_THAT(ToFloats(FromYield(state, {Tensor::Scalar<float>(2), Floats(Shape{1, 1}, {1})})[0]),
               ElementsAre(-3, -6, -9));
@@ -149,19 +154,23 @@ TEST(Yield, WrongValuesAreNamedAndTheStateGoesOn) {
     y = Neg (x)
     dy = ai.caesura.YieldOp <names = ["loss"]> (y)
     dx = Mul (dy, y)
-  })"), {Ramp(Shape{3})});
+  })"),
+                     {Ramp(Shape{3})});
   ExecutionState state(plan);
   EXPECT_FALSE(state.Resume({RuntimeValue()}).ok());
   ToYield(state, {Floats(Shape{3}, {1, 2, 3})});
   EXPECT_FALSE(PartialExecutor::Run(state).ok());  // not before Resume
   EXPECT_THAT(state.Resume({}).message(), HasSubstr("takes 1 values, got 0"));
-  EXPECT_EQ(state.Resume({Ramp(Shape{2})}).message(),
-            "the value given for 'loss' must be float32[3], or absent, or one element; got float32[2]");
-  EXPECT_THAT(state.Resume({Tensor::Zeros(DType::kFloat64, Shape{3})}).message(), HasSubstr("got float64[3]"));
+  EXPECT_EQ(
+      state.Resume({Ramp(Shape{2})}).message(),
+      "the value given for 'loss' must be float32[3], or absent, or one element; got float32[2]");
+  EXPECT_THAT(state.Resume({Tensor::Zeros(DType::kFloat64, Shape{3})}).message(),
+              HasSubstr("got float64[3]"));
   EXPECT_THAT(state.Resume({Tensor::Scalar<double>(1)}).message(), HasSubstr("got float64[]"));
   EXPECT_THAT(state.Resume({RuntimeValue::Sequence({})}).message(), HasSubstr("got a sequence"));
   EXPECT_EQ(state.phase(), ExecutionState::Phase::kYielded);
-  EXPECT_THAT(ToFloats(FromYield(state, {Floats(Shape{3}, {1, 1, 1})})[0]), ElementsAre(-1, -2, -3));
+  EXPECT_THAT(ToFloats(FromYield(state, {Floats(Shape{3}, {1, 1, 1})})[0]),
+              ElementsAre(-1, -2, -3));
 }
 
 TEST(Yield, NonDifferentiableOutputsTakeNothingIn) {
@@ -170,16 +179,19 @@ TEST(Yield, NonDifferentiableOutputsTakeNothingIn) {
     f = Cast <to = 1> (i)
     dy = ai.caesura.YieldOp <non_differentiable_outputs = [0, 2]> (i, y, f)
     dx = Mul (dy, f)
-  })"), {Ramp(Shape{2}), Tensor::Of<int64_t>(Shape{2}, {3, 4})});
+  })"),
+                     {Ramp(Shape{2}), Tensor::Of<int64_t>(Shape{2}, {3, 4})});
   ExecutionState state(plan);
-  const Values yielded = ToYield(state, {Floats(Shape{2}, {1, 2}), Tensor::Of<int64_t>(Shape{2}, {3, 4})});
+  const Values yielded =
+      ToYield(state, {Floats(Shape{2}, {1, 2}), Tensor::Of<int64_t>(Shape{2}, {3, 4})});
   EXPECT_EQ(yielded[0].tensor().ToVector<int64_t>(), (std::vector<int64_t>{3, 4}));
   EXPECT_THAT(ToFloats(FromYield(state, {Floats(Shape{2}, {10, 10})})[0]), ElementsAre(30, 40));
 }
 
 TEST(Yield, TooManyOutputsAreRefused) {
-  auto graph = GraphOf("(float[2] x) => (float[2] y) { "
-                       "d = ai.caesura.YieldOp <non_differentiable_outputs = [0]> (x) y = Neg (x) }");
+  auto graph = GraphOf(
+      "(float[2] x) => (float[2] y) { "
+      "d = ai.caesura.YieldOp <non_differentiable_outputs = [0]> (x) y = Neg (x) }");
   EXPECT_THAT(TryPlan(graph, {Ramp(Shape{2})}).status().message(),
               HasSubstr("has 1 outputs, but only 0 of its inputs are differentiable"));
 }
@@ -192,7 +204,8 @@ TEST(Yield, ManyInOneGraph) {
     d = ai.caesura.YieldOp (c)
     e = ai.caesura.YieldOp (d)
     z = Add (e, c)
-  })"), {Ramp(Shape{2})});
+  })"),
+                     {Ramp(Shape{2})});
   ExecutionState state(plan);
   EXPECT_THAT(ToFloats(ToYield(state, {Floats(Shape{2}, {1, 2})})[0]), ElementsAre(-1, -2));
   ASSERT_TRUE(state.Resume({Floats(Shape{2}, {10, 10})}).ok());
@@ -207,7 +220,8 @@ TEST(Yield, ManyInOneGraph) {
 }
 
 TEST(Yield, AtTheVeryEndAndWithNothingToTakeIn) {
-  auto plan = PlanOf(GraphOf("(float[2] x) => () { y = Neg (x) d = ai.caesura.YieldOp (y) }"), {Ramp(Shape{2})});
+  auto plan = PlanOf(GraphOf("(float[2] x) => () { y = Neg (x) d = ai.caesura.YieldOp (y) }"),
+                     {Ramp(Shape{2})});
   ExecutionState state(plan);
   ToYield(state, {Ramp(Shape{2})});
   EXPECT_TRUE(FromYield(state, {RuntimeValue()}).empty());
@@ -219,14 +233,17 @@ TEST(Yield, ShapesThatShowOnlyInTheRun) {
     y = Reshape (x, to)
     dy = ai.caesura.YieldOp (y)
     dx = Mul (dy, y)
-  })"), {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {2, 3})});
+  })"),
+                     {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {2, 3})});
   ExecutionState state(plan);
-  const Values feeds = {Floats(Shape{6}, {1, 2, 3, 4, 5, 6}), Tensor::Of<int64_t>(Shape{2}, {2, 3})};
+  const Values feeds = {Floats(Shape{6}, {1, 2, 3, 4, 5, 6}),
+                        Tensor::Of<int64_t>(Shape{2}, {2, 3})};
   Values yielded = ToYield(state, feeds);
   EXPECT_EQ(yielded[0].tensor().shape(), (Shape{2, 3}));
   Overwrite(yielded);
   EXPECT_THAT(state.Resume({Ramp(Shape{6})}).message(), HasSubstr("must be float32[2, 3]"));
-  EXPECT_THAT(ToFloats(FromYield(state, {Tensor::Scalar<float>(2)})[0]), ElementsAre(2, 4, 6, 8, 10, 12));
+  EXPECT_THAT(ToFloats(FromYield(state, {Tensor::Scalar<float>(2)})[0]),
+              ElementsAre(2, 4, 6, 8, 10, 12));
   ToYield(state, feeds);
   EXPECT_THAT(ToFloats(FromYield(state, {RuntimeValue()})[0]), ElementsAre(0, 0, 0, 0, 0, 0));
 }

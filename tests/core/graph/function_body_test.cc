@@ -18,7 +18,8 @@ Model Parse(const std::string& body) {
 TEST(FunctionBodyTest, ReplacesTheNodeInItsPlace) {
   Model model = Parse(
       "(float[2, 4] x, float[4] s) => (float[2, 4] y, float[2, 4] z) { "
-      "[before] h = Neg (x) [norm] y = LayerNormalization <axis = -1> (h, s) [after] z = Relu (y) }");
+      "[before] h = Neg (x) [norm] y = LayerNormalization <axis = -1> (h, s) [after] z = Relu (y) "
+      "}");
   Graph& graph = *model.graph;
   Node* node = graph.nodes()[1].get();
   node->set_phase(Phase::kBackward);
@@ -41,14 +42,16 @@ TEST(FunctionBodyTest, ReplacesTheNodeInItsPlace) {
 }
 
 TEST(FunctionBodyTest, LeavesOutWhatNothingReads) {
-  Model model = Parse("(float[2, 4] x, float[4] s) => (float[2, 4] y) { y = LayerNormalization (x, s) }");
+  Model model =
+      Parse("(float[2, 4] x, float[4] s) => (float[2, 4] y) { y = LayerNormalization (x, s) }");
   ASSERT_TRUE(ExpandFunctionBody(*model.graph, model.graph->nodes()[0].get()).value());
   for (const auto& node : model.graph->nodes()) EXPECT_FALSE(node->Is("Reciprocal"));
 }
 
 TEST(FunctionBodyTest, BindsAttributesAndDefaults) {
   Model model = Parse(
-      "(float[3] x) => (float[3] y, float[3] z) { [one] y = ThresholdedRelu (x) [two] z = ThresholdedRelu <alpha "
+      "(float[3] x) => (float[3] y, float[3] z) { [one] y = ThresholdedRelu (x) [two] z = "
+      "ThresholdedRelu <alpha "
       "= 2.5> (x) }");
   Graph& graph = *model.graph;
   ASSERT_TRUE(ExpandFunctionBody(graph, graph.FindValue("y")->producer()).value());
@@ -65,7 +68,8 @@ TEST(FunctionBodyTest, BindsAttributesAndDefaults) {
 TEST(FunctionBodyTest, DependsOnInputs) {
   // The body of Clip is another one for each combination of bounds.
   Model model = Parse(
-      "(float[3] x, float low, float high) => (float[3] y, float[3] z) { y = Clip (x, low) z = Clip (x, , high) "
+      "(float[3] x, float low, float high) => (float[3] y, float[3] z) { y = Clip (x, low) z = "
+      "Clip (x, , high) "
       "}");
   Graph& graph = *model.graph;
   ASSERT_TRUE(ExpandFunctionBody(graph, graph.FindValue("y")->producer()).value());
@@ -85,7 +89,8 @@ TEST(FunctionBodyTest, OpsWithoutABodyStay) {
 
 TEST(FunctionBodyTest, WorksInsideOfBodies) {
   Model model = Parse(
-      "(bool c, float[2, 4] x) => (float[2, 4] y) { y = If (c) <then_branch = t () => (float[2, 4] a) "
+      "(bool c, float[2, 4] x) => (float[2, 4] y) { y = If (c) <then_branch = t () => (float[2, 4] "
+      "a) "
       "{ a = Gelu (x) }, else_branch = e () => (float[2, 4] b) { b = Neg (x) }> }");
   Graph* body = nullptr;
   for (Graph* one : model.graph->nodes()[0]->Subgraphs()) {
@@ -98,7 +103,8 @@ TEST(FunctionBodyTest, WorksInsideOfBodies) {
 
 TEST(FunctionBodyTest, BodiesOfTheNodeReadTheValuesAround) {
   Model model = Parse(
-      "(seq(float[?]) s, float[1] w) => (seq(float[?]) r) { r = SequenceMap (s) <body = b (float[?] e) => "
+      "(seq(float[?]) s, float[1] w) => (seq(float[?]) r) { r = SequenceMap (s) <body = b "
+      "(float[?] e) => "
       "(float[?] f) { f = Mul (e, w) }> }");
   ASSERT_TRUE(ExpandFunctionBody(*model.graph, model.graph->nodes()[0].get()).value());
   EXPECT_TRUE(CheckGraph(*model.graph).ok()) << CheckGraph(*model.graph).ToString();
@@ -109,14 +115,18 @@ TEST(FunctionBodyTest, BodiesOfTheNodeReadTheValuesAround) {
 TEST(FunctionBodyTest, LossesAndAttentionExpandToTheGround) {
   const char* const kGraphs[] = {
       "(float[N, 10] x, int64[N] t) => (float y) { y = SoftmaxCrossEntropyLoss (x, t) }",
-      "(float[N, 10, 3] x, int64[N, 3] t, float[10] w) => (float y) { y = NegativeLogLikelihoodLoss <ignore_index "
+      "(float[N, 10, 3] x, int64[N, 3] t, float[10] w) => (float y) { y = "
+      "NegativeLogLikelihoodLoss <ignore_index "
       "= 2> (x, t, w) }",
-      "(float[N, 3, 8, 16] q, float[N, 3, 8, 16] k, float[N, 3, 8, 16] v) => (float[N, 3, 8, 16] y) { y = "
+      "(float[N, 3, 8, 16] q, float[N, 3, 8, 16] k, float[N, 3, 8, 16] v) => (float[N, 3, 8, 16] "
+      "y) { y = "
       "Attention <is_causal = 1> (q, k, v) }",
       "(float[N, 8] x, float[8] s) => (float[N, 8] y) { y = RMSNormalization (x, s) }",
-      "(float[N, 8, 5] x, float[8] s, float[8] b) => (float[N, 8, 5] y) { y = GroupNormalization <num_groups = 2> "
+      "(float[N, 8, 5] x, float[8] s, float[8] b) => (float[N, 8, 5] y) { y = GroupNormalization "
+      "<num_groups = 2> "
       "(x, s, b) }",
-      "(float[N, 8] x) => (float[N, 8] a, float[N, 8] b, float[N, 8] c, float[N, 8] d) { a = Elu (x) b = Mish (x) "
+      "(float[N, 8] x) => (float[N, 8] a, float[N, 8] b, float[N, 8] c, float[N, 8] d) { a = Elu "
+      "(x) b = Mish (x) "
       "c = HardSwish (x) d = Softmax (x) }",
   };
   for (const char* text : kGraphs) {

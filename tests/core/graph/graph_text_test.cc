@@ -37,9 +37,10 @@ TEST(GraphTextTest, CanLeaveOpsetsAlone) {
 }
 
 TEST(GraphTextTest, TellsWhereTheTextIsWrong) {
-  Status status =
-      ParseModelText("<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float[2] y) { y = Neg x }")
-          .status();
+  Status status = ParseModelText(
+                      "<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float[2] y) "
+                      "{ y = Neg x }")
+                      .status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidModel);
   EXPECT_NE(status.message().find("position"), std::string::npos) << status.ToString();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention and its gradient by tiles against the plain float64 kernels, at sizes that tiles do not divide; strided
-// tensors against dense ones, bit for bit.
+// Attention and its gradient by tiles against the plain float64 kernels, at sizes that tiles do not
+// divide; strided tensors against dense ones, bit for bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ struct Call {
   std::string op_type;
   std::vector<Argument> inputs;
   AttributeMap attributes = {};
-  std::vector<int> outputs = {0};         // those that are wanted
+  std::vector<int> outputs = {0};           // those that are wanted
   std::vector<Layout> output_layouts = {};  // of output 0, 1, ...
   int threads = 1;
 };
@@ -70,21 +70,24 @@ Result<Outcome> Execute(const Call& call) {
   }
   for (int i : call.outputs) outs[i] = graph.AddValue("");
   const std::string domain = call.op_type == "Attention" ? "" : kTrainingDomain;
-  KernelInfo info(*graph.AddNode(call.op_type, ins, outs, call.attributes, domain), infos, call.threads);
+  KernelInfo info(*graph.AddNode(call.op_type, ins, outs, call.attributes, domain), infos,
+                  call.threads);
   info.set_output_layouts(call.output_layouts);
   if (Result<const KernelDef*> def = registry.Create(info, "test"); !def.ok()) return def.status();
   std::vector<Argument> results;
   for (size_t i = 0; i < outs.size(); ++i) {
     const OutputInfo& output = info.outputs()[i];
     Argument result{output.shape, {}, info.OutputLayout(static_cast<int>(i))};
-    if (outs[i] != nullptr) result.buffer = Tensor::Zeros(output.dtype, {Extent(output.shape, result.layout)});
+    if (outs[i] != nullptr)
+      result.buffer = Tensor::Zeros(output.dtype, {Extent(output.shape, result.layout)});
     addresses.push_back(outs[i] != nullptr ? result.buffer.raw() : nullptr);
     results.push_back(std::move(result));
   }
   std::vector<uint32_t> ids(addresses.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint32_t>(i);
   // Scratch memory full of NaN: what a kernel reads there, it must have written.
-  const Tensor scratch = Tensor::Allocate(DType::kUInt8, {static_cast<int64_t>(info.scratch_bytes()) + 1}).value();
+  const Tensor scratch =
+      Tensor::Allocate(DType::kUInt8, {static_cast<int64_t>(info.scratch_bytes()) + 1}).value();
   std::fill_n(const_cast<uint8_t*>(scratch.data<uint8_t>()), scratch.elements(), uint8_t{0xff});
   KernelContext context(addresses.data(), ids.data(), static_cast<uint32_t>(ins.size()),
                         const_cast<void*>(scratch.raw()), 0, nullptr);
@@ -132,7 +135,18 @@ std::vector<Form> Forms() {
       {"OddSizes", 1, 2, 1, 66, 70, 5, 23},
       {"WideHeads", 1, 2, 2, 33, 33, 80, 48, true},
       {"Packed", 2, 4, 2, 65, 67, 24, 40, true, Masked::kNo, true},
-      {"Window", 1, 2, 2, 200, 200, 16, 16, true, Masked::kNo, false, {{"left_window_size", int64_t{20}}}},
+      {"Window",
+       1,
+       2,
+       2,
+       200,
+       200,
+       16,
+       16,
+       true,
+       Masked::kNo,
+       false,
+       {{"left_window_size", int64_t{20}}}},
       {"Scale", 1, 1, 1, 20, 20, 16, 16, false, Masked::kNo, false, {{"scale", 3.0f}}},
   };
 }
@@ -155,7 +169,8 @@ Tensor Random(DType dtype, const Shape& shape, uint32_t seed) {
 Argument Mask(const Form& form, DType dtype) {
   if (form.mask == Masked::kNo) return {};
   const bool heads = form.mask == Masked::kPerHead;
-  const Shape shape = heads ? Shape{form.batch, form.heads, form.queries, form.keys} : Shape{form.queries, form.keys};
+  const Shape shape = heads ? Shape{form.batch, form.heads, form.queries, form.keys}
+                            : Shape{form.queries, form.keys};
   Tensor values = Random(dtype, shape, 9);
   if (form.mask == Masked::kBool) {
     Tensor see = Tensor::Zeros(DType::kBool, shape);
@@ -179,13 +194,17 @@ Call Forward(const Form& form, DType dtype, int threads = 1) {
   const Shape q = form.ShapeOf(form.heads, form.queries, form.size);
   const Shape k = form.ShapeOf(form.key_heads, form.keys, form.size);
   const Shape v = form.ShapeOf(form.key_heads, form.keys, form.value_size);
-  call.inputs = {{q, Random(dtype, q, 1)}, {k, Random(dtype, k, 2)}, {v, Random(dtype, v, 3)}, Mask(form, dtype)};
+  call.inputs = {{q, Random(dtype, q, 1)},
+                 {k, Random(dtype, k, 2)},
+                 {v, Random(dtype, v, 3)},
+                 Mask(form, dtype)};
   return call;
 }
 
 // `forward`: the outcome of the same form's Forward.
 Call Backward(const Form& form, const Outcome& forward, DType dtype, int threads = 1) {
-  Call call{"AttentionGrad", Forward(form, dtype).inputs, form.Attributes(), {0, 1, 2}, {}, threads};
+  Call call{"AttentionGrad", Forward(form, dtype).inputs, form.Attributes(), {0, 1, 2}, {},
+            threads};
   const Shape y = form.ShapeOf(form.heads, form.queries, form.value_size);
   call.inputs.insert(call.inputs.begin(), {y, Random(dtype, y, 4)});
   for (const Tensor& saved : forward.outputs) call.inputs.push_back({saved.shape(), saved});
@@ -193,7 +212,8 @@ Call Backward(const Form& form, const Outcome& forward, DType dtype, int threads
 }
 
 // Relative to the largest element.
-void ExpectClose(const Tensor& expected, const Tensor& actual, double tolerance, const std::string& what) {
+void ExpectClose(const Tensor& expected, const Tensor& actual, double tolerance,
+                 const std::string& what) {
   ASSERT_EQ(expected.shape(), actual.shape()) << what;
   const std::vector<double> e = expected.ToVector<double>(), a = actual.ToVector<double>();
   double largest = 1e-3, error = 0;
@@ -214,7 +234,8 @@ void ExpectSameBits(const Outcome& expected, const Outcome& actual) {
   for (size_t i = 0; i < expected.outputs.size(); ++i) {
     const Tensor &e = expected.outputs[i], &a = actual.outputs[i];
     ASSERT_EQ(e.shape(), a.shape());
-    EXPECT_EQ(std::memcmp(e.raw(), a.raw(), e.elements() * DTypeSize(e.dtype())), 0) << "output " << i;
+    EXPECT_EQ(std::memcmp(e.raw(), a.raw(), e.elements() * DTypeSize(e.dtype())), 0)
+        << "output " << i;
   }
 }
 
@@ -227,12 +248,14 @@ void ExpectForwardAndGradient(const Form& form, DType dtype, int threads, double
   ExpectClose(y64.outputs[1], y.outputs[1], tolerance, "lse");
   const Outcome d64 = Execute(Backward(form, y64, DType::kFloat64)).value();
   const Outcome d = Execute(Backward(form, y, dtype, threads)).value();
-  for (int i = 0; i < 3; ++i) ExpectClose(d64.outputs[i], d.outputs[i], tolerance, "gradient " + std::to_string(i));
+  for (int i = 0; i < 3; ++i)
+    ExpectClose(d64.outputs[i], d.outputs[i], tolerance, "gradient " + std::to_string(i));
 }
 
 // float32 has 2^-24 = 6e-8; sums here are of up to 300 terms.
 TEST_P(AttentionTest, Float32IsNearFloat64) {
-  for (int threads : {1, 2, 3}) ExpectForwardAndGradient(GetParam(), DType::kFloat32, threads, 2e-6);
+  for (int threads : {1, 2, 3})
+    ExpectForwardAndGradient(GetParam(), DType::kFloat32, threads, 2e-6);
 }
 
 // Results are rounded to 2^-9 (bfloat16) and 2^-11 of themselves; the gradient reads Y so rounded.
@@ -243,7 +266,8 @@ TEST_P(AttentionTest, HalfPrecisionIsNearFloat64) {
 
 TEST_P(AttentionTest, ForwardHasTheSameBitsOnAnyNumberOfThreads) {
   const Outcome one = Execute(Forward(GetParam(), DType::kFloat32, 1)).value();
-  for (int threads : {2, 3}) ExpectSameBits(one, Execute(Forward(GetParam(), DType::kFloat32, threads)).value());
+  for (int threads : {2, 3})
+    ExpectSameBits(one, Execute(Forward(GetParam(), DType::kFloat32, threads)).value());
 }
 
 TEST_P(AttentionTest, GradientRepeatsBitForBit) {
@@ -254,7 +278,8 @@ TEST_P(AttentionTest, GradientRepeatsBitForBit) {
 
 // Puts a dense tensor under a layout.
 Argument Under(const Argument& dense, const Layout& layout) {
-  Argument out{dense.shape, Tensor::Zeros(dense.buffer.dtype(), {Extent(dense.shape, layout)}), layout};
+  Argument out{dense.shape, Tensor::Zeros(dense.buffer.dtype(), {Extent(dense.shape, layout)}),
+               layout};
   const std::vector<int64_t> from = dense.shape.Strides();
   const size_t element = DTypeSize(dense.buffer.dtype());
   for (int64_t i = 0; i < dense.shape.elements(); ++i) {
@@ -289,7 +314,8 @@ void ExpectStridedIsDense(const Call& call, const std::vector<int>& inputs, size
   const Outcome dense = Execute(call).value();
   Call strided = call;
   for (int i : inputs) strided.inputs[i] = Under(call.inputs[i], layout(call.inputs[i].shape));
-  for (size_t o = 0; o < outputs; ++o) strided.output_layouts.push_back(layout(dense.outputs[o].shape()));
+  for (size_t o = 0; o < outputs; ++o)
+    strided.output_layouts.push_back(layout(dense.outputs[o].shape()));
   ExpectSameBits(dense, Execute(strided).value());
 }
 
@@ -330,7 +356,8 @@ TEST(AttentionPathTest, GradientWithoutSavedValuesIsNear) {
   const Outcome y = Execute(Forward(kSmall, DType::kFloat32)).value();
   const Outcome saved = Execute(Backward(kSmall, y, DType::kFloat32)).value();
   const Outcome alone = Execute(Backward(kSmall, {}, DType::kFloat32)).value();
-  for (int i = 0; i < 3; ++i) ExpectClose(alone.outputs[i], saved.outputs[i], 2e-6, "gradient " + std::to_string(i));
+  for (int i = 0; i < 3; ++i)
+    ExpectClose(alone.outputs[i], saved.outputs[i], 2e-6, "gradient " + std::to_string(i));
 }
 
 TEST(AttentionPathTest, EachGradientAlone) {
@@ -396,7 +423,8 @@ TEST(AttentionPathTest, LowestNumbersMask) {
     DispatchDType<float, double>(dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       T* mask = call.inputs[3].buffer.template data<T>();
-      for (int i = 0; i < 16; ++i) mask[i] = i % 4 > i / 4 ? static_cast<T>(std::numeric_limits<float>::lowest()) : 0;
+      for (int i = 0; i < 16; ++i)
+        mask[i] = i % 4 > i / 4 ? static_cast<T>(std::numeric_limits<float>::lowest()) : 0;
     });
     return Execute(call).value();
   };

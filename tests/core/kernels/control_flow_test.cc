@@ -14,7 +14,8 @@ using Values = std::vector<RuntimeValue>;
 
 class FunctionBody : public SubgraphRunner {
  public:
-  FunctionBody(int inputs, int outputs, std::function<Result<Values>(Values)> fn) : fn_(std::move(fn)) {
+  FunctionBody(int inputs, int outputs, std::function<Result<Values>(Values)> fn)
+      : fn_(std::move(fn)) {
     for (int i = 0; i < inputs; ++i) graph_.AddInput("", {});
     const ValueType pair = ValueType::Tensor(DType::kFloat32, Shape{2});
     for (int i = 0; i < outputs; ++i) graph_.AddOutput(graph_.AddValue("", pair));
@@ -52,7 +53,8 @@ Result<Values> RunLoop(std::shared_ptr<SubgraphRunner> body, Values inputs, int 
 }
 
 TEST(Loop, CountsTripsAndStacksScanOutputs) {
-  const Values out = RunLoop(Adder(), {Tensor::Scalar<int64_t>(3), RuntimeValue(), Pair(0, 0)}).value();
+  const Values out =
+      RunLoop(Adder(), {Tensor::Scalar<int64_t>(3), RuntimeValue(), Pair(0, 0)}).value();
   EXPECT_EQ(out[0].tensor().ToVector<float>(), (std::vector<float>{3, 3}));
   EXPECT_EQ(out[1].tensor().shape(), (Shape{3, 2}));
   EXPECT_EQ(out[1].tensor().ToVector<float>(), (std::vector<float>{0, 1, 1, 2, 3, 3}));
@@ -69,8 +71,9 @@ TEST(Loop, WithoutAnIterationHandsOutCopiesAndEmptyScans) {
   const Tensor start = Pair(4, 5);
   auto body = Adder();
   const Tensor none = Tensor::Scalar<int64_t>(0), negative = Tensor::Scalar<int64_t>(-3);
-  for (const Values& inputs : {Values{none, RuntimeValue(), start}, Values{RuntimeValue(), Truth(false), start},
-                               Values{negative, Truth(true), start}}) {
+  for (const Values& inputs :
+       {Values{none, RuntimeValue(), start}, Values{RuntimeValue(), Truth(false), start},
+        Values{negative, Truth(true), start}}) {
     const Values out = RunLoop(body, inputs).value();
     EXPECT_EQ(out[0].tensor().ToVector<float>(), (std::vector<float>{4, 5}));
     EXPECT_NE(out[0].tensor().raw(), start.raw());
@@ -81,8 +84,8 @@ TEST(Loop, WithoutAnIterationHandsOutCopiesAndEmptyScans) {
 
 TEST(Loop, CopiesWhatTheBodyPassesThrough) {
   const Tensor start = Pair(4, 5);
-  auto body = std::make_shared<FunctionBody>(3, 2,
-                                             [](Values in) -> Result<Values> { return Values{in[1], in[2]}; });
+  auto body = std::make_shared<FunctionBody>(
+      3, 2, [](Values in) -> Result<Values> { return Values{in[1], in[2]}; });
   const Values out = RunLoop(body, {Tensor::Scalar<int64_t>(2), Truth(true), start}, 1).value();
   EXPECT_EQ(First(out[0]), 4);
   EXPECT_NE(out[0].tensor().raw(), start.raw());
@@ -90,21 +93,25 @@ TEST(Loop, CopiesWhatTheBodyPassesThrough) {
 
 TEST(Loop, NamesTheIterationThatFails) {
   auto changing = std::make_shared<FunctionBody>(2, 2, [](Values in) -> Result<Values> {
-    return Values{Truth(true), Tensor::Zeros(DType::kFloat32, Shape{*in[0].tensor().data<int64_t>()})};
+    return Values{Truth(true),
+                  Tensor::Zeros(DType::kFloat32, Shape{*in[0].tensor().data<int64_t>()})};
   });
-  EXPECT_EQ(RunLoop(changing, {Tensor::Scalar<int64_t>(2)}, 1).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(RunLoop(changing, {Tensor::Scalar<int64_t>(2)}, 1).status().code(),
+            StatusCode::kInvalidArgument);
   auto failing = std::make_shared<FunctionBody>(2, 1, [](Values in) -> Result<Values> {
     if (*in[0].tensor().data<int64_t>() == 1) return InvalidArgument("too much");
     return Values{Truth(true)};
   });
   const Status status = RunLoop(failing, {Tensor::Scalar<int64_t>(2)}, 0).status();
   EXPECT_NE(status.message().find("iteration 1: too much"), std::string::npos) << status.message();
-  EXPECT_EQ(RunLoop(failing, {Tensor::Scalar<int64_t>(2), RuntimeValue(), Pair(1, 1)}, 0).status().code(),
-            StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      RunLoop(failing, {Tensor::Scalar<int64_t>(2), RuntimeValue(), Pair(1, 1)}, 0).status().code(),
+      StatusCode::kInvalidArgument);
 }
 
 TEST(If, TakesOneBranch) {
-  auto branch = std::make_shared<FunctionBody>(0, 1, [](Values) -> Result<Values> { return Values{Pair(1, 2)}; });
+  auto branch = std::make_shared<FunctionBody>(
+      0, 1, [](Values) -> Result<Values> { return Values{Pair(1, 2)}; });
   KernelCase node("If", {Truth(true)});
   node.body = branch;
   EXPECT_EQ(First(node.Run(RegisterControlFlowKernels).value()[0]), 1);
@@ -141,7 +148,9 @@ TEST(Scan, WalksAxesInBothDirections) {
   out = RunScan({Pair(0, 0), rows}, {{"scan_output_directions", Ints{1}}}).value();
   EXPECT_EQ(out[1].tensor().ToVector<float>(), (std::vector<float>{50, 60, 30, 40, 10, 20}));
   const Tensor columns = Tensor::Of<float>({2, 3}, {1, 3, 5, 2, 4, 6});
-  out = RunScan({Pair(0, 0), columns}, {{"scan_input_axes", Ints{-1}}, {"scan_output_axes", Ints{1}}}).value();
+  out =
+      RunScan({Pair(0, 0), columns}, {{"scan_input_axes", Ints{-1}}, {"scan_output_axes", Ints{1}}})
+          .value();
   EXPECT_EQ(out[0].tensor().ToVector<float>(), (std::vector<float>{9, 12}));
   EXPECT_EQ(out[1].tensor().shape(), (Shape{2, 3}));
   EXPECT_EQ(out[1].tensor().ToVector<float>(), (std::vector<float>{10, 30, 50, 20, 40, 60}));
@@ -152,7 +161,9 @@ TEST(Scan, OfNothingAndOfABatch) {
   EXPECT_EQ(out[0].tensor().ToVector<float>(), (std::vector<float>{7, 8}));
   EXPECT_EQ(out[1].tensor().shape(), (Shape{0, 2}));
   const Tensor state = Tensor::Zeros(DType::kFloat32, Shape{2, 2});
-  out = RunScan({RuntimeValue(), state, Tensor::Of<float>({2, 2, 2}, {1, 2, 3, 4, 5, 6, 7, 8})}, {}, 8).value();
+  out = RunScan({RuntimeValue(), state, Tensor::Of<float>({2, 2, 2}, {1, 2, 3, 4, 5, 6, 7, 8})}, {},
+                8)
+            .value();
   EXPECT_EQ(out[0].tensor().ToVector<float>(), (std::vector<float>{4, 6, 12, 14}));
   EXPECT_EQ(out[1].tensor().shape(), (Shape{2, 2, 2}));
 }
@@ -161,8 +172,10 @@ TEST(Scan, ChecksItsAttributes) {
   const Tensor rows = Tensor::Of<float>({3, 2}, {1, 2, 3, 4, 5, 6});
   for (const AttributeMap& attributes :
        {AttributeMap{{"scan_input_axes", Ints{2}}}, AttributeMap{{"scan_input_axes", Ints{0, 0}}},
-        AttributeMap{{"scan_output_axes", Ints{3}}}, AttributeMap{{"scan_input_directions", Ints{}}}}) {
-    EXPECT_EQ(RunScan({Pair(0, 0), rows}, attributes).status().code(), StatusCode::kInvalidArgument);
+        AttributeMap{{"scan_output_axes", Ints{3}}},
+        AttributeMap{{"scan_input_directions", Ints{}}}}) {
+    EXPECT_EQ(RunScan({Pair(0, 0), rows}, attributes).status().code(),
+              StatusCode::kInvalidArgument);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions with a group for each channel, in all three directions: float32, which has kernels of its own for them,
-// against float64, which goes through matrix products.
+// Convolutions with a group for each channel, in all three directions: float32, which has kernels
+// of its own for them, against float64, which goes through matrix products.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,8 @@ namespace {
 
 struct Case {
   const char* name;
-  std::vector<int64_t> input, kernel, strides, dilations, pads;  // pads: those in front, then those behind
+  std::vector<int64_t> input, kernel, strides, dilations,
+      pads;  // pads: those in front, then those behind
   int64_t channels = 3, multiplier = 1;
 };
 
@@ -39,7 +40,8 @@ template <typename T>
 Values Results(const Case& c, int threads) {
   const std::string type = std::is_same_v<T, float> ? "float" : "double";
   const size_t rank = c.input.size();
-  std::vector<int64_t> x = {2, c.channels}, w = {c.channels * c.multiplier, 1}, y = {2, c.channels * c.multiplier};
+  std::vector<int64_t> x = {2, c.channels}, w = {c.channels * c.multiplier, 1},
+                       y = {2, c.channels * c.multiplier};
   std::string any;
   for (size_t d = 0; d < rank; ++d) {
     const int64_t extent = (c.kernel[d] - 1) * c.dilations[d] + 1;
@@ -48,16 +50,20 @@ Values Results(const Case& c, int threads) {
     y.push_back((c.input[d] + c.pads[d] + c.pads[rank + d] - extent) / c.strides[d] + 1);
     any += ", S" + std::to_string(d);
   }
-  const std::string attributes = " <group = " + std::to_string(c.channels) + ", strides = [" + Numbers(c.strides) +
-                                 "], dilations = [" + Numbers(c.dilations) + "], pads = [" + Numbers(c.pads) + "]> ";
-  const std::string body = "(" + type + "[" + Numbers(x) + "] x, " + type + "[" + Numbers(w) + "] w, " + type + "[" +
-                           Numbers({y[1]}) + "] b, " + type + "[" + Numbers(y) + "] dy) => (" + type + "[N, C" + any + "] y, " +
-                           type + "[N, D" + any + "] dx, " + type + "[O, I" + any + "] dw, " + type + "[O] db) { y = Conv" +
-                           attributes + "(x, w, b) dx, dw, db = ai.caesura.ConvGrad" + attributes + "(dy, x, w) }";
+  const std::string attributes = " <group = " + std::to_string(c.channels) + ", strides = [" +
+                                 Numbers(c.strides) + "], dilations = [" + Numbers(c.dilations) +
+                                 "], pads = [" + Numbers(c.pads) + "]> ";
+  const std::string body =
+      "(" + type + "[" + Numbers(x) + "] x, " + type + "[" + Numbers(w) + "] w, " + type + "[" +
+      Numbers({y[1]}) + "] b, " + type + "[" + Numbers(y) + "] dy) => (" + type + "[N, C" + any +
+      "] y, " + type + "[N, D" + any + "] dx, " + type + "[O, I" + any + "] dw, " + type +
+      "[O] db) { y = Conv" + attributes + "(x, w, b) dx, dw, db = ai.caesura.ConvGrad" +
+      attributes + "(dy, x, w) }";
   const Values feeds = {Wave<T>(x, 0.7), Wave<T>(w, 0.3), Wave<T>({y[1]}, 0.2), Wave<T>(y, 1.1)};
   PlanOptions options;
   options.threads = threads;
-  return RunPlan(PlanOf(GraphOf(body), feeds, options, {MakeCpuProvider(RegisterTrainingKernels)}), feeds);
+  return RunPlan(PlanOf(GraphOf(body), feeds, options, {MakeCpuProvider(RegisterTrainingKernels)}),
+                 feeds);
 }
 
 class ConvDepthwiseTest : public ::testing::TestWithParam<Case> {};
@@ -69,9 +75,11 @@ TEST_P(ConvDepthwiseTest, IsNearFloat64) {
     const Tensor &want = exact[o].tensor(), &got = one[o].tensor();
     ASSERT_EQ(want.shape(), got.shape()) << o;
     double largest = 0;
-    for (int64_t i = 0; i < want.elements(); ++i) largest = std::max(largest, std::fabs(want.data<double>()[i]));
+    for (int64_t i = 0; i < want.elements(); ++i)
+      largest = std::max(largest, std::fabs(want.data<double>()[i]));
     for (int64_t i = 0; i < want.elements(); ++i) {
-      ASSERT_NEAR(want.data<double>()[i], got.data<float>()[i], 2e-6 * largest) << "output " << o << " at " << i;
+      ASSERT_NEAR(want.data<double>()[i], got.data<float>()[i], 2e-6 * largest)
+          << "output " << o << " at " << i;
     }
     EXPECT_TRUE(SameBits(one[o], three[o])) << "output " << o;
   }
@@ -79,19 +87,20 @@ TEST_P(ConvDepthwiseTest, IsNearFloat64) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, ConvDepthwiseTest,
-    ::testing::Values(Case{"Plain", {9, 11}, {3, 3}, {1, 1}, {1, 1}, {0, 0, 0, 0}},
-                      Case{"Same", {14, 14}, {7, 7}, {1, 1}, {1, 1}, {3, 3, 3, 3}},
-                      Case{"Wide", {5, 150}, {3, 5}, {1, 1}, {1, 1}, {1, 2, 1, 2}},
-                      Case{"Strided", {15, 34}, {3, 3}, {2, 2}, {1, 1}, {1, 1, 1, 1}},
-                      Case{"StridedWithoutPads", {8, 8}, {2, 2}, {2, 2}, {1, 1}, {0, 0, 0, 0}},
-                      Case{"StepsOverInputs", {16, 17}, {2, 1}, {3, 4}, {1, 1}, {0, 0, 0, 0}},
-                      Case{"Dilated", {20, 20}, {3, 3}, {1, 1}, {2, 3}, {2, 3, 2, 3}},
-                      Case{"DilatedAndStrided", {21, 19}, {3, 4}, {2, 3}, {3, 2}, {4, 1, 2, 5}},
-                      Case{"Lopsided", {7, 9}, {4, 10}, {1, 1}, {1, 1}, {3, 0, 0, 9}},
-                      Case{"OnePixel", {1, 1}, {3, 3}, {1, 1}, {1, 1}, {1, 1, 1, 1}},
-                      Case{"TwoOutputsAChannel", {10, 10}, {3, 3}, {2, 1}, {1, 1}, {1, 1, 1, 1}, 4, 2},
-                      Case{"Line", {37}, {4}, {1}, {1}, {3, 0}, 5},
-                      Case{"StridedLine", {40}, {9}, {4}, {2}, {1, 6}, 2, 3}),
+    ::testing::Values(
+        Case{"Plain", {9, 11}, {3, 3}, {1, 1}, {1, 1}, {0, 0, 0, 0}},
+        Case{"Same", {14, 14}, {7, 7}, {1, 1}, {1, 1}, {3, 3, 3, 3}},
+        Case{"Wide", {5, 150}, {3, 5}, {1, 1}, {1, 1}, {1, 2, 1, 2}},
+        Case{"Strided", {15, 34}, {3, 3}, {2, 2}, {1, 1}, {1, 1, 1, 1}},
+        Case{"StridedWithoutPads", {8, 8}, {2, 2}, {2, 2}, {1, 1}, {0, 0, 0, 0}},
+        Case{"StepsOverInputs", {16, 17}, {2, 1}, {3, 4}, {1, 1}, {0, 0, 0, 0}},
+        Case{"Dilated", {20, 20}, {3, 3}, {1, 1}, {2, 3}, {2, 3, 2, 3}},
+        Case{"DilatedAndStrided", {21, 19}, {3, 4}, {2, 3}, {3, 2}, {4, 1, 2, 5}},
+        Case{"Lopsided", {7, 9}, {4, 10}, {1, 1}, {1, 1}, {3, 0, 0, 9}},
+        Case{"OnePixel", {1, 1}, {3, 3}, {1, 1}, {1, 1}, {1, 1, 1, 1}},
+        Case{"TwoOutputsAChannel", {10, 10}, {3, 3}, {2, 1}, {1, 1}, {1, 1, 1, 1}, 4, 2},
+        Case{"Line", {37}, {4}, {1}, {1}, {3, 0}, 5},
+        Case{"StridedLine", {40}, {9}, {4}, {2}, {1, 6}, 2, 3}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dim beside one of size 0 may be of any size: kernels do not count through rows that hold no elements. A kernel that
-// does takes an hour here; the program's time limit ends it before that.
+// A dim beside one of size 0 may be of any size: kernels do not count through rows that hold no
+// elements. A kernel that does takes an hour here; the program's time limit ends it before that.
 #include <gtest/gtest.h>
 
 #include "core/kernels/cpu/kernel_list.h"
@@ -27,12 +27,14 @@ Tensor Ints(std::vector<int64_t> values) {
 
 std::vector<KernelCase> Cases() {
   using List = std::vector<int64_t>;
-  const Tensor x = Empty({kHuge, 0}), turned = Empty({0, kHuge}), image = Empty({kHuge, 2, 0}), channel = Ones({2}),
-               planes = Empty({kHuge, 2, 0, 3}), none = Empty({0}), middle = Empty({kHuge, 0, 3}), row = Ints({0});
+  const Tensor x = Empty({kHuge, 0}), turned = Empty({0, kHuge}), image = Empty({kHuge, 2, 0}),
+               channel = Ones({2}), planes = Empty({kHuge, 2, 0, 3}), none = Empty({0}),
+               middle = Empty({kHuge, 0, 3}), row = Ints({0});
   const AttributeMap first = {{"axis", int64_t{0}}}, last = {{"axis", int64_t{1}}},
                      window = {{"kernel_shape", List{1, 1}}};
   std::vector<KernelCase> cases;
-  const auto add = [&](const char* op, std::vector<RuntimeValue> inputs, AttributeMap attributes = {}, int outputs = 1,
+  const auto add = [&](const char* op, std::vector<RuntimeValue> inputs,
+                       AttributeMap attributes = {}, int outputs = 1,
                        const std::string& domain = "") {
     cases.emplace_back(op, std::move(inputs), std::move(attributes), domain, outputs);
   };
@@ -49,11 +51,13 @@ std::vector<KernelCase> Cases() {
   add("GroupNormalization", {image, channel, channel}, {{"num_groups", int64_t{1}}});
   add("InstanceNormalization", {image, channel, channel});
   add("BatchNormalization", {image, channel, channel, channel, channel});
-  add("BatchNormalization", {image, channel, channel, channel, channel}, {{"training_mode", int64_t{1}}}, 3);
+  add("BatchNormalization", {image, channel, channel, channel, channel},
+      {{"training_mode", int64_t{1}}}, 3);
   add("BatchNormalization", {x, none, none, none, none}, {{"training_mode", int64_t{1}}}, 3);
   add("LRN", {planes}, {{"size", int64_t{3}}});
   add("MeanVarianceNormalization", {planes});
-  for (const char* op : {"ReduceSum", "ReduceMean", "ReduceProd", "ReduceL2", "ReduceMax", "ReduceLogSumExp"}) {
+  for (const char* op :
+       {"ReduceSum", "ReduceMean", "ReduceProd", "ReduceL2", "ReduceMax", "ReduceLogSumExp"}) {
     for (const int64_t axis : {0, 2}) add(op, {middle, Ints({axis})});
     add(op, {turned, Ints({1})});
     add(op, {x, Ints({0, 1})});
@@ -87,12 +91,14 @@ std::vector<KernelCase> Cases() {
   add("ConvTranspose", {Empty({kHuge, 2, 0, 3}), Ones({2, 2, 1, 1}), channel});
   for (const char* op : {"RNN", "GRU", "LSTM"}) {
     const int64_t width = op[0] == 'R' ? 3 : op[0] == 'G' ? 9 : 12;
-    add(op, {Empty({kHuge, 0, 2}), Ones({1, width, 2}), Ones({1, width, 3})}, {{"hidden_size", int64_t{3}}}, 2);
+    add(op, {Empty({kHuge, 0, 2}), Ones({1, width, 2}), Ones({1, width, 3})},
+        {{"hidden_size", int64_t{3}}}, 2);
     add(op, {Empty({kHuge, 1, 0}), Empty({1, 0, 0}), Empty({1, 0, 0})}, {}, 2);
     add(op, {Empty({1, kHuge, 0}), Empty({1, 0, 0}), Empty({1, 0, 0})}, {}, 2);
   }
   for (const char* op : {"Gather", "ScatterElements"}) {
-    std::vector<RuntimeValue> inputs = {Empty({kHuge, 3, 0}), Empty({kHuge, 2, 0}, kInt), Empty({kHuge, 2, 0})};
+    std::vector<RuntimeValue> inputs = {Empty({kHuge, 3, 0}), Empty({kHuge, 2, 0}, kInt),
+                                        Empty({kHuge, 2, 0})};
     if (op[0] == 'G') inputs = {Empty({kHuge, 3, 0}), row};
     add(op, inputs, last);
   }
@@ -125,15 +131,18 @@ std::vector<KernelCase> Cases() {
   add("Attention", {Empty({kHuge, 2, 0, 3}), Empty({kHuge, 2, 0, 3}), Empty({kHuge, 2, 0, 3})});
   add("DequantizeLinear", {Empty({kHuge, 0}, DType::kInt8), Ones({})});
   add("QuantizeLinear", {x, Ones({})});
-  const Tensor bytes = Tensor::Of<uint8_t>({3, 4}, std::vector<uint8_t>(12, 1)), byte = Tensor::Of<uint8_t>({}, {1});
+  const Tensor bytes = Tensor::Of<uint8_t>({3, 4}, std::vector<uint8_t>(12, 1)),
+               byte = Tensor::Of<uint8_t>({}, {1});
   add("MatMulInteger", {Empty({kHuge, 0, 3}, DType::kUInt8), bytes});
   add("MatMulInteger", {Empty({kHuge, 0, 3}, DType::kUInt8), bytes, byte, byte});
-  add("QLinearMatMul", {Empty({kHuge, 0, 3}, DType::kUInt8), Ones({}), byte, bytes, Ones({}), byte, Ones({}), byte});
+  add("QLinearMatMul",
+      {Empty({kHuge, 0, 3}, DType::kUInt8), Ones({}), byte, bytes, Ones({}), byte, Ones({}), byte});
   add("ConvInteger", {Empty({kHuge, 0, 3}, DType::kUInt8), Empty({0, 0, 1}, DType::kUInt8), byte});
   add("ArrayFeatureExtractor", {Empty({kHuge, 0}), Empty({0}, kInt)}, {}, 1, "ai.onnx.ml");
   // Gradients.
   add("BatchNormalizationGrad", {image, image, channel, channel, channel}, {}, 3, kTraining);
-  add("GatherGrad", {Empty({kHuge, 0, 3}), Empty({0}, kInt), Ints({kHuge, 0, 3})}, last, 1, kTraining);
+  add("GatherGrad", {Empty({kHuge, 0, 3}), Empty({0}, kInt), Ints({kHuge, 0, 3})}, last, 1,
+      kTraining);
   add("SumTo", {x, Ints({1, 1})}, {}, 1, kTraining);
   add("SumTo", {x, Ints({1, 0})}, {}, 1, kTraining);
   return cases;
@@ -142,7 +151,8 @@ std::vector<KernelCase> Cases() {
 TEST(EmptyTensors, WithHugeDimsAreDoneAtOnce) {
   for (KernelCase& run : Cases()) {
     std::string inputs;
-    for (const RuntimeValue& input : run.inputs) inputs += input.is_tensor() ? input.tensor().shape().ToString() : "-";
+    for (const RuntimeValue& input : run.inputs)
+      inputs += input.is_tensor() ? input.tensor().shape().ToString() : "-";
     SCOPED_TRACE(run.op_type + inputs);
     const auto results = run.Run([](KernelRegistry& registry) {
       RegisterCpuKernels(registry);
@@ -154,7 +164,8 @@ TEST(EmptyTensors, WithHugeDimsAreDoneAtOnce) {
 
 // A sum over nothing is written, whatever else is empty.
 TEST(EmptyTensors, GiveTheirSums) {
-  auto sum = KernelCase("ReduceSum", {Empty({kHuge, 0}), Ints({0, 1})}).Run(RegisterReductionKernels);
+  auto sum =
+      KernelCase("ReduceSum", {Empty({kHuge, 0}), Ints({0, 1})}).Run(RegisterReductionKernels);
   EXPECT_EQ(sum.value()[0].tensor().ToVector<float>(), std::vector<float>{0});
 }
 

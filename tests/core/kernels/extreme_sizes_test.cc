@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that no memory holds and windows that are mostly padding: what is not refused takes no longer than what it reads.
+// Sizes that no memory holds and windows that are mostly padding: what is not refused takes no
+// longer than what it reads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +45,8 @@ TEST(WithoutUnseen, LeavesAllThatIsSeen) {
             if (room < 0) continue;
             g.output = {room / step + 1};
             const WindowGeometry part = WithoutUnseen(g);
-            ASSERT_EQ(Seen(part), Seen(g)) << input << " " << kernel << " " << pad << " " << step << " " << dilation;
+            ASSERT_EQ(Seen(part), Seen(g))
+                << input << " " << kernel << " " << pad << " " << step << " " << dilation;
             cropped += part.kernel[0] < kernel;
           }
         }
@@ -56,9 +58,14 @@ TEST(WithoutUnseen, LeavesAllThatIsSeen) {
 
 TEST(Pools, WindowsFarLargerThanTheirInput) {
   const Tensor x = Tensor::Of<float>({1, 1, 2, 3}, {1, 5, 2, 4, 3, 8});
-  const AttributeMap same = {{"kernel_shape", std::vector<int64_t>{1, kWindow}}, {"auto_pad", std::string("SAME_LOWER")}};
+  const AttributeMap same = {{"kernel_shape", std::vector<int64_t>{1, kWindow}},
+                             {"auto_pad", std::string("SAME_LOWER")}};
   const auto run = [&](const char* op, AttributeMap attributes) {
-    return KernelCase(op, {x}, std::move(attributes)).Run(RegisterPoolKernels).value()[0].tensor().ToVector<float>();
+    return KernelCase(op, {x}, std::move(attributes))
+        .Run(RegisterPoolKernels)
+        .value()[0]
+        .tensor()
+        .ToVector<float>();
   };
   EXPECT_EQ(run("MaxPool", same), (Floats{5, 5, 5, 8, 8, 8}));
   EXPECT_EQ(run("AveragePool", same), (Floats{8.0f / 3, 8.0f / 3, 8.0f / 3, 5, 5, 5}));
@@ -72,10 +79,11 @@ TEST(Pools, WindowsFarLargerThanTheirInput) {
 
 TEST(Pools, ManyOutputsAreRefused) {
   const std::vector<int64_t> ones = {1, 1, 1}, pads(6, kWindow);
-  const Status status = KernelCase("MaxPool", {Tensor::Zeros(DType::kFloat32, Shape{1, 1, 1, 1, 1})},
-                                   {{"kernel_shape", ones}, {"pads", pads}})
-                            .Run(RegisterPoolKernels)
-                            .status();
+  const Status status =
+      KernelCase("MaxPool", {Tensor::Zeros(DType::kFloat32, Shape{1, 1, 1, 1, 1})},
+                 {{"kernel_shape", ones}, {"pads", pads}})
+          .Run(RegisterPoolKernels)
+          .status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("too large"));
 }
@@ -84,11 +92,15 @@ TEST(RoiAlign, RegionsFarLargerThanTheImage) {
   for (const char* mode : {"avg", "max"}) {
     const auto y = KernelCase("RoiAlign",
                               {Tensor::Of<float>({1, 1, 2, 2}, {1, 2, 3, 4}),
-                               Tensor::Of<float>({1, 4}, {-1e9f, -1e9f, 1e9f, 1e9f}), Tensor::Of<int64_t>({1}, {0})},
-                              {{"output_height", int64_t{2}}, {"output_width", int64_t{2}}, {"mode", std::string(mode)}})
+                               Tensor::Of<float>({1, 4}, {-1e9f, -1e9f, 1e9f, 1e9f}),
+                               Tensor::Of<int64_t>({1}, {0})},
+                              {{"output_height", int64_t{2}},
+                               {"output_width", int64_t{2}},
+                               {"mode", std::string(mode)}})
                        .Run(RegisterImageKernels);
     ASSERT_TRUE(y.ok()) << y.status().ToString();
-    EXPECT_THAT((*y)[0].tensor().ToVector<float>(), Each(::testing::AllOf(::testing::Ge(0.0f), ::testing::Le(4.0f))));
+    EXPECT_THAT((*y)[0].tensor().ToVector<float>(),
+                Each(::testing::AllOf(::testing::Ge(0.0f), ::testing::Le(4.0f))));
   }
 }
 
@@ -99,9 +111,11 @@ class Creation : public ::testing::Test {
   KernelInfo info_{*node_, {}, 1};
 };
 
-// A view of one element that is as wide as this takes no memory; oneDNN divides by its width modulo 2^32.
+// A view of one element that is as wide as this takes no memory; oneDNN divides by its width modulo
+// 2^32.
 TEST_F(Creation, OfProductsThatDoNotFitOneDnn) {
-  GemmSpec spec{.dtype = DType::kFloat32, .m = 1, .n = 3, .k = 1, .a = {0, 0}, .b = {0, 1}, .c = {3, 1}};
+  GemmSpec spec{
+      .dtype = DType::kFloat32, .m = 1, .n = 3, .k = 1, .a = {0, 0}, .b = {0, 1}, .c = {3, 1}};
   for (const int64_t k : {kHuge, kHuge * 2, (int64_t{1} << 31), int64_t{1} << 40}) {
     spec.k = k;
     const auto made = Gemm::Create(info_, spec);
@@ -113,12 +127,14 @@ TEST_F(Creation, OfProductsThatDoNotFitOneDnn) {
 
 TEST_F(Creation, OfConvolutionsThatDoNotFitOneDnn) {
   const auto make = [&](ConvGeometry g) {
-    for (const auto direction : {ConvDirection::kForward, ConvDirection::kBackwardData, ConvDirection::kBackwardWeights}) {
+    for (const auto direction :
+         {ConvDirection::kForward, ConvDirection::kBackwardData, ConvDirection::kBackwardWeights}) {
       const auto made = ConvEngine::Make(info_, DType::kFloat32, direction, g);
       EXPECT_TRUE(made.ok()) << made.status().ToString();
     }
   };
-  const auto geometry = [](int64_t input, int64_t kernel, int64_t output, int64_t stride, int64_t dilation) {
+  const auto geometry = [](int64_t input, int64_t kernel, int64_t output, int64_t stride,
+                           int64_t dilation) {
     ConvGeometry g;
     g.batch = 1;
     g.channels = g.outputs = 2;
@@ -133,23 +149,28 @@ TEST_F(Creation, OfConvolutionsThatDoNotFitOneDnn) {
 
 TEST(CreateKernel, RefusesWhatNoMemoryHolds) {
   const auto status = [](std::vector<int64_t> shape) {
-    return KernelCase("Expand", {Tensor::Zeros(DType::kFloat32, Shape{1}), Tensor::Of<int64_t>({2}, std::move(shape))})
+    return KernelCase("Expand", {Tensor::Zeros(DType::kFloat32, Shape{1}),
+                                 Tensor::Of<int64_t>({2}, std::move(shape))})
         .Run(RegisterMovementKernels)
         .status();
   };
   EXPECT_EQ(status({1, int64_t{1} << 50}).code(), StatusCode::kOutOfMemory);
   EXPECT_THAT(status({1, int64_t{1} << 50}).message(),
-              HasSubstr("[Expand 'Expand'] output 0, float32[1, 1125899906842624], takes 4503599627370496 bytes"));
+              HasSubstr("[Expand 'Expand'] output 0, float32[1, 1125899906842624], takes "
+                        "4503599627370496 bytes"));
   EXPECT_EQ(status({kHuge, kHuge}).code(), StatusCode::kInvalidArgument);
 }
 
 TEST(Tensors, OfSizesThatOverflowAreNotAllocated) {
-  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{kHuge, kHuge}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{int64_t{1} << 50}).status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{kHuge, kHuge}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{int64_t{1} << 50}).status().code(),
+            StatusCode::kOutOfMemory);
 }
 
 TEST(TfIdfVectorizer, ColumnsThatDoNotExist) {
-  for (const int64_t column : {int64_t{-1}, int64_t{1} << 31, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
+  for (const int64_t column :
+       {int64_t{-1}, int64_t{1} << 31, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
     const Status status = KernelCase("TfIdfVectorizer", {Tensor::Of<int64_t>({4}, {2, 3, 5, 4})},
                                      {{"mode", std::string("TF")},
                                       {"min_gram_length", int64_t{1}},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The float functions against <cmath> in double: on the instruction set of the build and on the machine's best
-// one.
+// The float functions against <cmath> in double: on the instruction set of the build and on the
+// machine's best one.
 #include "core/kernels/cpu/float_math.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// |got - want| in units of the last place of a float at `want`; 0 for equal specials, huge for unequal ones.
+// |got - want| in units of the last place of a float at `want`; 0 for equal specials, huge for
+// unequal ones.
 double UnitsOff(float got, double want) {
   if (std::isnan(want)) return std::isnan(got) ? 0 : 1e9;
   const float nearest = static_cast<float>(want);
@@ -34,12 +35,15 @@ std::vector<float> Samples(float low, float high) {
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 19997) {
     keep(std::bit_cast<float>(static_cast<uint32_t>(bits)));
   }
-  for (float x : {0.0f, -0.0f, kInfinity, -kInfinity, std::nanf(""), 88.72283f, 88.72284f, -103.9f, 1.0f}) keep(x);
+  for (float x :
+       {0.0f, -0.0f, kInfinity, -kInfinity, std::nanf(""), 88.72283f, 88.72284f, -103.9f, 1.0f})
+    keep(x);
   return out;
 }
 
 template <typename Fn, typename Reference>
-void ExpectClose(Fn fn, Reference reference, double units, float low = -kInfinity, float high = kInfinity) {
+void ExpectClose(Fn fn, Reference reference, double units, float low = -kInfinity,
+                 float high = kInfinity) {
   const std::vector<float> x = Samples(low, high);
   std::vector<float> plain(x.size()), wide(x.size());
   for (size_t i = 0; i < x.size(); ++i) plain[i] = fn(x[i]);
@@ -48,8 +52,10 @@ void ExpectClose(Fn fn, Reference reference, double units, float low = -kInfinit
   });
   for (size_t i = 0; i < x.size(); ++i) {
     const double want = reference(static_cast<double>(x[i]));
-    ASSERT_LE(UnitsOff(plain[i], want), units) << "at " << x[i] << ": " << plain[i] << ", expected " << want;
-    ASSERT_LE(UnitsOff(wide[i], want), units) << "at " << x[i] << " on " << BestIsaName() << ": " << wide[i];
+    ASSERT_LE(UnitsOff(plain[i], want), units)
+        << "at " << x[i] << ": " << plain[i] << ", expected " << want;
+    ASSERT_LE(UnitsOff(wide[i], want), units)
+        << "at " << x[i] << " on " << BestIsaName() << ": " << wide[i];
   }
 }
 
@@ -64,7 +70,8 @@ TEST(FloatMath, Log) {
   ExpectClose([](float x) { return math::Log(x); }, [](double x) { return std::log(x); }, 1.1);
 }
 TEST(FloatMath, ExpMinusOne) {
-  ExpectClose([](float x) { return math::ExpMinusOne(x); }, [](double x) { return std::expm1(x); }, 4);
+  ExpectClose([](float x) { return math::ExpMinusOne(x); }, [](double x) { return std::expm1(x); },
+              4);
 }
 TEST(FloatMath, Tanh) {
   ExpectClose([](float x) { return math::Tanh(x); }, [](double x) { return std::tanh(x); }, 2);

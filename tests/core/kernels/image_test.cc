@@ -19,16 +19,24 @@ using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
 Attribute Text(const char* text) { return std::string(text); }
-Tensor IntTensor(Ints values) { return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values); }
-Tensor FloatTensor(Floats values) { return Tensor::Of<float>({static_cast<int64_t>(values.size())}, values); }
+Tensor IntTensor(Ints values) {
+  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
+}
+Tensor FloatTensor(Floats values) {
+  return Tensor::Of<float>({static_cast<int64_t>(values.size())}, values);
+}
 
-Result<std::vector<RuntimeValue>> RunNode(KernelCase node) { return node.Run(RegisterImageKernels); }
-Floats FloatsOf(KernelCase node) { return RunNode(std::move(node)).value()[0].tensor().ToVector<float>(); }
+Result<std::vector<RuntimeValue>> RunNode(KernelCase node) {
+  return node.Run(RegisterImageKernels);
+}
+Floats FloatsOf(KernelCase node) {
+  return RunNode(std::move(node)).value()[0].tensor().ToVector<float>();
+}
 
 // A row resized to `size` with the given attributes.
 Floats Resized(Floats row, int64_t size, AttributeMap attributes) {
-  return FloatsOf(
-      KernelCase("Resize", {FloatTensor(std::move(row)), {}, {}, IntTensor({size})}, std::move(attributes)));
+  return FloatsOf(KernelCase("Resize", {FloatTensor(std::move(row)), {}, {}, IntTensor({size})},
+                             std::move(attributes)));
 }
 
 TEST(Resize, InterpolatesRows) {
@@ -47,18 +55,21 @@ TEST(Resize, TakesTheRegionAndFillsOutside) {
   const AttributeMap crop = {{"mode", Text("linear")},
                              {"coordinate_transformation_mode", Text("tf_crop_and_resize")},
                              {"extrapolation_value", 9.0f}};
-  const KernelCase node("Resize", {FloatTensor({0, 1, 2, 3, 4}), FloatTensor({0.5f, 1.5f}), {}, IntTensor({3})},
-                        crop);
+  const KernelCase node(
+      "Resize", {FloatTensor({0, 1, 2, 3, 4}), FloatTensor({0.5f, 1.5f}), {}, IntTensor({3})},
+      crop);
   EXPECT_THAT(FloatsOf(node), ElementsAre(2, 4, 9));
 }
 
 TEST(Resize, RoundsIntegersAndMovesStrings) {
   const Tensor bytes = Tensor::Of<uint8_t>({2}, {0, 255});
   const auto out =
-      RunNode(KernelCase("Resize", {bytes, {}, {}, IntTensor({4})}, {{"mode", Text("cubic")}})).value();
+      RunNode(KernelCase("Resize", {bytes, {}, {}, IntTensor({4})}, {{"mode", Text("cubic")}}))
+          .value();
   EXPECT_THAT(out[0].tensor().ToVector<int>(), ElementsAre(0, 58, 197, 255));
   const Tensor words = Tensor::Of<std::string>({2}, {"a", "b"});
-  const Tensor wide = RunNode(KernelCase("Resize", {words, {}, FloatTensor({2})})).value()[0].tensor();
+  const Tensor wide =
+      RunNode(KernelCase("Resize", {words, {}, FloatTensor({2})})).value()[0].tensor();
   EXPECT_EQ(wide.data<std::string>()[1], "a");
   EXPECT_EQ(wide.data<std::string>()[2], "b");
 }
@@ -93,7 +104,8 @@ TEST(GridSample, ReadsPlacesInAndOutside) {
 TEST(GridSample, SurvivesNumbersThatAreNone) {
   const float infinity = std::numeric_limits<float>::infinity();
   const Tensor x = Tensor::Of<float>({1, 1, 2, 2}, {1, 2, 3, 4});
-  const Tensor grid = Tensor::Of<float>({1, 1, 3, 2}, {std::nanf(""), 0, infinity, -infinity, 1e30f, 0});
+  const Tensor grid =
+      Tensor::Of<float>({1, 1, 3, 2}, {std::nanf(""), 0, infinity, -infinity, 1e30f, 0});
   for (const char* mode : {"linear", "nearest", "cubic"}) {
     for (const char* padding : {"zeros", "border", "reflection"}) {
       const AttributeMap attributes = {{"mode", Text(mode)}, {"padding_mode", Text(padding)}};
@@ -109,28 +121,33 @@ TEST(Regions, ChecksTheBatch) {
   EXPECT_EQ(RunNode(KernelCase("RoiAlign", {x, roi, IntTensor({1})})).status().code(),
             StatusCode::kInvalidArgument);
   const AttributeMap pooled = {{"pooled_shape", Ints{1, 1}}};
-  EXPECT_THAT(FloatsOf(KernelCase("MaxRoiPool", {x, Tensor::Of<float>({1, 5}, {0, 0, 0, 1, 1})}, pooled)),
-              ElementsAre(4));
+  EXPECT_THAT(
+      FloatsOf(KernelCase("MaxRoiPool", {x, Tensor::Of<float>({1, 5}, {0, 0, 0, 1, 1})}, pooled)),
+      ElementsAre(4));
   for (float batch : {-1.0f, 1.0f, std::nanf("")}) {
     const Tensor wrong = Tensor::Of<float>({1, 5}, {batch, 0, 0, 1, 1});
-    EXPECT_EQ(RunNode(KernelCase("MaxRoiPool", {x, wrong}, pooled)).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(RunNode(KernelCase("MaxRoiPool", {x, wrong}, pooled)).status().code(),
+              StatusCode::kInvalidArgument);
   }
 }
 
 TEST(Boxes, KeepsTheBestOfOverlappingOnes) {
   const Tensor boxes = Tensor::Of<float>({1, 3, 4}, {0, 0, 1, 1, 0, 0.1f, 1, 1.1f, 0, 5, 1, 6});
   const Tensor scores = Tensor::Of<float>({1, 1, 3}, {0.6f, 0.9f, 0.9f});
-  const KernelCase all("NonMaxSuppression", {boxes, scores, Tensor::Scalar<int64_t>(5), Tensor::Scalar(0.5f)});
+  const KernelCase all("NonMaxSuppression",
+                       {boxes, scores, Tensor::Scalar<int64_t>(5), Tensor::Scalar(0.5f)});
   EXPECT_THAT(FloatsOf(all), ElementsAre(0, 0, 1, 0, 0, 2));
   EXPECT_THAT(FloatsOf(KernelCase("NonMaxSuppression", {boxes, scores})), ElementsAre());
 }
 
 TEST(Boxes, FoldsColumns) {
   const Tensor x = Tensor::Of<float>({1, 2, 2}, {1, 2, 3, 4});
-  EXPECT_THAT(FloatsOf(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor({1, 2})})), ElementsAre(1, 5, 4));
+  EXPECT_THAT(FloatsOf(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor({1, 2})})),
+              ElementsAre(1, 5, 4));
   for (const Ints& block : {Ints{1, 3}, Ints{0, 2}, Ints{2}}) {
-    EXPECT_EQ(RunNode(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor(block)})).status().code(),
-              StatusCode::kInvalidArgument);
+    EXPECT_EQ(
+        RunNode(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor(block)})).status().code(),
+        StatusCode::kInvalidArgument);
   }
 }
 

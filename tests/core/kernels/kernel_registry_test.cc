@@ -44,9 +44,12 @@ TEST(KernelRegistry, FindsByDomainVersionAndDtype) {
   registry.Add({.op_type = "Op", .since = 1, .until = 12, .create = Accept});
   registry.Add({.op_type = "Op", .since = 13, .types = {DType::kFloat32}, .create = Accept});
   registry.Add({.op_type = "Op", .domain = "test", .create = Accept});
-  EXPECT_EQ(registry.Find(*OneNode("Op", 13).node), (std::vector<const KernelDef*>{&registry.defs()[1]}));
-  EXPECT_EQ(registry.Find(*OneNode("Op", 6).node), (std::vector<const KernelDef*>{&registry.defs()[0]}));
-  EXPECT_EQ(registry.Find(*OneNode("Op", 1, "test").node), (std::vector<const KernelDef*>{&registry.defs()[2]}));
+  EXPECT_EQ(registry.Find(*OneNode("Op", 13).node),
+            (std::vector<const KernelDef*>{&registry.defs()[1]}));
+  EXPECT_EQ(registry.Find(*OneNode("Op", 6).node),
+            (std::vector<const KernelDef*>{&registry.defs()[0]}));
+  EXPECT_EQ(registry.Find(*OneNode("Op", 1, "test").node),
+            (std::vector<const KernelDef*>{&registry.defs()[2]}));
   EXPECT_EQ(registry.Find(*OneNode("Op", 0).node).size(), 2u);  // no version known: all may serve
   // A dtype that is not known yet is accepted.
   EXPECT_EQ(registry.Find(*OneNode("Op", 13).node, {DType::kUndefined}).size(), 1u);
@@ -56,10 +59,12 @@ TEST(KernelRegistry, FindsByDomainVersionAndDtype) {
 TEST(KernelRegistry, SaysWhyEachCandidateLost) {
   KernelRegistry registry;
   registry.Add({.op_type = "Op", .until = 12, .create = Accept});
-  registry.Add({.op_type = "Op", .since = 13, .types = {DType::kFloat64, DType::kInt8}, .create = Accept});
+  registry.Add(
+      {.op_type = "Op", .since = 13, .types = {DType::kFloat64, DType::kInt8}, .create = Accept});
   std::string why;
   EXPECT_TRUE(registry.Find(*OneNode("Op").node, &why).empty());
-  EXPECT_EQ(why, "version 13 is outside of [1, 12]; input 0 is float32, the kernel takes int8, float64");
+  EXPECT_EQ(why,
+            "version 13 is outside of [1, 12]; input 0 is float32, the kernel takes int8, float64");
   why.clear();
   EXPECT_TRUE(registry.Find(*OneNode("Other").node, &why).empty());
   EXPECT_EQ(why, "no kernel is registered for this op");
@@ -86,7 +91,8 @@ TEST(KernelRegistry, WrongInputsEndTheSearch) {
   registry.Add({.op_type = "Op", .create = Accept});
   OneNode one("Op");
   KernelInfo info = one.Info();
-  EXPECT_EQ(registry.Create(info, "tiny").status().ToString(), "INVALID_ARGUMENT: [Op 'n'] axis out of range");
+  EXPECT_EQ(registry.Create(info, "tiny").status().ToString(),
+            "INVALID_ARGUMENT: [Op 'n'] axis out of range");
 }
 
 TEST(KernelRegistry, AMissingKernelNamesOpNodeProviderSourceAndReasons) {

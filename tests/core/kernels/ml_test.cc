@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Domain ai.onnx.ml. Expected numbers are those of ONNX's reference implementation unless worked out here.
+// Domain ai.onnx.ml. Expected numbers are those of ONNX's reference implementation unless worked
+// out here.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +17,8 @@ using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 using Strings = std::vector<std::string>;
 
-Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes, int outputs = 1, int version = 0) {
+Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes, int outputs = 1,
+                     int version = 0) {
   KernelCase node(op, std::move(inputs), std::move(attributes), "ai.onnx.ml", outputs);
   node.since_version = version;
   return node.Run(RegisterMlKernels);
@@ -27,7 +29,8 @@ Ints IntsOf(const RuntimeValue& value) { return value.tensor().ToVector<int64_t>
 void ExpectNear(const RuntimeValue& value, const Floats& expected, float tolerance = 1e-5f) {
   const Floats actual = FloatsOf(value);
   ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
+  for (size_t i = 0; i < actual.size(); ++i)
+    EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
 }
 Attribute Text(const char* text) { return std::string(text); }
 
@@ -35,28 +38,37 @@ Attribute Text(const char* text) { return std::string(text); }
 
 TEST(Ml, PreparesFeatures) {
   const Tensor x = Tensor::Of<float>({2, 3}, {1, -2, 0, NAN, 4, 4});
-  EXPECT_EQ(FloatsOf(RunOp("Scaler", {Points()}, {{"offset", Floats{1}}, {"scale", Floats{2, 10}}}).value()[0]),
+  EXPECT_EQ(FloatsOf(RunOp("Scaler", {Points()}, {{"offset", Floats{1}}, {"scale", Floats{2, 10}}})
+                         .value()[0]),
             (Floats{-1.4f, -12, -4, -5, 1, 0}));
-  EXPECT_EQ(FloatsOf(RunOp("Imputer", {x}, {{"imputed_value_floats", Floats{7}}, {"replaced_value_float", NAN}})
+  EXPECT_EQ(FloatsOf(RunOp("Imputer", {x},
+                           {{"imputed_value_floats", Floats{7}}, {"replaced_value_float", NAN}})
                          .value()[0]),
             (Floats{1, -2, 0, 7, 4, 4}));
   EXPECT_EQ(FloatsOf(RunOp("Binarizer", {Points()}, {{"threshold", 0.3f}}).value()[0]),
             (Floats{0, 0, 0, 1, 1, 1}));
   const Tensor ints = Tensor::Of<int64_t>({2, 2}, {3, -4, 0, 0});
-  EXPECT_EQ(FloatsOf(RunOp("Normalizer", {ints}, {{"norm", Text("L2")}}).value()[0]), (Floats{0.6f, -0.8f, 0, 0}));
-  EXPECT_EQ(FloatsOf(RunOp("Normalizer", {Tensor::Of<double>({2}, {3, -4})}, {{"norm", Text("MAX")}}).value()[0]),
-            (Floats{0.75f, -1}));
+  EXPECT_EQ(FloatsOf(RunOp("Normalizer", {ints}, {{"norm", Text("L2")}}).value()[0]),
+            (Floats{0.6f, -0.8f, 0, 0}));
+  EXPECT_EQ(
+      FloatsOf(RunOp("Normalizer", {Tensor::Of<double>({2}, {3, -4})}, {{"norm", Text("MAX")}})
+                   .value()[0]),
+      (Floats{0.75f, -1}));
   EXPECT_EQ(FloatsOf(RunOp("FeatureVectorizer", {Points(), Tensor::Of<int32_t>({3, 1}, {7, 8, 9})},
-                         {{"inputdimensions", Ints{1, 2}}}).value()[0]),
+                           {{"inputdimensions", Ints{1, 2}}})
+                         .value()[0]),
             (Floats{0.3f, 7, 0, -1, 8, 0, 1.5f, 9, 0}));
 }
 
 TEST(Ml, ExtractsColumns) {
-  const Values out = RunOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({3}, {1, 0, 1})}, {}).value();
+  const Values out =
+      RunOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({3}, {1, 0, 1})}, {}).value();
   EXPECT_EQ(out[0].tensor().shape(), (Shape{3, 3}));
   EXPECT_EQ(FloatsOf(out[0]), (Floats{-0.2f, 0.3f, -0.2f, 0.5f, -1, 0.5f, 1, 1.5f, 1}));
   for (int64_t wrong : {int64_t{2}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
-    EXPECT_EQ(RunOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({1}, {wrong})}, {}).status().code(),
+    EXPECT_EQ(RunOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({1}, {wrong})}, {})
+                  .status()
+                  .code(),
               StatusCode::kInvalidArgument);
   }
 }
@@ -65,17 +77,23 @@ TEST(Ml, ExtractsColumns) {
 
 TEST(Ml, EncodesLabels) {
   const Tensor words = Tensor::Of<std::string>({3}, {"b", "a", "?"});
-  EXPECT_EQ(IntsOf(RunOp("LabelEncoder", {words},
-                       {{"keys_strings", Strings{"a", "b", "b"}}, {"values_int64s", Ints{1, 2, 3}}}).value()[0]),
-            (Ints{3, 1, -1}));
+  EXPECT_EQ(
+      IntsOf(RunOp("LabelEncoder", {words},
+                   {{"keys_strings", Strings{"a", "b", "b"}}, {"values_int64s", Ints{1, 2, 3}}})
+                 .value()[0]),
+      (Ints{3, 1, -1}));
   const AttributeMap floats = {
       {"keys_floats", Floats{NAN, 0}}, {"values_floats", Floats{5, 6}}, {"default_float", 9.0f}};
-  EXPECT_EQ(FloatsOf(RunOp("LabelEncoder", {Tensor::Of<float>({3}, {NAN, -0.0f, 2})}, floats).value()[0]),
-            (Floats{5, 6, 9}));
-  EXPECT_EQ(IntsOf(RunOp("LabelEncoder", {words}, {{"classes_strings", Strings{"a", "b"}}}, 1, 1).value()[0]),
+  EXPECT_EQ(
+      FloatsOf(RunOp("LabelEncoder", {Tensor::Of<float>({3}, {NAN, -0.0f, 2})}, floats).value()[0]),
+      (Floats{5, 6, 9}));
+  EXPECT_EQ(IntsOf(RunOp("LabelEncoder", {words}, {{"classes_strings", Strings{"a", "b"}}}, 1, 1)
+                       .value()[0]),
             (Ints{1, 0, -1}));
-  const Values names = RunOp("CategoryMapper", {Tensor::Of<int64_t>({2}, {5, 9})},
-                           {{"cats_int64s", Ints{5, 6}}, {"cats_strings", Strings{"five", "six"}}}).value();
+  const Values names =
+      RunOp("CategoryMapper", {Tensor::Of<int64_t>({2}, {5, 9})},
+            {{"cats_int64s", Ints{5, 6}}, {"cats_strings", Strings{"five", "six"}}})
+          .value();
   EXPECT_EQ(names[0].tensor().data<std::string>()[0], "five");
   EXPECT_EQ(names[0].tensor().data<std::string>()[1], "_Unused");
 }
@@ -84,7 +102,8 @@ TEST(Ml, EncodesOneHot) {
   const Tensor x = Tensor::Of<float>({4}, {2.7f, 1, INFINITY, NAN});
   const AttributeMap lenient = {{"cats_int64s", Ints{1, 2}}};
   const AttributeMap strict = {{"cats_int64s", Ints{1, 2}}, {"zeros", int64_t{0}}};
-  EXPECT_EQ(FloatsOf(RunOp("OneHotEncoder", {x}, lenient).value()[0]), (Floats{0, 1, 1, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(FloatsOf(RunOp("OneHotEncoder", {x}, lenient).value()[0]),
+            (Floats{0, 1, 1, 0, 0, 0, 0, 0}));
   EXPECT_EQ(RunOp("OneHotEncoder", {x}, strict).status().code(), StatusCode::kInvalidArgument);
 }
 
@@ -99,45 +118,69 @@ TEST(Ml, ClassifiesLinearly) {
   ExpectNear(out[1], {0.29f, 0.31f, 0.035f, 0.3f, -0.15f, 0.25f, 0.65f, 0.55f, 0.575f});
   model["post_transform"] = std::string("SOFTMAX");
   out = RunOp("LinearClassifier", {Points()}, model, 2).value();
-  ExpectNear(out[1], {0.3577667f, 0.36499402f, 0.2772393f, 0.3862708f, 0.24629712f, 0.36743212f, 0.35303494f,
-                      0.31943923f, 0.32752588f});
+  ExpectNear(out[1], {0.3577667f, 0.36499402f, 0.2772393f, 0.3862708f, 0.24629712f, 0.36743212f,
+                      0.35303494f, 0.31943923f, 0.32752588f});
   const Values binary = RunOp("LinearClassifier", {Points()},
-                            {{"classlabels_strings", Strings{"no", "yes"}},
-                             {"coefficients", Floats{0.1f, 0.2f}},
-                             {"intercepts", Floats{0.3f}},
-                             {"post_transform", Text("LOGISTIC")}}, 2).value();
+                              {{"classlabels_strings", Strings{"no", "yes"}},
+                               {"coefficients", Floats{0.1f, 0.2f}},
+                               {"intercepts", Floats{0.3f}},
+                               {"post_transform", Text("LOGISTIC")}},
+                              2)
+                            .value();
   EXPECT_EQ(binary[0].tensor().data<std::string>()[0], "yes");
-  ExpectNear(binary[1], {0.42800388f, 0.57199615f, 0.4255575f, 0.5744425f, 0.34298956f, 0.65701044f});
+  ExpectNear(binary[1],
+             {0.42800388f, 0.57199615f, 0.4255575f, 0.5744425f, 0.34298956f, 0.65701044f});
 }
 
 TEST(Ml, ClassifiesBySupportVectors) {
   AttributeMap model = {
       {"classlabels_ints", Ints{10, 20, 30}},
       {"vectors_per_class", Ints{4, 4, 4}},
-      {"support_vectors", Floats{1.8f, 0.4f, 1.0f, -0.2f, 0.8f, 0.1f, 0.3f, -0.9f, 1.0f, 2.2f, -0.1f, 0.4f,
-                                 0.4f, 0.3f, -2.6f, 0.7f, 1.9f, -1.0f, 0.1f, 1.5f, 1.5f, -0.2f, 0.9f, -0.7f}},
-      {"coefficients", Floats{0.8977126609909519f, 0.0f, 2.0f, 1.3737340348035945f, -0.7295676433613988f,
-                              -0.8454461716420439f, -2.0f, -0.6964328807911034f, -0.9304634385624649f,
-                              -1.5659137860543133f, -2.0f, -2.0f, 2.0f, 2.0f, 0.6095368128309819f,
-                              1.8868404117857962f, 1.4652011124491622f, 0.6228394853152873f, 2.0f, 0.6770842498900658f,
-                              0.0f, -2.0f, -1.0656611919987513f, -1.699463655655764f}},
+      {"support_vectors",
+       Floats{1.8f, 0.4f, 1.0f,  -0.2f, 0.8f, 0.1f,  0.3f, -0.9f, 1.0f, 2.2f,  -0.1f, 0.4f,
+              0.4f, 0.3f, -2.6f, 0.7f,  1.9f, -1.0f, 0.1f, 1.5f,  1.5f, -0.2f, 0.9f,  -0.7f}},
+      {"coefficients", Floats{0.8977126609909519f,
+                              0.0f,
+                              2.0f,
+                              1.3737340348035945f,
+                              -0.7295676433613988f,
+                              -0.8454461716420439f,
+                              -2.0f,
+                              -0.6964328807911034f,
+                              -0.9304634385624649f,
+                              -1.5659137860543133f,
+                              -2.0f,
+                              -2.0f,
+                              2.0f,
+                              2.0f,
+                              0.6095368128309819f,
+                              1.8868404117857962f,
+                              1.4652011124491622f,
+                              0.6228394853152873f,
+                              2.0f,
+                              0.6770842498900658f,
+                              0.0f,
+                              -2.0f,
+                              -1.0656611919987513f,
+                              -1.699463655655764f}},
       {"rho", Floats{-0.25800947137498303f, 0.025466781426475963f, 0.3147553929021984f}},
       {"kernel_type", Text("RBF")},
       {"kernel_params", Floats{0.5f, 0, 0}}};
   Values out = RunOp("SVMClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{10, 20, 10}));
-  ExpectNear(out[1], {0.30092382f, 1.1268475f, 0.38871884f, -1.1633657f, -0.05970025f, 0.86001015f, 0.24818599f,
-                      0.94865894f, 0.42798495f});
+  ExpectNear(out[1], {0.30092382f, 1.1268475f, 0.38871884f, -1.1633657f, -0.05970025f, 0.86001015f,
+                      0.24818599f, 0.94865894f, 0.42798495f});
   model["prob_a"] = Floats{-1.5f, -0.7f, -2.0f};
   model["prob_b"] = Floats{0.1f, -0.2f, 0.05f};
   out = RunOp("SVMClassifier", {Points()}, model, 2).value();
   // By libsvm's iteration; ONNX's reference multiplies where libsvm takes elements.
-  ExpectNear(out[1], {0.48466468f, 0.34188858f, 0.17344674f, 0.12509899f, 0.74423176f, 0.13066924f, 0.45940602f,
-                      0.36229253f, 0.17830145f});
+  ExpectNear(out[1], {0.48466468f, 0.34188858f, 0.17344674f, 0.12509899f, 0.74423176f, 0.13066924f,
+                      0.45940602f, 0.36229253f, 0.17830145f});
   const int64_t huge = std::numeric_limits<int64_t>::max();
   for (const Ints& wrong : {Ints{4, 4}, Ints{4, 4, 5}, Ints{-4, 8, 8}, Ints{4, 4, huge}}) {
     model["vectors_per_class"] = wrong;
-    EXPECT_EQ(RunOp("SVMClassifier", {Points()}, model, 2).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(RunOp("SVMClassifier", {Points()}, model, 2).status().code(),
+              StatusCode::kInvalidArgument);
   }
 }
 
@@ -148,10 +191,12 @@ TEST(Ml, RegressesBySupportVectors) {
                         {"n_supports", int64_t{3}},
                         {"kernel_type", Text("POLY")},
                         {"kernel_params", Floats{0.5f, 1, 2}}};
-  ExpectNear(RunOp("SVMRegressor", {Points()}, model).value()[0], {-1.3737501f, 3.3125f, -2.84375f});
+  ExpectNear(RunOp("SVMRegressor", {Points()}, model).value()[0],
+             {-1.3737501f, 3.3125f, -2.84375f});
   for (int64_t wrong : {int64_t{-1}, int64_t{2}, int64_t{4}, std::numeric_limits<int64_t>::max()}) {
     model["n_supports"] = wrong;
-    EXPECT_EQ(RunOp("SVMRegressor", {Points()}, model).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(RunOp("SVMRegressor", {Points()}, model).status().code(),
+              StatusCode::kInvalidArgument);
   }
 }
 
@@ -162,7 +207,8 @@ AttributeMap TwoTrees() {
   return {{"nodes_treeids", Ints{0, 0, 0, 0, 0, 1, 1, 1}},
           {"nodes_nodeids", Ints{0, 1, 2, 3, 4, 0, 1, 2}},
           {"nodes_featureids", Ints{0, 0, 1, 0, 0, 1, 0, 0}},
-          {"nodes_modes", Strings{"BRANCH_LEQ", "LEAF", "BRANCH_GT", "LEAF", "LEAF", "BRANCH_LT", "LEAF", "LEAF"}},
+          {"nodes_modes",
+           Strings{"BRANCH_LEQ", "LEAF", "BRANCH_GT", "LEAF", "LEAF", "BRANCH_LT", "LEAF", "LEAF"}},
           {"nodes_values", Floats{0, 0, 0.5f, 0, 0, 0, 0, 0}},
           {"nodes_truenodeids", Ints{1, 0, 3, 0, 0, 1, 0, 0}},
           {"nodes_falsenodeids", Ints{2, 0, 4, 0, 0, 2, 0, 0}}};
@@ -201,7 +247,8 @@ TEST(Ml, ClassifiesByTrees) {
   out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   ExpectNear(out[1], {0.2f, 0.8f, 0.75f, 0.25f, 0.65f, 0.35f});
   model["class_ids"] = Ints{0, 1, 0, 1, 0};
-  EXPECT_EQ(RunOp("TreeEnsembleClassifier", {Points()}, model, 2).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(RunOp("TreeEnsembleClassifier", {Points()}, model, 2).status().code(),
+            StatusCode::kInvalidArgument);
   model.erase("base_values");
   out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{6, 5, 6}));
@@ -233,7 +280,8 @@ TEST(Ml, RefusesBrokenTrees) {
   for (const auto& change : changes) {
     AttributeMap model = TreeRegressor();
     model[change.name] = change.value;
-    EXPECT_EQ(RunOp("TreeEnsembleRegressor", {Points()}, model).status().code(), StatusCode::kInvalidArgument)
+    EXPECT_EQ(RunOp("TreeEnsembleRegressor", {Points()}, model).status().code(),
+              StatusCode::kInvalidArgument)
         << change.name;
   }
 }
@@ -256,7 +304,8 @@ AttributeMap MemberTree() {
 
 TEST(Ml, WalksTreesOfVersion5) {
   const Tensor x = Tensor::Of<float>({3, 1}, {3, 2, NAN});
-  EXPECT_EQ(FloatsOf(RunOp("TreeEnsemble", {x}, MemberTree()).value()[0]), (Floats{10, 0.5f, 0, 20.5f, 0, 20.5f}));
+  EXPECT_EQ(FloatsOf(RunOp("TreeEnsemble", {x}, MemberTree()).value()[0]),
+            (Floats{10, 0.5f, 0, 20.5f, 0, 20.5f}));
   const struct {
     const char* name;
     Attribute value;
@@ -277,7 +326,8 @@ TEST(Ml, WalksTreesOfVersion5) {
   for (const auto& change : changes) {
     AttributeMap model = MemberTree();
     model[change.name] = change.value;
-    EXPECT_EQ(RunOp("TreeEnsemble", {x}, model).status().code(), StatusCode::kInvalidArgument) << change.name;
+    EXPECT_EQ(RunOp("TreeEnsemble", {x}, model).status().code(), StatusCode::kInvalidArgument)
+        << change.name;
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Movement, selection and shape kernels against loops over indices, on shapes that reach each of the movers'
-// paths.
+// Movement, selection and shape kernels against loops over indices, on shapes that reach each of
+// the movers' paths.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,9 +19,12 @@ using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using Ints = std::vector<int64_t>;
 using Strings = std::vector<std::string>;
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max(), kLeast = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max(),
+                  kLeast = std::numeric_limits<int64_t>::min();
 
-Tensor IntTensor(Ints values) { return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values); }
+Tensor IntTensor(Ints values) {
+  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
+}
 
 // 0, 1, 2, ... in the given shape.
 Tensor Counting(Shape shape) {
@@ -37,7 +40,9 @@ Result<std::vector<RuntimeValue>> RunNode(KernelCase node, int threads = 1) {
     RegisterShapeKernels(registry);
   });
 }
-Tensor First(KernelCase node, int threads = 1) { return RunNode(std::move(node), threads).value()[0].tensor(); }
+Tensor First(KernelCase node, int threads = 1) {
+  return RunNode(std::move(node), threads).value()[0].tensor();
+}
 void ExpectRefused(KernelCase node, const std::string& text) {
   const Status status = RunNode(std::move(node)).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -86,19 +91,23 @@ TEST(Movement, SlicesLikePython) {
                                    {-1, 0, kLeast, {4}},
                                    {kLeast, kMost, 3, {0, 3}}};
   for (const Case& c : cases) {
-    const Tensor y = First(KernelCase(
-        "Slice", {Counting({5}), IntTensor({c.start}), IntTensor({c.end}), IntTensor({-1}), IntTensor({c.step})}));
-    EXPECT_THAT(y.ToVector<float>(), ElementsAreArray(c.expected)) << c.start << ":" << c.end << ":" << c.step;
+    const Tensor y =
+        First(KernelCase("Slice", {Counting({5}), IntTensor({c.start}), IntTensor({c.end}),
+                                   IntTensor({-1}), IntTensor({c.step})}));
+    EXPECT_THAT(y.ToVector<float>(), ElementsAreArray(c.expected))
+        << c.start << ":" << c.end << ":" << c.step;
   }
-  ExpectRefused(
-      KernelCase("Slice", {Counting({5}), IntTensor({0}), IntTensor({1}), IntTensor({0}), IntTensor({0})}),
-      "steps");
-  ExpectRefused(KernelCase("Slice", {Counting({5}), IntTensor({0, 0}), IntTensor({1, 1}), IntTensor({0, -1})}),
+  ExpectRefused(KernelCase("Slice", {Counting({5}), IntTensor({0}), IntTensor({1}), IntTensor({0}),
+                                     IntTensor({0})}),
+                "steps");
+  ExpectRefused(KernelCase("Slice", {Counting({5}), IntTensor({0, 0}), IntTensor({1, 1}),
+                                     IntTensor({0, -1})}),
                 "twice");
 }
 
 std::vector<float> Padded(const char* mode, int64_t before, int64_t after) {
-  const std::vector<RuntimeValue> inputs = {Counting({4}), IntTensor({before, after}), Tensor::Scalar(9.0f)};
+  const std::vector<RuntimeValue> inputs = {Counting({4}), IntTensor({before, after}),
+                                            Tensor::Scalar(9.0f)};
   return First(KernelCase("Pad", inputs, {{"mode", std::string(mode)}})).ToVector<float>();
 }
 
@@ -111,8 +120,9 @@ TEST(Movement, PadsInAllModes) {
   EXPECT_THAT(Padded("constant", -3, -1), ElementsAre());
   ExpectRefused(KernelCase("Pad", {Counting({4}), IntTensor({-3, -2})}), "negative");
   ExpectRefused(KernelCase("Pad", {Counting({4}), IntTensor({kMost, 1})}), "too large");
-  ExpectRefused(KernelCase("Pad", {Counting({0}), IntTensor({1, 0})}, {{"mode", std::string("edge")}}),
-                "no element");
+  ExpectRefused(
+      KernelCase("Pad", {Counting({0}), IntTensor({1, 0})}, {{"mode", std::string("edge")}}),
+      "no element");
 }
 
 TEST(Movement, SplitsWhatConcatJoins) {
@@ -126,13 +136,15 @@ TEST(Movement, SplitsWhatConcatJoins) {
     }
     const Tensor joined = First(KernelCase("Concat", parts, {{"axis", axis}}), 2);
     const auto back =
-        RunNode(KernelCase("Split", {joined, IntTensor(extents)}, {{"axis", axis}}, "", 4), 2).value();
+        RunNode(KernelCase("Split", {joined, IntTensor(extents)}, {{"axis", axis}}, "", 4), 2)
+            .value();
     for (size_t i = 0; i < parts.size(); ++i) {
       EXPECT_EQ(back[i].tensor().shape(), parts[i].tensor().shape());
       EXPECT_EQ(back[i].tensor().ToVector<float>(), parts[i].tensor().ToVector<float>());
     }
   }
-  ExpectRefused(KernelCase("Concat", {Counting({2, 3}), Counting({2, 4})}, {{"axis", int64_t{0}}}), "input 1");
+  ExpectRefused(KernelCase("Concat", {Counting({2, 3}), Counting({2, 4})}, {{"axis", int64_t{0}}}),
+                "input 1");
 }
 
 TEST(Movement, RepeatsByExpandAndTile) {
@@ -162,7 +174,8 @@ TEST(Movement, MovesStrings) {
 TEST(Movement, KeepsTriangles) {
   for (int64_t k : {kLeast, int64_t{-1}, int64_t{0}, int64_t{2}, kMost}) {
     for (int64_t upper : {0, 1}) {
-      const Tensor y = First(KernelCase("Trilu", {Counting({2, 3, 4}), Tensor::Scalar(k)}, {{"upper", upper}}));
+      const Tensor y =
+          First(KernelCase("Trilu", {Counting({2, 3, 4}), Tensor::Scalar(k)}, {{"upper", upper}}));
       for (int64_t i = 0; i < 24; ++i) {
         const int64_t above = i % 4 - i / 4 % 3;
         const bool kept = upper ? above >= k : above <= k;
@@ -175,49 +188,60 @@ TEST(Movement, KeepsTriangles) {
 TEST(Selection, FindsUniqueValues) {
   const float nan = std::nanf("");
   const auto out =
-      RunNode(KernelCase("Unique", {Tensor::Of<float>({6}, {3, nan, 1, nan, 3, 2})}, {}, "", 4)).value();
+      RunNode(KernelCase("Unique", {Tensor::Of<float>({6}, {3, nan, 1, nan, 3, 2})}, {}, "", 4))
+          .value();
   EXPECT_EQ(out[0].tensor().elements(), 4);
   EXPECT_THAT(out[1].tensor().ToVector<int64_t>(), ElementsAre(2, 5, 0, 1));
   EXPECT_THAT(out[2].tensor().ToVector<int64_t>(), ElementsAre(2, 3, 0, 3, 2, 1));
   EXPECT_THAT(out[3].tensor().ToVector<int64_t>(), ElementsAre(1, 1, 2, 2));
   const Tensor words = Tensor::Of<std::string>({3}, {"b", "a", "b"});
-  const auto first = RunNode(KernelCase("Unique", {words}, {{"sorted", int64_t{0}}}, "", 4)).value();
+  const auto first =
+      RunNode(KernelCase("Unique", {words}, {{"sorted", int64_t{0}}}, "", 4)).value();
   EXPECT_EQ(first[0].tensor().data<std::string>()[0], "b");
   EXPECT_THAT(first[2].tensor().ToVector<int64_t>(), ElementsAre(0, 1, 0));
 }
 
 TEST(Selection, CompressesByShortConditions) {
   const Tensor condition = Tensor::Of<bool>({2}, {false, true});
-  EXPECT_THAT(
-      First(KernelCase("Compress", {Counting({2, 3}), condition}, {{"axis", int64_t{1}}})).ToVector<float>(),
-      ElementsAre(1, 4));
-  EXPECT_THAT(First(KernelCase("Compress", {Counting({2, 3}), condition})).ToVector<float>(), ElementsAre(1));
+  EXPECT_THAT(First(KernelCase("Compress", {Counting({2, 3}), condition}, {{"axis", int64_t{1}}}))
+                  .ToVector<float>(),
+              ElementsAre(1, 4));
+  EXPECT_THAT(First(KernelCase("Compress", {Counting({2, 3}), condition})).ToVector<float>(),
+              ElementsAre(1));
 }
 
 TEST(Shapes, ReshapesAsSpecified) {
   auto reshaped = [](Shape shape, Ints target, int64_t allowzero = 0) {
-    return First(KernelCase("Reshape", {Counting(shape), IntTensor(target)}, {{"allowzero", allowzero}})).shape();
+    return First(KernelCase("Reshape", {Counting(shape), IntTensor(target)},
+                            {{"allowzero", allowzero}}))
+        .shape();
   };
   EXPECT_EQ(reshaped({2, 3, 4}, {0, -1}), (Shape{2, 12}));
   EXPECT_EQ(reshaped({2, 0, 3}, {0, 0, -1}), (Shape{2, 0, 3}));
   EXPECT_EQ(reshaped({0, 3, 4}, {0, -1}), (Shape{0, 12}));
   EXPECT_EQ(reshaped({0, 3}, {3, 0}, 1), (Shape{3, 0}));
   EXPECT_EQ(reshaped({1}, {}), Shape());
-  for (const Ints& wrong : {Ints{5, -1}, Ints{-1, -1}, Ints{7}, Ints{-2, 3}, Ints{2, 3, 0}, Ints{kMost, 8}}) {
+  for (const Ints& wrong :
+       {Ints{5, -1}, Ints{-1, -1}, Ints{7}, Ints{-2, 3}, Ints{2, 3, 0}, Ints{kMost, 8}}) {
     ExpectRefused(KernelCase("Reshape", {Counting({2, 3}), IntTensor(wrong)}), "[Reshape");
   }
-  ExpectRefused(KernelCase("Reshape", {Counting({0, 3}), IntTensor({0, -1})}, {{"allowzero", int64_t{1}}}), "-1");
+  ExpectRefused(
+      KernelCase("Reshape", {Counting({0, 3}), IntTensor({0, -1})}, {{"allowzero", int64_t{1}}}),
+      "-1");
 }
 
 TEST(Shapes, CountsRanges) {
   auto range = [](int64_t start, int64_t limit, int64_t delta) {
-    return RunNode(KernelCase("Range", {Tensor::Scalar(start), Tensor::Scalar(limit), Tensor::Scalar(delta)}));
+    return RunNode(
+        KernelCase("Range", {Tensor::Scalar(start), Tensor::Scalar(limit), Tensor::Scalar(delta)}));
   };
   EXPECT_THAT(range(10, 0, -4).value()[0].tensor().ToVector<int64_t>(), ElementsAre(10, 6, 2));
-  EXPECT_THAT(range(kMost - 1, kMost, 5).value()[0].tensor().ToVector<int64_t>(), ElementsAre(kMost - 1));
+  EXPECT_THAT(range(kMost - 1, kMost, 5).value()[0].tensor().ToVector<int64_t>(),
+              ElementsAre(kMost - 1));
   EXPECT_EQ(range(0, 5, 0).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(range(kLeast, kMost, 1).status().code(), StatusCode::kInvalidArgument);
-  ExpectRefused(KernelCase("Range", {Tensor::Scalar(0.0f), Tensor::Scalar(std::nanf("")), Tensor::Scalar(1.0f)}),
+  ExpectRefused(KernelCase("Range", {Tensor::Scalar(0.0f), Tensor::Scalar(std::nanf("")),
+                                     Tensor::Scalar(1.0f)}),
                 "delta");
 }
 

@@ -20,8 +20,9 @@ TEST(Philox, KnownAnswers) {
             (Philox::Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox::Rounds({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
             (Philox::Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(Philox::Rounds({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-            (Philox::Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(
+      Philox::Rounds({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+      (Philox::Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(Philox, TilesHoldTheWordsOfTheirElements) {
@@ -44,7 +45,8 @@ TEST(Philox, TilesHoldTheWordsOfTheirElements) {
 }
 
 Tensor Draw(const char* op_type, DType dtype, int threads) {
-  KernelCase node(op_type, {}, {{"shape", std::vector<int64_t>{50001}}, {"dtype", static_cast<int64_t>(dtype)}});
+  KernelCase node(op_type, {},
+                  {{"shape", std::vector<int64_t>{50001}}, {"dtype", static_cast<int64_t>(dtype)}});
   node.threads = threads;
   return node.Run(RegisterRandomKernels).value()[0].tensor();
 }
@@ -85,7 +87,8 @@ TEST(Dropout, KeepsAndScales) {
 }
 
 TEST(Dropout, EdgesOfTheRatio) {
-  for (auto [ratio, training, kept] : {std::tuple{0.5f, false, 1}, {0.0f, true, 1}, {1.0f, true, 0}}) {
+  for (auto [ratio, training, kept] :
+       {std::tuple{0.5f, false, 1}, {0.0f, true, 1}, {1.0f, true, 0}}) {
     const Values out = RunDropout(ratio, training);
     for (float y : out[0].tensor().ToVector<float>()) ASSERT_EQ(y, 2.0f * kept);
     for (int mask : out[1].tensor().ToVector<int>()) ASSERT_EQ(mask, kept);
@@ -98,7 +101,8 @@ TEST(Multinomial, FollowsTheProbabilities) {
   const Tensor logits = Tensor::Of<float>({1, 3}, {std::log(0.1f), std::log(0.3f), std::log(0.6f)});
   KernelCase node("Multinomial", {logits}, {{"sample_size", int64_t{20000}}});
   std::vector<double> share(3, 0.0);
-  for (int c : node.Run(RegisterRandomKernels).value()[0].tensor().ToVector<int>()) share.at(c) += 1 / 20000.0;
+  for (int c : node.Run(RegisterRandomKernels).value()[0].tensor().ToVector<int>())
+    share.at(c) += 1 / 20000.0;
   EXPECT_NEAR(share[0], 0.1, 0.015);
   EXPECT_NEAR(share[2], 0.6, 0.015);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions against plain loops in double, over every set of axes; empty sets, NaN, precision and threads.
+// Reductions against plain loops in double, over every set of axes; empty sets, NaN, precision and
+// threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,9 +16,12 @@ using ::testing::ElementsAre;
 using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
+                kInfinity = std::numeric_limits<float>::infinity();
 
-Tensor IntTensor(Ints values) { return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values); }
+Tensor IntTensor(Ints values) {
+  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
+}
 
 Tensor Waves(Shape shape) {
   std::vector<float> values(shape.elements());
@@ -37,7 +41,8 @@ Floats Reduced(const char* op, const Tensor& x, Ints axes, int threads = 1) {
 }
 
 struct Accumulated {
-  double sum = 0, squares = 0, absolutes = 0, exponentials = 0, largest = -INFINITY, smallest = INFINITY;
+  double sum = 0, squares = 0, absolutes = 0, exponentials = 0, largest = -INFINITY,
+         smallest = INFINITY;
   int64_t count = 0;
 };
 
@@ -88,7 +93,8 @@ TEST(Reduction, EqualsLoopsOverEverySetOfAxes) {
       ASSERT_EQ(sum.size(), expected.size());
       for (size_t i = 0; i < sum.size(); ++i) {
         const Accumulated& e = expected[i];
-        ASSERT_NEAR(sum[i], e.sum, 1e-6 * (1 + e.absolutes)) << shape.ToString() << " bits " << bits;
+        ASSERT_NEAR(sum[i], e.sum, 1e-6 * (1 + e.absolutes))
+            << shape.ToString() << " bits " << bits;
         ASSERT_NEAR(mean[i], e.sum / static_cast<double>(e.count), 1e-5);
         ASSERT_NEAR(norm[i], std::sqrt(e.squares), 1e-4);
         ASSERT_NEAR(one[i], e.absolutes, 1e-3);
@@ -112,7 +118,8 @@ TEST(Reduction, GivesTheSameWithAnyThreads) {
 TEST(Reduction, KeepsSumsOfManyExact) {
   std::vector<float> values(3000000, 0.1f);
   const Tensor x = Tensor::Of<float>({3000000}, values);
-  EXPECT_FLOAT_EQ(Reduced("ReduceSum", x, {})[0], static_cast<float>(3000000 * static_cast<double>(0.1f)));
+  EXPECT_FLOAT_EQ(Reduced("ReduceSum", x, {})[0],
+                  static_cast<float>(3000000 * static_cast<double>(0.1f)));
 }
 
 TEST(Reduction, TakesEmptySets) {
@@ -140,7 +147,9 @@ TEST(Reduction, LetsNaNWin) {
   EXPECT_TRUE(std::isnan(Reduced("ReduceMin", x, {0})[15]));
   EXPECT_TRUE(std::isnan(Reduced("ReduceMax", x, {1})[1]));
   const auto top =
-      RunNode(KernelCase("TopK", {Tensor::Of<float>({4}, {1, kNaN, 3, kNaN}), IntTensor({3})}, {}, "", 2)).value();
+      RunNode(KernelCase("TopK", {Tensor::Of<float>({4}, {1, kNaN, 3, kNaN}), IntTensor({3})}, {},
+                         "", 2))
+          .value();
   EXPECT_THAT(top[1].tensor().ToVector<int64_t>(), ElementsAre(1, 3, 2));
   EXPECT_THAT(RunNode(KernelCase("ArgMin", {Tensor::Of<float>({3}, {1, kNaN, 0})}))
                   .value()[0]

@@ -53,13 +53,15 @@ TEST(Regex, MatchesWholeTexts) {
       {"a\\Bb", "ab", true},
       {"a\\bb", "ab", false},
   };
-  for (const auto& c : cases) EXPECT_EQ(Matches(c.pattern, c.text), c.expected) << c.pattern << " on " << c.text;
+  for (const auto& c : cases)
+    EXPECT_EQ(Matches(c.pattern, c.text), c.expected) << c.pattern << " on " << c.text;
 }
 
 TEST(Regex, RefusesWhatRe2Refuses) {
-  for (const char* pattern : {"(", ")", "[a", "*a", "a**", "a*+", "a{1001}", "a{3,2}", "\\1", "\\8", "\\",
-                              "\\xg", "[b-a]", "(?z)", "(?P<>a)", "[[:no:]]", "\xff", "\\Z", "(?i",
-                              "((a{1000}){1000}){1000}"}) {
+  for (const char* pattern : {"(",        ")",       "[a",     "*a",   "a**",
+                              "a*+",      "a{1001}", "a{3,2}", "\\1",  "\\8",
+                              "\\",       "\\xg",    "[b-a]",  "(?z)", "(?P<>a)",
+                              "[[:no:]]", "\xff",    "\\Z",    "(?i",  "((a{1000}){1000}){1000}"}) {
     EXPECT_EQ(Regex::Compile(pattern).status().code(), StatusCode::kInvalidArgument) << pattern;
   }
   EXPECT_EQ(Regex::Compile(std::string(5000, '(') + std::string(5000, ')')).status().code(),

@@ -21,7 +21,8 @@ Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes = {}
 }
 std::vector<int64_t> Sizes(const RuntimeValue& sequence) {
   std::vector<int64_t> out;
-  for (const RuntimeValue& element : sequence.sequence()) out.push_back(element.tensor().elements());
+  for (const RuntimeValue& element : sequence.sequence())
+    out.push_back(element.tensor().elements());
   return out;
 }
 using Ints = std::vector<int64_t>;
@@ -43,20 +44,24 @@ TEST(Sequence, InsertsErasesAndCounts) {
   EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
   EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
   EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
-  EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]), (Ints{2, 3}));
+  EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]),
+            (Ints{2, 3}));
   EXPECT_EQ(RunOp("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
-  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {RunOp("SequenceEmpty", {}).value()[0], four}).value()[0]), (Ints{4}));
+  EXPECT_EQ(
+      Sizes(RunOp("SequenceInsert", {RunOp("SequenceEmpty", {}).value()[0], four}).value()[0]),
+      (Ints{4}));
 }
 
 TEST(Sequence, ChecksPositionsAndTypes) {
   const RuntimeValue empty = RuntimeValue::Sequence({});
   const Tensor four = Floats({4}, {4, 4, 4, 4});
   for (const Result<Values>& result :
-       {RunOp("SequenceInsert", {Three(), four, At(4)}), RunOp("SequenceInsert", {Three(), four, At(-4)}),
-        RunOp("SequenceErase", {Three(), At(3)}), RunOp("SequenceErase", {empty}),
-        RunOp("SequenceAt", {empty, At(0)}),
+       {RunOp("SequenceInsert", {Three(), four, At(4)}),
+        RunOp("SequenceInsert", {Three(), four, At(-4)}), RunOp("SequenceErase", {Three(), At(3)}),
+        RunOp("SequenceErase", {empty}), RunOp("SequenceAt", {empty, At(0)}),
         RunOp("SequenceAt", {Three(), At(-4)}), RunOp("SequenceAt", {four, At(0)}),
-        RunOp("SequenceInsert", {Three(), At(1)}), RunOp("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
+        RunOp("SequenceInsert", {Three(), At(1)}),
+        RunOp("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
         RunOp("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
         RunOp("SequenceConstruct", {four, At(1)})}) {
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
@@ -74,7 +79,8 @@ TEST(SplitToSequence, CutsAlongAnyAxis) {
   EXPECT_EQ(pairs.sequence()[1].tensor().ToVector<float>(), (std::vector<float>{2, 5}));
   const RuntimeValue rows = split({x}, {{"keepdims", int64_t{0}}}).value()[0];
   EXPECT_EQ(rows.sequence()[1].tensor().shape(), (Shape{3}));
-  const RuntimeValue given = split({x, Tensor::Of<int64_t>({3}, {0, 2, 1})}, {{"axis", last}}).value()[0];
+  const RuntimeValue given =
+      split({x, Tensor::Of<int64_t>({3}, {0, 2, 1})}, {{"axis", last}}).value()[0];
   EXPECT_EQ(Sizes(given), (Ints{0, 4, 2}));
   for (const std::vector<int64_t>& wrong : {Ints{1, 1}, Ints{4, -1}, Ints{5}}) {
     const Tensor lengths = Tensor::Of<int64_t>({static_cast<int64_t>(wrong.size())}, wrong);
@@ -86,9 +92,12 @@ TEST(SplitToSequence, CutsAlongAnyAxis) {
 }
 
 TEST(ConcatFromSequence, JoinsAndStacks) {
-  const RuntimeValue rows = RuntimeValue::Sequence({Floats({1, 2}, {1, 2}), Floats({1, 2}, {3, 4})});
+  const RuntimeValue rows =
+      RuntimeValue::Sequence({Floats({1, 2}, {1, 2}), Floats({1, 2}, {3, 4})});
   auto join = [&](int64_t axis, int64_t new_axis) {
-    return RunOp("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}}).value()[0].tensor();
+    return RunOp("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}})
+        .value()[0]
+        .tensor();
   };
   EXPECT_EQ(join(0, 0).shape(), (Shape{2, 2}));
   EXPECT_EQ(join(-1, 0).ToVector<float>(), (std::vector<float>{1, 2, 3, 4}));

@@ -25,7 +25,9 @@ class ExternalDataTest : public ::testing::TestWithParam<bool> {
     Fill("secret.bin", "do not read");
   }
 
-  void Fill(const std::string& name, const std::string& bytes) { std::ofstream(folder_.path(name)) << bytes; }
+  void Fill(const std::string& name, const std::string& bytes) {
+    std::ofstream(folder_.path(name)) << bytes;
+  }
 
   std::unique_ptr<ExternalFolder> Open() {
     auto folder = ExternalFolder::Open(folder_.path("model")).value();
@@ -84,8 +86,8 @@ TEST_P(ExternalDataTest, RefusesLinksThatLeaveTheFolder) {
   fs::create_directory_symlink(folder_.path(), folder_.path("model/up"));
   fs::create_directory_symlink("..", folder_.path("model/near_up"));
   fs::create_hard_link(folder_.path("secret.bin"), folder_.path("model/hard.bin"));
-  for (const char* location : {"link.bin", "relative.bin", "absolute.bin", "magic.bin", "chain.bin", "secret.bin",
-                               "up/secret.bin", "near_up/secret.bin", "hard.bin"}) {
+  for (const char* location : {"link.bin", "relative.bin", "absolute.bin", "magic.bin", "chain.bin",
+                               "secret.bin", "up/secret.bin", "near_up/secret.bin", "hard.bin"}) {
     ExpectRefused(location);
   }
 }
@@ -109,7 +111,8 @@ class HubCacheTest : public ExternalDataTest {
     fs::create_directories(folder_.path("hub/blobs/deep"));
     fs::create_directories(folder_.path("hub/snapshots/1/onnx"));
     fs::create_directories(folder_.path("other"));
-    for (const char* name : {"hub/blobs/net", "hub/blobs/data", "hub/blobs/deep/data", "hub/secret", "other/data"}) {
+    for (const char* name :
+         {"hub/blobs/net", "hub/blobs/data", "hub/blobs/deep/data", "hub/secret", "other/data"}) {
       Fill(name, "0123");
     }
     Link("../../blobs/net", "net.onnx");
@@ -117,7 +120,8 @@ class HubCacheTest : public ExternalDataTest {
   void Link(const std::string& target, const std::string& name) {
     fs::create_symlink(target, folder_.path("hub/snapshots/1/" + name));
   }
-  Result<const ExternalFile*> Read(const std::string& location, const std::string& model = "net.onnx") {
+  Result<const ExternalFile*> Read(const std::string& location,
+                                   const std::string& model = "net.onnx") {
     const std::string path = folder_.path("hub/snapshots/1/" + model);
     open_ = ExternalFolder::Open(fs::path(path).parent_path(), path).value();
     if (!GetParam()) open_->DisableOpenat2();
@@ -149,8 +153,9 @@ TEST_P(HubCacheTest, OpensNothingElse) {
   Link("../../blobs", "folder.bin");
   Link("../../blobs/..", "dots.bin");
   Link("../../blobs/missing", "missing.bin");
-  for (const char* location : {"hard.bin", "link.bin", "deep.bin", "secret.bin", "other.bin", "absolute.bin", "folder.bin",
-                               "dots.bin", "missing.bin", "folder.bin/data", "../../blobs/data"}) {
+  for (const char* location :
+       {"hard.bin", "link.bin", "deep.bin", "secret.bin", "other.bin", "absolute.bin", "folder.bin",
+        "dots.bin", "missing.bin", "folder.bin/data", "../../blobs/data"}) {
     EXPECT_FALSE(Read(location).ok()) << location;
   }
   Fill("hub/snapshots/1/plain.onnx", "a model that is no link");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file system in memory that does what a disk may do: forget what was not synced (file contents and names
-// apart), keep any part of it, tear a write, fail any call, and stop dead after any call.
+// A file system in memory that does what a disk may do: forget what was not synced (file contents
+// and names apart), keep any part of it, tear a write, fail any call, and stop dead after any call.
 #ifndef CAESURA_TESTS_CORE_LOAD_FAULTY_FILE_SYSTEM_H_
 #define CAESURA_TESTS_CORE_LOAD_FAULTY_FILE_SYSTEM_H_
 
@@ -33,7 +33,9 @@ class FaultyFileSystem : public FileSystem {
   // The machine goes down and comes up again.
   void Crash(Loss loss, uint32_t seed = 0) {
     std::mt19937 random(seed);
-    const auto keep = [&] { return loss == Loss::kNothing || (loss == Loss::kRandom && random() % 2 == 0); };
+    const auto keep = [&] {
+      return loss == Loss::kNothing || (loss == Loss::kRandom && random() % 2 == 0);
+    };
     for (const NameChange& change : name_changes_) {
       if (keep()) Apply(change, durable_names_);
     }
@@ -43,7 +45,8 @@ class FaultyFileSystem : public FileSystem {
       if (node->changes.empty()) continue;
       std::string bytes = node->durable;
       for (const DataChange& change : node->changes) {
-        if (keep()) Apply(change, loss == Loss::kRandom && random() % 2 == 0 ? &random : nullptr, bytes);
+        if (keep())
+          Apply(change, loss == Loss::kRandom && random() % 2 == 0 ? &random : nullptr, bytes);
       }
       node->changes.clear();
       node->bytes = node->durable = std::move(bytes);
@@ -107,19 +110,21 @@ class FaultyFileSystem : public FileSystem {
     std::vector<DataChange> changes;  // since the last sync
   };
   struct NameChange {
-    std::string path, from;         // a rename has both
-    std::shared_ptr<Node> node;     // null: `path` is removed
+    std::string path, from;      // a rename has both
+    std::shared_ptr<Node> node;  // null: `path` is removed
   };
   using Names = std::map<std::string, std::shared_ptr<Node>>;
 
   class File : public WritableFile {
    public:
-    File(FaultyFileSystem* files, std::shared_ptr<Node> node) : files_(files), node_(std::move(node)) {}
+    File(FaultyFileSystem* files, std::shared_ptr<Node> node)
+        : files_(files), node_(std::move(node)) {}
     Status Write(std::string_view bytes) override {
       const bool whole = files_->Proceed();
       if (!whole && files_->calls_ > files_->last_call_) return IoError("nothing was written");
       const DataChange change{node_->bytes.size(),
-                              std::string(bytes.substr(0, whole ? bytes.size() : bytes.size() / 2)), false};
+                              std::string(bytes.substr(0, whole ? bytes.size() : bytes.size() / 2)),
+                              false};
       Apply(change, nullptr, node_->bytes);
       node_->changes.push_back(change);
       return whole ? Status() : IoError("half was written");
@@ -130,7 +135,9 @@ class FaultyFileSystem : public FileSystem {
       node_->changes.clear();
       return {};
     }
-    Status Close() override { return files_->Proceed() ? Status() : IoError("the file was not closed"); }
+    Status Close() override {
+      return files_->Proceed() ? Status() : IoError("the file was not closed");
+    }
 
    private:
     FaultyFileSystem* files_;
@@ -142,7 +149,8 @@ class FaultyFileSystem : public FileSystem {
     explicit Contents(std::string bytes) : bytes_(std::move(bytes)) {}
     uint64_t size() const override { return bytes_.size(); }
     Status Read(uint64_t offset, size_t length, void* out) const override {
-      if (offset > bytes_.size() || length > bytes_.size() - offset) return IoError("the file is too short");
+      if (offset > bytes_.size() || length > bytes_.size() - offset)
+        return IoError("the file is too short");
       if (length > 0) std::memcpy(out, bytes_.data() + offset, length);
       return {};
     }

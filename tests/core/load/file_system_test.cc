@@ -18,15 +18,17 @@
 namespace caesura {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::FaultyFileSystem;
+using ::testing::HasSubstr;
 using testing::TemporaryFolder;
 
 Status WriteText(FileSystem& files, const std::string& path, const std::string& text) {
   return WriteFileAtomically(files, path, [&](WritableFile& file) { return file.Write(text); });
 }
 
-std::string Text(FileSystem& files, const std::string& path) { return ReadWholeFile(files, path, 1000).value(); }
+std::string Text(FileSystem& files, const std::string& path) {
+  return ReadWholeFile(files, path, 1000).value();
+}
 
 TEST(FileSystemTest, WritesReadsListsRenamesRemoves) {
   TemporaryFolder folder;
@@ -58,7 +60,8 @@ TEST(FileSystemTest, FailuresNameThePath) {
 TEST(FileSystemTest, RefusesAPipe) {
   TemporaryFolder folder;
   ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(PosixFileSystem().Open(folder.path("pipe")).status().message(), HasSubstr("no regular file"));
+  EXPECT_THAT(PosixFileSystem().Open(folder.path("pipe")).status().message(),
+              HasSubstr("no regular file"));
 }
 
 TEST(FileSystemTest, ReadsOnlyWhatIsThere) {
@@ -74,7 +77,8 @@ TEST(FileSystemTest, ReadsOnlyWhatIsThere) {
   EXPECT_EQ(file->Read(UINT64_MAX, 2, out).code(), StatusCode::kIoError);
   ASSERT_EQ(::truncate(folder.path("a").c_str(), 1), 0);
   EXPECT_THAT(file->Read(0, 5, out).message(), HasSubstr("shorter"));
-  EXPECT_THAT(ReadWholeFile(files, folder.path("a"), 0).status().message(), HasSubstr("more than the 0 allowed"));
+  EXPECT_THAT(ReadWholeFile(files, folder.path("a"), 0).status().message(),
+              HasSubstr("more than the 0 allowed"));
 }
 
 TEST(FileSystemTest, TwoWritersOfOneFileDoNotMix) {
@@ -119,15 +123,18 @@ TEST(FileSystemTest, ALinkStaysAndWhatItLeadsToIsReplaced) {
   EXPECT_EQ(Text(files, folder.path("blobs/old")), "newer");
   ASSERT_TRUE(WriteText(files, folder.path("links/dangling"), "fresh").ok());
   EXPECT_EQ(Text(files, folder.path("blobs/not_yet")), "fresh");
-  EXPECT_EQ(files.List(folder.path("links")).value(), (std::vector<std::string>{"chain", "dangling", "near"}));
+  EXPECT_EQ(files.List(folder.path("links")).value(),
+            (std::vector<std::string>{"chain", "dangling", "near"}));
   EXPECT_EQ(files.List(folder.path("blobs")).value(), (std::vector<std::string>{"not_yet", "old"}));
 
-  const Status failed = WriteFileAtomically(files, folder.path("links/near"), [](WritableFile&) { return Cancelled("no"); });
+  const Status failed = WriteFileAtomically(files, folder.path("links/near"),
+                                            [](WritableFile&) { return Cancelled("no"); });
   EXPECT_EQ(failed.code(), StatusCode::kCancelled);
   EXPECT_EQ(Text(files, folder.path("blobs/old")), "newer");
   fs::create_symlink("b", folder.path("a"));
   fs::create_symlink("a", folder.path("b"));
-  EXPECT_THAT(WriteText(files, folder.path("a"), "x").message(), HasSubstr("too many symbolic links"));
+  EXPECT_THAT(WriteText(files, folder.path("a"), "x").message(),
+              HasSubstr("too many symbolic links"));
 }
 
 TEST(FileSystemTest, FoldersOfPaths) {
@@ -178,7 +185,8 @@ TEST(WriteFileAtomicallyTest, OldOrNewAfterAnyFailureAndAnyCrash) {
       if (seed % 2 == 0) files.FailCall(before + n);
       else files.StopAfter(before + n);
       const bool ok = WriteText(files, "a", "new contents").ok();
-      if (seed >= 4) files.Crash(seed < 6 ? Loss::kAll : seed < 8 ? Loss::kNothing : Loss::kRandom, seed);
+      if (seed >= 4)
+        files.Crash(seed < 6 ? Loss::kAll : seed < 8 ? Loss::kNothing : Loss::kRandom, seed);
       const std::string text = Text(files, "a");
       EXPECT_TRUE(text == "new contents" || (text == "old" && !ok))
           << "call " << n << ", seed " << seed << ": " << text;

@@ -31,7 +31,8 @@ class BadTextTest : public ::testing::TestWithParam<BadText> {};
 TEST_P(BadTextTest, IsRefusedByName) {
   Result<Model> model = ParseModelText(GetParam().text);
   ASSERT_FALSE(model.ok());
-  EXPECT_NE(model.status().message().find(GetParam().expected), std::string::npos) << model.status().ToString();
+  EXPECT_NE(model.status().message().find(GetParam().expected), std::string::npos)
+      << model.status().ToString();
 }
 
 #define HEAD "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2] x) => (float[2] y) "
@@ -43,23 +44,30 @@ constexpr BadText kBadTexts[] = {
     {"OutputNotMade", HEAD "{ z = Neg (x) }", "puts out 'y', which nothing in it makes"},
     {"UnknownOpsTogether", HEAD "{ [one] a = Foo (x) [two] y = Bar (a) }",
      "[Foo 'one'] at opset 21\n  [Bar 'two']"},
-    {"OpCameLater", "<ir_version: 10, opset_import: [\"\" : 10]> g (float[2] x) => (float[2] y) { y = Gelu (x) }",
+    {"OpCameLater",
+     "<ir_version: 10, opset_import: [\"\" : 10]> g (float[2] x) => (float[2] y) { y = Gelu (x) }",
      "[Gelu ''] at opset 10 (it came later)"},
     {"OpWithdrawn",
-     "<ir_version: 10, opset_import: [\"\" : 13]> g (float[2] x, float[1] s) => (float y) { y = Upsample (x, s) }",
+     "<ir_version: 10, opset_import: [\"\" : 13]> g (float[2] x, float[1] s) => (float y) { y = "
+     "Upsample (x, s) }",
      "withdrawn in opset 10"},
-    {"NewerOpset", "<ir_version: 10, opset_import: [\"\" : 99]> g (float[2] x) => (float[2] y) { y = Neg (x) }",
+    {"NewerOpset",
+     "<ir_version: 10, opset_import: [\"\" : 99]> g (float[2] x) => (float[2] y) { y = Neg (x) }",
      "imports version 99 of the default domain"},
-    {"OpsetZero", "<ir_version: 10, opset_import: [\"\" : 0]> g (float[2] x) => (float[2] y) { y = Neg (x) }",
+    {"OpsetZero",
+     "<ir_version: 10, opset_import: [\"\" : 0]> g (float[2] x) => (float[2] y) { y = Neg (x) }",
      "imports version 0"},
-    {"NewerIr", "<ir_version: 1000, opset_import: [\"\" : 21]> g (float[2] x) => (float[2] y) { y = Neg (x) }",
+    {"NewerIr",
+     "<ir_version: 1000, opset_import: [\"\" : 21]> g (float[2] x) => (float[2] y) { y = Neg (x) }",
      "IR version 1000"},
     {"DomainNotImported", HEAD "{ y = my.Op (x) }", "'my' of [my::Op '']"},
     {"WrongElementTypes",
-     "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2] x, int64[2] i) => (float[2] y) { y = Add (x, i) }",
+     "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2] x, int64[2] i) => (float[2] y) { y = "
+     "Add (x, i) }",
      "[Add 'Add']"},
     {"WrongDims",
-     "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2] x, float[3] i) => (float[2] y) { y = Add (x, i) }",
+     "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2] x, float[3] i) => (float[2] y) { y = "
+     "Add (x, i) }",
      "Incompatible dimensions"},
     {"OutputDeclaredOtherwise",
      "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2] x) => (int64[2] y) { y = Neg (x) }",
@@ -71,16 +79,19 @@ constexpr BadText kBadTexts[] = {
     {"ReferenceOutsideOfFunction", HEAD "{ y = Concat <axis : int = @a> (x) }",
      "refers to a function's attribute"},
     {"RecursiveFunction",
-     "<ir_version: 10, opset_import: [\"\" : 21, \"f\" : 1]> g (float[2] x) => (float[2] y) { y = f.A (x) } "
+     "<ir_version: 10, opset_import: [\"\" : 21, \"f\" : 1]> g (float[2] x) => (float[2] y) { y = "
+     "f.A (x) } "
      "<domain: \"f\", opset_import: [\"\" : 21, \"f\" : 1]> A (v) => (r) { r = f.A (v) }",
      "function A calls itself"},
     {"BodyReadsNothing",
-     "<ir_version: 10, opset_import: [\"\" : 21]> g (bool c, float[2] x) => (float[2] y) { y = If (c) "
+     "<ir_version: 10, opset_import: [\"\" : 21]> g (bool c, float[2] x) => (float[2] y) { y = If "
+     "(c) "
      "<then_branch = t () => "
      "(float[2] a) { a = Neg (q) }, else_branch = e () => (float[2] b) { b = Relu (x) }> }",
      "reads 'q'"},
     {"EinsumSign", HEAD "{ y = Einsum <equation = \"-\"> (x) }", "attribute 'equation'"},
-    {"EinsumTwoEllipses", HEAD "{ y = Einsum <equation = \"......->...\"> (x) }", "attribute 'equation'"},
+    {"EinsumTwoEllipses", HEAD "{ y = Einsum <equation = \"......->...\"> (x) }",
+     "attribute 'equation'"},
     {"NotAModel", "what is this?", "ParseError"},
 };
 #undef HEAD
@@ -104,15 +115,21 @@ std::vector<BadTensor> BadTensors() {
   segment.Message(3, Wire().Int(1, 0).Int(2, 8));
   Wire strings = testing::RawTensor("w", testing::kString, {8}, eight);
   return {
-      {"HugeInTinyFile", testing::TensorHead("w", testing::kFloat, {int64_t{1} << 29}), "needs 536870912 values"},
-      {"HugeRaw", testing::RawTensor("w", testing::kFloat, {int64_t{1} << 29}, eight), "but 8 are stored"},
-      {"DimsOverflow", testing::RawTensor("w", testing::kFloat, {int64_t{1} << 32, int64_t{1} << 32}, eight),
+      {"HugeInTinyFile", testing::TensorHead("w", testing::kFloat, {int64_t{1} << 29}),
+       "needs 536870912 values"},
+      {"HugeRaw", testing::RawTensor("w", testing::kFloat, {int64_t{1} << 29}, eight),
+       "but 8 are stored"},
+      {"DimsOverflow",
+       testing::RawTensor("w", testing::kFloat, {int64_t{1} << 32, int64_t{1} << 32}, eight),
        "too large"},
-      {"DimsWrapToEight", testing::RawTensor("w", testing::kFloat, {int64_t{1} << 62, 4, 2}, eight), "too large"},
+      {"DimsWrapToEight", testing::RawTensor("w", testing::kFloat, {int64_t{1} << 62, 4, 2}, eight),
+       "too large"},
       {"NegativeDim", testing::RawTensor("w", testing::kFloat, {-2}, eight), "negative dim"},
-      {"MinimalDim", testing::RawTensor("w", testing::kFloat, {std::numeric_limits<int64_t>::min()}, eight),
+      {"MinimalDim",
+       testing::RawTensor("w", testing::kFloat, {std::numeric_limits<int64_t>::min()}, eight),
        "negative dim"},
-      {"ZeroTimesHuge", testing::RawTensor("w", testing::kFloat, {0, int64_t{1} << 62}, eight), "too large"},
+      {"ZeroTimesHuge", testing::RawTensor("w", testing::kFloat, {0, int64_t{1} << 62}, eight),
+       "too large"},
       {"TooManyBytes", testing::RawTensor("w", testing::kFloat, {1}, eight), "but 8 are stored"},
       {"NoData", testing::TensorHead("w", testing::kFloat, {2}), "needs 2 values"},
       {"UndefinedType", testing::RawTensor("w", 0, {2}, eight), "element type 0"},
@@ -132,7 +149,8 @@ TEST_P(BadTensorTest, IsRefusedByName) {
   Result<Model> model = ReadModelBytes(WithInitializer(GetParam().tensor));
   ASSERT_FALSE(model.ok());
   EXPECT_NE(model.status().message().find("'w'"), std::string::npos) << model.status().ToString();
-  EXPECT_NE(model.status().message().find(GetParam().expected), std::string::npos) << model.status().ToString();
+  EXPECT_NE(model.status().message().find(GetParam().expected), std::string::npos)
+      << model.status().ToString();
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, BadTensorTest, ::testing::ValuesIn(BadTensors()),
@@ -152,7 +170,8 @@ TEST(BadModelTest, BadSparseTensors) {
   auto read = [](std::vector<int64_t> dims, std::vector<int64_t> indices) {
     const auto count = static_cast<int64_t>(indices.size());
     Wire sparse;
-    sparse.Message(1, testing::RawTensor("w", 1, {count}, testing::Raw(std::vector<float>(indices.size(), 1.0f))));
+    sparse.Message(1, testing::RawTensor("w", 1, {count},
+                                         testing::Raw(std::vector<float>(indices.size(), 1.0f))));
     sparse.Message(2, testing::RawTensor("", 7, {count}, testing::Raw(indices)));
     for (int64_t dim : dims) sparse.Int(3, dim);
     Wire parts;
@@ -184,40 +203,48 @@ TEST(BadModelTest, DeepNestingIsRefused) {
   Wire top;
   auto model = [](int depth) {
     Wire graph = Nested(depth);
-    graph.Message(11, testing::Info("x", testing::kFloat, {2})).Message(11, testing::Info("c", 9, {}));
+    graph.Message(11, testing::Info("x", testing::kFloat, {2}))
+        .Message(11, testing::Info("c", 9, {}));
     return testing::ModelWire(graph).bytes();
   };
   // Names of bodies repeat on purpose: only the innermost depth matters here.
   for (int depth : {33, 100, 2000}) EXPECT_FALSE(ReadModelBytes(model(depth)).ok()) << depth;
   ReadOptions options;
   options.max_depth = 3;
-  EXPECT_NE(ReadModelBytes(model(4), options).status().message().find("nested deeper than 3"), std::string::npos);
+  EXPECT_NE(ReadModelBytes(model(4), options).status().message().find("nested deeper than 3"),
+            std::string::npos);
 }
 
 TEST(BadModelTest, FunctionsThatExplodeAreRefused) {
   // f0 calls f1 twice, f1 calls f2 twice, ...: 2^30 nodes from a few lines.
   std::string text =
-      "<ir_version: 10, opset_import: [\"\" : 21, \"f\" : 1]> g (float[2] x) => (float[2] y) { y = f.F0 (x) }";
+      "<ir_version: 10, opset_import: [\"\" : 21, \"f\" : 1]> g (float[2] x) => (float[2] y) { y = "
+      "f.F0 (x) }";
   for (int i = 0; i < 30; ++i) {
     const std::string next = i == 29 ? "Neg" : "f.F" + std::to_string(i + 1);
     text += " <domain: \"f\", opset_import: [\"\" : 21, \"f\" : 1]> F" + std::to_string(i) +
             " (v) => (r) { a = " + next + " (v) r = " + next + " (a) }";
   }
   Status status = ParseModelText(text).status();
-  EXPECT_NE(status.message().find("more than 1048576 nodes"), std::string::npos) << status.ToString();
+  EXPECT_NE(status.message().find("more than 1048576 nodes"), std::string::npos)
+      << status.ToString();
 }
 
 TEST(BadModelTest, LimitsAreNamed) {
-  const std::string bytes = WithInitializer(testing::RawTensor("w", testing::kFloat, {2}, std::string(8, '\0')));
+  const std::string bytes =
+      WithInitializer(testing::RawTensor("w", testing::kFloat, {2}, std::string(8, '\0')));
   ReadOptions options;
   options.max_model_bytes = 10;
-  EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("limit of 10"), std::string::npos);
+  EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("limit of 10"),
+            std::string::npos);
   options = {};
   options.max_nodes = 0;
-  EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("more than 0 nodes"), std::string::npos);
+  EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("more than 0 nodes"),
+            std::string::npos);
   options = {};
   options.max_tensor_bytes = 7;
-  EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("more than 7 bytes"), std::string::npos);
+  EXPECT_NE(ReadModelBytes(bytes, options).status().message().find("more than 7 bytes"),
+            std::string::npos);
 }
 
 // A file is read in pieces of a megabyte.
@@ -226,7 +253,8 @@ TEST(BadModelTest, FilesAreAsTheirBytes) {
   std::string numbers(3 << 20, '\0');
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<char>(i * 7 >> 10 & 63);
   const int64_t elements = static_cast<int64_t>(numbers.size() / 4);
-  const std::string bytes = WithInitializer(testing::RawTensor("w", testing::kFloat, {elements, 1}, numbers));
+  const std::string bytes =
+      WithInitializer(testing::RawTensor("w", testing::kFloat, {elements, 1}, numbers));
   const auto read = [&](const std::string& text, const ReadOptions& options = {}) {
     const std::string path = folder.path("net.onnx");
     std::ofstream(path, std::ios::binary) << text;
@@ -247,19 +275,23 @@ TEST(BadModelTest, FilesAreAsTheirBytes) {
 
 TEST(BadModelTest, MissingPartsAreNamed) {
   EXPECT_FALSE(ReadModelBytes("").ok());
-  EXPECT_NE(
-      ReadModelBytes(Wire().Int(1, 10).Message(8, testing::Opset(21)).bytes()).status().message().find("no graph"),
-      std::string::npos);
+  EXPECT_NE(ReadModelBytes(Wire().Int(1, 10).Message(8, testing::Opset(21)).bytes())
+                .status()
+                .message()
+                .find("no graph"),
+            std::string::npos);
   Wire parts;
   parts.Message(1, testing::NodeWire("Neg", {"x"}, {"y"}));
   const std::string no_opset = Wire().Int(1, 10).Message(7, testing::GraphWire(parts)).bytes();
-  EXPECT_NE(ReadModelBytes(no_opset).status().message().find("imports no opset"), std::string::npos);
+  EXPECT_NE(ReadModelBytes(no_opset).status().message().find("imports no opset"),
+            std::string::npos);
   EXPECT_EQ(ReadModel("/nowhere/at/all.onnx").status().code(), StatusCode::kNotFound);
 }
 
 // A model with a bit of everything.
 std::string RichModel() {
-  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 17, "f" : 1], producer_name: "test">
+  Model model =
+      ParseModelText(R"(<ir_version: 10, opset_import: ["" : 17, "f" : 1], producer_name: "test">
     g (float[N, 2] x, bool c, seq(int64[?]) s) => (float[N, ?] y, int64[?] t)
     <float[2, 3] w = {1, 2, 3, 4, 5, 6}, int64[1] k = {0}, string[2] names = {"a", "b"}> {
       h = MatMul (x, w)
@@ -270,7 +302,7 @@ std::string RichModel() {
                   else_branch = no () => (float[N, 3] b) { m = ReduceMean <axes = [0]> (h) b = Add (i, m) }>
     }
     <domain: "f", opset_import: ["" : 17]> Twice (v) => (r) { r = Add (v, v) })")
-                    .value();
+          .value();
   return SerializeModel(model).value();
 }
 
@@ -307,9 +339,14 @@ TEST(BadModelTest, SurvivesFlippedBits) {
 
 // A graph input "x" of a type that the IR does not have.
 std::string WithMapInput(const Wire& node) {
-  const Wire map = Wire().Message(5, Wire().Int(1, testing::kInt64).Message(2, Wire().Message(1, Wire().Int(1, testing::kFloat))));
+  const Wire map = Wire().Message(
+      5,
+      Wire().Int(1, testing::kInt64).Message(2, Wire().Message(1, Wire().Int(1, testing::kFloat))));
   Wire graph;
-  graph.Message(1, node).Bytes(2, "g").Message(11, Wire().Bytes(1, "x").Message(2, map)).Message(12, Wire().Bytes(1, "y"));
+  graph.Message(1, node)
+      .Bytes(2, "g")
+      .Message(11, Wire().Bytes(1, "x").Message(2, map))
+      .Message(12, Wire().Bytes(1, "y"));
   return testing::ModelWire(graph).bytes();
 }
 
@@ -319,11 +356,13 @@ TEST(BadModelTest, InputsOfUnknownTypesAreNoAbsentOnes) {
   match.Message(5, Wire().Bytes(1, "pattern").Bytes(4, "a").Int(20, 3));
   Wire body;
   body.Bytes(2, "body").Message(1, testing::NodeWire("Identity", {"u"}, {"v"}));
-  body.Message(11, testing::Info("u", testing::kFloat, {2})).Message(12, testing::Info("v", testing::kFloat, {2}));
+  body.Message(11, testing::Info("u", testing::kFloat, {2}))
+      .Message(12, testing::Info("v", testing::kFloat, {2}));
   Wire map = testing::NodeWire("SequenceMap", {"x"}, {"y"});
   map.Message(5, Wire().Bytes(1, "body").Message(6, body).Int(20, 5));
   for (const Wire& node : {match, map}) {
-    Result<Model> model = ReadModelBytes(WithMapInput(node));  // refused or read: not what this is about
+    Result<Model> model =
+        ReadModelBytes(WithMapInput(node));  // refused or read: not what this is about
     if (!model.ok()) continue;
     static_cast<void>(ExpandFunctionBody(*model->graph, model->graph->nodes()[0].get()));
   }

@@ -24,14 +24,16 @@ Result<Tensor> ReadTensor(const Wire& tensor) {
   node.Message(5, attribute);
   Wire parts;
   parts.Message(1, node).Message(1, testing::NodeWire("Identity", {"x"}, {"y"}));
-  Result<Model> model = ReadModelBytes(testing::ModelWire(testing::GraphWire(parts), 25, 14).bytes());
+  Result<Model> model =
+      ReadModelBytes(testing::ModelWire(testing::GraphWire(parts), 25, 14).bytes());
   if (!model.ok()) return model.status();
   return *model->graph->FindValue("c")->producer()->FindAttr<Tensor>("value");
 }
 
 TEST(ModelReaderTest, ReadsAModel) {
   const std::string w = testing::Raw<float>({1, 2});
-  Model model = ReadModelBytes(WithInitializer(testing::RawTensor("w", testing::kFloat, {2}, w))).value();
+  Model model =
+      ReadModelBytes(WithInitializer(testing::RawTensor("w", testing::kFloat, {2}, w))).value();
   ASSERT_EQ(model.graph->nodes().size(), 1u);
   const Node& add = *model.graph->nodes()[0];
   EXPECT_EQ(add.name(), "add");
@@ -51,18 +53,21 @@ TEST(ModelReaderTest, ReadsEveryElementType) {
     ASSERT_TRUE(tensor.ok()) << DTypeName(dtype) << ": " << tensor.status().ToString();
     EXPECT_EQ(tensor->dtype(), dtype);
     EXPECT_EQ(tensor->shape(), Shape{3});
-    Result<Tensor> longer = ReadTensor(testing::RawTensor("t", type, {3}, zeros.substr(0, bytes + 1)));
+    Result<Tensor> longer =
+        ReadTensor(testing::RawTensor("t", type, {3}, zeros.substr(0, bytes + 1)));
     EXPECT_FALSE(longer.ok()) << DTypeName(dtype);
   }
 }
 
 TEST(ModelReaderTest, UnpacksSmallIntegers) {
   Tensor int4 = ReadTensor(testing::RawTensor("t", 22, {3}, "\xf7\x08")).value();  // 7, -1, -8
-  EXPECT_EQ(std::vector<int8_t>(int4.data<int8_t>(), int4.data<int8_t>() + 3), (std::vector<int8_t>{7, -1, -8}));
+  EXPECT_EQ(std::vector<int8_t>(int4.data<int8_t>(), int4.data<int8_t>() + 3),
+            (std::vector<int8_t>{7, -1, -8}));
   Tensor uint4 = ReadTensor(testing::RawTensor("t", 21, {3}, "\xf7\x08")).value();
   EXPECT_EQ(std::vector<uint8_t>(uint4.data<uint8_t>(), uint4.data<uint8_t>() + 3),
             (std::vector<uint8_t>{7, 15, 8}));
-  Tensor int2 = ReadTensor(testing::RawTensor("t", 26, {5}, "\xe4\x01")).value();  // 0, 1, -2, -1, 1
+  Tensor int2 =
+      ReadTensor(testing::RawTensor("t", 26, {5}, "\xe4\x01")).value();  // 0, 1, -2, -1, 1
   EXPECT_EQ(std::vector<int8_t>(int2.data<int8_t>(), int2.data<int8_t>() + 5),
             (std::vector<int8_t>{0, 1, -2, -1, 1}));
   // As int32_data: a byte in each entry.
@@ -103,7 +108,8 @@ TEST(ModelReaderTest, MakesSparseInitializersDense) {
 }
 
 TEST(ModelReaderTest, InlinesFunctionsWithTheirOwnOpsets) {
-  // The function is written for opset 12, where axes were an attribute; its attribute has a default.
+  // The function is written for opset 12, where axes were an attribute; its attribute has a
+  // default.
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 21, "my" : 1]>
     g (float[2, 3] x) => (float[2] a, float[2] b) {
       [first] a = my.Norm (x)
@@ -121,7 +127,9 @@ TEST(ModelReaderTest, InlinesFunctionsWithTheirOwnOpsets) {
   int sums = 0;
   for (const auto& node : model.graph->nodes()) {
     EXPECT_TRUE(node->domain().empty());
-    EXPECT_EQ(node->name().compare(0, 6, "first/") == 0 || node->name().compare(0, 7, "second/") == 0, true)
+    EXPECT_EQ(
+        node->name().compare(0, 6, "first/") == 0 || node->name().compare(0, 7, "second/") == 0,
+        true)
         << node->name();
     if (!node->Is("ReduceSum")) continue;
     ++sums;
@@ -130,8 +138,16 @@ TEST(ModelReaderTest, InlinesFunctionsWithTheirOwnOpsets) {
   }
   EXPECT_EQ(sums, 2);
   EXPECT_EQ(model.graph->outputs()[0]->name(), "a");
-  EXPECT_EQ(model.graph->FindValue("second/p")->producer()->FindAttr<Tensor>("value")->ToVector<float>()[0], 3.0f);
-  EXPECT_EQ(model.graph->FindValue("first/p")->producer()->FindAttr<Tensor>("value")->ToVector<float>()[0], 2.0f);
+  EXPECT_EQ(model.graph->FindValue("second/p")
+                ->producer()
+                ->FindAttr<Tensor>("value")
+                ->ToVector<float>()[0],
+            3.0f);
+  EXPECT_EQ(model.graph->FindValue("first/p")
+                ->producer()
+                ->FindAttr<Tensor>("value")
+                ->ToVector<float>()[0],
+            2.0f);
 }
 
 TEST(ModelReaderTest, FunctionsMayPassInputsThrough) {
@@ -146,26 +162,35 @@ TEST(ModelReaderTest, FunctionsMayPassInputsThrough) {
 TEST(ModelReaderTest, KeepsWhereNodesCameFrom) {
   Wire node = testing::NodeWire("Relu", {"x"}, {"y"}, "node_relu");
   node.Message(
-      9, testing::Entry("namespace",
-                        ": main.Net/blocks.0: main.Block/blocks.0.act: torch.nn.ReLU/relu: aten.relu.default"));
+      9,
+      testing::Entry(
+          "namespace",
+          ": main.Net/blocks.0: main.Block/blocks.0.act: torch.nn.ReLU/relu: aten.relu.default"));
   node.Message(
-      9, testing::Entry("pkg.torch.onnx.stack_trace",
-                        "File \"/home/me/net.py\", line 12, in forward\n    x = self.act(x)\n  File "
-                        "\"/venv/lib/site-packages/torch/nn/act.py\", line 7, in forward\n    return relu(x)"));
+      9,
+      testing::Entry(
+          "pkg.torch.onnx.stack_trace",
+          "File \"/home/me/net.py\", line 12, in forward\n    x = self.act(x)\n  File "
+          "\"/venv/lib/site-packages/torch/nn/act.py\", line 7, in forward\n    return relu(x)"));
   Wire parts;
   parts.Message(1, node);
   Model model = ReadModelBytes(testing::ModelWire(testing::GraphWire(parts)).bytes()).value();
-  EXPECT_EQ(model.graph->nodes()[0]->source(), "blocks.0.act (torch.nn.ReLU) at /home/me/net.py:12");
+  EXPECT_EQ(model.graph->nodes()[0]->source(),
+            "blocks.0.act (torch.nn.ReLU) at /home/me/net.py:12");
 }
 
-// What torch.onnx.export says of a module's tensors, and what becomes of it when the model is written again.
+// What torch.onnx.export says of a module's tensors, and what becomes of it when the model is
+// written again.
 TEST(ModelReaderTest, KnowsAModulesBuffers) {
   const std::string kind = "pkg.torch.export.graph_signature.InputSpec.kind";
   Wire parts;
-  parts.Message(1, testing::NodeWire("Sum", {"x", "weight", "cos", "constant", "turned", "mask"}, {"y"}, "sum"));
-  for (const auto& [name, is] : {std::pair("weight", "PARAMETER"), {"cos", "BUFFER"}, {"constant", "CONSTANT_TENSOR"}}) {
+  parts.Message(1, testing::NodeWire("Sum", {"x", "weight", "cos", "constant", "turned", "mask"},
+                                     {"y"}, "sum"));
+  for (const auto& [name, is] :
+       {std::pair("weight", "PARAMETER"), {"cos", "BUFFER"}, {"constant", "CONSTANT_TENSOR"}}) {
     parts.Message(5, testing::RawTensor(name, testing::kFloat, {2}, testing::Raw<float>({1, 2})));
-    parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, testing::Entry(kind, is)));
+    parts.Message(13,
+                  testing::Info(name, testing::kFloat, {2}).Message(4, testing::Entry(kind, is)));
   }
   for (const auto& [name, from] : {std::pair("turned", "['layer.weight', 'perm']"),
                                    {"mask", "['layer.inv_freq', 'le', 'where']"}}) {
@@ -173,10 +198,12 @@ TEST(ModelReaderTest, KnowsAModulesBuffers) {
     const auto entry = testing::Entry("pkg.onnxscript.optimizer.folded_from", from);
     parts.Message(13, testing::Info(name, testing::kFloat, {2}).Message(4, entry));
   }
-  const char* signature = "# inputs\np_w: PARAMETER target='layer.weight'\nb_f: BUFFER target='layer.inv_freq'\nx: '";
+  const char* signature =
+      "# inputs\np_w: PARAMETER target='layer.weight'\nb_f: BUFFER target='layer.inv_freq'\nx: '";
   parts.Message(16, testing::Entry("pkg.torch.export.ExportedProgram.graph_signature", signature));
   const Model model = ReadModelBytes(testing::ModelWire(testing::GraphWire(parts)).bytes()).value();
-  const std::unordered_set<std::string> expected = {"cos", "constant", "mask"}, folded = {"turned", "mask"};
+  const std::unordered_set<std::string> expected = {"cos", "constant", "mask"},
+                                        folded = {"turned", "mask"};
   EXPECT_EQ(MarkedBuffers(model), expected);
   EXPECT_EQ(FoldedInitializers(model), folded);
   const Model again = ReadModelBytes(SerializeModel(model).value()).value();
@@ -191,8 +218,11 @@ TEST(ModelReaderTest, KnowsAModulesBuffers) {
 
 TEST(ModelReaderTest, OldModelsListInitializersAsInputs) {
   Wire graph;
-  graph.Bytes(2, "g").Message(11, testing::Info("x", 1, {2})).Message(11, testing::Info("w", 1, {2}));
-  graph.Message(12, testing::Info("y", 1, {2})).Message(1, testing::NodeWire("Add", {"x", "w"}, {"y"}));
+  graph.Bytes(2, "g")
+      .Message(11, testing::Info("x", 1, {2}))
+      .Message(11, testing::Info("w", 1, {2}));
+  graph.Message(12, testing::Info("y", 1, {2}))
+      .Message(1, testing::NodeWire("Add", {"x", "w"}, {"y"}));
   graph.Message(5, testing::RawTensor("w", 1, {2}, testing::Raw<float>({1, 2})));
   Model old_model = ReadModelBytes(testing::ModelWire(graph, 7, 3).bytes()).value();
   EXPECT_EQ(old_model.graph->inputs().size(), 1u);
@@ -202,7 +232,9 @@ TEST(ModelReaderTest, OldModelsListInitializersAsInputs) {
 
 TEST(ModelReaderTest, OutputsNeedNoType) {
   Model model =
-      ParseModelText("<ir_version: 10, opset_import: [\"\" : 21]> g (int64[3] x) => (y) { y = Neg (x) }").value();
+      ParseModelText(
+          "<ir_version: 10, opset_import: [\"\" : 21]> g (int64[3] x) => (y) { y = Neg (x) }")
+          .value();
   EXPECT_EQ(model.graph->outputs()[0]->type().ToString(), "int64[3]");
 }
 

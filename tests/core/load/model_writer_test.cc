@@ -113,7 +113,8 @@ TEST(ModelWriterTest, ExternalDataComeBackAndOldOnesGo) {
   EXPECT_EQ(ModelText(again), ModelText(SmallModel(5)));
   std::ofstream(folder.path("m.onnx.other.data")) << "not ours";
   ASSERT_TRUE(WriteModel(SmallModel(6), path, options).ok());
-  EXPECT_EQ(FilesIn(folder.path()).size(), 3u) << "the model, its new data, and the file that is not ours";
+  EXPECT_EQ(FilesIn(folder.path()).size(), 3u)
+      << "the model, its new data, and the file that is not ours";
   EXPECT_EQ(FirstWeight(ReadModel(path).value()), 6);
 }
 
@@ -126,8 +127,9 @@ TEST(ModelWriterTest, AFailureAtAnyCallLeavesAWholeModel) {
   const int calls = files.calls();
   ASSERT_GT(calls, 6);
   for (int stop = 0; stop < calls + 3; ++stop) {
-    for (auto loss : {testing::FaultyFileSystem::Loss::kAll, testing::FaultyFileSystem::Loss::kNothing,
-                      testing::FaultyFileSystem::Loss::kRandom}) {
+    for (auto loss :
+         {testing::FaultyFileSystem::Loss::kAll, testing::FaultyFileSystem::Loss::kNothing,
+          testing::FaultyFileSystem::Loss::kRandom}) {
       testing::FaultyFileSystem disk;
       options.files = &disk;
       ASSERT_TRUE(WriteModel(SmallModel(1), "/d/m.onnx", options).ok());
@@ -153,11 +155,13 @@ TEST(ModelWriterTest, ExternalDataOutsideOfTheFolderAreRefused) {
   fs::create_directories(folder.path("model"));
   std::ofstream(folder.path("secret")) << std::string(8, 's');
   std::ofstream(folder.path("model/w.bin")) << std::string(16, 'w');
-  auto status = [&](const std::string& location, const std::string& offset, const std::string& length) {
+  auto status = [&](const std::string& location, const std::string& offset,
+                    const std::string& length) {
     testing::Wire parts;
     parts.Message(1, testing::NodeWire("Add", {"x", "w"}, {"y"}));
     parts.Message(5, testing::ExternalTensor("w", {2}, location, offset, length));
-    std::ofstream(folder.path("model/m.onnx")) << testing::ModelWire(testing::GraphWire(parts)).bytes();
+    std::ofstream(folder.path("model/m.onnx"))
+        << testing::ModelWire(testing::GraphWire(parts)).bytes();
     return ReadModel(folder.path("model/m.onnx")).status();
   };
   EXPECT_TRUE(status("w.bin", "", "").ok());
@@ -165,7 +169,8 @@ TEST(ModelWriterTest, ExternalDataOutsideOfTheFolderAreRefused) {
   EXPECT_NE(status("../secret", "", "").message().find("no plain path"), std::string::npos);
   EXPECT_NE(status(folder.path("secret"), "", "").message().find("absolute"), std::string::npos);
   EXPECT_NE(status("w.bin", "9", "8").message().find("asked for"), std::string::npos);
-  EXPECT_NE(status("w.bin", "18446744073709551615", "8").message().find("asked for"), std::string::npos);
+  EXPECT_NE(status("w.bin", "18446744073709551615", "8").message().find("asked for"),
+            std::string::npos);
   EXPECT_NE(status("w.bin", "0", "16").message().find("external length is 16"), std::string::npos);
   EXPECT_NE(status("w.bin", "-8", "8").message().find("offset is '-8'"), std::string::npos);
   EXPECT_NE(status("w.bin", "0x8", "8").message().find("offset is '0x8'"), std::string::npos);
@@ -179,9 +184,9 @@ TEST(ModelWriterTest, ExternalDataOutsideOfTheFolderAreRefused) {
 TEST(ModelWriterTest, DeclaresTheLowestOpsetThatFits) {
   auto opset = [](const std::string& body) {
     const std::string head = "<ir_version: 10, opset_import: [\"\" : 28]> g ";
-    Model again =
-        ReadModelBytes(SerializeModel(ParseModelText(head + body).value()).value(), {.normalise_opsets = false})
-            .value();
+    Model again = ReadModelBytes(SerializeModel(ParseModelText(head + body).value()).value(),
+                                 {.normalise_opsets = false})
+                      .value();
     return again.opsets.at("");
   };
   EXPECT_EQ(opset("(float[2] x) => (float[2] y) { y = Relu (x) }"), 17);

@@ -14,8 +14,8 @@
 namespace caesura {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::FaultyFileSystem;
+using ::testing::HasSubstr;
 using Arrays = std::map<std::string, Tensor>;
 
 // An .npy file of version 1 with this header.
@@ -27,8 +27,8 @@ std::string Npy(std::string header, const std::string& data) {
 }
 
 std::string Header(const std::string& descr, const std::string& shape, bool fortran = false) {
-  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + shape +
-         ", }";
+  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") +
+         ", 'shape': " + shape + ", }";
 }
 
 std::string BytesOf(const Tensor& tensor) {
@@ -63,14 +63,17 @@ TEST(NpyTest, ReadsWhatItWrote) {
     ExpectEqual({{name, TensorFromNpy(bytes).value()}}, {{name, tensor}});
   }
   EXPECT_EQ(TensorToNpy(Tensor::Scalar<BFloat16>(1.f)).status().code(), StatusCode::kUnsupported);
-  EXPECT_EQ(TensorToNpy(Tensor::Of<std::string>({1}, {"a"})).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(TensorToNpy(Tensor::Of<std::string>({1}, {"a"})).status().code(),
+            StatusCode::kUnsupported);
 }
 
 TEST(NpyTest, FortranOrderAndTheOtherByteOrder) {
   const Tensor stored = Tensor::Of<int32_t>({6}, {1, 4, 2, 5, 3, 6});
   const Tensor read = TensorFromNpy(Npy(Header("<i4", "(2, 3)", true), BytesOf(stored))).value();
   EXPECT_EQ(read.ToVector<int>(), (std::vector<int>{1, 2, 3, 4, 5, 6}));
-  EXPECT_EQ(TensorFromNpy(Npy(Header(">i2", "(2,)"), std::string("\x01\x02\xff\xfe", 4))).value().ToVector<int>(),
+  EXPECT_EQ(TensorFromNpy(Npy(Header(">i2", "(2,)"), std::string("\x01\x02\xff\xfe", 4)))
+                .value()
+                .ToVector<int>(),
             (std::vector<int>{258, -2}));
 }
 
@@ -105,16 +108,19 @@ INSTANTIATE_TEST_SUITE_P(
         BadNpy{"Empty", "", "no .npy"}, BadNpy{"Short", "\x93NUMPY", "no .npy"},
         BadNpy{"Version", std::string("\x93NUMPY\x09\x00\x02\x00{}", 12), "version 9"},
         BadNpy{"LongHeader", std::string("\x93NUMPY\x01\x00\xff\xff{}", 12), "incomplete"},
-        BadNpy{"NoDict", Npy("descr", ""), "cannot be read"}, BadNpy{"EmptyDict", Npy("{}", ""), "cannot be read"},
+        BadNpy{"NoDict", Npy("descr", ""), "cannot be read"},
+        BadNpy{"EmptyDict", Npy("{}", ""), "cannot be read"},
         BadNpy{"Unclosed", Npy("{'descr': '<f4', 'shape': (1,", ""), "cannot be read"},
         BadNpy{"TwoShapes", Npy("{'shape': (1,), 'shape': (1,)}", ""), "cannot be read"},
         BadNpy{"Trailing", Npy(Header("<f4", "(1,)") + "x", "1234"), "cannot be read"},
         BadNpy{"Pickle", Npy(Header("|O", "(1,)"), "12345678"), "Python objects"},
-        BadNpy{"Records", Npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", "1234"),
+        BadNpy{"Records",
+               Npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", "1234"),
                "records"},
         BadNpy{"UnknownDType", Npy(Header("<V2", "(1,)"), "12"), "not supported"},
         BadNpy{"NegativeDim", Npy(Header("<f4", "(-1,)"), ""), "negative dim"},
-        BadNpy{"TooLarge", Npy(Header("<f4", "(9223372036854775807, 9223372036854775807)"), ""), "too large"},
+        BadNpy{"TooLarge", Npy(Header("<f4", "(9223372036854775807, 9223372036854775807)"), ""),
+               "too large"},
         BadNpy{"TooShort", Npy(Header("<f4", "(2,)"), "1234"), "4 bytes stored"},
         BadNpy{"TooLong", Npy(Header("<f4", "(1,)"), "12345678"), "8 bytes stored"},
         BadNpy{"GigabytesInTinyFile", Npy(Header("<f4", "(536870912,)"), "1234"), "4 bytes stored"},
@@ -137,7 +143,8 @@ TEST(NpzTest, ReadsWhatItWrote) {
 TEST(NpzTest, KeepsItsLimit) {
   FaultyFileSystem files;
   ASSERT_TRUE(WriteNpz("a.npz", Example(), true, files).ok());
-  EXPECT_THAT(ReadNpz("a.npz", {.max_bytes = 10000}, files).status().message(), HasSubstr("more than 10000"));
+  EXPECT_THAT(ReadNpz("a.npz", {.max_bytes = 10000}, files).status().message(),
+              HasSubstr("more than 10000"));
 }
 
 Result<Arrays> ReadBytes(const std::string& bytes) {
@@ -155,7 +162,8 @@ TEST(NpzTest, SurvivesDamage) {
     arrays["zeros"] = Tensor::Zeros(DType::kFloat16, {10});
     ASSERT_TRUE(WriteNpz("f", arrays, compress, files).ok());
     const std::string good = ReadWholeFile(files, "f", 1 << 20).value();
-    for (size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(ReadBytes(good.substr(0, cut)).ok());
+    for (size_t cut = 0; cut < good.size(); ++cut)
+      EXPECT_FALSE(ReadBytes(good.substr(0, cut)).ok());
     std::mt19937 random(1);
     for (int i = 0; i < 3000; ++i) {
       std::string bad = good;

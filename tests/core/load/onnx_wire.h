@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX files byte by byte, so that tests can write what no library would: messages of the protobuf wire format,
-// with the field numbers of onnx.proto.
+// ONNX files byte by byte, so that tests can write what no library would: messages of the protobuf
+// wire format, with the field numbers of onnx.proto.
 #ifndef CAESURA_TESTS_CORE_LOAD_ONNX_WIRE_H_
 #define CAESURA_TESTS_CORE_LOAD_ONNX_WIRE_H_
 
@@ -68,8 +68,9 @@ inline Wire RawTensor(const std::string& name, int data_type, const std::vector<
 inline Wire Entry(const std::string& key, const std::string& value) {
   return Wire().Bytes(1, key).Bytes(2, value);
 }
-inline Wire ExternalTensor(const std::string& name, const std::vector<int64_t>& dims, const std::string& location,
-                           const std::string& offset, const std::string& length) {
+inline Wire ExternalTensor(const std::string& name, const std::vector<int64_t>& dims,
+                           const std::string& location, const std::string& offset,
+                           const std::string& length) {
   Wire out = TensorHead(name, kFloat, dims);
   out.Int(14, 1).Message(13, Entry("location", location));
   if (!offset.empty()) out.Message(13, Entry("offset", offset));
@@ -88,7 +89,8 @@ inline Wire NodeWire(const std::string& op_type, const std::vector<std::string>&
 inline Wire Info(const std::string& name, int data_type, const std::vector<int64_t>& dims) {
   Wire shape;
   for (int64_t dim : dims) shape.Message(1, Wire().Int(1, dim));
-  return Wire().Bytes(1, name).Message(2, Wire().Message(1, Wire().Int(1, data_type).Message(2, shape)));
+  return Wire().Bytes(1, name).Message(
+      2, Wire().Message(1, Wire().Int(1, data_type).Message(2, shape)));
 }
 inline Wire Opset(int64_t version, const std::string& domain = "") {
   return Wire().Bytes(1, domain).Int(2, version);

@@ -12,8 +12,8 @@
 namespace caesura {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::FaultyFileSystem;
+using ::testing::HasSubstr;
 
 // A file of this header and data, as ReadSafetensors sees it.
 Result<TensorFile> ReadBytes(const std::string& bytes) {
@@ -25,7 +25,8 @@ Result<TensorFile> ReadBytes(const std::string& bytes) {
 
 std::string WithLength(const std::string& header, const std::string& data = "") {
   std::string out(8, '\0');
-  for (int i = 0; i < 8; ++i) out[i] = static_cast<char>(static_cast<uint64_t>(header.size()) >> (8 * i));
+  for (int i = 0; i < 8; ++i)
+    out[i] = static_cast<char>(static_cast<uint64_t>(header.size()) >> (8 * i));
   return out + header + data;
 }
 
@@ -61,7 +62,8 @@ TEST(SafetensorsTest, TensorsAreAlignedInTheFile) {
   FaultyFileSystem files;
   ASSERT_TRUE(WriteSafetensors("f", Example(), files).ok());
   const auto reader = SafetensorsReader::Open("f", files).value();
-  for (const auto& [name, entry] : reader.entries()) EXPECT_EQ(entry.offset % DTypeSize(entry.dtype), 0u) << name;
+  for (const auto& [name, entry] : reader.entries())
+    EXPECT_EQ(entry.offset % DTypeSize(entry.dtype), 0u) << name;
   EXPECT_EQ(reader.Read("none").status().code(), StatusCode::kNotFound);
 }
 
@@ -74,12 +76,17 @@ TEST(SafetensorsTest, AFileOfNothing) {
 TEST(SafetensorsTest, RefusesWhatTheFormatCannotSay) {
   FaultyFileSystem files;
   const auto write = [&](TensorFile contents) { return WriteSafetensors("f", contents, files); };
-  EXPECT_EQ(write({{{"s", Tensor::Of<std::string>({1}, {"a"})}}, {}}).code(), StatusCode::kUnsupported);
-  EXPECT_EQ(write({{{"s", Tensor::Zeros(DType::kInt4, {2})}}, {}}).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(write({{{"s", Tensor::Of<std::string>({1}, {"a"})}}, {}}).code(),
+            StatusCode::kUnsupported);
+  EXPECT_EQ(write({{{"s", Tensor::Zeros(DType::kInt4, {2})}}, {}}).code(),
+            StatusCode::kUnsupported);
   EXPECT_EQ(write({{{"\xff", Tensor::Scalar(1.f)}}, {}}).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(write({{{"__metadata__", Tensor::Scalar(1.f)}}, {}}).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(write({{}, {{"key", "\xc0\x80"}}}).code(), StatusCode::kInvalidArgument);  // an overlong NUL
-  EXPECT_EQ(write({{}, {{"key", "\xed\xa0\x80"}}}).code(), StatusCode::kInvalidArgument);  // a surrogate
+  EXPECT_EQ(write({{{"__metadata__", Tensor::Scalar(1.f)}}, {}}).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(write({{}, {{"key", "\xc0\x80"}}}).code(),
+            StatusCode::kInvalidArgument);  // an overlong NUL
+  EXPECT_EQ(write({{}, {{"key", "\xed\xa0\x80"}}}).code(),
+            StatusCode::kInvalidArgument);  // a surrogate
   EXPECT_TRUE(files.List(".").value().empty());
 }
 
@@ -105,44 +112,62 @@ INSTANTIATE_TEST_SUITE_P(
     All, BadSafetensors,
     ::testing::Values(
         BadFile{"Empty", "", "too short"}, BadFile{"NoHeader", WithLength(""), "begin with '{'"},
-        BadFile{"LengthBeyondFile", std::string("\xff\0\0\0\0\0\0\0{}", 10), "declared in a file of"},
+        BadFile{"LengthBeyondFile", std::string("\xff\0\0\0\0\0\0\0{}", 10),
+                "declared in a file of"},
         BadFile{"HugeLength", std::string(8, '\xff') + "{}", "declared in a file of"},
         BadFile{"NotJson", WithLength("{nonsense}"), "no JSON"},
-        BadFile{"CutJson", WithLength("{\"a\":{"), "no JSON"}, BadFile{"Twice", WithLength("{}{}"), "no JSON"},
+        BadFile{"CutJson", WithLength("{\"a\":{"), "no JSON"},
+        BadFile{"Twice", WithLength("{}{}"), "no JSON"},
         BadFile{"List", WithLength("[]"), "begin with '{'"},
         BadFile{"Deep", WithLength("{\"a\":" + std::string(100000, '[')), "where none belongs"},
         BadFile{"DeepShape", Tensors(R"("a":{"shape":[[1]]})", 0), "where none belongs"},
         BadFile{"NullEntry", Tensors(R"("a":null)", 0), "null where none belongs"},
         BadFile{"NumberEntry", Tensors(R"("a":1)", 0), "number where none belongs"},
-        BadFile{"NumberMetadata", Tensors(R"("__metadata__":{"a":1})", 0), "number where none belongs"},
-        BadFile{"DeepMetadata", Tensors(R"("__metadata__":{"a":{}})", 0), "object where none belongs"},
+        BadFile{"NumberMetadata", Tensors(R"("__metadata__":{"a":1})", 0),
+                "number where none belongs"},
+        BadFile{"DeepMetadata", Tensors(R"("__metadata__":{"a":{}})", 0),
+                "object where none belongs"},
         BadFile{"TwiceMetadata", Tensors(R"("__metadata__":{"a":"1","a":"2"})", 0), "'a' twice"},
         BadFile{"TwoMetadata", Tensors(R"("__metadata__":{},"__metadata__":{})", 0), "two entries"},
         BadFile{"NoShape", Tensors(R"("a":{"dtype":"U8","data_offsets":[0,1]})", 1), "lacks"},
-        BadFile{"TwoShapes", Tensors(R"("a":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]})", 1),
+        BadFile{"TwoShapes",
+                Tensors(R"("a":{"dtype":"U8","shape":[1],"shape":[1],"data_offsets":[0,1]})", 1),
                 "list"},
-        BadFile{"UnknownKey", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"z":1})", 1),
+        BadFile{"UnknownKey",
+                Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"z":1})", 1),
                 "not known"},
-        BadFile{"UnknownDType", Tensors(R"("a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]})", 3),
+        BadFile{"UnknownDType",
+                Tensors(R"("a":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]})", 3),
                 "F6_E2M3"},
-        BadFile{"NegativeDim", Tensors(R"("a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1), "negative"},
-        BadFile{"FractionDim", Tensors(R"("a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]})", 1), "fraction"},
-        BadFile{"HugeDim", Tensors(R"("a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]})", 1),
-                "too large"},
-        BadFile{"Overflow",
-                Tensors(R"("a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]})", 0),
-                "too large"},
+        BadFile{"NegativeDim",
+                Tensors(R"("a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1), "negative"},
+        BadFile{"FractionDim",
+                Tensors(R"("a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]})", 1), "fraction"},
+        BadFile{
+            "HugeDim",
+            Tensors(R"("a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]})", 1),
+            "too large"},
+        BadFile{
+            "Overflow",
+            Tensors(R"("a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]})",
+                    0),
+            "too large"},
         BadFile{"WrongSize", Tensors(R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4),
                 "takes 8 bytes"},
-        BadFile{"GigabytesInTinyFile",
-                Tensors(R"("a":{"dtype":"F32","shape":[536870912],"data_offsets":[0,2147483648]})", 4),
-                "are stored"},
-        BadFile{"BackwardOffsets", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
+        BadFile{
+            "GigabytesInTinyFile",
+            Tensors(R"("a":{"dtype":"F32","shape":[536870912],"data_offsets":[0,2147483648]})", 4),
+            "are stored"},
+        BadFile{"BackwardOffsets",
+                Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
                 "data_offsets"},
-        BadFile{"ThreeOffsets", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]})", 1),
+        BadFile{"ThreeOffsets",
+                Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]})", 1),
                 "data_offsets"},
-        BadFile{"Gap", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2), "gap or an overlap"},
-        BadFile{"BytesLeft", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 2), "2 are stored"},
+        BadFile{"Gap", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2),
+                "gap or an overlap"},
+        BadFile{"BytesLeft", Tensors(R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 2),
+                "2 are stored"},
         BadFile{
             "SameName",
             Tensors(

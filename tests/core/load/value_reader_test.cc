@@ -9,9 +9,11 @@
 namespace caesura {
 namespace {
 
-// Protobuf by hand, so that tests need none of onnx's headers: a field of bytes, and one of a number.
+// Protobuf by hand, so that tests need none of onnx's headers: a field of bytes, and one of a
+// number.
 std::string Field(int number, const std::string& bytes) {
-  return std::string(1, static_cast<char>(number << 3 | 2)) + static_cast<char>(bytes.size()) + bytes;
+  return std::string(1, static_cast<char>(number << 3 | 2)) + static_cast<char>(bytes.size()) +
+         bytes;
 }
 std::string Number(int number, int value) {
   return std::string(1, static_cast<char>(number << 3)) + static_cast<char>(value);
@@ -51,7 +53,8 @@ TEST(ValueReaderTest, Optionals) {
   EXPECT_FALSE(ReadValueBytes("", kOptionalType).value().has_value());
   EXPECT_FALSE(ReadValueBytes(Number(2, 1), kOptionalType).value().has_value());
   EXPECT_TRUE(ReadValueBytes(Number(2, 1) + Field(3, kTensor), kOptionalType).value().is_tensor());
-  EXPECT_TRUE(ReadValueBytes(Number(2, 3) + Field(5, kSequence), kOptionalType).value().is_sequence());
+  EXPECT_TRUE(
+      ReadValueBytes(Number(2, 3) + Field(5, kSequence), kOptionalType).value().is_sequence());
 }
 
 TEST(ValueReaderTest, BadBytes) {
@@ -60,7 +63,8 @@ TEST(ValueReaderTest, BadBytes) {
   }
   EXPECT_EQ(ReadValueBytes("\xff\xff", kTensorType).status().code(), StatusCode::kInvalidModel);
   EXPECT_FALSE(ReadValueBytes(Number(1, 5) + Number(2, 9) + Field(9, "ab"), kTensorType).ok());
-  EXPECT_EQ(ReadValueBytes(Number(2, 4), kSequenceType).status().code(), StatusCode::kUnsupported);  // of maps
+  EXPECT_EQ(ReadValueBytes(Number(2, 4), kSequenceType).status().code(),
+            StatusCode::kUnsupported);  // of maps
   EXPECT_EQ(ReadValueBytes("", {}).status().code(), StatusCode::kUnsupported);
   std::string deep = Number(2, 3);
   for (int i = 0; i < 20 && deep.size() < 120; ++i) deep = Number(2, 3) + Field(5, deep);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What planning decides: folding, views, reuse of memory, what is late, what is cached, and what it refuses.
+// What planning decides: folding, views, reuse of memory, what is late, what is cached, and what it
+// refuses.
 #include "core/plan/execution_plan.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +35,8 @@ const PlannedBuffer& BufferOf(const ExecutionPlan& plan, const std::string& name
 }
 
 // y = x reshaped to [d0 * 1, -1] where d0 is read from x's own shape.
-constexpr char kShapeChain[] = R"((float[N,3,4] x) => (float[M,K] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
+constexpr char kShapeChain[] =
+    R"((float[N,3,4] x) => (float[M,K] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
   s = Shape (x)
   d = Gather (s, zero)
   to = Concat <axis = 0> (d, rest)
@@ -102,9 +104,13 @@ TEST(Views, DropStepsAndShareBytes) {
 TEST(Views, OfAnotherSizeAreComputed) {
   // A definition may allow a view that this node cannot have.
   auto more = [](KernelRegistry& registry) {
-    registry.Add({.op_type = "First", .domain = "test", .aliases = {View(0, 0)}, .create = [](KernelInfo& info) {
+    registry.Add({.op_type = "First",
+                  .domain = "test",
+                  .aliases = {View(0, 0)},
+                  .create = [](KernelInfo& info) {
                     info.SetOutput(0, DType::kFloat32, Shape{1});
-                    info.SetCompute([](KernelContext& c) { *c.Output<float>(0) = *c.Input<float>(0); });
+                    info.SetCompute(
+                        [](KernelContext& c) { *c.Output<float>(0) = *c.Input<float>(0); });
                     return Status();
                   }});
   };
@@ -123,12 +129,14 @@ TEST(Reuse, HappensWhenNobodyReadsTheInputAfterwards) {
     y = Add (d, x)
   })");
   auto plan = PlanOf(graph, {Ramp(Shape{4})});
-  EXPECT_NE(ValueNamed(*plan, "a").buffer, ValueNamed(*plan, "x").buffer);  // never the caller's memory
+  EXPECT_NE(ValueNamed(*plan, "a").buffer,
+            ValueNamed(*plan, "x").buffer);  // never the caller's memory
   EXPECT_NE(ValueNamed(*plan, "b").buffer, ValueNamed(*plan, "a").buffer);  // a is read again
   EXPECT_EQ(ValueNamed(*plan, "c").buffer, ValueNamed(*plan, "a").buffer);
   EXPECT_EQ(ValueNamed(*plan, "d").buffer, ValueNamed(*plan, "c").buffer);
   // x=1: a=-1, b=1, c=-1, d=1, y=2
-  EXPECT_THAT(ToFloats(RunPlan(plan, {Floats(Shape{4}, {1, 1, 1, 1})})[0]), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(ToFloats(RunPlan(plan, {Floats(Shape{4}, {1, 1, 1, 1})})[0]),
+              ElementsAre(2, 2, 2, 2));
 }
 
 TEST(Reuse, SpecialCasesThatMustNotShare) {
@@ -144,7 +152,8 @@ TEST(Reuse, SpecialCasesThatMustNotShare) {
       // the value is a graph output too
       "(float[4] x) => (float[4] y, float[4] a) { a = Neg (x) b = Neg (a) y = Mul (b, b) }",
       // it is handed out by a yield later
-      "(float[4] x) => (float[4] y) { a = Neg (x) b = Neg (a) d = ai.caesura.YieldOp (a, b) y = Mul (b, b) }",
+      "(float[4] x) => (float[4] y) { a = Neg (x) b = Neg (a) d = ai.caesura.YieldOp (a, b) y = "
+      "Mul (b, b) }",
   };
   for (const char* text : cases) {
     auto graph = GraphOf(text);
@@ -175,7 +184,8 @@ TEST(LateSteps, StandWhereShapesShowOnlyInTheRun) {
   })");
   const RuntimeValue to = Tensor::Of<int64_t>(Shape{2}, {2, 3});
   auto plan = PlanOf(graph, {Ramp(Shape{6}), to});
-  EXPECT_THAT(Kinds(*plan), ElementsAre(Step::Kind::kCompute, Step::Kind::kLate, Step::Kind::kLate));
+  EXPECT_THAT(Kinds(*plan),
+              ElementsAre(Step::Kind::kCompute, Step::Kind::kLate, Step::Kind::kLate));
   const Values first = RunPlan(plan, {Ramp(Shape{6}), to});
   EXPECT_EQ(first[0].tensor().shape(), (Shape{2, 3}));
   const Values second = RunPlan(plan, {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {3, -1})});
@@ -198,7 +208,8 @@ TEST(LateSteps, FollowDataDependentSizes) {
 }
 
 TEST(InPlace, UpdatesTheParameterItself) {
-  auto graph = GraphOf(R"((float[2] x) => () <float[2] w = {1, 2}> { updated = test.Accumulate (w, x) })");
+  auto graph =
+      GraphOf(R"((float[2] x) => () <float[2] w = {1, 2}> { updated = test.Accumulate (w, x) })");
   const Value* w = graph->FindValue("w");
   auto plan = PlanOf(graph, {Ramp(Shape{2})}, {.parameters = {w}});
   ParameterSet parameters;
@@ -220,25 +231,31 @@ TEST(InPlace, IsRefusedOnWhatIsNotOurs) {
     if (parameter) options.parameters = {graph->FindValue("w")};
     return TryPlan(graph, {Ramp(Shape{2})}, options).status().ToString();
   };
-  EXPECT_THAT(status("(float[2] x) => () { [up] y = test.Accumulate (x, x) }", false),
-              HasSubstr("[test::Accumulate 'up' on tiny] updates 'x' in place, which is neither a parameter"));
-  EXPECT_THAT(status("(float[2] x) => () <float[2] w = {1, 2}> { y = test.Accumulate (w, x) }", false),
-              HasSubstr("updates 'w' in place"));
-  EXPECT_THAT(status("(float[2] x) => (float[2] z) <float[2] w = {1, 2}> { y = test.Accumulate (w, x) z = Neg (w) }",
+  EXPECT_THAT(
+      status("(float[2] x) => () { [up] y = test.Accumulate (x, x) }", false),
+      HasSubstr(
+          "[test::Accumulate 'up' on tiny] updates 'x' in place, which is neither a parameter"));
+  EXPECT_THAT(
+      status("(float[2] x) => () <float[2] w = {1, 2}> { y = test.Accumulate (w, x) }", false),
+      HasSubstr("updates 'w' in place"));
+  EXPECT_THAT(status("(float[2] x) => (float[2] z) <float[2] w = {1, 2}> { y = test.Accumulate (w, "
+                     "x) z = Neg (w) }",
                      true),
               HasSubstr("a later node or the graph's outputs still read the old value"));
   EXPECT_THAT(status("(float[2] x) => (float[2] z) <float[2] w = {1, 2}> "
                      "{ v = Identity (w) y = test.Accumulate (w, x) z = Neg (v) }",
                      true),
               HasSubstr("still read the old value"));
-  EXPECT_EQ(status("(float[2] x) => (float[2] z) <float[2] w = {1, 2}> { o = Neg (w) y = test.Accumulate (w, x) "
+  EXPECT_EQ(status("(float[2] x) => (float[2] z) <float[2] w = {1, 2}> { o = Neg (w) y = "
+                   "test.Accumulate (w, x) "
                    "z = Add (o, y) }",
                    true),
             "OK");
 }
 
 TEST(ValueCachePlan, KeepsWhatDependsOnParametersAlone) {
-  auto graph = GraphOf(R"((float[1,2] x) => (float[1,3] y) <float[3,2] w = {1, 2, 3, 4, 5, 6}, float[1] two = {2}> {
+  auto graph = GraphOf(
+      R"((float[1,2] x) => (float[1,3] y) <float[3,2] w = {1, 2, 3, 4, 5, 6}, float[1] two = {2}> {
     t = Transpose (w)
     v = Identity (t)
     s = Mul (v, two)
@@ -246,7 +263,8 @@ TEST(ValueCachePlan, KeepsWhatDependsOnParametersAlone) {
   })");
   PlanOptions options{.parameters = {graph->FindValue("w")}};
   auto plan = PlanOf(graph, {Ramp(Shape{1, 2})}, options);
-  EXPECT_THAT(Kinds(*plan), ElementsAre(Step::Kind::kCached, Step::Kind::kCached, Step::Kind::kCompute));
+  EXPECT_THAT(Kinds(*plan),
+              ElementsAre(Step::Kind::kCached, Step::Kind::kCached, Step::Kind::kCompute));
   EXPECT_EQ(plan->cache_entries(), 2);
   EXPECT_THAT(plan->steps()[1].cache_parameters, ElementsAre(0));
   options.cache_values = false;
@@ -269,7 +287,8 @@ TEST(Contiguous, InputsLieInOneBlockInTheArena) {
 }
 
 TEST(Contiguous, FeedsAreVerifiedBeforeTheFirstStep) {
-  auto graph = GraphOf("(float[2] a, float[2] b) => (float total) { [sum] total = test.SumBlock (a, b) }");
+  auto graph =
+      GraphOf("(float[2] a, float[2] b) => (float total) { [sum] total = test.SumBlock (a, b) }");
   float block[5] = {1, 2, 3, 4, 5};
   const Values right = {Tensor::Borrow(DType::kFloat32, Shape{2}, block),
                         Tensor::Borrow(DType::kFloat32, Shape{2}, block + 2)};
@@ -277,7 +296,8 @@ TEST(Contiguous, FeedsAreVerifiedBeforeTheFirstStep) {
   auto plan = PlanOf(graph, right);
   EXPECT_THAT(ToFloats(RunPlan(plan, right)[0]), ElementsAre(10));
   ExecutionState state(plan);
-  EXPECT_THAT(state.Start(gap, {}).ToString(), HasSubstr("[test::SumBlock 'sum' on tiny] wants its inputs in one block"));
+  EXPECT_THAT(state.Start(gap, {}).ToString(),
+              HasSubstr("[test::SumBlock 'sum' on tiny] wants its inputs in one block"));
   ASSERT_TRUE(Finish(state, right).ok());  // the state is as good as new
 }
 
@@ -305,11 +325,10 @@ TEST(MissingKernels, AreListedAllAtOnce) {
       else_branch = e () => (float[2] q) { q = Neg (b) }
     >
   })");
-  const Status status =
-      TryPlan(graph, {Ramp(Shape{2}), Tensor::Scalar<bool>(true)}).status();
+  const Status status = TryPlan(graph, {Ramp(Shape{2}), Tensor::Scalar<bool>(true)}).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  for (const char* part : {"3 node(s) have no kernel", "[Sin 'one'] has no kernel on tiny", "[Cos 'two']",
-                           "[Tan 'inner'] in the body 't' has no kernel on tiny"}) {
+  for (const char* part : {"3 node(s) have no kernel", "[Sin 'one'] has no kernel on tiny",
+                           "[Cos 'two']", "[Tan 'inner'] in the body 't' has no kernel on tiny"}) {
     EXPECT_THAT(status.message(), HasSubstr(part));
   }
 }
@@ -327,16 +346,22 @@ TEST(WrongInputs, AreErrorsOfTheNode) {
 }
 
 TEST(Fingerprint, ChangesWithWhatMayChangeRounding) {
-  const char* text = "(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) y = Add (a, a) }";
+  const char* text =
+      "(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) y = Add (a, a) }";
   const Values feeds = {Ramp(Shape{2, 3}), Ramp(Shape{3, 3})};
   const uint64_t base = PlanOf(GraphOf(text), feeds)->fingerprint();
   EXPECT_EQ(PlanOf(GraphOf(text), feeds)->fingerprint(), base);
   EXPECT_NE(PlanOf(GraphOf(text), feeds, {.threads = 2})->fingerprint(), base);
   EXPECT_NE(PlanOf(GraphOf(text), {Ramp(Shape{4, 3}), Ramp(Shape{3, 3})})->fingerprint(), base);
-  auto other = GraphOf("(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) y = Mul (a, a) }");
+  auto other = GraphOf(
+      "(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) y = Mul (a, a) }");
   EXPECT_NE(PlanOf(other, feeds)->fingerprint(), base);
-  auto swapped = GraphOf("(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) b = Neg (a) y = Sub (a, b) }");
-  auto straight = GraphOf("(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) b = Neg (a) y = Sub (b, a) }");
+  auto swapped = GraphOf(
+      "(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) b = Neg (a) y = Sub (a, "
+      "b) }");
+  auto straight = GraphOf(
+      "(float[N,3] x, float[3,3] w) => (float[N,3] y) { a = MatMul (x, w) b = Neg (a) y = Sub (b, "
+      "a) }");
   EXPECT_NE(PlanOf(swapped, feeds)->fingerprint(), PlanOf(straight, feeds)->fingerprint());
   // A second kernel of the same op.
   auto more = [](KernelRegistry& registry) {
@@ -344,12 +369,15 @@ TEST(Fingerprint, ChangesWithWhatMayChangeRounding) {
     registry.Add({.op_type = "Slow", .domain = "test", .create = CreateNeg});
   };
   auto less = [](KernelRegistry& registry) {
-    registry.Add({.op_type = "Slow", .domain = "test", .create = [](KernelInfo& i) { return i.Refuse("not today"); }});
+    registry.Add({.op_type = "Slow", .domain = "test", .create = [](KernelInfo& i) {
+                    return i.Refuse("not today");
+                  }});
     registry.Add({.op_type = "Slow", .domain = "test", .create = CreateNeg});
   };
   auto graph = GraphOf("(float[2] x) => (float[2] y) { y = test.Slow (x) }");
   auto first = PlanOf(graph, {Ramp(Shape{2})}, {}, {std::make_shared<TinyProvider>(nullptr, more)});
-  auto second = PlanOf(graph, {Ramp(Shape{2})}, {}, {std::make_shared<TinyProvider>(nullptr, less)});
+  auto second =
+      PlanOf(graph, {Ramp(Shape{2})}, {}, {std::make_shared<TinyProvider>(nullptr, less)});
   EXPECT_NE(first->fingerprint(), second->fingerprint());
 }
 
@@ -360,10 +388,12 @@ TEST(PlanText, SaysWhereEverythingIs) {
     y = Mul (d, a)
     z = Identity (x)
   })");
-  const std::string text = PlanOf(graph, {Ramp(Shape{2})}, {.parameters = {graph->FindValue("w")}})->ToString();
+  const std::string text =
+      PlanOf(graph, {Ramp(Shape{2})}, {.parameters = {graph->FindValue("w")}})->ToString();
   for (const char* part :
-       {"3 steps of 4 nodes", "1 yield(s)", "0 compute [Mul", "on tiny x:float32[2]@feed w:float32[2]@parameter -> a:",
-        "1 yield [ai.caesura::YieldOp", "hands out a copy of a:float32[2]@fetch", "d:float32[2]@resume",
+       {"3 steps of 4 nodes", "1 yield(s)", "0 compute [Mul",
+        "on tiny x:float32[2]@feed w:float32[2]@parameter -> a:", "1 yield [ai.caesura::YieldOp",
+        "hands out a copy of a:float32[2]@fetch", "d:float32[2]@resume",
         "output y:float32[2]@fetch", "output (a copy) z:float32[2]@feed"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }

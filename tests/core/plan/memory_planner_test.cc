@@ -23,9 +23,12 @@ std::vector<MemoryBlock> RandomBlocks(uint32_t seed, int count, int steps) {
   return blocks;
 }
 
-bool LiveTogether(const MemoryBlock& a, const MemoryBlock& b) { return a.first <= b.last && b.first <= a.last; }
+bool LiveTogether(const MemoryBlock& a, const MemoryBlock& b) {
+  return a.first <= b.last && b.first <= a.last;
+}
 bool Overlap(const MemoryBlock& a, const MemoryBlock& b) {
-  return a.bytes > 0 && b.bytes > 0 && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  return a.bytes > 0 && b.bytes > 0 && a.offset < b.offset + b.bytes &&
+         b.offset < a.offset + a.bytes;
 }
 
 // The most bytes that are alive at one step: no plan can do with less.
@@ -33,7 +36,8 @@ size_t LowerBound(const std::vector<MemoryBlock>& blocks, int steps) {
   size_t most = 0;
   for (int s = 0; s < steps; ++s) {
     size_t live = 0;
-    for (const MemoryBlock& block : blocks) live += block.first <= s && s <= block.last ? block.bytes : 0;
+    for (const MemoryBlock& block : blocks)
+      live += block.first <= s && s <= block.last ? block.bytes : 0;
     most = std::max(most, live);
   }
   return most;
@@ -41,14 +45,16 @@ size_t LowerBound(const std::vector<MemoryBlock>& blocks, int steps) {
 
 TEST(MemoryPlanner, BlocksAliveTogetherNeverOverlap) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    std::vector<MemoryBlock> blocks = RandomBlocks(seed, seed % 3 == 0 ? 400 : 120, 40);  // few are held in another way
+    std::vector<MemoryBlock> blocks =
+        RandomBlocks(seed, seed % 3 == 0 ? 400 : 120, 40);  // few are held in another way
     const size_t arena = PlanMemory(blocks, true);
     EXPECT_GE(arena, LowerBound(blocks, 40));
     for (size_t i = 0; i < blocks.size(); ++i) {
       EXPECT_EQ(blocks[i].offset % kBufferAlignment, 0u);
       EXPECT_LE(blocks[i].offset + blocks[i].bytes, arena);
       for (size_t j = 0; j < i; ++j) {
-        ASSERT_FALSE(LiveTogether(blocks[i], blocks[j]) && Overlap(blocks[i], blocks[j])) << seed << " " << i << " " << j;
+        ASSERT_FALSE(LiveTogether(blocks[i], blocks[j]) && Overlap(blocks[i], blocks[j]))
+            << seed << " " << i << " " << j;
       }
     }
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans over two devices: who runs where, what is copied, when and how often, and that results are the CPU's.
+// Plans over two devices: who runs where, what is copied, when and how often, and that results are
+// the CPU's.
 #include "core/plan/placement.h"
 
 #include <gmock/gmock.h>
@@ -23,13 +24,15 @@ struct Counted {
   Values results;
   std::shared_ptr<const ExecutionPlan> plan;
 };
-Counted RunOn(CountingDevice& device, const std::string& body, const Values& feeds, PlanOptions options = {}) {
+Counted RunOn(CountingDevice& device, const std::string& body, const Values& feeds,
+              PlanOptions options = {}) {
   Counted run;
   run.plan = PlanOf(GraphOf(body), feeds, std::move(options), device.providers());
   device.Reset();
   run.results = RunPlan(run.plan, feeds);
   run.counts = device.counts();
-  EXPECT_TRUE(SameBits(run.results, RunPlan(PlanOf(GraphOf(body), feeds, {}, {MakeCpuProvider()}), feeds)));
+  EXPECT_TRUE(
+      SameBits(run.results, RunPlan(PlanOf(GraphOf(body), feeds, {}, {MakeCpuProvider()}), feeds)));
   return run;
 }
 
@@ -39,7 +42,8 @@ int CopiesOf(const ExecutionPlan& plan, When when) {
   return count;
 }
 
-constexpr char kProduct[] = R"((float[2, 3] x) => (float[2, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+constexpr char kProduct[] =
+    R"((float[2, 3] x) => (float[2, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
   h = Relu (x)
   y = MatMul (h, w)
 })";
@@ -57,12 +61,14 @@ TEST(Placement, CopiesFeedsInAndResultsOut) {
   EXPECT_EQ(CopiesOf(*run.plan, When::kStep), 1);
   EXPECT_EQ(CopiesOf(*run.plan, When::kHandedOut), 1);
   EXPECT_EQ(run.plan->steps()[0].kind, Step::Kind::kCopy);
-  EXPECT_THAT(run.plan->ToString(), HasSubstr("copies a run: 1 to a device, 0 to the host (each waits), 1 handed out; 1 "
-                                              "constants and parameters before"));
+  EXPECT_THAT(run.plan->ToString(),
+              HasSubstr("copies a run: 1 to a device, 0 to the host (each waits), 1 handed out; 1 "
+                        "constants and parameters before"));
   EXPECT_THAT(run.plan->ToString(), HasSubstr("0 copy [Relu "));
 }
 
-// Relu has no kernel on the device: x -> host, h -> device, y. x is read on both sides, and copied once.
+// Relu has no kernel on the device: x -> host, h -> device, y. x is read on both sides, and copied
+// once.
 TEST(Placement, FallsBackToTheHostForAnOp) {
   CountingDevice device({.without = {"Relu"}, .close_pages = true});
   const Counted run = RunOn(device, R"((float[4] x) => (float[4] y) {
@@ -71,7 +77,8 @@ TEST(Placement, FallsBackToTheHostForAnOp) {
     h = Relu (a)
     c = Add (h, b)
     y = Mul (c, h)
-  })", {Ramp(Shape{4})});
+  })",
+                            {Ramp(Shape{4})});
   EXPECT_EQ(run.counts.kernels, 4u);
   EXPECT_EQ(run.counts.copies_to_device, 2u);  // x, h
   EXPECT_EQ(run.counts.copies_to_host, 2u);    // a, y
@@ -92,13 +99,15 @@ TEST(Placement, TakesFeedsAndLeavesResultsOnTheDevice) {
   CountingDevice device({.close_pages = true});
   const Tensor host = Ramp(Shape{2, 3}).tensor();
   const Tensor there = CopyToDevice(host, *device.providers()[0]).value();
-  auto plan = PlanOf(GraphOf(kProduct), {there}, {.fetch_devices = {std::nullopt}}, device.providers());
+  auto plan =
+      PlanOf(GraphOf(kProduct), {there}, {.fetch_devices = {std::nullopt}}, device.providers());
   device.Reset();
   const Values results = RunPlan(plan, {there});
   EXPECT_EQ(results[0].tensor().device(), device.device());
   EXPECT_EQ(device.counts().copies_to_device + device.counts().copies_to_host, 0u);
   EXPECT_EQ(device.counts().synchronisations, 0u);
-  // A feed elsewhere than the plan was made for is refused, and gets a plan of its own from a cache.
+  // A feed elsewhere than the plan was made for is refused, and gets a plan of its own from a
+  // cache.
   ExecutionState state(plan);
   EXPECT_FALSE(state.Start({host}, {}).ok());
   PlanCache cache(GraphOf(kProduct), device.providers(), {});
@@ -109,13 +118,15 @@ TEST(Placement, TakesFeedsAndLeavesResultsOnTheDevice) {
 
 TEST(Placement, CopiesInitializersOnceForAllPlans) {
   CountingDevice device({});
-  std::shared_ptr<Graph> graph = GraphOf(R"((float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+  std::shared_ptr<Graph> graph =
+      GraphOf(R"((float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
     a = MatMul (x, w)
     b = Neg (w)
     c = MatMul (x, b)
     y = Add (a, c)
   })");
-  PlanCache cache(graph, device.providers(), WithSubgraphs({.fold_constants = false}, device.providers()));
+  PlanCache cache(graph, device.providers(),
+                  WithSubgraphs({.fold_constants = false}, device.providers()));
   device.Reset();
   for (const int64_t rows : {1, 2, 5}) ASSERT_TRUE(cache.Get({Ramp(Shape{rows, 3})}).ok());
   EXPECT_EQ(device.counts().copies_to_device, 1u);
@@ -141,24 +152,31 @@ TEST(Placement, CopiesParametersOnceAVersion) {
   EXPECT_EQ(copies(), 2u);
 }
 
-// A parameter that lives on the device is updated there; one that lives on the host is not updated through a copy.
+// A parameter that lives on the device is updated there; one that lives on the host is not updated
+// through a copy.
 TEST(Placement, UpdatesInPlaceWhereTheParameterLives) {
   const auto more = [](KernelRegistry& registry) {
-    registry.Add({.op_type = "Accumulate", .domain = "test", .aliases = {InPlace(0, 0)}, .create = CreateAccumulate});
+    registry.Add({.op_type = "Accumulate",
+                  .domain = "test",
+                  .aliases = {InPlace(0, 0)},
+                  .create = CreateAccumulate});
   };
   CountingDevice device({.more = more, .close_pages = true});
-  const std::string body = "(float[4] x) => (float[4] y) <float[4] w = {0, 0, 0, 0}> { y = test.Accumulate (w, x) }";
+  const std::string body =
+      "(float[4] x) => (float[4] y) <float[4] w = {0, 0, 0, 0}> { y = test.Accumulate (w, x) }";
   const Tensor x = Floats(Shape{4}, {1, 2, 3, 4}).tensor();
   for (const bool on_device : {true, false}) {
     std::shared_ptr<Graph> graph = GraphOf(body);
     const Value* w = graph->FindValue("w");
     const Tensor initial = *graph->Initializer(w);
-    const Tensor there = on_device ? CopyToDevice(initial, *device.providers()[0]).value() : initial;
+    const Tensor there =
+        on_device ? CopyToDevice(initial, *device.providers()[0]).value() : initial;
     graph->SetInitializer(graph->FindValue("w"), there);
     auto plan = TryPlan(graph, {x}, {.parameters = {w}}, device.providers());
     if (!on_device) {
       ASSERT_FALSE(plan.ok());
-      EXPECT_THAT(plan.status().message(), HasSubstr("updates 'w' in place, which is on another device"));
+      EXPECT_THAT(plan.status().message(),
+                  HasSubstr("updates 'w' in place, which is on another device"));
       continue;
     }
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
@@ -193,11 +211,14 @@ TEST(Placement, CutsAtYieldsWithoutCopies) {
     ASSERT_TRUE((*clone)->Relocate(0xff).ok());
     EXPECT_EQ(device.counts().copies_to_host, 0u);
     const uint64_t before = device.counts().copies_to_device;
-    ASSERT_TRUE((*clone)->Resume({host_gradient ? Floats(Shape{4}, {1, 1, 1, 1}) : handed[0]}).ok());
+    ASSERT_TRUE(
+        (*clone)->Resume({host_gradient ? Floats(Shape{4}, {1, 1, 1, 1}) : handed[0]}).ok());
     EXPECT_EQ(device.counts().copies_to_device, before + (host_gradient ? 1 : 0));
     ASSERT_EQ(PartialExecutor::Run(**clone).value(), RunOutcome::kFinished);
-    const std::vector<float> y = ToFloats((*clone)->TakeFetches()[0]), given = ToFloats(Ramp(Shape{4}));
-    for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y[i], host_gradient ? -given[i] : given[i] * given[i]);
+    const std::vector<float> y = ToFloats((*clone)->TakeFetches()[0]),
+                             given = ToFloats(Ramp(Shape{4}));
+    for (size_t i = 0; i < y.size(); ++i)
+      EXPECT_EQ(y[i], host_gradient ? -given[i] : given[i] * given[i]);
   }
 }
 
@@ -207,7 +228,8 @@ TEST(Placement, RunsLateStepsOnTheDevice) {
   const Counted run = RunOn(device, R"((float[6] x, int64[2] shape) => (float[A, B] y) {
     r = Reshape (x, shape)
     y = Neg (r)
-  })", {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {2, 3})});
+  })",
+                            {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {2, 3})});
   EXPECT_EQ(run.counts.kernels, 2u);
   EXPECT_EQ(run.counts.copies_to_device, 1u);
   EXPECT_EQ(run.counts.copies_to_host, 1u);
@@ -223,7 +245,8 @@ TEST(Placement, CopiesNoViews) {
     y = Abs (t)
     a, b = Split <axis = 1> (n, sizes)
     z = Abs (b)
-  })", {Ramp(Shape{2, 3})});
+  })",
+        {Ramp(Shape{2, 3})});
 }
 
 // Cut at every step, moved and poisoned in between.
@@ -235,7 +258,8 @@ TEST(Placement, SurvivesCutsAnywhere) {
     b = Relu (a)
     c = MatMul (b, a)
     y = Relu (c)
-  })"), feeds, {}, device.providers());
+  })"),
+                     feeds, {}, device.providers());
   const Values expected = RunPlan(plan, feeds);
   ExecutionState state(plan);
   ASSERT_TRUE(state.Start(feeds, {}).ok());

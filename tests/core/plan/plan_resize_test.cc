@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan made from one for other sizes: the same steps, the same bits, and a new plan wherever a decision may differ.
+// A plan made from one for other sizes: the same steps, the same bits, and a new plan wherever a
+// decision may differ.
 #include "core/plan/plan_resize.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +38,8 @@ std::shared_ptr<const ExecutionPlan> ResizedTo(const ExecutionPlan& plan, const 
   return resized.ok() ? *resized : nullptr;
 }
 
-// From the plan for `from` one for `to`; checked against one that is made anew. False where it has to be.
+// From the plan for `from` one for `to`; checked against one that is made anew. False where it has
+// to be.
 bool Resizes(const std::shared_ptr<Graph>& graph, const Values& from, const Values& to) {
   const auto base = PlanOf(graph, from, {}, Cpu());
   const auto fresh = PlanOf(graph, to, {}, Cpu());
@@ -66,18 +68,21 @@ constexpr char kDecoder[] = R"((float[1,2,1,4] x, float[1,2,N,4] k, float[1,2,N,
   y = Add (o, x)
 })";
 Values DecoderFeeds(int64_t length) {
-  return {Ramp(Shape{1, 2, 1, 4}, 0.5f), Ramp(Shape{1, 2, length, 4}), Ramp(Shape{1, 2, length, 4}, 0.125f)};
+  return {Ramp(Shape{1, 2, 1, 4}, 0.5f), Ramp(Shape{1, 2, length, 4}),
+          Ramp(Shape{1, 2, length, 4}, 0.125f)};
 }
 
 TEST(PlanResize, ACacheThatGrows) {
   auto graph = GraphOf(kDecoder);
-  for (const auto& [from, to] : {std::pair<int64_t, int64_t>{3, 4}, {4, 3}, {1, 70}, {300, 2}, {5, 5}}) {
+  for (const auto& [from, to] :
+       {std::pair<int64_t, int64_t>{3, 4}, {4, 3}, {1, 70}, {300, 2}, {5, 5}}) {
     EXPECT_TRUE(Resizes(graph, DecoderFeeds(from), DecoderFeeds(to))) << from << " to " << to;
   }
 }
 
 TEST(PlanResize, SharesTheKernelsThatOtherSizesDoNotReach) {
-  auto graph = GraphOf(R"((float[2,N] x, float[3] z) => (float[2,N] y, float[3] w) { y = Exp (x)  w = Exp (z) })");
+  auto graph = GraphOf(
+      R"((float[2,N] x, float[3] z) => (float[2,N] y, float[3] w) { y = Exp (x)  w = Exp (z) })");
   auto counting = std::make_shared<FailingProvider>(MakeCpuProvider());
   const auto base = PlanOf(graph, {Ramp(Shape{2, 5}), Ramp(Shape{3})}, {}, {counting});
   const Values feeds = {Ramp(Shape{2, 9}), Ramp(Shape{3})};
@@ -85,15 +90,18 @@ TEST(PlanResize, SharesTheKernelsThatOtherSizesDoNotReach) {
   const auto resized = ResizedTo(*base, feeds);
   ASSERT_NE(resized, nullptr);
   EXPECT_EQ(counting->created(), 1);
-  EXPECT_TRUE(SameBits(RunPlan(resized, feeds), RunPlan(PlanOf(graph, feeds, {}, {counting}), feeds)));
+  EXPECT_TRUE(
+      SameBits(RunPlan(resized, feeds), RunPlan(PlanOf(graph, feeds, {}, {counting}), feeds)));
 }
 
 TEST(PlanResize, AFailingProviderIsAnErrorThatNamesTheNode) {
   auto counting = std::make_shared<FailingProvider>(MakeCpuProvider(), "faulty");
-  const auto base = PlanOf(GraphOf("(float[N] x) => (float[N] y) { [op] y = Exp (x) }"), {Ramp(Shape{4})}, {}, {counting});
+  const auto base = PlanOf(GraphOf("(float[N] x) => (float[N] y) { [op] y = Exp (x) }"),
+                           {Ramp(Shape{4})}, {}, {counting});
   counting->FailAtCreation(0);
   const Status status = base->Resized(SpecsOf({Ramp(Shape{5})})).status();
-  EXPECT_EQ(status.ToString(), "PROVIDER_FAILURE: [Exp 'op' on faulty] planted failure of a factory");
+  EXPECT_EQ(status.ToString(),
+            "PROVIDER_FAILURE: [Exp 'op' on faulty] planted failure of a factory");
 }
 
 TEST(PlanResize, FromPlanToPlan) {
@@ -103,13 +111,15 @@ TEST(PlanResize, FromPlanToPlan) {
     plan = ResizedTo(*plan, DecoderFeeds(length));
     ASSERT_NE(plan, nullptr);
     const Values feeds = DecoderFeeds(length);
-    EXPECT_TRUE(SameBits(RunPlan(plan, feeds), RunPlan(PlanOf(graph, feeds, {}, Cpu()), feeds))) << length;
+    EXPECT_TRUE(SameBits(RunPlan(plan, feeds), RunPlan(PlanOf(graph, feeds, {}, Cpu()), feeds)))
+        << length;
   }
 }
 
 // Constants that follow from sizes are folded anew, and what they decide is decided anew.
 TEST(PlanResize, AShapeChain) {
-  auto graph = GraphOf(R"((float[N,6] x) => (float[K,2] y, int64 n, float[N,6] z) <int64[1] zero = {0},
+  auto graph =
+      GraphOf(R"((float[N,6] x) => (float[K,2] y, int64 n, float[N,6] z) <int64[1] zero = {0},
       int64[1] three = {3}, int64[1] two = {2}> {
     shape = Shape (x)
     rows = Gather (shape, zero)
@@ -133,16 +143,21 @@ TEST(PlanResize, StepsWhoseSizesShowInTheRun) {
     y = Neg (part)
     z = Exp (x)
   })");
-  EXPECT_TRUE(Resizes(graph, {Floats(Shape{4}, {0, 1, 0, 2})}, {Floats(Shape{6}, {3, 0, 0, 1, 2, 0})}));
+  EXPECT_TRUE(
+      Resizes(graph, {Floats(Shape{4}, {0, 1, 0, 2})}, {Floats(Shape{6}, {3, 0, 0, 1, 2, 0})}));
 }
 
 // Sharing of bytes that other sizes forbid, or other ranks, or nothing at all to compute.
 TEST(PlanResize, MakesAnewWhatMayBeDecidedOtherwise) {
-  auto broadcast = GraphOf(R"((float[N,3] x, float[1,3] z) => (float[M,3] y) { a = Exp (x)  y = Add (a, z) })");
-  EXPECT_TRUE(Resizes(broadcast, {Ramp(Shape{4, 3}), Ramp(Shape{1, 3})}, {Ramp(Shape{5, 3}), Ramp(Shape{1, 3})}));
-  auto may_reuse = GraphOf(R"((float[A,3] x, float[B,3] z) => (float[M,3] y) { a = Exp (x)  b = Add (a, z)  y = Neg (b) })");
+  auto broadcast =
+      GraphOf(R"((float[N,3] x, float[1,3] z) => (float[M,3] y) { a = Exp (x)  y = Add (a, z) })");
+  EXPECT_TRUE(Resizes(broadcast, {Ramp(Shape{4, 3}), Ramp(Shape{1, 3})},
+                      {Ramp(Shape{5, 3}), Ramp(Shape{1, 3})}));
+  auto may_reuse = GraphOf(
+      R"((float[A,3] x, float[B,3] z) => (float[M,3] y) { a = Exp (x)  b = Add (a, z)  y = Neg (b) })");
   // b takes a's bytes where it is as large
-  EXPECT_FALSE(Resizes(may_reuse, {Ramp(Shape{4, 3}), Ramp(Shape{4, 3})}, {Ramp(Shape{1, 3}), Ramp(Shape{4, 3})}));
+  EXPECT_FALSE(Resizes(may_reuse, {Ramp(Shape{4, 3}), Ramp(Shape{4, 3})},
+                       {Ramp(Shape{1, 3}), Ramp(Shape{4, 3})}));
   auto unary = GraphOf(R"((float[N] x) => (float[N] y) { y = Exp (x) })");
   EXPECT_FALSE(Resizes(unary, {Ramp(Shape{4})}, {Ramp(Shape{0})}));
   EXPECT_FALSE(Resizes(unary, {Ramp(Shape{0})}, {Ramp(Shape{4})}));
@@ -152,7 +167,8 @@ TEST(PlanResize, MakesAnewWhatMayBeDecidedOtherwise) {
 }
 
 TEST(PlanResize, WrongSizesGetTheErrorOfANewPlan) {
-  PlanCache cache(GraphOf("(float[A] x, float[B] z) => (float[C] y) { y = Add (x, z) }"), Cpu(), {});
+  PlanCache cache(GraphOf("(float[A] x, float[B] z) => (float[C] y) { y = Add (x, z) }"), Cpu(),
+                  {});
   ASSERT_TRUE(cache.Get({Ramp(Shape{3}), Ramp(Shape{3})}).ok());
   const Status status = cache.Get({Ramp(Shape{3}), Ramp(Shape{4})}).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();

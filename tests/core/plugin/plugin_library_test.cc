@@ -59,7 +59,10 @@ TEST(PluginLibrary, TakesDescriptionsOfOtherSizes) {
 
 TEST(PluginLibrary, ReportsWhatThePluginReports) {
   const auto library = CallPluginMain(
-      [](const CaesuraApi* api, CaesuraPlugin*) { return api->make_status(CAESURA_NOT_FOUND, "no driver"); }, "far");
+      [](const CaesuraApi* api, CaesuraPlugin*) {
+        return api->make_status(CAESURA_NOT_FOUND, "no driver");
+      },
+      "far");
   EXPECT_EQ(library.status().code(), StatusCode::kNotFound);
   EXPECT_THAT(library.status().message(), HasSubstr("plug-in 'far': no driver"));
 }

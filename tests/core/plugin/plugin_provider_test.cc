@@ -45,7 +45,8 @@ std::vector<std::string> OpsOf(const Session& session) {
 }
 
 constexpr char kChain[] =
-    "(float[N] x) => (float[N] y) <float[3] c = {1, -20, 3}> { a = Add (x, c) r = Relu (a) y = Add (r, r) }";
+    "(float[N] x) => (float[N] y) <float[3] c = {1, -20, 3}> { a = Add (x, c) r = Relu (a) y = Add "
+    "(r, r) }";
 
 TEST(PluginProvider, RunsAChainAsOne) {
   const TestProviderCounts before = CountsOfTestProvider();
@@ -79,7 +80,8 @@ TEST(PluginProvider, ReleasesAllThatItMade) {
 // A value that leaves a part and comes back would make it wait for itself.
 TEST(PluginProvider, PartsCanRunAsAWhole) {
   auto session = SessionOf(
-      "(float[N] x) => (float[N] y) { a = Relu (x) s = Sin (a) b = Relu (a) y = Add (b, s) }", WithTestProvider());
+      "(float[N] x) => (float[N] y) { a = Relu (x) s = Sin (a) b = Relu (a) y = Add (b, s) }",
+      WithTestProvider());
   EXPECT_THAT(OpsOf(*session), ElementsAre("CompiledSubgraph", "Sin", "CompiledSubgraph"));
   Values out = session->Run({{"x", Floats(Shape{2}, {0.5f, -1})}}).value();
   EXPECT_THAT(ToFloats(out[0]), ElementsAre(::testing::FloatNear(0.5f + std::sin(0.5f), 1e-6f), 0));
@@ -89,7 +91,8 @@ TEST(PluginProvider, PartsCanRunAsAWhole) {
 TEST(PluginProvider, PartsDoNotWaitForEachOther) {
   auto session = SessionOf(
       "(float[N] x, float[N] z) => (float[N] u, float[N] w) {"
-      " a = Relu (x) b = Relu (z) c = Sin (a) d = Sin (b) e = Add (a, d) f = Add (b, c) u = Relu (e) w = Relu (f) }",
+      " a = Relu (x) b = Relu (z) c = Sin (a) d = Sin (b) e = Add (a, d) f = Add (b, c) u = Relu "
+      "(e) w = Relu (f) }",
       WithTestProvider());
   Values out = session->Run({{"x", Floats(Shape{1}, {1})}, {"z", Floats(Shape{1}, {2})}}).value();
   EXPECT_FLOAT_EQ(ToFloats(out[0])[0], 1 + std::sin(2.0f));
@@ -98,7 +101,8 @@ TEST(PluginProvider, PartsDoNotWaitForEachOther) {
 
 TEST(PluginProvider, CompilesOncePerShapeAndThreadsShareIt) {
   const TestProviderCounts before = CountsOfTestProvider();
-  auto session = SessionOf("(float[N] x) => (float[N] y) { a = Add (x, x) y = Relu (a) }", WithTestProvider());
+  auto session =
+      SessionOf("(float[N] x) => (float[N] y) { a = Add (x, x) y = Relu (a) }", WithTestProvider());
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (int t = 0; t < 4; ++t) {
@@ -130,29 +134,37 @@ TEST(PluginProvider, OneCompiledPartMayServeAllShapes) {
 TEST(PluginProvider, SizesThatShowInTheRun) {
   const TestProviderCounts before = CountsOfTestProvider();
   auto session = SessionOf(
-      "(float[N] x) => (float[1, M] y) { i = NonZero (x) f = Cast <to: int = 1> (i) a = Add (f, f) y = Relu (a) }",
+      "(float[N] x) => (float[1, M] y) { i = NonZero (x) f = Cast <to: int = 1> (i) a = Add (f, f) "
+      "y = Relu (a) }",
       WithTestProvider());
   for (int k = 0; k < 2; ++k) {
-    EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 1, 0, 1})}}).value()[0]), ElementsAre(2, 6));
-    EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 0, 0, 1})}}).value()[0]), ElementsAre(6));
+    EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 1, 0, 1})}}).value()[0]),
+                ElementsAre(2, 6));
+    EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 0, 0, 1})}}).value()[0]),
+                ElementsAre(6));
   }
   EXPECT_EQ(CountsOfTestProvider()[kCompiles] - before[kCompiles], 2);
 }
 
 TEST(PluginProvider, SmallPartsStay) {
-  auto session = SessionOf("(float[N] x) => (float[N] y) { a = Relu (x) s = Sin (a) b = Relu (s) y = Add (b, b) }",
-                           WithTestProvider({{"min_nodes", "2"}}));
+  auto session = SessionOf(
+      "(float[N] x) => (float[N] y) { a = Relu (x) s = Sin (a) b = Relu (s) y = Add (b, b) }",
+      WithTestProvider({{"min_nodes", "2"}}));
   EXPECT_THAT(OpsOf(*session), ElementsAre("Relu", "Sin", "CompiledSubgraph"));
 }
 
 TEST(PluginProvider, GroupsStayApart) {
   auto session = SessionOf(kChain, WithTestProvider({{"claims", "each"}}));
-  EXPECT_THAT(OpsOf(*session), ElementsAre("CompiledSubgraph", "CompiledSubgraph", "CompiledSubgraph"));
-  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{3}, {1, 1, 1})}}).value()[0]), ElementsAre(4, 0, 8));
+  EXPECT_THAT(OpsOf(*session),
+              ElementsAre("CompiledSubgraph", "CompiledSubgraph", "CompiledSubgraph"));
+  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{3}, {1, 1, 1})}}).value()[0]),
+              ElementsAre(4, 0, 8));
 }
 
 TEST(PluginProvider, InputsOfWrongShapesAreTheCallersFault) {
-  auto session = SessionOf("(float[N] x, float[M] z) => (float[K] y) { a = Add (x, z) y = Relu (a) }", WithTestProvider());
+  auto session =
+      SessionOf("(float[N] x, float[M] z) => (float[K] y) { a = Add (x, z) y = Relu (a) }",
+                WithTestProvider());
   const Status status = session->Run({{"x", Ramp(Shape{2})}, {"z", Ramp(Shape{3})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
 }
@@ -161,7 +173,8 @@ TEST(PluginProvider, FailuresNameTheProviderAndTheNodes) {
   auto session = SessionOf(kChain, WithTestProvider({{"fail", "compile"}}));
   Status status = session->Run({{"x", Ramp(Shape{3})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
-  for (const char* part : {"TestExecutionProvider failed to compile", "[Add", "[Relu", "planted: cannot compile"}) {
+  for (const char* part :
+       {"TestExecutionProvider failed to compile", "[Add", "[Relu", "planted: cannot compile"}) {
     EXPECT_THAT(status.message(), HasSubstr(part));
   }
   session = SessionOf(kChain, WithTestProvider({{"fail", "1"}, {"garbage", "1"}}));
@@ -180,9 +193,11 @@ TEST(PluginProvider, ClaimingMoreThanItCanDoIsAProviderFailure) {
 
 TEST(PluginProvider, OptionsAreChecked) {
   EXPECT_EQ(TryTestProvider({{"speed", "9"}}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(TryTestProvider({{"speed", "9"}}).status().message(), HasSubstr("TestExecutionProvider: speed"));
+  EXPECT_THAT(TryTestProvider({{"speed", "9"}}).status().message(),
+              HasSubstr("TestExecutionProvider: speed"));
   for (const char* text : {"0", "-1", "", "2x", "two"}) {
-    EXPECT_EQ(TryTestProvider({{"min_nodes", text}}).status().code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_EQ(TryTestProvider({{"min_nodes", text}}).status().code(), StatusCode::kInvalidArgument)
+        << text;
   }
 }
 
@@ -210,12 +225,15 @@ TEST(PluginProvider, WorksInMemoryOfItsOwn) {
 
 TEST(PluginProvider, SizesThatShowInTheRunOfADevice) {
   auto session = SessionOf(
-      "(float[N] x) => (float[1, M] y) { i = NonZero (x) f = Cast <to: int = 1> (i) a = Add (f, f) y = Relu (a) }",
+      "(float[N] x) => (float[1, M] y) { i = NonZero (x) f = Cast <to: int = 1> (i) a = Add (f, f) "
+      "y = Relu (a) }",
       WithTestProvider({}, "FarExecutionProvider"));
-  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 1, 0, 1})}}).value()[0]), ElementsAre(2, 6));
+  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{4}, {0, 1, 0, 1})}}).value()[0]),
+              ElementsAre(2, 6));
 }
 
-// Ops on a device's memory are handed its stream, whichever way they are written; ops on the host's get none.
+// Ops on a device's memory are handed its stream, whichever way they are written; ops on the host's
+// get none.
 void* seen_by_c = nullptr;
 
 TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
@@ -227,7 +245,8 @@ TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
     KernelDef kernel;
     kernel.create = [seen, op_type](KernelInfo& info) -> Status {
       info.SetOutput(0, info.InputDType(0), info.InputShape(0));
-      info.SetCompute([seen, op_type](KernelContext& context) { (*seen)[op_type] = context.device_stream(); });
+      info.SetCompute(
+          [seen, op_type](KernelContext& context) { (*seen)[op_type] = context.device_stream(); });
       return {};
     };
     op.kernels = {kernel};
@@ -244,10 +263,12 @@ TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
   };
   SessionOptions options;
   options.providers = WithTestProvider({}, "FarExecutionProvider");
-  options.custom_ops.ops = {probe("There", "FarExecutionProvider"), probe("Here", ""), MakePluginOp(in_c).value()};
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 21, \"mine\" : 1]> g "
-                              "(float[N] x) => (float[N] a, float[N] b, float[M] c) {"
-                              " a = mine.There (x) b = mine.Here (x) c = mine.InC (x) }");
+  options.custom_ops.ops = {probe("There", "FarExecutionProvider"), probe("Here", ""),
+                            MakePluginOp(in_c).value()};
+  auto model = ParseModelText(
+      "<ir_version: 10, opset_import: [\"\" : 21, \"mine\" : 1]> g "
+      "(float[N] x) => (float[N] a, float[N] b, float[M] c) {"
+      " a = mine.There (x) b = mine.Here (x) c = mine.InC (x) }");
   auto session = Session::Create(std::move(model).value(), options);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
   ASSERT_TRUE((*session)->Run({{"x", Ramp(Shape{2})}}).ok());
@@ -261,7 +282,8 @@ TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
 TEST(PluginProvider, IsFoundByPathAndByName) {
   EXPECT_EQ(ProviderByName(CAESURA_TEST_PROVIDER).value()->name(), "TestExecutionProvider");
   EXPECT_EQ(ProviderByName(kCpuProviderName).value()->name(), kCpuProviderName);
-  EXPECT_EQ(ProviderByName(kCpuProviderName, {{"a", "b"}}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(ProviderByName(kCpuProviderName, {{"a", "b"}}).status().code(),
+            StatusCode::kInvalidArgument);
   const Status missing = ProviderByName("NowhereExecutionProvider").status();
   EXPECT_EQ(missing.code(), StatusCode::kNotFound);
   EXPECT_THAT(missing.message(), HasSubstr("libcaesura_nowhere.so"));

@@ -30,7 +30,8 @@ static CaesuraStatus* CreateScale(const CaesuraOpNode* node, void** instance) {
 static void ScaleRange(int64_t first, int64_t last, void* argument) {
   void** a = argument;
   const Scale* scale = a[0];
-  for (int64_t i = first; i < last; ++i) ((float*)a[2])[i] = scale->factor * ((const float*)a[1])[i] + scale->offset;
+  for (int64_t i = first; i < last; ++i)
+    ((float*)a[2])[i] = scale->factor * ((const float*)a[1])[i] + scale->offset;
 }
 
 static int64_t Count(const CaesuraTensor* tensor) {
@@ -52,7 +53,8 @@ static CaesuraStatus* ComputeScale(void* instance, void* run, CaesuraContext* co
 
 static CaesuraStatus* ScaleGradient(CaesuraGradient* gradient) {
   CaesuraAttribute factor = {.size = sizeof(factor)};
-  CaesuraStatus* failed = api->op->node_attribute(api->op->gradient_node(gradient), "factor", &factor);
+  CaesuraStatus* failed =
+      api->op->node_attribute(api->op->gradient_node(gradient), "factor", &factor);
   if (failed != NULL) return failed;
   const CaesuraTensor constant = {.data = (void*)factor.floats, .rank = 0, .dtype = 1};
   CaesuraOpValue *inputs[2] = {api->op->output_gradient(gradient, 0), NULL}, *dx;
@@ -82,11 +84,13 @@ static CaesuraStatus* ComputeRepeat(void* instance, void* run, CaesuraContext* c
   if (failed == NULL) failed = api->op->output(context, 0, &y);
   if (failed != NULL) return failed;
   const size_t bytes = (size_t)x.dims[0] * sizeof(float);
-  for (int64_t i = 0; i < *(const int64_t*)count.data; ++i) memcpy((char*)y.data + (size_t)i * bytes, x.data, bytes);
+  for (int64_t i = 0; i < *(const int64_t*)count.data; ++i)
+    memcpy((char*)y.data + (size_t)i * bytes, x.data, bytes);
   return NULL;
 }
 
-/* --- Positive (x) -> the positive ones: a size that shows only in the run; scratch; a run state --- */
+/* --- Positive (x) -> the positive ones: a size that shows only in the run; scratch; a run state
+ * --- */
 
 static CaesuraStatus* InferPositive(CaesuraOpNode* node) {
   const int64_t unknown = -1;
@@ -106,7 +110,8 @@ static CaesuraStatus* ComputePositive(void* instance, void* run, CaesuraContext*
   CaesuraStatus* failed = api->op->input(context, 0, &x);
   if (failed == NULL) failed = api->op->scratch(context, (size_t)Count(&x) * sizeof(float), &kept);
   if (failed != NULL) return failed;
-  int64_t* n = run; /* shared with another compute, or left from the last one, it would count wrong */
+  int64_t* n =
+      run; /* shared with another compute, or left from the last one, it would count wrong */
   *n = 0;
   for (int64_t i = 0; i < Count(&x); ++i) {
     const float v = ((const float*)x.data)[i];
@@ -119,11 +124,14 @@ static CaesuraStatus* ComputePositive(void* instance, void* run, CaesuraContext*
 
 /* --- Spell: fails to be made, telling all that it was shown --- */
 
-static void Append(char* out, size_t size, const char* text) { strncat(out, text, size - strlen(out) - 1); }
+static void Append(char* out, size_t size, const char* text) {
+  strncat(out, text, size - strlen(out) - 1);
+}
 
 static void AppendArgument(char* out, size_t size, const CaesuraArgument* argument) {
   char text[128];
-  snprintf(text, sizeof(text), " %s:%d", argument->present ? argument->name : "-", (int)argument->tensor.dtype);
+  snprintf(text, sizeof(text), " %s:%d", argument->present ? argument->name : "-",
+           (int)argument->tensor.dtype);
   Append(out, size, text);
   for (int32_t i = 0; i < argument->tensor.rank; ++i) {
     snprintf(text, sizeof(text), "%c%d", i == 0 ? '[' : ',', (int)argument->tensor.dims[i]);
@@ -136,7 +144,8 @@ static void AppendArgument(char* out, size_t size, const CaesuraArgument* argume
 static CaesuraStatus* CreateSpell(const CaesuraOpNode* node, void** instance) {
   (void)instance;
   char out[2000] = "", text[256];
-  snprintf(text, sizeof(text), "%s %s v%d |", api->op->node_name(node), api->op->node_op_type(node), (int)api->op->node_version(node));
+  snprintf(text, sizeof(text), "%s %s v%d |", api->op->node_name(node), api->op->node_op_type(node),
+           (int)api->op->node_version(node));
   Append(out, sizeof(out), text);
   CaesuraArgument argument = {.size = sizeof(argument)};
   for (size_t i = 0; i < api->op->node_input_count(node); ++i) {
@@ -161,7 +170,8 @@ static CaesuraStatus* CreateSpell(const CaesuraOpNode* node, void** instance) {
       if (a.ints != NULL) snprintf(text, sizeof(text), "i%d ", (int)a.ints[k]);
       else if (a.floats != NULL) snprintf(text, sizeof(text), "f%g ", (double)a.floats[k]);
       else if (a.strings != NULL) snprintf(text, sizeof(text), "s%.20s ", a.strings[k]);
-      else snprintf(text, sizeof(text), "t%d/%d ", (int)a.tensors[k].dtype, (int)Count(&a.tensors[k]));
+      else
+        snprintf(text, sizeof(text), "t%d/%d ", (int)a.tensors[k].dtype, (int)Count(&a.tensors[k]));
       Append(out, sizeof(out), text);
     }
   }
@@ -198,8 +208,8 @@ typedef struct ProductRun {
   int32_t busy;
 } ProductRun;
 
-static CaesuraStatus* LoadProduct(const CaesuraOpNode* node, const void* bytes, size_t size, const void* weights,
-                                  size_t weight_bytes, void** model) {
+static CaesuraStatus* LoadProduct(const CaesuraOpNode* node, const void* bytes, size_t size,
+                                  const void* weights, size_t weight_bytes, void** model) {
   (void)weights, (void)weight_bytes;
   char text[32] = "";
   memcpy(text, bytes, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
@@ -212,7 +222,8 @@ static CaesuraStatus* LoadProduct(const CaesuraOpNode* node, const void* bytes, 
     else if (strcmp(options->keys[i], "sizeless") == 0) product->sizeless = 1;
     else {
       free(product);
-      return api->make_status(CAESURA_INVALID_ARGUMENT, "there is no such option; known are: factor, sizeless");
+      return api->make_status(CAESURA_INVALID_ARGUMENT,
+                              "there is no such option; known are: factor, sizeless");
     }
   }
   *model = product;
@@ -223,7 +234,8 @@ static CaesuraStatus* DescribeProduct(void* model, CaesuraOpNode* description) {
   const int64_t same = -2, any = -1;
   CaesuraStatus* failed = api->op->describe_input(description, "x", 1, 1, &same);
   if (failed != NULL) return failed;
-  return api->op->describe_output(description, "y", 1, 1, ((Product*)model)->sizeless ? &any : &same);
+  return api->op->describe_output(description, "y", 1, 1,
+                                  ((Product*)model)->sizeless ? &any : &same);
 }
 
 static CaesuraStatus* CreateProductRun(void* model, void** run) {
@@ -238,17 +250,23 @@ static CaesuraStatus* Multiply(ProductRun* run, CaesuraContext* context, size_t 
   CaesuraTensor x, y;
   CaesuraStatus* failed = api->op->input(context, input, &x);
   if (failed == NULL) failed = api->op->output(context, 0, &y);
-  if (failed == NULL && y.dtype == 0) failed = api->op->allocate_output(context, 0, 1, x.rank, x.dims, &y);
+  if (failed == NULL && y.dtype == 0)
+    failed = api->op->allocate_output(context, 0, 1, x.rank, x.dims, &y);
   if (failed != NULL) return failed;
-  for (int64_t i = 0; i < Count(&x); ++i) ((float*)y.data)[i] = run->model->factor * ((const float*)x.data)[i];
+  for (int64_t i = 0; i < Count(&x); ++i)
+    ((float*)y.data)[i] = run->model->factor * ((const float*)x.data)[i];
   run->busy = 0;
   return NULL;
 }
 
-static CaesuraStatus* RunProduct(void* run, CaesuraContext* context) { return Multiply(run, context, 0); }
+static CaesuraStatus* RunProduct(void* run, CaesuraContext* context) {
+  return Multiply(run, context, 0);
+}
 
 /* (dy, x) -> dx */
-static CaesuraStatus* RunProductGradient(void* run, CaesuraContext* context) { return Multiply(run, context, 0); }
+static CaesuraStatus* RunProductGradient(void* run, CaesuraContext* context) {
+  return Multiply(run, context, 0);
+}
 
 static const int32_t kFloats[] = {1};
 static const int32_t kSecondInput[] = {1};
@@ -258,26 +276,67 @@ static const char* const kZero[] = {"0"};
 CaesuraStatus* CaesuraPluginMain(const CaesuraApi* table, CaesuraPlugin* plugin) {
   api = table;
   const CaesuraOp ops[] = {
-      {.size = sizeof(CaesuraOp), .op_type = "Scale", .domain = "test.c", .dtypes = kFloats, .dtype_count = 1,
-       .options = {kOffset, kZero, 1}, .create = CreateScale, .destroy = free, .compute = ComputeScale,
+      {.size = sizeof(CaesuraOp),
+       .op_type = "Scale",
+       .domain = "test.c",
+       .dtypes = kFloats,
+       .dtype_count = 1,
+       .options = {kOffset, kZero, 1},
+       .create = CreateScale,
+       .destroy = free,
+       .compute = ComputeScale,
        .gradient = ScaleGradient},
-      {.size = sizeof(CaesuraOp), .op_type = "Repeat", .domain = "test.c", .min_inputs = 2, .max_inputs = 2,
-       .dtypes = kFloats, .dtype_count = 1, .host_inputs = kSecondInput, .host_input_count = 1, .infer = InferRepeat,
+      {.size = sizeof(CaesuraOp),
+       .op_type = "Repeat",
+       .domain = "test.c",
+       .min_inputs = 2,
+       .max_inputs = 2,
+       .dtypes = kFloats,
+       .dtype_count = 1,
+       .host_inputs = kSecondInput,
+       .host_input_count = 1,
+       .infer = InferRepeat,
        .compute = ComputeRepeat},
-      {.size = sizeof(CaesuraOp), .op_type = "Positive", .domain = "test.c", .infer = InferPositive,
-       .create_run = CreateRun, .destroy_run = free, .compute = ComputePositive},
-      {.size = sizeof(CaesuraOp), .op_type = "Spell", .domain = "test.c", .since_version = 3, .min_inputs = 1,
-       .max_inputs = CAESURA_ANY_NUMBER, .min_outputs = 1, .max_outputs = 2, .flags = CAESURA_OP_CHECKS_OPTIONS,
-       .create = CreateSpell, .compute = ComputeNothing},
-      {.size = sizeof(CaesuraOp), .op_type = "Careless", .domain = "test.c", .infer = InferPositive,
+      {.size = sizeof(CaesuraOp),
+       .op_type = "Positive",
+       .domain = "test.c",
+       .infer = InferPositive,
+       .create_run = CreateRun,
+       .destroy_run = free,
+       .compute = ComputePositive},
+      {.size = sizeof(CaesuraOp),
+       .op_type = "Spell",
+       .domain = "test.c",
+       .since_version = 3,
+       .min_inputs = 1,
+       .max_inputs = CAESURA_ANY_NUMBER,
+       .min_outputs = 1,
+       .max_outputs = 2,
+       .flags = CAESURA_OP_CHECKS_OPTIONS,
+       .create = CreateSpell,
        .compute = ComputeNothing},
-      {.size = sizeof(CaesuraOp), .op_type = "Broken", .domain = "test.c", .compute = ComputeFailure},
+      {.size = sizeof(CaesuraOp),
+       .op_type = "Careless",
+       .domain = "test.c",
+       .infer = InferPositive,
+       .compute = ComputeNothing},
+      {.size = sizeof(CaesuraOp),
+       .op_type = "Broken",
+       .domain = "test.c",
+       .compute = ComputeFailure},
   };
   CaesuraStatus* failed = NULL;
-  for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]) && failed == NULL; ++i) failed = api->add_op(plugin, &ops[i]);
-  CaesuraModelRuntime runtime = {.size = sizeof(runtime), .name = "test", .load = LoadProduct, .unload = free,
-                                 .describe = DescribeProduct, .create_run = CreateProductRun, .destroy_run = free,
-                                 .run = RunProduct, .run_gradient = RunProductGradient};
+  for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]) && failed == NULL; ++i)
+    failed = api->add_op(plugin, &ops[i]);
+  CaesuraModelRuntime runtime = {.size = sizeof(runtime),
+                                 .name = "test",
+                                 .load = LoadProduct,
+                                 .unload = free,
+                                 .describe = DescribeProduct,
+                                 .create_run = CreateProductRun,
+                                 .destroy_run = free,
+                                 .run = RunProduct,
+                                 .run_gradient = RunProductGradient};
   if (failed == NULL) failed = api->add_model_runtime(plugin, &runtime);
   runtime.name = "test_without_gradient";
   runtime.run_gradient = NULL;

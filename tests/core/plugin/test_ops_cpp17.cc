@@ -9,14 +9,16 @@ using caesura::plugin::GradientScope;
 using caesura::plugin::Node;
 using caesura::plugin::OutputTypes;
 
-// Blend (x, more...) -> the sum of all, each times `weights`' entry; by way of a buffer in a run state.
+// Blend (x, more...) -> the sum of all, each times `weights`' entry; by way of a buffer in a run
+// state.
 struct Blend {
   static constexpr const char* kOpType = "Blend";
   static constexpr const char* kDomain = "test.cpp";
   explicit Blend(const Node& node) : weights(node.Floats("weights")) {
     if (weights.size() != node.input_count()) {
-      throw caesura::plugin::Error(CAESURA_INVALID_MODEL, "has " + std::to_string(weights.size()) + " weights for " +
-                                                              std::to_string(node.input_count()) + " inputs");
+      throw caesura::plugin::Error(CAESURA_INVALID_MODEL,
+                                   "has " + std::to_string(weights.size()) + " weights for " +
+                                       std::to_string(node.input_count()) + " inputs");
     }
     if (node.Option("mood") == "bad") throw std::runtime_error("not today");
   }
@@ -32,7 +34,9 @@ struct Blend {
     op.min_outputs = op.max_outputs = 1;
     op.options = {kKeys, kValues, 1};
   }
-  static void Infer(OutputTypes& outputs) { outputs.Set(0, outputs.input(0).dtype, outputs.input(0).dims); }
+  static void Infer(OutputTypes& outputs) {
+    outputs.Set(0, outputs.input(0).dtype, outputs.input(0).dims);
+  }
   void Compute(Context& context, Run& run) const {
     const auto y = context.Output<float>(0);
     for (size_t i = 0; i < y.size(); ++i) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A provider in plain C that can run Relu and Add of float32, and fails when told to. Options:
- *   claims   chains (default): Relu and Add; each: the same, but every node a part of its own; everything
- *   fail     compile; or the number of the run that fails, from 0, counted in the instance
+ *   claims   chains (default): Relu and Add; each: the same, but every node a part of its own;
+ * everything fail     compile; or the number of the run that fails, from 0, counted in the instance
  *   garbage  1: what fails writes to its outputs first
  *   any_shape  1: one compiled part for all shapes
- * TestExecutionProvider works in host memory, FarExecutionProvider in memory of its own, at addresses that the host cannot
- * read; its stream is its instance.
+ * TestExecutionProvider works in host memory, FarExecutionProvider in memory of its own, at
+ * addresses that the host cannot read; its stream is its instance.
  */
 #include "tests/core/plugin/test_provider.h"
 
@@ -28,13 +28,17 @@ typedef struct Instance {
   _Atomic int runs;
 } Instance;
 
-static CaesuraStatus* invalid(const char* what) { return api->make_status(CAESURA_INVALID_ARGUMENT, what); }
+static CaesuraStatus* invalid(const char* what) {
+  return api->make_status(CAESURA_INVALID_ARGUMENT, what);
+}
 
 static CaesuraStatus* set(Instance* instance, const char* key, const char* value) {
   if (strcmp(key, "claims") == 0) {
     instance->everything = strcmp(value, "everything") == 0;
     instance->each = strcmp(value, "each") == 0;
-    return instance->everything || instance->each || strcmp(value, "chains") == 0 ? NULL : invalid("claims: what?");
+    return instance->everything || instance->each || strcmp(value, "chains") == 0
+               ? NULL
+               : invalid("claims: what?");
   }
   if (strcmp(key, "fail") == 0) {
     instance->fail_compile = strcmp(value, "compile") == 0;
@@ -153,7 +157,8 @@ static CaesuraStatus* capability(void* made, const CaesuraGraph* graph, int32_t*
   for (size_t i = 0; i < api->provider->node_count(graph); ++i) {
     const CaesuraGraphNode* node = api->provider->node(graph, i);
     if (node->offered == 0) continue;
-    if (instance->everything || can_run(graph, node)) groups[i] = instance->each ? (int32_t)i + 1 : 1;
+    if (instance->everything || can_run(graph, node))
+      groups[i] = instance->each ? (int32_t)i + 1 : 1;
   }
   return NULL;
 }
@@ -180,19 +185,23 @@ static int64_t elements(const CaesuraTensor* tensor) {
 
 static void keep_constant(Compiled* compiled, size_t i, const CaesuraTensor* tensor) {
   if (tensor->data == NULL || tensor->dtype != 1) return;
-  const size_t bytes = (size_t)elements(tensor) * sizeof(float), dims = (size_t)tensor->rank * sizeof(int64_t);
+  const size_t bytes = (size_t)elements(tensor) * sizeof(float),
+               dims = (size_t)tensor->rank * sizeof(int64_t);
   compiled->constants[i] = memcpy(malloc(bytes + 1), tensor->data, bytes);
   compiled->shapes[i] = *tensor;
-  compiled->shapes[i].dims = memcpy(malloc(dims + 1), dims == 0 ? "" : (const void*)tensor->dims, dims);
+  compiled->shapes[i].dims =
+      memcpy(malloc(dims + 1), dims == 0 ? "" : (const void*)tensor->dims, dims);
 }
 
-static CaesuraStatus* compile(void* made, const CaesuraGraph* graph, int32_t threads, void** result) {
+static CaesuraStatus* compile(void* made, const CaesuraGraph* graph, int32_t threads,
+                              void** result) {
   Instance* instance = made;
   const CaesuraProviderApi* get = api->provider;
   ++test_provider_count[kCompiles];
   test_provider_count[kCompiledNodes] += (int)get->node_count(graph);
   test_provider_count[kThreads] = threads;
-  if (instance->fail_compile) return api->make_status(CAESURA_UNSUPPORTED, "planted: cannot compile");
+  if (instance->fail_compile)
+    return api->make_status(CAESURA_UNSUPPORTED, "planted: cannot compile");
   for (size_t i = 0; i < get->node_count(graph); ++i) {
     const CaesuraGraphNode* node = get->node(graph, i);
     if (!can_run(graph, node)) return api->make_status(CAESURA_UNSUPPORTED, node->op_type);
@@ -204,7 +213,8 @@ static CaesuraStatus* compile(void* made, const CaesuraGraph* graph, int32_t thr
   compiled->op = calloc(compiled->ops, sizeof(Op));
   compiled->constants = calloc(compiled->values, sizeof(float*));
   compiled->shapes = calloc(compiled->values, sizeof(CaesuraTensor));
-  for (size_t i = 0; i < compiled->values; ++i) keep_constant(compiled, i, &get->value(graph, i)->tensor);
+  for (size_t i = 0; i < compiled->values; ++i)
+    keep_constant(compiled, i, &get->value(graph, i)->tensor);
   for (size_t i = 0; i < compiled->ops; ++i) {
     const CaesuraGraphNode* node = get->node(graph, i);
     Op* op = &compiled->op[i];
@@ -282,8 +292,8 @@ static int run_op(const Op* op, Array* values) {
   return 1;
 }
 
-static CaesuraStatus* store(const Compiled* compiled, CaesuraRun* run, size_t i, const CaesuraTensor* to,
-                            const Array* from) {
+static CaesuraStatus* store(const Compiled* compiled, CaesuraRun* run, size_t i,
+                            const CaesuraTensor* to, const Array* from) {
   void* data = to->data;
   if (data == NULL) {
     CaesuraStatus* failed = api->provider->make_output(run, i, 1, from->dims, from->rank, &data);
@@ -291,12 +301,13 @@ static CaesuraStatus* store(const Compiled* compiled, CaesuraRun* run, size_t i,
   } else if (elements(to) != count_of(from)) {
     return api->make_status(CAESURA_INTERNAL, "an output has another size");
   }
-  memcpy(near_address(compiled->instance, data), from->data, (size_t)count_of(from) * sizeof(float));
+  memcpy(near_address(compiled->instance, data), from->data,
+         (size_t)count_of(from) * sizeof(float));
   return NULL;
 }
 
-static CaesuraStatus* run(void* made, CaesuraRun* call, const CaesuraTensor* inputs, size_t input_count,
-                          const CaesuraTensor* outputs, size_t output_count) {
+static CaesuraStatus* run(void* made, CaesuraRun* call, const CaesuraTensor* inputs,
+                          size_t input_count, const CaesuraTensor* outputs, size_t output_count) {
   const Compiled* compiled = made;
   Instance* instance = compiled->instance;
   ++test_provider_count[kRuns];
@@ -309,7 +320,8 @@ static CaesuraStatus* run(void* made, CaesuraRun* call, const CaesuraTensor* inp
   }
   Array* values = calloc(compiled->values, sizeof(Array));
   for (size_t i = 0; i < compiled->values; ++i) {
-    if (compiled->constants[i] != NULL) values[i] = view(&compiled->shapes[i], (float*)compiled->constants[i]);
+    if (compiled->constants[i] != NULL)
+      values[i] = view(&compiled->shapes[i], (float*)compiled->constants[i]);
   }
   for (size_t i = 0; i < input_count; ++i) {
     values[compiled->ends[i]] = view(&inputs[i], near_address(instance, inputs[i].data));

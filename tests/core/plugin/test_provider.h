@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the plug-in test_provider.c counts in all instances since it was loaded: indices into the int array that it
- * exports as "test_provider_count".
+ * What the plug-in test_provider.c counts in all instances since it was loaded: indices into the
+ * int array that it exports as "test_provider_count".
  */
 #ifndef CAESURA_TESTS_CORE_PLUGIN_TEST_PROVIDER_H_
 #define CAESURA_TESTS_CORE_PLUGIN_TEST_PROVIDER_H_

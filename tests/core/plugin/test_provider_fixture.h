@@ -16,8 +16,8 @@
 namespace caesura::testing {
 
 // "TestExecutionProvider" or "FarExecutionProvider".
-inline Result<std::shared_ptr<const ExecutionProvider>> TryTestProvider(const ProviderOptions& options = {},
-                                                                        const std::string& name = "TestExecutionProvider") {
+inline Result<std::shared_ptr<const ExecutionProvider>> TryTestProvider(
+    const ProviderOptions& options = {}, const std::string& name = "TestExecutionProvider") {
   auto library = LoadPluginLibrary(CAESURA_TEST_PROVIDER);
   if (!library.ok()) return library.status();
   for (const CaesuraProvider& provider : library->providers) {
@@ -37,7 +37,8 @@ using TestProviderCounts = std::array<int, kTestProviderCounts>;
 inline TestProviderCounts CountsOfTestProvider() {
   TestProviderCounts out;
   void* library = dlopen(CAESURA_TEST_PROVIDER, RTLD_NOW | RTLD_NOLOAD);
-  const auto* counts = library == nullptr ? nullptr : static_cast<const int*>(dlsym(library, "test_provider_count"));
+  const auto* counts =
+      library == nullptr ? nullptr : static_cast<const int*>(dlsym(library, "test_provider_count"));
   for (size_t i = 0; i < out.size(); ++i) out[i] = counts == nullptr ? 0 : counts[i];
   if (library != nullptr) dlclose(library);
   return out;

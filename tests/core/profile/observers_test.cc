@@ -29,13 +29,15 @@ using ::testing::HasSubstr;
 
 const auto kStraight = [](ExecutionState& state) { return PartialExecutor::Run(state); };
 
-// The step with its nodes' phases set: forward up to the yield, then backward, the last four are the optimizer's.
+// The step with its nodes' phases set: forward up to the yield, then backward, the last four are
+// the optimizer's.
 struct PhasedStep : TrainingStep {
   PhasedStep() {
     const auto& nodes = graph->nodes();
     bool after_yield = false;
     for (size_t i = 0; i < nodes.size(); ++i) {
-      if (after_yield) nodes[i]->set_phase(i + 4 < nodes.size() ? Phase::kBackward : Phase::kOptimizer);
+      if (after_yield)
+        nodes[i]->set_phase(i + 4 < nodes.size() ? Phase::kBackward : Phase::kOptimizer);
       after_yield |= nodes[i]->op_type() == "YieldOp";
     }
   }
@@ -72,7 +74,8 @@ TEST(ProfilerTest, RecordsEachStepWithItsFencesAndSizes) {
     EXPECT_EQ(event.tag, "batch 17");
     EXPECT_GE(event.duration_ns, 0);
     runs += event.kind == ProfileEvent::Kind::kRun;
-    fences += event.kind == ProfileEvent::Kind::kFenceBefore || event.kind == ProfileEvent::Kind::kFenceAfter;
+    fences += event.kind == ProfileEvent::Kind::kFenceBefore ||
+              event.kind == ProfileEvent::Kind::kFenceAfter;
     if (event.kind == ProfileEvent::Kind::kStep) steps.push_back(event);
   }
   EXPECT_EQ(runs, 2);  // to the yield, and from it
@@ -132,7 +135,9 @@ TEST(ProfilerTest, WatchesStatesInThreads) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       ExecutionState state(plan);
-      EXPECT_TRUE(RunStep(step, state, kStraight, Watched({&profiler, &memory}, "thread " + std::to_string(t))).ok());
+      EXPECT_TRUE(RunStep(step, state, kStraight,
+                          Watched({&profiler, &memory}, "thread " + std::to_string(t)))
+                      .ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -157,7 +162,8 @@ TEST(ChromeTraces, HoldEverythingASeedAsksFor) {
     if (event["ph"] == "C") ++counters;
     if (event["ph"] != "X") continue;
     categories.insert(event["cat"]);
-    EXPECT_TRUE(event.contains("ts") && event.contains("dur") && event.contains("pid") && event.contains("tid"));
+    EXPECT_TRUE(event.contains("ts") && event.contains("dur") && event.contains("pid") &&
+                event.contains("tid"));
     if (event["args"].value("plan_index", -1) != 0 || event["cat"] != "forward") continue;
     found = true;
     EXPECT_EQ(event["name"], "MatMul " + step.graph->nodes()[0]->name());
@@ -315,7 +321,8 @@ TEST(Memory, KeepsTheLastRuns) {
   TrainingStep step;
   MemoryProfile memory(2);
   ExecutionState state(step.Plan());
-  for (const char* tag : {"a", "b", "c"}) ASSERT_TRUE(RunStep(step, state, kStraight, Watched({&memory}, tag)).ok());
+  for (const char* tag : {"a", "b", "c"})
+    ASSERT_TRUE(RunStep(step, state, kStraight, Watched({&memory}, tag)).ok());
   ASSERT_EQ(memory.Records().size(), 2u);
   EXPECT_EQ(memory.Records()[0].tag, "b");
 }
@@ -351,7 +358,8 @@ TEST(Dumps, ChosenNodesAsNpy) {
 }
 
 TEST(Dumps, ByNameAsText) {
-  auto graph = GraphOf("(float[3] x) => (float[3] y) { [layer_0] a = Neg (x) [layer_1] y = Neg (a) }");
+  auto graph =
+      GraphOf("(float[3] x) => (float[3] y) { [layer_0] a = Neg (x) [layer_1] y = Neg (a) }");
   const std::string folder = FreshFolder("caesura_dump_text");
   NodeDumpOptions options;
   options.folder = folder;
@@ -361,9 +369,11 @@ TEST(Dumps, ByNameAsText) {
   options.max_values = 2;
   auto dump = NodeDump::Create(options).value();
   ExecutionState state(PlanOf(graph, {Ramp(Shape{3})}));
-  ASSERT_TRUE(Finish(state, {Floats(Shape{3}, {1, NAN, 3})}, Watched({dump.get()}, "../../etc")).ok());
+  ASSERT_TRUE(
+      Finish(state, {Floats(Shape{3}, {1, NAN, 3})}, Watched({dump.get()}, "../../etc")).ok());
   EXPECT_EQ(dump->files_written(), 1);
-  EXPECT_EQ(Contents(folder + "/_.._.._etc/1_Neg_layer_1_out0_y.txt"), "float32[3] min 1 max 3 mean 2 nan 1 inf 0\n1\nnan\n");
+  EXPECT_EQ(Contents(folder + "/_.._.._etc/1_Neg_layer_1_out0_y.txt"),
+            "float32[3] min 1 max 3 mean 2 nan 1 inf 0\n1\nnan\n");
 }
 
 TEST(Dumps, StopAtTheirLimitAndAtAnError) {
@@ -379,7 +389,8 @@ TEST(Dumps, StopAtTheirLimitAndAtAnError) {
   EXPECT_EQ(dump->files_written(), 4);
   options.folder = "/proc/no/such/place";
   auto blocked = NodeDump::Create(options).value();
-  ASSERT_TRUE(RunStep(step, state, kStraight, Watched({blocked.get()})).ok());  // the run is not hurt
+  ASSERT_TRUE(
+      RunStep(step, state, kStraight, Watched({blocked.get()})).ok());  // the run is not hurt
   EXPECT_EQ(blocked->status().code(), StatusCode::kIoError);
   options.nodes = "(";
   EXPECT_THAT(NodeDump::Create(options).status().message(), HasSubstr("regular expression '('"));
@@ -389,8 +400,10 @@ TEST(Dumps, OtherDtypes) {
   EXPECT_EQ(TensorText(Tensor::Of<BFloat16>(Shape{2}, {1.0f, -2.0f}), 5),
             "bfloat16[2] min -2 max 1 mean -0.5 nan 0 inf 0\n1\n-2\n");
   EXPECT_EQ(TensorText(Tensor::Of<std::string>(Shape{1}, {"text"}), 5), "string[1]\ntext\n");
-  EXPECT_EQ(TensorText(Tensor::Zeros(DType::kFloat8E4M3FN, Shape{1}), 5), "float8e4m3fn[1] min 0 max 0 mean 0 nan 0 inf 0\n0\n");
-  EXPECT_EQ(TensorText(Tensor::Zeros(DType::kFloat32, Shape{0, 2}), 5), "float32[0, 2] nan 0 inf 0\n");
+  EXPECT_EQ(TensorText(Tensor::Zeros(DType::kFloat8E4M3FN, Shape{1}), 5),
+            "float8e4m3fn[1] min 0 max 0 mean 0 nan 0 inf 0\n0\n");
+  EXPECT_EQ(TensorText(Tensor::Zeros(DType::kFloat32, Shape{0, 2}), 5),
+            "float32[0, 2] nan 0 inf 0\n");
 }
 
 }  // namespace

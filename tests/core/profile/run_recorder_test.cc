@@ -51,7 +51,8 @@ TEST(RunRecorderTest, KeepsARunAsOneThoughItYields) {
   EXPECT_EQ(yields, 1);
   EXPECT_TRUE(has_source);
   EXPECT_LE(sum, run.duration_ns);
-  EXPECT_THAT(run.steps[0].outputs, Contains(StartsWith(plan->steps()[0].node->outputs()[0]->name() + " float32[")));
+  EXPECT_THAT(run.steps[0].outputs,
+              Contains(StartsWith(plan->steps()[0].node->outputs()[0]->name() + " float32[")));
 }
 
 TEST(RunRecorderTest, TellsRunsWithOneTagApart) {

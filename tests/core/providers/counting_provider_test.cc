@@ -41,10 +41,13 @@ TEST(CountingProvider, Counts) {
   EXPECT_EQ(device.device().ToString(), "device:3");
   const Tensor x = Ramp(Shape{2, 3}).tensor();
   const Tensor there = CopyToDevice(x, *device.providers()[0]).value();
-  const Tensor again = Tensor::Allocate(x.dtype(), x.shape(), device.providers()[0]->allocator()).value();
+  const Tensor again =
+      Tensor::Allocate(x.dtype(), x.shape(), device.providers()[0]->allocator()).value();
   const Tensor back = Tensor::Zeros(x.dtype(), x.shape());
-  ASSERT_TRUE(device.providers()[0]->Copy(CopyKind::kWithin, again.raw(), there.raw(), x.bytes()).ok());
-  ASSERT_TRUE(device.providers()[0]->Copy(CopyKind::kToHost, back.raw(), again.raw(), x.bytes()).ok());
+  ASSERT_TRUE(
+      device.providers()[0]->Copy(CopyKind::kWithin, again.raw(), there.raw(), x.bytes()).ok());
+  ASSERT_TRUE(
+      device.providers()[0]->Copy(CopyKind::kToHost, back.raw(), again.raw(), x.bytes()).ok());
   ASSERT_TRUE(device.providers()[0]->Synchronise().ok());
   EXPECT_TRUE(SameBits(RuntimeValue(x), RuntimeValue(back)));
   const DeviceCounts counts = device.counts();

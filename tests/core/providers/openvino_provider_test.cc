@@ -42,17 +42,20 @@ ProviderList WithOpenVino(ProviderOptions options = {}) {
 
 int Parts(const Session& session) {
   int out = 0;
-  for (const auto& node : session.model().graph->nodes()) out += node->Is(kCompiledSubgraphOp, kCaesuraDomain);
+  for (const auto& node : session.model().graph->nodes())
+    out += node->Is(kCompiledSubgraphOp, kCaesuraDomain);
   return out;
 }
 
 void ExpectClose(const RuntimeValue& got, const RuntimeValue& want) {
   ASSERT_EQ(got.tensor().shape(), want.tensor().shape());
   const std::vector<float> a = ToFloats(got), b = ToFloats(want);
-  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], kTolerance * (1 + std::abs(b[i]))) << "element " << i;
+  for (size_t i = 0; i < a.size(); ++i)
+    ASSERT_NEAR(a[i], b[i], kTolerance * (1 + std::abs(b[i]))) << "element " << i;
 }
 
-constexpr char kNet[] = R"((float[N, 2, 6, 6] x, float[3, 2, 3, 3] w, float[3] b, float[27, 4] u) => (float[N, 4] y)
+constexpr char kNet[] =
+    R"((float[N, 2, 6, 6] x, float[3, 2, 3, 3] w, float[3] b, float[27, 4] u) => (float[N, 4] y)
     <int64[2] rows = {0, -1}> {
   c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w, b)
   r = Relu (c)
@@ -63,7 +66,9 @@ constexpr char kNet[] = R"((float[N, 2, 6, 6] x, float[3, 2, 3, 3] w, float[3] b
 })";
 
 NamedValues NetFeeds(int64_t n) {
-  return {{"x", Ramp(Shape{n, 2, 6, 6})}, {"w", Ramp(Shape{3, 2, 3, 3}, 0.0625f)}, {"b", Ramp(Shape{3})},
+  return {{"x", Ramp(Shape{n, 2, 6, 6})},
+          {"w", Ramp(Shape{3, 2, 3, 3}, 0.0625f)},
+          {"b", Ramp(Shape{3})},
           {"u", Ramp(Shape{27, 4}, 0.015625f)}};
 }
 
@@ -81,7 +86,8 @@ TEST(OpenVinoProvider, ComputesWhatTheCpuComputes) {
 
 TEST(OpenVinoProvider, ThreadsShareASession) {
   auto session = SessionOf(kNet, WithOpenVino());
-  const RuntimeValue want[] = {session->Run(NetFeeds(1)).value()[0], session->Run(NetFeeds(2)).value()[0]};
+  const RuntimeValue want[] = {session->Run(NetFeeds(1)).value()[0],
+                               session->Run(NetFeeds(2)).value()[0]};
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (int t = 0; t < 4; ++t) {
@@ -98,7 +104,8 @@ TEST(OpenVinoProvider, ThreadsShareASession) {
 
 // What a part hands out stays what it was when the session runs again.
 TEST(OpenVinoProvider, OutputsAreTheCallers) {
-  auto session = SessionOf("(float[N] x) => (float[N] y) { a = Exp (x) y = Relu (a) }", WithOpenVino());
+  auto session =
+      SessionOf("(float[N] x) => (float[N] y) { a = Exp (x) y = Relu (a) }", WithOpenVino());
   const RuntimeValue first = session->Run({{"x", Floats(Shape{2}, {0, 0})}}).value()[0];
   ASSERT_TRUE(session->Run({{"x", Floats(Shape{2}, {5, 5})}}).ok());
   EXPECT_EQ(ToFloats(first), (std::vector<float>{1, 1}));
@@ -107,10 +114,13 @@ TEST(OpenVinoProvider, OutputsAreTheCallers) {
 TEST(OpenVinoProvider, TakesNoWideAndNoHalfNumbers) {
   for (const char* type : {"double", "int64", "float16", "bfloat16", "int32", "uint8"}) {
     const std::string text = type;
-    auto session = SessionOf("(" + text + "[N] x) => (" + text + "[N] y) { a = Add (x, x) y = Mul (a, a) }", WithOpenVino());
+    auto session =
+        SessionOf("(" + text + "[N] x) => (" + text + "[N] y) { a = Add (x, x) y = Mul (a, a) }",
+                  WithOpenVino());
     EXPECT_EQ(Parts(*session), 0) << type;
   }
-  auto session = SessionOf("(float[N] x) => (bool[N] y) { a = Add (x, x) y = Greater (a, x) }", WithOpenVino());
+  auto session = SessionOf("(float[N] x) => (bool[N] y) { a = Add (x, x) y = Greater (a, x) }",
+                           WithOpenVino());
   EXPECT_EQ(Parts(*session), 1);
   const RuntimeValue out = session->Run({{"x", Floats(Shape{3}, {1, -1, 2})}}).value()[0];
   EXPECT_EQ(out.tensor().ToVector<int>(), (std::vector<int>{1, 0, 1}));
@@ -123,7 +133,9 @@ TEST(OpenVinoProvider, LeavesSmallPartsByDefault) {
 }
 
 TEST(OpenVinoProvider, EmptyBatches) {
-  auto session = SessionOf("(float[N, 3] x) => (float[N, 3] y) { a = Exp (x) b = Add (a, a) y = Relu (b) }", WithOpenVino());
+  auto session =
+      SessionOf("(float[N, 3] x) => (float[N, 3] y) { a = Exp (x) b = Add (a, a) y = Relu (b) }",
+                WithOpenVino());
   for (int64_t n : {2, 0, 2}) {
     auto out = session->Run({{"x", Ramp(Shape{n, 3})}});
     ASSERT_TRUE(out.ok()) << out.status().ToString();
@@ -132,13 +144,16 @@ TEST(OpenVinoProvider, EmptyBatches) {
 }
 
 TEST(OpenVinoProvider, OptionsAreChecked) {
-  const ProviderOptions wrong[] = {{{"speed", "9"}}, {{"threads", "0"}}, {{"threads", "many"}}, {{"shapes", "round"}}};
+  const ProviderOptions wrong[] = {
+      {{"speed", "9"}}, {{"threads", "0"}}, {{"threads", "many"}}, {{"shapes", "round"}}};
   for (const ProviderOptions& options : wrong) {
     const Status status = ProviderByName(kOpenVino, options).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << options.begin()->first;
     EXPECT_THAT(status.message(), HasSubstr(options.begin()->first));
   }
-  EXPECT_TRUE(ProviderByName(kOpenVino, {{"threads", "2"}, {"shapes", "dynamic"}, {"min_nodes", "5"}}).ok());
+  EXPECT_TRUE(
+      ProviderByName(kOpenVino, {{"threads", "2"}, {"shapes", "dynamic"}, {"min_nodes", "5"}})
+          .ok());
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Model ModelOf(const std::string& body, int version = 1) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"mine\" : " + std::to_string(version) + "]> g " + body);
+  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"mine\" : " +
+                              std::to_string(version) + "]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return *std::move(model);
 }
@@ -32,7 +33,9 @@ Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops, ProviderList p
 }
 
 std::vector<float> Floats(const RuntimeValue& value) { return value.tensor().ToVector<float>(); }
-Tensor Of(const std::vector<float>& values) { return Tensor::Of<float>(Shape{static_cast<int64_t>(values.size())}, values); }
+Tensor Of(const std::vector<float>& values) {
+  return Tensor::Of<float>(Shape{static_cast<int64_t>(values.size())}, values);
+}
 
 // y = x + `amount`, an option; counts its instances and kernels.
 struct Counts {
@@ -46,7 +49,8 @@ class AddInstance : public OpInstance {
     const int64_t n = info.InputShape(0).elements();
     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
     info.SetCompute([this, n](KernelContext& context) {
-      for (int64_t i = 0; i < n; ++i) context.Output<float>(0)[i] = context.Input<float>(0)[i] + amount_;
+      for (int64_t i = 0; i < n; ++i)
+        context.Output<float>(0)[i] = context.Input<float>(0)[i] + amount_;
     });
     return {};
   }
@@ -59,16 +63,19 @@ CustomOp AddAmount(Counts* counts) {
   CustomOp op;
   op.schema = {.op_type = "Add", .type_of_output = {0}, .domain = "mine"};
   op.options = OptionSet{{"amount", "1"}, {"mode", "plain"}};
-  op.create_instance = [counts](const OpNodeInfo& info) -> Result<std::shared_ptr<const OpInstance>> {
+  op.create_instance =
+      [counts](const OpNodeInfo& info) -> Result<std::shared_ptr<const OpInstance>> {
     ++counts->instances;
     ASSIGN_OR_RETURN(const std::string amount, info.options.Get("amount"));
-    return std::shared_ptr<const OpInstance>(std::make_shared<AddInstance>(std::stof(amount), counts));
+    return std::shared_ptr<const OpInstance>(
+        std::make_shared<AddInstance>(std::stof(amount), counts));
   };
   return op;
 }
 
 constexpr char kTwoNodes[] =
-    "(float[N] x) => (float[N] a, float[N] b) { [first] a = mine.Add (x) [second] b = mine.Add (x) }";
+    "(float[N] x) => (float[N] a, float[N] b) { [first] a = mine.Add (x) [second] b = mine.Add (x) "
+    "}";
 
 TEST(CustomOps, NodesOfOneTypeHaveOptionsOfTheirOwn) {
   Counts counts;
@@ -82,8 +89,8 @@ TEST(CustomOps, NodesOfOneTypeHaveOptionsOfTheirOwn) {
   EXPECT_THAT(Floats(results[1]), ElementsAre(21, 22));
 }
 
-// Equal nodes with unequal options are not shared by passes either; and another session gets what it was given, while the
-// first one keeps what it has.
+// Equal nodes with unequal options are not shared by passes either; and another session gets what
+// it was given, while the first one keeps what it has.
 TEST(CustomOps, SessionsHaveOptionsOfTheirOwn) {
   Counts counts;
   CustomOps one{{AddAmount(&counts)}, {}}, other{{AddAmount(&counts)}, {}};
@@ -121,7 +128,8 @@ TEST(CustomOps, WrongOptionsAreNamed) {
   EXPECT_THAT(error([](OpOptions& o) { o.ForNode("second").Update("amuont", "2"); }),
               HasSubstr("[mine::Add 'second'] has no option 'amuont'; known are: amount, mode"));
   EXPECT_THAT(error([](OpOptions& o) { o.ForNode("third").Update("amount", "2"); }),
-              HasSubstr("node 'third', and the model has no node of a custom op of this name; it has: first, second"));
+              HasSubstr("node 'third', and the model has no node of a custom op of this name; it "
+                        "has: first, second"));
   EXPECT_THAT(error([](OpOptions& o) { o.ForOp("Sub", "mine").Update("amount", "2"); }),
               HasSubstr("mine::Sub, which is no custom op of the session"));
 }
@@ -149,7 +157,8 @@ CustomOp Times(float factor, const std::string& name = "Times") {
     const int64_t n = info.InputShape(0).elements();
     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
     info.SetCompute([factor, n](KernelContext& context) {
-      for (int64_t i = 0; i < n; ++i) context.Output<float>(0)[i] = context.Input<float>(0)[i] * factor;
+      for (int64_t i = 0; i < n; ++i)
+        context.Output<float>(0)[i] = context.Input<float>(0)[i] * factor;
     });
     return {};
   };
@@ -170,7 +179,9 @@ TEST(CustomOps, OneNameMeansInEachSessionWhatThatOneWasGiven) {
 
 TEST(CustomOps, ContradictionsAreNamed) {
   const std::string text = "(float[N] x) => (float[N] y) { y = mine.Times (x) }";
-  auto error = [&](std::vector<CustomOp> ops) { return Make(ModelOf(text), {std::move(ops), {}}).status().message(); };
+  auto error = [&](std::vector<CustomOp> ops) {
+    return Make(ModelOf(text), {std::move(ops), {}}).status().message();
+  };
   EXPECT_THAT(error({Times(1), Times(2)}), HasSubstr("mine::Times of version 1 is added twice"));
   CustomOp standard = Times(1);
   standard.schema.domain = "";
@@ -183,7 +194,8 @@ TEST(CustomOps, ContradictionsAreNamed) {
   EXPECT_THAT(error({two}), HasSubstr("has 1 inputs, the op takes 2 to 2"));
   CustomOp far = Times(1);
   far.provider = "FarExecutionProvider";
-  EXPECT_THAT(error({far}), HasSubstr("needs FarExecutionProvider, which is not among the session's providers"));
+  EXPECT_THAT(error({far}),
+              HasSubstr("needs FarExecutionProvider, which is not among the session's providers"));
 }
 
 TEST(CustomOps, VersionsFollowTheModel) {
@@ -199,7 +211,8 @@ TEST(CustomOps, VersionsFollowTheModel) {
   EXPECT_EQ(result(3), 2);
   EXPECT_EQ(result(4), 5);
   EXPECT_EQ(result(9), 5);
-  EXPECT_THAT(Make(ModelOf(text, 1), {{fresh, old}, {}}).status().message(), HasSubstr("is of version 1 of domain 'mine'"));
+  EXPECT_THAT(Make(ModelOf(text, 1), {{fresh, old}, {}}).status().message(),
+              HasSubstr("is of version 1 of domain 'mine'"));
 }
 
 TEST(CustomOps, TypesAreInferredAndChecked) {
@@ -210,14 +223,17 @@ TEST(CustomOps, TypesAreInferredAndChecked) {
     node->output(0)->set_type(type);
     return Status();
   };
-  EXPECT_THAT(Make(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}}).status().message(),
+  EXPECT_THAT(Make(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}})
+                  .status()
+                  .message(),
               HasSubstr("makes 'y' a float64[N], but it is declared as float32[N]"));
   // Known dims of the model stay where the op says less.
   op.schema.infer = [](Graph&, Node* node) {
     node->output(0)->set_type(ValueType::Tensor(DType::kFloat32));
     return Status();
   };
-  auto session = Make(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}}).value();
+  auto session =
+      Make(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}}).value();
   EXPECT_EQ(session->outputs()[0]->type().ToString(), "float32[N]");
 }
 
@@ -231,12 +247,15 @@ TEST(CustomOps, WorkInBodies) {
   ops.options.ForNode("inner").Update("amount", "9");
   auto session = Make(ModelOf(text), ops);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
-  auto run = [&](bool c) { return Floats((*session)->Run({{"c", Tensor::Scalar(c)}, {"x", Of({1})}}).value()[0]); };
+  auto run = [&](bool c) {
+    return Floats((*session)->Run({{"c", Tensor::Scalar(c)}, {"x", Of({1})}}).value()[0]);
+  };
   EXPECT_THAT(run(true), ElementsAre(10));
   EXPECT_THAT(run(false), ElementsAre(-1));
 }
 
-// What an instance is told: names, types, attributes, and constants; but nothing that a caller may replace.
+// What an instance is told: names, types, attributes, and constants; but nothing that a caller may
+// replace.
 TEST(CustomOps, NodesAreDescribedByCopies) {
   OpNodeInfo seen;
   CustomOp op = Times(1, "Look");
@@ -250,8 +269,10 @@ TEST(CustomOps, NodesAreDescribedByCopies) {
     return std::shared_ptr<const OpInstance>(std::make_shared<AddInstance>(0, &counts));
   };
   {
-    auto session = Make(ModelOf("(float[N,2] x, float[2] d) => (float[N,2] y) <float[2] c = {1, 2}, float[2] d = {3, 4}>"
-                                "{ [look] y, , z = mine.Look <i = 3, f = 0.5, s = \"a\", t = int64[1] {7}, l = [1, 2]> (x, , c, d) }"),
+    auto session = Make(ModelOf("(float[N,2] x, float[2] d) => (float[N,2] y) <float[2] c = {1, "
+                                "2}, float[2] d = {3, 4}>"
+                                "{ [look] y, , z = mine.Look <i = 3, f = 0.5, s = \"a\", t = "
+                                "int64[1] {7}, l = [1, 2]> (x, , c, d) }"),
                         {{op}, {}});
     ASSERT_TRUE(session.ok()) << session.status().ToString();
   }
@@ -304,7 +325,8 @@ TEST(OptionSets, AppendUpdateAndSerialise) {
   EXPECT_EQ(OptionSet::Parse(options.Serialise()).value(), options);
   EXPECT_EQ(OptionSet({{"device", "CPU"}, {"threads", "2"}}).Serialise(), "device=CPU;threads=2");
   EXPECT_EQ(OptionSet::Parse("").value(), OptionSet());
-  for (const char* wrong : {"a", "=1", "a=1;b", "a=1;a=2", ";"}) EXPECT_FALSE(OptionSet::Parse(wrong).ok()) << wrong;
+  for (const char* wrong : {"a", "=1", "a=1;b", "a=1;a=2", ";"})
+    EXPECT_FALSE(OptionSet::Parse(wrong).ok()) << wrong;
 }
 
 }  // namespace

@@ -14,7 +14,8 @@
 namespace caesura::testing {
 
 // Weights, a body, random numbers, an input passed through, and what is sized in the run.
-inline constexpr char kNet[] = R"((float[2,3] x, bool c) => (float[2,2] y, float[2,3] r, float[2,3] same, int64[1,n] at)
+inline constexpr char kNet[] =
+    R"((float[2,3] x, bool c) => (float[2,2] y, float[2,3] r, float[2,3] same, int64[1,n] at)
     <float[3,2] w = {1, 2, 3, 4, 5, 6}, float[2,3] b = {0.5, 0, -1, 2, 0, 1}, int64[1] flat_to = {6}> {
   [fold] n = Neg (b)
   z = Mul (x, n)
@@ -30,7 +31,8 @@ inline constexpr char kNet[] = R"((float[2,3] x, bool c) => (float[2,2] y, float
 })";
 
 inline Model ModelOf(const std::string& body) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"test\" : 1]> g " + body);
+  auto model =
+      ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"test\" : 1]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return *std::move(model);
 }
@@ -38,7 +40,8 @@ inline Model ModelOf(const std::string& body) {
 inline NamedValues Feeds() { return {{"x", Ramp(Shape{2, 3})}, {"c", Tensor::Scalar<bool>(true)}}; }
 
 inline std::shared_ptr<FailingProvider> Faulty(const std::string& name = "faulty") {
-  return std::make_shared<FailingProvider>(std::make_shared<TinyProvider>(), name, /*scribbles=*/true);
+  return std::make_shared<FailingProvider>(std::make_shared<TinyProvider>(), name,
+                                           /*scribbles=*/true);
 }
 
 // What a CPU session is given: what MakeCpuProvider makes is this, or has all of it.
@@ -46,7 +49,8 @@ inline std::shared_ptr<const ExecutionProvider> Cpu() {
   return std::make_shared<FailingProvider>(std::make_shared<TinyProvider>(), kCpuProviderName);
 }
 
-inline std::unique_ptr<Session> SessionOf(Model model, ProviderList providers, SessionOptions options = {}) {
+inline std::unique_ptr<Session> SessionOf(Model model, ProviderList providers,
+                                          SessionOptions options = {}) {
   options.providers = std::move(providers);
   options.plan.threads = 1;
   options.seed = 5;

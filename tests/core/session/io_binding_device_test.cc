@@ -27,11 +27,14 @@ Tensor OnDevice(const CountingDevice& device, const RuntimeValue& value) {
 }
 RuntimeValue OnHost(const CountingDevice& device, const RuntimeValue& value) {
   const Tensor back = Tensor::Zeros(value.tensor().dtype(), value.tensor().shape());
-  EXPECT_TRUE(device.providers()[0]->Copy(CopyKind::kToHost, back.raw(), value.tensor().raw(), back.bytes()).ok());
+  EXPECT_TRUE(device.providers()[0]
+                  ->Copy(CopyKind::kToHost, back.raw(), value.tensor().raw(), back.bytes())
+                  .ok());
   return back;
 }
 
-constexpr char kProduct[] = R"((float[N, 3] x) => (float[N, 2] y, float[N, 3] h) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+constexpr char kProduct[] =
+    R"((float[N, 3] x) => (float[N, 2] y, float[N, 3] h) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
   h = Relu (x)
   y = MatMul (h, w)
 })";
@@ -85,7 +88,9 @@ TEST(IoBindingDevice, TheSameSessionHandsOutOnTheHostAndOnTheDevice) {
 
 TEST(IoBindingDevice, AGrowingCacheNeverLeavesTheDevice) {
   CountingDevice device({.close_pages = true});
-  auto session = SessionOn(device, R"((float[1, P, 4] past, float[1, 1, 4] x) => (float[1, T, 4] present, float[1, 1, 4] y) {
+  auto session = SessionOn(
+      device,
+      R"((float[1, P, 4] past, float[1, 1, 4] x) => (float[1, T, 4] present, float[1, 1, 4] y) {
     axis = Constant <value = int64[1] {1}> ()
     present = Concat <axis = 1> (past, x)
     y = ReduceSum <keepdims = 1> (present, axis)
@@ -129,10 +134,14 @@ TEST(IoBindingDevice, DevicesThatNobodyServesAreNamed) {
   ASSERT_TRUE(binding.BindInput("x", Ramp(Shape{2, 3})).ok());
   const Status status = binding.BindOutput("y", other.device());
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("output 'y' cannot be bound to device:7: the session's memory is on cpu, device:0"));
+  EXPECT_THAT(
+      status.message(),
+      HasSubstr(
+          "output 'y' cannot be bound to device:7: the session's memory is on cpu, device:0"));
   ASSERT_TRUE(binding.BindOutput("y").ok());
   ASSERT_TRUE(binding.BindInput("x", OnDevice(other, Ramp(Shape{2, 3}))).ok());
-  EXPECT_THAT(session->Run(binding).status().message(), HasSubstr("'x' is on device:7, which no provider serves"));
+  EXPECT_THAT(session->Run(binding).status().message(),
+              HasSubstr("'x' is on device:7, which no provider serves"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bound runs on the host. Also run under ThreadSanitizer (tests/run.sh), so: one OpenMP thread per kernel.
+// Bound runs on the host. Also run under ThreadSanitizer (tests/run.sh), so: one OpenMP thread per
+// kernel.
 #include "core/session/io_binding.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList providers = Tiny()) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"test\" : 1]> g " + body);
+  auto model =
+      ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"test\" : 1]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   SessionOptions options;
   options.providers = std::move(providers);
@@ -33,7 +35,8 @@ Tensor FloatsIn(std::vector<float>& values) {
 }
 
 // s = x + b, n = -s
-constexpr char kTwoOutputs[] = "(float[N] x, float[N] b) => (float[N] s, float[N] n) { s = Add (x, b) n = Neg (s) }";
+constexpr char kTwoOutputs[] =
+    "(float[N] x, float[N] b) => (float[N] s, float[N] n) { s = Add (x, b) n = Neg (s) }";
 // A cache that grows by what is fed.
 constexpr char kDecoder[] = R"((float[P] past, float[N] x) => (float[T] present, float[T] y) {
   present = Concat <axis = 0> (past, x)
@@ -117,7 +120,8 @@ TEST(IoBinding, ABufferServesOneShapeAndSaysSoForOthers) {
   ASSERT_TRUE(binding.BindInput("b", Ramp(Shape{3})).ok());
   const Status refused = session->Run(binding).status();
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.message(), HasSubstr("buffer for output 's' is float32[4], the output is float32[3]"));
+  EXPECT_THAT(refused.message(),
+              HasSubstr("buffer for output 's' is float32[4], the output is float32[3]"));
   EXPECT_EQ(room, right);
   // The same memory, for a smaller shape.
   ASSERT_TRUE(binding.BindOutput("s", Tensor::Borrow(DType::kFloat32, Shape{3}, room.data())).ok());
@@ -157,7 +161,8 @@ TEST(IoBinding, OutputsOfUnknownShape) {
   EXPECT_THAT(first[0].tensor().ToVector<int64_t>(), ElementsAre(0, 2));
   // A buffer of just the right size is written directly; another one is refused.
   std::vector<int64_t> room(3, -1);
-  ASSERT_TRUE(binding.BindOutput("at", Tensor::Borrow(DType::kInt64, Shape{1, 3}, room.data())).ok());
+  ASSERT_TRUE(
+      binding.BindOutput("at", Tensor::Borrow(DType::kInt64, Shape{1, 3}, room.data())).ok());
   EXPECT_EQ(session->Run(binding).value()[0].tensor().raw(), room.data());
   EXPECT_THAT(room, ElementsAre(0, 1, 2));
   ASSERT_TRUE(binding.BindInput("x", Floats(Shape{3}, {0, 0, 5})).ok());
@@ -166,7 +171,8 @@ TEST(IoBinding, OutputsOfUnknownShape) {
 }
 
 TEST(IoBinding, OutputsAreSizedBeforeTheRunWhereInputsTell) {
-  auto session = SessionOf("(float[N] x) => (float[N] y, int64[1,K] at, float[N] x) { y = Neg (x) at = NonZero (x) }");
+  auto session = SessionOf(
+      "(float[N] x) => (float[N] y, int64[1,K] at, float[N] x) { y = Neg (x) at = NonZero (x) }");
   IoBinding binding(*session);
   ASSERT_TRUE(binding.BindInput("x", Ramp(Shape{7})).ok());
   const auto specs = session->OutputSpecs(binding).value();
@@ -177,30 +183,40 @@ TEST(IoBinding, OutputsAreSizedBeforeTheRunWhereInputsTell) {
   EXPECT_EQ(specs[1].name, "at");
   EXPECT_FALSE(specs[1].known);
   EXPECT_EQ(session->OutputSpecs({{"x", Ramp(Shape{2})}}).value()[2].shape, (Shape{2}));
-  EXPECT_THAT(session->OutputSpecs(IoBinding(*session)).status().message(), HasSubstr("no value given for input(s) 'x'"));
+  EXPECT_THAT(session->OutputSpecs(IoBinding(*session)).status().message(),
+              HasSubstr("no value given for input(s) 'x'"));
 }
 
 TEST(IoBinding, WhatIsWrongIsNamedAndLeavesTheBindingAsItWas) {
-  auto session = SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
+  auto session =
+      SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
   IoBinding binding(*session);
-  EXPECT_THAT(binding.BindInput("w", Ramp(Shape{2})).message(), HasSubstr("the model has no input 'w' to bind"));
-  EXPECT_THAT(binding.BindInput("b", Ramp(Shape{3})).message(), HasSubstr("input 'b' is float32[2], got float32[3]"));
+  EXPECT_THAT(binding.BindInput("w", Ramp(Shape{2})).message(),
+              HasSubstr("the model has no input 'w' to bind"));
+  EXPECT_THAT(binding.BindInput("b", Ramp(Shape{3})).message(),
+              HasSubstr("input 'b' is float32[2], got float32[3]"));
   EXPECT_THAT(binding.BindOutput("b").message(), HasSubstr("the model has no output 'b' to bind"));
   EXPECT_THAT(binding.BindOutput("y", Tensor::Zeros(DType::kFloat64, Shape{1, 2})).message(),
               HasSubstr("output 'y' is float32[N, 2], the buffer bound to it is float64[1, 2]"));
-  EXPECT_THAT(binding.BindOutput("y", Tensor::Zeros(DType::kFloat32, Shape{1, 3})).message(), HasSubstr("float32[1, 3]"));
+  EXPECT_THAT(binding.BindOutput("y", Tensor::Zeros(DType::kFloat32, Shape{1, 3})).message(),
+              HasSubstr("float32[1, 3]"));
   EXPECT_THAT(binding.BindOutput("y", Tensor()).message(), HasSubstr("undefined"));
   EXPECT_THAT(session->Run(binding).status().message(), HasSubstr("no output is bound"));
   ASSERT_TRUE(binding.BindOutput("y").ok());
-  EXPECT_THAT(session->Run(binding).status().message(), HasSubstr("no value given for input(s) 'x', 'b'"));
+  EXPECT_THAT(session->Run(binding).status().message(),
+              HasSubstr("no value given for input(s) 'x', 'b'"));
   ASSERT_TRUE(binding.BindInput("x", Ramp(Shape{1, 2})).ok());
   ASSERT_TRUE(binding.BindInput("b", Ramp(Shape{2})).ok());
   EXPECT_FALSE(binding.BindInput("x", Ramp(Shape{2})).ok());
   EXPECT_TRUE(session->Run(binding).ok());
-  auto other = SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
+  auto other =
+      SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
   EXPECT_THAT(other->Run(binding).status().message(), HasSubstr("another session"));
-  EXPECT_THAT(session->Run(binding, {.fetch_buffers = {Tensor::Zeros(DType::kFloat32, Shape{1, 2})}}).status().message(),
-              HasSubstr("are bound, not given as options"));
+  EXPECT_THAT(
+      session->Run(binding, {.fetch_buffers = {Tensor::Zeros(DType::kFloat32, Shape{1, 2})}})
+          .status()
+          .message(),
+      HasSubstr("are bound, not given as options"));
 }
 
 TEST(IoBinding, OverlappingMemoryIsRefused) {
@@ -211,19 +227,25 @@ TEST(IoBinding, OverlappingMemoryIsRefused) {
     return Tensor::Borrow(DType::kFloat32, Shape{count}, room.data() + first);
   };
   ASSERT_TRUE(binding.BindInput("x", part(0, 2)).ok());
-  EXPECT_THAT(binding.BindOutput("s", part(1, 2)).message(), HasSubstr("output 's' overlaps input 'x'"));
-  EXPECT_THAT(binding.BindOutput("s", part(1, 2), Overlap::kExact).message(), HasSubstr("but is not the same bytes"));
+  EXPECT_THAT(binding.BindOutput("s", part(1, 2)).message(),
+              HasSubstr("output 's' overlaps input 'x'"));
+  EXPECT_THAT(binding.BindOutput("s", part(1, 2), Overlap::kExact).message(),
+              HasSubstr("but is not the same bytes"));
   EXPECT_FALSE(binding.BindOutput("s", part(0, 2)).ok());
   ASSERT_TRUE(binding.BindOutput("s", part(2, 2)).ok());
-  EXPECT_THAT(binding.BindOutput("n", part(3, 2), Overlap::kExact).message(), HasSubstr("'s' and 'n' overlap"));
-  EXPECT_THAT(binding.BindInput("b", part(2, 2)).message(), HasSubstr("output 's' overlaps input 'b'"));
+  EXPECT_THAT(binding.BindOutput("n", part(3, 2), Overlap::kExact).message(),
+              HasSubstr("'s' and 'n' overlap"));
+  EXPECT_THAT(binding.BindInput("b", part(2, 2)).message(),
+              HasSubstr("output 's' overlaps input 'b'"));
   EXPECT_TRUE(binding.BindInput("b", part(4, 2)).ok());
   EXPECT_TRUE(binding.BindInput("b", part(0, 2)).ok());  // inputs may share
 }
 
 TEST(IoBinding, AnOutputDeclaredToReplaceAnInputDoesSoWhenTheRunHasSucceeded) {
   auto provider = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
-  auto session = SessionOf("(float[2] x) => (float[2] y, float[2] z, float[2] x) { y = Neg (x) z = Mul (x, y) }", {provider});
+  auto session = SessionOf(
+      "(float[2] x) => (float[2] y, float[2] z, float[2] x) { y = Neg (x) z = Mul (x, y) }",
+      {provider});
   IoBinding binding(*session);
   std::vector<float> x = {1, 2};
   ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok());
@@ -248,7 +270,8 @@ TEST(IoBinding, ABoundRunFallsBackFromAProviderThatFails) {
     auto session = SessionOf(kTwoOutputs, {provider});
     IoBinding binding(*session);
     std::vector<float> x = {1, 2}, b = {10, 20};
-    ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok() && binding.BindInput("b", FloatsIn(b)).ok());
+    ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok() &&
+                binding.BindInput("b", FloatsIn(b)).ok());
     ASSERT_TRUE(binding.BindOutput("n", FloatsIn(x), Overlap::kExact).ok());
     ASSERT_TRUE(binding.BindOutput("s").ok());
     provider->FailAt(kernel);
@@ -256,7 +279,8 @@ TEST(IoBinding, ABoundRunFallsBackFromAProviderThatFails) {
     EXPECT_TRUE(session->fallback_record().has_value());
     EXPECT_THAT(x, ElementsAre(-11, -22));  // once, from what was bound
     EXPECT_THAT(ToFloats(results[1]), ElementsAre(11, 22));
-    EXPECT_THAT(ToFloats(session->Run(binding).value()[1]), ElementsAre(-1, -2));  // on what it has gone over to
+    EXPECT_THAT(ToFloats(session->Run(binding).value()[1]),
+                ElementsAre(-1, -2));  // on what it has gone over to
   }
 }
 
@@ -269,7 +293,8 @@ TEST(IoBinding, ARunEndsSoonAfterItsCallerSaysSo) {
   EXPECT_TRUE(session->Run(feeds, {}, {.cancel = cancel}).ok());
 }
 
-// One binding with fresh outputs, read by all; beside it one of its own in each thread, into the thread's buffer.
+// One binding with fresh outputs, read by all; beside it one of its own in each thread, into the
+// thread's buffer.
 TEST(IoBindingThreads, ShareASessionAndABinding) {
   constexpr int kThreads = 8;
   const int rounds = std::getenv("CAESURA_LONG") != nullptr ? 1000 : 60;
@@ -287,11 +312,13 @@ TEST(IoBindingThreads, ShareASessionAndABinding) {
         const int64_t n = 1 + (t + round) % 6;
         std::vector<float> sum(n), x(n, static_cast<float>(t)), b(n, static_cast<float>(round));
         own.ClearOutputs();
-        const bool bound = own.BindInput("x", FloatsIn(x)).ok() && own.BindInput("b", FloatsIn(b)).ok() &&
+        const bool bound = own.BindInput("x", FloatsIn(x)).ok() &&
+                           own.BindInput("b", FloatsIn(b)).ok() &&
                            own.BindOutput("s", FloatsIn(sum)).ok();
         auto results = session->Run(own);
         auto others = session->Run(shared);
-        right += bound && results.ok() && sum == std::vector<float>(n, static_cast<float>(t + round)) && others.ok() &&
+        right += bound && results.ok() &&
+                 sum == std::vector<float>(n, static_cast<float>(t + round)) && others.ok() &&
                  ToFloats((*others)[0]) == std::vector<float>{-11, -22, -33};
       }
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model ops, with the runtime "test" of tests/core/plugin/test_ops.c, whose models multiply by the number that their
-// bytes are.
+// Model ops, with the runtime "test" of tests/core/plugin/test_ops.c, whose models multiply by the
+// number that their bytes are.
 #include "core/session/model_op.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::vector<CaesuraModelRuntime> TestRuntimes() { return LoadPluginLibrary(CAESURA_TEST_OPS_C).value().model_runtimes; }
+std::vector<CaesuraModelRuntime> TestRuntimes() {
+  return LoadPluginLibrary(CAESURA_TEST_OPS_C).value().model_runtimes;
+}
 
 CustomOps TestOps() {
   CustomOps ops;
@@ -31,23 +33,31 @@ CustomOps TestOps() {
   return ops;
 }
 
-Tensor Of(const std::vector<float>& values) { return Tensor::Of<float>(Shape{static_cast<int64_t>(values.size())}, values); }
+Tensor Of(const std::vector<float>& values) {
+  return Tensor::Of<float>(Shape{static_cast<int64_t>(values.size())}, values);
+}
 
 // "times N" as the bytes of an attribute.
 std::string Bytes(const std::string& text) {
   std::string out = "uint8[" + std::to_string(text.size()) + "] {";
-  for (size_t i = 0; i < text.size(); ++i) out += (i == 0 ? "" : ", ") + std::to_string(static_cast<int>(text[i]));
+  for (size_t i = 0; i < text.size(); ++i)
+    out += (i == 0 ? "" : ", ") + std::to_string(static_cast<int>(text[i]));
   return out + "}";
 }
 
-constexpr char kTypes[] = "input_names = [\"x\"], input_types = [\"float32[N]\"], output_names = [\"y\"], output_types = [\"float32[N]\"]";
+constexpr char kTypes[] =
+    "input_names = [\"x\"], input_types = [\"float32[N]\"], output_names = [\"y\"], output_types = "
+    "[\"float32[N]\"]";
 
-std::string NodeText(const std::string& name, const std::string& in, const std::string& out, const std::string& attributes) {
-  return "[" + name + "] " + out + " = ai.caesura.ModelOp <runtime = \"test\", " + attributes + ", " + kTypes + "> (" + in + ") ";
+std::string NodeText(const std::string& name, const std::string& in, const std::string& out,
+                     const std::string& attributes) {
+  return "[" + name + "] " + out + " = ai.caesura.ModelOp <runtime = \"test\", " + attributes +
+         ", " + kTypes + "> (" + in + ") ";
 }
 
 Model ModelOf(const std::string& body) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]> g " + body);
+  auto model =
+      ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return *std::move(model);
 }
@@ -58,7 +68,8 @@ Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops = TestOps()) {
   return Session::Create(std::move(model), std::move(options));
 }
 
-Result<std::vector<float>> Compute(const Result<std::unique_ptr<Session>>& session, const std::vector<float>& x) {
+Result<std::vector<float>> Compute(const Result<std::unique_ptr<Session>>& session,
+                                   const std::vector<float>& x) {
   if (!session.ok()) return session.status();
   auto results = (*session)->Run({{"x", Of(x)}});
   if (!results.ok()) return results.status();
@@ -66,7 +77,8 @@ Result<std::vector<float>> Compute(const Result<std::unique_ptr<Session>>& sessi
 }
 
 Model Chain() {
-  return ModelOf("(float[N] x) => (float[N] y) { " + NodeText("a", "x", "m", "model = " + Bytes("3")) +
+  return ModelOf("(float[N] x) => (float[N] y) { " +
+                 NodeText("a", "x", "m", "model = " + Bytes("3")) +
                  NodeText("b", "m", "y", "model = " + Bytes("5")) + "}");
 }
 
@@ -85,15 +97,18 @@ TEST(ModelOps, NodesHaveOptionsOfTheirOwn) {
   EXPECT_THAT(Compute(Make(Chain()), {1}).value(), ElementsAre(15)) << "another session";
   ops.options.ForNode("b").Update("tempo", "7");
   EXPECT_THAT(Make(Chain(), ops).status().message(),
-              HasSubstr("[ai.caesura::ModelOp 'b'] runtime 'test': there is no such option; known are: factor, sizeless"));
+              HasSubstr("[ai.caesura::ModelOp 'b'] runtime 'test': there is no such option; known "
+                        "are: factor, sizeless"));
 }
 
 TEST(ModelOps, SizesThatShowOnlyInTheRun) {
   CustomOps ops = TestOps();
   ops.options.ForOp(kModelOp, kCaesuraDomain).Update("sizeless", "1");
-  Model model = ModelOf("(float[N] x) => (float[M] y) { [a] y = ai.caesura.ModelOp <runtime = \"test\", model = " + Bytes("2") +
-                        ", input_names = [\"x\"], input_types = [\"float32[?]\"], output_names = [\"y\"],"
-                        " output_types = [\"float32[?]\"]> (x) }");
+  Model model = ModelOf(
+      "(float[N] x) => (float[M] y) { [a] y = ai.caesura.ModelOp <runtime = \"test\", model = " +
+      Bytes("2") +
+      ", input_names = [\"x\"], input_types = [\"float32[?]\"], output_names = [\"y\"],"
+      " output_types = [\"float32[?]\"]> (x) }");
   auto session = Make(std::move(model), ops);
   EXPECT_THAT(Compute(session, {1, 2}).value(), ElementsAre(2, 4));
   EXPECT_THAT(Compute(session, {3}).value(), ElementsAre(6));
@@ -117,24 +132,37 @@ TEST(ModelOps, RunsShareNoState) {
 
 TEST(ModelOps, WhatIsStatedIsChecked) {
   auto error = [](const std::string& attributes, const std::string& input = "float[N] x") {
-    return Make(ModelOf("(" + input + ") => (float[N] y) { [a] y = ai.caesura.ModelOp <" + attributes + "> (x) }")).status().message();
+    return Make(ModelOf("(" + input + ") => (float[N] y) { [a] y = ai.caesura.ModelOp <" +
+                        attributes + "> (x) }"))
+        .status()
+        .message();
   };
   const std::string model = "model = " + Bytes("3"), types = kTypes;
   EXPECT_THAT(error("runtime = \"test\", " + types), HasSubstr("has neither model nor model_file"));
   EXPECT_THAT(error("runtime = \"test\", " + model), HasSubstr("has no strings 'input_names'"));
-  EXPECT_THAT(error("runtime = \"none\", " + model + ", " + types), HasSubstr("there is no runtime 'none'"));
-  EXPECT_THAT(error("runtime = \"../evil\", " + model + ", " + types), HasSubstr("expected letters, digits and '_'"));
-  EXPECT_THAT(error("runtime = \"test\", model = " + Bytes("!") + ", " + types), HasSubstr("this is no number"));
-  EXPECT_THAT(error("runtime = \"test\", " + model + ", input_names = [\"z\"], input_types = [\"float32[N]\"], output_names = [\"y\"],"
-                    " output_types = [\"float32[N]\"]"),
-              HasSubstr("states the inputs z float32[N], but its model has x float32[d0]"));
-  EXPECT_THAT(error("runtime = \"test\", " + model + ", input_names = [\"x\"], input_types = [\"float32[N]\"], output_names = [\"y\"],"
-                    " output_types = [\"int64[N]\"]"),
-              HasSubstr("declared as float32[N]"));
-  EXPECT_THAT(error("runtime = \"test\", " + model + ", input_names = [\"x\"], input_types = [\"float33[N]\"], output_names = [\"y\"],"
-                    " output_types = [\"float32[N]\"]"),
-              HasSubstr("expected an element type and sizes"));
-  EXPECT_THAT(error("runtime = \"test\", " + model + ", " + types, "double[N] x"), HasSubstr("is float32[N] in the model, got float64[N]"));
+  EXPECT_THAT(error("runtime = \"none\", " + model + ", " + types),
+              HasSubstr("there is no runtime 'none'"));
+  EXPECT_THAT(error("runtime = \"../evil\", " + model + ", " + types),
+              HasSubstr("expected letters, digits and '_'"));
+  EXPECT_THAT(error("runtime = \"test\", model = " + Bytes("!") + ", " + types),
+              HasSubstr("this is no number"));
+  EXPECT_THAT(
+      error("runtime = \"test\", " + model +
+            ", input_names = [\"z\"], input_types = [\"float32[N]\"], output_names = [\"y\"],"
+            " output_types = [\"float32[N]\"]"),
+      HasSubstr("states the inputs z float32[N], but its model has x float32[d0]"));
+  EXPECT_THAT(
+      error("runtime = \"test\", " + model +
+            ", input_names = [\"x\"], input_types = [\"float32[N]\"], output_names = [\"y\"],"
+            " output_types = [\"int64[N]\"]"),
+      HasSubstr("declared as float32[N]"));
+  EXPECT_THAT(
+      error("runtime = \"test\", " + model +
+            ", input_names = [\"x\"], input_types = [\"float33[N]\"], output_names = [\"y\"],"
+            " output_types = [\"float32[N]\"]"),
+      HasSubstr("expected an element type and sizes"));
+  EXPECT_THAT(error("runtime = \"test\", " + model + ", " + types, "double[N] x"),
+              HasSubstr("is float32[N] in the model, got float64[N]"));
 }
 
 TEST(ModelOps, FilesAreLookedForBeneathTheModelAlone) {
@@ -142,7 +170,8 @@ TEST(ModelOps, FilesAreLookedForBeneathTheModelAlone) {
   std::ofstream(folder.path() + "/factor.txt") << "4";
   std::filesystem::create_directory(folder.path() + "/inner");
   auto at = [&](const std::string& place, const std::string& file) {
-    Model model = ModelOf("(float[N] x) => (float[N] y) { " + NodeText("a", "x", "y", "model_file = \"" + file + "\"") + "}");
+    Model model = ModelOf("(float[N] x) => (float[N] y) { " +
+                          NodeText("a", "x", "y", "model_file = \"" + file + "\"") + "}");
     EXPECT_TRUE(WriteModel(model, folder.path() + place).ok());
     return Compute(Make(ReadModel(folder.path() + place).value()), {1});
   };
@@ -150,8 +179,10 @@ TEST(ModelOps, FilesAreLookedForBeneathTheModelAlone) {
   EXPECT_FALSE(at("/inner/m.onnx", "../factor.txt").ok());
   EXPECT_FALSE(at("/m.onnx", folder.path() + "/factor.txt").ok());
   EXPECT_FALSE(at("/m.onnx", "nothing.txt").ok());
-  EXPECT_THAT(Make(ModelOf("(float[N] x) => (float[N] y) { " + NodeText("a", "x", "y", "model_file = \"factor.txt\"") + "}"))
-                  .status().message(),
+  EXPECT_THAT(Make(ModelOf("(float[N] x) => (float[N] y) { " +
+                           NodeText("a", "x", "y", "model_file = \"factor.txt\"") + "}"))
+                  .status()
+                  .message(),
               HasSubstr("was not read from a folder"));
 }
 
@@ -165,41 +196,52 @@ TEST(ModelOps, WrapWritesAModelOfOneNode) {
   auto again = ReadModelBytes(SerializeModel(*model).value());
   ASSERT_TRUE(again.ok()) << again.status().ToString();
   EXPECT_EQ(again->graph->inputs()[0]->type().ToString(), "float32[d0]");
-  EXPECT_THAT(Compute(Make(*again), {1}).value(), ElementsAre(8)) << "by the option that the node brings along";
+  EXPECT_THAT(Compute(Make(*again), {1}).value(), ElementsAre(8))
+      << "by the option that the node brings along";
   CustomOps ops = TestOps();
   ops.options.ForNode("model").Update("factor", "9");
-  EXPECT_THAT(Compute(Make(*std::move(again), ops), {1}).value(), ElementsAre(9)) << "the session's word counts more";
+  EXPECT_THAT(Compute(Make(*std::move(again), ops), {1}).value(), ElementsAre(9))
+      << "the session's word counts more";
   wrap.inputs = {{"q", "float32[N]"}};
-  EXPECT_THAT(WrapModel(wrap, TestRuntimes()).status().message(), HasSubstr("the model has no input 'q'; it has: x"));
+  EXPECT_THAT(WrapModel(wrap, TestRuntimes()).status().message(),
+              HasSubstr("the model has no input 'q'; it has: x"));
   wrap.inputs = {{"x", "int64[N]"}};
-  EXPECT_THAT(WrapModel(wrap, TestRuntimes()).status().message(), HasSubstr("input 'x' is float32[d0] in the model, not int64[N]"));
+  EXPECT_THAT(WrapModel(wrap, TestRuntimes()).status().message(),
+              HasSubstr("input 'x' is float32[d0] in the model, not int64[N]"));
 }
 
 // A nested ONNX model, by the plug-in that is found by name.
 TEST(ModelOps, RunNestedModels) {
-  if (FindPluginLibrary("caesura_runtime_caesura").find('/') == std::string::npos) GTEST_SKIP() << "built without runtimes";
+  if (FindPluginLibrary("caesura_runtime_caesura").find('/') == std::string::npos)
+    GTEST_SKIP() << "built without runtimes";
   WrapOptions wrap;
   wrap.runtime = "caesura";
-  wrap.model_bytes = SerializeModel(ModelOf("(float[N,2] x, int64[K] i) => (float[K,2] rows, float s)"
-                                            "{ rows = Gather (x, i) s = ReduceSum <keepdims = 0> (x) }")).value();
+  wrap.model_bytes =
+      SerializeModel(ModelOf("(float[N,2] x, int64[K] i) => (float[K,2] rows, float s)"
+                             "{ rows = Gather (x, i) s = ReduceSum <keepdims = 0> (x) }"))
+          .value();
   auto model = WrapModel(wrap);
   ASSERT_TRUE(model.ok()) << model.status().ToString();
   EXPECT_EQ(model->graph->outputs()[0]->type().ToString(), "float32[d1, 2]");
   auto session = Make(*std::move(model), {});
   ASSERT_TRUE(session.ok()) << session.status().ToString();
-  const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2, 2}, {1, 2, 3, 4})}, {"i", Tensor::Of<int64_t>(Shape{3}, {1, 1, 0})}};
+  const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2, 2}, {1, 2, 3, 4})},
+                             {"i", Tensor::Of<int64_t>(Shape{3}, {1, 1, 0})}};
   auto results = (*session)->Run(feeds).value();
   EXPECT_THAT(results[0].tensor().ToVector<float>(), ElementsAre(3, 4, 3, 4, 1, 2));
   EXPECT_THAT(results[1].tensor().ToVector<float>(), ElementsAre(10));
   wrap.options = OptionSet{{"thread", "1"}};
-  EXPECT_THAT(WrapModel(wrap).status().message(), HasSubstr("no option 'thread'; known are: threads"));
+  EXPECT_THAT(WrapModel(wrap).status().message(),
+              HasSubstr("no option 'thread'; known are: threads"));
 }
 
 TEST(ModelTypes, AreReadAsTheyAreWritten) {
-  for (const char* text : {"float32[N, 64]", "int64[]", "bool[?, 2]", "float16[...]", "uint8[batch.size, 0]"}) {
+  for (const char* text :
+       {"float32[N, 64]", "int64[]", "bool[?, 2]", "float16[...]", "uint8[batch.size, 0]"}) {
     EXPECT_EQ(ParseTensorType(text).value().ToString(), text);
   }
-  for (const char* text : {"", "float32", "float33[1]", "float32[1", "float32[1x]", "float32[,]", "float32[1,,2]", "float32[-1]"}) {
+  for (const char* text : {"", "float32", "float33[1]", "float32[1", "float32[1x]", "float32[,]",
+                           "float32[1,,2]", "float32[-1]"}) {
     EXPECT_FALSE(ParseTensorType(text).ok()) << text;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ONNX node tests on a provider that says yes to everything and then fails: the CPU's results, bit for bit. A tenth
-// of them; all of them with CAESURA_LONG=1.
+// The ONNX node tests on a provider that says yes to everything and then fails: the CPU's results,
+// bit for bit. A tenth of them; all of them with CAESURA_LONG=1.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,8 @@ bool Same(const RuntimeValue& a, const RuntimeValue& b) {
   const bool strings = a.is_tensor() && b.is_tensor() && a.tensor().dtype() == DType::kString;
   if (!strings || b.tensor().dtype() != DType::kString) return SameBits(a, b);
   const std::string *of_a = a.tensor().data<std::string>(), *of_b = b.tensor().data<std::string>();
-  return a.tensor().shape() == b.tensor().shape() && std::equal(of_a, of_a + a.tensor().elements(), of_b);
+  return a.tensor().shape() == b.tensor().shape() &&
+         std::equal(of_a, of_a + a.tensor().elements(), of_b);
 }
 
 struct Outcome {
@@ -70,10 +71,12 @@ TEST(NodeFallback, NodeTestsEndWithTheCpusResults) {
     const Outcome expected = RunNodeTest(path, cpu);
     faulty->FailAt(i % 3 == 0 ? 1 : 0, /*and_later=*/true);
     const Outcome got = RunNodeTest(path, {faulty, cpu[0]});
-    ASSERT_EQ(got.results.status().code(), expected.results.status().code()) << got.results.status().ToString();
+    ASSERT_EQ(got.results.status().code(), expected.results.status().code())
+        << got.results.status().ToString();
     if (!expected.results.ok()) continue;
     ASSERT_EQ(got.results->size(), expected.results->size());
-    for (size_t r = 0; r < got.results->size(); ++r) EXPECT_TRUE(Same((*got.results)[r], (*expected.results)[r])) << r;
+    for (size_t r = 0; r < got.results->size(); ++r)
+      EXPECT_TRUE(Same((*got.results)[r], (*expected.results)[r])) << r;
     ++run;
     fell_back += got.fell_back;
   }

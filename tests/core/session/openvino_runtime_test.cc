@@ -17,12 +17,14 @@ using ::testing::HasSubstr;
 
 constexpr char kDense[] =
     "<ir_version: 10, opset_import: [\"\" : 20]> net (float[N,3] x) => (float[N,2] y)"
-    " <float[3,2] w = {1, -2, 3, -4, 5, -6}, float[2] b = {0.5, 0.25}> { h = MatMul (x, w) s = Add (h, b) y = Tanh (s) }";
+    " <float[3,2] w = {1, -2, 3, -4, 5, -6}, float[2] b = {0.5, 0.25}> { h = MatMul (x, w) s = Add "
+    "(h, b) y = Tanh (s) }";
 
 WrapOptions Net() {
   WrapOptions wrap;
   wrap.runtime = "openvino";
-  wrap.model_bytes = SerializeModel(ParseModelText(kDense, {.normalise_opsets = false}).value()).value();
+  wrap.model_bytes =
+      SerializeModel(ParseModelText(kDense, {.normalise_opsets = false}).value()).value();
   wrap.options = OptionSet{{"threads", "1"}};
   return wrap;
 }
@@ -44,7 +46,8 @@ Tensor Rows(int64_t n) {
 void Compare(const RuntimeValue& got, const RuntimeValue& want) {
   ASSERT_EQ(got.tensor().shape(), want.tensor().shape());
   const auto a = got.tensor().ToVector<double>(), b = want.tensor().ToVector<double>();
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-6);  // float32, other orders of summation
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(a[i], b[i], 1e-6);  // float32, other orders of summation
 }
 
 TEST(OpenVinoRuntime, ComputesWhatThePlainModelDoes) {
@@ -95,7 +98,8 @@ TEST(OpenVinoRuntime, ThreadsBeginAtOnce) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 8; ++t) {
       threads.emplace_back([&, t] {
-        for (int i = 0; i < 10; ++i) Compare(session->Run({{"x", Rows(1 + (t + i) % 5)}}).value()[0], want[(t + i) % 5]);
+        for (int i = 0; i < 10; ++i)
+          Compare(session->Run({{"x", Rows(1 + (t + i) % 5)}}).value()[0], want[(t + i) % 5]);
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -106,7 +110,8 @@ TEST(OpenVinoRuntime, WrongOptionsAndModelsAreNamed) {
   auto error = [](WrapOptions wrap) { return WrapModel(wrap).status(); };
   WrapOptions wrap = Net();
   wrap.options = OptionSet{{"device_type", "CPU"}};
-  EXPECT_THAT(error(wrap).message(), HasSubstr("no option 'device_type'; known are: device, hint, precision, threads"));
+  EXPECT_THAT(error(wrap).message(),
+              HasSubstr("no option 'device_type'; known are: device, hint, precision, threads"));
   wrap.options = OptionSet{{"precision", "f33"}};
   EXPECT_EQ(error(wrap).code(), StatusCode::kInvalidArgument);
   wrap.options = OptionSet{{"device", "MOON"}};

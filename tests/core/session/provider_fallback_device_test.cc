@@ -42,9 +42,12 @@ TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
   const Values expected = OnTheCpu(Feeds());
   for (int k = 0;; ++k) {
     CountingDevice device({});
-    auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
+    auto faulty =
+        std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     faulty->FailAt(k);
-    auto session = Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]})).value();
+    auto session =
+        Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]}))
+            .value();
     EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), expected)) << k;
     if (faulty->calls() <= k) {
       EXPECT_GE(k, 3);
@@ -64,9 +67,12 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
   const Values expected = OnTheCpu(Feeds());
   for (int k : {0, 1, 2}) {
     CountingDevice device({});
-    auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
+    auto faulty =
+        std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     faulty->FailAt(k);
-    auto session = Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]})).value();
+    auto session =
+        Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]}))
+            .value();
     const RuntimeValue x = CopyToDevice(Ramp(Shape{2, 4}).tensor(), *faulty).value();
     for (int round = 0; round < 2; ++round) {
       RunOptions options;
@@ -78,7 +84,9 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
       for (size_t i = 0; i < results.size(); ++i) {
         EXPECT_EQ(results[i].tensor().raw(), options.fetch_buffers[i].raw());
         Tensor host = Tensor::Zeros(DType::kFloat32, results[i].tensor().shape());
-        ASSERT_TRUE(faulty->Copy(CopyKind::kToHost, host.raw(), results[i].tensor().raw(), host.bytes()).ok());
+        ASSERT_TRUE(
+            faulty->Copy(CopyKind::kToHost, host.raw(), results[i].tensor().raw(), host.bytes())
+                .ok());
         EXPECT_TRUE(SameBits(host, expected[i])) << k;
       }
       EXPECT_EQ(faulty->calls(), k + 1);
@@ -87,13 +95,17 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
   }
 }
 
-// A binding's own run: an input whose bytes an output replaces, an output in fresh memory of the device.
+// A binding's own run: an input whose bytes an output replaces, an output in fresh memory of the
+// device.
 TEST(DeviceFallback, BindingsThatReplaceAnInput) {
   const Values expected = OnTheCpu(Feeds());
   for (int k : {0, 1, 2}) {
     CountingDevice device({});
-    auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
-    auto session = Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]})).value();
+    auto faulty =
+        std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
+    auto session =
+        Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]}))
+            .value();
     for (int round = 0; round < 3; ++round) {
       if (round == 1) faulty->FailAt(k);
       const Tensor x = CopyToDevice(Ramp(Shape{2, 4}).tensor(), *faulty).value();
@@ -114,7 +126,8 @@ TEST(DeviceFallback, BindingsThatReplaceAnInput) {
 
 TEST(DeviceFallback, ADeviceWithoutMemoryLeft) {
   CountingDevice device({.memory_bytes = 4096});
-  auto session = Session::Create(ParseModelText(kNet).value(), OptionsOn(device.providers())).value();
+  auto session =
+      Session::Create(ParseModelText(kNet).value(), OptionsOn(device.providers())).value();
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), OnTheCpu(Feeds())));
   EXPECT_FALSE(session->fallback_record());
   EXPECT_TRUE(SameBits(session->Run(Feeds(300)).value(), OnTheCpu(Feeds(300))));
@@ -153,10 +166,18 @@ TEST(DeviceFallback, AProviderThatClaimsMoreThanItCanDo) {
   };
   const Tensor x = Tensor::Of<float>(Shape{2, 3}, {1, 7, 2, 9, 4, 5});
   for (const char* axis : {"1", "-1", "0", "-2"}) {
-    const std::string text = std::string("<ir_version: 10, opset_import: [\"\" : 21]> g (float[2, 3] x) => (float[2, 3] y)"
-                                         " { [last] y = Hardmax <axis = ") + axis + "> (x) }";
-    auto expected = Session::Create(ParseModelText(text).value(), OptionsOn({})).value()->Run({{"x", x}}).value();
-    auto session = Session::Create(ParseModelText(text).value(), OptionsOn({std::make_shared<Claims>()})).value();
+    const std::string text =
+        std::string(
+            "<ir_version: 10, opset_import: [\"\" : 21]> g (float[2, 3] x) => (float[2, 3] y)"
+            " { [last] y = Hardmax <axis = ") +
+        axis + "> (x) }";
+    auto expected = Session::Create(ParseModelText(text).value(), OptionsOn({}))
+                        .value()
+                        ->Run({{"x", x}})
+                        .value();
+    auto session =
+        Session::Create(ParseModelText(text).value(), OptionsOn({std::make_shared<Claims>()}))
+            .value();
     EXPECT_TRUE(SameBits(session->Run({{"x", x}}).value(), expected)) << axis;
     EXPECT_EQ(session->fallback_record().has_value(), axis[0] == '-');
     if (axis[0] == '-') {

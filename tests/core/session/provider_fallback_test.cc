@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions whose provider fails: the run's results are those of the CPU, bit for bit; one fallback, one retry, and from
-// then on nothing goes to the provider that failed.
+// Sessions whose provider fails: the run's results are those of the CPU, bit for bit; one fallback,
+// one retry, and from then on nothing goes to the provider that failed.
 #include "core/session/provider_fallback.h"
 
 #include "tests/core/session/faulty_session.h"
@@ -22,7 +22,8 @@ TEST(ProviderFallback, AProviderThatFailsAtEachKernelCall) {
     ::testing::internal::CaptureStderr();
     EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), first));
     EXPECT_EQ(faulty->calls(), k + 1);
-    EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), second));  // the next numbers, not those after
+    EXPECT_TRUE(
+        SameBits(session->Run(Feeds()).value(), second));  // the next numbers, not those after
     EXPECT_EQ(faulty->calls(), k + 1);
     const std::string warning = ::testing::internal::GetCapturedStderr();
     EXPECT_EQ(Count(warning, "\n"), 1) << warning;
@@ -42,7 +43,8 @@ TEST(ProviderFallback, AProviderThatFailsAtEachKernelCall) {
 
 TEST(ProviderFallback, TheRecordSaysWhereAndWhen) {
   auto faulty = Faulty();
-  auto session = SessionOf(ModelOf("(float[2] x) => (float[2] y) { a = Neg (x) [inner] y = Add (a, x) }"), {faulty});
+  auto session = SessionOf(
+      ModelOf("(float[2] x) => (float[2] y) { a = Neg (x) [inner] y = Add (a, x) }"), {faulty});
   const NamedValues feeds = {{"x", Ramp(Shape{2})}};
   const auto before = std::chrono::system_clock::now();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(session->Run(feeds).ok());
@@ -64,12 +66,15 @@ TEST(ProviderFallback, BoundBuffersHoldTheRetrysResults) {
   for (int k = 0; k < calls; ++k) {
     auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
     RunOptions options;
-    for (int i = 0; i < 3; ++i) options.fetch_buffers.push_back(expected[i].tensor().Clone().value());
-    for (const Tensor& buffer : options.fetch_buffers) std::memset(buffer.raw(), 0x5a, buffer.bytes());
+    for (int i = 0; i < 3; ++i)
+      options.fetch_buffers.push_back(expected[i].tensor().Clone().value());
+    for (const Tensor& buffer : options.fetch_buffers)
+      std::memset(buffer.raw(), 0x5a, buffer.bytes());
     faulty->FailAt(k);
     const Values results = session->Run(Feeds(), {}, options).value();
     EXPECT_TRUE(SameBits(results, expected)) << k;
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(results[i].tensor().raw(), options.fetch_buffers[i].raw());
+    for (int i = 0; i < 3; ++i)
+      EXPECT_EQ(results[i].tensor().raw(), options.fetch_buffers[i].raw());
     EXPECT_TRUE(session->fallback_record());
   }
 }
@@ -100,7 +105,8 @@ TEST(ProviderFallback, FailuresWhileARunIsPlanned) {
 // A pass that fails where its providers are not the CPU's alone.
 class CompilingPass : public Pass {
  public:
-  CompilingPass(const ProviderList& providers, int* runs) : fails_(providers.front()->name() != kCpuProviderName), runs_(runs) {}
+  CompilingPass(const ProviderList& providers, int* runs)
+      : fails_(providers.front()->name() != kCpuProviderName), runs_(runs) {}
   const char* name() const override { return "compiling"; }
   Result<bool> Run(Model&) override {
     ++*runs_;
@@ -124,7 +130,8 @@ TEST(ProviderFallback, FailuresWhileASessionIsMade) {
   ASSERT_TRUE(session->fallback_record());
   EXPECT_EQ(session->fallback_record()->phase, FallbackPhase::kCreate);
   EXPECT_EQ(session->fallback_record()->provider, "faulty");
-  EXPECT_THAT(session->fallback_record()->cause, HasSubstr("pass 'compiling': planted failure of a compiler"));
+  EXPECT_THAT(session->fallback_record()->cause,
+              HasSubstr("pass 'compiling': planted failure of a compiler"));
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), Expected(kNet, Feeds())));
   options.fallback = false;
   options.providers = {Faulty(), Cpu()};
@@ -138,7 +145,8 @@ TEST(ProviderFallback, WeightsAreSharedNotReadAgain) {
   auto session = SessionOf(std::move(model), {faulty, Cpu()});
   auto addresses = [&] {
     std::vector<const void*> out;
-    for (const Tensor& constant : session->Plan(Feeds()).value()->constants()) out.push_back(constant.raw());
+    for (const Tensor& constant : session->Plan(Feeds()).value()->constants())
+      out.push_back(constant.raw());
     return out;
   };
   EXPECT_THAT(addresses(), ::testing::Contains(w));
@@ -174,8 +182,9 @@ TEST(ProviderFallback, NothingRetriesWhereItIsDisabled) {
 
 TEST(ProviderFallback, OtherErrorsNeverRetry) {
   FailingAllocator memory;
-  for (Status error : {InvalidArgument("bad index"), Unsupported("no such mode"), OutOfMemory("no host memory"),
-                       Internal("a bug"), IoError("disk"), Cancelled("stop")}) {
+  for (Status error :
+       {InvalidArgument("bad index"), Unsupported("no such mode"), OutOfMemory("no host memory"),
+        Internal("a bug"), IoError("disk"), Cancelled("stop")}) {
     int calls = 0;
     auto more = [&](KernelRegistry& registry) {
       auto create = [&](KernelInfo& info) {
@@ -233,7 +242,8 @@ TEST(ProviderFallback, TheCpusOwnFailureIsNobodyElses) {
     *context.Output<float>(0) = 2 * *context.Input<float>(0);
     return {};
   });
-  auto session = SessionOf(ModelOf("(float[1] x) => (float[1] y) { t = test.Twice (x) y = Neg (t) }"), {one, cpu});
+  auto session = SessionOf(
+      ModelOf("(float[1] x) => (float[1] y) { t = test.Twice (x) y = Neg (t) }"), {one, cpu});
   cpu->FailAt(0);
   EXPECT_EQ(session->Run({{"x", Ramp(Shape{1})}}).status().code(), StatusCode::kProviderFailure);
   EXPECT_FALSE(session->fallback_record());
@@ -262,7 +272,8 @@ TEST(ProviderFallback, AGpuBehindAnotherProviderIsKept) {
   auto first = Faulty("TensorRT"), cuda = Faulty(kCudaProviderName);
   auto session = SessionOf(ModelOf("(float[2] x) => (float[2] y) { y = Neg (x) }"), {first, cuda});
   first->FailAt(0);
-  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{2}, {1, 2})}}).value()[0]), ElementsAre(-1, -2));
+  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{2}, {1, 2})}}).value()[0]),
+              ElementsAre(-1, -2));
   EXPECT_EQ(session->providers().front(), kCudaProviderName);
   EXPECT_EQ(session->providers().size(), 2u);
   EXPECT_EQ(cuda->calls(), 1);
@@ -270,7 +281,8 @@ TEST(ProviderFallback, AGpuBehindAnotherProviderIsKept) {
 
 TEST(ProviderFallback, ASecondFailureNamesTheFirstCause) {
   auto first = Faulty("TensorRT"), cuda = Faulty(kCudaProviderName);
-  auto session = SessionOf(ModelOf("(float[N] x) => (float[N] y) { [op] y = Neg (x) }"), {first, cuda, Cpu()});
+  auto session =
+      SessionOf(ModelOf("(float[N] x) => (float[N] y) { [op] y = Neg (x) }"), {first, cuda, Cpu()});
   first->FailAt(0);
   cuda->FailAt(0);
   const NamedValues feeds = {{"x", Ramp(Shape{2})}};
@@ -291,11 +303,14 @@ TEST(ProviderFallback, ASecondFailureNamesTheFirstCause) {
 
 TEST(ProviderFallback, WhatTheCpuCannotRunIsAnErrorThatNamesTheCause) {
   bool fails = true;
-  auto one = std::make_shared<OneKernel>([&](KernelContext&) { return fails ? ProviderFailure("too hot") : Status(); });
-  auto session = SessionOf(ModelOf("(float[1] x) => (float[1] y) { y = test.Twice (x) }"), {one, Cpu()});
+  auto one = std::make_shared<OneKernel>(
+      [&](KernelContext&) { return fails ? ProviderFailure("too hot") : Status(); });
+  auto session =
+      SessionOf(ModelOf("(float[1] x) => (float[1] y) { y = test.Twice (x) }"), {one, Cpu()});
   const Status status = session->Run({{"x", Ramp(Shape{1})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
-  EXPECT_THAT(status.message(), HasSubstr("on one] too hot; and CPUExecutionProvider cannot stand in: UNSUPPORTED"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("on one] too hot; and CPUExecutionProvider cannot stand in: UNSUPPORTED"));
   EXPECT_FALSE(session->fallback_record());
   fails = false;
   EXPECT_TRUE(session->Run({{"x", Ramp(Shape{1})}}).ok());  // nothing has changed
@@ -304,13 +319,15 @@ TEST(ProviderFallback, WhatTheCpuCannotRunIsAnErrorThatNamesTheCause) {
 // --- providers that are made with the session ---
 
 ProviderRequest Makes(std::shared_ptr<const ExecutionProvider> provider) {
-  return {provider->name(), [provider]() -> Result<std::shared_ptr<const ExecutionProvider>> { return provider; }};
+  return {provider->name(),
+          [provider]() -> Result<std::shared_ptr<const ExecutionProvider>> { return provider; }};
 }
 ProviderRequest Refuses(const std::string& name, Status status) {
   return {name, [status]() -> Result<std::shared_ptr<const ExecutionProvider>> { return status; }};
 }
 
-Result<std::unique_ptr<Session>> Requested(std::vector<ProviderRequest> requests, bool fallback = true) {
+Result<std::unique_ptr<Session>> Requested(std::vector<ProviderRequest> requests,
+                                           bool fallback = true) {
   SessionOptions options;
   options.requested_providers = std::move(requests);
   options.fallback = fallback;
@@ -331,14 +348,16 @@ TEST(ProviderFallback, AProviderThatCannotBeLoadedIsAnErrorWhereFallbackIsDisabl
   EXPECT_EQ(session->fallback_record()->phase, FallbackPhase::kCreate);
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), Expected(kNet, Feeds())));
   // A device that is busy, and another one that is not there: the CPU.
-  auto host = Requested({gone, Refuses(kCudaProviderName, ProviderFailure("busy")), Makes(Cpu())}).value();
+  auto host =
+      Requested({gone, Refuses(kCudaProviderName, ProviderFailure("busy")), Makes(Cpu())}).value();
   EXPECT_THAT(host->providers(), ElementsAre(kCpuProviderName));
   EXPECT_THAT(host->fallback_record()->cause, HasSubstr("no device"));
 }
 
 TEST(ProviderFallback, MistakesInOptionsAreNotHidden) {
-  for (Status mistake : {InvalidArgument("no option 'tread_count'"), NotFound("no provider of this name"),
-                         Unsupported("built without it"), InvalidModel("bad cache file")}) {
+  for (Status mistake :
+       {InvalidArgument("no option 'tread_count'"), NotFound("no provider of this name"),
+        Unsupported("built without it"), InvalidModel("bad cache file")}) {
     const auto session = Requested({Refuses("TensorRT", mistake), Makes(Cpu())});
     EXPECT_EQ(session.status().code(), mistake.code());
     EXPECT_THAT(session.status().message(), HasSubstr("provider TensorRT: " + mistake.message()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions whose provider fails while others run, and asynchronous runs. Also run under ThreadSanitizer (tests/run.sh),
-// with tiny kernels.
+// Sessions whose provider fails while others run, and asynchronous runs. Also run under
+// ThreadSanitizer (tests/run.sh), with tiny kernels.
 #include <condition_variable>
 #include <future>
 #include <thread>
@@ -23,7 +23,9 @@ TEST(ProviderFallback, AsynchronousRuns) {
     auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
     faulty->FailAt(k);
     std::promise<Result<Values>> promise;
-    ASSERT_TRUE(session->RunAsync(Feeds(), {}, [&](Result<Values> r) { promise.set_value(std::move(r)); }).ok());
+    ASSERT_TRUE(
+        session->RunAsync(Feeds(), {}, [&](Result<Values> r) { promise.set_value(std::move(r)); })
+            .ok());
     const Result<Values> results = promise.get_future().get();
     ASSERT_TRUE(results.ok()) << results.status().ToString();
     EXPECT_TRUE(SameBits(*results, expected));
@@ -34,9 +36,12 @@ TEST(ProviderFallback, AsynchronousRuns) {
   {
     auto session = SessionOf(ModelOf(kNet), {Cpu()});
     for (int i = 0; i < 20; ++i) {
-      ASSERT_TRUE(session->RunAsync(i % 2 ? Feeds() : NamedValues(), {"y"}, [&, i](Result<Values> results) {
-        if (results.ok() == (i % 2 == 1)) ++done;
-      }).ok());
+      ASSERT_TRUE(session
+                      ->RunAsync(i % 2 ? Feeds() : NamedValues(), {"y"},
+                                 [&, i](Result<Values> results) {
+                                   if (results.ok() == (i % 2 == 1)) ++done;
+                                 })
+                      .ok());
     }
   }
   EXPECT_EQ(done, 20);
@@ -44,8 +49,9 @@ TEST(ProviderFallback, AsynchronousRuns) {
 
 TEST(ProviderFallback, ManyThreadsShareOneFallback) {
   constexpr int kThreads = 8, kRuns = 20;
-  constexpr char kBody[] = "(float[N,3] x) => (float[N,2] y) <float[3,2] w = {1, 2, 3, 4, 5, 6}, float one = {1}> "
-                           "{ a = Neg (x) s = Add (a, one) t = Mul (s, a) y = MatMul (t, w) }";
+  constexpr char kBody[] =
+      "(float[N,3] x) => (float[N,2] y) <float[3,2] w = {1, 2, 3, 4, 5, 6}, float one = {1}> "
+      "{ a = Neg (x) s = Add (a, one) t = Mul (s, a) y = MatMul (t, w) }";
   std::vector<Values> expected;
   for (int64_t n = 1; n <= 3; ++n) expected.push_back(Expected(kBody, {{"x", Ramp(Shape{n, 3})}}));
   for (int round = 0; round < 12; ++round) {
@@ -113,11 +119,14 @@ TEST(ProviderFallback, RunsInFlightEndOnTheOldPlansOrRetry) {
                     return Status();
                   }});
   };
-  auto cpu = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>(nullptr, sqrt), kCpuProviderName);
+  auto cpu = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>(nullptr, sqrt),
+                                               kCpuProviderName);
   auto slow = std::make_shared<TinyProvider>(nullptr, more);
-  auto session = SessionOf(ModelOf("(float[1] x) => (float[1] y) { s = Sqrt (x) y = Neg (s) }"), {slow, cpu});
+  auto session =
+      SessionOf(ModelOf("(float[1] x) => (float[1] y) { s = Sqrt (x) y = Neg (s) }"), {slow, cpu});
   std::thread waits([&] {
-    EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{1}, {1000})}}).value()[0]), ElementsAre(-17));
+    EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{1}, {1000})}}).value()[0]),
+                ElementsAre(-17));
   });
   {
     std::unique_lock<std::mutex> lock(mutex);
@@ -131,7 +140,8 @@ TEST(ProviderFallback, RunsInFlightEndOnTheOldPlansOrRetry) {
   }
   changed.notify_all();
   waits.join();
-  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{1}, {1000})}}).value()[0]), ElementsAre(-4));
+  EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{1}, {1000})}}).value()[0]),
+              ElementsAre(-4));
 }
 
 }  // namespace

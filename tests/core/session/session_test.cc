@@ -18,8 +18,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-Result<std::unique_ptr<Session>> TrySession(const std::string& body, ProviderList providers = Tiny()) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1, \"test\" : 1]> g " + body);
+Result<std::unique_ptr<Session>> TrySession(const std::string& body,
+                                            ProviderList providers = Tiny()) {
+  auto model = ParseModelText(
+      "<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1, \"test\" : 1]> g " + body);
   if (!model.ok()) return model.status();
   SessionOptions options;
   options.providers = std::move(providers);
@@ -32,7 +34,8 @@ std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList provide
   return session.ok() ? *std::move(session) : nullptr;
 }
 
-constexpr char kTwoOutputs[] = "(float[N] x, float[N] b) => (float[N] s, float[N] n) { s = Add (x, b) n = Neg (s) }";
+constexpr char kTwoOutputs[] =
+    "(float[N] x, float[N] b) => (float[N] s, float[N] n) { s = Add (x, b) n = Neg (s) }";
 
 TEST(Sessions, RunByNameAndSelectOutputs) {
   auto session = SessionOf(kTwoOutputs);
@@ -54,7 +57,8 @@ TEST(Sessions, WithoutAKernelAreNotMade) {
       then_branch = t () => (float[2] p) { [inner] p = Tan (a) },
       else_branch = e () => (float[2] q) { q = Neg (a) }
     >
-  })").status();
+  })")
+                            .status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("2 node(s) have no kernel"));
   EXPECT_THAT(status.message(), HasSubstr("[Sin 'one'] has no kernel on tiny"));
@@ -78,14 +82,16 @@ TEST(Sessions, ComputeWhatIsAskedFor) {
   auto session = SessionOf(
       "(float[N] x, bool c) => (float[N] a, float[N] b, float[N] same, float[N] d) {"
       " a = Neg (x) h = Add (x, x) b = Mul (h, x) same = Identity (x)"
-      " d = If (c) <then_branch = t () => (float[N] p) { p = Neg (h) }, else_branch = e () => (float[N] q) { q = Neg (x) }> }",
+      " d = If (c) <then_branch = t () => (float[N] p) { p = Neg (h) }, else_branch = e () => "
+      "(float[N] q) { q = Neg (x) }> }",
       {counted});
   const NamedValues feeds = {{"x", Floats(Shape{2}, {1, 2})}, {"c", Tensor::Scalar<bool>(true)}};
   const Values all = session->Run(feeds).value();
   auto calls = [&](const std::vector<std::string>& names, const std::vector<size_t>& indices) {
     counted->FailAt(-1);
     const Values some = session->Run(feeds, names).value();
-    for (size_t i = 0; i < names.size(); ++i) EXPECT_TRUE(SameBits({some[i]}, {all[indices[i]]})) << names[i];
+    for (size_t i = 0; i < names.size(); ++i)
+      EXPECT_TRUE(SameBits({some[i]}, {all[indices[i]]})) << names[i];
     return counted->calls();
   };
   const int of_all = calls({}, {});
@@ -117,23 +123,28 @@ TEST(Sessions, PlanEachSignatureOnce) {
 }
 
 TEST(Sessions, WrongFeedsAreNamed) {
-  auto session = SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
+  auto session =
+      SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
   auto error = [&](const NamedValues& feeds, const std::vector<std::string>& outputs = {}) {
     return session->Run(feeds, outputs).status().message();
   };
   const RuntimeValue x = Ramp(Shape{1, 2}), b = Ramp(Shape{2});
   EXPECT_THAT(error({}), HasSubstr("no value given for input(s) 'x', 'b'"));
-  EXPECT_THAT(error({{"x", x}, {"b", b}, {"c", b}, {"d", b}}), HasSubstr("the model has no input(s) 'c', 'd'"));
-  EXPECT_THAT(error({{"x", x}, {"b", Ramp(Shape{3})}}), HasSubstr("input 'b' is float32[2], got float32[3]"));
+  EXPECT_THAT(error({{"x", x}, {"b", b}, {"c", b}, {"d", b}}),
+              HasSubstr("the model has no input(s) 'c', 'd'"));
+  EXPECT_THAT(error({{"x", x}, {"b", Ramp(Shape{3})}}),
+              HasSubstr("input 'b' is float32[2], got float32[3]"));
   EXPECT_THAT(error({{"x", b}, {"b", b}}), HasSubstr("input 'x' is float32[N, 2], got float32[2]"));
-  EXPECT_THAT(error({{"x", Tensor::Zeros(DType::kFloat64, Shape{1, 2})}, {"b", b}}), HasSubstr("got float64[1, 2]"));
+  EXPECT_THAT(error({{"x", Tensor::Zeros(DType::kFloat64, Shape{1, 2})}, {"b", b}}),
+              HasSubstr("got float64[1, 2]"));
   EXPECT_THAT(error({{"x", x}, {"b", b}}, {"w"}), HasSubstr("the model has no output 'w'"));
   EXPECT_TRUE(session->Run({{"x", x}, {"b", b}}).ok());
 }
 
 TEST(Sessions, InputsWithADefaultMayBeLeftOut) {
-  auto model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float[2] y) "
-                              "<float[2] w = {1, 2}> { y = Add (x, w) }");
+  auto model = ParseModelText(
+      "<ir_version: 10, opset_import: [\"\" : 23]> g (float[2] x) => (float[2] y) "
+      "<float[2] w = {1, 2}> { y = Add (x, w) }");
   ASSERT_TRUE(model.ok());
   model->graph->AddInput(model->graph->FindValue("w"));
   SessionOptions options;
@@ -141,7 +152,8 @@ TEST(Sessions, InputsWithADefaultMayBeLeftOut) {
   auto session = Session::Create(*std::move(model), options).value();
   const RuntimeValue x = Floats(Shape{2}, {10, 20});
   EXPECT_THAT(ToFloats(session->Run({{"x", x}}).value()[0]), ElementsAre(11, 22));
-  EXPECT_THAT(ToFloats(session->Run({{"x", x}, {"w", Floats(Shape{2}, {0, 5})}}).value()[0]), ElementsAre(10, 25));
+  EXPECT_THAT(ToFloats(session->Run({{"x", x}, {"w", Floats(Shape{2}, {0, 5})}}).value()[0]),
+              ElementsAre(10, 25));
   EXPECT_THAT(ToFloats(session->Run({{"x", x}}).value()[0]), ElementsAre(11, 22));
 }
 
@@ -165,11 +177,13 @@ TEST(Sessions, RandomNumbersDifferFromRunToRunAndRepeatByStep) {
   fixed.seed = 3;
   fixed.step = 5;
   EXPECT_FALSE(SameBits(session->Run(feeds).value(), session->Run(feeds).value()));
-  EXPECT_TRUE(SameBits(session->Run(feeds, {}, fixed).value(), session->Run(feeds, {}, fixed).value()));
+  EXPECT_TRUE(
+      SameBits(session->Run(feeds, {}, fixed).value(), session->Run(feeds, {}, fixed).value()));
 }
 
 TEST(Sessions, AYieldIsForTraining) {
-  auto session = SessionOf("(float[2] x) => (float[2] y) { d = ai.caesura.YieldOp (x) y = Neg (d) }");
+  auto session =
+      SessionOf("(float[2] x) => (float[2] y) { d = ai.caesura.YieldOp (x) y = Neg (d) }");
   const Status status = session->Run({{"x", Ramp(Shape{2})}}).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("YieldOp"));
@@ -181,7 +195,8 @@ TEST(SessionThreads, AnAsynchronousRunMayEndItsSession) {
     std::shared_ptr<Session> session = SessionOf(kTwoOutputs);
     std::atomic<int> ended{0};
     std::promise<void> released, last;
-    for (int i = 0; i < 4; ++i) ASSERT_TRUE(session->RunAsync(feeds, {"n"}, [&](auto) { ++ended; }).ok());
+    for (int i = 0; i < 4; ++i)
+      ASSERT_TRUE(session->RunAsync(feeds, {"n"}, [&](auto) { ++ended; }).ok());
     auto done = [&, held = session](Result<Values> results) mutable {
       EXPECT_THAT(ToFloats(results.value()[0]), ElementsAre(-11, -22));
       released.get_future().wait();
@@ -202,7 +217,8 @@ TEST(SessionThreads, AsynchronousRunsCanBeWaitedFor) {
   std::atomic<int> ended{0};
   for (int i = 1; i <= 20; ++i) {
     const NamedValues feeds = {{"x", Ramp(Shape{i})}, {"b", Ramp(Shape{i})}};
-    ASSERT_TRUE(session->RunAsync(feeds, {}, [&](Result<Values> results) { ended += results.ok(); }).ok());
+    ASSERT_TRUE(
+        session->RunAsync(feeds, {}, [&](Result<Values> results) { ended += results.ok(); }).ok());
   }
   session->WaitForAsyncRuns();
   EXPECT_EQ(ended, 20);
@@ -216,9 +232,11 @@ TEST(SessionThreads, RunsFromManyThreadsWithManySignatures) {
     threads.emplace_back([&, t] {
       for (int round = 0; round < 20; ++round) {
         const int64_t n = 1 + (t + round) % 5;
-        const NamedValues feeds = {{"x", Ramp(Shape{n}, 1.0f)}, {"b", Ramp(Shape{n}, static_cast<float>(t + 1))}};
+        const NamedValues feeds = {{"x", Ramp(Shape{n}, 1.0f)},
+                                   {"b", Ramp(Shape{n}, static_cast<float>(t + 1))}};
         auto results = session->Run(feeds);
-        if (results.ok() && ToFloats((*results)[1])[0] == -1.0f - static_cast<float>(t + 1)) ++right;
+        if (results.ok() && ToFloats((*results)[1])[0] == -1.0f - static_cast<float>(t + 1))
+          ++right;
       }
     });
   }

@@ -30,7 +30,8 @@ Status EndedRun(Session& session) {
   auto run = std::async(std::launch::async, [&] {
     return session.Run({{"x", Tensor::Scalar<float>(0)}}, {}, {.cancel = cancel}).status();
   });
-  EXPECT_EQ(run.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout) << "is to be endless";
+  EXPECT_EQ(run.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout)
+      << "is to be endless";
   *cancel = true;
   if (run.wait_for(std::chrono::seconds(30)) == std::future_status::timeout) {
     ADD_FAILURE() << "still running 30 s after its caller has ended it";
@@ -72,7 +73,8 @@ TEST(Terminate, EndsALoopWithinALoopWithinABranch) {
 }
 
 TEST(Terminate, EndsALoopWithinAScan) {
-  auto session = SessionOf(R"((float x) => (float y, float[4] all) <bool t = {1}, float[4] row = {1, 2, 3, 4}> {
+  auto session = SessionOf(
+      R"((float x) => (float y, float[4] all) <bool t = {1}, float[4] row = {1, 2, 3, 4}> {
     y, all = Scan <num_scan_inputs = 1, body = b (float v, float r) => (float w, float s) {
       w = Loop (, t, v) <body = inner (int64 j, bool d, float a) => (bool on, float e) { on = Identity (d) e = Add (a, r) }>
       s = Identity (r)

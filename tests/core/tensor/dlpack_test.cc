@@ -22,8 +22,9 @@ template <typename Managed>
 struct Producer {
   Producer(void* data, DLDataType type, std::vector<int64_t> dims, std::vector<int64_t> steps = {})
       : shape(std::move(dims)), strides(std::move(steps)) {
-    managed.dl_tensor = {data, {kDLCPU, 0}, static_cast<int32_t>(shape.size()), type, shape.data(),
-                         strides.empty() ? nullptr : strides.data(), 0};
+    managed.dl_tensor = {data, {kDLCPU, 0},  static_cast<int32_t>(shape.size()),
+                         type, shape.data(), strides.empty() ? nullptr : strides.data(),
+                         0};
     managed.manager_ctx = this;
     managed.deleter = [](Managed* self) { ++static_cast<Producer*>(self->manager_ctx)->deleted; };
   }
@@ -81,10 +82,10 @@ TEST(DlpackTest, StridesAreCopiedOutAndTheProducerIsReleasedAtOnce) {
     int first;
     std::vector<float> expected;
   } cases[] = {
-      {{3, 2}, {1, 3}, 0, {1, 4, 2, 5, 3, 6}},      // a transpose
-      {{3}, {-2}, 5, {6, 4, 2}},                    // backwards
-      {{2, 2}, {0, 1}, 1, {2, 3, 2, 3}},            // repeated
-      {{2, 1, 2}, {3, 77, 2}, 0, {1, 3, 4, 6}},     // the stride of a dim of 1 says nothing
+      {{3, 2}, {1, 3}, 0, {1, 4, 2, 5, 3, 6}},   // a transpose
+      {{3}, {-2}, 5, {6, 4, 2}},                 // backwards
+      {{2, 2}, {0, 1}, 1, {2, 3, 2, 3}},         // repeated
+      {{2, 1, 2}, {3, 77, 2}, 0, {1, 3, 4, 6}},  // the stride of a dim of 1 says nothing
   };
   for (const auto& c : cases) {
     Versioned from(data + c.first, kF32, c.shape, c.strides);
@@ -144,7 +145,8 @@ TEST(DlpackTest, AnExportKeepsItsBytes) {
 }
 
 TEST(DlpackTest, WhatCannotGoOut) {
-  EXPECT_THAT(ExportDlpack(Tensor::Of<std::string>({1}, {"a"})).status().message(), HasSubstr("string"));
+  EXPECT_THAT(ExportDlpack(Tensor::Of<std::string>({1}, {"a"})).status().message(),
+              HasSubstr("string"));
   EXPECT_EQ(ExportDlpack(Tensor()).status().code(), StatusCode::kUnsupported);
   const Tensor small = Tensor::Zeros(DType::kInt4, {2});
   EXPECT_THAT(ExportLegacyDlpack(small).status().message(), HasSubstr("int4"));
@@ -168,11 +170,13 @@ TEST(DlpackTest, WhatIsRefusedIsReleased) {
       {[](auto& m) { m.dl_tensor.shape = nullptr; }, "without a shape"},
       {[](auto& m) { m.dl_tensor.data = nullptr; }, "without data"},
       {[](auto& m) { m.dl_tensor.shape[0] = -2; }, "negative dim"},
-      {[](auto& m) { m.dl_tensor.shape[0] = m.dl_tensor.shape[1] = int64_t{1} << 40; }, "too large"},
+      {[](auto& m) { m.dl_tensor.shape[0] = m.dl_tensor.shape[1] = int64_t{1} << 40; },
+       "too large"},
       {[](auto& m) { m.dl_tensor.strides[0] = int64_t{1} << 62; }, "beyond all memory"},
       {[](auto& m) { m.dl_tensor.strides[0] = INT64_MIN; }, "beyond all memory"},
       {[](auto& m) { m.dl_tensor.byte_offset = UINT64_MAX - 8; }, "byte offset"},
-      {[](auto& m) { m.dl_tensor.device = {kDLCUDA, 1}, m.dl_tensor.strides[0] = 1; }, "cuda:1 that is not dense"},
+      {[](auto& m) { m.dl_tensor.device = {kDLCUDA, 1}, m.dl_tensor.strides[0] = 1; },
+       "cuda:1 that is not dense"},
   };
   for (const auto& c : cases) {
     Versioned from(data, kF32, std::vector<int64_t>{2, 2}, std::vector<int64_t>{2, 1});

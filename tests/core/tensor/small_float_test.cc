@@ -21,12 +21,14 @@ TEST(SmallFloatTest, EveryFloat16RoundTrips) {
 }
 
 TEST(SmallFloatTest, Float16RoundsToNearestEven) {
-  // 2049 lies between 2048 and 2050, the even mantissa is 2048; 2051 lies between 2050 and 2052: 2052.
+  // 2049 lies between 2048 and 2050, the even mantissa is 2048; 2051 lies between 2050 and 2052:
+  // 2052.
   EXPECT_EQ(float(Float16(2049.0f)), 2048.0f);
   EXPECT_EQ(float(Float16(2051.0f)), 2052.0f);
   EXPECT_EQ(float(Float16(65519.0f)), 65504.0f);
   EXPECT_TRUE(std::isinf(float(Float16(65520.0f))));
-  EXPECT_EQ(float(Float16(5.9604644775390625e-8f)), 5.9604644775390625e-8f);  // 2^-24, the smallest subnormal
+  EXPECT_EQ(float(Float16(5.9604644775390625e-8f)),
+            5.9604644775390625e-8f);  // 2^-24, the smallest subnormal
   EXPECT_EQ(float(Float16(2.9e-8f)), 0.0f);
 }
 

@@ -50,7 +50,8 @@ TEST_F(DimBindingsTest, AllThatIsMissingAtOnce) {
 }
 
 TEST_F(DimBindingsTest, WhatDoesNotFit) {
-  EXPECT_THAT(Feeds({"x=7,4"}, {"batch=7"}).status().message(), HasSubstr("is not float32[batch, 3]"));
+  EXPECT_THAT(Feeds({"x=7,4"}, {"batch=7"}).status().message(),
+              HasSubstr("is not float32[batch, 3]"));
   EXPECT_THAT(Feeds({"y=1"}, {"batch=7"}).status().message(), HasSubstr("there is no input 'y'"));
   EXPECT_FALSE(Feeds({"x=4611686018427387904,3"}, {"batch=1"}).ok());
   for (const char* text :

@@ -13,7 +13,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string Compare(const RuntimeValue& got, const RuntimeValue& want) { return Difference(got, want, {}, "out"); }
+std::string Compare(const RuntimeValue& got, const RuntimeValue& want) {
+  return Difference(got, want, {}, "out");
+}
 Tensor Floats(std::vector<float> values) {
   const auto count = static_cast<int64_t>(values.size());
   return Tensor::Of<float>({count}, values);
@@ -21,8 +23,10 @@ Tensor Floats(std::vector<float> values) {
 
 TEST(ValueCompareTest, WithinTolerance) {
   EXPECT_EQ(Compare(Floats({1.0009f, 0}), Floats({1, 5e-8f})), "");
-  EXPECT_EQ(Compare(Floats({1.002f, 1}), Floats({1, 1})), "out: 1 of 2 differ, e.g. 1.00199997 for 1");
-  EXPECT_EQ(Compare(Tensor::Zeros(DType::kFloat32, {0, 2}), Tensor::Zeros(DType::kFloat32, {0, 2})), "");
+  EXPECT_EQ(Compare(Floats({1.002f, 1}), Floats({1, 1})),
+            "out: 1 of 2 differ, e.g. 1.00199997 for 1");
+  EXPECT_EQ(Compare(Tensor::Zeros(DType::kFloat32, {0, 2}), Tensor::Zeros(DType::kFloat32, {0, 2})),
+            "");
 }
 
 TEST(ValueCompareTest, NanEqualsNanAndInfinityItself) {
@@ -36,7 +40,8 @@ TEST(ValueCompareTest, NanEqualsNanAndInfinityItself) {
 
 TEST(ValueCompareTest, ShapesAndDTypesMustAgree) {
   EXPECT_THAT(Compare(Floats({1, 2}), Floats({1})), HasSubstr("shape [2], expected [1]"));
-  EXPECT_THAT(Compare(Tensor::Scalar(1.0), Tensor::Scalar(1.f)), HasSubstr("dtype float64, expected float32"));
+  EXPECT_THAT(Compare(Tensor::Scalar(1.0), Tensor::Scalar(1.f)),
+              HasSubstr("dtype float64, expected float32"));
 }
 
 TEST(ValueCompareTest, EveryDType) {
@@ -51,16 +56,20 @@ TEST(ValueCompareTest, EveryDType) {
     *out.data<uint8_t>() = byte;
     return out;
   };
-  EXPECT_EQ(Compare(bits(DType::kFloat8E4M3FN, 0x7f), bits(DType::kFloat8E4M3FN, 0xff)), "");  // both NaN
-  EXPECT_THAT(Compare(bits(DType::kFloat8E8M0, 128), bits(DType::kFloat8E8M0, 127)), HasSubstr("e.g. 2 for 1"));
+  EXPECT_EQ(Compare(bits(DType::kFloat8E4M3FN, 0x7f), bits(DType::kFloat8E4M3FN, 0xff)),
+            "");  // both NaN
+  EXPECT_THAT(Compare(bits(DType::kFloat8E8M0, 128), bits(DType::kFloat8E8M0, 127)),
+              HasSubstr("e.g. 2 for 1"));
   EXPECT_THAT(Compare(bits(DType::kInt4, 0xff), bits(DType::kInt4, 1)), HasSubstr("e.g. -1 for 1"));
 }
 
 TEST(ValueCompareTest, SequencesAndNothing) {
   const auto sequence = RuntimeValue::Sequence({Floats({1}), Floats({2})});
   EXPECT_EQ(Compare(sequence, sequence), "");
-  EXPECT_THAT(Compare(sequence, RuntimeValue::Sequence({Floats({1}), Floats({3})})), HasSubstr("out[1]: 1 of 1"));
-  EXPECT_THAT(Compare(sequence, RuntimeValue::Sequence({Floats({1})})), HasSubstr("a sequence of 1"));
+  EXPECT_THAT(Compare(sequence, RuntimeValue::Sequence({Floats({1}), Floats({3})})),
+              HasSubstr("out[1]: 1 of 1"));
+  EXPECT_THAT(Compare(sequence, RuntimeValue::Sequence({Floats({1})})),
+              HasSubstr("a sequence of 1"));
   EXPECT_NE(Compare(sequence, Floats({1})), "");
   EXPECT_NE(Compare(Floats({1}), sequence), "");
   EXPECT_EQ(Compare({}, {}), "");

@@ -14,7 +14,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::vector<int64_t> Copy(std::span<const int64_t> indices) { return {indices.begin(), indices.end()}; }
+std::vector<int64_t> Copy(std::span<const int64_t> indices) {
+  return {indices.begin(), indices.end()};
+}
 
 TEST(ArrayDatasetTest, StacksTheExamplesAskedFor) {
   const auto dataset = MakeArrayDataset({{"x", Tensor::Of<float>({3, 2}, {0, 1, 10, 11, 20, 21})},
@@ -41,9 +43,10 @@ TEST(ArrayDatasetTest, RefusesArraysOfDifferentLengths) {
   const auto of = [](std::map<std::string, Tensor> arrays) {
     return MakeArrayDataset(std::move(arrays)).status();
   };
-  EXPECT_THAT(
-      of({{"a", Tensor::Zeros(DType::kFloat32, {2})}, {"b", Tensor::Zeros(DType::kFloat32, {3, 1})}}).message(),
-      HasSubstr("a [2], b [3, 1]"));
+  EXPECT_THAT(of({{"a", Tensor::Zeros(DType::kFloat32, {2})},
+                  {"b", Tensor::Zeros(DType::kFloat32, {3, 1})}})
+                  .message(),
+              HasSubstr("a [2], b [3, 1]"));
   EXPECT_FALSE(of({{"a", Tensor::Scalar(1.f)}}).ok());
   EXPECT_FALSE(of({}).ok());
 }
@@ -97,7 +100,8 @@ TEST(SamplerTest, ABatchDependsOnItsNumberAlone) {
 }
 
 TEST(SamplerTest, WithoutShuffleAndWithTheRest) {
-  auto sampler = Sampler::Create({.size = 5, .batch_size = 2, .shuffle = false, .drop_last = false}).value();
+  auto sampler =
+      Sampler::Create({.size = 5, .batch_size = 2, .shuffle = false, .drop_last = false}).value();
   EXPECT_EQ(sampler.batches_per_epoch(), 3);
   EXPECT_THAT(Copy(sampler.Batch(1)), ElementsAre(2, 3));
   EXPECT_THAT(Copy(sampler.Batch(2)), ElementsAre(4));

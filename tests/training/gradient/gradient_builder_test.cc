@@ -22,13 +22,16 @@ class GradientBuilder : public testing::Test {
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
 
   void Load(const std::string& signature, const std::string& body) {
-    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng " + signature + " {" + body + "}").value();
+    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng " +
+                            signature + " {" + body + "}")
+                 .value();
     graph_ = model_.graph.get();
     forward_nodes_ = graph_->nodes().size();
   }
   Value* V(const std::string& name) { return graph_->FindValue(name); }
-  Result<GradientGraph> Differentiate(const std::vector<std::string>& xs,
-                                      UnreachableGradient unreachable = UnreachableGradient::kZeros) {
+  Result<GradientGraph> Differentiate(
+      const std::vector<std::string>& xs,
+      UnreachableGradient unreachable = UnreachableGradient::kZeros) {
     GradientOptions options;
     options.unreachable = unreachable;
     for (Value* y : graph_->outputs()) options.ys.push_back({y, nullptr});
@@ -47,13 +50,15 @@ class GradientBuilder : public testing::Test {
 };
 
 TEST_F(GradientBuilder, OnlyNodesOnThePathGetBackwardNodes) {
-  Load("(float[2,3] x, float[3,4] w) => (float[] loss)", "a = Exp(x) h = MatMul(a, w) loss = ReduceSum<keepdims = 0>(h)");
+  Load("(float[2,3] x, float[3,4] w) => (float[] loss)",
+       "a = Exp(x) h = MatMul(a, w) loss = ReduceSum<keepdims = 0>(h)");
   const GradientGraph gradient = Differentiate({"w"}).value();
   EXPECT_THAT(OpTypes(gradient.nodes), ElementsAre("Expand", "FusedMatMul"));
   EXPECT_EQ(gradient.dxs[0]->type().ToString(), "float32[3, 4]");
 }
 
-// What the product has kept is read for the last time before the gradient that takes as many bytes is made.
+// What the product has kept is read for the last time before the gradient that takes as many bytes
+// is made.
 TEST_F(GradientBuilder, WeightsComeBeforeWhatTheyMultiply) {
   for (const std::string op : {"MatMul", "Gemm"}) {
     Load("(float[5,3] x, float[3,4] w) => (float[5,4] y)", "a = Exp(x) y = " + op + "(a, w)");
@@ -78,15 +83,18 @@ TEST_F(GradientBuilder, BackwardNodesAreMarked) {
 }
 
 TEST_F(GradientBuilder, ContributionsAddUpAsTheyComeIn) {
-  Load("(float[2] x) => (float[2] y)", "a = Sin(x) b = Cos(x) c = Exp(x) d = Add(a, b) y = Add(d, c)");
+  Load("(float[2] x) => (float[2] y)",
+       "a = Sin(x) b = Cos(x) c = Exp(x) d = Add(a, b) y = Add(d, c)");
   const GradientGraph gradient = Differentiate({"x"}).value();
   // Exp, Cos, Sin from the last to the first; the first sum stands before the third contribution.
-  EXPECT_THAT(OpTypes(gradient.nodes), ElementsAre("Expand", "Mul", "Sin", "Mul", "Neg", "Add", "Cos", "Mul", "Add"));
+  EXPECT_THAT(OpTypes(gradient.nodes),
+              ElementsAre("Expand", "Mul", "Sin", "Mul", "Neg", "Add", "Cos", "Mul", "Add"));
 }
 
 TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
   Load("(float[4,3] w, int64[2] i, int64[2] j) => (float[2,4] y)",
-       "a = Gather(w, i) b = Gather(w, j) c = Add(a, b) t = Transpose<perm = [1, 0]>(w) y = MatMul(c, t)");
+       "a = Gather(w, i) b = Gather(w, j) c = Add(a, b) t = Transpose<perm = [1, 0]>(w) y = "
+       "MatMul(c, t)");
   const GradientGraph gradient = Differentiate({"w"}).value();
   EXPECT_THAT(OpTypes(gradient.nodes), Not(testing::Contains("Add")));
   const Node* last = gradient.dxs[0]->producer();
@@ -97,8 +105,10 @@ TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
   EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
 }
 
-constexpr char kOwn[] = "a = Sin(x) y = ai.caesura.WithGradient<gradient_inputs = [%], gradient = own (float[2] dy, float[2] gx, "
-                        "float[2] ga) => (float[2] dx) { t = Mul(dy, ga) dx = Sub(t, dy) }>(a, x, a) loss = Exp(y)";
+constexpr char kOwn[] =
+    "a = Sin(x) y = ai.caesura.WithGradient<gradient_inputs = [%], gradient = own (float[2] dy, "
+    "float[2] gx, "
+    "float[2] ga) => (float[2] dx) { t = Mul(dy, ga) dx = Sub(t, dy) }>(a, x, a) loss = Exp(y)";
 
 std::string Own(const std::string& inputs) {
   std::string text = kOwn;
@@ -126,8 +136,9 @@ TEST_F(GradientBuilder, AGradientOfItsOwnThatDoesNotFit) {
 
 // Files are not believed.
 TEST_F(GradientBuilder, AGradientOfItsOwnThatIsNone) {
-  for (const std::string node : {"y = ai.caesura.WithGradient(x)", "y = ai.caesura.WithGradient<gradient = 3>(x)",
-                                 "y, z = ai.caesura.WithGradient<gradient_inputs = [0]>(x)"}) {
+  for (const std::string node :
+       {"y = ai.caesura.WithGradient(x)", "y = ai.caesura.WithGradient<gradient = 3>(x)",
+        "y, z = ai.caesura.WithGradient<gradient_inputs = [0]>(x)"}) {
     Load("(float[2] x) => (float[2] loss)", node + " loss = Exp(y)");
     EXPECT_EQ(Differentiate({"x"}).status().code(), StatusCode::kUnsupported) << node;
   }
@@ -151,7 +162,8 @@ TEST_F(GradientBuilder, ShapesAreTakenWhereTheValueIsMade) {
 
 TEST_F(GradientBuilder, AllMissingNodesAreNamedAtOnce) {
   Load("(float[4] x) => (float[4] y)",
-       "s = Constant<value_ints = [4]>() [first] a = BitCast<to = 1>(x) b = Sin(a) [second] u, i, j, c = Unique(b)"
+       "s = Constant<value_ints = [4]>() [first] a = BitCast<to = 1>(x) b = Sin(a) [second] u, i, "
+       "j, c = Unique(b)"
        " d = Expand(u, s) y = Add(d, x)");
   V("a")->producer()->set_source("net.py:3");
   const Status status = Differentiate({"x"}).status();
@@ -173,7 +185,8 @@ TEST_F(GradientBuilder, InputsWithoutARuleAreRefusedOnlyWhereNeeded) {
 }
 
 TEST_F(GradientBuilder, UnreachableInputs) {
-  Load("(float[2] x, float[N] z, float[3] i) => (float[2] y)", "y = Sin(x) unused = Exp(z) f = Floor(i)");
+  Load("(float[2] x, float[N] z, float[3] i) => (float[2] y)",
+       "y = Sin(x) unused = Exp(z) f = Floor(i)");
   const GradientGraph zeros = Differentiate({"x", "z", "i"}).value();
   EXPECT_THAT(zeros.unreachable, ElementsAre(V("z"), V("i")));
   EXPECT_EQ(zeros.dxs[1]->producer()->op_type(), "Expand");
@@ -185,7 +198,8 @@ TEST_F(GradientBuilder, UnreachableInputs) {
 
 TEST_F(GradientBuilder, WholeNumbersCannotBeDifferentiated) {
   Load("(int64[2] i, float[2] x) => (float[2] y)", "c = Cast<to = 1>(i) y = Mul(c, x)");
-  EXPECT_THAT(Differentiate({"i"}).status().message(), HasSubstr("'i' of type int64[2] is no floating value"));
+  EXPECT_THAT(Differentiate({"i"}).status().message(),
+              HasSubstr("'i' of type int64[2] is no floating value"));
 }
 
 TEST_F(GradientBuilder, GradientsStopWhereTold) {
@@ -200,7 +214,8 @@ TEST_F(GradientBuilder, GradientsStopWhereTold) {
 
 TEST_F(GradientBuilder, NoGradientPassesADetach) {
   Load("(float[2] x) => (float[2] y)", "e = Exp(x) d = ai.caesura.Detach(e) y = Mul(e, d)");
-  EXPECT_THAT(OpTypes(Differentiate({"x"}).value().nodes), ElementsAre("Expand", "Mul", "Mul"));  // dy, dy d, and that times e^x
+  EXPECT_THAT(OpTypes(Differentiate({"x"}).value().nodes),
+              ElementsAre("Expand", "Mul", "Mul"));  // dy, dy d, and that times e^x
   Load("(float[2] x) => (float[2] y)", "d = ai.caesura.Detach(x) y = Exp(d)");
   EXPECT_THAT(Differentiate({"x"}).value().unreachable, ElementsAre(V("x")));
 }
@@ -225,7 +240,8 @@ TEST_F(GradientBuilder, ForwardNodesGainTheOutputsThatAreNeeded) {
 }
 
 TEST_F(GradientBuilder, FunctionBodiesAreDifferentiated) {
-  Load("(float[4,3] x) => (float[2,2] y)", "s = Constant<value_ints = [2, 2]>() y = CenterCropPad(x, s)");
+  Load("(float[4,3] x) => (float[2,2] y)",
+       "s = Constant<value_ints = [2, 2]>() y = CenterCropPad(x, s)");
   Value* y = V("y");
   ASSERT_TRUE(Differentiate({"x"}).ok());
   EXPECT_EQ(V("y"), y);

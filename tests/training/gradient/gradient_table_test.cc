@@ -16,7 +16,8 @@ namespace {
 
 bool HasFloat(const OpSchema::Formal& formal) {
   for (const std::string& type : formal.types) {
-    for (const char* number : {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}) {
+    for (const char* number :
+         {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}) {
       if (type.find(number) != std::string::npos) return true;
     }
   }
@@ -42,7 +43,8 @@ TEST(GradientTable, ListsEveryFloatingOp) {
   for (const OpSchema* schema : AllOpSchemas()) {
     if (!schema->domain.empty() || !TakesAndGivesFloats(*schema)) continue;
     ++count;
-    EXPECT_TRUE(entries.count(schema->op_type)) << schema->op_type << " has no row in gradient_table.cc";
+    EXPECT_TRUE(entries.count(schema->op_type))
+        << schema->op_type << " has no row in gradient_table.cc";
   }
   EXPECT_GE(count, 150u);
   EXPECT_EQ(entries.size(), GradientTable().size());
@@ -54,9 +56,15 @@ TEST(GradientTable, RowsAreTrue) {
     const OpSchema* schema = FindOpSchema(op_type, "");
     ASSERT_NE(schema, nullptr) << op_type;
     switch (entry.kind) {
-      case GradientEntry::Kind::kRule: EXPECT_TRUE(rule != nullptr && rule->function != nullptr) << op_type; break;
-      case GradientEntry::Kind::kBody: EXPECT_TRUE(rule == nullptr && schema->has_function) << op_type; break;
-      case GradientEntry::Kind::kZero: EXPECT_TRUE(rule != nullptr && rule->function == nullptr) << op_type; break;
+      case GradientEntry::Kind::kRule:
+        EXPECT_TRUE(rule != nullptr && rule->function != nullptr) << op_type;
+        break;
+      case GradientEntry::Kind::kBody:
+        EXPECT_TRUE(rule == nullptr && schema->has_function) << op_type;
+        break;
+      case GradientEntry::Kind::kZero:
+        EXPECT_TRUE(rule != nullptr && rule->function == nullptr) << op_type;
+        break;
       case GradientEntry::Kind::kRefusal:
         EXPECT_TRUE(rule == nullptr && !schema->has_function && entry.note[0] != '\0') << op_type;
         break;
@@ -68,11 +76,14 @@ TEST(GradientTable, RowsAreTrue) {
 TEST(GradientTable, KeepsOnnxMarks) {
   const auto entries = Entries();
   for (const OpSchema* schema : AllOpSchemas()) {
-    const gradient::GradientRule* rule = schema->domain.empty() ? gradient::FindGradientRule(schema->op_type) : nullptr;
+    const gradient::GradientRule* rule =
+        schema->domain.empty() ? gradient::FindGradientRule(schema->op_type) : nullptr;
     if (rule == nullptr || rule->function == nullptr) continue;
     for (size_t i = 0; i < schema->inputs.size(); ++i) {
       const auto& formal = schema->inputs[i];
-      if (formal.differentiability != OpSchema::Differentiability::kDifferentiable || !HasFloat(formal)) continue;
+      if (formal.differentiability != OpSchema::Differentiability::kDifferentiable ||
+          !HasFloat(formal))
+        continue;
       const bool stops = KernelDef::Lists(rule->stops, static_cast<int>(i));
       const bool refuses = KernelDef::Lists(rule->refuses, static_cast<int>(i));
       EXPECT_FALSE(stops) << schema->op_type << " input " << i << " is differentiable in ONNX";
@@ -87,7 +98,8 @@ TEST(GradientTable, RulesAreUniqueAndOfKnownOps) {
   for (const gradient::GradientRule& rule : gradient::AllGradientRules()) {
     EXPECT_EQ(++seen[rule.domain + "::" + rule.op_type], 1) << rule.op_type;
     if (rule.domain == kAtenDomain) continue;  // their schemas are PyTorch's
-    const bool known = FindOpSchema(rule.op_type, rule.domain) != nullptr || FindOpSchema(rule.op_type, rule.domain, 10) != nullptr;
+    const bool known = FindOpSchema(rule.op_type, rule.domain) != nullptr ||
+                       FindOpSchema(rule.op_type, rule.domain, 10) != nullptr;
     EXPECT_TRUE(known) << rule.op_type;
   }
 }

@@ -15,13 +15,16 @@ namespace {
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
-constexpr char kStatistics[] = "<float[3] s = {1,1,1}, float[3] b = {0,0,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}>";
+constexpr char kStatistics[] =
+    "<float[3] s = {1,1,1}, float[3] b = {0,0,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}>";
 
 class TrainingMode : public testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
   void Load(const std::string& signature, const std::string& body) {
-    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 22, \"ai.caesura\": 1]>\ng " + signature + " {" + body + "}").value();
+    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 22, \"ai.caesura\": 1]>\ng " +
+                            signature + " {" + body + "}")
+                 .value();
     graph_ = model_.graph.get();
   }
   Value* V(const std::string& name) { return graph_->FindValue(name); }
@@ -31,7 +34,8 @@ class TrainingMode : public testing::Test {
 };
 
 TEST_F(TrainingMode, GradientsOfItsOwnAreForTraining) {
-  Load("(float[2] x) => (float[2] y)", "y = ai.caesura.WithGradient<gradient_inputs = [1], gradient = own (float[2] dy, "
+  Load("(float[2] x) => (float[2] y)",
+       "y = ai.caesura.WithGradient<gradient_inputs = [1], gradient = own (float[2] dy, "
        "float[2] gx) => (float[2] dx) { dx = Mul(dy, gx) }>(x, x)");
   ASSERT_TRUE(SwitchToEvaluation(*graph_).ok());
   EXPECT_EQ(V("y")->producer()->op_type(), "Identity");
@@ -76,18 +80,23 @@ TEST_F(TrainingMode, SharedStatisticsAreUpdatedInTurn) {
 }
 
 TEST_F(TrainingMode, SomeNodesStayAsTheyAre) {
-  Load(std::string("(float[N,3] x) => (float[N,3] y) ") + kStatistics, "[frozen] y = BatchNormalization(x, s, b, m, v)");
+  Load(std::string("(float[N,3] x) => (float[N,3] y) ") + kStatistics,
+       "[frozen] y = BatchNormalization(x, s, b, m, v)");
   EXPECT_TRUE(SwitchToTraining(*graph_, {.keep_evaluation = {"frozen"}}).value().empty());
   EXPECT_EQ(graph_->nodes()[0]->op_type(), "BatchNormalization");
 }
 
 TEST_F(TrainingMode, WhatAModelAssignsIsWrittenBehindAStep) {
   const auto load = [&](const std::string& body) {
-    model_ = ParseModelText("<ir_version: 10, opset_import: [\"\": 22, \"ai.caesura\": 1]>\n"
-                            "g (float[N,3] x) => (float[3] n, float[N,3] y) <float[3] u = {1,1,1}> {" + body + "}").value();
+    model_ = ParseModelText(
+                 "<ir_version: 10, opset_import: [\"\": 22, \"ai.caesura\": 1]>\n"
+                 "g (float[N,3] x) => (float[3] n, float[N,3] y) <float[3] u = {1,1,1}> {" +
+                 body + "}")
+                 .value();
     graph_ = model_.graph.get();
   };
-  constexpr char kAverage[] = "a = ReduceMean<keepdims = 0>(x, axes) n = ai.caesura.Assign(u, a) y = Mul(x, u)";
+  constexpr char kAverage[] =
+      "a = ReduceMean<keepdims = 0>(x, axes) n = ai.caesura.Assign(u, a) y = Mul(x, u)";
   load("axes = Constant<value_ints = [0]>() " + std::string(kAverage));
   EXPECT_THAT(RunningStatistics(*graph_), UnorderedElementsAre(V("u")));
   const auto updates = SwitchToTraining(*graph_).value();
@@ -105,15 +114,19 @@ TEST_F(TrainingMode, WhatAModelAssignsIsWrittenBehindAStep) {
   load("n = ai.caesura.Assign(x, u) y = Identity(x)");
   EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("needs an initializer"));
   load("n = ai.caesura.Assign(u, u) m = ai.caesura.Assign(u, n) y = Identity(x)");
-  EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("that nothing else writes to"));
+  EXPECT_THAT(SwitchToTraining(*graph_).status().message(),
+              HasSubstr("that nothing else writes to"));
 }
 
 // u and k are equal when the model is read, and only then.
 TEST_F(TrainingMode, WhatAModelAssignsIsNoConstant) {
-  Load("(float[2,3] x) => (float loss, float[3] n) <float[3] u = {1,1,1}, float[3] k = {1,1,1}, float[3] w = {1,1,1}, "
-       "int64[1] axes = {0}>",
-       "a = Mul(x, u) b = Mul(x, k) d = Sub(a, b) y = Mul(d, w) m = ReduceMean<keepdims = 0>(x, axes) "
-       "n = ai.caesura.Assign(u, m) loss = ReduceMean<keepdims = 0>(y)");
+  Load(
+      "(float[2,3] x) => (float loss, float[3] n) <float[3] u = {1,1,1}, float[3] k = {1,1,1}, "
+      "float[3] w = {1,1,1}, "
+      "int64[1] axes = {0}>",
+      "a = Mul(x, u) b = Mul(x, k) d = Sub(a, b) y = Mul(d, w) m = ReduceMean<keepdims = 0>(x, "
+      "axes) "
+      "n = ai.caesura.Assign(u, m) loss = ReduceMean<keepdims = 0>(y)");
   TrainingOptions options;
   options.step.loss = Loss::Output("loss");
   options.step.trainable = {"w"};
@@ -138,7 +151,8 @@ TEST_F(TrainingMode, DropoutDrops) {
 
 TEST_F(TrainingMode, StatisticsInsideOfBodiesAreRefused) {
   Load(std::string("(bool c, float[N,3] x) => (float[N,3] y) ") + kStatistics,
-       "y = If(c) <then_branch = t () => (float[N,3] p) { [inner] p = BatchNormalization(x, s, b, m, v) },"
+       "y = If(c) <then_branch = t () => (float[N,3] p) { [inner] p = BatchNormalization(x, s, b, "
+       "m, v) },"
        " else_branch = e () => (float[N,3] q) { q = Dropout(x) }>");
   EXPECT_THAT(SwitchToTraining(*graph_).status().message(), HasSubstr("cannot update 'm'"));
 }

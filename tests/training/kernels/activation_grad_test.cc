@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SumTo against sums by index arithmetic, and what the gradients of activations promise of each other. Numerical
-// checks of the rules that use them are in tests/gradients.
+// SumTo against sums by index arithmetic, and what the gradients of activations promise of each
+// other. Numerical checks of the rules that use them are in tests/gradients.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -21,8 +21,8 @@ Tensor RandomTensor(const Shape& shape, int seed) {
   return out;
 }
 
-Result<Tensor> RunKernel(const char* op_type, std::vector<RuntimeValue> inputs, AttributeMap attributes = {},
-                         int threads = 1) {
+Result<Tensor> RunKernel(const char* op_type, std::vector<RuntimeValue> inputs,
+                         AttributeMap attributes = {}, int threads = 1) {
   KernelCase node(op_type, std::move(inputs), std::move(attributes), kTrainingDomain);
   node.threads = threads;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(RegisterActivationGradKernels));
@@ -50,16 +50,18 @@ std::vector<double> ExpectedSum(const Tensor& dy, const Shape& shape) {
 
 TEST(SumTo, AddsWhatBroadcastingExpanded) {
   const std::vector<std::pair<Shape, Shape>> cases = {
-      {{4, 5}, {5}},          {{4, 5}, {4, 1}},     {{4, 5}, {}},         {{4, 5}, {1, 1}},
-      {{2, 3, 4, 5}, {3, 1, 5}}, {{2, 3, 4, 5}, {2, 1, 4, 1}}, {{0, 3}, {3}}, {{3, 0}, {3, 1}},
-      {{300, 400}, {400}},    {{300, 400}, {300, 1}}, {{300, 400}, {}},   {{7, 64, 100}, {64, 1}}};
+      {{4, 5}, {5}},          {{4, 5}, {4, 1}},          {{4, 5}, {}},
+      {{4, 5}, {1, 1}},       {{2, 3, 4, 5}, {3, 1, 5}}, {{2, 3, 4, 5}, {2, 1, 4, 1}},
+      {{0, 3}, {3}},          {{3, 0}, {3, 1}},          {{300, 400}, {400}},
+      {{300, 400}, {300, 1}}, {{300, 400}, {}},          {{7, 64, 100}, {64, 1}}};
   for (const auto& [from, to] : cases) {
     const Tensor dy = RandomTensor(from, 3);
     const std::vector<double> expected = ExpectedSum(dy, to);
     for (int threads : {1, 2, 3}) {
       const Tensor dx = SumTo(dy, to, threads).value();
       ASSERT_EQ(dx.shape(), to);
-      for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(dx.data<double>()[i], expected[i], 1e-10);
+      for (size_t i = 0; i < expected.size(); ++i)
+        ASSERT_NEAR(dx.data<double>()[i], expected[i], 1e-10);
     }
   }
 }
@@ -76,8 +78,10 @@ TEST(SoftmaxGrad, SumsToZeroAlongTheAxis) {
   const Shape shape{3, 20, 17};
   const Tensor x = RandomTensor(shape, 5), dy = RandomTensor(shape, 6);
   for (int64_t axis : {0, 1, 2}) {
-    const int64_t n = shape[static_cast<int>(axis)], inner = shape.Elements(static_cast<int>(axis) + 1, 3);
-    const Tensor y = Tensor::Zeros(DType::kFloat64, shape), log_y = Tensor::Zeros(DType::kFloat64, shape);
+    const int64_t n = shape[static_cast<int>(axis)],
+                  inner = shape.Elements(static_cast<int>(axis) + 1, 3);
+    const Tensor y = Tensor::Zeros(DType::kFloat64, shape),
+                 log_y = Tensor::Zeros(DType::kFloat64, shape);
     for (int64_t row = 0; row < shape.elements() / n; ++row) {
       const int64_t at = row / inner * n * inner + row % inner;
       double total = 0;
@@ -102,7 +106,8 @@ TEST(SoftmaxGrad, SumsToZeroAlongTheAxis) {
 
 // Both forms of Gelu, numerically.
 TEST(GeluGrad, FollowsTheForwardKernel) {
-  const Tensor x = RandomTensor({200}, 7), ones = Tensor::Of<double>({200}, std::vector<double>(200, 1.0));
+  const Tensor x = RandomTensor({200}, 7),
+               ones = Tensor::Of<double>({200}, std::vector<double>(200, 1.0));
   for (const char* approximate : {"none", "tanh"}) {
     const AttributeMap attributes = {{"approximate", std::string(approximate)}};
     auto forward = [&](double shift) {
@@ -114,7 +119,8 @@ TEST(GeluGrad, FollowsTheForwardKernel) {
     const Tensor above = forward(1e-6), below = forward(-1e-6);
     const Tensor dx = RunKernel("GeluGrad", {ones, x}, attributes).value();
     for (int i = 0; i < 200; ++i) {
-      EXPECT_NEAR(dx.data<double>()[i], (above.data<double>()[i] - below.data<double>()[i]) / 2e-6, 1e-8);
+      EXPECT_NEAR(dx.data<double>()[i], (above.data<double>()[i] - below.data<double>()[i]) / 2e-6,
+                  1e-8);
     }
   }
 }

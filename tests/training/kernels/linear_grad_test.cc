@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of ops that are linear in X must be their transposes: <dY, op(X)> = <grad(dY), X>, in every float type
-// and with any number of threads. (Numerical checks of whole rules are in tests/gradients.)
+// Gradients of ops that are linear in X must be their transposes: <dY, op(X)> = <grad(dY), X>, in
+// every float type and with any number of threads. (Numerical checks of whole rules are in
+// tests/gradients.)
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +17,9 @@ using Ints = std::vector<int64_t>;
 using Inputs = std::vector<RuntimeValue>;
 
 Attribute Text(const char* text) { return std::string(text); }
-Tensor IntTensor(Ints values) { return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values); }
+Tensor IntTensor(Ints values) {
+  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
+}
 Tensor DimsOf(const Tensor& x) { return IntTensor(x.shape().dims()); }
 
 void RegisterAll(KernelRegistry& registry) {
@@ -49,7 +52,8 @@ struct LinearCase {
   Shape x;
   Inputs others;  // of the op, after X
   AttributeMap attributes = {};
-  bool takes_x = false;        // the gradient is (dY, X, others...), otherwise (dY, shape of X, others...)
+  bool takes_x =
+      false;  // the gradient is (dY, X, others...), otherwise (dY, shape of X, others...)
   bool indices_first = false;  // (dY, others..., shape of X)
 };
 
@@ -59,7 +63,8 @@ void CheckTransposed(const LinearCase& c, double tolerance) {
   Inputs forward = {x};
   for (const RuntimeValue& other : c.others) {
     // Float inputs follow X's type.
-    const bool is_float = other.is_tensor() && other.tensor().dtype() == DType::kFloat32 && c.takes_x;
+    const bool is_float =
+        other.is_tensor() && other.tensor().dtype() == DType::kFloat32 && c.takes_x;
     Tensor converted = is_float ? Tensor::Zeros(kDTypeOf<T>, other.tensor().shape()) : Tensor();
     for (int64_t i = 0; is_float && i < converted.elements(); ++i) {
       converted.data<T>()[i] = T(other.tensor().data<float>()[i]);
@@ -93,8 +98,11 @@ void Check(const LinearCase& c) {
 TEST(LinearGrad, GatherAddsWhatItRead) {
   const Tensor at = Tensor::Of<int64_t>({3, 2}, {0, -1, 5, 5, 2, 0});
   for (int64_t axis : {0, 1, -1}) {
-    Check(
-        {.op = "Gather", .x = {6, 7, 70}, .others = {at}, .attributes = {{"axis", axis}}, .indices_first = true});
+    Check({.op = "Gather",
+           .x = {6, 7, 70},
+           .others = {at},
+           .attributes = {{"axis", axis}},
+           .indices_first = true});
   }
 }
 
@@ -107,7 +115,8 @@ TEST(LinearGrad, GatherAddsToABase) {
     std::vector<double> expected = base.ToVector<double>();
     const std::vector<double> slices = dy.ToVector<double>();
     const int64_t rows[] = {2, 0, 3, 2, 2};
-    for (int64_t i = 0; i < dy.elements(); ++i) expected[rows[i / 300] * 300 + i % 300] += slices[i];
+    for (int64_t i = 0; i < dy.elements(); ++i)
+      expected[rows[i / 300] * 300 + i % 300] += slices[i];
     for (int threads : {1, 4}) {
       KernelCase node("GatherGrad", {dy, at, IntTensor({4, 300}), base}, {}, kTrainingDomain);
       node.threads = threads;
@@ -120,16 +129,21 @@ TEST(LinearGrad, GatherAddsToABase) {
   check(float{});
   check(Float16{});
   check(BFloat16{});
-  KernelCase wrong("GatherGrad", {Numbers<float>({5, 3}, 1), at, IntTensor({4, 3}), Numbers<float>({3, 4}, 1)}, {},
-                   kTrainingDomain);
-  EXPECT_NE(wrong.Run(RegisterAll).status().message().find("base: expected float32[4, 3], got float32[3, 4]"),
+  KernelCase wrong("GatherGrad",
+                   {Numbers<float>({5, 3}, 1), at, IntTensor({4, 3}), Numbers<float>({3, 4}, 1)},
+                   {}, kTrainingDomain);
+  EXPECT_NE(wrong.Run(RegisterAll)
+                .status()
+                .message()
+                .find("base: expected float32[4, 3], got float32[3, 4]"),
             std::string::npos);
 }
 
 TEST(LinearGrad, SlicePutsBack) {
-  Check({.op = "Slice",
-         .x = {9, 40, 30},
-         .others = {IntTensor({-1, 2}), IntTensor({0, 38}), IntTensor({0, 1}), IntTensor({-2, 3})}});
+  Check(
+      {.op = "Slice",
+       .x = {9, 40, 30},
+       .others = {IntTensor({-1, 2}), IntTensor({0, 38}), IntTensor({0, 1}), IntTensor({-2, 3})}});
 }
 
 TEST(LinearGrad, PadAddsCopies) {
@@ -154,7 +168,8 @@ TEST(LinearGrad, ResizeSpreads) {
 
 TEST(LinearGrad, GridSampleAddsWhatItRead) {
   Tensor grid = Tensor::Zeros(DType::kFloat32, {2, 4, 5, 2});
-  for (int64_t i = 0; i < grid.elements(); ++i) grid.data<float>()[i] = static_cast<float>(i * 13 % 21 - 10) / 8;
+  for (int64_t i = 0; i < grid.elements(); ++i)
+    grid.data<float>()[i] = static_cast<float>(i * 13 % 21 - 10) / 8;
   for (const char* mode : {"nearest", "linear", "cubic"}) {
     for (const char* padding : {"zeros", "border", "reflection"}) {
       Check({.op = "GridSample",
@@ -177,16 +192,19 @@ TEST(LinearGrad, RoiAlignSpreads) {
 
 // The products: exact where elements are zero.
 TEST(ProductGrad, NeedsNoDivision) {
-  const Tensor x = Tensor::Of<double>({4}, {2, 0, 3, 5}), dy = Tensor::Of<double>({4}, {1, 10, 100, 1000});
+  const Tensor x = Tensor::Of<double>({4}, {2, 0, 3, 5}),
+               dy = Tensor::Of<double>({4}, {1, 10, 100, 1000});
   auto run = [](const char* op, Inputs inputs, AttributeMap attributes = {}) {
     KernelCase node(op, std::move(inputs), std::move(attributes), kTrainingDomain);
     return node.Run(RegisterMovementGradKernels).value()[0].tensor().ToVector<double>();
   };
   const Tensor axis = Tensor::Scalar<int64_t>(0);
-  EXPECT_EQ(run("CumProdGrad", {dy, x, axis}), (std::vector<double>{1, 2 * (10 + 3 * 100 + 15 * 1000), 0, 0}));
+  EXPECT_EQ(run("CumProdGrad", {dy, x, axis}),
+            (std::vector<double>{1, 2 * (10 + 3 * 100 + 15 * 1000), 0, 0}));
   EXPECT_EQ(run("CumProdGrad", {dy, x, axis}, {{"exclusive", int64_t{1}}}),
             (std::vector<double>{10, 2 * (100 + 3 * 1000), 0, 0}));
-  EXPECT_EQ(run("ReduceProdGrad", {Tensor::Of<double>({1}, {7}), x}), (std::vector<double>{0, 210, 0, 0}));
+  EXPECT_EQ(run("ReduceProdGrad", {Tensor::Of<double>({1}, {7}), x}),
+            (std::vector<double>{0, 210, 0, 0}));
   const Tensor singular = Tensor::Of<double>({2, 2}, {1, 2, 2, 4});
   EXPECT_EQ(run("DetGrad", {Tensor::Scalar(1.0), singular, Tensor::Scalar(0.0)}),
             (std::vector<double>{4, -2, -2, 1}));

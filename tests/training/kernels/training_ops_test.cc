@@ -13,7 +13,9 @@ namespace {
 // The types of the graph's outputs, after inference.
 std::vector<std::string> TypesIn(const std::string& graph) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
-  Model model = ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]>\n" + graph).value();
+  Model model =
+      ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]>\n" + graph)
+          .value();
   const Status status = InferShapes(*model.graph);
   EXPECT_TRUE(status.ok()) << status.ToString();
   std::vector<std::string> out;
@@ -22,10 +24,11 @@ std::vector<std::string> TypesIn(const std::string& graph) {
 }
 
 TEST(TrainingOpTypes, AttentionOfHeads) {
-  EXPECT_EQ(TypesIn(R"(g (float[N, 8, T, 32] q, float[N, 2, S, 32] k, float[N, 2, S, 16] v) => (y, lse) {
+  EXPECT_EQ(
+      TypesIn(R"(g (float[N, 8, T, 32] q, float[N, 2, S, 32] k, float[N, 2, S, 16] v) => (y, lse) {
     y, , , , lse = ai.caesura.AttentionTraining (q, k, v)
   })"),
-            (std::vector<std::string>{"float32[N, 8, T, 16]", "float32[N, 8, T]"}));
+      (std::vector<std::string>{"float32[N, 8, T, 16]", "float32[N, 8, T]"}));
 }
 
 TEST(TrainingOpTypes, AttentionOfRows) {

@@ -23,9 +23,12 @@ TEST(GlobalNorm, IsTheRootOfAllSquares) {
   const RuntimeValue norm = RunOne("GlobalNorm", {a, b, Tensor::Zeros(DType::kFloat32, Shape{0})});
   EXPECT_EQ(norm.tensor().dtype(), DType::kFloat32);
   EXPECT_FLOAT_EQ(Scalar(norm), std::sqrt(55.0f));
-  EXPECT_EQ(RunOne("GlobalNorm", {Tensor::Of<double>({1}, {3}), Tensor::Of<double>({1}, {4})}).tensor().dtype(),
+  EXPECT_EQ(RunOne("GlobalNorm", {Tensor::Of<double>({1}, {3}), Tensor::Of<double>({1}, {4})})
+                .tensor()
+                .dtype(),
             DType::kFloat64);
-  EXPECT_FLOAT_EQ(Scalar(RunOne("GlobalNorm", {Tensor::Of<BFloat16>({2}, {3.0f, 4.0f}), b})), std::sqrt(50.0f));
+  EXPECT_FLOAT_EQ(Scalar(RunOne("GlobalNorm", {Tensor::Of<BFloat16>({2}, {3.0f, 4.0f}), b})),
+                  std::sqrt(50.0f));
 }
 
 TEST(GlobalNorm, DoesNotDependOnThreadsAndSumsInDouble) {
@@ -43,7 +46,8 @@ TEST(GlobalNorm, ShowsWhatIsNotFinite) {
 
 TEST(ClipScale, FollowsTorch) {
   auto scale = [](double norm, double factor, AttributeMap attributes = {}) {
-    return Scalar(RunOne("ClipScale", {Tensor::Scalar<double>(norm), Tensor::Scalar<double>(factor)}, attributes));
+    return Scalar(RunOne(
+        "ClipScale", {Tensor::Scalar<double>(norm), Tensor::Scalar<double>(factor)}, attributes));
   };
   const Attribute limit = Tensor::Scalar<double>(2);
   EXPECT_EQ(scale(1, 1, {{"max_norm", limit}}), 1);
@@ -52,17 +56,21 @@ TEST(ClipScale, FollowsTorch) {
   EXPECT_EQ(scale(1e30, 0.25), 0.25);  // no limit
   EXPECT_EQ(scale(INFINITY, 1, {{"max_norm", limit}}), 0);
   EXPECT_TRUE(std::isnan(scale(NAN, 1, {{"max_norm", limit}})));
-  EXPECT_TRUE(std::isnan(scale(INFINITY, 1, {{"max_norm", limit}, {"skip_nonfinite", int64_t{1}}})));
+  EXPECT_TRUE(
+      std::isnan(scale(INFINITY, 1, {{"max_norm", limit}, {"skip_nonfinite", int64_t{1}}})));
 }
 
 TEST(InPlaceAccumulator, AddsOrStartsAnew) {
   for (bool share : {true, false}) {
     for (bool reset : {true, false}) {
-      const Tensor buffer = Tensor::Of<float>({2}, {1, 2}), value = Tensor::Of<float>({2}, {10, 20});
-      KernelCase node("InPlaceAccumulator", {buffer, value, Tensor::Scalar<bool>(reset)}, {}, kTrainingDomain);
+      const Tensor buffer = Tensor::Of<float>({2}, {1, 2}),
+                   value = Tensor::Of<float>({2}, {10, 20});
+      KernelCase node("InPlaceAccumulator", {buffer, value, Tensor::Scalar<bool>(reset)}, {},
+                      kTrainingDomain);
       node.share_in_place = share;
       const Tensor out = node.Run(RegisterOptimizerKernels).value()[0].tensor();
-      EXPECT_EQ(out.ToVector<float>(), (reset ? std::vector<float>{10, 20} : std::vector<float>{11, 22}));
+      EXPECT_EQ(out.ToVector<float>(),
+                (reset ? std::vector<float>{10, 20} : std::vector<float>{11, 22}));
       EXPECT_EQ(out.raw() == node.inputs[0].tensor().raw(), share);
     }
   }

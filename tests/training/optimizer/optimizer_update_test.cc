@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The update kernels against torch.optim 2.13 in float64, and against arithmetic done here (Lion, LAMB).
+// The update kernels against torch.optim 2.13 in float64, and against arithmetic done here (Lion,
+// LAMB).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,8 +12,8 @@
 namespace caesura {
 namespace {
 
-// Two parameters, p = [1, -2, 0.5, 3] and q = [[0.1], [-0.2]], whose gradients in step t = 0, 1, ... are
-// [0.1, -0.2, 0.3, -0.4] (t + 1) and [[0.5], [0.25]] (1 - t).
+// Two parameters, p = [1, -2, 0.5, 3] and q = [[0.1], [-0.2]], whose gradients in step t = 0, 1,
+// ... are [0.1, -0.2, 0.3, -0.4] (t + 1) and [[0.5], [0.25]] (1 - t).
 template <typename T>
 class TinyTraining {
  public:
@@ -21,8 +22,9 @@ class TinyTraining {
     parameters_ = {Make({4}, {1, -2, 0.5, 3}), Make({2, 1}, {0.1, -0.2})};
     for (const OptimizerState& state : update_.states) {
       for (const Shape& shape : {Shape{4}, Shape{2, 1}}) {
-        states_.push_back(state.is_scalar ? Tensor::Scalar(static_cast<float>(state.initial))
-                                          : Make(shape, std::vector<double>(shape.elements(), state.initial)));
+        states_.push_back(state.is_scalar
+                              ? Tensor::Scalar(static_cast<float>(state.initial))
+                              : Make(shape, std::vector<double>(shape.elements(), state.initial)));
       }
     }
     update_.coefficients["count"] = int64_t{2};
@@ -33,7 +35,8 @@ class TinyTraining {
 
   Status Step() {
     const double t = static_cast<double>(steps_);
-    std::vector<RuntimeValue> inputs = {Tensor::Scalar<double>(rate_), Tensor::Scalar<int64_t>(++steps_),
+    std::vector<RuntimeValue> inputs = {Tensor::Scalar<double>(rate_),
+                                        Tensor::Scalar<int64_t>(++steps_),
                                         Tensor::Scalar<double>(scale)};
     const double up = (t + 1) / scale, down = (1 - t) / scale;
     inputs.insert(inputs.end(), parameters_.begin(), parameters_.end());
@@ -57,7 +60,9 @@ class TinyTraining {
     for (double value : parameters_[1].template ToVector<double>()) out.push_back(value);
     return out;
   }
-  void SetAttribute(const std::string& name, Attribute value) { update_.coefficients[name] = std::move(value); }
+  void SetAttribute(const std::string& name, Attribute value) {
+    update_.coefficients[name] = std::move(value);
+  }
   void set_steps(int64_t steps) { steps_ = steps; }
 
  private:
@@ -77,74 +82,106 @@ struct TorchCase {
 };
 
 const TorchCase kTorchCases[] = {
-    {"Sgd", Sgd{.learning_rate = 0.1, .weight_decay = 0.01},
-     {0.9370429889999999, -1.8740859779999999, 0.3186214695, 3.230849037, 0.0998002499, -0.19935062480000001}},
-    {"SgdMomentum", Sgd{.learning_rate = 0.1, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01},
-     {0.90643462109, -1.81286924218, 0.23259329029499998, 3.33705111997, 0.009139382418999998, -0.244101366088}},
-    {"SgdNesterov", Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true},
-     {0.8544099999999999, -1.7088199999999998, 0.06322999999999997, 3.5823600000000004, 0.02305, -0.238475}},
-    {"Adam", Adam{.learning_rate = 0.01, .weight_decay = 0.1},
-     {0.9702142066503179, -1.970216830273058, 0.4706109261680111, 3.0274518060472695, 0.08380495801233162,
-      -0.21412802181210483}},
-    {"AdamW", AdamW{.learning_rate = 0.01, .weight_decay = 0.1},
-     {0.9678008103721331, -1.9648038083465955, 0.46929930950474963, 3.020211187166173, 0.08388508545359868,
-      -0.2152158138784554}},
-    {"AdamWOtherBetas", AdamW{.learning_rate = 0.01, .beta1 = 0.3, .beta2 = 0.5, .epsilon = 1e-3},
-     {0.9692169611874226, -1.9688179858917063, 0.46923477465283875, 3.0297319444963033, 0.0937370616437573,
-      -0.20615757024315576}},
-    {"Rmsprop", Rmsprop{.learning_rate = 0.01, .weight_decay = 0.1},
-     {0.7438309274202983, -1.742985537479896, 0.2332544842284191, 3.2850566059501545, 0.07036505795365296,
-      -0.2098267022265669}},
-    {"RmspropCentered", Rmsprop{.learning_rate = 0.01, .centered = true},
-     {0.7277569104639822, -1.7277568285116636, 0.2277568011942097, 3.2722432124645198, 0.07056141054001996,
-      -0.22943857935848794}},
-    {"RmspropMomentum", Rmsprop{.learning_rate = 0.01, .momentum = 0.9},
-     {0.478538556478706, -1.4785383721424623, -0.02146168930298677, 3.5214617200257177, -0.09993484499948854,
-      -0.39993480090001676}},
-    {"RmspropCenteredMomentum", Rmsprop{.learning_rate = 0.01, .momentum = 0.9, .centered = true},
-     {0.4745849120102424, -1.474584725329328, -0.02541533689767872, 3.525415368011189, -0.10130002132385764,
-      -0.4012999766769318}},
-    {"AdamAmsgrad", Adam{.learning_rate = 0.01, .weight_decay = 0.1, .amsgrad = true},
+    {"Sgd",
+     Sgd{.learning_rate = 0.1, .weight_decay = 0.01},
+     {0.9370429889999999, -1.8740859779999999, 0.3186214695, 3.230849037, 0.0998002499,
+      -0.19935062480000001}},
+    {"SgdMomentum",
+     Sgd{.learning_rate = 0.1, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01},
+     {0.90643462109, -1.81286924218, 0.23259329029499998, 3.33705111997, 0.009139382418999998,
+      -0.244101366088}},
+    {"SgdNesterov",
+     Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true},
+     {0.8544099999999999, -1.7088199999999998, 0.06322999999999997, 3.5823600000000004, 0.02305,
+      -0.238475}},
+    {"Adam",
+     Adam{.learning_rate = 0.01, .weight_decay = 0.1},
+     {0.9702142066503179, -1.970216830273058, 0.4706109261680111, 3.0274518060472695,
+      0.08380495801233162, -0.21412802181210483}},
+    {"AdamW",
+     AdamW{.learning_rate = 0.01, .weight_decay = 0.1},
+     {0.9678008103721331, -1.9648038083465955, 0.46929930950474963, 3.020211187166173,
+      0.08388508545359868, -0.2152158138784554}},
+    {"AdamWOtherBetas",
+     AdamW{.learning_rate = 0.01, .beta1 = 0.3, .beta2 = 0.5, .epsilon = 1e-3},
+     {0.9692169611874226, -1.9688179858917063, 0.46923477465283875, 3.0297319444963033,
+      0.0937370616437573, -0.20615757024315576}},
+    {"Rmsprop",
+     Rmsprop{.learning_rate = 0.01, .weight_decay = 0.1},
+     {0.7438309274202983, -1.742985537479896, 0.2332544842284191, 3.2850566059501545,
+      0.07036505795365296, -0.2098267022265669}},
+    {"RmspropCentered",
+     Rmsprop{.learning_rate = 0.01, .centered = true},
+     {0.7277569104639822, -1.7277568285116636, 0.2277568011942097, 3.2722432124645198,
+      0.07056141054001996, -0.22943857935848794}},
+    {"RmspropMomentum",
+     Rmsprop{.learning_rate = 0.01, .momentum = 0.9},
+     {0.478538556478706, -1.4785383721424623, -0.02146168930298677, 3.5214617200257177,
+      -0.09993484499948854, -0.39993480090001676}},
+    {"RmspropCenteredMomentum",
+     Rmsprop{.learning_rate = 0.01, .momentum = 0.9, .centered = true},
+     {0.4745849120102424, -1.474584725329328, -0.02541533689767872, 3.525415368011189,
+      -0.10130002132385764, -0.4012999766769318}},
+    {"AdamAmsgrad",
+     Adam{.learning_rate = 0.01, .weight_decay = 0.1, .amsgrad = true},
      {0.9702142066503179, -1.970216830273058, 0.4706109261680111, 3.0274518060472695,
       0.08380730825751655, -0.21412802181210483}},
-    {"AdamWMaximize", AdamW{.learning_rate = 0.01, .weight_decay = 0.1, .maximize = true},
+    {"AdamWMaximize",
+     AdamW{.learning_rate = 0.01, .weight_decay = 0.1, .maximize = true},
      {1.0262051876278668, -2.0232081876534047, 0.5277036894952504, 2.9618068068338266,
       0.11551551434640132, -0.18358538572154462}},
-    {"NAdam", NAdam{.learning_rate = 0.01, .weight_decay = 0.1},
+    {"NAdam",
+     NAdam{.learning_rate = 0.01, .weight_decay = 0.1},
      {0.9713687373560862, -1.97136029704493, 0.47043970246842687, 3.031172188960645,
       0.09596984286526788, -0.20202811814442884}},
-    {"NAdamDecoupled", NAdam{.learning_rate = 0.01, .weight_decay = 0.1, .momentum_decay = 0.1, .decoupled_weight_decay = true},
+    {"NAdamDecoupled",
+     NAdam{.learning_rate = 0.01,
+           .weight_decay = 0.1,
+           .momentum_decay = 0.1,
+           .decoupled_weight_decay = true},
      {0.9672722071974389, -1.9642752051447063, 0.4687707062937953, 3.0207397903816595,
       0.09597878486050368, -0.20312211479333134}},
-    {"RAdam", RAdam{.learning_rate = 0.01, .weight_decay = 0.1},
+    {"RAdam",
+     RAdam{.learning_rate = 0.01, .weight_decay = 0.1},
      {0.992406960186444, -1.984813920372888, 0.4847168899786366, 3.0093833328801707,
       0.09268930217517965, -0.20290574797047972}},
-    {"RAdamRectified", RAdam{.learning_rate = 0.01, .beta1 = 0.5, .beta2 = 0.9},
+    {"RAdamRectified",
+     RAdam{.learning_rate = 0.01, .beta1 = 0.5, .beta2 = 0.9},
      {0.9949047619047618, -1.9898095238095237, 0.4847142857142857, 3.0203809523809526,
       0.09547619047619048, -0.20226190476190475}},
-    {"Adamax", Adamax{.learning_rate = 0.01, .weight_decay = 0.1},
+    {"Adamax",
+     Adamax{.learning_rate = 0.01, .weight_decay = 0.1},
      {0.9738830024781083, -1.973893359677051, 0.4751159611661185, 3.0220798145375656,
       0.08567498950100351, -0.21284631879476815}},
-    {"Adagrad", Adagrad{.learning_rate = 0.1, .lr_decay = 0.5, .weight_decay = 0.1, .initial_accumulator_value = 0.1},
+    {"Adagrad",
+     Adagrad{.learning_rate = 0.1,
+             .lr_decay = 0.5,
+             .weight_decay = 0.1,
+             .initial_accumulator_value = 0.1},
      {0.8735979861750044, -1.8355524484517007, 0.3339717880078653, 3.1271373256785218,
       0.0467953756164093, -0.22566489770881787}},
-    {"Adadelta", Adadelta{.learning_rate = 0.5, .rho = 0.95, .weight_decay = 0.1},
+    {"Adadelta",
+     Adadelta{.learning_rate = 0.5, .rho = 0.95, .weight_decay = 0.1},
      {0.9920279270221907, -1.9920257584879981, 0.49161482969712145, 3.009188773373715,
       0.09992286054468778, -0.19951796152292312}},
-    {"Asgd", Asgd{.learning_rate = 0.02, .lambd = 0.1, .t0 = 1, .weight_decay = 0.1},
+    {"Asgd",
+     Asgd{.learning_rate = 0.02, .lambd = 0.1, .t0 = 1, .weight_decay = 0.1},
      {0.9761215283367186, -1.9522430566734372, 0.4582002331437705, 3.011974071879005,
       0.09885633985660461, -0.19758826525833628}},
-    {"Rprop", Rprop{.learning_rate = 0.01, .eta_minus = 0.4, .eta_plus = 1.5},
-     {0.9525, -1.9525000000000001, 0.45249999999999996, 3.0475,
-      0.1, -0.2}},
-    {"RmspropMaximize", Rmsprop{.learning_rate = 0.01, .momentum = 0.9, .maximize = true},
+    {"Rprop",
+     Rprop{.learning_rate = 0.01, .eta_minus = 0.4, .eta_plus = 1.5},
+     {0.9525, -1.9525000000000001, 0.45249999999999996, 3.0475, 0.1, -0.2}},
+    {"RmspropMaximize",
+     Rmsprop{.learning_rate = 0.01, .momentum = 0.9, .maximize = true},
      {1.5214614435212939, -2.5214616278575375, 1.0214616893029869, 2.4785382799742823,
       0.2999348449994885, -6.519909998325746e-05}},
 };
 
-void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance) {
+void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected,
+                double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
+  for (size_t i = 0; i < actual.size(); ++i)
+    EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
 }
 
 TEST(OptimizerUpdate, EqualsTorchInDouble) {
@@ -175,20 +212,22 @@ TEST(OptimizerUpdate, SameWithBuffersOfItsOwnAndWithAScale) {
   }
 }
 
-// p = p (1 - lr wd) - lr sign(beta1 m + (1 - beta1) g), by hand for two steps: every direction keeps its sign but
-// that of q in step 1, whose gradient is 0 while m = 0.01 * 0.5 is positive.
+// p = p (1 - lr wd) - lr sign(beta1 m + (1 - beta1) g), by hand for two steps: every direction
+// keeps its sign but that of q in step 1, whose gradient is 0 while m = 0.01 * 0.5 is positive.
 TEST(OptimizerUpdate, Lion) {
   const double keep = 1 - 0.1 * 0.5;
   const Lion lion{.learning_rate = 0.1, .weight_decay = 0.5};
   std::vector<double> expected;
   const double signs[] = {1, -1, 1, -1, 1, 1};
   const double start[] = {1, -2, 0.5, 3, 0.1, -0.2};
-  for (int i = 0; i < 6; ++i) expected.push_back((start[i] * keep - 0.1 * signs[i]) * keep - 0.1 * signs[i]);
+  for (int i = 0; i < 6; ++i)
+    expected.push_back((start[i] * keep - 0.1 * signs[i]) * keep - 0.1 * signs[i]);
   ExpectNear(TinyTraining<double>(lion).After(2), expected, 1e-15);
   ExpectNear(TinyTraining<float>(lion).After(2), expected, 1e-6);
 }
 
-// In the first step m / (1 - beta1) = g and v / (1 - beta2) = g^2, so u = sign(g) (but for epsilon) + wd p.
+// In the first step m / (1 - beta1) = g and v / (1 - beta2) = g^2, so u = sign(g) (but for epsilon)
+// + wd p.
 TEST(OptimizerUpdate, LambScalesByTheNormsOfEachParameter) {
   const Lamb lamb{.learning_rate = 0.1, .epsilon = 0, .weight_decay = 0.5};
   const std::vector<double> p = {1, -2, 0.5, 3}, q = {0.1, -0.2}, g = {1, -1, 1, -1}, h = {1, 1};
@@ -201,7 +240,8 @@ TEST(OptimizerUpdate, LambScalesByTheNormsOfEachParameter) {
       of_x += x[i] * x[i];
       of_u += u[i] * u[i];
     }
-    for (size_t i = 0; i < x.size(); ++i) expected.push_back(x[i] - 0.1 * std::sqrt(of_x / of_u) * u[i]);
+    for (size_t i = 0; i < x.size(); ++i)
+      expected.push_back(x[i] - 0.1 * std::sqrt(of_x / of_u) * u[i]);
   };
   add(p, g);
   add(q, h);
@@ -219,13 +259,15 @@ TEST(OptimizerUpdate, LambTakesRatioOneForZeroParameters) {
   KernelCase node("LambUpdate",
                   {rate, step, scale, zeros.Clone().value(), Tensor::Of<double>({2}, {3, -4}),
                    zeros.Clone().value(), zeros.Clone().value()},
-                  {{"count", int64_t{1}}, {"epsilon", Tensor::Scalar<double>(0)}}, kTrainingDomain, 3);
+                  {{"count", int64_t{1}}, {"epsilon", Tensor::Scalar<double>(0)}}, kTrainingDomain,
+                  3);
   const auto out = node.Run(RegisterOptimizerKernels).value();
   ExpectNear(out[0].tensor().ToVector<double>(), {-0.5, 0.5}, 1e-12);
 }
 
 TEST(OptimizerUpdate, SkipsAStepOnlyWhenAskedTo) {
-  for (const Optimizer& optimizer : {Optimizer(AdamW{}), Optimizer(Lamb{}), Optimizer(Sgd{}), Optimizer(Lion{})}) {
+  for (const Optimizer& optimizer :
+       {Optimizer(AdamW{}), Optimizer(Lamb{}), Optimizer(Sgd{}), Optimizer(Lion{})}) {
     TinyTraining<double> skipping(optimizer);
     skipping.scale = NAN;
     skipping.SetAttribute("skip_nonfinite", int64_t{1});
@@ -240,11 +282,13 @@ TEST(OptimizerUpdate, SkipsAStepOnlyWhenAskedTo) {
 TEST(OptimizerUpdate, TakesFedCoefficients) {
   const auto after = [](std::vector<double> fed, AttributeMap attributes) {
     attributes["count"] = int64_t{1};
-    const Tensor parameter = Tensor::Of<double>({2}, {1, -2}), zeros = Tensor::Zeros(DType::kFloat64, Shape{2});
+    const Tensor parameter = Tensor::Of<double>({2}, {1, -2}),
+                 zeros = Tensor::Zeros(DType::kFloat64, Shape{2});
     const Shape shape{static_cast<int64_t>(fed.size())};
     KernelCase node("AdamWUpdate",
-                    {Tensor::Of<double>(shape, std::move(fed)), Tensor::Scalar<int64_t>(1), Tensor::Scalar<double>(1), parameter,
-                     Tensor::Of<double>({2}, {0.5, 0.25}), zeros, zeros.Clone().value()},
+                    {Tensor::Of<double>(shape, std::move(fed)), Tensor::Scalar<int64_t>(1),
+                     Tensor::Scalar<double>(1), parameter, Tensor::Of<double>({2}, {0.5, 0.25}),
+                     zeros, zeros.Clone().value()},
                     std::move(attributes), kTrainingDomain, 3);
     auto out = node.Run(RegisterOptimizerKernels);
     return out.ok() ? (*out)[0].tensor().ToVector<double>() : std::vector<double>();
@@ -252,7 +296,8 @@ TEST(OptimizerUpdate, TakesFedCoefficients) {
   const Attribute beta = Tensor::Scalar<double>(0.5), decay = Tensor::Scalar<double>(0.25);
   const std::vector<double> written = after({0.1}, {{"beta1", beta}, {"weight_decay", decay}});
   const std::vector<std::string> fed = {"weight_decay", "learning_rate"};
-  EXPECT_EQ(written, after({9, 9, 0.25, 0.1}, {{"beta1", beta}, {"fed", fed}, {"first", int64_t{2}}}));
+  EXPECT_EQ(written,
+            after({9, 9, 0.25, 0.1}, {{"beta1", beta}, {"fed", fed}, {"first", int64_t{2}}}));
   EXPECT_TRUE(after({9, 9, 0.25}, {{"fed", fed}, {"first", int64_t{2}}}).empty());
   EXPECT_TRUE(after({9}, {{"fed", std::vector<std::string>{"weight_decay"}}}).empty());
 }
@@ -266,10 +311,11 @@ TEST(OptimizerUpdate, RefusesWrongNodes) {
     wrong.SetAttribute("count", count);
     EXPECT_EQ(wrong.Step().code(), StatusCode::kInvalidArgument) << count;
   }
-  KernelCase shapes("SgdUpdate",
-                    {Tensor::Scalar<double>(1), Tensor::Scalar<int64_t>(1), Tensor::Scalar<double>(1),
-                     Tensor::Zeros(DType::kFloat32, Shape{2}), Tensor::Zeros(DType::kFloat32, Shape{3})},
-                    {{"count", int64_t{1}}}, kTrainingDomain);
+  KernelCase shapes(
+      "SgdUpdate",
+      {Tensor::Scalar<double>(1), Tensor::Scalar<int64_t>(1), Tensor::Scalar<double>(1),
+       Tensor::Zeros(DType::kFloat32, Shape{2}), Tensor::Zeros(DType::kFloat32, Shape{3})},
+      {{"count", int64_t{1}}}, kTrainingDomain);
   EXPECT_EQ(shapes.Run(RegisterOptimizerKernels).status().code(), StatusCode::kInvalidArgument);
 }
 
@@ -284,11 +330,13 @@ TEST(OptimizerUpdate, ThreadsDoNotChangeTheResult) {
       for (int kind = 0; kind < 4; ++kind) {
         for (int64_t size : sizes) {
           std::vector<float> values(size);
-          for (int64_t i = 0; i < size; ++i) values[i] = std::abs(std::sin(static_cast<float>(i + kind * 7)));
+          for (int64_t i = 0; i < size; ++i)
+            values[i] = std::abs(std::sin(static_cast<float>(i + kind * 7)));
           inputs.push_back(Tensor::Of<float>(Shape{size}, values));
         }
       }
-      KernelCase node(op, inputs, {{"count", static_cast<int64_t>(sizes.size())}}, kTrainingDomain, 15);
+      KernelCase node(op, inputs, {{"count", static_cast<int64_t>(sizes.size())}}, kTrainingDomain,
+                      15);
       node.threads = threads;
       const auto out = node.Run(RegisterOptimizerKernels).value();
       results.emplace_back();
