@@ -116,6 +116,7 @@ def test_a_profile_of_a_wrapped_module(tmp_path):
     assert len(data["runs"]) == 2 and data["title"] == "forward and backward"
     assert any(op.startswith(("MatMul", "Gemm", "FusedMatMul")) for op in ops_of(data))
     assert all(any(step.get("source", "").startswith(__file__) for step in run["steps"]) for run in data["runs"])
+    assert [{step["phase"] for step in run["steps"]} for run in data["runs"]] == [{"forward"}, {"backward"}]
     with pytest.raises(ValueError, match="already"):
         with caesura.profile(tmp_path / "b.html"):
             with caesura.profile(tmp_path / "c.html"):
@@ -126,6 +127,19 @@ def test_a_profile_of_a_wrapped_module(tmp_path):
     with caesura.profile(tmp_path / "e.html"):  # none is left that records
         pass
     assert data_of(tmp_path / "e.html")["runs"] == []
+
+
+def test_phases_of_torch_compile_and_of_calls_without_gradients(tmp_path):
+    compiled, x = torch.compile(Net(), backend="caesura"), torch.randn(5, 8)
+    compiled(x).sum().backward()
+    with torch.no_grad():
+        compiled(x)
+    with caesura.profile(tmp_path / "a.html"):
+        compiled(x).sum().backward()
+        with torch.no_grad():
+            compiled(x)
+    phases = [{step["phase"] for step in run["steps"]} for run in data_of(tmp_path / "a.html")["runs"]]
+    assert phases == [{"forward"}, {"backward"}, {"forward"}]
 
 
 def test_what_fell_back_is_told(tmp_path):
@@ -333,6 +347,17 @@ def test_the_page_fits_its_width(browser, page, width):
     browser.unfold()
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.run("[...document.querySelectorAll('.chart svg')].every(s => s.clientWidth <= innerWidth)")
+
+
+def test_programs_of_a_wrapped_module_are_named_by_their_phase(browser, tmp_path):
+    module, x = caesura.wrap(Net()), torch.randn(5, 8)
+    module(x).sum().backward()
+    with caesura.profile(tmp_path / "a.html"):
+        module(x).sum().backward()
+    browser.open(tmp_path / "a.html")
+    names = browser.run("[...document.querySelectorAll('#graph-groups h3')].map(h => h.textContent.split(':')[0])")
+    assert names == ["Program 1 of 2, forward", "Program 2 of 2, backward"]
+    assert browser.run("[...document.querySelectorAll('#timeline .legend > *')].map(e => e.textContent)") == ["forward", "backward"]
 
 
 def test_dark_and_light(browser, page):

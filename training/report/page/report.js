@@ -55,9 +55,14 @@
   }));
   const ran = runs.flatMap(run => run.steps.filter(step => step.us !== undefined)).sort((a, b) => a.begin - b.begin);
   const kernelTime = sum(ran, step => step.us), runTime = sum(runs, run => run.us);
-  // Programs of a wrapped module, and runs without training, do not say which part of a step their nodes belong to.
+  // Runs without training have one phase, which says nothing.
   const isPhased = ran.some(step => step.phase !== "forward");
-  const runName = r => runs.length === 1 ? "the step" : `program ${r + 1} of ${runs.length}`;
+  // A program of a wrapped module is of one phase, a whole step of several.
+  function runName(r) {
+    if (runs.length === 1) return "the step";
+    const phases = new Set(runs[r].steps.map(step => step.phase));
+    return `program ${r + 1} of ${runs.length}${isPhased && phases.size === 1 ? `, ${[...phases][0]}` : ""}`;
+  }
   const touched = step => step.bytes[0] + step.bytes[1] + step.bytes[2];
   // "blocks.0.fc (torch.nn.Linear) at /home/me/net.py:12" as "net.py:12" for a table; the whole is its title.
   function lineOf(source) {

@@ -58,15 +58,15 @@ class _Captured:
 
     def compile_backward(self, module, example_inputs):
         try:
-            self.backward = self._program(module)
+            self.backward = self._program(module, "backward")
         except StrictError:
             self.refused = True
-        return _boxed(lambda: self.backward or self._program(module))
+        return _boxed(lambda: self.backward or self._program(module, "backward"))
 
-    def _program(self, module):
+    def _program(self, module, phase=""):
         module = module if self.away else in_pairs(module)
         with unset_fake_temporarily():  # the graph's constants are real
-            return GraphProgram(module)
+            return GraphProgram(module, phase)
 
 
 def _boxed(get_program):

@@ -104,12 +104,14 @@ class Importer:
         self.values[node] = result
 
 
-def import_graph(nodes, inputs, outputs, constants=None):
-    """The ONNX model of FX `nodes` (in order), as a function of the nodes `inputs` that yields the nodes `outputs`.
+def import_graph(nodes, inputs, outputs, constants=None, phase=""):
+    """The ONNX model of FX `nodes` (in order), as a function of the nodes `inputs` that yields the nodes `outputs`. phase: the
+    part of a training step that its nodes belong to, "backward" or "" (the forward).
 
     Raises Refused, with the node, where a call has no equivalent.
     """
     importer = Importer(constants)
+    importer.writer.phase = phase
     bound = [importer.bind(node, f"input_{i}") for i, node in enumerate(inputs)]
     importer.know_shapes()
     for node in nodes:

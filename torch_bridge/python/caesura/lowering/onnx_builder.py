@@ -15,6 +15,7 @@ from caesura.lowering.registry import Refused
 OPSET = 23
 DOMAIN = "ai.caesura"
 SOURCE = "ai.caesura.source"  # the key under which a node names the user's line
+PHASE = "ai.caesura.phase"  # and the part of a training step that it belongs to; none: the forward
 
 ONNX_TYPES = {
     torch.float32: TensorProto.FLOAT, torch.float64: TensorProto.DOUBLE, torch.float16: TensorProto.FLOAT16,
@@ -127,6 +128,7 @@ class Writer:
     _seen: dict = field(default_factory=dict)  # SymInt's expression to (tensor, axis) that has that size
     _count: int = 0
     source: str = ""
+    phase: str = ""
 
     # --- nodes ---
     def fresh(self, stem: str) -> str:
@@ -153,9 +155,10 @@ class Writer:
         self.add(helper.make_node(op_type, names, outputs, name=outputs[0], domain=domain, **attributes))
 
     def add(self, node: onnx.NodeProto) -> None:
-        """Takes a node that is written, as one of the line that `source` names."""
-        if self.source:
-            node.metadata_props.add(key=SOURCE, value=self.source)
+        """Takes a node that is written, as one of the line that `source` names and of `phase`."""
+        for key, value in ((SOURCE, self.source), (PHASE, self.phase)):
+            if value:
+                node.metadata_props.add(key=key, value=value)
         self.nodes.append(node)
 
     def make(self, op_type: str, inputs, dtype: torch.dtype, shape, **attributes) -> Tensor:

@@ -41,10 +41,10 @@ class Program:
     Called with tensors and ints in the order of `inputs`, gives tensors in the order of `outputs` (FX nodes both).
     """
 
-    def __init__(self, nodes, inputs, outputs, constants):
+    def __init__(self, nodes, inputs, outputs, constants, phase):
         self.inputs, self.outputs = inputs, outputs
         self.nodes = nodes
-        self.model = import_graph(nodes, inputs, outputs, constants)
+        self.model = import_graph(nodes, inputs, outputs, constants, phase)
 
     @functools.cached_property
     def _program(self):
@@ -65,8 +65,9 @@ class GraphProgram:
     one program. Thread safety: calls from several threads at the same time are independent.
     """
 
-    def __init__(self, module: torch.fx.GraphModule):
-        self.graph = module.graph
+    def __init__(self, module: torch.fx.GraphModule, phase: str = ""):
+        """phase: as import_graph() takes it."""
+        self.graph, self.phase = module.graph, phase
         _draw_early(self.graph)
         _cancel_transposes(self.graph)
         lay_arguments(self.graph, VIEWS)  # what is left is of the caller's tensors, which PyTorch looks at
@@ -248,7 +249,7 @@ class GraphProgram:
         used = self._with_views(self._reaching(nodes, outputs), inside)
         made = set(used)
         inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in made and s.op != "get_attr"))
-        return [RunStep(Program(used, inputs, outputs, self.constants))] + [CallStep(n) for n in views]
+        return [RunStep(Program(used, inputs, outputs, self.constants, self.phase))] + [CallStep(n) for n in views]
 
     @staticmethod
     def _reaching(nodes, outputs):
