@@ -7,7 +7,7 @@
 
 #include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
-#include "core/kernels/cpu/attention_spec.h"
+#include "core/kernels/spec/attention_spec.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 #include "graph_transforms/scalar_value.h"

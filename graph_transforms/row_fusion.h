@@ -10,10 +10,11 @@ namespace caesura {
 
 // Groups neighbours that treat the rows of their tensors alone (elementwise ops with broadcasting,
 // softmax, norms and reductions over the last axis, and sums over all rows at their ends, such as
-// the gradient of a bias) into FusedRows nodes (core/kernels/cpu/fused_rows.cc), which run them
-// tile by tile in cache. Any shape of group will do, with several inputs and outputs; forward and
-// backward nodes stay apart, as do nodes that depend on initializers alone, which planning folds or
-// caches, from all others. Where types do not prove that rows agree, nothing changes.
+// the gradient of a bias) into FusedRows nodes (core/kernels/cpu/fused_rows/fused_rows.cc), which
+// run them tile by tile in cache. Any shape of group will do, with several inputs and outputs;
+// forward and backward nodes stay apart, as do nodes that depend on initializers alone, which
+// planning folds or caches, from all others. Where types do not prove that rows agree, nothing
+// changes.
 std::shared_ptr<Pass> MakeRowFusionPass();
 
 }  // namespace caesura

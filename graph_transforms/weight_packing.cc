@@ -8,7 +8,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/node_metadata.h"
-#include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/gemm/dnnl_ops.h"
 
 namespace caesura {
 namespace {

@@ -2,7 +2,7 @@
 // Runs one kernel without a plan or an executor: inputs in, outputs out.
 //
 //   KernelCase relu("Relu", {Tensor::Of<float>({2}, {-1, 1})});
-//   std::vector<RuntimeValue> y = relu.Run(RegisterUnaryKernels).value();
+//   std::vector<RuntimeValue> y = relu.Run(RegisterElementwiseKernels).value();
 #ifndef CAESURA_TESTS_KERNEL_CASE_H_
 #define CAESURA_TESTS_KERNEL_CASE_H_
 
@@ -13,6 +13,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/graph.h"
+#include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
 

@@ -6,8 +6,8 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
-#include "core/profile/run_recorder.h"
 #include "core/execute/run_cancel.h"
+#include "core/profile/run_recorder.h"
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"

@@ -12,7 +12,7 @@
 
 #include "core/graph/graph_text.h"
 #include "core/graph/shape_inference.h"
-#include "core/kernels/cpu/best_isa.h"
+#include "core/kernels/cpu/simd/best_isa.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/attention_fusion.h"

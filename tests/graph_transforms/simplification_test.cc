@@ -386,17 +386,17 @@ TEST(SplitSlices, OtherGradientsStay) {
                                          {"5", "zero, two", "three, five", "Neg (y)"},
                                          {"4", "one, three", "two, four", "Neg (y)"}}) {
     const std::string n(size),
-        body =
-            "(float[2] a, float[2] b) => (float[" + n + "] y, float[" + n +
-            "] z) <int64[1] shape = {" + n +
-            R"(}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4}, int64[1] five = {5}> {
+        body = "(float[2] a, float[2] b) => (float[" + n + "] y, float[" + n +
+               "] z) <int64[1] shape = {" + n +
+               R"(}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
+                int64[1] three = {3}, int64[1] four = {4}, int64[1] five = {5}> {
       da = ai.caesura.SliceGrad (a, shape, )" +
-            a + R"()
+               a + R"()
       db = ai.caesura.SliceGrad (b, shape, )" +
-            b + R"()
+               b + R"()
       y = Add (da, db)
-      z = )" +
-            last + "}";
+      z = )" + last +
+               "}";
     EXPECT_THAT(SplitUp(body, {Ramp(Shape{2}), Ramp(Shape{2})}),
                 ElementsAre("SliceGrad", "SliceGrad", "Add", ::testing::_))
         << body;

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/kernels/cpu/small_types.h"
+#include "core/kernels/cpu/simd/small_types.h"
 #include "training/gradient/gradient_rules.h"
 
 namespace caesura::gradient {

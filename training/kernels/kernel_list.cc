@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/kernels/training_ops.h"
 
+#include "training/kernels/attention/kernel_list.h"
+#include "training/kernels/conv/kernel_list.h"
+#include "training/kernels/elementwise/kernel_list.h"
+#include "training/kernels/image/kernel_list.h"
+#include "training/kernels/movement/kernel_list.h"
+#include "training/kernels/normalization/kernel_list.h"
+#include "training/kernels/optimizer/kernel_list.h"
+#include "training/kernels/recurrent/kernel_list.h"
+#include "training/kernels/reduction/kernel_list.h"
+
 namespace caesura {
 
 void RegisterTrainingKernels(KernelRegistry& registry) {
-  RegisterActivationGradKernels(registry);
+  RegisterElementwiseGradKernels(registry);
   RegisterMovementGradKernels(registry);
+  RegisterReductionGradKernels(registry);
   RegisterConvGradKernels(registry);
-  RegisterPoolGradKernels(registry);
   RegisterNormalizationGradKernels(registry);
-  RegisterLossGradKernels(registry);
-  RegisterCtcLossKernels(registry);
   RegisterRecurrentGradKernels(registry);
-  RegisterImageGradKernels(registry);
   RegisterAttentionGradKernels(registry);
+  RegisterImageGradKernels(registry);
   RegisterOptimizerKernels(registry);
 }
 

@@ -61,7 +61,7 @@
 //     log-softmax of. float32 and float64
 // RNNTraining, GRUTraining (as ONNX's) -> Y, Y_h, trace; LSTMTraining -> Y, Y_h, Y_c, trace   the
 // trace [directions, ...] is
-//     the gates, states and cells of all steps (core/kernels/cpu/recurrent_cell.h)
+//     the gates, states and cells of all steps (core/kernels/cpu/recurrent/recurrent_cell.h)
 // RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?, trace) -> dX, dW, dR, dB,
 // dinitial_h GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?,
 // initial_h?, initial_c?, P?, trace)
@@ -88,7 +88,7 @@
 //     two axes; the bias is a row, the addend has Y's shape. Attribute dtype: float32, of Y and the
 //     addend where the others are of half. Made by rules and by matmul_epilogue
 // FusedRows (inputs...) -> outputs   what its `body` computes, row by row
-// (core/kernels/cpu/fused_rows.h). Made by
+// (core/kernels/cpu/fused_rows/fused_rows.h). Made by
 //     row_fusion, behind all differentiation
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor;
 // absent: no clipping).
@@ -129,36 +129,8 @@ Status RegisterTrainingOpSchemas();
 // when it was loaded.
 Status RegisterTrainingOpSchemas(Model& model);
 
-// The CPU kernels of the ops above, one function a family.
-void RegisterTrainingKernels(KernelRegistry& registry);  // kernel_list.cc: all of them
-void RegisterActivationGradKernels(
-    KernelRegistry& registry);  // activation_grad.cc, with DropoutGrad and the next
-void RegisterSumToKernel(KernelRegistry& registry);  // sum_to.cc
-void RegisterMovementGradKernels(
-    KernelRegistry& registry);  // movement_grad.cc: Gather, Slice, Pad, CumProd, ...
-void RegisterProductGradKernels(
-    KernelRegistry& registry);  // product_grad.cc: CumProd, ReduceProd, Det
-void RegisterConvGradKernels(KernelRegistry& registry);           // conv_grad.cc
-void RegisterDeformConvGradKernels(KernelRegistry& registry);     // conv_deform_grad.cc
-void RegisterPoolGradKernels(KernelRegistry& registry);           // pool_grad.cc
-void RegisterNormalizationGradKernels(KernelRegistry& registry);  // normalization_grad.cc
-void RegisterBatchNormGradKernels(KernelRegistry& registry);      // normalization_batch_grad.cc
-void RegisterGroupNormGradKernels(KernelRegistry& registry);      // normalization_group_grad.cc
-void RegisterLossGradKernels(KernelRegistry& registry);           // loss_grad.cc
-void RegisterCtcLossKernels(KernelRegistry& registry);            // ctc_loss.cc
-void RegisterRecurrentGradKernels(KernelRegistry& registry);      // recurrent_grad.cc
-void RegisterImageGradKernels(
-    KernelRegistry& registry);  // image_grad.cc: Resize, GridSample, RoiAlign
-void RegisterRoiGradKernels(KernelRegistry& registry);  // image_roi_grad.cc: RoiAlign, MaxRoiPool
-void RegisterAttentionGradKernels(KernelRegistry& registry);  // attention_grad.cc
-void RegisterOptimizerKernels(KernelRegistry& registry);      // optimizer_update.cc
-void RegisterAdaptiveOptimizerKernels(
-    KernelRegistry& registry);  // optimizer_adaptive.cc: NAdam, RAdam, Adagrad, ...
-void RegisterLambKernel(KernelRegistry& registry);  // optimizer_lamb.cc
-void RegisterGradientScaleKernels(
-    KernelRegistry& registry);  // gradient_scale.cc: GlobalNorm, Assign, ...
-void RegisterOnnxTrainingKernels(
-    KernelRegistry& registry);  // onnx_training.cc: ai.onnx.preview.training
+// The CPU kernels of the ops above: the families of the folders beside this file.
+void RegisterTrainingKernels(KernelRegistry& registry);
 
 }  // namespace caesura
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/control_flow/kernel_list.h"
 #include "core/kernels/kernel_context.h"
 #include "core/providers/execution_provider.h"
 

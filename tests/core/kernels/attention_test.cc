@@ -8,8 +8,9 @@
 #include <random>
 
 #include "core/graph/graph.h"
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/attention/kernel_list.h"
 #include "core/kernels/kernel_context.h"
+#include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/control_flow/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "core/kernels/cpu/broadcast.h"
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/elementwise/broadcast.h"
+#include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {
@@ -75,16 +75,17 @@ TEST(Broadcast, RefusesWhatDoesNotFit) {
   const Shape a{2, 3}, b{2, 4};
   EXPECT_EQ(MakeBroadcastPlan<1>(a, {&b}).status().code(), StatusCode::kInvalidArgument);
   const Result<Tensor> sum =
-      RunKernel(RegisterBinaryKernels, "Add",
+      RunKernel(RegisterElementwiseKernels, "Add",
                 {Tensor::Zeros(DType::kFloat32, a), Tensor::Zeros(DType::kFloat32, b)});
   EXPECT_EQ(sum.status().message(), "[Add 'Add'] shapes [2, 3] and [2, 4] do not broadcast");
 }
 
 TEST(Elementwise, EmptyAndScalar) {
   const Tensor empty = Tensor::Zeros(DType::kFloat32, {0, 3}), one = Tensor::Scalar(2.0f);
-  EXPECT_EQ(RunKernel(RegisterBinaryKernels, "Mul", {empty, one}).value().shape(), (Shape{0, 3}));
-  EXPECT_EQ(RunKernel(RegisterUnaryKernels, "Exp", {empty}).value().shape(), (Shape{0, 3}));
-  EXPECT_EQ(RunKernel(RegisterBinaryKernels, "Mul", {one, one}).value().ToVector<float>(),
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Mul", {empty, one}).value().shape(),
+            (Shape{0, 3}));
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Exp", {empty}).value().shape(), (Shape{0, 3}));
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Mul", {one, one}).value().ToVector<float>(),
             std::vector<float>{4});
 }
 
@@ -93,30 +94,32 @@ TEST(Elementwise, NanGoesThrough) {
   for (const char* op_type :
        {"Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "Sigmoid", "Tanh", "HardSigmoid",
         "HardSwish", "Softplus", "Mish", "Swish", "Clip", "Exp", "Log", "Erf"}) {
-    EXPECT_TRUE(
-        std::isnan(RunKernel(RegisterUnaryKernels, op_type, {nan}).value().ToVector<float>()[0]))
+    EXPECT_TRUE(std::isnan(
+        RunKernel(RegisterElementwiseKernels, op_type, {nan}).value().ToVector<float>()[0]))
         << op_type;
   }
   for (const char* op_type : {"Max", "Min", "Sum"}) {
     EXPECT_TRUE(std::isnan(
-        RunKernel(RegisterBinaryKernels, op_type, {nan, one}).value().ToVector<float>()[0]));
+        RunKernel(RegisterElementwiseKernels, op_type, {nan, one}).value().ToVector<float>()[0]));
     EXPECT_TRUE(std::isnan(
-        RunKernel(RegisterBinaryKernels, op_type, {one, nan}).value().ToVector<float>()[0]));
+        RunKernel(RegisterElementwiseKernels, op_type, {one, nan}).value().ToVector<float>()[0]));
   }
 }
 
 TEST(Elementwise, TheSignOfNanIsZero) {
-  EXPECT_EQ(
-      RunKernel(RegisterUnaryKernels, "Sign", {Tensor::Scalar(kNan)}).value().ToVector<float>()[0],
-      0);
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Sign", {Tensor::Scalar(kNan)})
+                .value()
+                .ToVector<float>()[0],
+            0);
 }
 
 TEST(Clip, AbsentBoundsDoNotBound) {
   const Tensor x = Tensor::Of<float>({3}, {kInfinity, -1, 5});
-  EXPECT_EQ(
-      RunKernel(RegisterUnaryKernels, "Clip", {x, Tensor::Scalar(0.0f)}).value().ToVector<float>(),
-      (std::vector<float>{kInfinity, 0, 5}));
-  EXPECT_EQ(RunKernel(RegisterUnaryKernels, "Clip", {x, RuntimeValue(), Tensor::Scalar(2.0f)})
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Clip", {x, Tensor::Scalar(0.0f)})
+                .value()
+                .ToVector<float>(),
+            (std::vector<float>{kInfinity, 0, 5}));
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Clip", {x, RuntimeValue(), Tensor::Scalar(2.0f)})
                 .value()
                 .ToVector<float>(),
             (std::vector<float>{2, -1, 2}));
@@ -126,45 +129,47 @@ TEST(Integers, DivisionIsDefinedEverywhereButByZero) {
   const int32_t lowest = std::numeric_limits<int32_t>::lowest();
   const Tensor a = Tensor::Of<int32_t>({3}, {lowest, 7, -7}),
                b = Tensor::Of<int32_t>({3}, {-1, -2, 2});
-  EXPECT_EQ(RunKernel(RegisterBinaryKernels, "Div", {a, b}).value().ToVector<int32_t>(),
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Div", {a, b}).value().ToVector<int32_t>(),
             (std::vector<int32_t>{lowest, -3, -3}));
-  EXPECT_EQ(RunKernel(RegisterBinaryKernels, "Mod", {a, b}).value().ToVector<int32_t>(),
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Mod", {a, b}).value().ToVector<int32_t>(),
             (std::vector<int32_t>{0, -1, 1}));
   const Tensor zero = Tensor::Scalar<int32_t>(0);
   for (const char* op_type : {"Div", "Mod"}) {
-    EXPECT_EQ(RunKernel(RegisterBinaryKernels, op_type, {a, zero}).status().code(),
+    EXPECT_EQ(RunKernel(RegisterElementwiseKernels, op_type, {a, zero}).status().code(),
               StatusCode::kInvalidArgument);
   }
   const Tensor none = Tensor::Zeros(DType::kInt32, {0});
-  EXPECT_TRUE(RunKernel(RegisterBinaryKernels, "Div", {none, zero}).ok());
+  EXPECT_TRUE(RunKernel(RegisterElementwiseKernels, "Div", {none, zero}).ok());
 }
 
 TEST(Pow, TypesAndSpecialExponents) {
   const Tensor base = Tensor::Of<float>({3}, {-2, 0.5f, 3});
   for (float e : {1.0f, 2.0f, 3.0f, -1.0f}) {
-    const std::vector<float> y = RunKernel(RegisterBinaryKernels, "Pow", {base, Tensor::Scalar(e)})
-                                     .value()
-                                     .ToVector<float>();
+    const std::vector<float> y =
+        RunKernel(RegisterElementwiseKernels, "Pow", {base, Tensor::Scalar(e)})
+            .value()
+            .ToVector<float>();
     for (int i = 0; i < 3; ++i) EXPECT_FLOAT_EQ(y[i], std::pow(base.data<float>()[i], e));
   }
   const Tensor integers = Tensor::Of<int64_t>({3}, {2, -1, 10}),
                exponents = Tensor::Of<int32_t>({3}, {40, -3, 0});
-  EXPECT_EQ(
-      RunKernel(RegisterBinaryKernels, "Pow", {integers, exponents}).value().ToVector<int64_t>(),
-      (std::vector<int64_t>{int64_t{1} << 40, -1, 1}));
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Pow", {integers, exponents})
+                .value()
+                .ToVector<int64_t>(),
+            (std::vector<int64_t>{int64_t{1} << 40, -1, 1}));
 }
 
 TEST(Where, StringsBroadcast) {
   const Tensor condition = Tensor::Zeros(DType::kBool, {2, 1});
   condition.data<bool>()[0] = true;
   const Tensor a = Tensor::Of<std::string>({2}, {"a", "b"}), b = Tensor::Scalar<std::string>("-");
-  const Tensor y = RunKernel(RegisterLogicKernels, "Where", {condition, a, b}).value();
+  const Tensor y = RunKernel(RegisterElementwiseKernels, "Where", {condition, a, b}).value();
   EXPECT_EQ(std::vector<std::string>(y.data<std::string>(), y.data<std::string>() + 4),
             (std::vector<std::string>{"a", "b", "-", "-"}));
 }
 
 Result<Tensor> CastTo(const Tensor& x, DType to, bool saturate = true) {
-  return RunKernel(RegisterCastKernels, "Cast", {x},
+  return RunKernel(RegisterElementwiseKernels, "Cast", {x},
                    {{"to", static_cast<int64_t>(to)}, {"saturate", int64_t{saturate}}});
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/reduction/kernel_list.h"
 #include "tests/kernel_case.h"
 #include "training/kernels/training_ops.h"
 

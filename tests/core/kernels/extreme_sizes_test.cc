@@ -6,10 +6,13 @@
 
 #include <set>
 
-#include "core/kernels/cpu/conv_engine.h"
-#include "core/kernels/cpu/gemm.h"
-#include "core/kernels/cpu/kernel_list.h"
-#include "core/kernels/cpu/pool_window.h"
+#include "core/kernels/cpu/conv/conv_engine.h"
+#include "core/kernels/cpu/conv/kernel_list.h"
+#include "core/kernels/cpu/conv/pool_window.h"
+#include "core/kernels/cpu/gemm/gemm.h"
+#include "core/kernels/cpu/image/kernel_list.h"
+#include "core/kernels/cpu/movement/kernel_list.h"
+#include "core/kernels/cpu/text/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {
@@ -62,7 +65,7 @@ TEST(Pools, WindowsFarLargerThanTheirInput) {
                              {"auto_pad", std::string("SAME_LOWER")}};
   const auto run = [&](const char* op, AttributeMap attributes) {
     return KernelCase(op, {x}, std::move(attributes))
-        .Run(RegisterPoolKernels)
+        .Run(RegisterConvKernels)
         .value()[0]
         .tensor()
         .ToVector<float>();
@@ -82,7 +85,7 @@ TEST(Pools, ManyOutputsAreRefused) {
   const Status status =
       KernelCase("MaxPool", {Tensor::Zeros(DType::kFloat32, Shape{1, 1, 1, 1, 1})},
                  {{"kernel_shape", ones}, {"pads", pads}})
-          .Run(RegisterPoolKernels)
+          .Run(RegisterConvKernels)
           .status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("too large"));

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "core/graph/graph_text.h"
-#include "core/kernels/cpu/dnnl_ops.h"
+#include "core/kernels/cpu/gemm/dnnl_ops.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/movement/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {
@@ -18,7 +18,7 @@ Attribute Text(const char* text) { return std::string(text); }
 
 Result<Floats> RunNode(KernelCase node, int threads = 1) {
   node.threads = threads;
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> out, node.Run(RegisterIndexingKernels));
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> out, node.Run(RegisterMovementKernels));
   return out[0].tensor().ToVector<float>();
 }
 

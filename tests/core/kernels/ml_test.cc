@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/ml/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/movement/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {
@@ -37,7 +37,7 @@ Result<std::vector<RuntimeValue>> RunNode(KernelCase node, int threads = 1) {
   node.threads = threads;
   return node.Run([](KernelRegistry& registry) {
     RegisterMovementKernels(registry);
-    RegisterShapeKernels(registry);
+    RegisterMovementKernels(registry);
   });
 }
 Tensor First(KernelCase node, int threads = 1) {

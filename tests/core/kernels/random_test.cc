@@ -5,8 +5,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/kernels/cpu/kernel_list.h"
-#include "core/kernels/cpu/philox.h"
+#include "core/kernels/cpu/random/kernel_list.h"
+#include "core/kernels/cpu/random/philox.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/reduction/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {

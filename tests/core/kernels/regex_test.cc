@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/kernels/cpu/regex.h"
+#include "core/kernels/cpu/text/regex.h"
 
 #include <gtest/gtest.h>
 

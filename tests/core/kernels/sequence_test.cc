@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/control_flow/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {
@@ -17,7 +17,7 @@ RuntimeValue Three() {
   return RuntimeValue::Sequence({Floats({1}, {1}), Floats({2}, {2, 2}), Floats({3}, {3, 3, 3})});
 }
 Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes = {}) {
-  return KernelCase(op, std::move(inputs), std::move(attributes)).Run(RegisterSequenceKernels);
+  return KernelCase(op, std::move(inputs), std::move(attributes)).Run(RegisterControlFlowKernels);
 }
 std::vector<int64_t> Sizes(const RuntimeValue& sequence) {
   std::vector<int64_t> out;

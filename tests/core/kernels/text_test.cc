@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/kernels/cpu/kernel_list.h"
-#include "core/kernels/cpu/unicode.h"
+#include "core/kernels/cpu/text/kernel_list.h"
+#include "core/kernels/cpu/text/unicode.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {

@@ -6,8 +6,9 @@
 #include <cmath>
 #include <random>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "training/kernels/elementwise/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
@@ -25,7 +26,7 @@ Result<Tensor> RunKernel(const char* op_type, std::vector<RuntimeValue> inputs,
                          AttributeMap attributes = {}, int threads = 1) {
   KernelCase node(op_type, std::move(inputs), std::move(attributes), kTrainingDomain);
   node.threads = threads;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(RegisterActivationGradKernels));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(RegisterElementwiseGradKernels));
   return out[0].tensor();
 }
 
@@ -114,7 +115,7 @@ TEST(GeluGrad, FollowsTheForwardKernel) {
       const Tensor moved = x.Clone().value();
       for (int i = 0; i < 200; ++i) moved.data<double>()[i] += shift;
       KernelCase gelu("Gelu", {moved}, attributes);
-      return gelu.Run(RegisterUnaryKernels).value()[0].tensor();
+      return gelu.Run(RegisterElementwiseKernels).value()[0].tensor();
     };
     const Tensor above = forward(1e-6), below = forward(-1e-6);
     const Tensor dx = RunKernel("GeluGrad", {ones, x}, attributes).value();

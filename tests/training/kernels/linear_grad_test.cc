@@ -6,8 +6,11 @@
 
 #include <cmath>
 
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/kernels/cpu/image/kernel_list.h"
+#include "core/kernels/cpu/movement/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "training/kernels/image/kernel_list.h"
+#include "training/kernels/movement/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
@@ -24,7 +27,7 @@ Tensor DimsOf(const Tensor& x) { return IntTensor(x.shape().dims()); }
 
 void RegisterAll(KernelRegistry& registry) {
   RegisterMovementKernels(registry);
-  RegisterIndexingKernels(registry);
+  RegisterMovementKernels(registry);
   RegisterImageKernels(registry);
   RegisterMovementGradKernels(registry);
   RegisterImageGradKernels(registry);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tests/kernel_case.h"
+#include "training/kernels/optimizer/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {

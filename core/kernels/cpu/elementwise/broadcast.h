@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Multidirectional (NumPy, ONNX) broadcasting as a walk over runs. A plan drops dims of size 1 and
+// merges the dims that all operands walk alike; what is left of the innermost dim is a *run*, on
+// which an operand either moves one element a step or stands still. Kernels then have plain loops
+// over runs, and no index arithmetic an element.
+//
+//   ASSIGN_OR_RETURN(BroadcastPlan<2> plan, MakeBroadcastPlan<2>(output, {&a_shape, &b_shape}));
+//   ParallelFor(threads, plan.elements, grain, [&](int64_t first, int64_t last) {
+//     ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
+//       BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length,
+//       op);
+//     });
+//   });
+//
+// In-place use is safe: an operand that has as many elements as the output stands at `at` whenever
+// the output does. Thread safety: values.
+#ifndef CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_BROADCAST_H_
+#define CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_BROADCAST_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "core/base/status.h"
+#include "core/tensor/shape.h"
+
+namespace caesura {
+
+// Dims that may be left after merging.
+inline constexpr int kMaxBroadcastDims = 16;
+
+template <int N>
+struct BroadcastPlan {
+  int rank = 1;
+  std::array<int64_t, kMaxBroadcastDims> dims = {1};  // outermost first
+  std::array<std::array<int64_t, kMaxBroadcastDims>, N> strides =
+      {};                // in elements; 0 where an operand repeats
+  int64_t elements = 1;  // of the output
+
+  // Whether an operand advances (by one element) along a run.
+  bool Moves(int operand) const { return strides[operand][rank - 1] != 0; }
+};
+
+// The strides with which `operand` is walked as if it had the shape `output`: 0 where it repeats.
+// False when it does not broadcast to it. `strides` has room for output.rank() entries.
+bool BroadcastStrides(const Shape& operand, const Shape& output, int64_t* strides);
+
+namespace broadcast_internal {
+
+// Appends a dim to the plan, merged into the previous one where every operand allows it. False when
+// the plan is full.
+template <int N>
+bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim,
+               const std::array<int64_t, N>& strides) {
+  bool merges = used > 0;
+  for (int n = 0; n < N && merges; ++n) merges = plan.strides[n][used - 1] == strides[n] * dim;
+  if (!merges && used == kMaxBroadcastDims) return false;
+  if (merges) {
+    plan.dims[used - 1] *= dim;
+  } else {
+    plan.dims[used++] = dim;
+  }
+  for (int n = 0; n < N; ++n) plan.strides[n][used - 1] = strides[n];
+  return true;
+}
+
+}  // namespace broadcast_internal
+
+// Fails with kInvalidArgument when a shape does not broadcast to `output`, kUnsupported beyond
+// kMaxBroadcastDims.
+template <int N>
+Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
+                                           const std::array<const Shape*, N>& shapes) {
+  std::array<std::vector<int64_t>, N> strides;
+  for (int n = 0; n < N; ++n) {
+    strides[n].resize(output.rank());
+    if (!BroadcastStrides(*shapes[n], output, strides[n].data())) {
+      return InvalidArgument("shape " + shapes[n]->ToString() + " does not broadcast to " +
+                             output.ToString());
+    }
+  }
+  BroadcastPlan<N> plan;
+  plan.elements = output.elements();
+  int used = 0;
+  for (int d = 0; d < output.rank(); ++d) {
+    if (output[d] == 1) continue;
+    std::array<int64_t, N> dim_strides;
+    for (int n = 0; n < N; ++n) dim_strides[n] = strides[n][d];
+    if (!broadcast_internal::AppendDim<N>(plan, used, output[d], dim_strides)) {
+      return Unsupported("broadcasting over more than " + std::to_string(kMaxBroadcastDims) +
+                         " dims");
+    }
+  }
+  if (used == 0) {
+    for (int n = 0; n < N; ++n)
+      plan.strides[n][0] = 1;  // one element: the fast path in which all move
+  }
+  plan.rank = std::max(used, 1);
+  return plan;
+}
+
+// Calls fn(offsets, at, length) for each piece of a run within the output's elements [first, last),
+// in order: `offsets[n]` is where operand n stands, `at` the output's element. REQUIRES: 0 <= first
+// < last <= plan.elements.
+template <int N, typename Fn>
+void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& fn) {
+  std::array<int64_t, N> offsets = {};
+  if (plan.rank == 1) {
+    for (int n = 0; n < N; ++n) offsets[n] = first * plan.strides[n][0];
+    fn(offsets, first, last - first);
+    return;
+  }
+  const int inner = plan.rank - 1;
+  std::array<int64_t, kMaxBroadcastDims> index;
+  int64_t rest = first;
+  for (int d = inner; d >= 0; --d) {
+    index[d] = rest % plan.dims[d];
+    rest /= plan.dims[d];
+    for (int n = 0; n < N; ++n) offsets[n] += index[d] * plan.strides[n][d];
+  }
+  for (int64_t at = first; at < last;) {
+    const int64_t length = std::min(plan.dims[inner] - index[inner], last - at);
+    fn(offsets, at, length);
+    at += length;
+    for (int n = 0; n < N; ++n) offsets[n] -= index[inner] * plan.strides[n][inner];
+    index[inner] = 0;
+    for (int d = inner - 1; d >= 0; --d) {
+      for (int n = 0; n < N; ++n) offsets[n] += plan.strides[n][d];
+      if (++index[d] < plan.dims[d]) break;
+      for (int n = 0; n < N; ++n) offsets[n] -= plan.dims[d] * plan.strides[n][d];
+      index[d] = 0;
+    }
+  }
+}
+
+// y[i] = op(a[i], b[i]) over a run, on which `a` and `b` move or stand still. `y` may be `a` or
+// `b`.
+template <typename A, typename B, typename Y, typename Op>
+void BinaryRun(const A* a, bool a_moves, const B* b, bool b_moves, Y* y, int64_t n, const Op& op) {
+  if (a_moves && b_moves) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = op(a[i], b[i]);
+  } else if (a_moves) {
+    const B right = *b;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = op(a[i], right);
+  } else if (b_moves) {
+    const A left = *a;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = op(left, b[i]);
+  } else {
+    std::fill_n(y, n, static_cast<Y>(op(*a, *b)));
+  }
+}
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_BROADCAST_H_

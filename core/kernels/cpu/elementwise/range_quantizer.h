@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// DynamicQuantizeLinear's rule (ONNX): uint8, with scale and zero point from the range of the
+// elements, which is widened to hold 0.
+#ifndef CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_RANGE_QUANTIZER_H_
+#define CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_RANGE_QUANTIZER_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace caesura {
+
+struct RangeQuantizer {
+  float scale = 1, zero = 0;
+
+  static RangeQuantizer Of(const float* x, int64_t count) {
+    float low = 0, high = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      low = x[i] < low ? x[i] : low;
+      high = x[i] > high ? x[i] : high;
+    }
+    const float scale = (low == high ? 1.0f : high - low) / 255.0f;
+    return {scale, std::nearbyint(std::min(255.0f, std::max(0.0f, -low / scale)))};
+  }
+  // From 0 to 255. NaN becomes 0.
+  float operator()(float x) const {
+    const float q = std::nearbyint(x / scale) + zero;
+    return q > 0 ? std::min(q, 255.0f) : 0.0f;
+  }
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_RANGE_QUANTIZER_H_

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
+// InPlaceAccumulator, Assign, Copy.
+#include <cmath>
+#include <cstring>
+
+#include "core/kernels/cpu/simd/parallel.h"
+#include "core/kernels/kernel_context.h"
+#include "training/kernels/optimizer/kernel_list.h"
+#include "training/kernels/optimizer/parameter_blocks.h"
+#include "training/kernels/optimizer/update_group.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+Status CreateGlobalNorm(KernelInfo& info) {
+  const int count = static_cast<int>(info.node().inputs().size());
+  ParameterBlocks blocks;
+  std::vector<DType> dtypes;
+  bool wide = false;
+  for (int i = 0; i < count; ++i) {
+    if (!info.HasInput(i) || !info.input(i).is_tensor ||
+        !kFloatTypes.Contains(info.InputDType(i))) {
+      return info.Invalid("gradient " + std::to_string(i) + " must be of " +
+                          kFloatTypes.ToString());
+    }
+    dtypes.push_back(info.InputDType(i));
+    wide |= dtypes.back() == DType::kFloat64;
+    blocks.AddTensor(i, info.InputShape(i).elements());
+  }
+  info.SetOutput(0, wide ? DType::kFloat64 : DType::kFloat32, Shape{});
+  const size_t scratch = info.BookScratch(blocks.blocks().size() * sizeof(double));
+  info.SetCompute(
+      [blocks, dtypes, wide, scratch, threads = info.threads()](KernelContext& context) {
+        double* sums = context.Scratch<double>(scratch);
+        blocks.ForEach(threads, 2, [&](size_t b) {
+          const ParameterBlocks::Block& block = blocks.blocks()[b];
+          DispatchFloat(dtypes[block.tensor], [&](auto tag) {
+            using T = typename decltype(tag)::type;
+            sums[b] = SumOfSquares(context.Input<T>(block.tensor) + block.first, block.count);
+          });
+        });
+        double sum = 0;
+        for (size_t b = 0; b < blocks.blocks().size(); ++b) sum += sums[b];
+        if (wide) *context.Output<double>(0) = std::sqrt(sum);
+        else *context.Output<float>(0) = static_cast<float>(std::sqrt(sum));
+      });
+  return {};
+}
+
+// factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays NaN. skip_nonfinite: NaN also for
+// an infinite norm, so that updates with that attribute skip the step.
+Status CreateClipScale(KernelInfo& info) {
+  const double max_norm = WrittenNumber(info, "max_norm", INFINITY);
+  const bool skip_nonfinite = info.Attr<int64_t>("skip_nonfinite", 0) != 0;
+  if (!(max_norm > 0)) return info.Invalid("max_norm must be positive");
+  for (int i = 0; i < 2; ++i) {
+    const bool fits =
+        info.HasInput(i) && info.InputShape(i).elements() == 1 &&
+        (info.InputDType(i) == DType::kFloat64 || info.InputDType(i) == DType::kFloat32);
+    if (!fits) return info.Invalid("norm and factor must be one element of float32 or float64");
+  }
+  info.SetOutput(0, DType::kFloat64, Shape{});
+  const DType dtypes[] = {info.InputDType(0), info.InputDType(1)};
+  info.SetCompute([=](KernelContext& context) {
+    auto read = [&](int i) {
+      return dtypes[i] == DType::kFloat64 ? *context.Input<double>(i) : *context.Input<float>(i);
+    };
+    const double norm = read(0), factor = read(1);
+    const double ratio = std::isinf(max_norm) ? 1 : max_norm / (factor * norm + 1e-6);
+    double scale = factor * (ratio > 1 ? 1 : ratio);
+    if (skip_nonfinite && !std::isfinite(norm)) scale = NAN;
+    *context.Output<double>(0) = scale;
+  });
+  return {};
+}
+
+// Two tensors of one dtype and shape, the first of which is also the output.
+Status CheckPair(const KernelInfo& info) {
+  const bool fits = info.HasInput(0) && info.HasInput(1) &&
+                    info.InputDType(0) == info.InputDType(1) &&
+                    info.InputShape(0) == info.InputShape(1);
+  return fits ? Status() : info.Invalid("its two tensors must have one dtype and shape");
+}
+
+// buffer' = reset ? value : buffer + value
+Status CreateInPlaceAccumulator(KernelInfo& info) {
+  if (Status status = CheckPair(info); !status.ok()) return status;
+  if (!info.HasInput(2) || info.InputDType(2) != DType::kBool ||
+      info.InputShape(2).elements() != 1) {
+    return info.Invalid("reset must be one bool");
+  }
+  const int64_t count = info.InputShape(0).elements();
+  info.SetOutput(0, info.InputDType(0), info.InputShape(0));
+  DispatchFloat(info.InputDType(0), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([count, threads = info.threads()](KernelContext& context) {
+      const T* buffer = context.Input<T>(0);
+      const T* value = context.Input<T>(1);
+      const bool reset = *context.Input<bool>(2);
+      T* out = context.Output<T>(0);
+      ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
+        const size_t bytes = static_cast<size_t>(last - first) * sizeof(T);
+        const T* start = reset ? value : buffer;
+        if (out != start) std::memcpy(out + first, start + first, bytes);
+        if (reset) return;
+        T* __restrict sum = out;
+        const T* __restrict more = value;
+        for (int64_t i = first; i < last; ++i) {
+          sum[i] = static_cast<T>(static_cast<Accumulator<T>>(sum[i]) +
+                                  static_cast<Accumulator<T>>(more[i]));
+        }
+      });
+    });
+  });
+  return {};
+}
+
+Status CreateAssign(KernelInfo& info) {
+  if (Status status = CheckPair(info); !status.ok()) return status;
+  const DType dtype = info.InputDType(0);
+  const int64_t count = info.InputShape(0).elements();
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([dtype, count, threads = info.threads()](KernelContext& context) {
+    const char* value = context.Input<char>(1);
+    char* out = context.Output<char>(0);
+    if (out == value) return;
+    const int64_t size = static_cast<int64_t>(DTypeSize(dtype));
+    ParallelFor(threads, count, 4 * kParallelGrain, [&](int64_t first, int64_t last) {
+      CopyElements(dtype, value + first * size, out + first * size, last - first);
+    });
+  });
+  return {};
+}
+
+Status CreateCopy(KernelInfo& info) {
+  const DType dtype = info.InputDType(0);
+  const int64_t count = info.InputShape(0).elements();
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([dtype, count](KernelContext& context) {
+    CopyElements(dtype, context.Input<char>(0), context.Output<char>(0), count);
+  });
+  return {};
+}
+
+}  // namespace
+
+void RegisterGradientScale(KernelRegistry& registry) {
+  const struct {
+    const char* op_type;
+    DTypeSet types;
+    std::vector<Alias> aliases;
+    KernelFactory create;
+  } kernels[] = {
+      {"GlobalNorm", kFloatTypes, {}, CreateGlobalNorm},
+      {"ClipScale", kFloatTypes, {}, CreateClipScale},
+      {"InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateInPlaceAccumulator},
+      {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign},
+      {"Copy", kAllTypes, {}, CreateCopy},
+  };
+  for (const auto& kernel : kernels) {
+    registry.Add({.op_type = kernel.op_type,
+                  .domain = kTrainingDomain,
+                  .types = kernel.types,
+                  .aliases = kernel.aliases,
+                  .create = kernel.create});
+  }
+}
+
+}  // namespace caesura
