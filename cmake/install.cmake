@@ -35,10 +35,13 @@ set(caesura_package ${CMAKE_INSTALL_LIBDIR}/cmake/caesura)
 # oneDNN stays where it was found.
 set_target_properties(caesura PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS caesura EXPORT caesura-targets)
-foreach(folder core graph_transforms training)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura
-          FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "onnx_proto.h" EXCLUDE PATTERN "dnnl_*.h" EXCLUDE
-          PATTERN "command" EXCLUDE PATTERN "openvino" EXCLUDE)
+file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/public_headers.txt caesura_headers REGEX "^[a-z]")
+if(NOT CAESURA_TORCH)
+  list(FILTER caesura_headers EXCLUDE REGEX "^torch_bridge/")
+endif()
+foreach(header ${caesura_headers})
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura/${folder})
 endforeach()
 # OpenVINO stays where it was found.
 foreach(target caesura_openvino caesura_runtime_caesura caesura_runtime_openvino caesura_runtime_torch)
@@ -48,8 +51,6 @@ foreach(target caesura_openvino caesura_runtime_caesura caesura_runtime_openvino
 endforeach()
 if(CAESURA_TORCH)
   install(TARGETS caesura_torch EXPORT caesura-torch-targets)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/torch_bridge DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura
-          FILES_MATCHING PATTERN "*.h" PATTERN "python" EXCLUDE)
   install(EXPORT caesura-torch-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
 endif()
 install(EXPORT caesura-targets NAMESPACE caesura:: DESTINATION ${caesura_package})

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DBUILD=... -DSOURCE=... -P run.cmake: installs the build, then configures, builds and runs the consumer.
+# cmake -DBUILD=... -DSOURCE=... -DTorch_DIR=... -P run.cmake: installs the build into an empty folder, then configures,
+# builds and runs the consumer.
 set(prefix ${BUILD}/consumer/install)
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result)
@@ -7,8 +8,10 @@ function(run)
     message(FATAL_ERROR "failed: ${ARGV}")
   endif()
 endfunction()
+file(REMOVE_RECURSE ${prefix})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
-run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release)
-run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build)
+run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release
+    -DTorch_DIR=${Torch_DIR})
+run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build --parallel 2)
 set(ENV{CAESURA_PLUGIN_PATH} ${BUILD}/consumer/build)
 run(${BUILD}/consumer/build/consumer)
