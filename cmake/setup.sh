@@ -5,6 +5,7 @@
 #   cmake/setup.sh              everything for build, tests and examples
 #   cmake/setup.sh --openvino   also OpenVINO, for the provider and the model runtime on it (0.2 GB)
 #   cmake/setup.sh --style      also the tools that check the sources: clang-format, ruff, mypy (0.1 GB)
+#   cmake/setup.sh --docs       also what docs/build.sh needs: Doxygen, Sphinx (0.1 GB)
 #   cmake/setup.sh --peers      also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)
 #   cmake/setup.sh --fuzz       also clang with libFuzzer, for tests/fuzz/run.sh (0.6 GB)
 #
@@ -26,8 +27,8 @@ torch_minimum=2.13    # an older torch of the user's is left alone
 logs=$prefix/logs
 options=("$@")
 for option in "$@"; do
-  [[ $option =~ ^--(openvino|style|peers|fuzz)$ ]] ||
-    { echo "usage: cmake/setup.sh [--openvino] [--style] [--peers] [--fuzz]" >&2; exit 2; }
+  [[ $option =~ ^--(openvino|style|docs|peers|fuzz)$ ]] ||
+    { echo "usage: cmake/setup.sh [--openvino] [--style] [--docs] [--peers] [--fuzz]" >&2; exit 2; }
 done
 
 say()  { printf 'setup: %s\n' "$*"; }
@@ -60,6 +61,7 @@ commands=(g++:g++ ninja:ninja-build protoc:protobuf-compiler git:git)
 clang=/usr/lib/llvm-19/lib/clang/19
 files=()
 wants() { [[ " ${options[*]} " = *" --$1 "* ]]; }
+! wants docs || commands+=(doxygen:doxygen)
 if wants fuzz; then
   commands+=(clang++-19:clang-19)
   files+=("$clang/lib/linux/libclang_rt.fuzzer-x86_64.a:libclang-rt-19-dev" "$clang/include/omp.h:libomp-19-dev")
@@ -352,6 +354,7 @@ make_environment
 build_onnx
 ! wants openvino || install_extra openvino
 ! wants style || install_extra style
+! wants docs || install_extra docs
 ! wants peers || install_peers
 write_deps
 write_activate

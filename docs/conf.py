@@ -9,10 +9,12 @@ project = "caesura"
 author = "The caesura authors"
 release = re.search(r"project\(caesura VERSION ([\d.]+)", (_top / "CMakeLists.txt").read_text()).group(1)
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "breathe"]
+breathe_projects = {"caesura": str(_top / "build" / "docs-doxygen" / "xml")}
+breathe_default_project = "caesura"
+breathe_show_include = False
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header", "myst.xref_missing"]  # pages that are included link to files of the repository
 exclude_patterns = ["_build"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the texts name the types

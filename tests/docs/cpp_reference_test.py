@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of public headers, and the C++ pages that docs/cpp_reference.py makes of them."""
+
+import importlib.util
+import pathlib
+import re
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("cpp_reference", TOP / "docs" / "cpp_reference.py")
+cpp_reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(cpp_reference)
+PUBLIC = sum(cpp_reference.groups().values(), [])
+
+
+def included(path):
+    return re.findall(r'^#include "([^"]+)"', path.read_text(), re.M)
+
+
+def test_headers_are_listed_once():
+    assert PUBLIC and len(set(PUBLIC)) == len(PUBLIC)
+    assert len({pathlib.Path(header).name for header in PUBLIC}) == len(PUBLIC)  # by which breathe finds them
+
+
+def test_public_headers_include_public_headers_only():
+    assert [(header, other) for header in PUBLIC for other in included(TOP / header) if other not in PUBLIC] == []
+
+
+def test_examples_and_pages_include_public_headers_only():
+    sources = [path for folder in ("examples", "tests/consumer") for path in (TOP / folder).rglob("*.c*") if path.is_file()]
+    pages = [TOP / "README.md", *(TOP / "docs").rglob("*.md")]
+    used = [(path.name, other) for path in [*sources, *pages] for other in included(path)]
+    assert used and [(name, other) for name, other in used if other not in PUBLIC] == []
+
+
+def test_comments_become_doxygens():
+    assert cpp_reference.converted("""\
+// SPDX-License-Identifier: Apache-2.0
+// A file with #1 and `#2`.
+//
+//   code(); // here
+#include <a>  // no documentation
+
+// Not of the next line.
+
+// A struct.
+struct Pair {  // not taken for a member's
+  int x = 0;  // the first
+              // of two
+  // The second.
+  const char* y = "//";
+};
+""") == """\
+/** @file
+
+A file with \\#1 and `#2`.
+@verbatim
+
+  code(); // here
+@endverbatim
+*/
+#include <a>  // no documentation
+
+
+/**
+A struct.
+*/
+struct Pair {
+/**<
+not taken for a member's
+*/
+  int x = 0;
+/**<
+the first
+of two
+*/
+/**
+The second.
+*/
+  const char* y = "//";
+};
+"""
+
+
+def test_comments_of_c_headers_become_doxygens():
+    assert cpp_reference.converted("""\
+/* SPDX-License-Identifier: Apache-2.0
+ * A file.
+ */
+typedef struct Opaque Opaque; /* lives
+                                 long */
+typedef struct Known Known;
+typedef struct Known {
+  int x; /* one */
+} Known;
+""") == """\
+/** @file
+
+A file.
+*/
+struct Opaque {};
+/**<
+lives
+long
+*/
+struct Known;
+struct Known {
+  int x;
+/**<
+one
+*/
+};
+"""
