@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of whole training steps in README.md and docs/performance.md from the bench's results.
+
+    python -m caesura.bench --json benchmarks/results/2026-11-25.json   measures; the file's name is the day
+    python docs/make_tables.py                                          writes the tables
+
+The newest file counts. A table stands between `<!-- steps -->` and `<!-- end -->`; nobody edits it by hand.
+"""
+
+import json
+import pathlib
+import re
+
+TOP = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = TOP / "benchmarks" / "results"
+PEERS = {"eager-fused": "PyTorch eager", "compile": "torch.compile", "ort-on-device": "ORT on-device", "jax": "JAX"}
+SHORT = {"tiny-mlp": "tiny MLP, batch 16", "mlp": "MLP 784-512-512-10, batch 64", "chargpt": "GPT of 10.7 M parameters",
+         "llama": "Llama of 4.0 M parameters", "gpt2": "GPT-2 (124 M)", "resnet18": "ResNet-18 at 64x64"}  # the README's rows
+BLOCK = re.compile(r"(?<=<!-- steps -->\n).*?(?=<!-- end -->)", re.S)
+
+
+def newest():
+    """The newest results' path; None if there are none."""
+    return max(RESULTS.glob("*.json"), default=None)
+
+
+def row(cells):
+    return f"| {' | '.join(cells)} |\n"
+
+
+def header(names):
+    return row(names) + "|" + "---|" * len(names) + "\n"
+
+
+def machine(results, day):
+    facts = results["machine"]
+    return f"{facts['cpu']}, {facts['threads']} of {facts['cores']} cores, {day}, {results['rounds']} rounds"
+
+
+def ms(systems, name):
+    seconds = systems.get(name, {}).get("seconds")
+    return f"{seconds['median'] * 1e3:.3g}" if seconds else ""
+
+
+def ratio(systems, name, interval):
+    found = systems.get(name, {}).get("caesura_ratio")
+    if not found:
+        return ""
+    return f"{found['median']:.2f}" + (f" [{found['low']:.2f}, {found['high']:.2f}]" if interval and found["low"] else "")
+
+
+def megabytes(systems, name):
+    found = systems.get(name, {})
+    return f"{found['step_peak_bytes'] / 2**20:.0f}" if "step_peak_bytes" in found else ""
+
+
+def short_table(results, day):
+    """Caesura's time over each peer's: the README's rows."""
+    peers = {name: title for name, title in PEERS.items() if name != "ort-on-device"}
+    text = (f"Whole training steps, time over each peer's at its best settings ({machine(results, day)}\n"
+            "in turns; medians):\n\n" + header(["model", *peers.values(), "`python -m caesura.bench --workload`"]))
+    found = {workload["name"]: workload for workload in results["workloads"]}
+    for name, title in SHORT.items():
+        if name in found:
+            systems = found[name]["systems"]
+            text += row([title, *(ratio(systems, peer, False) for peer in peers), f"`{name}`"])
+    return text
+
+
+def long_table(results, day):
+    """All workloads: times, ratios with their 95% intervals, the share of the bound, memory."""
+    text = (f"{machine(results, day)}. Ratios are caesura's time over the peer's, with their 95% intervals. MB is the peak\n"
+            "memory of the steps above the imports.\n\n")
+    text += header(["`--workload`", "caesura, ms", "the bound's share", *PEERS.values(), "`compile_step`, ms", "`wrap`, ms",
+                    "MB", "MB, eager"])
+    for workload in results["workloads"]:
+        systems = workload["systems"]
+        share = systems.get("caesura", {}).get("share_of_bound")
+        text += row([f"`{workload['name']}`", ms(systems, "caesura"), f"{share:.0%}" if share else "",
+                     *(ratio(systems, peer, True) for peer in PEERS), ms(systems, "caesura-step"), ms(systems, "caesura-wrap"),
+                     megabytes(systems, "caesura"), megabytes(systems, "eager-fused")])
+    return text
+
+
+TABLES = {"README.md": short_table, "docs/performance.md": long_table}
+
+
+def page_with_table(page, path):
+    """The text of the page (a name in TABLES) with the table of the results in the file `path`."""
+    table = TABLES[page](json.loads(path.read_text()), path.stem)
+    return BLOCK.sub(lambda _: table, (TOP / page).read_text(), count=1)
+
+
+if __name__ == "__main__":
+    if newest() is None:
+        raise SystemExit(f"{RESULTS} has no results: run python -m caesura.bench --json benchmarks/results/DAY.json first")
+    for page in TABLES:
+        (TOP / page).write_text(page_with_table(page, newest()))
+        print(f"{page}: the table of {newest().name}")
