@@ -3,6 +3,7 @@
 #ifndef CAESURA_CORE_KERNELS_SPEC_MATMUL_SHAPE_H_
 #define CAESURA_CORE_KERNELS_SPEC_MATMUL_SHAPE_H_
 
+#include "core/kernels/kernel.h"
 #include "core/kernels/spec/gemm_spec.h"
 
 namespace caesura {
