@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/kernels/cpu/image/kernel_list.h"
+#include "core/kernels/cpu/kernel_list.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {
@@ -27,7 +27,7 @@ Tensor FloatTensor(Floats values) {
 }
 
 Result<std::vector<RuntimeValue>> RunNode(KernelCase node) {
-  return node.Run(RegisterImageKernels);
+  return node.Run(RegisterCpuKernels);
 }
 Floats FloatsOf(KernelCase node) {
   return RunNode(std::move(node)).value()[0].tensor().ToVector<float>();

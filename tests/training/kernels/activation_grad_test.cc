@@ -8,7 +8,6 @@
 
 #include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "tests/kernel_case.h"
-#include "training/kernels/elementwise/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
@@ -26,7 +25,7 @@ Result<Tensor> RunKernel(const char* op_type, std::vector<RuntimeValue> inputs,
                          AttributeMap attributes = {}, int threads = 1) {
   KernelCase node(op_type, std::move(inputs), std::move(attributes), kTrainingDomain);
   node.threads = threads;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(RegisterElementwiseGradKernels));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(RegisterTrainingKernels));
   return out[0].tensor();
 }
 

@@ -11,6 +11,7 @@
 #include "tests/kernel_case.h"
 #include "training/kernels/image/kernel_list.h"
 #include "training/kernels/movement/kernel_list.h"
+#include "training/kernels/reduction/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
@@ -26,7 +27,6 @@ Tensor IntTensor(Ints values) {
 Tensor DimsOf(const Tensor& x) { return IntTensor(x.shape().dims()); }
 
 void RegisterAll(KernelRegistry& registry) {
-  RegisterMovementKernels(registry);
   RegisterMovementKernels(registry);
   RegisterImageKernels(registry);
   RegisterMovementGradKernels(registry);
@@ -199,7 +199,7 @@ TEST(ProductGrad, NeedsNoDivision) {
                dy = Tensor::Of<double>({4}, {1, 10, 100, 1000});
   auto run = [](const char* op, Inputs inputs, AttributeMap attributes = {}) {
     KernelCase node(op, std::move(inputs), std::move(attributes), kTrainingDomain);
-    return node.Run(RegisterMovementGradKernels).value()[0].tensor().ToVector<double>();
+    return node.Run(RegisterReductionGradKernels).value()[0].tensor().ToVector<double>();
   };
   const Tensor axis = Tensor::Scalar<int64_t>(0);
   EXPECT_EQ(run("CumProdGrad", {dy, x, axis}),
