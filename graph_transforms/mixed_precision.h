@@ -12,8 +12,9 @@ namespace caesura {
 // type:
 //   products, convolutions and attention compute in `half`;
 //   arithmetic that is safe in it (sums, activations, movement) does so where all activations that
-//   it reads are in `half` already; all else (norms, softmax, losses, reductions, powers, bodies of
-//   control flow) reads and makes float32.
+//   it reads are in `half` already;
+//   all else (norms, softmax, losses, reductions, powers, bodies of control flow) reads and makes
+//       float32.
 // Weights stay float32 and are cast once, ahead of transposes and reshapes, which stay views.
 // Values keep their names and types: what reads a float32 value by name, or outside of the graph,
 // still finds one. Casts that nobody reads are left for dead_node_elimination. REQUIRES: types are

@@ -3,24 +3,26 @@
 //
 //   y = org.pytorch.aten.ATen <operator = "aten::gelu"> (x)
 //   y = org.pytorch.aten.ATen <operator = "aten::sum", overload_name = "dim_IntList", dim = [0, 1]>
-//   (x) y = org.pytorch.aten.ATen <operator = "aten::index", overload_name = "Tensor",
+//       (x)
+//   y = org.pytorch.aten.ATen <operator = "aten::index", overload_name = "Tensor",
 //                              arguments = ["self", "indices", "indices"]> (x, , i)          # x[:,
-//                              i]
+//                                  i]
 //
 // Attributes:
 //   operator        "namespace::name", as in PyTorch's schemas; operators of the user's own
-//   libraries too overload_name   "" is the default overload arguments       the schema's argument
-//   that each input is, or is an element of (a list takes several; an absent
-//                   input is None in a list of optional tensors); input i is argument i where this
-//                   is left out
+//       libraries too
+//   overload_name   "" is the default overload
+//   arguments       the schema's argument that each input is, or is an element of (a list takes
+//                   several; an absent input is None in a list of optional tensors); input i is
+//                   argument i where this is left out
 //   none            names of arguments that are None although their default is something else
 //   random_stream   the name that the numbers of an operator with a Generator argument go by; else
-//   the node's own any other       an argument by its name: ints, floats and bools (an ONNX float
-//   has 32 bits: a tensor attribute of
-//                   one element, or of rank 1 for a list, carries float64, bool and complex numbers
-//                   exactly), strings; dtypes by their name ("float32", "bfloat16"), layouts
-//                   ("strided"), devices ("cpu"; that of the node's provider where none is given),
-//                   memory formats
+//       the node's own
+//   any other       an argument by its name: ints, floats and bools (an ONNX float has 32 bits: a
+//                   tensor attribute of one element, or of rank 1 for a list, carries float64, bool
+//                   and complex numbers exactly), strings; dtypes by their name ("float32",
+//                   "bfloat16"), layouts ("strided"), devices ("cpu"; that of
+//                   the node's provider where none is given), memory formats
 //                   ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d");
 //                   for a tensor argument a number, which is then as weak in type promotion as a
 //                   number in Python

@@ -8,8 +8,9 @@
 //   RETURN_IF_ERROR(SaveCheckpoint(checkpoint, "run.ckpt"));
 //
 // In the file, tensor "parameter/NAME" is a parameter and "optimizer/NAME" is state of the
-// optimizer; properties and a checksum are metadata. After a crash at any moment the file is the
-// one saved before or the new one, whole.
+// optimizer; properties
+// and a checksum are metadata. After a crash at any moment the file is the one saved before or the
+// new one, whole.
 #ifndef CAESURA_TRAINING_CHECKPOINT_H_
 #define CAESURA_TRAINING_CHECKPOINT_H_
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A line about a long run: how far, what rate, how long still. On a terminal it is redrawn in
-// place; elsewhere (a log) it is a plain line for every twentieth of the way.
+// place; elsewhere (a
+// log) it is a plain line for every twentieth of the way.
 //
 //   train [#########---------------]  38% 380/1000  loss 2.104  41.3/s  0:15 left
 #ifndef CAESURA_TRAINING_PROGRESS_BAR_H_

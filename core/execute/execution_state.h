@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExecutionState: all that changes while a plan runs, and all that survives between two calls:
-// program counter, arena, values, feeds, random counters. States of one plan are independent of
-// each other.
+// program counter,
+// arena, values, feeds, random counters. States of one plan are independent of each other.
 //
 //   feeds --Start--> [ready] --Run--> [yielded] --Resume(dY)--> [ready] --Run--> [finished]
-//   --TakeFetches--> values
-//                       ^---------------- Start (reuses the memory) --------------------'
+//                       --TakeFetches--> values ^---------------- Start (reuses the memory)
+//                       --------------------'
 //   A failed Run leaves the state [failed]: Start begins anew; the plan and other states are not
 //   touched.
 //

@@ -6,7 +6,8 @@
 //   // dx = a dy
 //   Status ScaleGradient(GradientHook& g) {
 //     ASSIGN_OR_RETURN(std::vector<Value*> dx, g.AddNode("Scale", {g.OutputGradient(0)},
-//     g.node().attributes(), "mine")); g.SetInputGradient(0, dx[0]); return {};
+//     g.node().attributes(), "mine")); g.SetInputGradient(0, dx[0]);
+//     return {};
 //   }
 //
 // Implemented by training; core knows only this interface. Values belong to the graph. Thread

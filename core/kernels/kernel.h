@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a kernel is: a definition that planning reads, a factory that settles everything once, and a
-// function that only computes.
+// function that
+// only computes.
 //
 //   Status CreateRelu(KernelInfo& info) {            // called while planning, with concrete dtypes
-//   and shapes
+//       and shapes
 //     const int64_t count = info.InputShape(0).elements();
 //     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
 //     info.SetCompute([count](KernelContext& context) {      // called in every step
@@ -15,11 +16,11 @@
 //     return {};
 //   }
 //   registry.Add({.op_type = "Relu", .types = {DType::kFloat32}, .aliases = {MayReuse(0, 0)},
-//   .create = CreateRelu});
+//       .create = CreateRelu});
 //
 // Dtypes, shapes, attributes, algorithm and scratch are decided in the factory; the function has no
-// reason to fail but the values it reads (an index out of range) or the device. It keeps no state
-// between calls.
+// reason to fail
+// but the values it reads (an index out of range) or the device. It keeps no state between calls.
 #ifndef CAESURA_CORE_KERNELS_KERNEL_H_
 #define CAESURA_CORE_KERNELS_KERNEL_H_
 

@@ -6,8 +6,9 @@
 //     static constexpr const char* kOpType = "Scale";
 //     static constexpr const char* kDomain = "mine";
 //     explicit Scale(const caesura::plugin::Node& node) : factor_(node.Float("factor", 1)) {}   //
-//     once a node void Compute(caesura::plugin::Context& context) const { // from many threads
-//       auto x = context.Input<float>(0);
+//         once a node
+//     void Compute(caesura::plugin::Context& context) const {                                   //
+//       from many threads auto x = context.Input<float>(0);
 //       auto y = context.Output<float>(0);
 //       for (size_t i = 0; i < y.size(); ++i) y[i] = factor_ * x[i];
 //     }
@@ -20,9 +21,11 @@
 //
 // An op may also have
 //   struct Run { explicit Run(const Scale&); ... };     a run state; then it has Compute(Context&,
-//   Run&) const static void Infer(OutputTypes& outputs);            see CaesuraOp::infer static
-//   void Gradient(GradientScope& gradient);      see CaesuraOp::gradient static void
-//   Describe(CaesuraOp& op);                sets counts, dtypes, host inputs, options, flags
+//       Run&) const
+//   static void Infer(OutputTypes& outputs);            see CaesuraOp::infer
+//   static void Gradient(GradientScope& gradient);      see CaesuraOp::gradient
+//   static void Describe(CaesuraOp& op);                sets counts, dtypes, host inputs, options,
+//       flags
 //
 // Functions of an op may throw; at the border an Error becomes a status of its code, std::bad_alloc
 // one of CAESURA_OUT_OF_MEMORY, and any other exception one of CAESURA_INTERNAL.

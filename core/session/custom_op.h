@@ -6,9 +6,11 @@
 //   scale.schema = {.op_type = "Scale", .type_of_output = {0}, .domain = "mine"};
 //   scale.kernels = {{.op_type = "Scale", .domain = "mine", .types = {DType::kFloat32}, .create =
 //   CreateScale}}; scale.schema.gradient = ScaleGradient;                        //
-//   core/graph/gradient_hook.h SessionOptions options; options.custom_ops.ops = {scale};
+//   core/graph/gradient_hook.h
+//   SessionOptions options;
+//   options.custom_ops.ops = {scale};
 //   RETURN_IF_ERROR(options.custom_ops.AddLibrary("libmine.so"));  // ops of a shared library,
-//   core/plugin/caesura_op.h
+//       core/plugin/caesura_op.h
 //
 // State: what belongs to a node of one session is an OpInstance, made once, with the session. What
 // belongs to one run lives in scratch memory of the kernel (KernelInfo::BookScratch) or in a

@@ -129,7 +129,8 @@ Result<std::shared_ptr<ProviderFallback>> ProviderFallback::Create(
   auto out = std::make_shared<ProviderFallback>(std::move(made), std::move(make_cpu), enabled);
   if (!record) return out;
   record->milliseconds = MillisecondsSince(begin);
-  out->Adopt(out->Defaults(record->provider), *std::move(record));
+  ProviderList defaults = out->Defaults(record->provider);
+  out->Adopt(std::move(defaults), *std::move(record));
   return out;
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains the convolutional net of digits.onnx on digits.npz in a C++ loop and says how well it
-// reads digits that it has not seen.
+// reads digits that it
+// has not seen.
 //
 //   train_digits FOLDER        reads FOLDER/digits.{onnx,npz}, writes
-//   FOLDER/digits_{trained.onnx,loss.csv}
+//       FOLDER/digits_{trained.onnx,loss.csv}
 #include <cstdio>
 #include <fstream>
 #include <iostream>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A report of a training run or of a step as one HTML file: loss and learning rate, the step's time
-// by op and by source line, its memory, its graph, what fell back and why, and what to try first.
-// The file holds all that it shows and asks no server for anything.
+// by op and by
+// source line, its memory, its graph, what fell back and why, and what to try first. The file holds
+// all that it shows and asks no server for anything.
 //
 //   Report report{.title = "net.onnx"};
 //   RunRecorder recorder;

@@ -26,9 +26,7 @@ Tensor FloatTensor(Floats values) {
   return Tensor::Of<float>({static_cast<int64_t>(values.size())}, values);
 }
 
-Result<std::vector<RuntimeValue>> RunNode(KernelCase node) {
-  return node.Run(RegisterCpuKernels);
-}
+Result<std::vector<RuntimeValue>> RunNode(KernelCase node) { return node.Run(RegisterCpuKernels); }
 Floats FloatsOf(KernelCase node) {
   return RunNode(std::move(node)).value()[0].tensor().ToVector<float>();
 }

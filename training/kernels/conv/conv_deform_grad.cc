@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask. With Y = W columns,
-// where columns = mask * sample(X, offset):
+//     where
+// columns = mask * sample(X, offset):
 //   dcolumns = W^T dY, dW = dY columns^T; dmask, dX and doffset follow from dcolumns by the
-//   sample's corners.
+//       sample's corners.
 #include <algorithm>
 
 #include "core/base/status_macros.h"

@@ -58,7 +58,8 @@ Status CreateNAdamUpdate(KernelInfo& info) {
 }
 
 // Liu et al. 2020, algorithm 2:  m, v as Adam's;  R = 2 / (1 - beta2) - 1;  r = R - 2 t beta2^t /
-// (1 - beta2^t) p -= lr m / (1 - beta1^t), times where r > 5
+// (1 - beta2^t)
+// p -= lr m / (1 - beta1^t), times where r > 5
 //   sqrt(1 - beta2^t) / (sqrt(v) + epsilon) sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r))
 template <typename A>
 struct RAdamRule {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adagrad, Adam and Momentum of ONNX's domain ai.onnx.preview.training: (R, T, tensors...,
-// gradients..., states...) -> (tensors'..., states'...). Unlike our own updates they are pure
-// functions. The formulas stand in the schemas.
+// gradients...,
+// states...) -> (tensors'..., states'...). Unlike our own updates they are pure functions. The
+//     formulas stand in
+// the schemas.
 #include <cmath>
 
 #include "core/base/status_macros.h"

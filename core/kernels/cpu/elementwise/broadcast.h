@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multidirectional (NumPy, ONNX) broadcasting as a walk over runs. A plan drops dims of size 1 and
-// merges the dims that all operands walk alike; what is left of the innermost dim is a *run*, on
-// which an operand either moves one element a step or stands still. Kernels then have plain loops
-// over runs, and no index arithmetic an element.
+// merges the dims
+// that all operands walk alike; what is left of the innermost dim is a *run*, on which an operand
+// either moves one element a step or stands still. Kernels then have plain loops over runs, and no
+// index arithmetic an element.
 //
 //   ASSIGN_OR_RETURN(BroadcastPlan<2> plan, MakeBroadcastPlan<2>(output, {&a_shape, &b_shape}));
 //   ParallelFor(threads, plan.elements, grain, [&](int64_t first, int64_t last) {
 //     ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
 //       BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length,
-//       op);
+//           op);
 //     });
 //   });
 //
 // In-place use is safe: an operand that has as many elements as the output stands at `at` whenever
-// the output does. Thread safety: values.
+// the output
+// does.
+// Thread safety: values.
 #ifndef CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_BROADCAST_H_
 #define CAESURA_CORE_KERNELS_CPU_ELEMENTWISE_BROADCAST_H_
 

@@ -3,15 +3,19 @@
 //
 //   struct Op {                                     // for elements of type T
 //     using Lane = ...; using Total = ...;          // accumulators: of a short stretch, and of
-//     everything static Lane Start(); static Total StartTotal(); static Lane Step(Lane acc, T x,
-//     Lane shift);  // shift: see kShifted static Total Merge(Total a, Total b);         // a Lane
-//     converts to a Total static T Finish(Total total, int64_t count, Lane shift); static constexpr
-//     bool kShifted = false;       // true: each output has a shift of its own (ReduceLogSumExp)
-//     static constexpr int64_t kLanes = 16;         // accumulators side by side along a row
+//         everything
+//     static Lane Start(); static Total StartTotal();
+//     static Lane Step(Lane acc, T x, Lane shift);  // shift: see kShifted
+//     static Total Merge(Total a, Total b);         // a Lane converts to a Total
+//     static T Finish(Total total, int64_t count, Lane shift);
+//     static constexpr bool kShifted = false;       // true: each output has a shift of its own
+//     (ReduceLogSumExp) static constexpr int64_t kLanes = 16;         // accumulators side by side
+//     along a row
 //   };
 //
 // Sums run in lanes that the compiler vectorises and are gathered into the Total every few hundred
-// elements, so that rounding errors do not grow with the length.
+// elements, so
+// that rounding errors do not grow with the length.
 #ifndef CAESURA_CORE_KERNELS_CPU_REDUCTION_REDUCTION_ENGINE_H_
 #define CAESURA_CORE_KERNELS_CPU_REDUCTION_REDUCTION_ENGINE_H_
 
