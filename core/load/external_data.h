@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one place that opens a file whose name comes from a model: for reading; our writer names its
 // files itself (model_writer.h) and never takes a name that a model brought along. A folder is
-// opened once; files are then
-// opened beneath it by the kernel (openat2 with RESOLVE_BENEATH, which follows links as long as
-// they stay beneath; or one path component at a time without following links), so no name can lead
-// outside and nothing can be exchanged between check and open. Only regular files with a single
-// hard link are taken.
+// opened once; files are then opened beneath it by the kernel (openat2 with RESOLVE_BENEATH, which
+// follows links as long as they stay beneath; or one path component at a time without following
+// links), so no name can lead outside and nothing can be exchanged between check and open. Only
+// regular files with a single hard link are taken.
 //
 // Caches of model hubs keep files by their hash, and folders of relative links to them:
 //   snapshots/1/net.onnx -> ../../blobs/8d5e    snapshots/1/net.onnx.data -> ../../blobs/f00c

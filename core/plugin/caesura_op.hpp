@@ -5,10 +5,11 @@
 //   struct Scale {
 //     static constexpr const char* kOpType = "Scale";
 //     static constexpr const char* kDomain = "mine";
-//     explicit Scale(const caesura::plugin::Node& node) : factor_(node.Float("factor", 1)) {}   //
-//         once a node
-//     void Compute(caesura::plugin::Context& context) const {                                   //
-//       from many threads auto x = context.Input<float>(0);
+//     // Once for each node.
+//     explicit Scale(const caesura::plugin::Node& node) : factor_(node.Float("factor", 1)) {}
+//     // From many threads.
+//     void Compute(caesura::plugin::Context& context) const {
+//       auto x = context.Input<float>(0);
 //       auto y = context.Output<float>(0);
 //       for (size_t i = 0; i < y.size(); ++i) y[i] = factor_ * x[i];
 //     }
@@ -20,12 +21,10 @@
 //   }
 //
 // An op may also have
-//   struct Run { explicit Run(const Scale&); ... };     a run state; then it has Compute(Context&,
-//       Run&) const
+//   struct Run { explicit Run(const Scale&); ... };     a run state: Compute(Context&, Run&) const
 //   static void Infer(OutputTypes& outputs);            see CaesuraOp::infer
 //   static void Gradient(GradientScope& gradient);      see CaesuraOp::gradient
-//   static void Describe(CaesuraOp& op);                sets counts, dtypes, host inputs, options,
-//       flags
+//   static void Describe(CaesuraOp& op);                sets counts, dtypes, host inputs, ...
 //
 // Functions of an op may throw; at the border an Error becomes a status of its code, std::bad_alloc
 // one of CAESURA_OUT_OF_MEMORY, and any other exception one of CAESURA_INTERNAL.

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiles a loop for the baseline and for newer x86-64 instruction sets (AVX2 with FMA; AVX-512),
-// and runs the
-// widest that the machine has. For loops that compute: one that only moves memory gains nothing.
+// and runs the widest that the machine has. For loops that compute: one that only moves memory
+// gains nothing.
 //
 //   OnBestIsa([&] {
 //     for (int64_t i = first; i < last; ++i) y[i] = math::Exp(x[i]);
 //   });
 //
 // All that the loop calls must inline. Where the machine has FMA, a * b + c is rounded once:
-// results may differ in
-// the last place from machine to machine, never on one machine.
+// results may differ in the last place from machine to machine, never on one machine.
 #ifndef CAESURA_CORE_KERNELS_CPU_SIMD_BEST_ISA_H_
 #define CAESURA_CORE_KERNELS_CPU_SIMD_BEST_ISA_H_
 
