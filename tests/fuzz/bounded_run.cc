@@ -56,7 +56,8 @@ RuntimeValue Feed(const ValueType& type, std::map<std::string, int64_t>* symbols
     dims.push_back(size);
     if (__builtin_mul_overflow(elements, size, &elements) || elements > kMaxFeedElements) return {};
   }
-  return FeedTensor(type.dtype, Shape(dims));
+  Result<Shape> shape = CheckedShape(std::move(dims), type.dtype);
+  return shape.ok() ? RuntimeValue(FeedTensor(type.dtype, *std::move(shape))) : RuntimeValue();
 }
 
 // Sets a flag when time is up.
