@@ -253,7 +253,8 @@ inline void RegisterTinyKernels(KernelRegistry& registry) {
        .domain = "test",
        .contiguous_inputs = {-1},
        .create = CreateSumBlock});
-  RegisterControlFlowKernels(registry);
+  RegisterIfLoop(registry);
+  RegisterScan(registry);
 }
 
 // --- the provider ---
