@@ -121,3 +121,21 @@ def test_queries_that_see_nothing_are_as_in_eager(written, low):
     results.append(gradients_of(caesura.wrap(Masked(written)), inputs, mask))
     torch.testing.assert_close(results[1], results[0], equal_nan=True, rtol=1e-4, atol=1e-5)
     assert results[0][0].isnan().any() == (written and low != torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3, 0.5])
+@pytest.mark.parametrize("frontend", [caesura.wrap, torch.compile], ids=["wrap", "compile"])
+def test_float64_scales_are_not_rounded_to_float32(frontend, scale):
+    class Scaled(torch.nn.Module):
+        def forward(self, q, k, v):
+            return scaled_dot_product_attention(q, k, v, scale=scale)
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(BATCH, HEADS, TIME, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    module = frontend(Scaled()) if frontend is caesura.wrap else torch.compile(Scaled(), backend="caesura")
+    results = []
+    for run in (Scaled(), module):
+        y = run(*inputs)
+        results.append([y.detach(), *torch.autograd.grad(y.square().sum(), inputs)])
+    for expected, actual in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)

@@ -27,7 +27,7 @@ struct GemmSpec {
   int64_t a_offset = 0, b_offset = 0, c_offset = 0;  // of the first elements
   // Batch dims, outermost first, and the strides of each matrix along them (0: shared).
   std::vector<int64_t> batch = {}, a_batch = {}, b_batch = {}, c_batch = {};
-  float alpha = 1.0f;
+  double alpha = 1;
   bool accumulate = false;  // adds to C
   bool bias = false;        // adds a row of n; REQUIRES: alpha == 1
   bool addend = false;      // adds matrices that lie as C does, in other memory

@@ -128,8 +128,7 @@ Status RunAttentionGrad(const AttentionGrad& g, KernelContext& context) {
 Status MakeProducts(KernelInfo& info, DType dtype, AttentionGrad& g) {
   const AttentionSpec& s = g.spec;
   const int64_t rows = s.group() * s.q.positions, keys = s.total, size = s.q.size, value = s.v.size;
-  const float scale = static_cast<float>(s.scale);
-  auto make = [&](int64_t m, int64_t n, int64_t k, MatrixStrides a, MatrixStrides b, float alpha) {
+  auto make = [&](int64_t m, int64_t n, int64_t k, MatrixStrides a, MatrixStrides b, double alpha) {
     return Gemm::Create(info, {.dtype = dtype,
                                .m = m,
                                .n = n,
@@ -143,11 +142,11 @@ Status MakeProducts(KernelInfo& info, DType dtype, AttentionGrad& g) {
                                .c_batch = {m * n},
                                .alpha = alpha});
   };
-  ASSIGN_OR_RETURN(g.qk, make(rows, keys, size, RowMajor(size), ColumnMajor(size), scale));
+  ASSIGN_OR_RETURN(g.qk, make(rows, keys, size, RowMajor(size), ColumnMajor(size), s.scale));
   ASSIGN_OR_RETURN(g.dv, make(keys, value, rows, ColumnMajor(keys), RowMajor(value), 1));
   ASSIGN_OR_RETURN(g.dp, make(rows, keys, value, RowMajor(value), ColumnMajor(value), 1));
-  ASSIGN_OR_RETURN(g.dq, make(rows, size, keys, RowMajor(keys), RowMajor(size), scale));
-  ASSIGN_OR_RETURN(g.dk, make(keys, size, rows, ColumnMajor(keys), RowMajor(size), scale));
+  ASSIGN_OR_RETURN(g.dq, make(rows, size, keys, RowMajor(keys), RowMajor(size), s.scale));
+  ASSIGN_OR_RETURN(g.dk, make(keys, size, rows, ColumnMajor(keys), RowMajor(size), s.scale));
   ASSIGN_OR_RETURN(g.softmax, ScoreSoftmax::Make(info, dtype, s));
   return {};
 }

@@ -99,7 +99,7 @@ Status MakeProducts(KernelInfo& info, DType dtype, AttentionKernel& k) {
                                              .a_batch = QueryHeadStrides(s, s.q),
                                              .b_batch = KeyHeadStrides(k.cache.keys),
                                              .c_batch = QueryHeadStrides(s, score),
-                                             .alpha = static_cast<float>(s.scale)}));
+                                             .alpha = s.scale}));
   ASSIGN_OR_RETURN(k.pv, Gemm::Create(info, {.dtype = dtype,
                                              .m = s.q.positions,
                                              .n = s.v.size,

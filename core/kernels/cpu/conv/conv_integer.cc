@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/elementwise/range_quantizer.h"
 #include "core/kernels/cpu/conv/conv_engine.h"
 #include "core/kernels/cpu/conv/kernel_list.h"
 #include "core/kernels/kernel_context.h"
@@ -92,8 +93,7 @@ void Quantize(const ConvGeometry& g, int64_t scale_step, const int32_t* sums,
     const float scale = x_scale * w_scale[row % g.outputs * scale_step] / y_scale;
     for (int64_t i = 0; i < positions; ++i) {
       const float value = std::nearbyintf(scale * static_cast<float>(*sums++)) + zero;
-      *y++ = static_cast<T>(
-          std::clamp<float>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+      *y++ = Saturate<T>(value);
     }
   }
 }

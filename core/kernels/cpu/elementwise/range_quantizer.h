@@ -7,8 +7,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace caesura {
+
+// x, a whole number or NaN, within T's range. NaN becomes the least number.
+template <typename T>
+T Saturate(float x) {
+  constexpr float kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
+  return static_cast<T>(std::fmin(std::fmax(x, kLeast), kMost));
+}
 
 struct RangeQuantizer {
   float scale = 1, zero = 0;

@@ -2,9 +2,11 @@
 #include "core/kernels/cpu/gemm/gemm.h"
 
 #include <algorithm>
+#include <concepts>
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <type_traits>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/gemm/dnnl_ops.h"
@@ -31,12 +33,24 @@ constexpr int64_t kRows = 32, kColumns = 64, kDepth = 64;  // a block of the pla
 constexpr int64_t kWideStrip = 32, kStrip = 16,
                   kNarrowStrip = 8;  // columns whose sums stay in registers
 
+// Sums of integers wrap around, which unsigned arithmetic may do.
+template <typename T>
+struct Wrapping {
+  using Type = T;
+};
+template <std::integral T>
+struct Wrapping<T> {
+  using Type = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
+};
+template <typename T>
+using Sum = typename Wrapping<Accumulator<T>>::Type;
+
 // acc[4][columns] += A[4][depth] B[depth][columns] for so many columns that the sums stay in
 // registers.
 template <typename T, int64_t kWidth>
 void MultiplyStrip(int64_t depth, const T* a, MatrixStrides as, const T* b, int64_t b_row,
-                   Accumulator<T>* acc) {
-  using Acc = Accumulator<T>;
+                   Sum<T>* acc) {
+  using Acc = Sum<T>;
   Acc sums[4][kWidth];
   for (int r = 0; r < 4; ++r) {
     for (int64_t j = 0; j < kWidth; ++j) sums[r][j] = acc[r * kColumns + j];
@@ -62,8 +76,8 @@ void MultiplyStrip(int64_t depth, const T* a, MatrixStrides as, const T* b, int6
 // acc[rows][columns] += A[rows][depth] B[depth][columns]; the rows of `b` are contiguous.
 template <typename T>
 void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, MatrixStrides as,
-                   const T* b, int64_t b_row, Accumulator<T>* acc) {
-  using Acc = Accumulator<T>;
+                   const T* b, int64_t b_row, Sum<T>* acc) {
+  using Acc = Sum<T>;
   const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / kNarrowStrip * kNarrowStrip;
   const bool wide = BestIsa() == Isa::kX86V4;  // the others have registers for four rows of kStrip
   for (int64_t i = 0; i < whole_rows; i += 4) {
@@ -93,15 +107,15 @@ void MultiplyBlock(int64_t rows, int64_t columns, int64_t depth, const T* a, Mat
 
 // Writes one block of sums to C.
 template <typename T, typename C>
-void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumulator<T>* acc, C* c,
+void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Sum<T>* acc, C* c,
                 const T* bias, const C* addend) {
-  using Acc = Accumulator<T>;
+  using Acc = Sum<T>;
   for (int64_t i = 0; i < rows; ++i) {
     const Acc* from = acc + i * kColumns;
     C* to = c + i * s.c.row;
-    if (s.alpha != 1.0f) {
+    if (s.alpha != 1) {
       for (int64_t j = 0; j < columns; ++j) {
-        const auto v = static_cast<double>(s.alpha) * from[j];
+        const auto v = s.alpha * static_cast<Accumulator<T>>(from[j]);
         to[j] = static_cast<C>(s.accumulate ? v + to[j] : v);
       }
     } else if (s.accumulate) {
@@ -112,7 +126,8 @@ void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumula
       for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(from[j]);
     }
     if (addend == nullptr) continue;
-    for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(to[j] + addend[i * s.c.row + j]);
+    for (int64_t j = 0; j < columns; ++j)
+      to[j] = static_cast<C>(Sum<C>(to[j]) + addend[i * s.c.row + j]);
   }
 }
 
@@ -120,14 +135,13 @@ void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Accumula
 template <typename T, typename C>
 void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const T* a, const T* b, C* c,
                   const T* bias, const C* addend) {
-  Accumulator<T> acc[kRows * kColumns];
+  Sum<T> acc[kRows * kColumns];
   T tile[kDepth * kColumns];
   for (int64_t i0 = first; i0 < last; i0 += kRows) {
     const int64_t rows = std::min(kRows, last - i0);
     for (int64_t j0 = 0; j0 < s.n; j0 += kColumns) {
       const int64_t columns = std::min(kColumns, s.n - j0);
-      for (int64_t i = 0; i < rows; ++i)
-        std::fill_n(acc + i * kColumns, columns, Accumulator<T>(0));
+      for (int64_t i = 0; i < rows; ++i) std::fill_n(acc + i * kColumns, columns, Sum<T>(0));
       for (int64_t p0 = 0; p0 < s.k; p0 += kDepth) {
         const int64_t depth = std::min(kDepth, s.k - p0);
         const T* y = b + p0 * s.b.row + j0 * s.b.col;
@@ -250,7 +264,7 @@ Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
     spec.bias = {s.dtype, std::vector<int64_t>(s.batch.size() + 1, 1), {}};
     spec.bias.dims.push_back(s.n);
   }
-  spec.alpha = s.alpha;
+  spec.alpha = static_cast<float>(s.alpha);
   spec.accumulate = s.accumulate;
   spec.addend = s.addend;
   return MakeDnnlMatMul(info, threads, spec);

@@ -44,7 +44,7 @@ struct Target {
 // What a sum, or a vector of sums, still needs before it is C's at `place`.
 template <typename Sum, typename Load>
 inline void Finish(const Target& to, int64_t place, int64_t column, Sum& sum, Load load) {
-  if (to.s.alpha != 1.0f) sum = to.s.alpha * sum;
+  if (to.s.alpha != 1) sum = static_cast<float>(to.s.alpha) * sum;
   if (to.add) sum += load(to.c + place);
   if (to.bias != nullptr) sum += load(to.bias + column);
   if (to.addend != nullptr) sum += load(to.addend + place);
@@ -80,7 +80,7 @@ inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t
                           int64_t columns, const float* a, int64_t a_step, const float* b,
                           int64_t b_step, int64_t depth) {
   // Asked once: Finish asks for each vector, which is 3% of a tiny network's whole step.
-  const bool plain = to.s.alpha == 1.0f && !to.add && to.bias == nullptr && to.addend == nullptr;
+  const bool plain = to.s.alpha == 1 && !to.add && to.bias == nullptr && to.addend == nullptr;
   for (; first + kRows <= last; first += kRows) {
     const float* rows = a + first * (kAcross ? 1 : a_step);
     const auto multiply = [&](auto store) {  // store(row, column of the panel, sum)

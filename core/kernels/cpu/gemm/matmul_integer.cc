@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/cpu/elementwise/range_quantizer.h"
 #include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/gemm/kernel_list.h"
 #include "core/kernels/cpu/simd/parallel.h"
@@ -144,8 +145,7 @@ void Quantize(const Requantize& q, const int32_t* sums, KernelContext& context, 
                             ReadScale(q.scale_type, y_scale, at(q.y_scale, m, r, c));
         const float value =
             std::nearbyintf(scale * static_cast<float>(*sums++)) + zero[at(q.y_zero, m, r, c)];
-        *y++ = static_cast<T>(
-            std::clamp<float>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+        *y++ = Saturate<T>(value);
       }
     }
   }
