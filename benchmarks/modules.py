@@ -85,9 +85,10 @@ class Trained(torch.nn.Module):
     def __init__(self, module, args, kwargs):
         super().__init__()
         leaves, self.spec = tree_flatten((args, kwargs))
-        self.module, self.leaves, self.inputs = module, leaves, torch.nn.ParameterList()
+        self.module, self.inputs = module, torch.nn.ParameterList()
         self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        self.inputs.extend(torch.nn.Parameter(leaves[i].detach().clone()) for i in self.places)
+        self.leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.inputs.extend(torch.nn.Parameter(self.leaves[i]) for i in self.places)
 
     def forward(self):
         given = list(self.leaves)

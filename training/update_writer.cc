@@ -148,9 +148,10 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
   for (const OptimizerState& state : update.states) {
     for (const Value* parameter : parameters) {
       const Tensor& like = *graph_.Initializer(parameter);
+      const bool is_scalar = state.scalar != DType::kUndefined;
       inputs.push_back(State("optimizer." + state.name, parameter,
-                             state.is_scalar ? Shape{} : like.shape(),
-                             state.is_scalar ? DType::kFloat32 : like.dtype(), state.initial));
+                             is_scalar ? Shape{} : like.shape(),
+                             is_scalar ? state.scalar : like.dtype(), state.initial));
     }
   }
   AttributeMap attributes = update.coefficients;

@@ -64,8 +64,9 @@ def beside_eager(make, change=None, module=None, sizes=(5,) * 7, at=3, accumulat
         for i, rows in enumerate(sizes):
             for side in sides if change is not None and i == at else ():
                 change(side.module, side.optimizer)
-            (batch,) = batches(1, rows)
-            losses = [side.step(*batch).item() for side in sides]
+            ((x, y),) = batches(1, rows)
+            x = x.to(next(module.parameters()).dtype)
+            losses = [side.step(x, y).item() for side in sides]
             assert losses[1] == pytest.approx(losses[0], rel=1e-4), i
     same(sides[1].module, sides[0].module, atol=1e-5)
     assert kept != any(issubclass(w.category, caesura.FallbackWarning) for w in given)
@@ -245,6 +246,63 @@ def test_a_module_that_becomes_float64():
             losses = [side.step(x.to(of_type), y).item() for side in sides]
             assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         same(sides[1].module, sides[0].module, atol=1e-5)
+
+
+def nadam(module):
+    return torch.optim.NAdam(module.parameters(), lr=0.01)
+
+
+def asgd(module):
+    return torch.optim.ASGD(module.parameters(), lr=0.05, lambd=0.01, t0=2)
+
+
+def equal_scalars(sides, rel):
+    """Our scalar states and eager's are equal to `rel`, and of the same dtype."""
+    for ours, eagers in zip(sides[1].module.parameters(), sides[0].module.parameters()):
+        for name in {"mu_product", "eta", "mu"} & sides[0].optimizer.state[eagers].keys():
+            mine, expected = sides[1].optimizer.state[ours][name], sides[0].optimizer.state[eagers][name]
+            assert mine.dtype == expected.dtype and float(mine) == pytest.approx(float(expected), rel=rel)
+
+
+@pytest.mark.parametrize("make", [nadam, asgd])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scalar_states_have_their_parameters_dtype_once_loaded(make, dtype):
+    def change(module, optimizer):
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert {s[n].dtype for s in optimizer.state.values() for n in s.keys() & {"mu_product", "eta"}} == {dtype}
+
+    sides = beside_eager(make, change, Net().to(dtype))
+    equal_scalars(sides, 1e-6 if dtype == torch.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("make", [nadam, asgd])
+def test_scalar_states_under_a_float64_default(make):
+    torch.set_default_dtype(torch.float64)
+    try:
+        sides = beside_eager(make)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert sides[1].module.first.weight.dtype == torch.float64
+    equal_scalars(sides, 1e-14)
+
+
+class PartlyDouble(Net):
+    def __init__(self):
+        super().__init__()
+        self.first.double()
+
+    def forward(self, x):
+        return self.last(self.norm(F.gelu(self.first(x.double())).float()))
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(1, False), (2, True)])
+def test_scalar_states_of_two_dtypes(groups, kept):
+    def make(module):
+        first, others = list(module.first.parameters()), [*module.norm.parameters(), *module.last.parameters()]
+        return torch.optim.NAdam([{"params": first}, {"params": others}] if groups == 2 else first + others, lr=0.01)
+
+    equal_scalars(beside_eager(make, lambda _, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+                               PartlyDouble(), kept=kept), 1e-6)
 
 
 def test_refuses_state_of_another_shape():

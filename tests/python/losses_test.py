@@ -18,6 +18,8 @@ CASES = {
     "labels": lambda a, b: F.multilabel_margin_loss(a * b, LABELS), "a row of labels": lambda a, b: F.multilabel_margin_loss(
         (a * b)[0], LABELS[0], reduction="sum"), "labels, each": lambda a, b: F.multilabel_margin_loss(
         a * b, LABELS, reduction="none") @ torch.arange(1.0, 4.0),
+    "one row of classes": lambda a, b: F.cross_entropy((a * b)[0], LABELS[0, 0], reduction="none") * a[1, 1],
+    "one row of classes, weights": lambda a, b: F.nll_loss((a * b)[0], LABELS[0, 0], torch.arange(1.0, 5.0)),
     "bilinear": lambda a, b: F.bilinear(a, b, torch.arange(32.0).view(2, 4, 4) / 32, torch.ones(2)).square().mean(),
     "huber": lambda a, b: F.huber_loss(a * 3, b, delta=0.7), "smooth": lambda a, b: F.smooth_l1_loss(a * 3, b, beta=0.7, reduction="sum"),
     "smooth, no knee": lambda a, b: F.smooth_l1_loss(a, b, beta=0.0),

@@ -15,6 +15,14 @@ using States = std::vector<OptimizerState>;
 template <typename O>
 struct Kind;
 
+// The coefficients that Adam and its kin have.
+void VisitAdam(auto& o, auto&& v) {
+  v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon);
+  v("weight_decay", o.weight_decay);
+}
+
+DType ScalarDType(bool is_float64) { return is_float64 ? DType::kFloat64 : DType::kFloat32; }
+
 template <>
 struct Kind<Sgd> {
   static constexpr const char *kName = "sgd", *kOp = "SgdUpdate";
@@ -30,8 +38,7 @@ struct Kind<Sgd> {
 template <typename O>
 struct AdamKind {
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
-        v("weight_decay", o.weight_decay);
+    VisitAdam(o, v);
     v("amsgrad", o.amsgrad), v("maximize", o.maximize);
   }
   static States Of(const O& o) {
@@ -53,20 +60,20 @@ template <>
 struct Kind<NAdam> {
   static constexpr const char *kName = "nadam", *kOp = "NAdamUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
-        v("weight_decay", o.weight_decay);
-    v("momentum_decay", o.momentum_decay), v("decoupled_weight_decay", o.decoupled_weight_decay),
-        v("maximize", o.maximize);
+    VisitAdam(o, v);
+    v("momentum_decay", o.momentum_decay), v("decoupled_weight_decay", o.decoupled_weight_decay);
+    v("maximize", o.maximize), v("float64_state", o.float64_state);
   }
-  static States Of(const NAdam&) { return {{"mu_product", true, 1}, {"exp_avg"}, {"exp_avg_sq"}}; }
+  static States Of(const NAdam& o) {
+    return {{"mu_product", ScalarDType(o.float64_state), 1}, {"exp_avg"}, {"exp_avg_sq"}};
+  }
 };
 
 template <>
 struct Kind<RAdam> {
   static constexpr const char *kName = "radam", *kOp = "RAdamUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
-        v("weight_decay", o.weight_decay);
+    VisitAdam(o, v);
     v("decoupled_weight_decay", o.decoupled_weight_decay), v("maximize", o.maximize);
   }
   static States Of(const RAdam&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
@@ -76,8 +83,7 @@ template <>
 struct Kind<Adamax> {
   static constexpr const char *kName = "adamax", *kOp = "AdamaxUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
-        v("weight_decay", o.weight_decay);
+    VisitAdam(o, v);
     v("maximize", o.maximize);
   }
   static States Of(const Adamax&) { return {{"exp_avg"}, {"exp_inf"}}; }
@@ -90,7 +96,9 @@ struct Kind<Adagrad> {
     v("lr_decay", o.lr_decay), v("weight_decay", o.weight_decay), v("epsilon", o.epsilon);
     v("initial_accumulator_value", o.initial_accumulator_value), v("maximize", o.maximize);
   }
-  static States Of(const Adagrad& o) { return {{"sum", false, o.initial_accumulator_value}}; }
+  static States Of(const Adagrad& o) {
+    return {{"sum", DType::kUndefined, o.initial_accumulator_value}};
+  }
 };
 
 template <>
@@ -107,11 +115,13 @@ template <>
 struct Kind<Asgd> {
   static constexpr const char *kName = "asgd", *kOp = "AsgdUpdate";
   static void Visit(auto& o, auto&& v) {
-    v("lambd", o.lambd), v("alpha", o.alpha), v("t0", o.t0), v("weight_decay", o.weight_decay),
-        v("maximize", o.maximize);
+    v("lambd", o.lambd), v("alpha", o.alpha), v("t0", o.t0), v("weight_decay", o.weight_decay);
+    v("maximize", o.maximize), v("float64_state", o.float64_state);
+    v("float64_rates", o.float64_rates);
   }
   static States Of(const Asgd& o) {
-    return {{"eta", true, o.learning_rate}, {"mu", true, 1}, {"ax"}};
+    const DType scalar = ScalarDType(o.float64_state);
+    return {{"eta", scalar, o.learning_rate}, {"mu", scalar, 1}, {"ax"}};
   }
 };
 
@@ -122,7 +132,9 @@ struct Kind<Rprop> {
     v("eta_minus", o.eta_minus), v("eta_plus", o.eta_plus), v("step_size_min", o.step_size_min);
     v("step_size_max", o.step_size_max), v("maximize", o.maximize);
   }
-  static States Of(const Rprop& o) { return {{"prev"}, {"step_size", false, o.learning_rate}}; }
+  static States Of(const Rprop& o) {
+    return {{"prev"}, {"step_size", DType::kUndefined, o.learning_rate}};
+  }
 };
 
 template <>
@@ -151,10 +163,7 @@ struct Kind<Muon> {
 template <>
 struct Kind<Lamb> {
   static constexpr const char *kName = "lamb", *kOp = "LambUpdate";
-  static void Visit(auto& o, auto&& v) {
-    v("beta1", o.beta1), v("beta2", o.beta2), v("epsilon", o.epsilon),
-        v("weight_decay", o.weight_decay);
-  }
+  static void Visit(auto& o, auto&& v) { VisitAdam(o, v); }
   static States Of(const Lamb&) { return {{"exp_avg"}, {"exp_avg_sq"}}; }
 };
 

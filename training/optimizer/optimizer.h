@@ -60,6 +60,7 @@ struct NAdam {
   double momentum_decay = 4e-3;
   bool decoupled_weight_decay = false;
   bool maximize = false;
+  bool float64_state = false;  // of mu_product, which is float32 otherwise
 };
 
 // torch.optim.RAdam (Liu et al. 2020: Adam with a rectified variance). State: exp_avg, exp_avg_sq.
@@ -111,6 +112,8 @@ struct Asgd {
   double t0 = 1e6;
   double weight_decay = 0;
   bool maximize = false;
+  bool float64_state = false;  // of eta and mu, which are float32 otherwise
+  bool float64_rates = false;  // they are computed to float64; otherwise rounded to float32 first
 };
 
 // torch.optim.Rprop (Riedmiller and Braun 1993). State: prev, step_size, which starts at the
@@ -147,8 +150,8 @@ struct Muon {
   double epsilon = 1e-7;
   double ns_steps = 5;
   bool nesterov = true;
-  bool match_rms_adamw =
-      false;  // the learning rate by AdamW's root mean square, in place of the matrix's sides
+  // The learning rate by AdamW's root mean square, in place of the matrix's sides.
+  bool match_rms_adamw = false;
 };
 
 // You et al. 2020, with bias correction. State: exp_avg, exp_avg_sq.
@@ -192,10 +195,11 @@ struct ParameterGroup {
   std::optional<Optimizer> optimizer;  // in place of the step's, but for the learning rate
 };
 
-// A tensor that an optimizer keeps for each parameter: as the parameter is, or a float32 scalar.
+// A tensor that an optimizer keeps for each parameter.
 struct OptimizerState {
   std::string name;
-  bool is_scalar = false;
+  DType scalar = DType::kUndefined;  // a scalar's dtype; undefined: shape and dtype are the
+                                     // parameter's
   double initial = 0;
 };
 

@@ -23,7 +23,8 @@ class TinyTraining {
     parameters_ = {Make({4}, {1, -2, 0.5, 3}), Make({2, 1}, {0.1, -0.2})};
     for (const OptimizerState& state : update_.states) {
       for (const Shape& shape : {Shape{4}, Shape{2, 1}}) {
-        states_.push_back(state.is_scalar
+        states_.push_back(state.scalar == DType::kFloat64 ? Tensor::Scalar<double>(state.initial)
+                          : state.scalar == DType::kFloat32
                               ? Tensor::Scalar(static_cast<float>(state.initial))
                               : Make(shape, std::vector<double>(shape.elements(), state.initial)));
       }
@@ -65,6 +66,8 @@ class TinyTraining {
     update_.coefficients[name] = std::move(value);
   }
   void set_steps(int64_t steps) { steps_ = steps; }
+  // Of p, then of q, then the next one of p.
+  Tensor& state(int i) { return states_[i]; }
 
  private:
   static Tensor Make(Shape shape, const std::vector<double>& values) {
@@ -142,6 +145,10 @@ const TorchCase kTorchCases[] = {
            .decoupled_weight_decay = true},
      {0.9672722071974389, -1.9642752051447063, 0.4687707062937953, 3.0207397903816595,
       0.09597878486050368, -0.20312211479333134}},
+    {"NAdamFloat64State",
+     NAdam{.learning_rate = 0.01, .weight_decay = 0.1, .float64_state = true},
+     {0.9713687374878655, -1.9713602971767805, 0.4704397026003451, 3.0311721888280374,
+      0.09596984302123195, -0.202028117990135}},
     {"RAdam",
      RAdam{.learning_rate = 0.01, .weight_decay = 0.1},
      {0.992406960186444, -1.984813920372888, 0.4847168899786366, 3.0093833328801707,
@@ -169,6 +176,25 @@ const TorchCase kTorchCases[] = {
      Asgd{.learning_rate = 0.02, .lambd = 0.1, .t0 = 1, .weight_decay = 0.1},
      {0.9761215283367186, -1.9522430566734372, 0.4582002331437705, 3.011974071879005,
       0.09885633985660461, -0.19758826525833628}},
+    {"AsgdFloat64State",
+     Asgd{.learning_rate = 0.1,
+          .lambd = 0.01,
+          .alpha = 0.5,
+          .t0 = 1,
+          .weight_decay = 0.1,
+          .float64_state = true},
+     {0.907856033283933, -1.815712066567866, 0.30512362993197967, 3.1402203826397623,
+      0.0977809882888377, -0.19295395284756311}},
+    {"AsgdFloat64Rates",
+     Asgd{.learning_rate = 0.1,
+          .lambd = 0.01,
+          .alpha = 0.5,
+          .t0 = 1,
+          .weight_decay = 0.1,
+          .float64_state = true,
+          .float64_rates = true},
+     {0.9078560330334862, -1.8157120660669723, 0.30512362931879533, 3.1402203832547118,
+      0.09778098875684559, -0.19295395259974352}},
     {"Rprop",
      Rprop{.learning_rate = 0.01, .eta_minus = 0.4, .eta_plus = 1.5},
      {0.9525, -1.9525000000000001, 0.45249999999999996, 3.0475, 0.1, -0.2}},
@@ -301,6 +327,27 @@ TEST(OptimizerUpdate, TakesFedCoefficients) {
             after({9, 9, 0.25, 0.1}, {{"beta1", beta}, {"fed", fed}, {"first", int64_t{2}}}));
   EXPECT_TRUE(after({9, 9, 0.25}, {{"fed", fed}, {"first", int64_t{2}}}).empty());
   EXPECT_TRUE(after({9}, {{"fed", std::vector<std::string>{"weight_decay"}}}).empty());
+}
+
+TEST(OptimizerUpdate, KeepsTheDTypeOfItsScalars) {
+  for (const bool is_float64 : {false, true}) {
+    const DType dtype = is_float64 ? DType::kFloat64 : DType::kFloat32;
+    const OptimizerUpdate update = DescribeUpdate(NAdam{.float64_state = is_float64});
+    EXPECT_EQ(update.states[0].scalar, dtype);
+    EXPECT_EQ(DescribeUpdate(Asgd{.float64_state = is_float64}).states[1].scalar, dtype);
+    TinyTraining<double> training(NAdam{.float64_state = is_float64});
+    training.After(1);
+    EXPECT_EQ(training.state(0).dtype(), dtype);
+    EXPECT_EQ(training.state(2).dtype(), DType::kFloat64);
+  }
+}
+
+TEST(OptimizerUpdate, RefusesScalarsOfSeveralDTypes) {
+  TinyTraining<double> training(NAdam{});
+  training.state(1) = Tensor::Scalar<double>(1);
+  EXPECT_EQ(training.Step().code(), StatusCode::kInvalidArgument);
+  training.state(0) = Tensor::Scalar(Float16(1.0f));
+  EXPECT_EQ(training.Step().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(OptimizerUpdate, RefusesWrongNodes) {

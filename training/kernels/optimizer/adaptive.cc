@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NAdamUpdate, RAdamUpdate, AdamaxUpdate, AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate:
 // the formulas of torch.optim (as of PyTorch 2.13), operation by operation. g is the gradient,
-// already scaled; t the number of the step. With weight_decay g += weight_decay p comes first;
-// decoupled, p *= 1 - lr weight_decay.
+// already scaled; t the number of the step. With weight_decay g += weight_decay p comes first.
 #include <cmath>
 
 #include "training/kernels/optimizer/kernel_list.h"
@@ -12,17 +11,15 @@
 namespace caesura {
 namespace {
 
-// Dozat 2016:  mu(t) = beta1 (1 - 0.96^(t momentum_decay) / 2);  M *= mu(t);  m, v as Adam's
+// Dozat 2016:  mu(t) = beta1 (1 - 0.96^(t momentum_decay) / 2);  M *= mu(t);  m, v: AdamMoments
 // d = sqrt(v / (1 - beta2^t)) + epsilon
 // p -= lr (1 - mu(t)) / (1 - M) g / d;  p -= lr mu(t + 1) / (1 - M mu(t + 1)) m / d
 template <typename A>
 struct NAdamRule {
-  A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, epsilon, of_gradient, of_average;
+  AdamMoments<A> moments;
+  A correction, epsilon, of_gradient, of_average;
   void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
-    p *= keep;
-    state[0] = Lerp(state[0], g, one_minus_beta1);
-    state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
+    moments(p, g, state);
     const A denominator = std::sqrt(state[1] / correction) + epsilon;
     p -= of_gradient * g / denominator;
     p -= of_average * state[0] / denominator;
@@ -36,19 +33,15 @@ Status CreateNAdamUpdate(KernelInfo& info) {
                                                  {"weight_decay", 0},
                                                  {"momentum_decay", 4e-3}};
   const bool decoupled = info.Attr<int64_t>("decoupled_weight_decay", 0) != 0;
-  const auto make_rule = [=](auto tag, const UpdateStep& step, std::array<float*, 1> scalars) {
+  const auto make_rule = [=](auto tag, const UpdateStep& step, std::array<ScalarState, 1> scalars) {
     using A = typename decltype(tag)::type;
     const auto [beta1, beta2, epsilon, decay, momentum_decay] = step.Get<5>();
     const double t = static_cast<double>(step.number), rate = step.learning_rate;
     const double mu = beta1 * (1 - 0.5 * std::pow(0.96, t * momentum_decay));
     const double next = beta1 * (1 - 0.5 * std::pow(0.96, (t + 1) * momentum_decay));
-    *scalars[0] *= static_cast<float>(mu);
-    const double product = *scalars[0];
-    return NAdamRule<A>{A(decoupled ? 0 : decay),
-                        A(decoupled ? 1 - rate * decay : 1),
-                        A(1 - beta1),
-                        A(beta2),
-                        A(1 - beta2),
+    scalars[0].Set(scalars[0].Get() * scalars[0].Rounded(mu));
+    const double product = scalars[0].Get();
+    return NAdamRule<A>{{rate, decay, decoupled, beta1, beta2},
                         A(1 - std::pow(beta2, t)),
                         A(epsilon),
                         A(rate * (1 - mu) / (1 - product)),
@@ -57,20 +50,17 @@ Status CreateNAdamUpdate(KernelInfo& info) {
   return SetUpdateWithScalars<1, 2>(info, coefficients, make_rule);
 }
 
-// Liu et al. 2020, algorithm 2:  m, v as Adam's;  R = 2 / (1 - beta2) - 1;  r = R - 2 t beta2^t /
-// (1 - beta2^t)
+// Liu et al. 2020, algorithm 2:  m, v: AdamMoments
+// R = 2 / (1 - beta2) - 1;  r = R - 2 t beta2^t / (1 - beta2^t)
 // p -= lr m / (1 - beta1^t), times where r > 5
 //   sqrt(1 - beta2^t) / (sqrt(v) + epsilon) sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r))
 template <typename A>
 struct RAdamRule {
-  A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, rate, epsilon, adaptive,
-      rectification;
+  AdamMoments<A> moments;
+  A correction, rate, epsilon, adaptive, rectification;
   bool is_rectified;
   void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
-    p *= keep;
-    state[0] = Lerp(state[0], g, one_minus_beta1);
-    state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
+    moments(p, g, state);
     const A step = state[0] / correction * rate;
     p -= is_rectified ? step * (adaptive / (std::sqrt(state[1]) + epsilon)) * rectification : step;
   }
@@ -88,11 +78,7 @@ Status CreateRAdamUpdate(KernelInfo& info) {
     const bool is_rectified = length > 5;
     const double rectification =
         std::sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length));
-    return RAdamRule<A>{A(decoupled ? 0 : decay),
-                        A(decoupled ? 1 - step.learning_rate * decay : 1),
-                        A(1 - beta1),
-                        A(beta2),
-                        A(1 - beta2),
+    return RAdamRule<A>{{step.learning_rate, decay, decoupled, beta1, beta2},
                         A(1 - std::pow(beta1, t)),
                         A(step.learning_rate),
                         A(epsilon),
@@ -102,8 +88,8 @@ Status CreateRAdamUpdate(KernelInfo& info) {
   });
 }
 
-// Kingma and Ba 2015, section 7.1:  m as Adam's;  u = max(beta2 u, |g| + epsilon);  p -= lr / (1 -
-// beta1^t) m / u
+// Kingma and Ba 2015, section 7.1:
+//   m as Adam's;  u = max(beta2 u, |g| + epsilon);  p -= lr / (1 - beta1^t) m / u
 template <typename A>
 struct AdamaxRule {
   A l2, one_minus_beta1, beta2, epsilon, rate;
@@ -149,8 +135,8 @@ Status CreateAdagradUpdate(KernelInfo& info) {
   });
 }
 
-// Zeiler 2012:  v = rho v + (1 - rho) g^2;  d = sqrt(u + epsilon) / sqrt(v + epsilon) g;  u = rho u
-// + (1 - rho) d^2 p -= lr d
+// Zeiler 2012:  v = rho v + (1 - rho) g^2;  d = sqrt(u + epsilon) / sqrt(v + epsilon) g
+// u = rho u + (1 - rho) d^2;  p -= lr d
 template <typename A>
 struct AdadeltaRule {
   A l2, rho, one_minus_rho, epsilon, rate;
@@ -173,8 +159,9 @@ Status CreateAdadeltaUpdate(KernelInfo& info) {
   });
 }
 
-// Polyak and Juditsky 1992, with the rates of Bottou's SGD:  p *= 1 - lambd eta;  p -= eta g;  ax
-// += (p - ax) mu then  eta = lr / (1 + lambd lr t)^alpha;  mu = 1 / max(1, t - t0)
+// Polyak and Juditsky 1992, with the rates of Bottou's SGD:
+//   p *= 1 - lambd eta;  p -= eta g;  ax += (p - ax) mu
+//   then  eta = lr / (1 + lambd lr t)^alpha;  mu = 1 / max(1, t - t0)
 template <typename A>
 struct AsgdRule {
   A l2, keep, eta, mu;
@@ -190,21 +177,25 @@ struct AsgdRule {
 Status CreateAsgdUpdate(KernelInfo& info) {
   const std::vector<Coefficient> coefficients = {
       {"lambd", 1e-4}, {"alpha", 0.75}, {"t0", 1e6}, {"weight_decay", 0}};
-  const auto make_rule = [](auto tag, const UpdateStep& step, std::array<float*, 2> scalars) {
+  const bool rounds = info.Attr<int64_t>("float64_rates", 0) == 0;
+  const auto make_rule = [=](auto tag, const UpdateStep& step, std::array<ScalarState, 2> scalars) {
     using A = typename decltype(tag)::type;
     const auto [lambd, alpha, t0, decay] = step.Get<4>();
-    const double t = static_cast<double>(step.number), rate = step.learning_rate, eta = *scalars[0],
-                 mu = *scalars[1];
-    *scalars[0] = static_cast<float>(rate / std::pow(1 + lambd * rate * t, alpha));
-    *scalars[1] = static_cast<float>(1 / std::max(1.0, t - t0));
+    const double t = static_cast<double>(step.number), rate = step.learning_rate;
+    const double eta = scalars[0].Get(), mu = scalars[1].Get();
+    const auto set = [=](ScalarState scalar, double value) {
+      scalar.Set(rounds ? static_cast<float>(value) : value);
+    };
+    set(scalars[0], rate / std::pow(1 + lambd * rate * t, alpha));
+    set(scalars[1], 1 / std::max(1.0, t - t0));
     return AsgdRule<A>{A(decay), A(1 - lambd * eta), A(eta), A(mu), mu == 1};
   };
   return SetUpdateWithScalars<2, 1>(info, coefficients, make_rule);
 }
 
-// Riedmiller and Braun 1993:  s = eta_plus, eta_minus or 1 as the gradient keeps its sign, changes
-// it, or is or was 0 size = clamp(s size);  g = 0 where its sign has changed;  p -= sign(g) size;
-// prev = g
+// Riedmiller and Braun 1993:
+//   s = eta_plus, eta_minus or 1 as the gradient keeps its sign, changes it, or is or was 0
+//   size = clamp(s size);  g = 0 where its sign has changed;  p -= sign(g) size;  prev = g
 template <typename A>
 struct RpropRule {
   A minus, plus, least, most;
@@ -234,22 +225,13 @@ Status CreateRpropUpdate(KernelInfo& info) {
 }  // namespace
 
 void RegisterAdaptiveUpdate(KernelRegistry& registry) {
-  const struct {
-    const char* op_type;
-    KernelFactory create;
-  } updates[] = {
-      {"NAdamUpdate", CreateNAdamUpdate},       {"RAdamUpdate", CreateRAdamUpdate},
-      {"AdamaxUpdate", CreateAdamaxUpdate},     {"AdagradUpdate", CreateAdagradUpdate},
-      {"AdadeltaUpdate", CreateAdadeltaUpdate}, {"AsgdUpdate", CreateAsgdUpdate},
-      {"RpropUpdate", CreateRpropUpdate},
-  };
-  for (const auto& update : updates) {
-    registry.Add({.op_type = update.op_type,
-                  .domain = kTrainingDomain,
-                  .types = kFloatTypes,
-                  .typed_input = 3,
-                  .create = update.create});
-  }
+  AddUpdateKernels(registry, {{"NAdamUpdate", CreateNAdamUpdate},
+                              {"RAdamUpdate", CreateRAdamUpdate},
+                              {"AdamaxUpdate", CreateAdamaxUpdate},
+                              {"AdagradUpdate", CreateAdagradUpdate},
+                              {"AdadeltaUpdate", CreateAdadeltaUpdate},
+                              {"AsgdUpdate", CreateAsgdUpdate},
+                              {"RpropUpdate", CreateRpropUpdate}});
 }
 
 }  // namespace caesura

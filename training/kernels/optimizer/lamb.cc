@@ -118,11 +118,7 @@ Status CreateLambUpdate(KernelInfo& info) {
 }  // namespace
 
 void RegisterLambUpdate(KernelRegistry& registry) {
-  registry.Add({.op_type = "LambUpdate",
-                .domain = kTrainingDomain,
-                .types = kFloatTypes,
-                .typed_input = 3,
-                .create = CreateLambUpdate});
+  AddUpdateKernels(registry, {{"LambUpdate", CreateLambUpdate}});
 }
 
 }  // namespace caesura

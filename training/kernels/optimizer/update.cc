@@ -49,17 +49,15 @@ Status CreateSgdUpdate(KernelInfo& info) {
   });
 }
 
-// m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2;  with amsgrad u = max(u, v), otherwise
-// u = v p -= lr / (1 - beta1^t) m / (sqrt(u) / sqrt(1 - beta2^t) + epsilon) Adam: g += weight_decay
-// p before; AdamW: p *= 1 - lr weight_decay before.
+// m, v: AdamMoments, of which AdamW's decay is decoupled
+// with amsgrad u = max(u, v), otherwise u = v
+// p -= lr / (1 - beta1^t) m / (sqrt(u) / sqrt(1 - beta2^t) + epsilon)
 template <typename A, bool kAmsgrad>
 struct AdamRule {
-  A l2, keep, one_minus_beta1, beta2, one_minus_beta2, correction, epsilon, step_size;
+  AdamMoments<A> moments;
+  A correction, epsilon, step_size;
   void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
-    p *= keep;
-    state[0] = Lerp(state[0], g, one_minus_beta1);
-    state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
+    moments(p, g, state);
     if constexpr (kAmsgrad) state[2] = Maximum(state[2], state[1]);
     p -= step_size * state[0] / (std::sqrt(state[kAmsgrad ? 2 : 1]) / correction + epsilon);
   }
@@ -73,11 +71,7 @@ Status CreateAdam(KernelInfo& info, bool decoupled, double default_decay) {
     using A = typename decltype(tag)::type;
     const auto [beta1, beta2, epsilon, decay] = step.Get<4>();
     const double t = static_cast<double>(step.number);
-    return AdamRule<A, kAmsgrad>{A(decoupled ? 0 : decay),
-                                 A(decoupled ? 1 - step.learning_rate * decay : 1),
-                                 A(1 - beta1),
-                                 A(beta2),
-                                 A(1 - beta2),
+    return AdamRule<A, kAmsgrad>{{step.learning_rate, decay, decoupled, beta1, beta2},
                                  A(std::sqrt(1 - std::pow(beta2, t))),
                                  A(epsilon),
                                  A(step.learning_rate / (1 - std::pow(beta1, t)))};
@@ -91,8 +85,8 @@ Status CreateAdam(KernelInfo& info, bool decoupled, double default_decay) {
 Status CreateAdamUpdate(KernelInfo& info) { return CreateAdam(info, false, 0); }
 Status CreateAdamWUpdate(KernelInfo& info) { return CreateAdam(info, true, 1e-2); }
 
-// Chen et al. 2023, algorithm 2: p *= 1 - lr weight_decay;  p -= lr sign(beta1 m + (1 - beta1) g);
-// m = beta2 m + (1 - beta2) g
+// Chen et al. 2023, algorithm 2:
+//   p *= 1 - lr weight_decay;  p -= lr sign(beta1 m + (1 - beta1) g);  m = beta2 m + (1 - beta2) g
 template <typename A>
 struct LionRule {
   A rate, keep, beta1, one_minus_beta1, beta2, one_minus_beta2;
@@ -116,9 +110,10 @@ Status CreateLionUpdate(KernelInfo& info) {
   });
 }
 
-// g += weight_decay p;  v = alpha v + (1 - alpha) g^2;  centered: a = lerp(a, g, 1 - alpha), v' = v
-// - a^2 d = g / (sqrt(v') + epsilon);  p -= lr d, or with momentum buf = momentum buf + d, p -= lr
-// buf States: v, then a if centered, then buf if there is momentum.
+// g += weight_decay p;  v = alpha v + (1 - alpha) g^2;  v' = v
+// centered: a = lerp(a, g, 1 - alpha);  v' = v - a^2
+// d = g / (sqrt(v') + epsilon);  p -= lr d, or with momentum buf = momentum buf + d;  p -= lr buf
+// States: v, then a if centered, then buf if there is momentum.
 template <typename A, bool kCentered, bool kMomentum>
 struct RmspropRule {
   A rate, decay, alpha, one_minus_alpha, epsilon, momentum;
@@ -165,21 +160,11 @@ Status CreateRmspropUpdate(KernelInfo& info) {
 }  // namespace
 
 void RegisterOptimizerUpdate(KernelRegistry& registry) {
-  const struct {
-    const char* op_type;
-    KernelFactory create;
-  } updates[] = {
-      {"SgdUpdate", CreateSgdUpdate},         {"AdamUpdate", CreateAdamUpdate},
-      {"AdamWUpdate", CreateAdamWUpdate},     {"LionUpdate", CreateLionUpdate},
-      {"RmspropUpdate", CreateRmspropUpdate},
-  };
-  for (const auto& update : updates) {
-    registry.Add({.op_type = update.op_type,
-                  .domain = kTrainingDomain,
-                  .types = kFloatTypes,
-                  .typed_input = 3,
-                  .create = update.create});
-  }
+  AddUpdateKernels(registry, {{"SgdUpdate", CreateSgdUpdate},
+                              {"AdamUpdate", CreateAdamUpdate},
+                              {"AdamWUpdate", CreateAdamWUpdate},
+                              {"LionUpdate", CreateLionUpdate},
+                              {"RmspropUpdate", CreateRmspropUpdate}});
 }
 
 }  // namespace caesura

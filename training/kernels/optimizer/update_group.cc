@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/base/status_macros.h"
+#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -65,7 +66,7 @@ Status UpdateGroup::CheckTensors(const KernelInfo& info) const {
     for (int kind = 0; kind < 2 + states_; ++kind) {
       const int input = kFirst + kind * count_ + i;
       if (kind >= 2 && kind < 2 + scalars_) {
-        RETURN_IF_ERROR(CheckScalar(info, input, "a scalar state", {DType::kFloat32}));
+        RETURN_IF_ERROR(CheckScalar(info, input, "a scalar state", {scalar_dtype_}));
         continue;
       }
       const bool fits = info.HasInput(input) && info.input(input).is_tensor &&
@@ -106,6 +107,11 @@ Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states,
   group.dtype_ = info.InputDType(kFirst);
   if (!kFloatTypes.Contains(group.dtype_))
     return info.Invalid("parameters must be of " + kFloatTypes.ToString());
+  if (scalars > 0) {
+    const int first = static_cast<int>(kFirst + 2 * count);
+    RETURN_IF_ERROR(CheckScalar(info, first, "a scalar state", {DType::kFloat32, DType::kFloat64}));
+    group.scalar_dtype_ = info.InputDType(first);
+  }
   RETURN_IF_ERROR(group.CheckTensors(info));
   for (int i = 0; i < group.count_; ++i) {
     const Shape& shape = info.InputShape(kFirst + i);
@@ -115,7 +121,7 @@ Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states,
       const int input = kFirst + (state < 0 ? 0 : 2 + state) * group.count_ + i;
       const int output = (1 + state) * group.count_ + i;
       const bool is_scalar = state >= 0 && state < scalars;
-      info.SetOutput(output, is_scalar ? DType::kFloat32 : group.dtype_,
+      info.SetOutput(output, is_scalar ? group.scalar_dtype_ : group.dtype_,
                      is_scalar ? info.InputShape(input) : shape);
       info.SetInPlace(input, output);
     }
@@ -143,9 +149,20 @@ void UpdateGroup::CopyToOutputs(const KernelContext& context) const {
     for (int state = -1; state < states_; ++state) {
       const char* from = context.Input<char>(kFirst + (state < 0 ? 0 : 2 + state) * count_ + i);
       char* to = Updated<char>(context, state, i);
-      const size_t bytes = state >= 0 && state < scalars_ ? sizeof(float) : bytes_[i];
+      const size_t bytes = state >= 0 && state < scalars_ ? DTypeSize(scalar_dtype_) : bytes_[i];
       if (from != to && bytes > 0) std::memcpy(to, from, bytes);
     }
+  }
+}
+
+void AddUpdateKernels(KernelRegistry& registry,
+                      const std::vector<std::pair<const char*, KernelFactory>>& kernels) {
+  for (const auto& [op_type, create] : kernels) {
+    registry.Add({.op_type = op_type,
+                  .domain = kTrainingDomain,
+                  .types = kFloatTypes,
+                  .typed_input = 3,
+                  .create = create});
   }
 }
 

@@ -8,11 +8,13 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/kernels/cpu/simd/best_isa.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel_registry.h"
 #include "training/kernels/optimizer/parameter_blocks.h"
 
 namespace caesura {
@@ -44,10 +46,34 @@ struct UpdateStep {
   }
 };
 
+// A scalar of a parameter's state, float32 or float64.
+class ScalarState {
+ public:
+  ScalarState() = default;
+  ScalarState(void* data, DType dtype) : data_(data), is_float64_(dtype == DType::kFloat64) {}
+
+  double Get() const {
+    return is_float64_ ? *static_cast<double*>(data_) : *static_cast<float*>(data_);
+  }
+  void Set(double value) const {
+    if (is_float64_) {
+      *static_cast<double*>(data_) = value;
+    } else {
+      *static_cast<float*>(data_) = static_cast<float>(value);
+    }
+  }
+  // The value as the scalar's dtype has it.
+  double Rounded(double value) const { return is_float64_ ? value : static_cast<float>(value); }
+
+ private:
+  void* data_ = nullptr;
+  bool is_float64_ = false;
+};
+
 class UpdateGroup {
  public:
   // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each
-  // parameter, of which the first `scalars` are float32 scalars.
+  // parameter, of which the first `scalars` are scalars, all of float32 or all of float64.
   static Result<UpdateGroup> Plan(KernelInfo& info, int states,
                                   const std::vector<Coefficient>& coefficients, int scalars = 0);
 
@@ -72,9 +98,12 @@ class UpdateGroup {
   T* Updated(const KernelContext& context, int state, int i) const {
     return context.Output<T>((1 + state) * count_ + i);
   }
+  ScalarState Scalar(const KernelContext& context, int state, int i) const {
+    return {Updated<char>(context, state, i), scalar_dtype_};
+  }
 
   // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the
-  // scaled gradient, s its `States` states behind the scalars; the rule changes p and s.
+  // scaled gradient, s its `States` states after the scalars; the rule changes p and s.
   // rule_of(i): the rule of parameter i.
   template <typename T, int States, typename RuleOf>
   void Apply(const KernelContext& context, const UpdateStep& step, const RuleOf& rule_of) const {
@@ -125,7 +154,7 @@ class UpdateGroup {
 
   std::string label_;
   DType dtype_ = DType::kUndefined, rate_dtype_ = DType::kUndefined,
-        scale_dtype_ = DType::kUndefined;
+        scale_dtype_ = DType::kUndefined, scalar_dtype_ = DType::kFloat32;
   int count_ = 0, states_ = 0, scalars_ = 0, threads_ = 1;
   bool skip_nonfinite_ = false, maximize_ = false;
   int rate_ = 0;                 // where input 0 has the learning rate
@@ -146,6 +175,30 @@ template <typename A>
 inline A Maximum(A a, A b) {
   return a != a || a > b ? a : b;
 }
+
+// Weight decay, and the two moments of Adam and its kin, which are states 0 and 1:
+//   g += decay p, or decoupled p *= 1 - rate decay
+//   m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2
+template <typename A>
+struct AdamMoments {
+  A l2, keep, one_minus_beta1, beta2, one_minus_beta2;
+  AdamMoments(double rate, double decay, bool decoupled, double beta1, double beta2)
+      : l2(decoupled ? 0 : decay),
+        keep(decoupled ? 1 - rate * decay : 1),
+        one_minus_beta1(1 - beta1),
+        beta2(beta2),
+        one_minus_beta2(1 - beta2) {}
+  void operator()(A& p, A& g, A* state) const {
+    g += l2 * p;
+    p *= keep;
+    state[0] = Lerp(state[0], g, one_minus_beta1);
+    state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
+  }
+};
+
+// Adds the kernels of update ops, by op type.
+void AddUpdateKernels(KernelRegistry& registry,
+                      const std::vector<std::pair<const char*, KernelFactory>>& kernels);
 
 // Finishes a factory: `make_rule(TypeTag<A>, const UpdateStep&)` gives the rule of one step.
 template <int States, typename MakeRule>
@@ -169,7 +222,7 @@ Status SetUpdate(KernelInfo& info, const std::vector<Coefficient>& coefficients,
 }
 
 // The same with `Scalars` scalars of each parameter: `make_rule(TypeTag<A>, const UpdateStep&,
-// std::array<float*, Scalars>)` gives the rule of one parameter and changes its scalars.
+// std::array<ScalarState, Scalars>)` gives the rule of one parameter and changes its scalars.
 template <int Scalars, int States, typename MakeRule>
 Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& coefficients,
                             MakeRule make_rule) {
@@ -177,8 +230,8 @@ Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& co
   if (!planned.ok()) return planned.status();
   DispatchFloat(planned->dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    using Rule =
-        decltype(make_rule(TypeTag<Accumulator<T>>{}, UpdateStep{}, std::array<float*, Scalars>{}));
+    using Rule = decltype(make_rule(TypeTag<Accumulator<T>>{}, UpdateStep{},
+                                    std::array<ScalarState, Scalars>{}));
     const size_t scratch = info.BookScratch(planned->count() * sizeof(Rule));
     info.SetCompute(
         [group = *std::move(planned), make_rule, scratch](KernelContext& context) -> Status {
@@ -188,8 +241,8 @@ Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& co
           if (step->skip) return Status();
           Rule* rules = context.Scratch<Rule>(scratch);
           for (int i = 0; i < group.count(); ++i) {
-            std::array<float*, Scalars> scalars;
-            for (int k = 0; k < Scalars; ++k) scalars[k] = group.Updated<float>(context, k, i);
+            std::array<ScalarState, Scalars> scalars;
+            for (int k = 0; k < Scalars; ++k) scalars[k] = group.Scalar(context, k, i);
             rules[i] = make_rule(TypeTag<Accumulator<T>>{}, *step, scalars);
           }
           group.Apply<T, States>(context, *step, [&](int i) -> const auto& { return rules[i]; });

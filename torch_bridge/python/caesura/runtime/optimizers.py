@@ -21,7 +21,8 @@ class Update:
     counted: bool = True       # whether an update depends on how many came before
     keeps_count: bool = True   # whether PyTorch has the count in the state, "step"
     stays_zero: tuple = ()     # the coefficients that make it another update where they are 0
-    scalars: tuple = ()        # the states that are float32 scalars
+    scalars: tuple = ()        # the states that are float32 or float64 scalars
+    computed: bool = False     # whether PyTorch rounds them to its default dtype, whatever theirs is
     is_real: bool = False      # whether PyTorch refuses complex parameters
 
 
@@ -84,7 +85,8 @@ _UPDATES = {
         states=lambda group, parameter: {"square_avg": None, "acc_delta": None}, flags=_MAXIMIZE, counted=False),
     torch.optim.ASGD: Update(
         name=lambda group: "asgd", fed={"lambd": "lambd", "alpha": "alpha", "t0": "t0", "weight_decay": "weight_decay"},
-        states=lambda group, parameter: {"eta": float(group["lr"]), "mu": 1.0, "ax": None}, flags=_MAXIMIZE, scalars=("eta", "mu")),
+        states=lambda group, parameter: {"eta": float(group["lr"]), "mu": 1.0, "ax": None}, flags=_MAXIMIZE, scalars=("eta", "mu"),
+        computed=True),
     torch.optim.Rprop: Update(
         name=lambda group: "rprop", fed={"eta_minus": ("etas", 0), "eta_plus": ("etas", 1),
                                          "step_size_min": ("step_sizes", 0), "step_size_max": ("step_sizes", 1)},
@@ -145,17 +147,26 @@ class Recipe:
     gradients: Gradients  # of the calls that come before an update; None where each is one
     members: list = field(init=False)  # the groups' parameters, by id
     options: list = field(init=False)  # what is written into the update of each group
+    scalars: list = field(init=False)  # the dtype of each group's scalar states
 
     def __post_init__(self):
         self.update = _UPDATES[type(self.optimizer)]
         self.members, self.options = _members(self.optimizer), _options(self.optimizer)
+        self.scalars = [dtype for (dtype,) in _scalar_dtypes(self.optimizer)]
+        self._scalar_of = {of: dtype for ids, dtype in zip(self.members, self.scalars) for of in ids}
         self.fed = {"learning_rate": "lr"} | self.update.fed
         self.name, self.coefficients = self.options[0][:2]
 
     def groups_of(self, trained) -> list:
         """As a session takes them: (those of its parameters' names that are in `trained`, optimizer, its coefficients)."""
-        return [([n for n in names if n in trained], name, flags | {key: _read(group, place) for key, place in self.fed.items()})
-                for names, (name, flags, _), group in zip(self.names, self.options, self.optimizer.param_groups)]
+        return [([n for n in names if n in trained], name,
+                 flags | self._precision(scalars) | {key: _read(group, place) for key, place in self.fed.items()})
+                for names, (name, flags, _), scalars, group in zip(self.names, self.options, self.scalars, self.optimizer.param_groups)]
+
+    def _precision(self, scalars) -> dict:
+        """The flags for scalar states of such a dtype."""
+        flags = {"float64_state": float(scalars == torch.float64)} if self.update.scalars else {}
+        return flags | ({"float64_rates": float(_default_scalar() == torch.float64)} if self.update.computed else {})
 
     @property
     def counts_matter(self) -> bool:
@@ -171,7 +182,7 @@ class Recipe:
 
     def written(self):
         """The options and members that sessions are made for."""
-        return self.options, self.members
+        return self.options, self.members, self.scalars
 
     def change(self):
         """The change of the optimizer that the written update does not cover; None if there is none."""
@@ -204,7 +215,7 @@ class Recipe:
         for name, start in states.items():
             is_scalar = name in self.update.scalars
             shape = () if is_scalar else start if isinstance(start, tuple) else parameter.shape
-            dtype = torch.float32 if is_scalar else parameter.dtype
+            dtype = self._scalar_of[id(parameter)] if is_scalar else parameter.dtype
             held = state.get(name)
             if held is None:
                 start = start if isinstance(start, (int, float)) else 0
@@ -371,10 +382,22 @@ def _no_recipe(optimizer):
         return "its option adjust_lr_fn"
     if _UPDATES[type(optimizer)].is_real and any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
         return "complex parameters"
-    # load_state_dict() makes the scalars of float64 parameters float64, too.
-    wide = {name for state in optimizer.state.values() for name in _UPDATES[type(optimizer)].scalars
-            if getattr(state.get(name), "dtype", torch.float32) != torch.float32}
-    return f"its state {', '.join(sorted(wide))} is not float32" if wide else None
+    held = next((dtypes for dtypes in _scalar_dtypes(optimizer) if dtypes not in ({torch.float32}, {torch.float64})), None)
+    names = ", ".join(_UPDATES[type(optimizer)].scalars)
+    return f"its state {names} has the dtypes {', '.join(sorted(map(str, held)))} in one group" if held else None
+
+
+def _default_scalar():
+    """The dtype that PyTorch makes an optimizer's scalars in."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _scalar_dtypes(optimizer) -> list:
+    """The set of dtypes that the scalar states of each group have, or will have when they are made. load_state_dict() gives
+    them their parameters' dtype."""
+    names = _UPDATES[type(optimizer)].scalars
+    return [{getattr(state[name], "dtype", torch.float32) for state in map(optimizer.state.get, group["params"]) if state
+             for name in names if name in state} or {_default_scalar()} for group in optimizer.param_groups]
 
 
 def _make_recipe(optimizer, names, gradients) -> Recipe:

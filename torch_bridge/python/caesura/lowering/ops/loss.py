@@ -55,6 +55,8 @@ def nll_loss_backward(w, node, dloss, x, target, weight, reduction, ignore_index
     dtype, shape = result(node)
     scores, labels = _batched(w, x, target)
     labels, ignore_index = with_ignored(w, labels, ignore_index)
+    if x.rank == 1 and reduction == 0:
+        dloss = w.reshape(dloss, (1,))
     inputs = [dloss, labels, weight, w.ints(scores.shape)]
     dx = w.make("NegativeLogLikelihoodLossGrad", inputs, dtype, scores.shape, domain=DOMAIN,
                 reduction=_REDUCTIONS[reduction], ignore_index=ignore_index)
