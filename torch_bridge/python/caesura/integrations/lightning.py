@@ -6,7 +6,7 @@ import torch
 try:
     from lightning.pytorch import Callback, LightningModule
 except ImportError:  # the same under the older distribution's name
-    from pytorch_lightning import Callback, LightningModule
+    from pytorch_lightning import Callback, LightningModule  # type: ignore[assignment]
 
 from caesura.integrations.in_place import wrap_in_place
 
