@@ -21,14 +21,14 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
-#include "core/execute/subgraph.h"
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/counting_provider.h"
+#include "core/runtime/subgraph.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/yield_insertion.h"
 #include "training/kernels/training_ops.h"
-#include "training/parameter_graph.h"
+#include "training/parameters.h"
 #include "training/step_program.h"
 
 namespace caesura {

@@ -13,6 +13,7 @@
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/kernels/training_ops.h"
+#include "training/parameters.h"
 
 namespace caesura::torch {
 namespace {
@@ -186,8 +187,11 @@ void CapturedGraph::RunProgram(const Step& step, Values& values) {
   RunOptions options;
   ProfiledSteps profiled;
   if (at::hasCallbacks()) options.observers = {&profiled};
-  const std::vector<RuntimeValue> results =
-      Checked(step.program->Run(std::move(feeds), std::move(options), nullptr, known));
+  const RunResult run = step.program->Run({.feeds = std::move(feeds),
+                                           .options = std::move(options),
+                                           .plan = {.known = std::move(known)}});
+  TORCH_CHECK(run.status.ok(), run.status.message());
+  const std::vector<RuntimeValue>& results = run.values;
   TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
               " values, not ", step.writes.size());
   for (size_t k = 0; k < results.size(); ++k)

@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "training/parameter_graph.h"
+#include "core/runtime/program.h"
 
 namespace caesura::torch {
 
@@ -84,7 +84,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     std::vector<Item> items;
   };
   struct Step {
-    std::shared_ptr<ParameterGraph> program;      // or
+    std::shared_ptr<caesura::Program> program;    // or
     std::optional<c10::OperatorHandle> op;        // or
     int64_t (*size)(int64_t, int64_t) = nullptr;  // or the element of one value
     std::vector<Argument> arguments = {};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plug-in libcaesura_runtime_torch.so: model ops (core/session/model_op.h) that LibTorch runs.
+// The plug-in libcaesura_runtime_torch.so: model ops (core/custom_ops/model_op.h) that LibTorch
+// runs.
 //   TorchScript archives (torch.jit.save), with LibTorch's own gradients. Parameters of the archive
 //   are frozen. No options. AOTInductor packages (torch._inductor.aoti_compile_and_package),
 //   without gradients: compiled code, that is loaded into the process and does what it likes there.

@@ -11,13 +11,15 @@
 #include "training/gradient/training_mode.h"
 #include "training/gradient/yield_insertion.h"
 #include "training/kernels/training_ops.h"
+#include "training/parameters.h"
 #include "training/step_program.h"
 
 namespace caesura {
 
 // What a module's runs share, and what a run that outlives the module needs.
 struct ForwardRun::Program {
-  std::unique_ptr<ParameterGraph> graph;
+  std::unique_ptr<caesura::Program> graph;
+  CpuFallbackReport cpu_fallback;
   ModuleGraph cut;                      // its yield is not to be used: passes may have replaced it
   std::vector<std::string> outputs;     // the model's
   std::vector<std::string> parameters;  // trained, then running statistics
@@ -38,7 +40,7 @@ ForwardRun& ForwardRun::operator=(ForwardRun&& other) noexcept {
 }
 
 void ForwardRun::Drop() {
-  if (pending()) program_->graph->Return(std::exchange(run_, {}));
+  if (pending()) caesura::Program::Return(std::exchange(run_, {}));
   parameters_.reset();
 }
 
@@ -71,7 +73,7 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
         "the run is over: its backward was done already, and without `keep` there is only one");
   }
   ASSIGN_OR_RETURN(const std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
-  auto gradients = program_->graph->Finish(run_, values, keep);
+  auto gradients = program_->graph->RunBackward(run_, values, keep);
   if (!keep && run_.started.state->phase() != ExecutionState::Phase::kYielded) Drop();
   return gradients;
 } catch (const std::bad_alloc&) {
@@ -123,28 +125,29 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   }
   ASSIGN_OR_RETURN(program->cut, BuildModuleGraph(*model.graph, cut));
   RETURN_IF_ERROR(ops->MakeInstances(*model.graph));
-  ParameterGraphOptions made{
+  PreparedGraphOptions made{
       .parameters = program->parameters, .ops = ops, .disabled_passes = options.disabled_passes};
   made.plan.threads = options.threads;
   made.plan.cache_values = !shares_parameters_;
   const std::unordered_set<std::string> changing(program->parameters.begin(),
                                                  program->parameters.end());
-  made.passes = [changing](const ProviderList& providers) {
-    return StepPasses(providers, changing);
-  };
-  ASSIGN_OR_RETURN(program->graph, ParameterGraph::Create(std::move(model.graph), fallback_, made));
-  made.passes = [changing](const ProviderList& providers) {
-    return FusionPasses(providers, changing);
-  };
-  ASSIGN_OR_RETURN(predict_,
-                   ParameterGraph::Create(std::move(evaluation.graph), fallback_, std::move(made)));
+  const auto report = std::make_shared<CpuFallbackReport>();
+  made.passes = WithPlacement(
+      [changing](const ProviderList& providers) { return StepPasses(providers, changing); },
+      report);
+  ASSIGN_OR_RETURN(program->graph, Program::Create(std::move(model), fallback_, made));
+  program->cpu_fallback = *report;
+  made.passes = WithPlacement(
+      [changing](const ProviderList& providers) { return FusionPasses(providers, changing); });
+  ASSIGN_OR_RETURN(predict_, Program::Create(std::move(evaluation), fallback_, std::move(made)));
   program_ = std::move(program);
   return {};
 }
 
 Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program_->graph->Order(feeds, {}));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
+                   BindFeeds(program_->graph->graph(), feeds, FeedCheck::kDType));
   ForwardRun run;
   run.program_ = program_;
   run.parameters_ = Parameters();
@@ -153,7 +156,7 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
   options.seed = seed_;
   options.step = forwards_++;
   options.observers = std::move(observers);
-  ASSIGN_OR_RETURN(run.run_, program_->graph->RunToYield(std::move(ordered), std::move(options)));
+  ASSIGN_OR_RETURN(run.run_, program_->graph->RunToYield(std::move(bound), std::move(options)));
   run.outputs = run.run_.started.state->TakeYielded();
   std::vector<std::pair<int, Tensor>> statistics;
   for (size_t i = 0; i < program_->statistics.size(); ++i) {
@@ -169,12 +172,15 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
 }
 
 Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds) try {
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, predict_->Order(feeds, {}));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
+                   BindFeeds(predict_->graph(), feeds, FeedCheck::kDType));
   const std::shared_ptr<ParameterSet> parameters = Parameters();
   RunOptions options;
   options.parameters = parameters.get();
   options.seed = seed_;
-  return predict_->Run(std::move(ordered), std::move(options));
+  RunResult result = predict_->Run({.feeds = std::move(bound), .options = std::move(options)});
+  RETURN_IF_ERROR(result.status);
+  return std::move(result.values);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a prediction");
 }
@@ -185,9 +191,7 @@ const std::vector<std::string>& SplitModule::gradient_names() const {
 const std::vector<std::string>& SplitModule::unreachable() const {
   return program_->cut.unreachable;
 }
-const CpuFallbackReport& SplitModule::cpu_fallback() const {
-  return program_->graph->cpu_fallback();
-}
+const CpuFallbackReport& SplitModule::cpu_fallback() const { return program_->cpu_fallback; }
 const std::vector<std::string>& SplitModule::output_names() const { return program_->outputs; }
 std::vector<int> SplitModule::differentiable_outputs() const {
   const std::set<int> indices(program_->cut.gradient_of.begin(), program_->cut.gradient_of.end());

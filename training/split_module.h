@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "training/parameter_graph.h"
+#include "core/runtime/program.h"
+#include "graph_transforms/cpu_fallback.h"
 #include "training/trainable.h"
 
 namespace caesura {
@@ -64,7 +65,7 @@ class ForwardRun {
   // With `keep` the run stays as it was and another Backward gives the same bits; without, it is
   // over. Fails when it was over before; and, with the run as it was, on gradients of a wrong
   // count, dtype or shape. Where a provider fails the forward is done again as well, on the default
-  // providers (core/session/provider_fallback.h).
+  // providers (core/runtime/provider_fallback.h).
   Result<std::vector<RuntimeValue>> Backward(std::vector<RuntimeValue> output_gradients,
                                              bool keep = false);
   // Whether Backward can be called.
@@ -117,7 +118,7 @@ class SplitModule {
   // flight go on with the parameters that they began with. All or nothing.
   Status SetParameters(const std::map<std::string, Tensor>& values);
 
-  // --- provider fallback (core/session/provider_fallback.h), as in Session ---
+  // --- provider fallback (core/runtime/provider_fallback.h), as in Session ---
   void DisableFallback() { fallback_->set_enabled(false); }
   void EnableFallback() { fallback_->set_enabled(true); }
   std::vector<std::string> providers() const { return fallback_->provider_names(); }
@@ -132,7 +133,7 @@ class SplitModule {
 
   std::shared_ptr<ProviderFallback> fallback_;
   std::shared_ptr<ForwardRun::Program> program_;
-  std::unique_ptr<ParameterGraph> predict_;
+  std::unique_ptr<Program> predict_;
   uint64_t seed_ = 0;
   bool shares_parameters_ = false;
   std::atomic<uint64_t> forwards_{0};

@@ -13,6 +13,7 @@
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
+#include "training/parameters.h"
 #include "training/update_order.h"
 
 namespace caesura {
@@ -21,7 +22,7 @@ namespace {
 // Gradients that are not finite at this scale are so at any.
 constexpr double kSmallestLossScale = 1.0 / (1 << 24);
 
-constexpr char kLostStep[] = "the step is lost, parameters may be half updated: ";
+constexpr char kInconsistent[] = "the step is lost, parameters may be half updated: ";
 
 std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};
@@ -147,8 +148,7 @@ std::span<double> TrainingSession::coefficients() {
   return {all.data<double>(), static_cast<size_t>(all.elements())};
 }
 
-Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& model,
-                                                                  bool with_update) {
+Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model, bool with_update) {
   ASSIGN_OR_RETURN(StepProgram program,
                    BuildStepProgram(model, trainable_, options_.step, with_update));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
@@ -168,22 +168,28 @@ Result<std::unique_ptr<ParameterGraph>> TrainingSession::MakeStep(const Model& m
     if (early) list.push_back(MakeUpdateOrderPass(names));
     return list;
   };
-  ParameterGraphOptions options{.parameters = program.parameters,
-                                .ops = ops_,
-                                .passes = passes,
-                                .disabled_passes = options_.disabled_passes,
-                                .memory_budget = options_.memory_budget};
+  const auto report = std::make_shared<CpuFallbackReport>();
+  PreparedGraphOptions options{.parameters = program.parameters,
+                               .ops = ops_,
+                               .passes = WithPlacement(passes, report),
+                               .disabled_passes = options_.disabled_passes,
+                               .fit = WithinBudget(options_.memory_budget)};
   options.plan.threads = options_.threads;
   options.plan.cache_values = false;  // every update changes every parameter
-  return ParameterGraph::Create(program.graph, fallback_, std::move(options));
+  Model source;
+  source.graph = std::move(program.graph);
+  ASSIGN_OR_RETURN(auto made, Program::Create(std::move(source), fallback_, std::move(options)));
+  if (with_update) cpu_fallback_ = *report;
+  return made;
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
-  ParameterGraphOptions options{
+  PreparedGraphOptions options{
       .parameters = ParameterNames(), .ops = ops_, .disabled_passes = options_.disabled_passes};
-  options.passes = [changing = NameSet(options.parameters)](const ProviderList& providers) {
-    return FusionPasses(providers, changing);
-  };
+  options.passes =
+      WithPlacement([changing = NameSet(options.parameters)](const ProviderList& providers) {
+        return FusionPasses(providers, changing);
+      });
   options.plan.threads = options_.threads;
   for (const bool with_loss : {true, false}) {
     Model copy = model.Clone();
@@ -193,7 +199,7 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
       copy.graph->AddOutput(loss);
     }
     ASSIGN_OR_RETURN((with_loss ? evaluate_ : predict_),
-                     ParameterGraph::Create(copy.graph, fallback_, options));
+                     Program::Create(std::move(copy), fallback_, options));
   }
   return {};
 }
@@ -259,32 +265,34 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
 
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
-  if (lost_)
+  if (parameters_inconsistent_)
     return InvalidArgument(
         "an earlier step failed in the middle of its updates; Restore a checkpoint first");
   RETURN_IF_ERROR(Refresh());
-  ParameterGraph& program = updates ? *update_ : *accumulate_;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, program.Order(feeds, ProgramFeeds()));
+  Program& program = updates ? *update_ : *accumulate_;
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
+                   BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds()));
   RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
   if (const auto seed = std::exchange(next_seed_, std::nullopt)) {
     run.seed = *seed;
     run.step = 0;
   }
   run.observers = std::move(observers);
-  auto results = program.Run(std::move(ordered), std::move(run), &lost_);
-  if (!results.ok()) return lost_ ? results.status().WithPrefix(kLostStep) : results.status();
-  // The parameters are written: what follows cannot fail, not even for want of memory; but for a
-  // loss scale that gives up, behind an update that did not happen.
-  lost_ = false;
+  RunResult result = program.Run(
+      {.feeds = std::move(bound), .options = std::move(run), .writes_parameters = true});
+  parameters_inconsistent_ = result.left_parameters_changed();
+  if (!result.status.ok())
+    return parameters_inconsistent_ ? result.status.WithPrefix(kInconsistent) : result.status;
+  // The step has committed. Only UpdateLossScale can fail, after an update that was skipped.
   ++micro_steps_;
   accumulated_ = updates ? 0 : accumulated_ + 1;
   parameters_.TouchAll();
-  const double loss = ScalarOf(results->front().tensor());
-  results->erase(results->begin());
+  const double loss = ScalarOf(result.values.front().tensor());
+  result.values.erase(result.values.begin());
   bool skipped = false;
   if (updates && options_.step.scales_loss()) {
-    skipped = !std::isfinite(ScalarOf(results->back().tensor()));
-    results->pop_back();
+    skipped = !std::isfinite(ScalarOf(result.values.back().tensor()));
+    result.values.pop_back();
     RETURN_IF_ERROR(UpdateLossScale(!skipped));
   }
   loss_sum_ += loss;
@@ -295,21 +303,23 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   }
   if (updates) loss_sum_ = 0, losses_ = 0;
   const auto first_gradient =
-      results->begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
-  kept_outputs_.assign(std::make_move_iterator(results->begin()),
+      result.values.begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
+  kept_outputs_.assign(std::make_move_iterator(result.values.begin()),
                        std::make_move_iterator(first_gradient));
-  results->erase(results->begin(), first_gradient);
-  gradients_ = *std::move(results);
+  result.values.erase(result.values.begin(), first_gradient);
+  gradients_ = std::move(result.values);
   return loss;
 } catch (const std::bad_alloc&) {
-  return OutOfMemory("memory ran out in a training step").WithPrefix(lost_ ? kLostStep : "");
+  return OutOfMemory("memory ran out in a training step");
 }
 
 Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, evaluate_->Order(feeds, {}));
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> outputs,
-                   evaluate_->Run(std::move(ordered), MakeRun(0)));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
+                   BindFeeds(evaluate_->graph(), feeds, FeedCheck::kDType));
+  RunResult result = evaluate_->Run({.feeds = std::move(bound), .options = MakeRun(0)});
+  RETURN_IF_ERROR(result.status);
+  std::vector<RuntimeValue>& outputs = result.values;
   Evaluation out;
   out.loss = ScalarOf(outputs.back().tensor());
   outputs.pop_back();
@@ -321,8 +331,11 @@ Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
 
 Result<std::vector<RuntimeValue>> TrainingSession::Predict(const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, predict_->Order(feeds, {}));
-  return predict_->Run(std::move(ordered), MakeRun(0));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
+                   BindFeeds(predict_->graph(), feeds, FeedCheck::kDType));
+  RunResult result = predict_->Run({.feeds = std::move(bound), .options = MakeRun(0)});
+  RETURN_IF_ERROR(result.status);
+  return std::move(result.values);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a prediction");
 }
@@ -391,7 +404,8 @@ Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outp
 Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(
     const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, update_->Order(feeds, ProgramFeeds()));
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> ordered,
+                   BindFeeds(update_->graph(), feeds, FeedCheck::kDType, ProgramFeeds()));
   return update_->Plan(ordered);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a step was planned");

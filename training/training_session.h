@@ -21,9 +21,10 @@
 #include <string>
 #include <vector>
 
+#include "core/runtime/program.h"
+#include "graph_transforms/cpu_fallback.h"
 #include "training/checkpoint.h"
 #include "training/optimizer/lr_schedule.h"
-#include "training/parameter_graph.h"
 #include "training/step_program.h"
 #include "training/training_curves.h"
 
@@ -65,7 +66,7 @@ class TrainingSession {
   // write to a parameter has changed nothing: with CommitMode::kLate all that computes stands
   // before the writes. Otherwise the error says that the step is lost, parameters being half
   // updated, and further steps fail until a Restore; not so where providers other than the CPU's
-  // may fail: what a step writes before their last part is undone when it fails (write_journal.h),
+  // may fail: what a step writes before their last part is undone when it fails (undo_log.h),
   // and the step is done again on the default providers, with the same random numbers. With a
   // scaled loss an update whose gradients are not finite does not happen (updates() stays); it
   // fails when no scale is small enough.
@@ -154,9 +155,9 @@ class TrainingSession {
   const Graph& step_graph() const { return update_->graph(); }
   // What of it went to the host for the sake of shapes, where there is a device
   // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
-  const CpuFallbackReport& cpu_fallback() const { return update_->cpu_fallback(); }
+  const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
 
-  // --- provider fallback (core/session/provider_fallback.h), as in Session ---
+  // --- provider fallback (core/runtime/provider_fallback.h), as in Session ---
   void DisableFallback() { fallback_->set_enabled(false); }
   void EnableFallback() { fallback_->set_enabled(true); }
   std::vector<std::string> providers() const { return fallback_->provider_names(); }
@@ -168,7 +169,7 @@ class TrainingSession {
   // From original_; once more where frozen values have changed.
   Status MakePrograms();
   Status Refresh() { return stale_ ? MakePrograms() : Status(); }
-  Result<std::unique_ptr<ParameterGraph>> MakeStep(const Model& model, bool with_update);
+  Result<std::unique_ptr<Program>> MakeStep(const Model& model, bool with_update);
   Status MakeEvaluation(const Model& model);
   Status FillCoefficients();
   // The learning rate that the next update goes by: the first group's, where the session is fed it.
@@ -193,7 +194,8 @@ class TrainingSession {
   ParameterSet parameters_;
   std::vector<std::string> names_;  // of the ParameterSet, in order
   int trained_ = 0, statistics_ = 0;
-  std::unique_ptr<ParameterGraph> update_, accumulate_, evaluate_, predict_;
+  std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
+  CpuFallbackReport cpu_fallback_;  // of update_
   std::vector<RuntimeValue> kept_outputs_, gradients_;
   NamedValues program_feeds_;  // scalars whose values each step sets
   GradScaler scaler_;
@@ -207,8 +209,8 @@ class TrainingSession {
   int64_t losses_ = 0;
   int64_t accumulated_ =
       0;  // micro-steps since the last update, where the caller decides when to update
-  bool bound_ = false;  // some parameters are the caller's own
-  bool lost_ = false;   // a step has written to parameters and then failed
+  bool bound_ = false;                    // some parameters are the caller's own
+  bool parameters_inconsistent_ = false;  // a step has written to some and then failed
 };
 
 }  // namespace caesura

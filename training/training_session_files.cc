@@ -4,6 +4,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/load/model_writer.h"
+#include "training/parameters.h"
 #include "training/training_session.h"
 
 namespace caesura {
@@ -23,7 +24,7 @@ constexpr char kCallerPrefix[] = "caller.";
 
 Status TrainingSession::Save(const std::string& path,
                              std::map<std::string, Checkpoint::Property> properties) const try {
-  if (lost_)
+  if (parameters_inconsistent_)
     return InvalidArgument(
         "a lost step left parameters half updated: there is nothing worth saving");
   Checkpoint checkpoint;
@@ -117,7 +118,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   learning_rate_ = learning_rate;
   options_.seed = static_cast<uint64_t>(seed);
   if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
-  lost_ = false;
+  parameters_inconsistent_ = false;
   curves_.Clear();  // they are of another run
   loss_sum_ = 0;
   losses_ = 0;

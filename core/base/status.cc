@@ -58,7 +58,19 @@ std::string Status::ToString() const {
 }
 
 Status Status::WithPrefix(const std::string& prefix) const {
-  return ok() ? Status() : Status(code(), prefix + message());
+  Status out = *this;
+  if (!ok()) out.rep_->message = prefix + message();
+  return out;
+}
+
+const FailureLocation* Status::location() const { return rep_ ? rep_->location.get() : nullptr; }
+
+Status Status::At(FailureLocation location, std::string message) const {
+  Status out = *this;
+  if (!out.rep_->location)
+    out.rep_->location = std::make_shared<const FailureLocation>(std::move(location));
+  out.rep_->message = std::move(message);
+  return out;
 }
 
 Status InvalidArgument(std::string message) {

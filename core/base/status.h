@@ -34,6 +34,13 @@ enum class StatusCode {
 // "INVALID_MODEL" and so on.
 const char* StatusCodeName(StatusCode code);
 
+// Where a run or a plan has failed.
+struct FailureLocation {
+  std::string node;      // "Op 'node'"; "memory" for an allocation that belongs to no node
+  std::string provider;  // by its name
+  std::string what;      // the message without the place
+};
+
 class [[nodiscard]] Status {
  public:
   Status() = default;  // ok
@@ -49,13 +56,18 @@ class [[nodiscard]] Status {
   const std::string& message() const;
   // "INVALID_MODEL: message", or "OK".
   std::string ToString() const;
-  // The same code, with `prefix` in front of the message. Ok stays ok.
+  // The same code and location, with `prefix` in front of the message. Ok stays ok.
   Status WithPrefix(const std::string& prefix) const;
+  // The innermost place, where a node's body has failed; null where none is known.
+  const FailureLocation* location() const;
+  // The same with `message`, at `location` unless a place is known already. REQUIRES: !ok().
+  Status At(FailureLocation location, std::string message) const;
 
  private:
   struct Rep {
     StatusCode code;
     std::string message;
+    std::shared_ptr<const FailureLocation> location = nullptr;
   };
   std::unique_ptr<Rep> rep_;
 };

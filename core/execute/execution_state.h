@@ -27,6 +27,7 @@
 namespace caesura {
 
 class ExecutionObserver;
+class UndoLog;
 
 // What a run uses besides its feeds. The pointed-to objects outlive the run.
 struct RunOptions {
@@ -37,6 +38,8 @@ struct RunOptions {
   uint64_t step = 0;     // counts runs: same seed and step, same numbers
   std::string tag = {};  // what observers call the run ("batch 17"); empty: its step
   std::vector<ExecutionObserver*> observers = {};
+  UndoLog* undo =
+      nullptr;  // keeps what the run overwrites of its parameters; null: nothing is kept
   // Where fetch i comes from; entries may be null, the list may be short: then the provider's
   // allocator.
   std::vector<Allocator*> fetch_allocators = {};
@@ -145,12 +148,6 @@ class ExecutionState : public KernelHost {
   Result<RuntimeValue> TakeIn(const Yield& yield, int index, RuntimeValue value) const;
   Result<RuntimeValue> OnDeviceOf(const Yield::Item& item, RuntimeValue given) const;
   Status Fill(const Tensor& to, const Tensor& from) const;
-  // late_step.cc
-  Status RunLate(int step);
-  Status PlaceLateOutputs(const Step& step, const KernelInfo& info, const KernelDef& def,
-                          const std::vector<RuntimeValue>& inputs);
-  Status RunCached(int step);
-  Status RunCopy(int step);
 
   std::shared_ptr<const ExecutionPlan> plan_;
   Phase phase_ = Phase::kIdle;

@@ -6,25 +6,26 @@
 
 #include "core/execute/execution_observer.h"
 #include "core/execute/run_cancel.h"
+#include "core/execute/undo_log.h"
 #include "core/plan/node_error.h"
 
 namespace caesura {
 
-// What is not a kernel that was settled while planning.
-Status PartialExecutor::RunOther(ExecutionState& state, const Step& step, int pc) {
+// Runs every kind of step except a prepared kernel.
+Status PartialExecutor::RunNonComputeStep(ExecutionState& state, const Step& step) {
   switch (step.kind) {
     case Step::Kind::kCompute: break;
-    case Step::Kind::kLate: return state.RunLate(pc);
-    case Step::Kind::kCached: return state.RunCached(pc);
-    case Step::Kind::kCopy: return state.RunCopy(pc);
+    case Step::Kind::kDynamic: return RunDynamic(state, step);
+    case Step::Kind::kCached: return RunCached(state, step);
+    case Step::Kind::kCopy: return RunCopy(state, step);
     case Step::Kind::kYield: state.yield_index_ = step.index; return state.HandOutYield();
   }
   return Internal("no such kind of step");
 }
 
-inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step, int pc) {
+inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step) {
   if (step.kind != Step::Kind::kCompute) [[unlikely]]
-    return RunOther(state, step, pc);
+    return RunNonComputeStep(state, step);
   const ExecutionPlan& plan = *state.plan_;
   KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument,
                         step.input_count, state.arena_bases_[step.device] + step.scratch_offset,
@@ -37,7 +38,8 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
   const std::vector<ExecutionObserver*>& observers = state.options_.observers;
   for (ExecutionObserver* observer : observers) observer->OnFenceBefore(plan, state, pc);
   for (ExecutionObserver* observer : observers) observer->OnStepBegin(plan, state, pc);
-  const Status status = AtNode(RunStep(state, step, pc), *step.node, step.provider->name());
+  if (state.options_.undo != nullptr) state.options_.undo->BeforeStep(state, pc);
+  const Status status = AtNode(RunStep(state, step), *step.node, step.provider->name());
   for (ExecutionObserver* observer : observers) observer->OnStepEnd(plan, state, pc, status);
   for (ExecutionObserver* observer : observers) observer->OnFenceAfter(plan, state, pc);
   return status;
@@ -49,7 +51,7 @@ Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try
   for (; state.pc_ < end; ++state.pc_) {
     const int pc = state.pc_;
     const Step& step = steps[pc];
-    const Status status = observed ? RunObserved(state, step, pc) : RunStep(state, step, pc);
+    const Status status = observed ? RunObserved(state, step, pc) : RunStep(state, step);
     if (!status.ok()) return AtNode(status, *step.node, step.provider->name());
     if (!step.release.empty()) state.Release(step);
     if (step.kind == Step::Kind::kYield) {
@@ -91,7 +93,7 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
     }
     return Cancelled("the run was ended by its caller");
   };
-  if (state.options_.observers.empty()) {
+  if (state.options_.observers.empty() && state.options_.undo == nullptr) {
     Result<RunOutcome> outcome = run.template operator()<false>();
     if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
     return outcome;

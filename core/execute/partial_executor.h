@@ -27,8 +27,14 @@ class PartialExecutor {
   template <bool observed>
   static Result<RunOutcome> RunSteps(ExecutionState& state, int end);
   static Status RunObserved(ExecutionState& state, const Step& step, int pc);
-  static Status RunStep(ExecutionState& state, const Step& step, int pc);
-  static Status RunOther(ExecutionState& state, const Step& step, int pc);
+  static Status RunStep(ExecutionState& state, const Step& step);
+  static Status RunNonComputeStep(ExecutionState& state, const Step& step);
+  // dynamic_step.cc
+  static Status RunDynamic(ExecutionState& state, const Step& step);
+  static Status PlaceDynamicOutputs(ExecutionState& state, const Step& step, const KernelInfo& info,
+                                    const KernelDef& def, const std::vector<RuntimeValue>& inputs);
+  static Status RunCached(ExecutionState& state, const Step& step);
+  static Status RunCopy(ExecutionState& state, const Step& step);
 };
 
 }  // namespace caesura

@@ -11,7 +11,7 @@ bool HasWritten(const ExecutionState& state) {
   const ExecutionPlan& plan = state.plan();
   for (int i = 0; i < state.program_counter(); ++i) {
     const Step& step = plan.steps()[i];
-    if (step.kind == Step::Kind::kLate && step.node->phase() == Phase::kOptimizer) return true;
+    if (step.kind == Step::Kind::kDynamic && step.node->phase() == Phase::kOptimizer) return true;
     const uint32_t* outputs = plan.arguments().data() + step.first_argument + step.input_count;
     const bool writes = std::any_of(outputs, outputs + step.output_count, [&](uint32_t id) {
       return plan.buffers()[id].kind == PlannedBuffer::Kind::kParameter;

@@ -312,7 +312,7 @@ std::unique_ptr<Graph> Graph::Clone(Graph* parent,
 }
 
 Model Model::Clone() const {
-  Model out = *this;
+  Model out(*this);
   out.graph = graph->Clone();
   return out;
 }

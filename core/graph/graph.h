@@ -132,8 +132,12 @@ class Graph {
   std::unordered_map<const Value*, Tensor> initializers_;
 };
 
-// A graph with what a file says around it.
+// A graph with what a file says around it. Move-only: Clone() copies the graph, too.
 struct Model {
+  Model() = default;
+  Model(Model&&) = default;
+  Model& operator=(Model&&) = default;
+
   std::shared_ptr<Graph> graph;
   // Domain -> version that the nodes' semantics follow after normalisation.
   std::map<std::string, int> opsets;
@@ -148,6 +152,9 @@ struct Model {
   std::string folder;
 
   Model Clone() const;
+
+ private:
+  Model(const Model&) = default;  // shares the graph; for Clone
 };
 
 }  // namespace caesura

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attributes that sessions put on nodes of custom ops (core/session/custom_op.h), besides the ops'
-// own.
+// Attributes that sessions put on nodes of custom ops (core/custom_ops/custom_op.h), besides the
+// ops' own.
 #ifndef CAESURA_CORE_GRAPH_OP_ATTRIBUTES_H_
 #define CAESURA_CORE_GRAPH_OP_ATTRIBUTES_H_
 

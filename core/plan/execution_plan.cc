@@ -15,7 +15,7 @@ const char* KindName(PlannedBuffer::Kind kind) {
 }
 
 const char* KindName(Step::Kind kind) {
-  constexpr const char* kNames[] = {"compute", "late", "cached", "yield", "copy"};
+  constexpr const char* kNames[] = {"compute", "dynamic", "cached", "yield", "copy"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -3,9 +3,8 @@
 // steps. All decisions (kernel, primitive, offsets, what is folded, what shares memory) are made
 // here; running only computes.
 //
-// A node whose shape-like inputs are known only in the run (or that stands behind one whose output
-// sizes show only in the run) becomes a *late* step: its kernel is created when it is reached, by
-// the same factory.
+// A node whose shape-like inputs are known only at run time, or that follows one whose output sizes
+// are, becomes a *dynamic* step: the same factory creates its kernel when the step is reached.
 //
 // Where providers of several devices serve a plan, each value is on the device that makes it, and
 // what another one reads is copied there once, by a step of its own (core/plan/placement.h decides
@@ -135,7 +134,7 @@ struct PlannedValue {
 
 struct Step {
   // kCopy: one input, one output, on different devices; `node` is who reads the output.
-  enum class Kind : uint8_t { kCompute, kLate, kCached, kYield, kCopy };
+  enum class Kind : uint8_t { kCompute, kDynamic, kCached, kYield, kCopy };
   Kind kind = Kind::kCompute;
   uint32_t first_argument = 0;  // into ExecutionPlan::arguments
   uint32_t input_count = 0;     // explicit inputs and implicit inputs of bodies

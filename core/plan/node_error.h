@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an error says where it happened.
+// How an error says where it happened: in its message, and as Status::location().
 #ifndef CAESURA_CORE_PLAN_NODE_ERROR_H_
 #define CAESURA_CORE_PLAN_NODE_ERROR_H_
 
@@ -7,7 +7,6 @@
 
 #include "core/base/status.h"
 #include "core/graph/node.h"
-#include "core/providers/execution_provider.h"
 
 namespace caesura {
 
@@ -17,14 +16,6 @@ Status AtNode(const Status& status, const Node& node, const std::string& provide
 
 // "[memory on PROVIDER] what": of an allocation that belongs to no node.
 Status AtMemory(const Status& status, const std::string& provider);
-
-// Where it happened, read back from a message that begins with one of the above: the innermost,
-// where a node's body has failed. Both empty for other messages.
-struct FailurePlace {
-  std::string node;      // "Op 'node'", or "memory"
-  std::string provider;  // one of `providers`
-};
-FailurePlace PlaceOf(const Status& status, const ProviderList& providers);
 
 }  // namespace caesura
 

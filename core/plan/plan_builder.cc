@@ -221,7 +221,7 @@ void PlanBuilder::AddBodies(Draft& draft) {
   }
 }
 
-bool PlanBuilder::MustBeLate(Draft& draft) const {
+bool PlanBuilder::NeedsRuntimeShapes(Draft& draft) const {
   for (int i = 0; i < draft.explicit_inputs;
        ++i) {  // bodies take their captured values in the run anyway
     if (draft.inputs[i] != 0 && !plan_->values_[draft.inputs[i]].known) return true;
@@ -255,13 +255,13 @@ Status PlanBuilder::AddNode(const Node& node, int position) {
     why = node.Label() + " has no kernel on " + why;
   }
   missing_.push_back(why);
-  return AddLate(draft);  // so that the walk goes on and finds the others
+  return AddDynamic(draft);  // so that the walk goes on and finds the others
 }
 
 // False when all kernels of the provider refuse; `why` then grows by their reasons.
 Result<bool> PlanBuilder::TryProvider(Draft& draft, std::string* why) {
-  if (MustBeLate(draft)) {
-    RETURN_IF_ERROR(AddLate(draft));
+  if (NeedsRuntimeShapes(draft)) {
+    RETURN_IF_ERROR(AddDynamic(draft));
     return true;
   }
   KernelInfo info(*draft.node, draft.infos, plan_->threads_);

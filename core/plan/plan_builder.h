@@ -65,7 +65,7 @@ class PlanBuilder {
   Result<bool> TryProvider(Draft& draft, std::string* why);
   Draft MakeDraft(const Node& node, int position);
   void AddBodies(Draft& draft);
-  bool MustBeLate(Draft& draft) const;
+  bool NeedsRuntimeShapes(Draft& draft) const;
   Status AddFetches();
 
   // plan_folding.cc
@@ -84,7 +84,7 @@ class PlanBuilder {
   uint32_t NewCopy(uint32_t id, int device);
 
   // plan_steps.cc
-  Status AddLate(Draft& draft);
+  Status AddDynamic(Draft& draft);
   Status AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& def);
   Status AddYield(const Node& node, int position);
   void AddResumeValue(Yield& yield, uint32_t id, int of);

@@ -87,7 +87,7 @@ class PlanResizer {
   bool Settle(const NodeRecord& record) {
     const uint32_t* inputs = Inputs(record);
     const auto changed = [this](uint32_t id) { return changed_[id] != 0; };
-    if (record.kind == Kind::kLate || std::none_of(inputs, inputs + record.input_count, changed))
+    if (record.kind == Kind::kDynamic || std::none_of(inputs, inputs + record.input_count, changed))
       return true;
     if (record.kind == Kind::kFixed) return false;
     std::vector<InputInfo> infos;

@@ -14,12 +14,12 @@ namespace caesura {
 // How a node was planned.
 struct NodeRecord {
   enum class Kind : uint8_t {
-    kFixed,   // in a way that holds for these sizes alone: a plan with others is made anew
-    kStep,    // a step of its own, under no layout that a later node asked for
-    kLate,    // a step whose kernel is made in the run
-    kViews,   // its outputs are layouts of input 0's buffer (KernelInfo::SetViews and the like)
-    kAlias,   // its outputs are its inputs' bytes (Alias::Kind::kView)
-    kFolded,  // its outputs are constants
+    kFixed,    // in a way that holds for these sizes alone: a plan with others is made anew
+    kStep,     // a step of its own, under no layout that a later node asked for
+    kDynamic,  // a step whose kernel is made at run time
+    kViews,    // its outputs are layouts of input 0's buffer (KernelInfo::SetViews and the like)
+    kAlias,    // its outputs are its inputs' bytes (Alias::Kind::kView)
+    kFolded,   // its outputs are constants
   };
   Kind kind = Kind::kFixed;
   bool first = false;  // its kernel was the first to be asked

@@ -9,7 +9,7 @@
 
 namespace caesura {
 
-Status PlanBuilder::AddLate(Draft& draft) {
+Status PlanBuilder::AddDynamic(Draft& draft) {
   RETURN_IF_ERROR(PlaceInputs(draft));
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     const uint32_t id = draft.outputs[i];
@@ -19,8 +19,8 @@ Status PlanBuilder::AddLate(Draft& draft) {
         NewBuffer(Kind::kDynamic, 0, -1, id, OutputDevice(draft, static_cast<int>(i)));
   }
   Step step;
-  step.kind = Step::Kind::kLate;
-  Record(draft, NodeRecord::Kind::kLate);
+  step.kind = Step::Kind::kDynamic;
+  Record(draft, NodeRecord::Kind::kDynamic);
   FinishStep(draft, std::move(step), 0);
   return {};
 }
@@ -197,9 +197,9 @@ Status PlanBuilder::AddPlanned(Draft& draft, KernelInfo& info, const KernelDef& 
       return Internal(draft.node->Label() + " kernel did not decide on output " +
                       std::to_string(i));
     }
-    // Strings are objects: they live in values of the state, made by a late step.
+    // Strings are objects: they live in values of the state, made by a dynamic step.
     if (decided.kind == OutputInfo::Kind::kPlanned && decided.dtype == DType::kString)
-      return AddLate(draft);
+      return AddDynamic(draft);
   }
   RETURN_IF_ERROR(PlaceInputs(draft));
   if (TryViews(draft, info, def)) return {};

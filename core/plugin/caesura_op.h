@@ -17,7 +17,7 @@
  * has to itself.
  *
  * Tensors are numbers in row-major order; ops on strings, sequences and optionals are C++
- * (core/session/custom_op.h).
+ * (core/custom_ops/custom_op.h).
  */
 #ifndef CAESURA_CORE_PLUGIN_CAESURA_OP_H_
 #define CAESURA_CORE_PLUGIN_CAESURA_OP_H_
@@ -125,7 +125,7 @@ struct CaesuraOp {
   CaesuraStatus* (*gradient)(CaesuraGradient* gradient);
 };
 
-/* A runtime for nodes "ai.caesura::ModelOp" (core/session/model_op.h). */
+/* A runtime for nodes "ai.caesura::ModelOp" (core/custom_ops/model_op.h). */
 struct CaesuraModelRuntime {
   size_t size;
   const char* name; /* as the node's attribute `runtime` has it */

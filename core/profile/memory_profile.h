@@ -20,7 +20,7 @@ struct MemorySample {
   std::string node, op_type;
   size_t arena_bytes = 0;    // alive in the arena, planned
   size_t fetch_bytes = 0;    // buffers that will be handed out
-  size_t dynamic_bytes = 0;  // allocated in the run: outputs of late steps and the like
+  size_t dynamic_bytes = 0;  // allocated in the run: outputs of dynamic steps and the like
   size_t cached_bytes = 0;   // in the value cache
   size_t total() const { return arena_bytes + fetch_bytes + dynamic_bytes + cached_bytes; }
 };

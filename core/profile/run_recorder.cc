@@ -97,7 +97,7 @@ std::shared_ptr<RunRecorder> ProcessRecorder() {
 const char* StepKindName(Step::Kind kind) {
   switch (kind) {
     case Step::Kind::kCompute: return "compute";
-    case Step::Kind::kLate: return "late";
+    case Step::Kind::kDynamic: return "dynamic";
     case Step::Kind::kCached: return "cached";
     case Step::Kind::kYield: return "yield";
     case Step::Kind::kCopy: return "copy";

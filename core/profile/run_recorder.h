@@ -94,7 +94,7 @@ void EndRecording();
 // The recorder between the two; null otherwise. Whoever runs holds it until the run has ended.
 std::shared_ptr<RunRecorder> ProcessRecorder();
 
-// "compute", "late", "cached", "yield", "copy"
+// "compute", "dynamic", "cached", "yield", "copy"
 const char* StepKindName(Step::Kind kind);
 
 }  // namespace caesura

@@ -37,7 +37,7 @@ IoBinding::IoBinding(const Session& session) : session_(&session) {
 Status IoBinding::BindInput(const std::string& name, RuntimeValue value) {
   const int index = Find(session_->inputs(), name);
   if (index < 0) return InvalidArgument("the model has no input '" + name + "' to bind");
-  RETURN_IF_ERROR(Session::CheckFeed(*session_->inputs()[index], value));
+  RETURN_IF_ERROR(CheckFeed(*session_->inputs()[index], value));
   Bound changed = *bound_;
   changed.feeds[index] = std::move(value);
   return Adopt(std::move(changed));
@@ -48,7 +48,7 @@ Status IoBinding::BindOutput(const std::string& name, Tensor buffer, Overlap ove
   if (index < 0) return InvalidArgument("the model has no output '" + name + "' to bind");
   const ValueType& type = session_->outputs()[index]->type();
   const bool tensor = type.is_tensor() || type.kind == ValueType::Kind::kUnknown;
-  if (!tensor || !buffer.defined() || !Session::Fits(type, buffer)) {
+  if (!tensor || !buffer.defined() || !Fits(type, buffer)) {
     return InvalidArgument(
         "output '" + name + "' is " + type.ToString() + ", the buffer bound to it is " +
         (buffer.defined() ? DTypeName(buffer.dtype()) + buffer.shape().ToString() : "undefined"));
@@ -150,11 +150,11 @@ Result<std::vector<RuntimeValue>> Session::Run(const IoBinding& binding, RunOpti
   if (bound->outputs.empty()) return InvalidArgument("no output is bound");
   if (!options.fetch_buffers.empty())
     return InvalidArgument("a caller's buffers are bound, not given as options");
-  RETURN_IF_ERROR(CheckComplete(bound->feeds));
+  RETURN_IF_ERROR(CheckComplete(*model().graph, bound->feeds));
   options.fetch_buffers = bound->buffers;
   options.buffers_on_feeds = bound->buffers_on_feeds;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> all,
-                   RunOrdered(bound->feeds, std::move(options), bound->wanted, bound->devices));
+                   RunBound(bound->feeds, std::move(options), bound->wanted, bound->devices));
   std::vector<RuntimeValue> results;
   results.reserve(bound->outputs.size());
   for (const IoBinding::Output& output : bound->outputs)
@@ -165,22 +165,22 @@ Result<std::vector<RuntimeValue>> Session::Run(const IoBinding& binding, RunOpti
 }
 
 Result<std::vector<OutputSpec>> Session::OutputSpecs(const NamedValues& feeds) try {
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
-  return SpecsOf(ordered);
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> bound, Bind(feeds));
+  return SpecsOf(bound);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was planned");
 }
 
 Result<std::vector<OutputSpec>> Session::OutputSpecs(const IoBinding& binding) try {
   if (binding.session_ != this) return InvalidArgument("the binding is one of another session");
-  RETURN_IF_ERROR(CheckComplete(binding.bound_->feeds));
+  RETURN_IF_ERROR(CheckComplete(*model().graph, binding.bound_->feeds));
   return SpecsOf(binding.bound_->feeds);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was planned");
 }
 
 Result<std::vector<OutputSpec>> Session::SpecsOf(const std::vector<RuntimeValue>& feeds) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, PlanOrdered(feeds));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const ExecutionPlan> plan, program_->Plan(feeds));
   std::vector<OutputSpec> specs;
   for (size_t i = 0; i < outputs().size(); ++i) {
     const PlannedValue& value = plan->values()[plan->fetches()[i].value];

@@ -5,12 +5,7 @@
 #include <new>
 
 #include "core/base/status_macros.h"
-#include "core/execute/partial_executor.h"
-#include "core/execute/subgraph.h"
-#include "core/plan/function_expansion.h"
-#include "core/plan/subgraph_partition.h"
 #include "core/providers/cpu_provider.h"
-#include "core/session/provider_bound.h"
 
 namespace caesura {
 namespace {
@@ -42,114 +37,19 @@ Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions opt
 }
 
 Status Session::Prepare(Model model) {
-  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
-  RETURN_IF_ERROR(ops_->Attach(model));
-  const auto make = [this](Model source, const ProviderList& providers) {
-    return MakeProgram(std::move(source), providers);
-  };
-  ASSIGN_OR_RETURN(program_, ProviderBound<Program>::Create(fallback_, std::move(model), make));
-  ASSIGN_OR_RETURN(const auto now, program_->Now());
-  model_ = now.program->model;
+  ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options_.custom_ops));
+  RETURN_IF_ERROR(ops->Attach(model));
+  ASSIGN_OR_RETURN(program_, Program::Create(std::move(model), fallback_,
+                                             {.plan = options_.plan,
+                                              .ops = ops,
+                                              .passes = options_.passes,
+                                              .disabled_passes = options_.disabled_passes}));
   return {};
 }
 
-Result<std::shared_ptr<Session::Program>> Session::MakeProgram(Model model,
-                                                               const ProviderList& given) const {
-  ASSIGN_OR_RETURN(const ProviderList providers, ops_->WithKernels(given));
-  RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
-  PassList passes = options_.passes ? options_.passes(providers) : PassList();
-  // What the list has not offered them, or made anew.
-  if (AnyCompiles(providers)) passes.push_back(MakeSubgraphPartitionPass(providers));
-  RETURN_IF_ERROR(RunPasses(passes, model, options_.disabled_passes).status());
-  RETURN_IF_ERROR(CheckKernels(*model.graph, providers));
-  auto program = std::make_shared<Program>();
-  program->model = std::move(model);
-  program->plans = std::make_unique<PlanCache>(program->model.graph, providers,
-                                               WithSubgraphs(options_.plan, providers));
-  return program;
-}
-
-bool Session::Fits(const ValueType& type, const Tensor& tensor) {
-  const auto& shape = type.shape;
-  const Shape& given = tensor.shape();
-  bool fits = (type.dtype == DType::kUndefined || tensor.dtype() == type.dtype) &&
-              (!shape || static_cast<int>(shape->size()) == given.rank());
-  for (int i = 0; fits && shape && i < given.rank(); ++i)
-    fits = !(*shape)[i].known() || (*shape)[i].value == given[i];
-  return fits;
-}
-
-bool Session::FitsMap(const ValueType& type, const RuntimeValue& value) {
-  if (!value.is_map()) return false;
-  const RuntimeValue::MapEntries& entries = value.map();
-  const bool one_value_each =
-      entries.keys.shape().rank() == 1 && entries.values.shape() == entries.keys.shape();
-  // The element of an empty map has no type.
-  return one_value_each &&
-         (entries.keys.elements() == 0 || (entries.keys.dtype() == type.key && type.element &&
-                                           entries.values.dtype() == type.element->dtype));
-}
-
-Status Session::CheckFeed(const Value& input, const RuntimeValue& value) {
-  if (!value.has_value()) return {};
-  const ValueType& type = input.type();
-  bool fits = true;
-  switch (type.kind) {
-    case ValueType::Kind::kTensor: fits = value.is_tensor() && Fits(type, value.tensor()); break;
-    case ValueType::Kind::kSequence: fits = value.is_sequence(); break;
-    case ValueType::Kind::kMap: fits = FitsMap(type, value); break;
-    case ValueType::Kind::kOptional:
-    case ValueType::Kind::kUnknown: break;  // the kernel that reads it decides
-  }
-  if (fits) return {};
-  return InvalidArgument("input '" + input.name() + "' is " + type.ToString() + ", got " +
-                         value.Describe());
-}
-
-Status Session::CheckComplete(const std::vector<RuntimeValue>& feeds) const {
-  std::string missing;
-  for (size_t i = 0; i < feeds.size(); ++i) {
-    const Value* input = inputs()[i];
-    if (feeds[i].has_value() || input->type().kind == ValueType::Kind::kOptional) continue;
-    if (model_.graph->Initializer(input) == nullptr)
-      missing += (missing.empty() ? "'" : ", '") + input->name() + "'";
-  }
-  return missing.empty() ? Status() : InvalidArgument("no value given for input(s) " + missing);
-}
-
-Result<std::vector<RuntimeValue>> Session::OrderFeeds(const NamedValues& feeds) const {
-  std::vector<RuntimeValue> ordered;
-  ordered.reserve(inputs().size());
-  size_t found = 0;
-  for (const Value* input : inputs()) {
-    auto it = feeds.find(input->name());
-    found += it != feeds.end();
-    ordered.push_back(it == feeds.end() ? RuntimeValue() : it->second);
-    RETURN_IF_ERROR(CheckFeed(*input, ordered.back()));
-  }
-  RETURN_IF_ERROR(CheckComplete(ordered));
-  if (found == feeds.size()) return ordered;
-  std::string unknown;
-  for (const auto& [name, value] : feeds) {
-    const bool known = std::any_of(inputs().begin(), inputs().end(),
-                                   [&, &name = name](const Value* v) { return v->name() == name; });
-    if (!known) unknown += (unknown.empty() ? "'" : ", '") + name + "'";
-  }
-  return InvalidArgument("the model has no input(s) " + unknown);
-}
-
-Result<std::shared_ptr<const ExecutionPlan>> Session::PlanOrdered(
-    const std::vector<RuntimeValue>& feeds) {
-  using PlanResult = Result<std::shared_ptr<const ExecutionPlan>>;
-  return program_->Run([&](Program& program) { return program.plans->Get(feeds); },
-                       [](const auto&, const std::shared_ptr<const ExecutionPlan>& plan) {
-                         return PlanResult(plan);
-                       });
-}
-
 Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) try {
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
-  return PlanOrdered(ordered);
+  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> bound, Bind(feeds));
+  return program_->Plan(bound);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was planned");
 }
@@ -157,7 +57,7 @@ Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& fe
 Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds,
                                                const std::vector<std::string>& output_names,
                                                RunOptions options) try {
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> ordered, OrderFeeds(feeds));
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound, Bind(feeds));
   std::vector<size_t> indices;
   for (const std::string& name : output_names) {
     auto it = std::find_if(outputs().begin(), outputs().end(),
@@ -166,7 +66,7 @@ Result<std::vector<RuntimeValue>> Session::Run(const NamedValues& feeds,
     indices.push_back(it - outputs().begin());
   }
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> results,
-                   RunOrdered(std::move(ordered), std::move(options), WantedOutputs(indices)));
+                   RunBound(std::move(bound), std::move(options), WantedOutputs(indices)));
   if (output_names.empty()) return results;
   std::vector<RuntimeValue> selected;
   for (size_t i : indices) selected.push_back(results[i]);
@@ -183,32 +83,16 @@ std::vector<bool> Session::WantedOutputs(const std::vector<size_t>& indices) con
                                                                         : wanted;
 }
 
-Result<std::vector<RuntimeValue>> Session::RunOrdered(
+Result<std::vector<RuntimeValue>> Session::RunBound(
     std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<bool>& wanted,
     const std::vector<std::optional<Device>>& fetch_devices) {
   if (options.seed == 0) options.seed = options_.seed;
   if (options.step == 0) options.step = runs_++;
-  const bool again = fallback_->pending();  // both may be needed a second time
-  return program_->Run(
-      [&](Program& program) { return program.plans->Get(feeds, {}, &fetch_devices, wanted); },
-      [&](const auto& now, const std::shared_ptr<const ExecutionPlan>& plan) {
-        return RunPlan(*now.program, plan, again ? feeds : std::move(feeds),
-                       again ? options : std::move(options));
-      });
-}
-
-Result<std::vector<RuntimeValue>> Session::RunPlan(Program& program,
-                                                   const std::shared_ptr<const ExecutionPlan>& plan,
-                                                   std::vector<RuntimeValue> feeds,
-                                                   RunOptions options) {
-  std::unique_ptr<ExecutionState> state = program.states.Borrow(plan);
-  RETURN_IF_ERROR(state->Start(std::move(feeds), std::move(options)));
-  ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*state));
-  if (outcome != RunOutcome::kFinished)
-    return Unsupported("the model holds a YieldOp; run it through a TrainingSession");
-  std::vector<RuntimeValue> results = state->TakeFetches();
-  program.states.Return(std::move(state));
-  return results;
+  RunResult result = program_->Run({.feeds = std::move(feeds),
+                                    .options = std::move(options),
+                                    .plan = {.fetch_devices = fetch_devices, .wanted = wanted}});
+  if (!result.status.ok()) return result.status;
+  return std::move(result.values);
 }
 
 Status Session::RunAsync(NamedValues feeds, std::vector<std::string> output_names,

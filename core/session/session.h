@@ -18,22 +18,18 @@
 #include <string>
 #include <vector>
 
-#include "core/execute/state_pool.h"
+#include "core/custom_ops/custom_op.h"
 #include "core/graph/graph.h"
 #include "core/graph/pass.h"
-#include "core/plan/plan_cache.h"
-#include "core/session/custom_op.h"
-#include "core/session/provider_fallback.h"
+#include "core/runtime/feeds.h"
+#include "core/runtime/program.h"
+#include "core/runtime/provider_fallback.h"
 #include "core/session/run_queue.h"
 
 namespace caesura {
 
 class IoBinding;
 struct OutputSpec;
-template <typename Program>
-class ProviderBound;
-
-using NamedValues = std::map<std::string, RuntimeValue>;
 
 struct SessionOptions {
   // Empty: the CPU provider.
@@ -60,9 +56,9 @@ class Session {
   ~Session();
 
   // As it was prepared when the session was made, whichever providers run it now.
-  const Model& model() const { return model_; }
-  const std::vector<Value*>& inputs() const { return model_.graph->inputs(); }
-  const std::vector<Value*>& outputs() const { return model_.graph->outputs(); }
+  const Model& model() const { return program_->model(); }
+  const std::vector<Value*>& inputs() const { return model().graph->inputs(); }
+  const std::vector<Value*>& outputs() const { return model().graph->outputs(); }
 
   // Outputs in the order of `output_names`, or all when that is empty; what only others need is not
   // computed (a plan for each such set). Inputs with an initializer may be left out. Feeds are
@@ -111,44 +107,24 @@ class Session {
 
  private:
   friend class IoBinding;
-  // What is made for a list of providers.
-  struct Program {
-    Model model;
-    std::unique_ptr<PlanCache> plans;
-    StatePool states{/*capacity=*/16};
-    const Graph& graph() const { return *model.graph; }
-  };
-
   Session(SessionOptions options, std::shared_ptr<ProviderFallback> fallback);
   Status Prepare(Model model);
-  Result<std::shared_ptr<Program>> MakeProgram(Model model, const ProviderList& given) const;
   // As PlanOptions::wanted_fetches has it; `indices`: of outputs, none for all of them.
   std::vector<bool> WantedOutputs(const std::vector<size_t>& indices) const;
-  Result<std::vector<RuntimeValue>> OrderFeeds(const NamedValues& feeds) const;
-  // Whether nothing that a tensor type says is otherwise.
-  static bool Fits(const ValueType& type, const Tensor& tensor);
-  static bool FitsMap(const ValueType& type, const RuntimeValue& value);
-  // What of a value shows before a run that the input cannot take.
-  static Status CheckFeed(const Value& input, const RuntimeValue& value);
-  // Names the inputs, by position, that have neither a value nor a default.
-  Status CheckComplete(const std::vector<RuntimeValue>& feeds) const;
-  Result<std::shared_ptr<const ExecutionPlan>> PlanOrdered(const std::vector<RuntimeValue>& feeds);
+  // Names and types to positions, as BindFeeds.
+  Result<std::vector<RuntimeValue>> Bind(const NamedValues& feeds) const {
+    return BindFeeds(*model().graph, feeds, FeedCheck::kType);
+  }
   // Feeds by graph input; outputs in graph order, each on its device, those that are not wanted
   // absent (`fetch_devices` and `wanted` as in PlanOptions).
-  Result<std::vector<RuntimeValue>> RunOrdered(
+  Result<std::vector<RuntimeValue>> RunBound(
       std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<bool>& wanted,
       const std::vector<std::optional<Device>>& fetch_devices = {});
-  static Result<std::vector<RuntimeValue>> RunPlan(Program& program,
-                                                   const std::shared_ptr<const ExecutionPlan>& plan,
-                                                   std::vector<RuntimeValue> feeds,
-                                                   RunOptions options);
   Result<std::vector<OutputSpec>> SpecsOf(const std::vector<RuntimeValue>& feeds);
 
   const SessionOptions options_;  // but for the providers
   const std::shared_ptr<ProviderFallback> fallback_;
-  std::unique_ptr<OpBinding> ops_;
-  Model model_;
-  std::unique_ptr<ProviderBound<Program>> program_;
+  std::unique_ptr<Program> program_;
   std::atomic<uint64_t> runs_{0};
   RunQueue queue_;  // last: its threads use the rest
 };

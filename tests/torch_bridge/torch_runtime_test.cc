@@ -9,8 +9,8 @@
 #include <sstream>
 #include <thread>
 
+#include "core/custom_ops/model_op.h"
 #include "core/graph/graph_text.h"
-#include "core/session/model_op.h"
 #include "core/session/session.h"
 #include "training/split_module.h"
 

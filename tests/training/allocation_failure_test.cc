@@ -14,6 +14,7 @@
 
 #include "core/load/model_reader.h"
 #include "core/load/model_writer.h"
+#include "core/session/session.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/real_step.h"
 #include "training/gradient/yield_insertion.h"

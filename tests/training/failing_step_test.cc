@@ -180,7 +180,8 @@ TEST_F(FailingStep, WithoutMemoryForTheArenaOrTheLoss) {
    private:
     Allocator* allocator_;
   };
-  for (RealModel real : {Digits(), CharGpt()}) {
+  for (RealModel (*make)() : {Digits, CharGpt}) {
+    RealModel real = make();
     real.options.providers = {std::make_shared<Provider>(&allocator)};
     const Trained expected = StepRunner(real).BySession();
     allocator.Heal();

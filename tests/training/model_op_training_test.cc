@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/custom_ops/model_op.h"
 #include "core/graph/graph_text.h"
 #include "core/load/model_writer.h"
 #include "core/plugin/plugin_library.h"
-#include "core/session/model_op.h"
 #include "training/split_module.h"
 #include "training/training_session.h"
 

@@ -23,6 +23,8 @@ struct RealModel {
   Model model;
   TrainingOptions options;
   std::vector<NamedValues> batches;
+
+  RealModel Clone() const { return {model.Clone(), options, batches}; }
 };
 
 // All that two updates give: losses as handed out, then the whole ParameterSet (optimizer state

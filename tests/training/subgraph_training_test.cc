@@ -21,7 +21,8 @@ struct History {
   int forward_parts = 0, other_parts = 0;
 };
 
-History Train(RealModel real, ProviderList providers) {
+History Train(const RealModel& given, ProviderList providers) {
+  RealModel real = given.Clone();
   History out;
   if (!providers.empty()) real.options.providers = std::move(providers);
   auto session = TrainingSession::Create(real.model.Clone(), real.options);
@@ -79,7 +80,8 @@ TEST(SubgraphTraining, PartsOnADevice) {
 // OpenVINO takes what it can of the forward of both examples. Updated by SGD: AdamW's updates are
 // as large where a gradient is but rounding, and the sign of that is another one on each chip.
 TEST(SubgraphTraining, OpenVinoInTheExamples) {
-  for (RealModel real : {Digits(), CharGpt()}) {
+  for (RealModel (*make)() : {Digits, CharGpt}) {
+    RealModel real = make();
     real.options.step.optimizer = Sgd{.learning_rate = 0.05};
     auto provider = ProviderByName("OpenVINOExecutionProvider");
     if (provider.status().code() == StatusCode::kNotFound) GTEST_SKIP() << "built without OpenVINO";

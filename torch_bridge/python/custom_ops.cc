@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops of the user's own from shared libraries, and options for them.
-#include "core/session/custom_op.h"
+#include "core/custom_ops/custom_op.h"
 
 #include "torch_bridge/python/bindings.h"
 

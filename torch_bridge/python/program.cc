@@ -2,11 +2,11 @@
 // Program: a captured graph, run on PyTorch's tensors by position. Kernels: what could not run so.
 #include <nanobind/stl/pair.h>
 
-#include "core/execute/subgraph.h"
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
+#include "core/runtime/subgraph.h"
 #include "torch_bridge/python/bindings.h"
-#include "training/parameter_graph.h"
+#include "training/parameters.h"
 
 namespace nb = nanobind;
 
@@ -25,13 +25,13 @@ class Program {
     std::vector<RuntimeValue> feeds;
     std::vector<FeedSpec> known;
     Take(inputs, &feeds, &known);
-    auto results = [&] {
+    RunResult result = [&] {
       nb::gil_scoped_release release;
-      return graph_->Run(std::move(feeds), {}, nullptr, known);
+      return graph_->Run({.feeds = std::move(feeds), .plan = {.known = std::move(known)}});
     }();
     std::vector<nb::object> out;
-    for (const RuntimeValue& value : Unwrap(std::move(results)))
-      out.push_back(ToTorch(value.tensor()));
+    if (!result.status.ok()) Raise(result.status);
+    for (const RuntimeValue& value : result.values) out.push_back(ToTorch(value.tensor()));
     return out;
   }
 
@@ -39,7 +39,7 @@ class Program {
     std::vector<RuntimeValue> feeds;
     std::vector<FeedSpec> known;
     Take(inputs, &feeds, &known);
-    const auto plan = Unwrap(graph_->Plan(feeds, known));
+    const auto plan = Unwrap(graph_->Plan(feeds, {.known = std::move(known)}));
     return {plan->ToString(), plan->arena_bytes()};
   }
 
@@ -58,7 +58,7 @@ class Program {
     }
   }
 
-  std::unique_ptr<ParameterGraph> graph_;
+  std::unique_ptr<caesura::Program> graph_;
 };
 
 // Where programs run: tells what could not.

@@ -3,7 +3,7 @@
 #ifndef CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
 #define CAESURA_TORCH_BRIDGE_PYTHON_PROVIDER_FALLBACK_H_
 
-#include "core/session/provider_fallback.h"
+#include "core/runtime/provider_fallback.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace caesura::python {

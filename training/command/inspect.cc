@@ -13,12 +13,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/execute/subgraph.h"
 #include "core/graph/op_schema.h"
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
+#include "core/runtime/subgraph.h"
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
@@ -242,8 +242,9 @@ void PrintMemory(Findings& out, const char* title, const ExecutionPlan& plan) {
                                               {"arena", plan.arena_bytes()},
                                               {"steps", plan.steps().size()},
                                               {"threads", plan.threads()}};
-  const auto late = std::count_if(plan.steps().begin(), plan.steps().end(),
-                                  [](const Step& step) { return step.kind == Step::Kind::kLate; });
+  const auto late = std::count_if(plan.steps().begin(), plan.steps().end(), [](const Step& step) {
+    return step.kind == Step::Kind::kDynamic;
+  });
   memory["steps_sized_at_run_time"] = late;
   if (late > 0) out.Print("  and what %td steps take whose sizes show only at run time\n", late);
 }

@@ -9,9 +9,9 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
+#include "core/custom_ops/model_op.h"
 #include "core/load/file_system.h"
 #include "core/load/model_writer.h"
-#include "core/session/model_op.h"
 #include "training/command/command.h"
 
 namespace caesura::command {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plug-in libcaesura_runtime_caesura.so: model ops (core/session/model_op.h) that are ONNX
+// The plug-in libcaesura_runtime_caesura.so: model ops (core/custom_ops/model_op.h) that are ONNX
 // models, run by sessions of libcaesura itself, with its gradients.
 //
 // Options: threads (0: as many as a session takes).

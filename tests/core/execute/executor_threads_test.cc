@@ -6,7 +6,7 @@
 #include <atomic>
 #include <thread>
 
-#include "core/plan/plan_cache.h"
+#include "core/runtime/plan_cache.h"
 #include "tests/core/execute/training_step.h"
 
 namespace caesura::testing {

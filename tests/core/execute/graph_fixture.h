@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/execute/partial_executor.h"
-#include "core/execute/subgraph.h"
 #include "core/graph/graph_text.h"
+#include "core/runtime/subgraph.h"
 #include "tests/core/execute/tiny_provider.h"
 
 namespace caesura::testing {

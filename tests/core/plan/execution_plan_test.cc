@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/plan/plan_cache.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {
@@ -58,7 +57,7 @@ TEST(Folding, CanBeSwitchedOff) {
   const RuntimeValue x = Ramp(Shape{2, 3, 4});
   auto plan = PlanOf(GraphOf(kShapeChain), {x}, {.fold_constants = false});
   EXPECT_EQ(plan->steps().size(), 4u);
-  EXPECT_EQ(plan->steps().back().kind, Step::Kind::kLate);  // the shape shows only in the run
+  EXPECT_EQ(plan->steps().back().kind, Step::Kind::kDynamic);  // the shape shows only in the run
   EXPECT_TRUE(SameBits(RunPlan(plan, {x}), RunPlan(PlanOf(GraphOf(kShapeChain), {x}), {x})));
 }
 
@@ -185,7 +184,7 @@ TEST(LateSteps, StandWhereShapesShowOnlyInTheRun) {
   const RuntimeValue to = Tensor::Of<int64_t>(Shape{2}, {2, 3});
   auto plan = PlanOf(graph, {Ramp(Shape{6}), to});
   EXPECT_THAT(Kinds(*plan),
-              ElementsAre(Step::Kind::kCompute, Step::Kind::kLate, Step::Kind::kLate));
+              ElementsAre(Step::Kind::kCompute, Step::Kind::kDynamic, Step::Kind::kDynamic));
   const Values first = RunPlan(plan, {Ramp(Shape{6}), to});
   EXPECT_EQ(first[0].tensor().shape(), (Shape{2, 3}));
   const Values second = RunPlan(plan, {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {3, -1})});
@@ -397,20 +396,6 @@ TEST(PlanText, SaysWhereEverythingIs) {
         "output y:float32[2]@fetch", "output (a copy) z:float32[2]@feed"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
-}
-
-TEST(PlanCaches, MakeAPlanPerSignatureAndForgetTheOldest) {
-  auto graph = GraphOf("(float[N] x) => (float[N] y) { y = Neg (x) }");
-  PlanCache cache(graph, Tiny(), {});
-  auto plan = cache.Get({Ramp(Shape{1})}).value();
-  EXPECT_EQ(cache.Get({Ramp(Shape{1}, 3.0f)}).value(), plan);
-  EXPECT_EQ(cache.plans_made(), 1);
-  for (int64_t n = 2; n < 2 + static_cast<int64_t>(PlanCache::kMaxPlans); ++n) {
-    ASSERT_TRUE(cache.Get({Ramp(Shape{n})}).ok());
-  }
-  EXPECT_EQ(cache.plans_made(), 1 + static_cast<int>(PlanCache::kMaxPlans));
-  EXPECT_NE(cache.Get({Ramp(Shape{1})}).value(), plan);  // was forgotten, and lives on in our hand
-  EXPECT_EQ(ToFloats(RunPlan(plan, {Ramp(Shape{1})})[0]), (std::vector<float>{-0.25f}));
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/plan/plan_cache.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
+#include "core/runtime/plan_cache.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {
@@ -222,7 +222,8 @@ TEST(Placement, CutsAtYieldsWithoutCopies) {
   }
 }
 
-// The shape shows only in the run: late steps allocate on their device and read shapes on the host.
+// The shape shows only in the run: dynamic steps allocate on their device and read shapes on the
+// host.
 TEST(Placement, RunsLateStepsOnTheDevice) {
   CountingDevice device({.close_pages = true});
   const Counted run = RunOn(device, R"((float[6] x, int64[2] shape) => (float[A, B] y) {

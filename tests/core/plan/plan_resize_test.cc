@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "core/execute/partial_executor.h"
-#include "core/plan/plan_cache.h"
 #include "core/providers/cpu_provider.h"
+#include "core/runtime/plan_cache.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 

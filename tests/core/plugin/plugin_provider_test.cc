@@ -9,8 +9,8 @@
 #include <map>
 #include <thread>
 
+#include "core/custom_ops/plugin_op.h"
 #include "core/plan/subgraph_partition.h"
-#include "core/session/plugin_op.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/graph_fixture.h"

@@ -83,7 +83,7 @@ TEST(AdviceTest, LooksAtWhatPyTorchRuns) {
 
 TEST(AdviceTest, LooksAtWhereTheTimeGoes) {
   RecordedStep late = StepOf("NonZero", 30);
-  late.kind = Step::Kind::kLate;
+  late.kind = Step::Kind::kDynamic;
   EXPECT_THAT(FirstThingsToTry(ReportOf({StepOf("Relu", 70), late})),
               Says("pad to fixed lengths", "30%"));
   EXPECT_THAT(FirstThingsToTry(

@@ -6,10 +6,10 @@
 //   dV = P^T dY, dP = dY V^T, dS = P * (dP - sum over keys of dP P), dmask = dS,
 //   dA = scale * dS * (1 - (cap(A) / softcap)^2), dQ = dA K, dK = dA^T Q
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/adapters/through_dense.h"
 #include "core/kernels/cpu/adapters/through_float.h"
 #include "core/kernels/cpu/attention/attention_scores.h"
+#include "core/kernels/cpu/gemm/gemm.h"
 #include "training/kernels/attention/attention_tiled_grad.h"
 #include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/training_ops.h"

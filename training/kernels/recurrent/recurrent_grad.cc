@@ -4,8 +4,8 @@
 // (recurrent_backward.h). With G the gradients by the gates' arguments, in rows as X:
 //   dX = G W, dW = G^T X, dR = G^T H', dB = (sum of G, sum of G), dinitial_h = what is left of dH
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/adapters/through_float.h"
+#include "core/kernels/cpu/gemm/gemm.h"
 #include "training/kernels/recurrent/kernel_list.h"
 #include "training/kernels/recurrent/recurrent_backward.h"
 #include "training/kernels/training_ops.h"

@@ -408,7 +408,7 @@
       `${isPhased ? `${step.phase}, ` : ""}${
           step.us === undefined ? "not reached" : time(step.us)} on ${step.provider}`
     ];
-    if (step.kind === "late") about.push(", sized at run time");
+    if (step.kind === "dynamic") about.push(", sized at run time");
     if (step.source) about.push(el("br"), el("span", {class: "mono"}, step.source));
     if (step.parts) about.push(el("br"), `fused from ${step.parts.map(part => part.op).join(" + ")}`);
     if (step.outputs) about.push(el("br"), el("span", {class: "mono"}, `gives ${step.outputs.join(", ")}`));
@@ -741,7 +741,7 @@
 
   function fallbacks() {
     const rows = data.fallbacks, left = ran.filter(step => step.op === "ATen"),
-          late = ran.filter(step => step.kind === "late");
+          late = ran.filter(step => step.kind === "dynamic");
     const parts =
         [el("p", {},
             rows.length ? `${plural(rows.length, "kind")} of calls stayed with PyTorch.` :

@@ -4,12 +4,12 @@
 // float64, writes the scores. AttentionTraining (ai.caesura) has a fifth output, the logarithm of
 // each query's sum of e^score, for the gradient.
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/adapters/through_dense.h"
 #include "core/kernels/cpu/adapters/through_float.h"
 #include "core/kernels/cpu/attention/attention_scores.h"
 #include "core/kernels/cpu/attention/attention_tiled.h"
 #include "core/kernels/cpu/attention/kernel_list.h"
+#include "core/kernels/cpu/gemm/gemm.h"
 
 namespace caesura {
 namespace {

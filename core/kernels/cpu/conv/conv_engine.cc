@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/conv/conv_engine.h"
+#include "core/kernels/cpu/gemm/gemm.h"
 
 #include <algorithm>
 

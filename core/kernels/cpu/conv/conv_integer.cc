@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/elementwise/range_quantizer.h"
 #include "core/kernels/cpu/conv/conv_engine.h"
 #include "core/kernels/cpu/conv/kernel_list.h"
+#include "core/kernels/cpu/elementwise/range_quantizer.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/factory_checks.h"
 

@@ -6,8 +6,8 @@
 // cuts a batch into a part a thread, and groups samples of different lengths in another way.
 #include "core/base/status_macros.h"
 #include "core/graph/contrib_schemas.h"
-#include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/elementwise/range_quantizer.h"
+#include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/recurrent/kernel_list.h"
 #include "core/kernels/cpu/recurrent/recurrent_cell.h"
 

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/runtime/prepared_graph.h"
+
+#include <map>
+
+#include "core/base/status_macros.h"
+#include "core/execute/partial_executor.h"
+#include "core/execute/run_cancel.h"
+#include "core/execute/undo_log.h"
+#include "core/plan/function_expansion.h"
+#include "core/plan/subgraph_partition.h"
+#include "core/runtime/subgraph.h"
+
+namespace caesura {
+namespace {
+
+PassList PassesOf(const PreparedGraphOptions& options, const ProviderList& providers) {
+  if (options.passes) return options.passes(providers);
+  return AnyCompiles(providers) ? PassList{MakeSubgraphPartitionPass(providers)} : PassList();
+}
+
+ParameterState StateAfter(const ExecutionState& state, bool succeeded) {
+  if (!HasWritten(state)) return ParameterState::kUnchanged;
+  if (succeeded) return ParameterState::kCommitted;
+  const UndoLog* undo = state.options().undo;
+  return undo != nullptr && undo->Undo(state) ? ParameterState::kUndone
+                                              : ParameterState::kInconsistent;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<PreparedGraph>> PreparedGraph::Create(Model model, const ProviderList& given,
+                                                             const PreparedGraphOptions& options) {
+  ProviderList providers = given;
+  if (options.ops != nullptr) {
+    ASSIGN_OR_RETURN(providers, options.ops->WithKernels(given));
+  }
+  std::map<std::string, Tensor> initial;
+  for (const std::string& name : options.parameters) {
+    initial[name] = *model.graph->Initializer(model.graph->FindValue(name));
+  }
+  RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
+  RETURN_IF_ERROR(RunPasses(PassesOf(options, providers), model, options.disabled_passes).status());
+  RETURN_IF_ERROR(CheckKernels(*model.graph, providers));
+  PlanOptions plan = options.plan;
+  for (const auto& name : options.parameters) {
+    // Passes drop a parameter that nothing reads; it has its place among the others all the same.
+    if (model.graph->FindValue(name) == nullptr)
+      model.graph->AddInitializer(name, initial.at(name));
+    plan.parameters.push_back(model.graph->FindValue(name));
+  }
+  return std::make_shared<PreparedGraph>(std::move(model), providers,
+                                         WithSubgraphs(std::move(plan), providers),
+                                         std::vector<const Value*>(), options.fit);
+}
+
+PreparedGraph::PreparedGraph(Model model, ProviderList providers, PlanOptions options,
+                             std::vector<const Value*> captured, PlanFitter fit)
+    : model_(std::make_shared<const Model>(std::move(model))),
+      plans_(model_->graph, std::move(providers), std::move(options), std::move(captured),
+             std::move(fit)) {}
+
+std::shared_ptr<ValueCache> PreparedGraph::CacheOf(const SharedPlan& plan) {
+  if (plan->cache_entries() == 0) return nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Plans that fell out of the plan cache leave theirs here; runs in flight hold what they use.
+  if (caches_.size() > PlanCache::kMaxPlans) caches_.clear();
+  Cached& cached = caches_[plan.get()];
+  if (cached.plan == nullptr) cached = {plan, std::make_shared<ValueCache>(plan->cache_entries())};
+  return cached.cache;
+}
+
+Result<StartedRun> PreparedGraph::Start(const SharedPlan& plan, std::vector<RuntimeValue> feeds,
+                                        RunOptions options) {
+  StartedRun run{CacheOf(plan), states_.Borrow(plan)};
+  options.cache = run.cache.get();
+  RETURN_IF_ERROR(run.state->Start(std::move(feeds), std::move(options)));
+  return run;
+}
+
+Result<std::vector<RuntimeValue>> PreparedGraph::RunToEnd(StartedRun run,
+                                                          ParameterState* parameters) {
+  const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
+  if (parameters != nullptr) *parameters = StateAfter(*run.state, outcome.ok());
+  std::vector<RuntimeValue> results = run.state->TakeFetches();
+  Return(std::move(run));
+  if (!outcome.ok()) return outcome.status();
+  if (*outcome == RunOutcome::kFinished) return results;
+  return Unsupported(
+      "the graph holds a YieldOp; run it through a TrainingSession or a SplitModule");
+}
+
+}  // namespace caesura

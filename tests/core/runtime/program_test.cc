@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/runtime/program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/core/execute/faulty_provider.h"
+#include "tests/core/execute/graph_fixture.h"
+
+namespace caesura::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A program that adds x to its parameter w, and then negates it; a kernel of its provider can fail.
+class RunsAProgram : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Model model;
+    model.graph = GraphOf(R"((float[2] x) => (float[2] y) <float[2] w = {1, 2}> {
+      v = test.Accumulate (w, x)
+      [negate] y = Neg (v)
+    })");
+    const Tensor w = model.graph->Initializer(model.graph->FindValue("w"))->Clone().value();
+    parameters_.Add("w", w);
+    auto fallback = std::make_shared<ProviderFallback>(
+        ProviderList{provider_}, [] { return Tiny()[0]; },
+        /*enabled=*/false);
+    auto made =
+        Program::Create(std::move(model), fallback, {.parameters = {"w"}, .plan = {.threads = 1}});
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    program_ = *std::move(made);
+  }
+  RunResult Run(bool writes) {
+    return program_->Run({.feeds = {Ramp(Shape{2}, 1.0f)},
+                          .options = {.parameters = &parameters_},
+                          .writes_parameters = writes});
+  }
+  std::vector<float> W() const { return parameters_.tensor(0).ToVector<float>(); }
+
+  const std::shared_ptr<FailingProvider> provider_ =
+      std::make_shared<FailingProvider>(Tiny()[0], "faulty");
+  ParameterSet parameters_;
+  std::unique_ptr<Program> program_;
+};
+
+TEST_F(RunsAProgram, AndTellsWhatBecameOfTheParameters) {
+  const std::vector<float> before = W();
+  const RunResult done = Run(/*writes=*/true);
+  ASSERT_TRUE(done.status.ok()) << done.status.ToString();
+  EXPECT_EQ(done.parameters, ParameterState::kCommitted);
+  EXPECT_FALSE(done.left_parameters_changed());
+  const std::vector<float> after = W();
+  EXPECT_NE(after, before);
+
+  provider_->FailAt(0);
+  EXPECT_EQ(Run(true).parameters, ParameterState::kUnchanged);
+  EXPECT_EQ(W(), after);
+
+  provider_->FailAt(1);
+  const RunResult undone = Run(true);
+  EXPECT_EQ(undone.parameters, ParameterState::kUndone);
+  EXPECT_FALSE(undone.left_parameters_changed());
+  EXPECT_EQ(W(), after);
+
+  provider_->FailAt(1);
+  const RunResult kept_nothing = Run(false);
+  EXPECT_EQ(kept_nothing.parameters, ParameterState::kInconsistent);
+  EXPECT_TRUE(kept_nothing.left_parameters_changed());
+  EXPECT_NE(W(), after);
+}
+
+TEST_F(RunsAProgram, AndTellsWhereItFailed) {
+  provider_->FailAt(1);
+  const Status status = Run(true).status;
+  ASSERT_NE(status.location(), nullptr);
+  EXPECT_EQ(status.location()->node, "Neg 'negate'");
+  EXPECT_EQ(status.location()->provider, "faulty");
+  EXPECT_EQ(status.location()->what, "planted failure");
+  EXPECT_THAT(status.message(), HasSubstr("[Neg 'negate' on faulty] planted failure"));
+  const Status prefixed = status.WithPrefix("a step: ");
+  ASSERT_NE(prefixed.location(), nullptr);
+  EXPECT_EQ(prefixed.location()->node, "Neg 'negate'");
+}
+
+}  // namespace
+}  // namespace caesura::testing

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/parameters.h"
+
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/status_macros.h"
+#include "core/providers/cpu_provider.h"
+#include "graph_transforms/pipeline.h"
+#include "graph_transforms/recompute.h"
+#include "training/gradient/training_mode.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+
+PassMaker WithPlacement(PassMaker passes, std::shared_ptr<CpuFallbackReport> report) {
+  return [passes = std::move(passes), report = std::move(report)](const ProviderList& providers) {
+    PassList list = passes(providers);
+    for (auto& pass : PlacementPasses(providers, {.report = report}))
+      list.push_back(std::move(pass));
+    return list;
+  };
+}
+
+PlanFitter WithinBudget(size_t budget) {
+  if (budget == 0) return nullptr;
+  return [budget](const SharedPlan& plan) { return PlanWithin(plan, budget); };
+}
+
+std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled) {
+  const auto cpu = [] { return MakeCpuProvider(RegisterTrainingKernels); };
+  if (providers.empty()) providers.push_back(cpu());
+  return std::make_shared<ProviderFallback>(std::move(providers), cpu, enabled);
+}
+
+Result<std::unique_ptr<Program>> OpenCaptured(Model model,
+                                              const ProviderFallback::MakeProvider& make_provider,
+                                              int threads) {
+  // What follows ops without a schema has no shapes, and is not fused.
+  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
+  PreparedGraphOptions options{
+      .passes = WithPlacement([](const ProviderList& providers) { return StepPasses(providers); })};
+  options.plan.threads = threads;
+  auto fallback = std::make_shared<ProviderFallback>(ProviderList{make_provider()}, make_provider);
+  return Program::Create(std::move(model), std::move(fallback), std::move(options));
+}
+
+Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
+                        const std::vector<std::string>& disabled_passes) {
+  std::unordered_set<std::string> changing(trainable.begin(), trainable.end());
+  for (const std::string& name : StatisticNames(*model.graph)) changing.insert(name);
+  return RunPasses(ForwardPasses(std::move(changing)), model, disabled_passes).status();
+}
+
+std::vector<std::string> StatisticNames(const Graph& graph) {
+  const std::unordered_set<const Value*> statistics = RunningStatistics(graph);
+  std::vector<std::string> names;
+  for (const Value* value : graph.Values()) {
+    if (statistics.count(value)) names.push_back(value->name());
+  }
+  return names;
+}
+
+Status CopyInitializers(const std::vector<std::string>& names, const std::vector<Graph*>& graphs) {
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(const Tensor copy,
+                     graphs.front()->Initializer(graphs.front()->FindValue(name))->Clone());
+    for (Graph* graph : graphs) graph->SetInitializer(graph->FindValue(name), copy);
+  }
+  return {};
+}
+
+void AddParameters(const Graph& graph, const std::vector<std::string>& names,
+                   ParameterSet* parameters) {
+  for (const std::string& name : names)
+    parameters->Add(name, *graph.Initializer(graph.FindValue(name)));
+}
+
+void ShareParameters(const ParameterSet& parameters, int count, Graph* graph) {
+  for (int i = 0; i < count; ++i)
+    graph->SetInitializer(graph->FindValue(parameters.name(i)), parameters.tensor(i));
+}
+
+Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name,
+                            const Tensor& value) {
+  const int i = parameters.Find(name);
+  if (i < 0) return NotFound("there is no parameter '" + name + "'");
+  RETURN_IF_ERROR(CheckReplaceable(name, parameters.tensor(i), value));
+  return i;
+}
+
+Status CheckReplaceable(const std::string& name, const Tensor& own, const Tensor& value) {
+  if (own.dtype() == value.dtype() && own.shape() == value.shape()) return {};
+  return InvalidArgument("parameter '" + name + "' is " + DTypeName(own.dtype()) +
+                         own.shape().ToString() + ", got " + DTypeName(value.dtype()) +
+                         value.shape().ToString());
+}
+
+}  // namespace caesura

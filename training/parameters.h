@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs with parameters, as training sessions and split modules make them, and the parameters
+// that such programs share.
+#ifndef CAESURA_TRAINING_PARAMETERS_H_
+#define CAESURA_TRAINING_PARAMETERS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/execute/parameter_set.h"
+#include "core/runtime/program.h"
+#include "graph_transforms/cpu_fallback.h"
+
+namespace caesura {
+
+// `passes`, then PlacementPasses, which fill `report` when the first program is prepared.
+PassMaker WithPlacement(PassMaker passes, std::shared_ptr<CpuFallbackReport> report = nullptr);
+// The hook that keeps a plan's arena within `budget` bytes by recomputation
+// (graph_transforms/recompute.h); null for 0, which is no limit.
+PlanFitter WithinBudget(size_t budget);
+
+// Of a session or module on these providers (none: the CPU provider), with training's kernels on
+// the CPU.
+std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled);
+
+// A captured graph of calls, forward or backward, on the provider that `make_provider` gives: it
+// has no parameters, and the passes are those of a step. threads: per kernel, as PlanOptions has
+// it.
+Result<std::unique_ptr<Program>> OpenCaptured(Model model,
+                                              const ProviderFallback::MakeProvider& make_provider,
+                                              int threads);
+
+// The forward passes, on a model whose initializers named in `trainable` and running statistics
+// change between runs.
+Status RunForwardPasses(Model& model, const std::vector<std::string>& trainable,
+                        const std::vector<std::string>& disabled_passes);
+
+// Names of the running statistics that a model in training updates, in the order of its values.
+std::vector<std::string> StatisticNames(const Graph& graph);
+
+// Gives graphs that share initializers of these names copies of them, shared as before. One after
+// the other: no two copies of all are held at any time, unless others hold them.
+Status CopyInitializers(const std::vector<std::string>& names, const std::vector<Graph*>& graphs);
+// Adds the graph's initializers of these names, not copied.
+void AddParameters(const Graph& graph, const std::vector<std::string>& names,
+                   ParameterSet* parameters);
+// Makes the first `count` parameters the initializers of their names: one copy of them in memory.
+void ShareParameters(const ParameterSet& parameters, int count, Graph* graph);
+
+// kInvalidArgument where `value` has another dtype or shape than parameter `name` has.
+Status CheckReplaceable(const std::string& name, const Tensor& own, const Tensor& value);
+// The index of parameter `name`: kNotFound when there is none, kInvalidArgument when `value` has
+// another dtype or shape.
+Result<int> FindReplaceable(const ParameterSet& parameters, const std::string& name,
+                            const Tensor& value);
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_PARAMETERS_H_
