@@ -20,11 +20,12 @@ PassList PassesOf(const PreparedGraphOptions& options, const ProviderList& provi
 }
 
 ParameterState StateAfter(const ExecutionState& state, bool succeeded) {
-  if (!HasWritten(state)) return ParameterState::kUnchanged;
-  if (succeeded) return ParameterState::kCommitted;
+  const bool written = HasWritten(state);
+  if (succeeded) return written ? ParameterState::kCommitted : ParameterState::kUnchanged;
+  // Asked in any case: the step that has failed may have written in part.
   const UndoLog* undo = state.options().undo;
-  return undo != nullptr && undo->Undo(state) ? ParameterState::kUndone
-                                              : ParameterState::kInconsistent;
+  if (undo != nullptr && undo->Undo(state)) return ParameterState::kUndone;
+  return written ? ParameterState::kInconsistent : ParameterState::kUnchanged;
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ class RunsAProgram : public ::testing::Test {
   std::vector<float> W() const { return parameters_.tensor(0).ToVector<float>(); }
 
   const std::shared_ptr<FailingProvider> provider_ =
-      std::make_shared<FailingProvider>(Tiny()[0], "faulty");
+      std::make_shared<FailingProvider>(Tiny()[0], "faulty", /*scribbles=*/true);
   ParameterSet parameters_;
   std::unique_ptr<Program> program_;
 };
@@ -53,8 +53,8 @@ TEST_F(RunsAProgram, AndTellsWhatBecameOfTheParameters) {
   const std::vector<float> after = W();
   EXPECT_NE(after, before);
 
-  provider_->FailAt(0);
-  EXPECT_EQ(Run(true).parameters, ParameterState::kUnchanged);
+  provider_->FailAt(0);  // in the middle of its writing
+  EXPECT_EQ(Run(true).parameters, ParameterState::kUndone);
   EXPECT_EQ(W(), after);
 
   provider_->FailAt(1);
