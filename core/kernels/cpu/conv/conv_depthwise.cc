@@ -66,7 +66,7 @@ inline void Correlate(const float* from, int64_t row_step, const std::vector<Tap
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v)
-        sum[r][v] += weight * R::Load(at + r * row_step + v * R::kWidth);
+        sum[r][v] += weight * R::AtLoose(at + r * row_step + v * R::kWidth).floats;
     }
   }
 #pragma GCC unroll 8
@@ -222,9 +222,10 @@ class DepthwiseConv::Worker {
     for (int64_t o = 0; o < rows_.output; ++o) {
       const float* under = memory_ + source_.At(o * rows_.stride, 0, 0);
       for (int64_t j = 0; j < columns_.output; j += R::kWidth) {
-        const typename R::Floats slope = R::Load(dst + o * wide + j);
+        const typename R::Floats slope = R::AtLoose(dst + o * wide + j).floats;
 #pragma GCC unroll 8
-        for (int64_t t = 0; t < kColumnTaps; ++t) sum[t] += slope * R::Load(under + offsets[t] + j);
+        for (int64_t t = 0; t < kColumnTaps; ++t)
+          sum[t] += slope * R::AtLoose(under + offsets[t] + j).floats;
       }
     }
     for (int64_t t = 0; t < count; ++t) {

@@ -42,17 +42,18 @@ struct Target {
 };
 
 // What a sum, or a vector of sums, still needs before it is C's at `place`.
-template <typename Sum, typename Load>
-inline void Finish(const Target& to, int64_t place, int64_t column, Sum& sum, Load load) {
+template <typename Sum, typename Add>
+inline void Finish(const Target& to, int64_t place, int64_t column, Sum& sum, Add add) {
   if (to.s.alpha != 1) sum = static_cast<float>(to.s.alpha) * sum;
-  if (to.add) sum += load(to.c + place);
-  if (to.bias != nullptr) sum += load(to.bias + column);
-  if (to.addend != nullptr) sum += load(to.addend + place);
+  if (to.add) add(sum, to.c + place);
+  if (to.bias != nullptr) add(sum, to.bias + column);
+  if (to.addend != nullptr) add(sum, to.addend + place);
 }
 
 template <typename R>
 inline void WriteVector(const Target& to, int64_t place, int64_t column, typename R::Floats sum) {
-  Finish(to, place, column, sum, [](const float* p) -> const auto& { return R::Load(p); });
+  Finish(to, place, column, sum,
+         [](typename R::Floats& total, const float* p) { total += R::AtLoose(p).floats; });
   R::Store(to.c + place, sum);
 }
 
@@ -64,10 +65,10 @@ inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t
     const int64_t first = (row + r) * to.s.c.row + column;
     int64_t j = 0;
     for (; j + R::kWidth <= columns; j += R::kWidth)
-      WriteVector<R>(to, first + j, column + j, R::Load(sums + j));
+      WriteVector<R>(to, first + j, column + j, R::AtLoose(sums + j).floats);
     for (; j < columns; ++j) {
       float sum = sums[j];
-      Finish(to, first + j, column + j, sum, [](const float* p) { return *p; });
+      Finish(to, first + j, column + j, sum, [](float& total, const float* p) { total += *p; });
       to.c[first + j] = sum;
     }
   }
@@ -133,8 +134,8 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
         const float* left = a + i * s.a.row;
         typename R::Floats dot[4] = {};
         for (int64_t p = 0; p < whole; p += R::kWidth) {
-          const typename R::Floats x = R::Load(left + p);
-          for (int v = 0; v < 4; ++v) dot[v] += x * R::Load(right[v] + p);
+          const typename R::Floats x = R::AtLoose(left + p).floats;
+          for (int v = 0; v < 4; ++v) dot[v] += x * R::AtLoose(right[v] + p).floats;
         }
         alignas(64) float lanes[4][R::kWidth], folded[4][4], turned[4][4];
         for (int v = 0; v < 4; ++v) {

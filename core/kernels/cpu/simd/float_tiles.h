@@ -11,36 +11,36 @@
 namespace caesura::tiles {
 
 // Vectors of an instruction set, and how many rows and vectors of a product fit into its registers.
-// Loose: anywhere in memory.
 struct Vectors64 {
   using Floats = float __attribute__((vector_size(64), may_alias));
-  using Loose = float __attribute__((vector_size(64), may_alias, aligned(4)));
   using Ints = int32_t __attribute__((vector_size(64), may_alias));
   static constexpr int kRows = 8;
 };
 struct Vectors32 {
   using Floats = float __attribute__((vector_size(32), may_alias));
-  using Loose = float __attribute__((vector_size(32), may_alias, aligned(4)));
   using Ints = int32_t __attribute__((vector_size(32), may_alias));
   static constexpr int kRows = 4;
 };
 struct Vectors16 {
   using Floats = float __attribute__((vector_size(16), may_alias));
-  using Loose = float __attribute__((vector_size(16), may_alias, aligned(4)));
   using Ints = int32_t __attribute__((vector_size(16), may_alias));
   static constexpr int kRows = 4;
 };
 template <typename Vectors>
 struct Registers : Vectors {
   using typename Vectors::Floats;
-  using typename Vectors::Loose;
+  // Floats anywhere in memory. It is a struct because clang drops `aligned` from a vector type that
+  // is a template argument, and then expects aligned memory.
+  struct __attribute__((packed, may_alias)) Loose {
+    Floats floats;
+  };
   static constexpr int64_t kWidth = sizeof(Floats) / sizeof(float);
   static constexpr int kVectors = 2;
 
   static Floats& At(float* p) { return *reinterpret_cast<Floats*>(p); }
   static const Floats& At(const float* p) { return *reinterpret_cast<const Floats*>(p); }
-  static const Loose& Load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
-  static void Store(float* p, const Floats& x) { *reinterpret_cast<Loose*>(p) = x; }
+  static const Loose& AtLoose(const float* p) { return *reinterpret_cast<const Loose*>(p); }
+  static void Store(float* p, const Floats& x) { reinterpret_cast<Loose*>(p)->floats = x; }
 };
 
 // fn(registers) on the machine's widest instruction set; `fn` is compiled once for each, with its
@@ -70,7 +70,7 @@ inline void MultiplyBlock(const float* a, int64_t a_step, const float* b, int64_
   for (int64_t k = 0; k < depth; ++k) {
     typename R::Floats right[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) right[v] = R::Load(b + k * b_step + v * R::kWidth);
+    for (int v = 0; v < kVectors; ++v) right[v] = R::AtLoose(b + k * b_step + v * R::kWidth).floats;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const float left = kAcross ? a[k * a_step + r] : a[r * a_step + k];
@@ -88,8 +88,9 @@ inline void MultiplyBlock(const float* a, int64_t a_step, const float* b, int64_
 // to[j][i] = from[i][j] for 4 x 4 floats.
 inline void TransposeFour(const float* from, int64_t from_step, float* to, int64_t to_step) {
   using Four = Registers<Vectors16>;
-  const Four::Floats r0 = Four::Load(from), r1 = Four::Load(from + from_step);
-  const Four::Floats r2 = Four::Load(from + 2 * from_step), r3 = Four::Load(from + 3 * from_step);
+  const Four::Floats r0 = Four::AtLoose(from).floats, r1 = Four::AtLoose(from + from_step).floats;
+  const Four::Floats r2 = Four::AtLoose(from + 2 * from_step).floats,
+                     r3 = Four::AtLoose(from + 3 * from_step).floats;
   const auto low0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
              low1 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
   const auto high0 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7),
