@@ -16,6 +16,7 @@
 namespace caesura {
 namespace {
 
+// Values of larger tensors are not followed.
 constexpr int64_t kMaxConstantElements = 1024;
 constexpr size_t kMaxFaults = 20;
 
@@ -370,10 +371,16 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
     if (schema.has_type_and_shape_inference_function()) {
       schema.GetTypeAndShapeInferenceFunction()(context);
     } else if (schema.HasFunction()) {
+      // onnx lists the elements of each vector whose values it follows through a body, one by one.
+      const bool follows_values = std::ranges::none_of(node.inputs(), [](const Value* input) {
+        return input != nullptr && input->type().is_tensor() && input->type().shape &&
+               input->type().shape->size() == 1 &&
+               input->type().shape->front().value > kMaxConstantElements;
+      });
       onnx::shape_inference::DataValueMap values;
       onnx::shape_inference::InferShapeForFunctionNode(
           *schema.GetFunction(), onnx::OpSchemaRegistry::Instance(), context,
-          onnx::ShapeInferenceOptions(false, 0, true), {}, nullptr, &values);
+          onnx::ShapeInferenceOptions(false, 0, follows_values), {}, nullptr, &values);
     }
     if (knows_inputs) schema.CheckInputOutputType(context);
   } catch (const std::bad_alloc&) {

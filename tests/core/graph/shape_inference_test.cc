@@ -51,6 +51,14 @@ TEST(ShapeInferenceTest, InfersBodies) {
   EXPECT_EQ(body->FindValue("s")->dtype(), DType::kFloat32);
 }
 
+// onnx's own inference would list the 2^40 elements of x.
+TEST(ShapeInferenceTest, LongVectorsEndAtOnceInFunctionOps) {
+  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 18]>
+    g (float[1099511627776] x) => (y) { y = MeanVarianceNormalization <axes = [0]> (x) })")
+                    .value();
+  EXPECT_EQ(TypeIn(model, "y"), "float32[1099511627776]");
+}
+
 TEST(ShapeInferenceTest, UnknownDimsGetSymbolsThatStay) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23]>
     g (float[N] x) => (int64[1, M] y) { n = NonZero (x) m = Neg (n) y = Abs (m) })")
