@@ -76,6 +76,15 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
     return InvalidArgument(
         "whether all scaled gradients are finite shows behind the last one: use CommitMode::kLate");
   }
+  if (options.refuse_nonfinite && options.commit == CommitMode::kEagerConsume) {
+    return InvalidArgument(
+        "refuse_nonfinite: whether all gradients are finite shows after the last one: use "
+        "CommitMode::kLate");
+  }
+  if (options.refuse_nonfinite && options.scales_loss()) {
+    return InvalidArgument(
+        "refuse_nonfinite: with float16 an update whose gradients overflow is skipped instead");
+  }
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
@@ -105,6 +114,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
     left.push_back(BeforeUpdates(graph, statistic.value));
   UpdateWriter writer(graph, options, program);
   if (loss_scale != nullptr) writer.Unscale(loss_scale);
+  if (options.refuse_nonfinite) writer.RequireFinite(gradients, loss);
   if (options.accumulation_steps != 1) writer.Accumulate(gradients);
   if (options.keep_gradients) {
     for (Value* dx : gradients) graph.AddOutput(writer.Handed(dx));

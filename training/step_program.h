@@ -36,6 +36,10 @@ struct StepOptions : TrainableOptions {
   // (TrainingSession::Accumulate).
   int accumulation_steps = 1;
   CommitMode commit = CommitMode::kLate;
+  // A step whose loss or gradients are not finite fails before it has written anything. Reads all
+  // gradients once more, unless they are clipped. Needs kLate, and no scaled loss, which has a rule
+  // of its own.
+  bool refuse_nonfinite = false;
   // Also hand out the gradient of each parameter ("gradient.NAME").
   bool keep_gradients = false;
   // Outputs of the model that a step also hands out, by name.

@@ -46,6 +46,19 @@ void UpdateWriter::Unscale(Value* loss_scale) {
   inverse_scale_ = Op("Reciprocal", {scale}, wide);
 }
 
+void UpdateWriter::RequireFinite(const std::vector<Value*>& gradients, Value* loss) {
+  norm_ = Act("GlobalNorm", gradients, {}, 1)->output(0);
+  loss_ = loss;
+}
+
+Value* UpdateWriter::Checked(Value* value) {
+  if (norm_ == nullptr) return value;
+  const std::vector<std::string> names = {"the norm of the gradients", "the loss"};
+  Node* node = Act("RequireFinite", {value, norm_, loss_}, {{"names", names}}, 1);
+  node->output(0)->set_type(value->type());
+  return node->output(0);
+}
+
 Value* UpdateWriter::Handed(Value* gradient) {
   if (inverse_scale_ == nullptr) return gradient;
   return Op("Mul",
@@ -55,7 +68,7 @@ Value* UpdateWriter::Handed(Value* gradient) {
 }
 
 void UpdateWriter::Accumulate(std::vector<Value*>& gradients) {
-  Value* reset = graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{}));
+  Value* reset = Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
   for (int i = 0; i < program_.trained; ++i) {
     const Value* parameter = graph_.FindValue(program_.parameters[i]);
     const Tensor& like = *graph_.Initializer(parameter);
@@ -107,7 +120,8 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
                                   Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
-  Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
+  const bool is_known = norm_ != nullptr && options_.accumulation_steps == 1;
+  Value* norm = is_known ? norm_ : Act("GlobalNorm", gradients, {}, 1)->output(0);
   AttributeMap attributes;
   if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
   if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
@@ -173,6 +187,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           ? graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}))
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
+  if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
   Value* scale = Scale(gradients);
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);

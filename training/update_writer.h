@@ -18,6 +18,9 @@ class UpdateWriter {
 
   // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
+  // What Accumulate and Update write then waits until these are known to be finite. To be called
+  // before them.
+  void RequireFinite(const std::vector<Value*>& gradients, Value* loss);
   // The gradient as the caller shall see it.
   Value* Handed(Value* gradient);
   void Accumulate(std::vector<Value*>& gradients);
@@ -37,6 +40,8 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
+  // `value`, once what RequireFinite was given is known to be finite.
+  Value* Checked(Value* value);
   std::vector<Group> Groups() const;
   Value* Scale(const std::vector<Value*>& gradients);
   void UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* coefficients,
@@ -66,6 +71,8 @@ class UpdateWriter {
   const StepOptions& options_;
   StepProgram& program_;
   Value* inverse_scale_ = nullptr;  // of the loss
+  Value* norm_ = nullptr;           // of the gradients, where they must be finite
+  Value* loss_ = nullptr;           // likewise
 };
 
 }  // namespace caesura

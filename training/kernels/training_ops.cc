@@ -298,6 +298,7 @@ std::vector<OpSchemaSpec> Steps() {
       std::move(norm),
       Spec("InPlaceAccumulator", 3, 3, 1, {0}),
       Spec("ClipScale", 2, 2, 1, {1}),
+      Spec("RequireFinite", 2, INT_MAX, 1, {0}),
       Spec("Assign", 2, 2, 1, {0}),
       Spec("Copy", 1, 1, 1, {0}),
   };

@@ -91,6 +91,9 @@
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor;
 //     absent: no clipping). factor * min(1, max_norm / (factor * norm + 1e-6)), as
 //     torch.nn.utils.clip_grad_norm_ on gradients times factor
+// RequireFinite (value, checked...) -> value'   value' = value, a copy; fails where one of
+// `checked`
+//     (floating scalars, called as the attribute `names` says) is not finite
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an
 //     output: SgdUpdate, AdamUpdate, AdamWUpdate, NAdamUpdate, RAdamUpdate, AdamaxUpdate,
 //     AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate, LambUpdate, LionUpdate, RmspropUpdate

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
-// InPlaceAccumulator, Assign, Copy.
+// RequireFinite, InPlaceAccumulator, Assign, Copy.
 #include <cmath>
 #include <cstring>
 
@@ -72,6 +72,39 @@ Status CreateClipScale(KernelInfo& info) {
     double scale = factor * (ratio > 1 ? 1 : ratio);
     if (skip_nonfinite && !std::isfinite(norm)) scale = NAN;
     *context.Output<double>(0) = scale;
+  });
+  return {};
+}
+
+Status CreateRequireFinite(KernelInfo& info) {
+  const auto names = info.Attr<std::vector<std::string>>("names", {});
+  const int count = static_cast<int>(info.node().inputs().size()) - 1;
+  std::vector<DType> dtypes;
+  for (int i = 0; i < count; ++i) {
+    if (!info.HasInput(1 + i) || !kFloatTypes.Contains(info.InputDType(1 + i)) ||
+        info.InputShape(1 + i).elements() != 1) {
+      return info.Invalid("what is checked must be one element of " + kFloatTypes.ToString());
+    }
+    dtypes.push_back(info.InputDType(1 + i));
+  }
+  if (static_cast<int>(names.size()) != count)
+    return info.Invalid("names must name what it checks");
+  const DType dtype = info.InputDType(0);
+  const int64_t elements = info.InputShape(0).elements();
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([=](KernelContext& context) -> Status {
+    std::string wrong;
+    for (int i = 0; i < count; ++i) {
+      double value = 0;
+      DispatchFloat(dtypes[i], [&](auto tag) {
+        value = static_cast<double>(*context.Input<typename decltype(tag)::type>(1 + i));
+      });
+      if (!std::isfinite(value))
+        wrong += (wrong.empty() ? "" : ", ") + names[i] + " is " + std::to_string(value);
+    }
+    if (!wrong.empty()) return InvalidArgument(wrong + ": the step was refused");
+    CopyElements(dtype, context.Input<char>(0), context.Output<char>(0), elements);
+    return {};
   });
   return {};
 }
@@ -155,6 +188,7 @@ void RegisterGradientScale(KernelRegistry& registry) {
   } kernels[] = {
       {"GlobalNorm", kFloatTypes, {}, CreateGlobalNorm},
       {"ClipScale", kFloatTypes, {}, CreateClipScale},
+      {"RequireFinite", kAllTypes, {}, CreateRequireFinite},
       {"InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateInPlaceAccumulator},
       {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign},
       {"Copy", kAllTypes, {}, CreateCopy},
