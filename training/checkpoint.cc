@@ -10,11 +10,13 @@
 
 #include "core/base/status_macros.h"
 #include "core/load/safetensors.h"
+#include "core/runtime/snapshot_file.h"
 
 namespace caesura {
 namespace {
 
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
+constexpr int kPlainFormatVersion = 1;               // of a checkpoint without a step that waits
 constexpr char kFormatKey[] = "caesura.checkpoint";  // holds the format's version
 constexpr char kChecksumKey[] = "caesura.crc32";
 constexpr std::string_view kPropertyPrefix = "property/", kParameterPrefix = "parameter/",
@@ -100,6 +102,9 @@ Status CheckFormat(const TensorFile& contents) {
 Result<Checkpoint> FromFile(TensorFile contents) {
   RETURN_IF_ERROR(CheckFormat(contents));
   Checkpoint out;
+  if (HoldsSnapshot(contents)) {
+    ASSIGN_OR_RETURN(out.step, TakeSnapshot(&contents));
+  }
   for (auto& [key, tensor] : contents.tensors) {
     std::string_view name = key;
     if (ConsumePrefix(kParameterPrefix, &name))
@@ -133,7 +138,9 @@ Status SaveCheckpoint(const Checkpoint& checkpoint, const std::string& path,
   for (const auto& [name, property] : checkpoint.properties) {
     contents.metadata[std::string(kPropertyPrefix) + name] = PropertyText(property);
   }
-  contents.metadata[kFormatKey] = std::to_string(kFormatVersion);
+  if (checkpoint.step) RETURN_IF_ERROR(AddSnapshot(*checkpoint.step, &contents));
+  contents.metadata[kFormatKey] =
+      std::to_string(checkpoint.step ? kFormatVersion : kPlainFormatVersion);
   contents.metadata[kChecksumKey] = Checksum(contents);
   return WriteSafetensors(path, contents, files);
 } catch (const std::bad_alloc&) {

@@ -7,18 +7,20 @@
 //   checkpoint.properties["step"] = int64_t{1000};
 //   RETURN_IF_ERROR(SaveCheckpoint(checkpoint, "run.ckpt"));
 //
-// In the file, tensor "parameter/NAME" is a parameter and "optimizer/NAME" is state of the
-// optimizer; properties
-// and a checksum are metadata. After a crash at any moment the file is the one saved before or the
+// In the file, tensor "parameter/NAME" is a parameter, "optimizer/NAME" is state of the optimizer,
+// and "state/0" and so on are of a step that waits (core/runtime/snapshot_file.h); properties and a
+// checksum are metadata. After a crash at any moment the file is the one saved before or the
 // new one, whole.
 #ifndef CAESURA_TRAINING_CHECKPOINT_H_
 #define CAESURA_TRAINING_CHECKPOINT_H_
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 
+#include "core/execute/state_snapshot.h"
 #include "core/load/file_system.h"
 #include "core/tensor/tensor.h"
 
@@ -32,6 +34,8 @@ struct Checkpoint {
   // Step, schedule, random streams, sampler: whatever is small. Strings are UTF-8; doubles come
   // back bit for bit (but for the payload of a NaN).
   std::map<std::string, Property> properties;
+  // A step that waits in its middle; parameters and optimizer state are as it has left them there.
+  std::optional<StateSnapshot> step = std::nullopt;
 
   // The property as T. Fails with kNotFound when it is not there, with kInvalidModel when it is of
   // another kind.

@@ -8,6 +8,7 @@
 
 #include "core/base/status_macros.h"
 #include "graph_transforms/pipeline.h"
+#include "training/checkpoint.h"
 #include "training/gradient/training_mode.h"
 #include "training/gradient/yield_insertion.h"
 #include "training/kernels/training_ops.h"
@@ -78,6 +79,19 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
   return gradients;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a backward run");
+}
+
+Status ForwardRun::Save(const std::string& path) const try {
+  if (!pending()) return InvalidArgument("the run is over: there is nothing to save");
+  Checkpoint checkpoint;
+  for (int i = 0; i < parameters_->size(); ++i)
+    checkpoint.parameters[parameters_->name(i)] = parameters_->tensor(i);
+  ASSIGN_OR_RETURN(checkpoint.step, run_.Capture());
+  checkpoint.step->handed_out = outputs;
+  checkpoint.step->handed_out.resize(run_.started.state->plan().yields()[0].outputs.size());
+  return SaveCheckpoint(checkpoint, path);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
 
 // --- the module ---
@@ -169,6 +183,34 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
   return run;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a forward run");
+}
+
+Result<ForwardRun> SplitModule::LoadRun(const std::string& path) const try {
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
+  if (!checkpoint.step || checkpoint.step->yield_index < 0)
+    return InvalidModel("'" + path + "' holds no run that waits for its backward");
+  ForwardRun run;
+  run.program_ = program_;
+  run.parameters_ = std::make_shared<ParameterSet>(*Parameters());
+  for (int i = 0; i < run.parameters_->size(); ++i) {
+    const auto found = checkpoint.parameters.find(run.parameters_->name(i));
+    if (found == checkpoint.parameters.end()) {
+      return InvalidArgument("'" + path + "' has no parameter '" + run.parameters_->name(i) + "'");
+    }
+    RETURN_IF_ERROR(FindReplaceable(*run.parameters_, found->first, found->second).status());
+    run.parameters_->Replace(i, found->second);
+  }
+  RunOptions options;
+  options.parameters = run.parameters_.get();
+  ASSIGN_OR_RETURN(std::unique_ptr<SuspendedRun> waiting,
+                   program_->graph->Restore(*checkpoint.step, std::move(options),
+                                            /*writes_parameters=*/false));
+  run.run_ = std::move(*waiting);
+  run.outputs = run.run_.started.state->TakeYielded();
+  run.outputs.resize(program_->outputs.size());
+  return run;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while '" + path + "' was loaded");
 }
 
 Result<std::vector<RuntimeValue>> SplitModule::Predict(const NamedValues& feeds) try {

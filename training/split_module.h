@@ -68,6 +68,9 @@ class ForwardRun {
   // providers (core/runtime/provider_fallback.h).
   Result<std::vector<RuntimeValue>> Backward(std::vector<RuntimeValue> output_gradients,
                                              bool keep = false);
+  // Writes the run to a file, crash-atomically: what its backward reads, the parameters that it
+  // began with, and `outputs`. It goes on waiting here too. Fails where the run is over.
+  Status Save(const std::string& path) const;
   // Whether Backward can be called.
   bool pending() const { return run_.started.state != nullptr; }
 
@@ -80,7 +83,7 @@ class ForwardRun {
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<ParameterSet> parameters_;  // as they were when the run began
-  YieldedRun run_;
+  SuspendedRun run_;
 };
 
 // Thread safety: all methods from any thread. Forwards that run at the same time read the same
@@ -95,6 +98,11 @@ class SplitModule {
   // written when the forward ends. A forward that fails has changed nothing.
   Result<ForwardRun> Forward(const NamedValues& feeds,
                              std::vector<ExecutionObserver*> observers = {});
+  // Takes up a run that was saved, perhaps in another process by a module of the same model and
+  // options; where threads and providers are the same too, Backward gives the same bits. Fails with
+  // kNotFound, with kInvalidModel for a file that is no such run or is damaged, and with
+  // kInvalidArgument, naming the first difference, for one of another model.
+  Result<ForwardRun> LoadRun(const std::string& path) const;
   // The model's outputs in evaluation mode; nothing is kept for a backward.
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
 

@@ -239,6 +239,7 @@ RunOptions TrainingSession::MakeRun(uint64_t step) {
   run.seed = options_.seed;
   run.step = step;
   run.cancel = terminate_;
+  run.suspend = suspend_;
   return run;
 }
 
@@ -268,6 +269,7 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   if (parameters_inconsistent_)
     return InvalidArgument(
         "an earlier step failed in the middle of its updates; Restore a checkpoint first");
+  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(Refresh());
   Program& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
@@ -278,8 +280,37 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
     run.step = 0;
   }
   run.observers = std::move(observers);
-  RunResult result = program.Run(
-      {.feeds = std::move(bound), .options = std::move(run), .writes_parameters = true});
+  return EndRun(updates, program.Run({.feeds = std::move(bound),
+                                      .options = std::move(run),
+                                      .writes_parameters = true,
+                                      .suspend_at = std::exchange(suspend_at_, INT_MAX)}));
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a training step");
+}
+
+Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> observers) try {
+  if (!suspended()) return InvalidArgument("no step waits");
+  const bool updates = waiting_.updates;
+  Program& program = updates ? *update_ : *accumulate_;
+  return EndRun(updates, program.Resume(std::exchange(waiting_, {}).run, std::move(observers),
+                                        std::exchange(suspend_at_, INT_MAX)));
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out in a training step");
+}
+
+Status TrainingSession::DropStep() {
+  if (!suspended()) return InvalidArgument("no step waits");
+  const ParameterState state = Program::Drop(std::exchange(waiting_, {}).run);
+  parameters_inconsistent_ = state == ParameterState::kInconsistent;
+  return parameters_inconsistent_ ? Cancelled(std::string(kInconsistent) + "it was given up")
+                                  : Status();
+}
+
+Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
+  if (result.suspended != nullptr) {
+    waiting_ = {std::move(result.suspended), updates, {}};
+    return result.status;
+  }
   parameters_inconsistent_ = result.left_parameters_changed();
   if (!result.status.ok())
     return parameters_inconsistent_ ? result.status.WithPrefix(kInconsistent) : result.status;
@@ -297,11 +328,11 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   }
   loss_sum_ += loss;
   ++losses_;
-  if (updates && !skipped) {
+  if (updates) {
+    update_loss_ = std::exchange(loss_sum_, 0) / static_cast<double>(std::exchange(losses_, 0));
     const double rate = AppliedRate();
-    curves_.Add(++updates_, loss_sum_ / static_cast<double>(losses_), rate);
+    if (!skipped) curves_.Add(++updates_, update_loss_, rate);
   }
-  if (updates) loss_sum_ = 0, losses_ = 0;
   const auto first_gradient =
       result.values.begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
   kept_outputs_.assign(std::make_move_iterator(result.values.begin()),
@@ -309,8 +340,6 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   result.values.erase(result.values.begin(), first_gradient);
   gradients_ = std::move(result.values);
   return loss;
-} catch (const std::bad_alloc&) {
-  return OutOfMemory("memory ran out in a training step");
 }
 
 Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
@@ -318,7 +347,7 @@ Result<Evaluation> TrainingSession::Evaluate(const NamedValues& feeds) try {
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
                    BindFeeds(evaluate_->graph(), feeds, FeedCheck::kDType));
   RunResult result = evaluate_->Run({.feeds = std::move(bound), .options = MakeRun(0)});
-  RETURN_IF_ERROR(result.status);
+  RETURN_IF_ERROR(result.status);  // a run that was suspended is dropped with the result
   std::vector<RuntimeValue>& outputs = result.values;
   Evaluation out;
   out.loss = ScalarOf(outputs.back().tensor());
@@ -364,6 +393,7 @@ Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
 }
 
 Status TrainingSession::SetParameter(const std::string& name, const Tensor& value) {
+  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   if (Value* frozen = original_.graph->FindValue(name);
       parameters_.Find(name) < 0 && original_.graph->Initializer(frozen)) {
     const Tensor own = *original_.graph->Initializer(frozen);
@@ -382,6 +412,7 @@ Status TrainingSession::SetParameter(const std::string& name, const Tensor& valu
 }
 
 Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
+  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
   parameters_.Replace(i, std::move(value));
   bound_ = true;

@@ -14,6 +14,7 @@
 #define CAESURA_TRAINING_TRAINING_SESSION_H_
 
 #include <atomic>
+#include <climits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -77,14 +78,40 @@ class TrainingSession {
   Result<double> Accumulate(const NamedValues& feeds,
                             std::vector<ExecutionObserver*> observers = {});
 
-  // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes.
+  // --- a step that waits in its middle ---
+  // From any thread and from signal handlers: true suspends the step that runs now, and each one
+  // from here on, before its next node. Step, Accumulate or ResumeStep then fails with kSuspended,
+  // and the step waits: nothing is lost. False: steps run again.
+  void set_suspend(bool suspend) { *suspend_ = suspend; }
+  bool suspend() const { return *suspend_; }
+  // Suspends the next step, or the rest of the one that waits, before step `i` of its plan
+  // (StepPlan).
+  void SuspendAt(int i) { suspend_at_ = i; }
+  // A step waits. No other one begins and no parameter is set before ResumeStep or DropStep. Save
+  // writes the step too, and Restore takes it up, in another process if need be: there ResumeStep
+  // ends it with the same bits, unless threads or providers are others (StepDifferences).
+  bool suspended() const { return waiting_.run != nullptr; }
+  // Goes on with the step that waits, to its end: returns what Step would have returned.
+  Result<double> ResumeStep(std::vector<ExecutionObserver*> observers = {});
+  // Gives up the step that waits. Fails, as a step does that fails in the middle of its updates,
+  // where it has begun to write to parameters.
+  Status DropStep();
+  // How the step that waits may round otherwise than in the session that began it; empty: not.
+  const std::vector<std::string>& StepDifferences() const { return waiting_.differences; }
+
+  // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes. Fails
+  // with kSuspended, as Predict does, where it is suspended (set_suspend): call it again then.
   Result<Evaluation> Evaluate(const NamedValues& feeds);
   // Forward in evaluation mode; the feeds are the model's inputs alone.
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
 
+  // Micro-steps since the last update.
+  int64_t accumulated() const;
   // Updates done so far, and the learning rate of the next one.
   int64_t updates() const { return updates_; }
   double learning_rate() const;
+  // The mean loss of the micro-steps of the last update, done or skipped.
+  double update_loss() const { return update_loss_; }
   // Of the loss: 1 but for StepOptions::precision float16.
   double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
   // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
@@ -128,9 +155,9 @@ class TrainingSession {
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
-  // Parameters, statistics, frozen values that were set, optimizer state, schedule position and
-  // random counters; see training/checkpoint.h for what a crash leaves behind. `properties` are the
-  // caller's own (a sampler's position).
+  // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
+  // random counters, and the step that waits; see training/checkpoint.h for what a crash leaves
+  // behind. `properties` are the caller's own (a sampler's position).
   Status Save(const std::string& path,
               std::map<std::string, Checkpoint::Property> properties = {}) const;
   // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does
@@ -178,8 +205,9 @@ class TrainingSession {
   const NamedValues& ProgramFeeds();
   Result<double> RunStep(bool updates, const NamedValues& feeds,
                          std::vector<ExecutionObserver*> observers);
-  // Micro-steps since the last update.
-  int64_t accumulated() const;
+  // What becomes of the session when a run of a step is over, or waits.
+  Result<double> EndRun(bool updates, RunResult result);
+  Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
   Status UpdateLossScale(bool gradients_finite);
   RunOptions MakeRun(uint64_t step);
 
@@ -200,11 +228,20 @@ class TrainingSession {
   NamedValues program_feeds_;  // scalars whose values each step sets
   GradScaler scaler_;
   const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
+  int suspend_at_ = INT_MAX;
+  struct WaitingStep {
+    std::unique_ptr<SuspendedRun> run;  // null: no step waits
+    bool updates = false;
+    std::vector<std::string> differences;
+  };
+  WaitingStep waiting_;
   double learning_rate_ = 0;
   int64_t updates_ = 0;
   int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
   std::optional<uint64_t> next_seed_;
   TrainingCurves curves_;
+  double update_loss_ = 0;
   double loss_sum_ = 0;  // of the micro-steps since the last update
   int64_t losses_ = 0;
   int64_t accumulated_ =

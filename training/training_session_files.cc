@@ -18,6 +18,9 @@ constexpr char kAccumulated[] = "session.accumulated";  // where the caller deci
 constexpr char kSeed[] = "session.seed";
 constexpr char kLossScale[] = "session.loss_scale";  // these two where the loss is scaled
 constexpr char kGoodSteps[] = "session.good_steps";
+constexpr char kLossSum[] = "session.loss_sum";  // these two between the micro-steps of an update
+constexpr char kLosses[] = "session.losses";
+constexpr char kWaitingUpdates[] = "session.waiting_updates";  // whether the step that waits does
 constexpr char kCallerPrefix[] = "caller.";
 
 }  // namespace
@@ -46,9 +49,26 @@ Status TrainingSession::Save(const std::string& path,
     checkpoint.properties[kLossScale] = static_cast<double>(scaler_.scale());
     checkpoint.properties[kGoodSteps] = scaler_.good_steps();
   }
+  if (losses_ > 0) {
+    checkpoint.properties[kLossSum] = loss_sum_;
+    checkpoint.properties[kLosses] = losses_;
+  }
+  if (suspended()) {
+    checkpoint.properties[kWaitingUpdates] = int64_t{waiting_.updates};
+    ASSIGN_OR_RETURN(checkpoint.step, waiting_.run->Capture());
+  }
   return SaveCheckpoint(checkpoint, path);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was saved");
+}
+
+// The step on this session's programs, waiting.
+Result<std::unique_ptr<SuspendedRun>> TrainingSession::TakeUp(const StateSnapshot& step,
+                                                              bool updates) {
+  RETURN_IF_ERROR(Refresh());
+  return (updates ? *update_ : *accumulate_)
+      .Restore(step, MakeRun(0),
+               /*writes_parameters=*/true);
 }
 
 Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
@@ -67,6 +87,12 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   if (options_.step.scales_loss()) {
     ASSIGN_OR_RETURN(loss_scale, checkpoint.Get<double>(kLossScale));
     ASSIGN_OR_RETURN(good_steps, checkpoint.Get<int64_t>(kGoodSteps));
+  }
+  double loss_sum = 0;
+  int64_t losses = 0;
+  if (checkpoint.properties.count(kLosses)) {
+    ASSIGN_OR_RETURN(loss_sum, checkpoint.Get<double>(kLossSum));
+    ASSIGN_OR_RETURN(losses, checkpoint.Get<int64_t>(kLosses));
   }
   // Everything is compared before anything is written.
   std::vector<const Tensor*> found;
@@ -97,6 +123,13 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   }
   if (!wrong.empty())
     return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
+  WaitingStep waiting;
+  if (checkpoint.step) {
+    ASSIGN_OR_RETURN(const int64_t is_update, checkpoint.Get<int64_t>(kWaitingUpdates));
+    waiting.updates = is_update != 0;
+    RETURN_IF_ERROR(TakeUp(*checkpoint.step, waiting.updates).status());  // whether it fits
+  }
+  waiting_ = {};
   std::map<std::string, Checkpoint::Property> properties;
   const std::string prefix = kCallerPrefix;
   for (const auto& [name, property] : checkpoint.properties) {
@@ -120,8 +153,13 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
   parameters_inconsistent_ = false;
   curves_.Clear();  // they are of another run
-  loss_sum_ = 0;
-  losses_ = 0;
+  loss_sum_ = loss_sum;
+  losses_ = losses;
+  if (checkpoint.step) {  // with the parameters that are there now
+    ASSIGN_OR_RETURN(waiting.run, TakeUp(*checkpoint.step, waiting.updates));
+    waiting.differences = DescribeDifferences(*checkpoint.step, waiting.run->started.state->plan());
+  }
+  waiting_ = std::move(waiting);
   return properties;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was restored");

@@ -32,6 +32,7 @@ const char* StatusCodeName(StatusCode code) {
     case StatusCode::kProviderFailure: return "PROVIDER_FAILURE";
     case StatusCode::kIoError: return "IO_ERROR";
     case StatusCode::kCancelled: return "CANCELLED";
+    case StatusCode::kSuspended: return "SUSPENDED";
     case StatusCode::kInternal: return "INTERNAL";
   }
   return "UNKNOWN";
@@ -85,6 +86,7 @@ Status ProviderFailure(std::string message) {
 }
 Status IoError(std::string message) { return {StatusCode::kIoError, std::move(message)}; }
 Status Cancelled(std::string message) { return {StatusCode::kCancelled, std::move(message)}; }
+Status Suspended(std::string message) { return {StatusCode::kSuspended, std::move(message)}; }
 Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
 
 void ThrowStatus(const Status& status) {

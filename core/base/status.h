@@ -29,6 +29,7 @@ enum class StatusCode {
   kIoError,          // the file system refused
   kCancelled,        // the user asked to stop
   kInternal,         // our own invariant broke: a bug
+  kSuspended,        // the user asked to pause: nothing is lost, the run waits to go on
 };
 
 // "INVALID_MODEL" and so on.
@@ -80,6 +81,7 @@ Status OutOfMemory(std::string message);
 Status ProviderFailure(std::string message);
 Status IoError(std::string message);
 Status Cancelled(std::string message);
+Status Suspended(std::string message);
 Status Internal(std::string message);
 
 // Throws std::runtime_error with the text (bad_alloc for kOutOfMemory): the only throw here,

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/execute/parameter_set.h"
+#include "core/execute/state_snapshot.h"
 #include "core/execute/value_cache.h"
 #include "core/kernels/kernel_context.h"
 #include "core/plan/execution_plan.h"
@@ -49,8 +50,11 @@ struct RunOptions {
   std::vector<Tensor> fetch_buffers = {};
   // Some buffer is also a feed: it is written when all else of the run has succeeded, by a copy.
   bool buffers_on_feeds = false;
-  // Sessions end a run with kCancelled soon after it becomes true; null: never.
+  // The run ends with kCancelled before its next step, in bodies too, once this is true; but not
+  // once it has written to a parameter, as half of an update is of no use. Null: never.
   std::shared_ptr<const std::atomic<bool>> cancel = nullptr;
+  // The run stops before its next step once this is true, and can go on from there. Null: never.
+  std::shared_ptr<const std::atomic<bool>> suspend = nullptr;
 };
 
 class ExecutionState : public KernelHost {
@@ -69,6 +73,10 @@ class ExecutionState : public KernelHost {
   const ExecutionPlan& plan() const { return *plan_; }
   Phase phase() const { return phase_; }
   const RunOptions& options() const { return options_; }
+  // Who watches the rest of a run that waits.
+  void set_observers(std::vector<ExecutionObserver*> observers) {
+    options_.observers = std::move(observers);
+  }
   // The next step to execute.
   int program_counter() const { return pc_; }
 
@@ -90,10 +98,24 @@ class ExecutionState : public KernelHost {
   // kYielded.
   Result<std::unique_ptr<ExecutionState>> Clone() const;
 
+  // What later steps read, as data on the host (state_snapshot.h); tensors may be views of the
+  // state's memory, valid until it runs on. REQUIRES: kReady or kYielded.
+  Result<StateSnapshot> Capture() const;
+  // Goes on where the snapshot was captured, in the place of a Start; seed, step and tag are the
+  // snapshot's. `options.parameters` hold what the captured run's held. The plan is of the same
+  // graph and feeds; threads and providers may be others (DescribeDifferences). Fails with
+  // kInvalidArgument, naming the first thing that does not fit; then phase() is kIdle.
+  Status Restore(const StateSnapshot& snapshot, RunOptions options);
+
   // Moves the arena and the fetches to fresh memory, copying what is alive and filling all else,
   // there and in the old place, with `poison`; forgets the addresses of what no later step reads.
   // For tests that show that nothing reads dead bytes. REQUIRES: kReady or kYielded.
   Status Relocate(uint8_t poison);
+
+  // Copies the feeds, so that their owner may change them while the run waits.
+  // REQUIRES: kReady or kYielded.
+  Status OwnFeeds();
+  const std::vector<RuntimeValue>& feeds() const { return feeds_; }
 
   // Drops everything that the run holds; the arena is kept for the next Start.
   void Cancel();
@@ -140,6 +162,16 @@ class ExecutionState : public KernelHost {
   Status Poison(int device, void* data, size_t bytes, uint8_t poison) const;
   void SetDynamic(uint32_t value_id, RuntimeValue value);
   void Release(const Step& step);
+  // state_snapshot.cc
+  bool IsWritten(int parameter) const;
+  // The value id that dynamic_ holds it by: a resume value for all views of it.
+  uint32_t HolderOf(uint32_t id) const;
+  bool IsAwaited(uint32_t id) const;
+  Status FindPosition(const StateSnapshot& snapshot);
+  Status RestoreRun(const StateSnapshot& snapshot, RunOptions options);
+  Status RestoreFeed(int feed, const StateSnapshot::Feed& given);
+  Status RestoreValue(uint32_t id, const StateSnapshot::Value& given);
+  Status PlaceValue(uint32_t id, const Tensor& given);
   // state_handover.cc: what crosses the border to the caller
   Result<RuntimeValue> HandOut(const Yield::Item& item, int fetch);
   Status HandOutYield();

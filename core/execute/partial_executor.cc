@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 #include "core/execute/execution_observer.h"
 #include "core/execute/run_cancel.h"
@@ -10,6 +11,16 @@
 #include "core/plan/node_error.h"
 
 namespace caesura {
+namespace {
+
+constexpr char kCancelled[] = "the run was ended by its caller";
+
+bool IsCancelled(const ExecutionState& state) {
+  const std::atomic<bool>* cancel = state.options().cancel.get();
+  return cancel != nullptr && *cancel && !HasWritten(state);
+}
+
+}  // namespace
 
 // Runs every kind of step except a prepared kernel.
 Status PartialExecutor::RunNonComputeStep(ExecutionState& state, const Step& step) {
@@ -45,11 +56,15 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
   return status;
 }
 
-template <bool observed>
+// `observed`: somebody watches the steps. `polled`: somebody may end or suspend the run.
+template <bool observed, bool polled>
 Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try {
   const std::vector<Step>& steps = state.plan_->steps();
+  const std::atomic<bool>* suspend = state.options_.suspend.get();
   for (; state.pc_ < end; ++state.pc_) {
     const int pc = state.pc_;
+    if (polled && IsCancelled(state)) return Cancelled(kCancelled);
+    if (polled && suspend != nullptr && *suspend) return RunOutcome::kStopped;
     const Step& step = steps[pc];
     const Status status = observed ? RunObserved(state, step, pc) : RunStep(state, step);
     if (!status.ok()) return AtNode(status, *step.node, step.provider->name());
@@ -79,27 +94,18 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   }
   const ExecutionPlan& plan = *state.plan_;
   const int end = std::clamp(limit, 0, static_cast<int>(plan.steps().size()));
-  // Ends soon after the caller wants it, in bodies too. Once a parameter has been written the run
-  // goes on to its end, as half of an update is of no use.
-  const auto run = [&]<bool observed>() -> Result<RunOutcome> {
-    constexpr int kStepsBetweenLooks = 16;
-    const std::atomic<bool>* cancel = state.options_.cancel.get();
-    if (cancel == nullptr) return RunSteps<observed>(state, end);
-    const RunCancel scope(state.options_.cancel);
-    while (!*cancel || HasWritten(state)) {
-      Result<RunOutcome> outcome =
-          RunSteps<observed>(state, std::min(end, state.pc_ + kStepsBetweenLooks));
-      if (!outcome.ok() || *outcome != RunOutcome::kStopped || state.pc_ == end) return outcome;
-    }
-    return Cancelled("the run was ended by its caller");
-  };
-  if (state.options_.observers.empty() && state.options_.undo == nullptr) {
-    Result<RunOutcome> outcome = run.template operator()<false>();
-    if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
-    return outcome;
+  const bool observed = !state.options_.observers.empty() || state.options_.undo != nullptr;
+  const bool polled = state.options_.cancel != nullptr || state.options_.suspend != nullptr;
+  if (IsCancelled(state)) {  // also of a plan without steps, as bodies may be
+    state.phase_ = ExecutionState::Phase::kFailed;
+    return Cancelled(kCancelled);
   }
+  std::optional<RunCancel> scope;
+  if (state.options_.cancel != nullptr) scope.emplace(state.options_.cancel);
+  const auto run = observed ? (polled ? RunSteps<true, true> : RunSteps<true, false>)
+                            : (polled ? RunSteps<false, true> : RunSteps<false, false>);
   for (ExecutionObserver* observer : state.options_.observers) observer->OnEnter(plan, state);
-  Result<RunOutcome> outcome = run.template operator()<true>();
+  Result<RunOutcome> outcome = run(state, end);
   if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
   for (ExecutionObserver* observer : state.options_.observers)
     observer->OnLeave(plan, state, outcome.status());

@@ -12,7 +12,7 @@ namespace caesura {
 
 enum class RunOutcome {
   kYielded,   // state.TakeYielded() has values; go on with state.Resume() and Run()
-  kStopped,   // the limit was reached; go on with Run()
+  kStopped,   // before the limit, or suspended (RunOptions::suspend); go on with Run()
   kFinished,  // state.TakeFetches() has the graph's outputs
 };
 
@@ -24,7 +24,7 @@ class PartialExecutor {
   static Result<RunOutcome> Run(ExecutionState& state, int limit = INT_MAX);
 
  private:
-  template <bool observed>
+  template <bool observed, bool polled>
   static Result<RunOutcome> RunSteps(ExecutionState& state, int end);
   static Status RunObserved(ExecutionState& state, const Step& step, int pc);
   static Status RunStep(ExecutionState& state, const Step& step);

@@ -46,6 +46,23 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
   return OutOfMemory("memory ran out while a run was copied");
 }
 
+Status ExecutionState::OwnFeeds() {
+  std::vector<RuntimeValue> own = feeds_;
+  for (RuntimeValue& feed : own) {
+    if (!feed.is_tensor()) continue;  // sequences and maps are immutable
+    ASSIGN_OR_RETURN(Tensor copy, CopyOf(feed.tensor()));
+    feed = std::move(copy);
+  }
+  RETURN_IF_ERROR(WaitForDevices());
+  for (size_t i = 0; i < own.size(); ++i) {
+    const uint32_t id = plan_->feed_values()[i];
+    if (id != 0 && own[i].is_tensor())
+      addresses_[plan_->values()[id].buffer] = own[i].tensor().raw();
+  }
+  feeds_ = std::move(own);
+  return {};
+}
+
 // Fills memory of a device with one byte.
 Status ExecutionState::Poison(int device, void* data, size_t bytes, uint8_t poison) const {
   const std::vector<uint8_t> filled(device == 0 ? 0 : bytes, poison);

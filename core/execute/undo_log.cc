@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/execute/execution_state.h"
+#include "core/execute/parameter_writes.h"
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {
@@ -28,21 +29,14 @@ int LastStepAtRisk(const ExecutionPlan& plan) {
 
 UndoLog::UndoLog(const ExecutionPlan& plan) : last_(LastStepAtRisk(plan)) {}
 
-void UndoLog::KeepOutputs(const ExecutionState& state, int index) {
-  const ExecutionPlan& plan = state.plan();
-  const Step& step = plan.steps()[index];
-  const uint32_t* ids = plan.arguments().data() + step.first_argument;
-  // An update whose shapes are known only at run time writes to some of its inputs.
-  const bool late = step.kind == Step::Kind::kDynamic && step.node->phase() == Phase::kOptimizer;
-  for (uint32_t i = late ? 0 : step.input_count; i < step.input_count + step.output_count; ++i) {
-    const PlannedBuffer& buffer = plan.buffers()[ids[i]];
-    if (buffer.kind != PlannedBuffer::Kind::kParameter) continue;
-    auto [it, fresh] = kept_.try_emplace(buffer.index);
-    if (!fresh) continue;
-    const Tensor& tensor = state.options().parameters->tensor(buffer.index);
+void UndoLog::KeepOutputs(const ExecutionState& state, int step) {
+  ForEachWrittenParameter(state.plan(), step, [&](int parameter) {
+    auto [it, fresh] = kept_.try_emplace(parameter);
+    if (!fresh) return;
+    const Tensor& tensor = state.options().parameters->tensor(parameter);
     const char* bytes = static_cast<const char*>(tensor.raw());
     it->second.assign(bytes, bytes + tensor.bytes());
-  }
+  });
 }
 
 bool UndoLog::Undo(const ExecutionState& state) const {

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "core/base/status_macros.h"
-#include "core/execute/partial_executor.h"
 #include "core/execute/run_cancel.h"
 #include "core/execute/undo_log.h"
 #include "core/plan/function_expansion.h"
@@ -79,9 +78,22 @@ Result<StartedRun> PreparedGraph::Start(const SharedPlan& plan, std::vector<Runt
   return run;
 }
 
-Result<std::vector<RuntimeValue>> PreparedGraph::RunToEnd(StartedRun run,
-                                                          ParameterState* parameters) {
+Result<StartedRun> PreparedGraph::Restore(const SharedPlan& plan, const StateSnapshot& snapshot,
+                                          RunOptions options) {
+  StartedRun run{CacheOf(plan), states_.Borrow(plan)};
+  options.cache = run.cache.get();
+  RETURN_IF_ERROR(run.state->Restore(snapshot, std::move(options)));
+  return run;
+}
+
+Result<std::vector<RuntimeValue>> PreparedGraph::RunToEnd(StartedRun run) {
   const Result<RunOutcome> outcome = PartialExecutor::Run(*run.state);
+  return EndRun(std::move(run), outcome);
+}
+
+Result<std::vector<RuntimeValue>> PreparedGraph::EndRun(StartedRun run,
+                                                        const Result<RunOutcome>& outcome,
+                                                        ParameterState* parameters) {
   if (parameters != nullptr) *parameters = StateAfter(*run.state, outcome.ok());
   std::vector<RuntimeValue> results = run.state->TakeFetches();
   Return(std::move(run));

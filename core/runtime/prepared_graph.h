@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/custom_ops/custom_op.h"
+#include "core/execute/partial_executor.h"
 #include "core/graph/pass.h"
 #include "core/runtime/plan_cache.h"
 #include "core/runtime/provider_fallback.h"
@@ -68,9 +69,16 @@ class PreparedGraph {
   // the run itself changes them meanwhile.
   Result<StartedRun> Start(const SharedPlan& plan, std::vector<RuntimeValue> feeds,
                            RunOptions options);
-  // Runs to the end; gives the graph's outputs, and the run back. Undoes a run that has failed
-  // where it has a log (RunOptions::undo). `parameters`, where given, tells what became of them.
-  Result<std::vector<RuntimeValue>> RunToEnd(StartedRun run, ParameterState* parameters = nullptr);
+  // The same from a snapshot on (ExecutionState::Restore).
+  Result<StartedRun> Restore(const SharedPlan& plan, const StateSnapshot& snapshot,
+                             RunOptions options);
+  // Runs to the end; gives the graph's outputs, and the run back.
+  Result<std::vector<RuntimeValue>> RunToEnd(StartedRun run);
+  // What RunToEnd does after the run, for those who have run it themselves: it is over, with this
+  // outcome. Undoes a run that has failed where it has a log (RunOptions::undo). `parameters`,
+  // where given, tells what became of them.
+  Result<std::vector<RuntimeValue>> EndRun(StartedRun run, const Result<RunOutcome>& outcome,
+                                           ParameterState* parameters = nullptr);
   // Drops what the run holds and keeps its memory for the next one.
   void Return(StartedRun run) { states_.Return(std::move(run.state)); }
 

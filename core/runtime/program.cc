@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/runtime/program.h"
 
+#include <algorithm>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
-#include "core/execute/undo_log.h"
 #include "core/profile/run_recorder.h"
 
 namespace caesura {
@@ -104,25 +103,53 @@ Result<SharedPlan> Program::Plan(const std::vector<RuntimeValue>& feeds,
   return found;
 }
 
-Status Program::RunOnce(PreparedGraph& graph, const SharedPlan& plan,
-                        std::vector<RuntimeValue> feeds, RunOptions options, bool keeps,
-                        RunResult* result) {
-  std::optional<UndoLog> undo;
-  if (keeps) options.undo = &undo.emplace(*plan);
+Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
+                        bool may_retry, RunResult* result) {
+  SuspendedRun run{.on = on};
+  if (request.writes_parameters && may_retry) {
+    run.undo = std::make_unique<UndoLog>(*plan);
+    request.options.undo = run.undo.get();
+  }
   const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
-  if (recorder != nullptr) options.observers.push_back(recorder.get());
-  ASSIGN_OR_RETURN(StartedRun run, graph.Start(plan, std::move(feeds), std::move(options)));
-  ASSIGN_OR_RETURN(result->values, graph.RunToEnd(std::move(run), &result->parameters));
+  if (recorder != nullptr) request.options.observers.push_back(recorder.get());
+  const int suspend_at = request.suspend_at;
+  if (may_retry) {
+    run.request = request;
+    run.request->suspend_at = INT_MAX;
+  }
+  ASSIGN_OR_RETURN(run.started,
+                   on.graph->Start(plan, std::move(request.feeds), std::move(request.options)));
+  return Continue(std::move(run), suspend_at, result);
+}
+
+Status Program::Continue(SuspendedRun run, int suspend_at, RunResult* result) {
+  ExecutionState& state = *run.started.state;
+  const Result<RunOutcome> outcome = PartialExecutor::Run(state, suspend_at);
+  const bool stopped = outcome.ok() && *outcome == RunOutcome::kStopped;
+  const Status owned = stopped ? state.OwnFeeds() : Status();
+  if (stopped && owned.ok()) {
+    state.set_observers({});
+    if (run.request) {
+      run.request->feeds = state.feeds();
+      run.request->options.observers.clear();
+    }
+    const std::string place = std::to_string(state.program_counter()) + " of " +
+                              std::to_string(state.plan().steps().size());
+    result->suspended = std::make_unique<SuspendedRun>(std::move(run));
+    return Suspended("the run waits before step " + place);
+  }
+  const std::shared_ptr<PreparedGraph> graph = run.on.graph;
+  ASSIGN_OR_RETURN(result->values, graph->EndRun(std::move(run.started),
+                                                 owned.ok() ? outcome : Result<RunOutcome>(owned),
+                                                 &result->parameters));
   return {};
 }
 
 RunResult Program::Run(RunRequest request) {
   const bool may_retry = fallback_->can_fall_back();  // feeds and options may be needed twice
-  const bool keeps = request.writes_parameters && may_retry;
   RunResult result;
   const auto run = [&](const VersionedGraph& on, const SharedPlan& plan) {
-    return RunOnce(*on.graph, plan, may_retry ? request.feeds : std::move(request.feeds),
-                   may_retry ? request.options : std::move(request.options), keeps, &result);
+    return RunOnce(on, plan, may_retry ? request : std::move(request), may_retry, &result);
   };
   // Lack of memory is the run's status, so that the caller learns what became of the parameters.
   try {
@@ -133,15 +160,71 @@ RunResult Program::Run(RunRequest request) {
   return result;
 }
 
+RunResult Program::Resume(std::unique_ptr<SuspendedRun> run,
+                          std::vector<ExecutionObserver*> observers, int suspend_at) {
+  RunResult result;
+  std::optional<RunRequest> again = run->request;
+  if (again) again->options.observers = observers;
+  const int generation = run->on.generation;
+  try {
+    const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
+    if (recorder != nullptr) observers.push_back(recorder.get());
+    run->started.state->set_observers(std::move(observers));
+    result.status = Continue(std::move(*run), suspend_at, &result);
+  } catch (const std::bad_alloc&) {
+    result.status = OutOfMemory("memory ran out in a run");
+  }
+  if (result.status.ok()) fallback_->CountRun();
+  const bool failed = !result.status.ok() && result.suspended == nullptr;
+  if (!failed || !again) return result;
+  const Status switched =
+      SwitchProviders(generation, result.status, FallbackPhase::kRun, &again->feeds, again->plan);
+  if (switched.ok()) return Run(*std::move(again));
+  result.status = switched;
+  return result;
+}
+
+ParameterState Program::Drop(std::unique_ptr<SuspendedRun> run) {
+  ParameterState parameters = ParameterState::kUnchanged;
+  const std::shared_ptr<PreparedGraph> graph = run->on.graph;
+  static_cast<void>(
+      graph->EndRun(std::move(run->started), Cancelled("the run was given up"), &parameters));
+  return parameters;
+}
+
+Result<std::unique_ptr<SuspendedRun>> Program::Restore(const StateSnapshot& snapshot,
+                                                       RunOptions options, bool writes_parameters) {
+  std::vector<RuntimeValue> feeds;
+  PlanRequest request;
+  for (const StateSnapshot::Feed& feed : snapshot.feeds) {
+    const FeedSpec& spec = feed.spec;
+    request.known.push_back(spec);
+    feeds.push_back(feed.value.has_value() ? feed.value : RuntimeValue(spec.value));
+    if (feeds.back().has_value()) continue;
+    // Only planning looks at what stands for feeds that no later step reads.
+    if (!spec.is_tensor) feeds.back() = RuntimeValue::Sequence({});
+    if (!spec.is_tensor || spec.dtype == DType::kUndefined) continue;
+    ASSIGN_OR_RETURN(feeds.back(), Tensor::Allocate(spec.dtype, spec.shape));
+  }
+  auto run = std::make_unique<SuspendedRun>();
+  ASSIGN_OR_RETURN(run->on, Current());
+  ASSIGN_OR_RETURN(const SharedPlan plan, run->on.graph->Plan(feeds, request));
+  const bool has_written = std::any_of(snapshot.parameters.begin(), snapshot.parameters.end(),
+                                       [](const auto& p) { return p.written; });
+  if (writes_parameters && !has_written && fallback_->can_fall_back()) {
+    run->undo = std::make_unique<UndoLog>(*plan);
+    options.undo = run->undo.get();
+  }
+  ASSIGN_OR_RETURN(run->started, run->on.graph->Restore(plan, snapshot, std::move(options)));
+  return run;
+}
+
 // --- a run that stops at its yield ---
 
-Result<YieldedRun> Program::RunToYield(std::vector<RuntimeValue> feeds, RunOptions options) {
-  YieldedRun out;
+Result<SuspendedRun> Program::RunToYield(std::vector<RuntimeValue> feeds, RunOptions options) {
+  SuspendedRun out;
   const bool may_retry = fallback_->can_fall_back();
-  if (may_retry) {
-    out.feeds = feeds;
-    out.options = options;
-  }
+  if (may_retry) out.request = RunRequest{.feeds = feeds, .options = options};
   const auto run = [&](const VersionedGraph& on, const SharedPlan& plan) -> Status {
     out.on = on;
     ASSIGN_OR_RETURN(out.started, on.graph->Start(plan, may_retry ? feeds : std::move(feeds),
@@ -156,8 +239,8 @@ Result<YieldedRun> Program::RunToYield(std::vector<RuntimeValue> feeds, RunOptio
 
 namespace {
 
-Result<std::vector<RuntimeValue>> RunBackwardOnce(YieldedRun& run, std::vector<RuntimeValue> values,
-                                                  bool keep) {
+Result<std::vector<RuntimeValue>> RunBackwardOnce(SuspendedRun& run,
+                                                  std::vector<RuntimeValue> values, bool keep) {
   StartedRun second{run.started.cache, nullptr};
   if (keep) {
     ASSIGN_OR_RETURN(second.state, run.started.state->Clone());
@@ -175,15 +258,16 @@ Result<std::vector<RuntimeValue>> RunBackwardOnce(YieldedRun& run, std::vector<R
 
 }  // namespace
 
-Result<std::vector<RuntimeValue>> Program::RunBackward(YieldedRun& run,
+Result<std::vector<RuntimeValue>> Program::RunBackward(SuspendedRun& run,
                                                        const std::vector<RuntimeValue>& values,
                                                        bool keep) {
   auto results = RunBackwardOnce(run, values, keep);
-  if (results.ok()) return results;
-  RETURN_IF_ERROR(SwitchProviders(run.on.generation, results.status(), FallbackPhase::kRun,
-                                  &run.feeds, PlanRequest()));
+  if (results.ok() || !run.request) return results;
+  const std::vector<RuntimeValue>& feeds = run.request->feeds;
+  RETURN_IF_ERROR(SwitchProviders(run.on.generation, results.status(), FallbackPhase::kRun, &feeds,
+                                  PlanRequest()));
   // The new graph comes to the yield by itself; what it hands out there has been handed out before.
-  ASSIGN_OR_RETURN(YieldedRun again, RunToYield(run.feeds, run.options));
+  ASSIGN_OR_RETURN(SuspendedRun again, RunToYield(feeds, run.request->options));
   Return(std::exchange(run, std::move(again)));
   results = RunBackwardOnce(run, values, keep);
   return results.ok() ? std::move(results) : fallback_->DescribeRetryFailure(results.status());

@@ -5,10 +5,13 @@
 #ifndef CAESURA_CORE_RUNTIME_PROGRAM_H_
 #define CAESURA_CORE_RUNTIME_PROGRAM_H_
 
+#include <climits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "core/execute/undo_log.h"
 #include "core/runtime/feeds.h"
 #include "core/runtime/prepared_graph.h"
 #include "core/runtime/provider_fallback.h"
@@ -30,27 +33,33 @@ struct RunRequest {
   // The run may write to options.parameters: where a provider may fail, what it overwrites is kept
   // until the run has ended.
   bool writes_parameters = false;
+  int suspend_at = INT_MAX;  // the run is suspended before this step of its plan
+};
+
+// A run that waits: at the graph's yield, or before a step.
+struct SuspendedRun {
+  VersionedGraph on;
+  StartedRun started;
+  // To do the run again where the providers fail; nothing where that is not possible.
+  std::optional<RunRequest> request = std::nullopt;
+  std::unique_ptr<UndoLog> undo;
+
+  // What it takes to go on in another process. REQUIRES: the run waits.
+  Result<StateSnapshot> Capture() const { return started.state->Capture(); }
 };
 
 struct RunResult {
+  // kSuspended: `suspended` has the run.
   Status status = {};
   std::vector<RuntimeValue> values = {};  // the graph's outputs, where status is ok
   ParameterState parameters = ParameterState::kUnchanged;
+  std::unique_ptr<SuspendedRun> suspended = nullptr;
 
   // The run has failed, and the parameters are not as they were before it.
   bool left_parameters_changed() const {
     return !status.ok() && (parameters == ParameterState::kCommitted ||
                             parameters == ParameterState::kInconsistent);
   }
-};
-
-// A run that waits at the graph's yield.
-struct YieldedRun {
-  VersionedGraph on;
-  StartedRun started;
-  // To do it again where the providers fail; empty where none can.
-  std::vector<RuntimeValue> feeds;
-  RunOptions options;
 };
 
 // A run whose provider fails is done again on the session's default providers, with the parameters
@@ -71,16 +80,29 @@ class Program {
   const Graph& graph() const { return *model_->graph; }
   // The plan that a run on such feeds gets.
   Result<SharedPlan> Plan(const std::vector<RuntimeValue>& feeds, const PlanRequest& request = {});
-  // `options.parameters` outlive the run, and only the run itself changes them meanwhile.
+  // `options.parameters` outlive the run, and only the run itself changes them meanwhile. A run
+  // that is suspended (RunOptions::suspend, RunRequest::suspend_at) keeps copies of its feeds and
+  // forgets its observers.
   RunResult Run(RunRequest request);
+  // Goes on with a suspended run, on the providers that it was begun on.
+  RunResult Resume(std::unique_ptr<SuspendedRun> run, std::vector<ExecutionObserver*> observers,
+                   int suspend_at = INT_MAX);
+  // Gives a suspended run up, and undoes what it has written where it has a log of it.
+  static ParameterState Drop(std::unique_ptr<SuspendedRun> run);
+  // The run of a snapshot, perhaps of another process. `options` as Run takes them; their
+  // parameters hold what the captured run's held. It is not done again where its provider fails, as
+  // it has no feeds; nor is undone what it has written before the snapshot. Fails with
+  // kInvalidArgument, naming the first thing that does not fit.
+  Result<std::unique_ptr<SuspendedRun>> Restore(const StateSnapshot& snapshot, RunOptions options,
+                                                bool writes_parameters);
 
   // A run up to the graph's only yield, which has handed out its values: state->TakeYielded().
-  Result<YieldedRun> RunToYield(std::vector<RuntimeValue> feeds, RunOptions options);
+  Result<SuspendedRun> RunToYield(std::vector<RuntimeValue> feeds, RunOptions options);
   // Goes on with what the yield takes in, to the graph's outputs. With `keep` the run still waits
   // at its yield afterwards; also where `values` are refused.
-  Result<std::vector<RuntimeValue>> RunBackward(YieldedRun& run,
+  Result<std::vector<RuntimeValue>> RunBackward(SuspendedRun& run,
                                                 const std::vector<RuntimeValue>& values, bool keep);
-  static void Return(YieldedRun run) { run.on.graph->Return(std::move(run.started)); }
+  static void Return(SuspendedRun run) { run.on.graph->Return(std::move(run.started)); }
 
  private:
   Program(Model source, std::shared_ptr<ProviderFallback> fallback, PreparedGraphOptions options)
@@ -98,9 +120,10 @@ class Program {
   // for; null: of none.
   Status SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
                          const std::vector<RuntimeValue>* feeds, const PlanRequest& request);
-  static Status RunOnce(PreparedGraph& graph, const SharedPlan& plan,
-                        std::vector<RuntimeValue> feeds, RunOptions options, bool keeps,
-                        RunResult* result);
+  static Status RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
+                        bool may_retry, RunResult* result);
+  // Runs on to the end, or until the run is suspended.
+  static Status Continue(SuspendedRun run, int suspend_at, RunResult* result);
 
   const std::shared_ptr<ProviderFallback> fallback_;
   const PreparedGraphOptions options_;

@@ -33,6 +33,12 @@ const DTypeRow& Row(DType dtype) {
 size_t DTypeSize(DType dtype) { return Row(dtype).size; }
 int DTypeFileBits(DType dtype) { return Row(dtype).file_bits; }
 const char* DTypeName(DType dtype) { return Row(dtype).name; }
+DType DTypeFromName(std::string_view name) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (name == kRows[i].name) return static_cast<DType>(i);
+  }
+  return DType::kUndefined;
+}
 bool IsDifferentiable(DType dtype) { return kFloatTypes.Contains(dtype); }
 
 bool IsFloating(DType dtype) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "core/tensor/small_float.h"
 
@@ -52,6 +53,8 @@ size_t DTypeSize(DType dtype);
 int DTypeFileBits(DType dtype);
 // "float32", "bfloat16", ...
 const char* DTypeName(DType dtype);
+// The dtype of this name; kUndefined where there is none.
+DType DTypeFromName(std::string_view name);
 // float16, bfloat16, float32, float64: what can carry a gradient.
 bool IsDifferentiable(DType dtype);
 // The four above and the 8- and 4-bit floats.

@@ -57,21 +57,40 @@ std::optional<Layout> Reshaped(const Shape& from, const Layout& layout, const Sh
 
 namespace {
 
-// Row by row along the last dim.
-template <size_t kBytes>
-void CopyRows(const char* from, const Shape& shape, const std::vector<int64_t>& strides, char* to) {
+// Row by row along the last dim; `dense` is read where `kToLayout`, and written otherwise.
+template <size_t kBytes, bool kToLayout>
+void CopyRows(char* strided, const Shape& shape, const std::vector<int64_t>& strides, char* dense) {
   const int last = shape.rank() - 1;
   const int64_t row = last < 0 ? 1 : shape[last];
   const int64_t step = last < 0 ? 0 : strides[last] * static_cast<int64_t>(kBytes);
   std::vector<int64_t> index(shape.rank(), 0);
-  for (int64_t left = shape.elements(); left > 0; left -= row, to += row * kBytes) {
-    for (int64_t i = 0; i < row; ++i) std::memcpy(to + i * kBytes, from + i * step, kBytes);
+  for (int64_t left = shape.elements(); left > 0; left -= row, dense += row * kBytes) {
+    for (int64_t i = 0; i < row; ++i) {
+      char* element = strided + i * step;
+      std::memcpy(kToLayout ? element : dense + i * kBytes,
+                  kToLayout ? dense + i * kBytes : element, kBytes);
+    }
     for (int d = last - 1; d >= 0; --d) {
-      from += strides[d] * static_cast<int64_t>(kBytes);
+      strided += strides[d] * static_cast<int64_t>(kBytes);
       if (++index[d] < shape[d]) break;
-      from -= strides[d] * static_cast<int64_t>(kBytes) * shape[d];
+      strided -= strides[d] * static_cast<int64_t>(kBytes) * shape[d];
       index[d] = 0;
     }
+  }
+}
+
+template <bool kToLayout>
+void CopyElements(char* strided, const Shape& shape, const Layout& layout, size_t element_bytes,
+                  char* dense) {
+  const std::vector<int64_t> strides = StridesOf(shape, layout);
+  strided += layout.offset * static_cast<int64_t>(element_bytes);
+  switch (element_bytes) {
+    case 1: return CopyRows<1, kToLayout>(strided, shape, strides, dense);
+    case 2: return CopyRows<2, kToLayout>(strided, shape, strides, dense);
+    case 4: return CopyRows<4, kToLayout>(strided, shape, strides, dense);
+    case 8: return CopyRows<8, kToLayout>(strided, shape, strides, dense);
+    case 16: return CopyRows<16, kToLayout>(strided, shape, strides, dense);
+    default: return;
   }
 }
 
@@ -79,18 +98,14 @@ void CopyRows(const char* from, const Shape& shape, const std::vector<int64_t>& 
 
 void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
                void* to) {
-  const std::vector<int64_t> strides = StridesOf(shape, layout);
-  const char* start =
-      static_cast<const char*>(from) + layout.offset * static_cast<int64_t>(element_bytes);
-  char* target = static_cast<char*>(to);
-  switch (element_bytes) {
-    case 1: return CopyRows<1>(start, shape, strides, target);
-    case 2: return CopyRows<2>(start, shape, strides, target);
-    case 4: return CopyRows<4>(start, shape, strides, target);
-    case 8: return CopyRows<8>(start, shape, strides, target);
-    case 16: return CopyRows<16>(start, shape, strides, target);
-    default: return;
-  }
+  char* strided = const_cast<char*>(static_cast<const char*>(from));  // only read
+  CopyElements<false>(strided, shape, layout, element_bytes, static_cast<char*>(to));
+}
+
+void CopyToLayout(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
+                  void* to) {
+  char* dense = const_cast<char*>(static_cast<const char*>(from));  // only read
+  CopyElements<true>(static_cast<char*>(to), shape, layout, element_bytes, dense);
 }
 
 }  // namespace caesura

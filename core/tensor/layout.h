@@ -42,6 +42,10 @@ std::optional<Layout> Reshaped(const Shape& from, const Layout& layout, const Sh
 void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
                void* to);
 
+// The other way: `from` is in row-major order, the elements at `to` lie as `layout` says.
+void CopyToLayout(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
+                  void* to);
+
 }  // namespace caesura
 
 #endif  // CAESURA_CORE_TENSOR_LAYOUT_H_

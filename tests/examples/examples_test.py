@@ -2,11 +2,13 @@
 """Every example runs as a reader would run it, and its model learns the digits."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -43,6 +45,36 @@ def test_the_notebook_runs(tmp_path):
 @pytest.mark.parametrize("path", [*FOLDER.glob("*.py"), *FOLDER.parent.glob("continue_step/*.cc")], ids=lambda path: path.name)
 def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) <= 60
+
+
+@pytest.mark.skipif(shutil.which("caesura") is None, reason="the caesura command is not on PATH (. build/activate)")
+def test_a_run_that_is_killed_is_the_same_run(tmp_path):
+    printed = run(tmp_path, sys.executable, FOLDER.parent / "preemption" / "killed_run.py", tmp_path / "out")
+    assert re.search(r"killed \d+ times: 900 losses and \d+ tensors are equal, bit for bit", printed)
+    assert (tmp_path / "out" / "killed.png").exists()
+
+
+@pytest.mark.skipif(shutil.which("caesura") is None, reason="the caesura command is not on PATH (. build/activate)")
+def test_a_slurm_job_is_queued_again(tmp_path):
+    """Slurm's commands are stand-ins: one runs what it is given, the other notes that it was called."""
+    run(tmp_path, sys.executable, FOLDER.parent / "digits" / "export_digits.py", tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, text in {"srun": 'exec "$@"', "scontrol": 'echo "$@" >>requeued'}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = ["bash", str(FOLDER.parent / "preemption" / "train.sbatch"), "digits.onnx", "--data", "digits.npz", "--feed",
+           "images=train_images", "--target", "train_labels", "--steps", "150"]
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    for starts in range(1, 20):
+        with subprocess.Popen(job, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            if starts == 1:  # Slurm signals the job's steps, which are children of the script
+                time.sleep(0.7)
+                subprocess.run(["pkill", "-USR1", "-P", str(process.pid)], check=True)
+            _, errors = process.communicate(timeout=120)
+        if process.returncode == 0 and "stopped " not in errors:
+            break
+        assert "in the middle of update" in errors
+    assert starts == 2 and (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
 def test_a_step_leaves_python_and_comes_back(tmp_path):

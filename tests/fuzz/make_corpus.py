@@ -202,12 +202,20 @@ def exchanged_tensors():
     return seeds
 
 
+def snapshot_changes():
+    """A snapshot before each step of fuzz_snapshot.cc's, unchanged, and some with changes drawn at random."""
+    draw = random.Random(5)
+    plain = {f"step{at}": bytes([at]) for at in range(20)}
+    return plain | {f"random{n}": draw.randbytes(draw.randint(4, 60)) for n in range(40)}
+
+
 def main():
     (HERE / "corpus").mkdir(exist_ok=True)
     write("model", node_models(pathlib.Path(sys.argv[1])) | several_ops())
     write("kernels", kernel_inputs())
     write("safetensors", tensor_files())
     write("checkpoint", checkpoints())
+    write("snapshot", snapshot_changes())
     write("npz", arrays())
     write("dlpack", exchanged_tensors())
 

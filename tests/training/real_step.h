@@ -128,6 +128,118 @@ inline RealModel DigitsWithDropout() {
       "on = Cast <to = 9> (train) v, mask = Dropout (u, drop, on)");
 }
 
+// Three layers, no normalisation: nearly all is products.
+inline RealModel Mlp() {
+  RealModel out = MakeRealModel(R"(mlp (float[batch,12] x, float[32,12] w0, float[32] b0,
+      float[32,32] w1, float[32] b1, float[10,32] w2, float[10] b2) => (float[batch,10] scores) {
+    m0 = Gemm <transB = 1> (x, w0, b0)
+    r0 = Relu (m0)
+    m1 = Gemm <transB = 1> (r0, w1, b1)
+    r1 = Tanh (m1)
+    scores = Gemm <transB = 1> (r1, w2, b2)
+  })",
+                                1);
+  out.options.step.loss = Loss::CrossEntropy("labels");
+  out.options.step.optimizer = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+  for (uint32_t i = 0; i < kUpdates; ++i)
+    out.batches.push_back(RandomBatch(i, "x", Shape{6, 12}, false, "labels", Shape{6}, 10));
+  return out;
+}
+
+// A block of a Llama's: RMS norms, rotary positions, two query heads to one of keys, SwiGLU.
+inline RealModel Llama() {
+  RealModel out = MakeRealModel(R"(llama (int64[batch,6] tokens, float[11,16] embedding,
+      float[16] scale_a, float[16,16] wq, float[16,8] wk, float[16,8] wv, float[16,16] wo,
+      float[16] scale_b, float[16,24] gate, float[16,24] up, float[24,16] down,
+      float[16] scale_f, float[16,11] head) => (float[batch,6,11] scores)
+  <int64[4] heads = {0, 6, 4, 4}, int64[4] few = {0, 6, 2, 4}, int64[3] flat = {0, 6, 16},
+   int64[5] spread = {0, 2, 1, 6, 4}, int64[5] twice = {1, 1, 2, 1, 1}, int64[4] many = {0, 4, 6, 4},
+   float two = {2}, float root = {2}, float epsilon = {1e-5}, int64[1] last = {-1}, float low = {-1e30},
+   int64 upper = {1}, int64[2] square = {6, 6},
+   float[6,2] cos = {1, 1, 0.54, 1, -0.42, 1, -0.99, 1, -0.65, 1, 0.28, 1},
+   float[6,2] sin = {0, 0, 0.84, 0.01, 0.91, 0.02, 0.14, 0.03, -0.76, 0.04, -0.96, 0.05}> {
+    x = Gather <axis = 0> (embedding, tokens)
+    s_a = Mul (x, x)
+    m_a = ReduceMean (s_a, last)
+    e_a = Add (m_a, epsilon)
+    r_a = Sqrt (e_a)
+    n_a = Div (x, r_a)
+    h = Mul (n_a, scale_a)
+    q0 = MatMul (h, wq)
+    k0 = MatMul (h, wk)
+    v0 = MatMul (h, wv)
+    q1 = Reshape (q0, heads)
+    k1 = Reshape (k0, few)
+    v1 = Reshape (v0, few)
+    q2 = Transpose <perm = [0, 2, 1, 3]> (q1)
+    k2 = Transpose <perm = [0, 2, 1, 3]> (k1)
+    v2 = Transpose <perm = [0, 2, 1, 3]> (v1)
+    qa, qb = Split <axis = 3, num_outputs = 2> (q2)
+    ka, kb = Split <axis = 3, num_outputs = 2> (k2)
+    qac = Mul (qa, cos)
+    qbs = Mul (qb, sin)
+    qbc = Mul (qb, cos)
+    qas = Mul (qa, sin)
+    qx = Sub (qac, qbs)
+    qy = Add (qbc, qas)
+    q = Concat <axis = 3> (qx, qy)
+    kac = Mul (ka, cos)
+    kbs = Mul (kb, sin)
+    kbc = Mul (kb, cos)
+    kas = Mul (ka, sin)
+    kx = Sub (kac, kbs)
+    ky = Add (kbc, kas)
+    k3 = Concat <axis = 3> (kx, ky)
+    k4 = Reshape (k3, spread)
+    v4 = Reshape (v2, spread)
+    k5 = Tile (k4, twice)
+    v5 = Tile (v4, twice)
+    k6 = Reshape (k5, many)
+    v = Reshape (v5, many)
+    k = Transpose <perm = [0, 1, 3, 2]> (k6)
+    qk = MatMul (q, k)
+    scaled = Div (qk, root)
+    yes = Constant <value_float = 1.0> ()
+    all = Cast <to = 9> (yes)
+    ones = Expand (all, square)
+    hidden = Trilu <upper = 1> (ones, upper)
+    masked = Where (hidden, low, scaled)
+    p = Softmax <axis = -1> (masked)
+    a4 = MatMul (p, v)
+    a3 = Transpose <perm = [0, 2, 1, 3]> (a4)
+    a = Reshape (a3, flat)
+    o = MatMul (a, wo)
+    x1 = Add (x, o)
+    s_b = Mul (x1, x1)
+    m_b = ReduceMean (s_b, last)
+    e_b = Add (m_b, epsilon)
+    r_b = Sqrt (e_b)
+    n_b = Div (x1, r_b)
+    h1 = Mul (n_b, scale_b)
+    g0 = MatMul (h1, gate)
+    g1 = Sigmoid (g0)
+    g = Mul (g0, g1)
+    u = MatMul (h1, up)
+    gu = Mul (g, u)
+    d = MatMul (gu, down)
+    x2 = Add (x1, d)
+    s_f = Mul (x2, x2)
+    m_f = ReduceMean (s_f, last)
+    e_f = Add (m_f, epsilon)
+    r_f = Sqrt (e_f)
+    n_f = Div (x2, r_f)
+    h2 = Mul (n_f, scale_f)
+    scores = MatMul (h2, head)
+  })",
+                                1);
+  out.options.step.loss = Loss::CrossEntropy("next");
+  out.options.step.loss.class_axis = -1;
+  out.options.step.optimizer = AdamW{.learning_rate = 2e-3, .weight_decay = 0.1};
+  for (uint32_t i = 0; i < kUpdates; ++i)
+    out.batches.push_back(RandomBatch(i, "tokens", Shape{3, 6}, true, "next", Shape{3, 6}, 11));
+  return out;
+}
+
 // One block of the GPT's: attention over two heads, then the feed-forward part. `i`: its number,
 // `x`: what goes in.
 inline std::string GptBlock(const std::string& i, const std::string& x) {

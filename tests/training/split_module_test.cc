@@ -11,14 +11,15 @@
 #include "core/execute/execution_observer.h"
 #include "core/graph/graph_text.h"
 #include "core/graph/shape_inference.h"
+#include "tests/temporary_folder.h"
 
 namespace caesura {
 namespace {
 
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Doubles = std::vector<double>;
 
 Model Parse(const std::string& signature, const std::string& body) {
@@ -143,6 +144,32 @@ TEST(SplitModule, AKeptRunGivesTheSameBitsAgain) {
   const auto over = run.Backward(dys);
   EXPECT_EQ(over.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(over.status().message(), HasSubstr("the run is over"));
+}
+
+// Saved runs are taken up by another module of the model, in any order, with the parameters that
+// they began with and the batch statistics of their own forward.
+TEST(SplitModule, SavedRunsGoOnInAnotherModule) {
+  caesura::testing::TemporaryFolder folder;
+  for (const auto make : {TwoHeads, Normalized}) {
+    auto begins = Open(make()), ends = Open(make());
+    const int columns = make == TwoHeads ? 3 : 2;
+    std::vector<std::vector<Doubles>> outputs, gradients;
+    for (int k = 1; k < 4; ++k) {
+      ForwardRun run = begins->Forward({{"x", Batch(k, columns)}}).value();
+      outputs.push_back(Values(run.outputs));
+      ASSERT_TRUE(run.Save(folder.path(std::to_string(k))).ok());
+      gradients.push_back(Values(run.Backward(Ones(run)).value()));
+      EXPECT_THAT(run.Save(folder.path("over")).message(), HasSubstr("the run is over"));
+    }
+    for (const int k : {2, 1, 3}) {
+      auto run = ends->LoadRun(folder.path(std::to_string(k)));
+      ASSERT_TRUE(run.ok()) << run.status().ToString();
+      EXPECT_EQ(Values(run->outputs), outputs[k - 1]);
+      EXPECT_EQ(Values(run->Backward(Ones(*run)).value()), gradients[k - 1]);
+    }
+  }
+  EXPECT_EQ(Open(TwoHeads())->LoadRun(folder.path("1")).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(SplitModule, OutputsMayBeOverwrittenBeforeTheBackward) {
@@ -293,12 +320,12 @@ TEST(SplitModule, RunningStatisticsAreWrittenByTheForward) {
     return module->Parameter(name).value().ToVector<double>();
   };
   EXPECT_THAT(module->Predict({{"x", x}}).value()[0].tensor().ToVector<double>()[3],
-              testing::DoubleNear(60, 1e-2));
+              ::testing::DoubleNear(60, 1e-2));
   EXPECT_THAT(read("mean"), ElementsAre(0, 0));
   {
     ForwardRun dropped = module->Forward({{"x", x}}).value();
     ASSERT_EQ(dropped.outputs.size(), 1u);
-    EXPECT_THAT(dropped.outputs[0].tensor().ToVector<double>()[0], testing::DoubleNear(-1, 1e-4));
+    EXPECT_THAT(dropped.outputs[0].tensor().ToVector<double>()[0], ::testing::DoubleNear(-1, 1e-4));
   }
   EXPECT_THAT(read("mean"), ElementsAre(1, 10));      // half of the batch's, momentum 0.5
   EXPECT_THAT(read("var"), ElementsAre(1.5, 100.5));  // of the unbiased variance 2, 200
@@ -318,7 +345,7 @@ TEST(SplitModule, EvaluationModeHasGradientsToo) {
   EXPECT_EQ(Values(run.outputs), Values(module->Predict({{"x", x}}).value()));
   const auto dys = Ones(run);
   const auto gradients = Values(run.Backward(dys).value());
-  EXPECT_THAT(gradients[0][1], testing::DoubleNear(2, 1e-4));  // scale over a deviation of one
+  EXPECT_THAT(gradients[0][1], ::testing::DoubleNear(2, 1e-4));  // scale over a deviation of one
   EXPECT_THAT(module->Parameter("mean").value().ToVector<double>(), ElementsAre(0, 0));
 }
 

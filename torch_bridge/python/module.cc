@@ -18,6 +18,7 @@ namespace {
 TorchKernelsFunction* torch_kernels = nullptr;
 TorchProviderFunction* torch_provider = nullptr;
 std::string torch_version;
+PyObject* suspended_error = PyExc_RuntimeError;  // caesura.Suspended once the module is there
 
 void LoadTorchLibrary(const std::string& path, const std::string& version) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -32,6 +33,28 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   torch_kernels = function;
   torch_provider = provider;
   torch_version = version;
+}
+
+constexpr char kSuspendedDoc[] =
+    R"(A step was suspended before one of its nodes, and waits.
+
+Raised by the steps of a TrainingSession once `suspend` is true, or at a signal that suspend_on() names. Nothing is
+lost: resume_step() ends the step, save() writes it down, and restore() takes it up in another process.
+
+Example::
+
+    try:
+        loss = session.step(feeds)
+    except caesura.Suspended:
+        session.save("run.ckpt")
+)";
+
+void MakeSuspendedError(nanobind::module_& m) {
+  PyObject* error =
+      PyErr_NewExceptionWithDoc("caesura.Suspended", kSuspendedDoc, PyExc_RuntimeError, nullptr);
+  if (error == nullptr) throw nanobind::python_error();
+  suspended_error = error;
+  m.attr("Suspended") = nanobind::handle(error);
 }
 
 // The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's
@@ -80,6 +103,7 @@ void Raise(const Status& status, bool of_file) {
     case StatusCode::kOutOfMemory: type = PyExc_MemoryError; break;
     case StatusCode::kIoError: type = PyExc_OSError; break;
     case StatusCode::kUnsupported: type = PyExc_NotImplementedError; break;
+    case StatusCode::kSuspended: type = suspended_error; break;
     default: break;
   }
   PyErr_SetString(type, text.c_str());
@@ -99,6 +123,7 @@ Model ReadSource(nanobind::object source) {
 NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
   m.attr("__version__") = caesura::Version();
+  caesura::python::MakeSuspendedError(m);
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);

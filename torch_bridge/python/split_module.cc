@@ -42,8 +42,15 @@ void BindSplit(nb::module_& m) {
   nb::class_<ForwardRun>(m, "ForwardRun")
       .def("take_outputs", [](ForwardRun& run) { return std::move(run.outputs); })
       .def_prop_ro("pending", &ForwardRun::pending)
-      .def("backward", [](ForwardRun& run, std::vector<RuntimeValue> gradients, bool keep) {
-        return Released([&] { return run.Backward(std::move(gradients), keep); });
+      .def("backward",
+           [](ForwardRun& run, std::vector<RuntimeValue> gradients, bool keep) {
+             return Released([&] { return run.Backward(std::move(gradients), keep); });
+           })
+      .def("save", [](ForwardRun& run, const std::string& path, std::vector<RuntimeValue> outputs) {
+        run.outputs = std::move(outputs);
+        const Status status = run.Save(path);
+        run.outputs.clear();
+        if (!status.ok()) Raise(status, /*of_file=*/true);
       });
   nb::class_<SplitModule> modules(m, "Split");
   BindFallback(modules);
@@ -51,6 +58,10 @@ void BindSplit(nb::module_& m) {
       .def("forward",
            [](SplitModule& module, nb::dict arrays) {
              return Released([&, feeds = FeedsOf(arrays)] { return module.Forward(feeds); });
+           })
+      .def("load_run",
+           [](const SplitModule& module, const std::string& path) {
+             return Unwrap(module.LoadRun(path), /*of_file=*/true);
            })
       .def("predict",
            [](SplitModule& module, nb::dict arrays) {

@@ -2,11 +2,13 @@
 #include "training/training_session.h"
 
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/provider_fallback.h"
 #include "training/exported_step.h"
 #include "training/report/report.h"
+#include "training/suspend_on_signals.h"
 
 namespace nb = nanobind;
 
@@ -68,6 +70,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.step.clip_norm = nb::cast<double>(get("clip_norm"));
   options.step.accumulation_steps = nb::cast<int>(get("accumulation_steps"));
   options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
+  if (arguments.contains("refuse_nonfinite"))
+    options.step.refuse_nonfinite = nb::cast<bool>(get("refuse_nonfinite"));
   options.step.keep_gradients = nb::cast<bool>(get("keep_gradients"));
   if (arguments.contains("keep_outputs"))
     options.step.keep_outputs = nb::cast<std::vector<std::string>>(get("keep_outputs"));
@@ -104,6 +108,8 @@ void Check(const Status& status, bool of_file = false) {
 }  // namespace
 
 void BindTraining(nb::module_& m) {
+  nb::class_<SuspendOnSignals>(m, "SuspendOnSignals")
+      .def(nb::init<TrainingSession*, const std::vector<int>&>(), nb::keep_alive<1, 2>());
   nb::class_<TrainingSession> sessions(m, "Training");
   BindFallback(sessions);
   sessions
@@ -136,6 +142,19 @@ void BindTraining(nb::module_& m) {
              }();
              return Unwrap(std::move(loss), /*of_file=*/true);
            })
+      .def("resume_step",
+           [](TrainingSession& session) {
+             auto loss = [&] {
+               nb::gil_scoped_release release;
+               return session.ResumeStep();
+             }();
+             return Unwrap(std::move(loss));
+           })
+      .def("drop_step", [](TrainingSession& session) { Check(session.DropStep()); })
+      .def_prop_ro("suspended", &TrainingSession::suspended)
+      .def_prop_rw("suspend", &TrainingSession::suspend, &TrainingSession::set_suspend)
+      .def("suspend_at", &TrainingSession::SuspendAt)
+      .def("step_differences", &TrainingSession::StepDifferences)
       .def("accumulate",
            [](TrainingSession& session, nb::dict arrays) {
              const NamedValues feeds = FeedsOf(arrays);
@@ -207,11 +226,16 @@ void BindTraining(nb::module_& m) {
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate,
                    &TrainingSession::set_learning_rate)
-      .def("save", [](const TrainingSession& session,
-                      const std::string& path) { Check(session.Save(path), /*of_file=*/true); })
+      .def(
+          "save",
+          [](const TrainingSession& session, const std::string& path,
+             std::map<std::string, Checkpoint::Property> properties) {
+            Check(session.Save(path, std::move(properties)), /*of_file=*/true);
+          },
+          nb::arg("path"), nb::arg("properties") = std::map<std::string, Checkpoint::Property>())
       .def("restore",
            [](TrainingSession& session, const std::string& path) {
-             Unwrap(session.Restore(path), /*of_file=*/true);
+             return Unwrap(session.Restore(path), /*of_file=*/true);
            })
       .def("export",
            [](const TrainingSession& session, const std::string& path,

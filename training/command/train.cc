@@ -38,6 +38,11 @@ constexpr char kExamples[] = R"(Examples
     caesura train net.onnx --data digits.npz --feed x=images --target labels \
       --checkpoint run.ckpt --save-every 100 --resume
 
+  A run that a batch scheduler may interrupt: it stops within one node of a step, and the second
+  start goes on there, with the same numbers as without the interruption:
+    caesura train net.onnx --data digits.npz --feed x=images --target labels \
+      --checkpoint run.ckpt --snapshot-on SIGTERM,SIGUSR1 --resume
+
 'caesura inspect MODEL' says beforehand what cannot be trained, and what memory it takes.)";
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/command/train_options.h"
 
+#include <csignal>
 #include <map>
 
 #include <CLI/CLI.hpp>
@@ -83,6 +84,27 @@ void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
       ->group(group);
 }
 
+void AddPrecisionOptions(CLI::App& app, TrainOptions* o) {
+  const std::string group = "Run";
+  app.add_option("--precision", o->precision,
+                 "What products, convolutions and attention compute in: fp32, bf16, or fp16 with a "
+                 "scaled loss; "
+                 "parameters and optimizer stay fp32")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--refuse-nonfinite", o->refuse_nonfinite,
+               "End the run before a step whose loss or gradients are not finite has changed "
+               "anything; reads all gradients once more")
+      ->group(group);
+  app.add_option("--memory-budget", o->memory_budget,
+                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' "
+                 "reports them); parts of "
+                 "the forward are computed again in the backward to keep within; 0: no limit")
+      ->capture_default_str()
+      ->group(group);
+}
+
 void AddRunOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Run";
   app.add_option("--epochs", o->epochs, "Passes over the data")
@@ -100,19 +122,7 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
                  "Updates between validations; by default an epoch")
       ->check(CLI::PositiveNumber)
       ->group(group);
-  app.add_option("--precision", o->precision,
-                 "What products, convolutions and attention compute in: fp32, bf16, or fp16 with a "
-                 "scaled loss; "
-                 "parameters and optimizer stay fp32")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--memory-budget", o->memory_budget,
-                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' "
-                 "reports them); parts of "
-                 "the forward are computed again in the backward to keep within; 0: no limit")
-      ->capture_default_str()
-      ->group(group);
+  AddPrecisionOptions(app, o);
   app.add_option("--seed", o->seed, "Of order, held-out part and random ops")
       ->capture_default_str()
       ->group(group);
@@ -130,6 +140,22 @@ void AddFileOptions(CLI::App& app, TrainOptions* o) {
       ->group(group);
   app.add_flag("--resume", o->resume,
                "Go on from --checkpoint if it is there, exactly where it was")
+      ->group(group);
+  app.add_option(
+         "--snapshot-on", o->snapshot_on,
+         "Signals, as SIGTERM,SIGUSR1, at which the run saves --checkpoint in the middle of "
+         "the step that runs, and ends; --resume ends that step first")
+      ->delimiter(',')
+      ->transform(CLI::CheckedTransformer(std::map<std::string, int>{{"SIGTERM", SIGTERM},
+                                                                     {"SIGINT", SIGINT},
+                                                                     {"SIGHUP", SIGHUP},
+                                                                     {"SIGUSR1", SIGUSR1},
+                                                                     {"SIGUSR2", SIGUSR2}}))
+      ->group(group);
+  app.add_option(
+         "--record", o->record,
+         "With --refuse-nonfinite: write the step that was refused here, from its beginning, "
+         "for 'caesura replay'")
       ->group(group);
   app.add_option("--best", o->best,
                  "Save a checkpoint here whenever the validation loss is the lowest so far")
@@ -268,6 +294,13 @@ void AddPlacementOptions(CLI::App& app, TrainOptions* o, const std::string& grou
       ->group(group);
 }
 
+void AddStepOptions(CLI::App& app, TrainOptions* options) {
+  AddLossOptions(app, options);
+  AddOptimizerOptions(app, options);
+  AddPrecisionOptions(app, options);
+  AddPlacementOptions(app, options);
+}
+
 void AddTrainOptions(CLI::App& app, TrainOptions* options) {
   app.add_option("model", options->model,
                  "The ONNX model to train; its initializers are the parameters. Or the folder of "
@@ -317,6 +350,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.threads = options.threads;
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
+  out.step.refuse_nonfinite = options.refuse_nonfinite;
   return out;
 }
 

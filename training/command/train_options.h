@@ -36,6 +36,7 @@ struct TrainOptions {
   double clip = 0;
   int accumulate = 1;
   std::string precision = "fp32";
+  bool refuse_nonfinite = false;
   size_t memory_budget = 0;
   std::vector<std::string> trainable, frozen;
   bool train_constants = false;
@@ -46,12 +47,15 @@ struct TrainOptions {
   int threads = 0;
   ProviderChoice provider;
   // files
-  std::string checkpoint, best, output, log, report, tensorboard;
+  std::string checkpoint, record, best, output, log, report, tensorboard;
   int64_t save_every = 0;
   bool resume = false;
+  std::vector<int> snapshot_on;  // signals
 };
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options);
+// Those that say what a step computes and where, for commands that run one again.
+void AddStepOptions(CLI::App& app, TrainOptions* options);
 // Parts of it, for commands that take the same: --data, --feed, --context; these and --target;
 // --loss, --prediction,
 // --class-axis; --metric; --optimizer; --provider, --provider-option, --threads.

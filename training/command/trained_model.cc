@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/command/trained_model.h"
 
+#include <algorithm>
+
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
 #include "graph_transforms/pipeline.h"
@@ -17,6 +19,15 @@ std::string TypeText(const Tensor& tensor) {
 
 Status TakeParameters(const std::string& path, Graph& graph) {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
+  const auto is_written = [](const StateSnapshot::Parameter& parameter) {
+    return parameter.written;
+  };
+  if (checkpoint.step && std::any_of(checkpoint.step->parameters.begin(),
+                                     checkpoint.step->parameters.end(), is_written)) {
+    return InvalidArgument("checkpoint '" + path +
+                           "' holds a step in the middle of its updates; `caesura train --resume` "
+                           "ends it");
+  }
   std::string problems;
   for (const auto& [name, tensor] : checkpoint.parameters) {
     Value* value = graph.FindValue(name);

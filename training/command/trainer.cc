@@ -7,15 +7,18 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
 #include "training/exported_step.h"
 #include "training/progress_bar.h"
+#include "training/suspend_on_signals.h"
 
 namespace caesura::command {
 namespace {
 
 constexpr double kSmoothing = 0.95;
+constexpr size_t kMaxLogBytes = size_t{1} << 30;
 
 // What a checkpoint of this run must agree with, since the order of the examples follows from it.
 std::map<std::string, Checkpoint::Property> RunFacts(const TrainOptions& options,
@@ -48,6 +51,10 @@ Result<std::unique_ptr<Trainer>> Trainer::Create(const TrainOptions& options) {
 Status Trainer::Prepare() {
   if (options_.resume && options_.checkpoint.empty())
     return InvalidArgument("--resume needs --checkpoint");
+  if (!options_.record.empty() && !options_.refuse_nonfinite)
+    return InvalidArgument("--record needs --refuse-nonfinite");
+  if (!options_.snapshot_on.empty() && options_.checkpoint.empty())
+    return InvalidArgument("--snapshot-on needs --checkpoint");
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
   ASSIGN_OR_RETURN(Model model,
                    ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
@@ -112,15 +119,41 @@ Status Trainer::Restore() {
   if (const double* best = std::get_if<double>(&properties["best_loss"])) best_loss_ = *best;
   if (const int64_t* update = std::get_if<int64_t>(&properties["best_update"]))
     best_update_ = *update;
+  if (const double* loss = std::get_if<double>(&properties["unrecorded_loss"]))
+    unrecorded_loss_ = *loss;
+  for (const std::string& difference : session_->StepDifferences())
+    LogWarning("the step that waits was begun with other " + difference +
+               "; it may round otherwise than without the pause");
   return {};
+}
+
+// The log without the rows of updates that come again: after the checkpoint that the run goes on
+// from it may have run further before it was killed.
+Status Trainer::CutLog() const {
+  FileSystem& files = PosixFileSystem();
+  ASSIGN_OR_RETURN(const bool exists, files.Exists(options_.log));
+  if (!exists) return {};
+  ASSIGN_OR_RETURN(const std::string rows, ReadWholeFile(files, options_.log, kMaxLogBytes));
+  const int64_t last = first_ - (unrecorded_loss_ ? 1 : 0);
+  size_t end = rows.find('\n');
+  while (end != std::string::npos && end + 1 < rows.size() &&
+         std::atoll(rows.c_str() + end + 1) <= last) {
+    end = rows.find('\n', end + 1);
+  }
+  if (end == std::string::npos || end + 1 == rows.size()) return {};
+  return WriteFileAtomically(files, options_.log, [&](WritableFile& file) {
+    return file.Write(std::string_view(rows).substr(0, end + 1));
+  });
 }
 
 Status Trainer::OpenLog() {
   if (options_.log.empty()) return {};
+  if (first_ > 0) RETURN_IF_ERROR(CutLog());
   log_.reset(std::fopen(options_.log.c_str(), first_ > 0 ? "a" : "w"));
   if (log_ == nullptr)
     return IoError("'" + options_.log + "' cannot be written: " + std::strerror(errno));
-  if (first_ == 0) std::fprintf(log_.get(), "update,learning_rate,loss,validation_loss,metric\n");
+  if (std::ftell(log_.get()) == 0)
+    std::fprintf(log_.get(), "update,learning_rate,loss,validation_loss,metric\n");
   return {};
 }
 
@@ -134,7 +167,10 @@ void Trainer::PrintHead() {
               static_cast<long long>(data_.train->size()),
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
   if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
-  if (first_ > 0) std::printf("\ngoing on after update %lld", static_cast<long long>(first_));
+  if (session_->suspended() || first_ > 0) {
+    std::printf("\ngoing on %s update %lld", session_->suspended() ? "in the middle of" : "after",
+                static_cast<long long>(first_ + (session_->suspended() ? 1 : 0)));
+  }
   std::printf("\n");
   std::fflush(stdout);
 }
@@ -145,21 +181,33 @@ Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t>
 }
 
 Result<double> Trainer::Update() {
-  double sum = 0;
-  for (int i = 0; i < options_.accumulate; ++i) {
+  for (auto i = session_->accumulated(); i < options_.accumulate; ++i) {
     const int64_t batch = session_->updates() * options_.accumulate + i;
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, sampler_->Batch(batch)));
     const bool is_last = session_->updates() + 1 == total_ && i + 1 == options_.accumulate;
     std::vector<ExecutionObserver*> observers;
     if (is_last && !options_.report.empty()) observers.push_back(&last_step_);
-    ASSIGN_OR_RETURN(const double loss, session_->Step(feeds, std::move(observers)));
+    const Result<double> ran = session_->suspended() ? session_->ResumeStep(std::move(observers))
+                                                     : session_->Step(feeds, std::move(observers));
+    const bool refused = !ran.ok() && ran.status().code() == StatusCode::kInvalidArgument;
+    if (refused && !options_.record.empty()) return Record(feeds, ran.status());
+    ASSIGN_OR_RETURN(const double loss, ran);
     if (!std::isfinite(loss)) {
       return InvalidArgument("the loss is " + Number(loss) + " in batch " + std::to_string(batch) +
                              "; a lower --lr, --warmup or --clip may help");
     }
-    sum += loss;
   }
-  return sum / options_.accumulate;
+  return session_->update_loss();
+}
+
+// The refused step has changed nothing: it is begun once more, and written before its first node.
+Status Trainer::Record(const NamedValues& feeds, const Status& refused) {
+  session_->SuspendAt(0);
+  const Status stopped = session_->Step(feeds).status();
+  if (stopped.code() != StatusCode::kSuspended) return stopped;
+  RETURN_IF_ERROR(Save(options_.record));
+  RETURN_IF_ERROR(session_->DropStep());
+  return refused.WithPrefix("recorded in '" + options_.record + "' for 'caesura replay': ");
 }
 
 Status Trainer::Validate() {
@@ -187,9 +235,11 @@ Status Trainer::Validate() {
 }
 
 Status Trainer::Save(const std::string& path) const {
+  if (log_ != nullptr) std::fflush(log_.get());  // the log reaches as far as the checkpoint
   auto properties = RunFacts(options_, data_);
   properties["best_loss"] = best_loss_;
   properties["best_update"] = best_update_;
+  if (unrecorded_loss_) properties["unrecorded_loss"] = *unrecorded_loss_;
   return session_->Save(path, std::move(properties));
 }
 
@@ -206,6 +256,7 @@ void Trainer::Log(double loss, bool validated) {
 }
 
 Status Trainer::AfterUpdate(double loss) {
+  unrecorded_loss_ = loss;
   smooth_loss_ =
       std::isnan(smooth_loss_) ? loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * loss;
   const int64_t done = session_->updates();
@@ -218,6 +269,7 @@ Status Trainer::AfterUpdate(double loss) {
   if (validates && !options_.report.empty())
     validations_.push_back({done, validation_loss_, MetricMean()});
   RETURN_IF_ERROR(WriteEvents(loss, validates));
+  unrecorded_loss_.reset();
   const bool saves = is_last || done % validate_every_ == 0 ||
                      (options_.save_every > 0 && done % options_.save_every == 0);
   return saves && !options_.checkpoint.empty() ? Save(options_.checkpoint) : Status();
@@ -297,29 +349,37 @@ Status Trainer::Run(const volatile std::sig_atomic_t* stop) {
   return trained.ok() ? written : trained;
 }
 
+Status Trainer::Pause() {
+  const std::string update = std::to_string(session_->updates() + (session_->suspended() ? 1 : 0));
+  const std::string where =
+      (session_->suspended() ? "in the middle of update " : "after update ") + update;
+  if (options_.checkpoint.empty()) return Cancelled("stopped " + where);
+  RETURN_IF_ERROR(Save(options_.checkpoint));
+  return Cancelled("stopped " + where + "; --resume goes on from '" + options_.checkpoint + "'");
+}
+
 Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
   using Clock = std::chrono::steady_clock;
   PrintHead();
   const auto begin = Clock::now();
   ProgressBar bar({.total = total_, .begin = first_});
-  while (session_->updates() < total_) {
+  std::optional<SuspendOnSignals> signals;
+  if (!options_.snapshot_on.empty()) signals.emplace(session_.get(), options_.snapshot_on);
+  Status status = unrecorded_loss_ ? AfterUpdate(*unrecorded_loss_) : Status();
+  while (status.ok() && *stop == 0 && session_->updates() < total_) {
     const int64_t before = session_->updates();
-    Result<double> loss = Update();
-    const bool skipped =
-        session_->updates() == before;  // gradients overflowed: the same batches at a smaller scale
-    const Status status = !loss.ok() ? loss.status() : skipped ? Status() : AfterUpdate(*loss);
+    const Result<double> loss = Update();
+    status = loss.status();
+    // Where gradients have overflowed, the same batches come again at a smaller scale.
+    if (status.ok() && session_->updates() > before) status = AfterUpdate(*loss);
     if (status.ok()) bar.Update(session_->updates(), Note());
-    if (status.ok() && *stop == 0) continue;
-    bar.Finish();
-    RETURN_IF_ERROR(status);
-    if (!options_.checkpoint.empty()) {
-      RETURN_IF_ERROR(Save(options_.checkpoint));
-    }
-    return Cancelled("stopped after update " + std::to_string(session_->updates()) +
-                     (options_.checkpoint.empty()
-                          ? ""
-                          : "; --resume goes on from '" + options_.checkpoint + "'"));
   }
+  if (status.code() == StatusCode::kSuspended || (status.ok() && *stop != 0)) {
+    bar.Finish();
+    return Pause();
+  }
+  if (!status.ok()) bar.Finish();
+  RETURN_IF_ERROR(status);
   bar.Finish();
   PrintEnd(std::chrono::duration<double>(Clock::now() - begin).count());
   return options_.output.empty() ? Status() : session_->ExportModel(options_.output);

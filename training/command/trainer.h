@@ -25,8 +25,8 @@ class Trainer {
   // so.
   static Result<std::unique_ptr<Trainer>> Create(const TrainOptions& options);
 
-  // Trains to the end, or until `*stop` is set (by a signal handler): then saves, and returns
-  // kCancelled.
+  // Trains to the end, or until `*stop` is set (by a signal handler): then saves after the update
+  // that runs, and returns kCancelled. A signal of --snapshot-on saves in the middle of a step.
   Status Run(const volatile std::sig_atomic_t* stop);
 
  private:
@@ -37,11 +37,15 @@ class Trainer {
   explicit Trainer(const TrainOptions& options) : options_(options) {}
   Status Prepare();
   Status Restore();
+  Status CutLog() const;
   Status OpenLog();
   void PrintHead();
   // The batches of one update; the mean of their losses.
   Result<double> Update();
+  Status Record(const NamedValues& feeds, const Status& refused);
   Status AfterUpdate(double loss);
+  // Saves what is under way; says so as kCancelled.
+  Status Pause();
   Result<NamedValues> Feeds(const Dataset& data, std::span<const int64_t> indices) const;
   Status Validate();
   Status Save(const std::string& path) const;
@@ -68,6 +72,7 @@ class Trainer {
   RunRecorder last_step_;                                // with --report
   size_t prediction_ = 0;                                // which of the model's outputs
   int64_t total_ = 0, validate_every_ = 0, first_ = 0;
+  std::optional<double> unrecorded_loss_;  // of the last update, where AfterUpdate has not ended
   double smooth_loss_ = std::numeric_limits<double>::quiet_NaN();
   double validation_loss_ = std::numeric_limits<double>::quiet_NaN();
   double best_loss_ = std::numeric_limits<double>::infinity();

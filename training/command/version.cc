@@ -17,7 +17,7 @@ std::string VersionText() {
 
 int Report(const Status& status) {
   std::fprintf(stderr, "caesura: %s\n", status.message().c_str());
-  return kFailed;
+  return status.code() == StatusCode::kCancelled ? kStopped : kFailed;
 }
 
 void WarnOldSpelling(const std::string& old, const std::string& now) {

@@ -61,9 +61,18 @@ class FailingProvider : public ExecutionProvider {
           bytes.push_back(
               planned ? static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) : 0);
         }
-        info.SetCompute([this, bytes,
+        const bool floats =
+            bytes.size() > 0 && bytes[0] > 0 && info.outputs()[0].dtype == DType::kFloat32;
+        info.SetCompute([this, bytes, floats,
                          compute = info.TakeCompute()](KernelContext& context) -> Status {
           const int call = calls_++;
+          if (call == spoil_at_ && floats) {
+            const Status status = compute(context);
+            float* output = context.Output<float>(0);
+            spoilt_ = output != nullptr;
+            if (spoilt_) *output += 1;
+            return status;
+          }
           if (fail_at_ < 0 || call < fail_at_ || (call > fail_at_ && !fails_on_))
             return compute(context);
           for (size_t i = 0; scribbles_ && i < bytes.size(); ++i) {
@@ -94,6 +103,14 @@ class FailingProvider : public ExecutionProvider {
     fails_on_ = and_later;
   }
   int calls() const { return calls_; }
+  // Begins to count anew; call number `call` gives a wrong first element without a word, where its
+  // first output is of float32.
+  void SpoilAt(int call) {
+    calls_ = 0;
+    spoil_at_ = call;
+    spoilt_ = false;
+  }
+  bool spoilt() const { return spoilt_; }
   // The same for kernels that are created.
   void FailAtCreation(int kernel) {
     created_ = 0;
@@ -107,7 +124,8 @@ class FailingProvider : public ExecutionProvider {
   const bool scribbles_;
   KernelRegistry kernels_;
   std::atomic<int> calls_{0}, created_{0}, fail_at_{-1}, fail_at_creation_{-1};
-  std::atomic<bool> fails_on_{false};
+  std::atomic<int> spoil_at_{-1};
+  std::atomic<bool> fails_on_{false}, spoilt_{false};
 };
 
 }  // namespace caesura::testing

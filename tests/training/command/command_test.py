@@ -258,7 +258,7 @@ def test_stopped_and_killed(classifier):
         assert now > reached
         reached = now
         if sent != signal.SIGKILL:
-            assert process.returncode == 1 and f"stopped after update {now}" in errors
+            assert process.returncode == 3 and f"stopped after update {now}" in errors
 
 
 def scores(folder, arrays):

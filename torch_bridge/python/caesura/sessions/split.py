@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split modules: a model that stops at its outputs, and goes on with the backward when their gradients are there."""
 
+import os
 from typing import Optional
 from collections.abc import Sequence
 
@@ -62,6 +63,20 @@ class ForwardRun:
         results = self._run.backward([to_value(item) for item in gradients], keep)
         return {name: from_value(value, self._torch) for name, value in zip(self._gradient_names, results)}
 
+    def save(self, path) -> None:
+        """Writes the run to a file (safetensors): what its backward reads, the parameters that it began with, and
+        `outputs`. SplitModule.load_run() takes it up, in another process if need be. The run goes on waiting here too.
+
+        Raises:
+            ValueError: the run is over.
+            OSError: the file cannot be written; one that was there stays.
+
+        Example::
+
+            module.forward({"x": x}).save("run.safetensors")
+        """
+        self._run.save(os.fspath(path), [to_value(value) for value in self.outputs.values()])
+
 
 class SplitModule(FallsBack):
     """A model whose forward hands its outputs out, and whose backward takes their gradients in.
@@ -110,6 +125,24 @@ class SplitModule(FallsBack):
         when this returns; a forward that fails has changed nothing.
         """
         return ForwardRun(self._session.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()))
+
+    def load_run(self, path, torch: bool = False) -> ForwardRun:
+        """Takes up a run that ForwardRun.save() has written, perhaps in another process by a module of the same model and
+        options. With the same threads its backward gives the same bits.
+
+        Args:
+            path: the file.
+            torch: True gives outputs and gradients as torch.Tensors.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it holds no such run, is damaged, or is of another model; the first difference is named.
+
+        Example::
+
+            gradients = module.load_run("run.safetensors").backward({"y": dy})
+        """
+        return ForwardRun(self._session.load_run(os.fspath(path)), self._output_names, self._gradient_names, torch)
 
     def predict(self, feeds: dict) -> dict:
         """Runs the forward in evaluation mode; returns the outputs by name."""

@@ -11,6 +11,17 @@ from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
 
 
+class _SuspendOn:
+    def __init__(self, session, signals):
+        self._session, self._signals, self._handlers = session, list(map(int, signals)), None
+
+    def __enter__(self):
+        self._handlers = _core.SuspendOnSignals(self._session, self._signals)
+
+    def __exit__(self, *error):
+        self._handlers = None
+
+
 class TrainingSession(FallsBack):
     """Trains an ONNX model: forward, loss, backward and optimizer are one planned step.
 
@@ -40,6 +51,7 @@ class TrainingSession(FallsBack):
         precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, while parameters,
             optimizer, losses and norms stay float32; "fp16": likewise in float16 with a scaled loss, where an update
             whose gradients overflow does not happen.
+        refuse_nonfinite: True: a step whose loss or gradients are not finite raises ValueError and has changed nothing.
         memory_budget: bytes that a step's arena may take (plan() tells what it takes). Activations that do not fit are
             computed again in the backward. 0 is no limit.
         keep_gradients: True keeps the last step's gradients for gradients().
@@ -71,8 +83,9 @@ class TrainingSession(FallsBack):
     def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,
-                 commit: str = "late", precision: str = "fp32", memory_budget: int = 0, keep_gradients: bool = False,
-                 keep_outputs: Sequence[str] = (), schedule: str = "constant", total_steps: int = 0, warmup_steps: int = 0,
+                 commit: str = "late", precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
+                 keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
+                 total_steps: int = 0, warmup_steps: int = 0,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
@@ -82,19 +95,93 @@ class TrainingSession(FallsBack):
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants,
             "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
-            "memory_budget": memory_budget,
+            "refuse_nonfinite": refuse_nonfinite, "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
 
     def step(self, feeds: dict) -> float:
-        """Runs one step, or one micro-step where gradients are accumulated; returns the loss before the update."""
+        """Runs one step, or one micro-step where gradients are accumulated; returns the loss before the update.
+
+        Raises:
+            Suspended: the step waits in its middle (see `suspend`).
+        """
         return self._session.step(feeds)
 
     def accumulate(self, feeds: dict) -> float:
         """Runs a micro-step that only adds its gradients; returns the loss. Needs accumulation_steps=0."""
         return self._session.accumulate(feeds)
+
+    # --- steps that stop in their middle ---
+
+    @property
+    def suspend(self) -> bool:
+        """Suspends the step that runs now and all later ones before their next node, once it is set to True (from any
+        thread): step(), accumulate() and resume_step() raise Suspended, and the step waits. So do evaluate() and
+        predict(), which leave nothing. False lets calls run again.
+        """
+        return self._session.suspend
+
+    @suspend.setter
+    def suspend(self, value: bool) -> None:
+        self._session.suspend = value
+
+    def suspend_on(self, *signals: int):
+        """Sets `suspend` when the process gets one of these signals, within a `with` block.
+
+        A handler of Python's own runs only between steps; this one stops a step within one node.
+
+        Args:
+            *signals: of the module signal: SIGTERM, SIGUSR1, ...
+
+        Returns:
+            A context manager. One at a time in a process; the handlers from before are back at its end.
+
+        Example::
+
+            with session.suspend_on(signal.SIGTERM):
+                try:
+                    loss = session.step(feeds)
+                except caesura.Suspended:
+                    session.save("run.ckpt")
+        """
+        return _SuspendOn(self._session, signals)
+
+    def suspend_at(self, step: int) -> None:
+        """Suspends the next step, or the rest of the one that waits, before this step of its plan (see plan())."""
+        self._session.suspend_at(step)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether a step waits. Until resume_step() or drop_step() no other one begins and no parameter is set.
+
+        save() writes the step too, and restore() takes it up, in another process if need be.
+        """
+        return self._session.suspended
+
+    @property
+    def step_differences(self) -> list:
+        """How the step that waits may round otherwise than in the session that began it; empty where it may not."""
+        return self._session.step_differences()
+
+    def resume_step(self) -> float:
+        """Goes on with the step that waits, to its end; returns what step() would have returned.
+
+        Raises:
+            Suspended: it was suspended again.
+            ValueError: no step waits.
+        """
+        return self._session.resume_step()
+
+    def drop_step(self) -> None:
+        """Gives up the step that waits; nothing was changed by it.
+
+        Raises:
+            RuntimeError: it has begun to write to parameters; the session then needs a restore().
+            ValueError: no step waits.
+        """
+        self._session.drop_step()
 
     def profile_step(self, feeds: dict, trace="") -> str:
         """Runs one step under the profiler; returns a table of time and bytes by op type, the slowest first.
@@ -198,20 +285,31 @@ class TrainingSession(FallsBack):
     def terminate(self, value: bool) -> None:
         self._session.terminate = value
 
-    def save(self, path) -> None:
-        """Writes a checkpoint (safetensors) with parameters, optimizer state and counters. A crash leaves the old one
-        or the new.
-        """
-        self._session.save(os.fspath(path))
+    def save(self, path, properties: Optional[dict] = None) -> None:
+        """Writes a checkpoint (safetensors) with parameters, optimizer state, counters, and the step that waits. A crash
+        leaves the old one or the new.
 
-    def restore(self, path) -> None:
-        """Goes on from a checkpoint.
+        Args:
+            path: the file.
+            properties: what else restore() shall return, by name: ints, floats and texts, such as a sampler's position.
+
+        Example::
+
+            session.save("run.ckpt", {"epoch": 3, "batch": 17})
+        """
+        self._session.save(os.fspath(path), properties or {})
+
+    def restore(self, path) -> dict:
+        """Goes on from a checkpoint; where a step waits in it, resume_step() ends that first.
+
+        Returns:
+            dict: the properties that save() was given.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: the checkpoint does not fit; all differences are listed, and the session stays as it was.
         """
-        self._session.restore(os.fspath(path))
+        return self._session.restore(os.fspath(path))
 
     def export(self, path, outputs: Sequence[str] = ()) -> None:
         """Writes the trained model as ONNX, in evaluation mode.

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`caesura train --snapshot-on`: runs that stop inside of steps and go on there."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+import safetensors.numpy
+from command_test import COMMAND, classifier, pytestmark, run, same, train  # noqa: F401
+
+
+def interrupted(signals, rounds, *arguments):
+    """Runs a command that saves at signals and resumes again and again, to its end; returns how often it was stopped in
+    the middle of a step, and how often altogether. `signals` come in turn, after times that differ."""
+    inside = stops = 0
+    for n in range(200):
+        with subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            if n < rounds:
+                time.sleep(0.15 + 0.037 * (n % 5))
+                process.send_signal(signals[n % len(signals)])
+            _, errors = process.communicate(timeout=60)
+        if process.returncode == 0:
+            assert stops > 0, "the command was never stopped"
+            return inside, stops
+        stops += 1
+        inside += "stopped in the middle of update" in errors
+        assert (process.returncode == 3 and "stopped " in errors) or process.returncode == -signal.SIGKILL, errors
+    pytest.fail("the command never ended")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_is_stopped_inside_of_steps_is_the_same_run(classifier, killed):  # noqa: F811
+    """Log, parameters and optimizer state are bit for bit those of an undisturbed run: with snapshots at signals, and
+    with kill -9 in between, after which the run goes on from the last checkpoint.
+    """
+    arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
+                 "--target", "labels", "--steps", "3000", "--accumulate", "2", "--validate-every", "40", "--schedule",
+                 "cosine", "--batch", "64"]
+    run(*arguments[1:], "--log", classifier / "straight.csv", "--checkpoint", classifier / "straight")
+    signals = [signal.SIGUSR1, signal.SIGKILL] if killed else [signal.SIGTERM, signal.SIGUSR1]
+    inside, _ = interrupted(signals, 10, *arguments, "--log", classifier / "parts.csv", "--checkpoint",
+                            classifier / "parts", "--snapshot-on", "SIGTERM,SIGUSR1", "--save-every", "100", "--resume")
+    assert inside > 0
+    straight, parts = (safetensors.numpy.load_file(classifier / name) for name in ("straight", "parts"))
+    same(parts, straight)
+    assert (classifier / "parts.csv").read_text() == (classifier / "straight.csv").read_text()
+
+
+def test_snapshots_need_a_checkpoint(classifier):  # noqa: F811
+    assert "--snapshot-on needs --checkpoint" in train(classifier, "--snapshot-on", "SIGTERM", expect=1).stderr
+    assert "SIGFOO" in train(classifier, "--snapshot-on", "SIGFOO", expect=2).stderr
+
+
+def test_a_refused_step_is_recorded_and_replayed(classifier):  # noqa: F811
+    step = ("--optimizer", "sgd", "--refuse-nonfinite")
+    done = train(classifier, *step, "--record", classifier / "nan.step", "--output", classifier / "o.onnx", rate="1e25", expect=1)
+    assert "recorded in" in done.stderr and "the step was refused" in done.stderr and not (classifier / "o.onnx").exists()
+    replay = ("replay", classifier / "net.onnx", classifier / "nan.step", "--optimizer", "sgd", "--lr", "1e25")
+    printed = run(*replay).stdout
+    assert "first node that makes a NaN: " in printed and "reads " in printed and " from " in printed
+    assert "the runs agree: " in run(*replay, "--against-threads", "2").stdout
+    assert "the runs agree: " in run(*replay, "--without", "row_fusion").stdout
+    assert "--record needs --refuse-nonfinite" in train(classifier, "--record", classifier / "r", expect=1).stderr
+    train(classifier, "--steps", "2", "--checkpoint", classifier / "c")
+    assert "holds no step that waits" in run("replay", classifier / "net.onnx", classifier / "c", expect=1).stderr

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that stop a step before its k-th node, save it and are killed; new processes that take
+// it up. The step and the two after it end with the bits of an undisturbed session, parameters,
+// optimizer state and losses. CAESURA_LONG=1: every k, where otherwise some are left out.
+#include "tests/training/kill_sweep.h"
+
+#include <csignal>
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include "tests/temporary_folder.h"
+#include "training/checkpoint.h"
+
+extern char** environ;
+
+namespace caesura::testing {
+namespace {
+
+// The status of waitpid.
+int RunChild(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), CAESURA_KILL_SWEEP_CHILD);
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  if (posix_spawn(&pid, argv[0], nullptr, nullptr, argv.data(), environ) != 0) return -1;
+  int status = -1;
+  return waitpid(pid, &status, 0) == pid ? status : -1;
+}
+
+bool SameTensors(const std::map<std::string, Tensor>& a, const std::map<std::string, Tensor>& b) {
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](const auto& entry) {
+           const auto found = b.find(entry.first);
+           return found != b.end() &&
+                  SameBits(RuntimeValue(entry.second), RuntimeValue(found->second));
+         });
+}
+
+void Sweep(const std::string& model, int every) {
+  if (std::getenv("CAESURA_LONG") != nullptr) every = 1;
+  TemporaryFolder folder;
+  const RealModel real = KilledModel(model);
+  auto session = SessionOf(real);
+  const auto steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
+  std::vector<double> losses;
+  for (const NamedValues& batch : real.batches) losses.push_back(session->Step(batch).value());
+  ASSERT_TRUE(session->Save(folder.path("expected")).ok());
+  const Checkpoint expected = RestoreCheckpoint(folder.path("expected")).value();
+  for (int k = 0; k < steps; k += every) {
+    SCOPED_TRACE("killed before node " + std::to_string(k) + " of " + std::to_string(steps));
+    const int killed = RunChild({"begin", model, std::to_string(k), folder.path("step")});
+    ASSERT_TRUE(WIFSIGNALED(killed) && WTERMSIG(killed) == SIGKILL) << killed;
+    ASSERT_EQ(RunChild({"end", model, folder.path("step"), folder.path("out")}), 0);
+    const Checkpoint out = RestoreCheckpoint(folder.path("out")).value();
+    EXPECT_TRUE(SameTensors(out.parameters, expected.parameters));
+    EXPECT_TRUE(SameTensors(out.optimizer_state, expected.optimizer_state));
+    for (size_t i = 0; i < losses.size(); ++i)
+      EXPECT_EQ(out.Get<double>("caller.loss" + std::to_string(i)).value(), losses[i]) << i;
+  }
+}
+
+TEST(KillSweep, Mlp) { Sweep("mlp", 3); }
+TEST(KillSweep, Digits) { Sweep("digits", 5); }
+TEST(KillSweep, DigitsWithDropout) { Sweep("dropout", 11); }
+TEST(KillSweep, CharGpt) { Sweep("chargpt", 9); }
+TEST(KillSweep, Llama) { Sweep("llama", 9); }
+
+}  // namespace
+}  // namespace caesura::testing

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training steps that stop before one of their nodes, are saved, and are ended by another session:
+// losses, parameters and optimizer state of this step and the next are those of an undisturbed
+// session, bit for bit. CAESURA_LONG=1: before every node, where otherwise some are left out.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "core/providers/counting_provider.h"
+#include "tests/temporary_folder.h"
+#include "tests/training/real_step.h"
+
+namespace caesura::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Values Everything(const TrainingSession& session, const std::vector<std::string>& names) {
+  Values out;
+  for (const std::string& name : names)
+    out.push_back(session.Parameter(name).value().Clone().value());
+  return out;
+}
+
+// Two updates as an undisturbed session does them, and the plan's length.
+struct Undisturbed {
+  explicit Undisturbed(const RealModel& real) : names(StepRunner(real).names()) {
+    auto session = SessionOf(real);
+    for (const NamedValues& batch : real.batches) losses.push_back(session->Step(batch).value());
+    after = Everything(*session, names);
+    learning_rate = session->learning_rate();
+    steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
+  }
+  std::vector<std::string> names;
+  std::vector<double> losses;
+  Values after;
+  double learning_rate;
+  int steps;
+};
+
+// Ends in `second` what `first` has begun with batches[0] and stopped before node `at`; then both
+// updates are done.
+void ExpectTheSame(const Undisturbed& expected, const RealModel& real, TrainingSession& first,
+                   TrainingSession& second, int at) {
+  SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " +
+               std::to_string(expected.steps));
+  TemporaryFolder folder;
+  first.SuspendAt(at);
+  {
+    NamedValues batch;  // its owner overwrites it while the step waits
+    for (const auto& [name, value] : real.batches[0]) batch[name] = value.tensor().Clone().value();
+    ASSERT_EQ(first.Step(batch).status().code(), StatusCode::kSuspended);
+    for (auto& [name, value] : batch) std::memset(value.tensor().raw(), 0, value.tensor().bytes());
+  }
+  ASSERT_TRUE(first.suspended());
+  ASSERT_TRUE(first.Save(folder.path("step"), {{"position", int64_t{at}}}).ok());
+  auto properties = second.Restore(folder.path("step"));
+  ASSERT_TRUE(properties.ok()) << properties.status().ToString();
+  EXPECT_EQ(std::get<int64_t>(properties->at("position")), at);
+  ASSERT_TRUE(second.suspended());
+  for (TrainingSession* session : {&first, &second}) {
+    const auto loss = session->ResumeStep();
+    ASSERT_TRUE(loss.ok()) << loss.status().ToString();
+    EXPECT_EQ(*loss, expected.losses[0]);
+    EXPECT_FALSE(session->suspended());
+    EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
+    EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
+    EXPECT_EQ(session->learning_rate(), expected.learning_rate);
+  }
+}
+
+int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
+
+void Sweep(const RealModel& real, int every) {
+  const Undisturbed expected(real);
+  auto first = SessionOf(real), second = SessionOf(real);
+  TemporaryFolder folder;
+  ASSERT_TRUE(first->Save(folder.path("initial")).ok());
+  for (int at = 0; at < expected.steps; at += Every(every)) {
+    ASSERT_TRUE(first->Restore(folder.path("initial")).ok());
+    ExpectTheSame(expected, real, *first, *second, at);
+    if (::testing::Test::HasFatalFailure()) return;
+    EXPECT_THAT(second->StepDifferences(), IsEmpty());
+  }
+}
+
+TEST(SuspendedStep, OfAnMlp) { Sweep(Mlp(), 1); }
+
+TEST(SuspendedStep, OfTheDigits) { Sweep(Digits(), 1); }
+
+TEST(SuspendedStep, OfALlama) { Sweep(Llama(), 3); }
+
+TEST(SuspendedStep, OfTheGptClipped) { Sweep(CharGpt(), 3); }
+
+TEST(SuspendedStep, DrawsTheSameRandomNumbers) { Sweep(DigitsWithDropout(), 3); }
+
+// Snapshots in the middle of the updates hold what is written and what is not.
+TEST(SuspendedStep, UpdatesThatBeginInTheBackward) {
+  RealModel real = Digits();
+  real.options.step.commit = CommitMode::kEagerConsume;
+  Sweep(real, 1);
+}
+
+TEST(SuspendedStep, WithTwoThreads) {
+  RealModel real = CharGpt();
+  real.options.threads = 2;
+  Sweep(real, 5);
+}
+
+TEST(SuspendedStep, InHalfPrecisionWithAScaledLoss) {
+  RealModel real = CharGpt();
+  real.options.step.precision = DType::kFloat16;
+  Sweep(real, 5);
+}
+
+TEST(SuspendedStep, WithinABudgetOfMemory) {
+  RealModel real = CharGpt();
+  const auto plan = SessionOf(real)->StepPlan(real.batches[0]).value();
+  real.options.memory_budget = plan->arena_bytes() * 95 / 100;
+  Sweep(real, 7);
+}
+
+// Micro-steps of one update: the sums so far are the optimizer state of a checkpoint.
+TEST(SuspendedStep, InTheMiddleOfAnAccumulation) {
+  RealModel real = CharGpt();
+  real.options.step.accumulation_steps = 2;
+  auto undisturbed = SessionOf(real), first = SessionOf(real), second = SessionOf(real);
+  const std::vector<std::string> names = StepRunner(real).names();
+  std::vector<double> losses;
+  for (int i = 0; i < 4; ++i) losses.push_back(undisturbed->Step(real.batches[i % 2]).value());
+  TemporaryFolder folder;
+  for (int micro = 0; micro < 4; ++micro) {
+    TrainingSession& begins = micro % 2 == 0 ? *first : *second;
+    TrainingSession& ends = micro % 2 == 0 ? *second : *first;
+    begins.SuspendAt(20);
+    ASSERT_EQ(begins.Step(real.batches[micro % 2]).status().code(), StatusCode::kSuspended);
+    ASSERT_TRUE(begins.Save(folder.path("step")).ok());
+    ASSERT_TRUE(ends.Restore(folder.path("step")).ok());
+    EXPECT_EQ(ends.ResumeStep().value(), losses[micro]);
+  }
+  EXPECT_TRUE(SameBits(Everything(*first, names), Everything(*undisturbed, names)));
+  EXPECT_EQ(first->updates(), 2);
+  EXPECT_EQ(first->update_loss(), undisturbed->update_loss());
+}
+
+// --- other threads and providers ---
+
+TEST(SuspendedStep, GoesOnWithAnotherNumberOfThreads) {
+  RealModel real = CharGpt();
+  const Undisturbed expected(real);
+  auto first = SessionOf(real);
+  real.options.threads = 2;
+  auto second = SessionOf(real);
+  TemporaryFolder folder;
+  for (int at = 0; at < expected.steps; at += Every(7)) {
+    auto begins = SessionOf(real);
+    begins->SuspendAt(at);
+    ASSERT_EQ(begins->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+    ASSERT_TRUE(begins->Save(folder.path("step")).ok());
+    ASSERT_TRUE(first->Restore(folder.path("step")).ok()) << at;
+    EXPECT_THAT(first->StepDifferences(), ::testing::ElementsAre("threads: 2 there, 1 here"));
+    // Sums are split by threads in other places.
+    EXPECT_NEAR(first->ResumeStep().value(), expected.losses[0], 1e-6 * expected.losses[0]);
+  }
+}
+
+// From the host to a device, and back. Other kernels are chosen there, so sums may be rounded
+// otherwise; plain SGD does not magnify that, as AdamW does where a gradient is nearly zero.
+TEST(SuspendedStep, GoesOnOnADevice) {
+  RealModel real = Digits();
+  real.options.step.optimizer = Sgd{.learning_rate = 0.05};
+  const CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  RealModel on_device = real.Clone();
+  on_device.options.providers = device.providers();
+  const Undisturbed expected(real);
+  TemporaryFolder folder;
+  for (const bool out : {true, false}) {
+    const RealModel& from = out ? real : on_device;
+    auto first = SessionOf(from), second = SessionOf(out ? on_device : real);
+    const int steps = static_cast<int>(first->StepPlan(real.batches[0]).value()->steps().size());
+    ASSERT_TRUE(first->Save(folder.path("initial")).ok());
+    for (int at = 0; at < steps; at += Every(3)) {
+      SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " + std::to_string(steps));
+      ASSERT_TRUE(first->Restore(folder.path("initial")).ok());
+      first->SuspendAt(at);
+      ASSERT_EQ(first->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+      ASSERT_TRUE(first->Save(folder.path("step")).ok());
+      const auto restored = second->Restore(folder.path("step"));
+      ASSERT_TRUE(restored.ok()) << restored.status().ToString();
+      EXPECT_THAT(second->StepDifferences(), ::testing::ElementsAre(HasSubstr("providers: ")));
+      EXPECT_NEAR(second->ResumeStep().value(), expected.losses[0], 1e-6 * expected.losses[0]);
+      EXPECT_NEAR(second->Step(real.batches[1]).value(), expected.losses[1],
+                  1e-6 * expected.losses[1]);
+    }
+  }
+}
+
+// --- how a step is stopped, and what may happen while it waits ---
+
+TEST(SuspendedStep, StopsAtOnceWhenAnotherThreadWants) {
+  const RealModel real = CharGpt();
+  const Undisturbed expected(real);
+  auto session = SessionOf(real);
+  session->set_suspend(true);
+  EXPECT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+  EXPECT_EQ(session->ResumeStep().status().code(), StatusCode::kSuspended);  // not yet
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    for (bool suspend = false; !done; suspend = !suspend) session->set_suspend(suspend);
+    session->set_suspend(false);
+  });
+  int stops = 0;
+  const auto ended = [&](Result<double> loss) {
+    while (!loss.ok() && loss.status().code() == StatusCode::kSuspended) {
+      ++stops;
+      loss = session->ResumeStep();
+    }
+    return loss;
+  };
+  EXPECT_EQ(ended(session->ResumeStep()).value(), expected.losses[0]);
+  EXPECT_EQ(ended(session->Step(real.batches[1])).value(), expected.losses[1]);
+  done = true;
+  other.join();
+  EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
+}
+
+TEST(SuspendedStep, NothingElseBeginsWhileItWaits) {
+  const RealModel real = Digits();
+  const Undisturbed expected(real);
+  auto session = SessionOf(real);
+  EXPECT_EQ(session->ResumeStep().status().message(), "no step waits");
+  EXPECT_EQ(session->DropStep().message(), "no step waits");
+  session->SuspendAt(5);
+  ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+  EXPECT_THAT(session->Step(real.batches[0]).status().message(), HasSubstr("a step waits"));
+  const Tensor w = session->Parameter("w0").value();
+  EXPECT_THAT(session->SetParameter("w0", w).message(), HasSubstr("a step waits"));
+  EXPECT_THAT(session->BindParameter("w0", w).message(), HasSubstr("a step waits"));
+  EXPECT_TRUE(session->Evaluate(real.batches[0]).ok());
+  EXPECT_EQ(session->ResumeStep().value(), expected.losses[0]);
+  EXPECT_EQ(session->updates(), 1);
+}
+
+TEST(SuspendedStep, GivenUpItHasChangedNothing) {
+  const RealModel real = Digits();
+  const Undisturbed expected(real);
+  auto session = SessionOf(real);
+  for (const int at : {0, 7, 14}) {
+    session->SuspendAt(at);
+    ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+    ASSERT_TRUE(session->DropStep().ok());
+  }
+  EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses[0]);
+  EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
+  // Among its updates it cannot be given up: the error says so, and the session wants a checkpoint.
+  session->SuspendAt(expected.steps - 1);
+  ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+  EXPECT_THAT(session->DropStep().message(), HasSubstr("parameters may be half updated"));
+  EXPECT_FALSE(session->Step(real.batches[0]).ok());
+}
+
+TEST(SuspendedStep, IsRefusedByAnotherModel) {
+  const RealModel real = Digits(), other = DigitsWithDropout();
+  auto first = SessionOf(real), second = SessionOf(other);
+  TemporaryFolder folder;
+  first->SuspendAt(5);
+  ASSERT_EQ(first->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+  ASSERT_TRUE(first->Save(folder.path("step")).ok());
+  const Values before = Everything(*second, StepRunner(other).names());
+  const Status status = second->Restore(folder.path("step")).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("does not fit the program"));
+  EXPECT_TRUE(SameBits(Everything(*second, StepRunner(other).names()), before));
+  EXPECT_FALSE(second->suspended());
+}
+
+}  // namespace
+}  // namespace caesura::testing
