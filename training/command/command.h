@@ -15,7 +15,8 @@ class App;
 
 namespace caesura::command {
 
-enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2 };
+// kStopped: by a signal; what was under way is saved where the user has asked for it.
+enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kStopped = 3 };
 
 using RunFunction = std::function<int()>;
 
@@ -24,6 +25,7 @@ void AddEvaluate(CLI::App& app, RunFunction* run);
 void AddPredict(CLI::App& app, RunFunction* run);
 void AddInspect(CLI::App& app, RunFunction* run);
 void AddBench(CLI::App& app, RunFunction* run);
+void AddReplay(CLI::App& app, RunFunction* run);
 void AddReport(CLI::App& app, RunFunction* run);
 void AddConformance(CLI::App& app, RunFunction* run);
 void AddConvert(CLI::App& app, RunFunction* run);
@@ -34,7 +36,7 @@ void AddCache(CLI::App& app, RunFunction* run);
 // What `caesura --version` prints.
 std::string VersionText();
 
-// "caesura: MESSAGE" on stderr; returns kFailed.
+// "caesura: MESSAGE" on stderr; returns kFailed, or kStopped for kCancelled.
 int Report(const Status& status);
 
 // kDone, or what Report(status) returns.

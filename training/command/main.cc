@@ -18,13 +18,16 @@ int main(int argc, char** argv) {
       "the command line goes first");
   app.allow_config_extras(CLI::config_extras_mode::error);  // a misspelt option is told of
   app.fallthrough();  // --config may stand after the command, too
-  app.footer("'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage.");
+  app.footer(
+      "'caesura COMMAND --help' says more. Exit codes: 0 done, 1 failed, 2 wrong usage, "
+      "3 stopped by a signal.");
   RunFunction run;
   caesura::command::AddTrain(app, &run);
   caesura::command::AddEvaluate(app, &run);
   caesura::command::AddPredict(app, &run);
   caesura::command::AddInspect(app, &run);
   caesura::command::AddBench(app, &run);
+  caesura::command::AddReplay(app, &run);
   caesura::command::AddReport(app, &run);
   caesura::command::AddConformance(app, &run);
   caesura::command::AddConvert(app, &run);
