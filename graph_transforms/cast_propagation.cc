@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "core/graph/op_traits.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -35,7 +36,8 @@ class CastPropagation : public Pass {
     for (const auto& node : graph.nodes()) {
       Node* cast = node.get();
       while (Node* view = MakerOfWidened(graph, *cast)) {
-        if (!IsView(*view) || view->provider() != cast->provider()) break;
+        if (TraitsOf(*view).view == OpTraits::View::kNone || view->provider() != cast->provider())
+          break;
         Value* source = view->input(0);
         TakeOutput(graph, view, cast);
         ValueType type = source->type();

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "core/graph/op_schema.h"
+#include "core/graph/op_traits.h"
 #include "graph_transforms/replacements.h"
 
 namespace caesura {
@@ -44,11 +45,8 @@ bool AppendAttribute(std::string& key, const Attribute& attribute) {
 }
 
 bool IsRandom(const Node& node) {
-  static const std::unordered_set<std::string> kRandom = {
-      "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
-      "Bernoulli",    "Multinomial",   "Dropout"};
   const OpSchemaSpec* spec = FindOpSchemaSpec(node);
-  return kRandom.count(node.op_type()) > 0 || (spec != nullptr && !spec->is_deterministic);
+  return TraitsOf(node).random || (spec != nullptr && !spec->is_deterministic);
 }
 
 class CommonSubexpression : public Pass {

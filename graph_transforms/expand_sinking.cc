@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/expand_sinking.h"
 
-#include <algorithm>
-#include <array>
-#include <string_view>
-
 #include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
+#include "core/graph/op_traits.h"
 
 namespace caesura {
 namespace {
 
 bool IsArithmetic(const Node& node) {
-  static constexpr std::array<std::string_view, 4> kOps = {"Add", "Sub", "Mul", "Div"};
-  return node.domain().empty() &&
-         std::find(kOps.begin(), kOps.end(), node.op_type()) != kOps.end() &&
-         node.input(0) != nullptr && node.input(1) != nullptr && node.output(0) != nullptr;
+  return TraitsOf(node).arithmetic && node.input(0) != nullptr && node.input(1) != nullptr &&
+         node.output(0) != nullptr;
 }
 
 // What input `i` is an Expand of, where all shapes are known.

@@ -3,9 +3,6 @@
 #ifndef CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
 #define CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
 
-#include <string>
-#include <unordered_set>
-
 #include "core/graph/node.h"
 #include "core/providers/cpu_provider.h"
 
@@ -15,13 +12,6 @@ namespace caesura {
 inline const Node* MadeBy(const Value* value, const char* op_type) {
   const Node* node = value == nullptr ? nullptr : value->producer();
   return node != nullptr && node->Is(op_type) ? node : nullptr;
-}
-
-// Whether output 0 is input 0 in another shape or order, and nothing else.
-inline bool IsView(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"Flatten", "Identity",  "Reshape",
-                                                       "Squeeze", "Transpose", "Unsqueeze"};
-  return node.domain().empty() && kOps.count(node.op_type()) > 0;
 }
 
 // Whether the node casts halves to float32.

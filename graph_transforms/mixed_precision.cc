@@ -2,12 +2,11 @@
 #include "graph_transforms/mixed_precision.h"
 
 #include <algorithm>
-#include <climits>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "core/graph/node_metadata.h"
+#include "core/graph/op_traits.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -15,31 +14,6 @@ namespace {
 
 bool IsFloat32(const Value* value) {
   return value != nullptr && value->type().is_tensor() && value->dtype() == DType::kFloat32;
-}
-
-bool ComputesInHalf(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"Attention", "Conv", "ConvTranspose",
-                                                       "Einsum",    "Gemm", "MatMul"};
-  return node.domain().empty() ? kOps.count(node.op_type()) > 0
-                               : node.Is("FusedMatMul", kCaesuraDomain);
-}
-
-// Of ops that compute in the type that they are given: how many of the first inputs share that
-// type.
-int FollowingInputs(const Node& node) {
-  static const std::unordered_map<std::string, int> kOps = {
-      {"Abs", 1},          {"Add", 2},          {"AveragePool", 1},  {"Clip", 3},
-      {"Concat", INT_MAX}, {"DepthToSpace", 1}, {"Div", 2},          {"Dropout", 1},
-      {"Elu", 1},          {"Expand", 1},       {"Flatten", 1},      {"Gather", 1},
-      {"Gelu", 1},         {"HardSigmoid", 1},  {"HardSwish", 1},    {"Identity", 1},
-      {"LeakyRelu", 1},    {"Max", INT_MAX},    {"MaxPool", 1},      {"Min", INT_MAX},
-      {"Mul", 2},          {"Neg", 1},          {"Relu", 1},         {"Reshape", 1},
-      {"Sigmoid", 1},      {"Slice", 1},        {"SpaceToDepth", 1}, {"Split", 1},
-      {"Squeeze", 1},      {"Sub", 2},          {"Swish", 1},        {"Tanh", 1},
-      {"Tile", 1},         {"Transpose", 1},    {"Unsqueeze", 1},    {"Where", 3}};
-  if (!node.domain().empty()) return 0;
-  auto it = kOps.find(node.op_type());
-  return it == kOps.end() ? 0 : it->second;
 }
 
 bool ReadsShape(const Node& node) { return node.Is("Shape") || node.Is("Size"); }
@@ -54,9 +28,9 @@ class Rewriter {
     bool changed = false;
     for (Node* node : nodes) {
       node_ = node;
-      const int inputs = ComputesInHalf(*node) ? INT_MAX
-                         : Follows(*node)      ? FollowingInputs(*node)
-                                               : 0;
+      const OpTraits& traits = TraitsOf(*node);
+      const bool narrows = traits.computes_in_half || Follows(*node, traits.half_inputs);
+      const int inputs = narrows ? traits.half_inputs : 0;
       std::vector<Node*> widened;
       if (inputs > 0 && IsFloat32(node->output(0))) {
         Narrow(node, inputs, &widened);
@@ -78,9 +52,9 @@ class Rewriter {
     return tensor != nullptr && tensor->shape().rank() <= 1;
   }
 
-  // Whether the activations that it reads are in half already.
-  bool Follows(const Node& node) const {
-    const int count = std::min<int>(FollowingInputs(node), static_cast<int>(node.inputs().size()));
+  // Whether the activations among the first inputs are in half already.
+  bool Follows(const Node& node, int first_inputs) const {
+    const int count = std::min(first_inputs, static_cast<int>(node.inputs().size()));
     bool any = false;
     for (int i = 0; i < count; ++i) {
       const Value* input = node.inputs()[i];
@@ -112,8 +86,8 @@ class Rewriter {
     }
     Value* half = graph_.AddValue(value->name() + "/half", HalfType(*value));
     const Node* producer = value->producer();
-    if (producer != nullptr && value->graph() == &graph_ && IsView(*producer) &&
-        IsFloat32(producer->input(0))) {
+    if (producer != nullptr && value->graph() == &graph_ &&
+        TraitsOf(*producer).view != OpTraits::View::kNone && IsFloat32(producer->input(0))) {
       std::vector<Value*> inputs = producer->inputs();
       inputs[0] = Half(inputs[0]);
       Node* view =

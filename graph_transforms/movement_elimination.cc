@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/graph/op_traits.h"
 #include "graph_transforms/replacements.h"
 
 namespace caesura {
@@ -41,9 +42,7 @@ std::vector<int64_t> PermutationOf(const Node& node) {
   return reversed;
 }
 
-bool IsReshaping(const Node& node) {
-  return node.Is("Reshape") || node.Is("Squeeze") || node.Is("Unsqueeze") || node.Is("Flatten");
-}
+bool IsReshaping(const Node& node) { return TraitsOf(node).view == OpTraits::View::kReshape; }
 
 // The value that the node's output is, after the node has been made to read past the one before it.
 // Null: another value.

@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/node_metadata.h"
+#include "core/graph/op_traits.h"
 #include "graph_transforms/dead_node_elimination.h"
 
 namespace caesura {
@@ -17,25 +18,30 @@ const Shape& ShapeOf(const ExecutionPlan& plan, const Step& step, uint32_t argum
   return plan.values()[plan.argument_values()[step.first_argument + argument]].shape;
 }
 
+// Multiply-adds of a product whose rows of the second factor are as long as those of `a`.
+double ProductMultiplyAdds(const Node& node, const Shape& a, double elements) {
+  if (a.rank() == 0) return elements;
+  const bool transposed = node.Attr<int64_t>("transA", 0) != 0 && a.rank() > 1;
+  return elements * static_cast<double>(a[a.rank() - (transposed ? 2 : 1)]);
+}
+
 // Multiply-adds of the ops that have more of them than elements.
 double MultiplyAdds(const ExecutionPlan& plan, const Step& step) {
-  const Node& node = *step.node;
-  const Shape &a = ShapeOf(plan, step, 0), &y = ShapeOf(plan, step, step.input_count);
+  const Shape& y = ShapeOf(plan, step, step.input_count);
   const auto elements = static_cast<double>(y.elements());
-  if (node.Is("MatMul") || node.Is("Gemm") || node.Is("FusedMatMul", kCaesuraDomain)) {
-    if (a.rank() == 0) return elements;
-    const bool transposed = node.Attr<int64_t>("transA", 0) != 0 && a.rank() > 1;
-    return elements * static_cast<double>(a[a.rank() - (transposed ? 2 : 1)]);
+  switch (TraitsOf(*step.node).work) {
+    case OpTraits::Work::kProduct:
+      return ProductMultiplyAdds(*step.node, ShapeOf(plan, step, 0), elements);
+    case OpTraits::Work::kConvolution:
+      if (y.rank() < 2 || y[1] == 0) return 0;
+      return elements * static_cast<double>(ShapeOf(plan, step, 1).elements()) /
+             static_cast<double>(y[1]);
+    case OpTraits::Work::kAttention: {
+      const Shape& k = ShapeOf(plan, step, 1);
+      return 2 * elements * static_cast<double>(k[k.rank() - 2]);
+    }
+    default: return 0;
   }
-  if (node.Is("Conv") && y.rank() > 1 && y[1] > 0) {
-    return elements * static_cast<double>(ShapeOf(plan, step, 1).elements()) /
-           static_cast<double>(y[1]);
-  }
-  if (node.Is("Attention") || node.Is("AttentionTraining", kCaesuraDomain)) {
-    const Shape& k = ShapeOf(plan, step, 1);
-    return 2 * elements * static_cast<double>(k[k.rank() - 2]);
-  }
-  return 0;
 }
 
 // Bytes that the step moves, and its multiply-adds: a core takes about as many of them in the time

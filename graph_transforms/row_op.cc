@@ -2,106 +2,15 @@
 #include "graph_transforms/row_op.h"
 
 #include <algorithm>
-#include <string>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "core/graph/graph.h"
+#include "core/graph/op_traits.h"
 #include "graph_transforms/same_dims.h"
 
 namespace caesura {
 namespace {
 
-bool IsElementwise(const Node& node) {
-  static const std::unordered_set<std::string> kOnnx = {"Abs",
-                                                        "Add",
-                                                        "And",
-                                                        "Cast",
-                                                        "Ceil",
-                                                        "Celu",
-                                                        "Clip",
-                                                        "Cos",
-                                                        "Div",
-                                                        "Elu",
-                                                        "Equal",
-                                                        "Erf",
-                                                        "Exp",
-                                                        "Floor",
-                                                        "Gelu",
-                                                        "Greater",
-                                                        "GreaterOrEqual",
-                                                        "HardSigmoid",
-                                                        "HardSwish",
-                                                        "IsInf",
-                                                        "IsNaN",
-                                                        "LeakyRelu",
-                                                        "Less",
-                                                        "LessOrEqual",
-                                                        "Log",
-                                                        "Max",
-                                                        "Mean",
-                                                        "Min",
-                                                        "Mish",
-                                                        "Mul",
-                                                        "Neg",
-                                                        "Not",
-                                                        "Or",
-                                                        "Pow",
-                                                        "Reciprocal",
-                                                        "Relu",
-                                                        "Round",
-                                                        "Selu",
-                                                        "Sigmoid",
-                                                        "Sign",
-                                                        "Sin",
-                                                        "Softplus",
-                                                        "Softsign",
-                                                        "Sqrt",
-                                                        "Sub",
-                                                        "Sum",
-                                                        "Swish",
-                                                        "Tanh",
-                                                        "ThresholdedRelu",
-                                                        "Where",
-                                                        "Xor"};
-  static const std::unordered_set<std::string> kOurs = {"GeluGrad", "ReluGrad", "SigmoidGrad",
-                                                        "TanhGrad"};
-  if (node.domain().empty()) return kOnnx.count(node.op_type()) > 0;
-  return node.domain() == kCaesuraDomain && kOurs.count(node.op_type()) > 0;
-}
-
-// Ops that work along `axis` and give each row one of its own; with the attribute's default and the
-// outputs that are sums over all rows.
-struct AxisOp {
-  int64_t axis;
-  std::vector<int> columns;
-};
-
-const AxisOp* FindAxisOp(const Node& node) {
-  static const std::unordered_map<std::string, AxisOp> kOps = {
-      {"Softmax", {-1, {}}},
-      {"LogSoftmax", {-1, {}}},
-      {"LayerNormalization", {-1, {}}},
-      {"RMSNormalization", {-1, {}}},
-      {"Concat", {-1, {}}},
-      {"Split", {0, {}}},
-      {"ai.caesura.SoftmaxGrad", {-1, {}}},
-      {"ai.caesura.LogSoftmaxGrad", {-1, {}}},
-      {"ai.caesura.LayerNormalizationGrad", {-1, {1, 2}}},
-      {"ai.caesura.RMSNormalizationGrad", {-1, {1}}},
-  };
-  auto it =
-      kOps.find(node.domain().empty() ? node.op_type() : node.domain() + "." + node.op_type());
-  return it == kOps.end() ? nullptr : &it->second;
-}
-
-bool IsReduction(const Node& node) {
-  static const std::unordered_set<std::string> kOps = {"ReduceSum", "ReduceMean",      "ReduceMax",
-                                                       "ReduceMin", "ReduceSumSquare", "ReduceL2"};
-  return node.domain().empty() && kOps.count(node.op_type()) > 0;
-}
-
-// Reduces the last axis alone and keeps it as one.
+// Reduces only the last axis, and keeps it as one.
 bool ReducesRow(const Node& node, int64_t rank) {
   const Value* axes = node.input(1);
   if (axes == nullptr || node.Attr<int64_t>("keepdims", 1) != 1) return false;
@@ -138,19 +47,20 @@ bool GoesWith(const Dims& dims, const Dims& rows) {
 }  // namespace
 
 std::optional<RowOp> AsRowOp(const Node& node) {
+  const OpTraits& traits = TraitsOf(node);
+  const bool sums_rows = traits.rows == OpTraits::Rows::kSums;
+  const bool reduces = traits.rows == OpTraits::Rows::kReduces;
+  if (traits.rows == OpTraits::Rows::kNone && !traits.elementwise) return std::nullopt;
   RowOp op;
-  const AxisOp* axis_op = FindAxisOp(node);
-  const bool sums_rows = node.Is("SumTo", kCaesuraDomain), reduces = IsReduction(node);
-  if (axis_op == nullptr && !sums_rows && !reduces && !IsElementwise(node)) return std::nullopt;
+  op.columns = traits.row_sums;
   const Dims* whole = DimsOf(sums_rows || reduces ? node.input(0) : node.output(0));
   if (whole == nullptr || whole->size() < 2) return std::nullopt;
   op.rows = RowsOf(*whole);
   if (!GoesWith(*whole, op.rows)) return std::nullopt;  // a dim without a name is no row's
   const auto rank = static_cast<int64_t>(whole->size());
-  if (axis_op != nullptr) {
-    const int64_t axis = node.Attr<int64_t>("axis", axis_op->axis);
+  if (traits.rows == OpTraits::Rows::kAlongAxis) {
+    const int64_t axis = node.Attr<int64_t>("axis", traits.row_axis);
     if (axis != -1 && axis != rank - 1) return std::nullopt;
-    op.columns = axis_op->columns;
   }
   if (reduces && !ReducesRow(node, rank)) return std::nullopt;
   const bool splits = node.Is("Split");
@@ -158,7 +68,6 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     const Dims* sum = DimsOf(node.output(0));
     if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back()))
       return std::nullopt;
-    op.columns = {0};
   }
   const bool reads_shape = sums_rows || reduces || splits;  // input 1
   for (size_t i = 0; i < node.inputs().size(); ++i) {

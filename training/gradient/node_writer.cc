@@ -2,25 +2,12 @@
 #include "training/gradient/node_writer.h"
 
 #include <algorithm>
-#include <set>
 
 #include "core/graph/op_schema.h"
+#include "core/graph/op_traits.h"
 
 namespace caesura::gradient {
 namespace {
-
-const std::set<std::string>& BoolOps() {
-  static const auto* ops =
-      new std::set<std::string>{"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And",
-                                "Or",    "Not",     "IsInf",          "IsNaN"};
-  return *ops;
-}
-
-const std::set<std::string>& Int64Ops() {
-  static const auto* ops =
-      new std::set<std::string>{"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"};
-  return *ops;
-}
 
 // [start, end) of a shape as the Shape op clamps them.
 std::pair<int64_t, int64_t> DimRange(int64_t start, int64_t end, int64_t rank) {
@@ -42,8 +29,8 @@ ValueType OutputType(const std::string& op_type, const std::vector<Value*>& inpu
     type.shape.reset();
     return type;
   };
-  if (BoolOps().count(op_type)) return ValueType::Tensor(DType::kBool);
-  if (Int64Ops().count(op_type)) return ValueType::Tensor(DType::kInt64);
+  const DType result = TraitsOf(op_type).result;
+  if (result != DType::kUndefined) return ValueType::Tensor(result);
   if (op_type == "If" || op_type == "Loop" || op_type == "Scan" || op_type == "SequenceEmpty")
     return {};
   if (op_type == "Cast") {
