@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 
-#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 #include "core/kernels/spec/attention_spec.h"
 #include "graph_transforms/matching.h"
@@ -112,11 +111,10 @@ class Fuser {
 
   Value* Add(const char* op_type, std::vector<Value*> inputs, ValueType type,
              AttributeMap attributes = {}) {
-    Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes));
-    node->set_since_version(SinceVersion(op_type, ""));
-    CopyMetadata(*whole_, node);
-    node->output(0)->set_type(std::move(type));
-    return node->output(0);
+    Value* output =
+        graph_.AddValue(graph_.UniqueName(op_type + std::string("_out")), std::move(type));
+    graph_.InsertBefore(*whole_, {op_type, std::move(inputs), {output}, std::move(attributes)});
+    return output;
   }
 
   // K, of which `value` is the transpose; null where that does not show.
@@ -283,7 +281,6 @@ class Fuser {
     const Node* softmax = SoftmaxBehind(product->input(0));
     const int64_t axis = softmax->Attr<int64_t>("axis", -1);
     if ((axis != -1 && axis != 3) || !HasTiledKernel(product->output(0)->dtype())) return false;
-    const size_t first = graph_.nodes().size();
     Scores scores;
     bool matches = MatchScores(softmax->input(0), &scores);
     Value *k = scores.k, *v = product->input(1);
@@ -292,23 +289,19 @@ class Fuser {
       v = Unrepeated(v);
     }
     matches = matches && Fit(scores.q, k, v);
-    if (matches) {
-      std::vector<Value*> inputs = {scores.q, k, v};
-      if (scores.mask != nullptr) inputs.push_back(scores.mask);
-      const bool zeros = Part(product->input(0), "Where") != nullptr;
-      AttributeMap attributes = {
-          {"scale", static_cast<float>(scores.scale)},
-          {kNanRows, static_cast<int64_t>(zeros ? NanRows::kZero : NanRows::kKept)}};
-      if (scores.hidden) attributes[kHiddenScore] = *scores.hidden;
-      Node* attention = graph_.AddNode("Attention", std::move(inputs),
-                                       graph_.ReleaseOutputs(product), std::move(attributes), "",
-                                       graph_.UniqueName(product->name() + ".attention"));
-      attention->set_since_version(SinceVersion("Attention", ""));
-      CopyMetadata(*product, attention);
-    }
-    graph_.MoveTailBefore(first, product);
-    if (matches) graph_.RemoveNode(product);
-    return matches;
+    if (!matches) return false;
+    std::vector<Value*> inputs = {scores.q, k, v};
+    if (scores.mask != nullptr) inputs.push_back(scores.mask);
+    const bool zeros = Part(product->input(0), "Where") != nullptr;
+    AttributeMap attributes = {
+        {"scale", static_cast<float>(scores.scale)},
+        {kNanRows, static_cast<int64_t>(zeros ? NanRows::kZero : NanRows::kKept)}};
+    if (scores.hidden) attributes[kHiddenScore] = *scores.hidden;
+    graph_.InsertBefore(
+        *product, {"Attention", std::move(inputs), graph_.ReleaseOutputs(product),
+                   std::move(attributes), "", graph_.UniqueName(product->name() + ".attention")});
+    graph_.RemoveNode(product);
+    return true;
   }
 
   Graph& graph_;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/cast_propagation.h"
 
-#include <unordered_map>
-
+#include "core/graph/graph_edit.h"
 #include "core/graph/op_traits.h"
 #include "graph_transforms/matching.h"
 
@@ -31,8 +30,7 @@ class CastPropagation : public Pass {
 
   Result<bool> Run(Model& model) override {
     Graph& graph = *model.graph;
-    std::unordered_set<const Node*> gone;
-    std::unordered_map<const Node*, const Node*> ahead;  // the view that a cast goes ahead of
+    GraphEdit edit(graph);
     for (const auto& node : graph.nodes()) {
       Node* cast = node.get();
       while (Node* view = MakerOfWidened(graph, *cast)) {
@@ -45,25 +43,16 @@ class CastPropagation : public Pass {
         cast->SetInput(0, source);
         cast->SetOutput(0, graph.AddValue(source->name() + "/wide", std::move(type)));
         view->SetInput(0, cast->output(0));
-        ahead[cast] = view;
+        edit.MoveBefore(*cast, *view);
       }
       Node* sum = MakerOfWidened(graph, *cast);
       if (sum == nullptr || !sum->Is("SumTo", kCaesuraDomain) || !MayBecomeOne(*sum, *cast))
         continue;
       TakeOutput(graph, sum, cast);
       sum->SetAttribute("dtype", static_cast<int64_t>(DType::kFloat32));
-      gone.insert(cast);
+      edit.Remove(*cast);
     }
-    if (gone.empty() && ahead.empty()) return false;
-    std::vector<const Node*> order;
-    std::unordered_map<const Node*, const Node*> first;  // the cast that a view waits for
-    for (const auto& [cast, view] : ahead) first[view] = cast;
-    for (const auto& node : graph.nodes()) {
-      if (auto it = first.find(node.get()); it != first.end()) order.push_back(it->second);
-      if (ahead.count(node.get()) == 0) order.push_back(node.get());
-    }
-    graph.Reorder(order);
-    graph.RemoveNodes(gone);
+    if (!edit.Finish()) return false;
     graph.RemoveUnusedValues();
     return true;
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/cpu_fallback.h"
 
-#include <algorithm>
+#include <map>
 
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "graph_transforms/cpu_fallback_modes.h"
 #include "graph_transforms/shape_cut.h"
 
@@ -20,13 +20,14 @@ constexpr std::pair<const char*, CpuFallbackMode> kModes[] = {
     {"on", CpuFallbackMode::kOn},
 };
 
-// Puts a copy of each such node behind it, which runs on the device; the node itself keeps its
-// names and goes to the host. Returns the values of the copies by the values that they stand for.
-std::unordered_map<const Value*, Value*> AddTwins(const std::vector<Node*>& both) {
-  std::unordered_map<const Value*, Value*> twins;
-  std::unordered_map<const Node*, const Node*> twin_of;
-  std::unordered_set<Graph*> graphs;
-  for (Node* node : both) {
+using Twins = std::unordered_map<const Value*, Value*>;
+
+// Puts a copy of each such node after it, which runs on the device; the node itself keeps its names
+// and goes to the host. Returns the values of the copies by the values that they stand for.
+Twins AddTwins(const std::vector<Node*>& both) {
+  Twins twins;
+  std::map<Graph*, GraphEdit> edits;
+  for (const Node* node : both) {
     Graph& graph = *node->graph();
     std::vector<Value*> outputs;
     for (const Value* output : node->outputs()) {
@@ -35,25 +36,9 @@ std::unordered_map<const Value*, Value*> AddTwins(const std::vector<Node*>& both
                             : graph.AddValue(output->name() + "_on_device", output->type()));
       if (output != nullptr) twins[output] = outputs.back();
     }
-    Node* twin = graph.AddNode(node->op_type(), node->inputs(), std::move(outputs),
-                               node->attributes(), node->domain(), node->name() + "_on_device");
-    twin->set_since_version(node->since_version());
-    CopyMetadata(*node, twin);
-    twin_of[node] = twin;
-    graphs.insert(&graph);
-  }
-  for (Graph* graph : graphs) {
-    std::vector<const Node*> order;
-    const size_t first_twin =
-        graph->nodes().size() -
-        static_cast<size_t>(std::count_if(
-            both.begin(), both.end(), [&](const Node* node) { return node->graph() == graph; }));
-    for (size_t i = 0; i < first_twin; ++i) {
-      order.push_back(graph->nodes()[i].get());
-      if (auto twin = twin_of.find(order.back()); twin != twin_of.end())
-        order.push_back(twin->second);
-    }
-    graph->Reorder(order);
+    const Node* twin =
+        graph.CloneNode(*node, node->inputs(), std::move(outputs), node->name() + "_on_device");
+    edits.try_emplace(&graph, graph).first->second.MoveAfter(*twin, *node);
   }
   return twins;
 }
@@ -105,6 +90,8 @@ class CpuFallback : public Pass {
   bool MoveChains(Graph& graph, const ShapeChains& chains, CpuFallbackReport* report) const;
   bool MayMoveBodies(const Graph& graph, const ShapeCut& cut) const;
   static bool Apply(const ShapeChains& chains, const ShapeCut& cut);
+  static void TurnReaders(const ShapeChains& chains, const ShapeCut& cut, const Twins& twins);
+  static void TurnResults(const ShapeChains& chains, const ShapeCut& cut, const Twins& twins);
   static void Describe(const ShapeChains& chains, const ShapeCut& cut, CpuFallbackReport* report);
 
   ProviderList providers_;
@@ -152,20 +139,8 @@ bool CpuFallback::MoveChains(Graph& graph, const ShapeChains& chains,
   return Apply(chains, cut);
 }
 
-bool CpuFallback::Apply(const ShapeChains& chains, const ShapeCut& cut) {
-  std::vector<Node*> both;
-  bool changed = false;
-  for (Node* node : chains.nodes()) {
-    if (!cut.OnHost(*node)) continue;
-    changed = true;
-    if (cut.OnDevice(*node)) both.push_back(node);
-  }
-  const std::unordered_map<const Value*, Value*> twins = AddTwins(both);
-  auto on_device = [&](Value* value) {
-    auto twin = twins.find(value);
-    return twin == twins.end() ? value : twin->second;
-  };
-  // Readers on the device turn to the copies. A node that is there twice reads on both sides.
+// Readers on the device turn to the copies. A node that is there twice reads on both sides.
+void CpuFallback::TurnReaders(const ShapeChains& chains, const ShapeCut& cut, const Twins& twins) {
   for (Node* node : chains.nodes()) {
     const bool only_host = cut.OnHost(*node) && !cut.OnDevice(*node);
     if (chains.RunsOnHost(*node) || only_host) continue;
@@ -174,28 +149,42 @@ bool CpuFallback::Apply(const ShapeChains& chains, const ShapeCut& cut) {
       if (cut.OnHost(*node) && output != nullptr) reader = twins.at(output)->producer();
     }
     for (int i = 0; i < static_cast<int>(node->inputs().size()); ++i) {
-      Value* input = node->input(i);
-      if (input != nullptr && !chains.ReadsOnHost(*node, i) && on_device(input) != input) {
-        reader->SetInput(i, on_device(input));
-      }
+      const auto twin = twins.find(node->input(i));
+      if (twin != twins.end() && !chains.ReadsOnHost(*node, i)) reader->SetInput(i, twin->second);
     }
   }
-  // So does what If and Loop hand on from the device.
+}
+
+// So does what If and Loop hand on from the device.
+void CpuFallback::TurnResults(const ShapeChains& chains, const ShapeCut& cut, const Twins& twins) {
   for (const HandedOn& on : chains.handed_on()) {
     const bool settled = on.results.empty() || chains.IsOnHost(on.results.front()) ||
                          cut.IsSettled(on.results.front());
     for (const auto& [source, graph] : on.sources) {
-      if (settled || on_device(source) == source) continue;
-      for (int i = 0; i < static_cast<int>(graph->outputs().size()) && graph != on.owner->graph();
-           ++i) {
-        if (graph->outputs()[i] == source) graph->SetOutput(i, on_device(source));
+      const auto twin = twins.find(source);
+      if (settled || twin == twins.end()) continue;
+      const bool inside = graph != on.owner->graph();  // a result of a body
+      for (int i = 0; inside && i < static_cast<int>(graph->outputs().size()); ++i) {
+        if (graph->outputs()[i] == source) graph->SetOutput(i, twin->second);
       }
-      for (int i = 0; i < static_cast<int>(on.owner->inputs().size()) && graph == on.owner->graph();
-           ++i) {
-        if (on.owner->input(i) == source && i >= 2) on.owner->SetInput(i, on_device(source));
+      for (int i = 2; !inside && i < static_cast<int>(on.owner->inputs().size()); ++i) {
+        if (on.owner->input(i) == source) on.owner->SetInput(i, twin->second);
       }
     }
   }
+}
+
+bool CpuFallback::Apply(const ShapeChains& chains, const ShapeCut& cut) {
+  std::vector<Node*> both;
+  bool changed = false;
+  for (Node* node : chains.nodes()) {
+    if (!cut.OnHost(*node)) continue;
+    changed = true;
+    if (cut.OnDevice(*node)) both.push_back(node);
+  }
+  const Twins twins = AddTwins(both);
+  TurnReaders(chains, cut, twins);
+  TurnResults(chains, cut, twins);
   for (Node* node : chains.nodes()) {
     if (cut.OnHost(*node)) node->set_provider(chains.host().name());
   }

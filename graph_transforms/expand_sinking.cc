@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/expand_sinking.h"
 
-#include "core/graph/node_metadata.h"
-#include "core/graph/op_schema.h"
+#include "core/graph/graph_edit.h"
 #include "core/graph/op_traits.h"
 
 namespace caesura {
@@ -26,28 +25,26 @@ Value* Expanded(const Node& node, int i) {
 }
 
 // Puts the node's arithmetic in front of the Expand that its input `i` comes from.
-void GoBehind(Graph& graph, Node& node, int i, const Shape& shape) {
+void SinkExpand(Graph& graph, GraphEdit& edit, Node& node, int i, const Shape& shape) {
   const Node* expand = node.input(i)->producer();
-  const size_t tail = graph.nodes().size();
   std::vector<Value*> inputs = {node.input(0), node.input(1)};
   inputs[i] = expand->input(0);
   Value* small = graph.AddValue("", ValueType::Tensor(node.output(0)->dtype(), shape));
-  const std::vector<Value*> outputs = graph.ReleaseOutputs(&node);
-  Node* made[] = {
-      graph.AddNode(node.op_type(), inputs, {small}, {}, "", graph.UniqueName(node.name())),
-      graph.AddNode("Expand", {small, expand->input(1)}, outputs, {}, "",
-                    graph.UniqueName(expand->name()))};
-  for (Node* each : made) {
-    each->set_since_version(SinceVersion(each->op_type(), ""));
-    CopyMetadata(node, each);
-  }
-  graph.MoveTailBefore(tail, &node);
+  edit.InsertBefore(
+      node, {node.op_type(), std::move(inputs), {small}, {}, "", graph.UniqueName(node.name())});
+  edit.Replace(node, {"Expand",
+                      {small, expand->input(1)},
+                      graph.ReleaseOutputs(&node),
+                      {},
+                      "",
+                      graph.UniqueName(expand->name())});
 }
 
 bool RunOn(Graph& graph) {
   bool changed = false;
-  std::unordered_set<const Node*> gone;
-  for (size_t n = 0; n < graph.nodes().size(); ++n) {
+  GraphEdit edit(graph);
+  const size_t count = graph.nodes().size();
+  for (size_t n = 0; n < count; ++n) {
     Node& node = *graph.nodes()[n];
     for (Graph* body : node.Subgraphs()) changed |= RunOn(*body);
     if (!IsArithmetic(node)) continue;
@@ -63,15 +60,12 @@ bool RunOn(Graph& graph) {
         changed = true;
       } else if (other->elements() == 1 && *node.input(i)->type().ConcreteShape() == *result &&
                  node.input(i)->producer()->provider() == node.provider()) {
-        GoBehind(graph, node, i, *shape);
-        gone.insert(&node);
-        n += 2;  // the node itself has moved on by two places
+        SinkExpand(graph, edit, node, i, *shape);
         break;
       }
     }
   }
-  graph.RemoveNodes(gone);
-  return changed || !gone.empty();
+  return edit.Finish() || changed;
 }
 
 class ExpandSinking : public Pass {

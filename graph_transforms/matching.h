@@ -23,7 +23,7 @@ inline bool IsWideningCast(const Node& node) {
 }
 
 // Whether one node of another op may do the work of both: they are pinned alike, and not to a
-// provider that may not know that op. The node takes over the metadata of `a` (CopyMetadata).
+// provider that may not know that op.
 inline bool MayBecomeOne(const Node& a, const Node& b) {
   return a.provider() == b.provider() && (a.provider().empty() || a.provider() == kCpuProviderName);
 }

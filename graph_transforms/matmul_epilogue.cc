@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/matmul_epilogue.h"
 
-#include <unordered_map>
-
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 
@@ -36,27 +34,12 @@ class MatMulEpilogue : public Pass {
         readers.push_back(node.get());
       if (IsWideningCast(*node)) readers.push_back(node.get());
     }
-    std::unordered_map<const Node*, const Node*> replaced;  // by what stands in its place
-    std::unordered_set<const Node*> gone;
+    GraphEdit edit(graph);
     for (Node* node : readers) {
-      Node* fused = node->Is("Cast") ? FuseCast(graph, node) : FuseSum(graph, node);
-      if (fused == nullptr) continue;
-      gone.insert(node);
-      replaced[node] = fused;
+      if (node->Is("Cast")) FuseCast(graph, edit, node);
+      else FuseSum(graph, edit, node);
     }
-    gone.insert(products_.begin(), products_.end());
-    if (replaced.empty()) return false;
-    std::vector<const Node*> order;
-    for (const auto& node : graph.nodes()) {
-      auto it = replaced.find(node.get());
-      if (it != replaced.end() && gone.count(it->second) == 0) order.push_back(it->second);
-      if (gone.count(node.get()) == 0 && !made_.count(node.get())) order.push_back(node.get());
-    }
-    graph.RemoveNodes(gone);
-    graph.Reorder(order);
-    made_.clear();
-    products_.clear();
-    return true;
+    return edit.Finish();
   }
 
  private:
@@ -70,18 +53,16 @@ class MatMulEpilogue : public Pass {
   }
 
   // The product with other inputs and attributes, in the place of `reader`.
-  Node* Replace(Graph& graph, const Node* product, Node* reader, std::vector<Value*> inputs,
-                AttributeMap attributes) {
-    Node* fused = graph.AddNode("FusedMatMul", std::move(inputs), graph.ReleaseOutputs(reader),
-                                std::move(attributes), kCaesuraDomain, reader->name() + ".product");
-    CopyMetadata(*product, fused);
-    fused->set_phase(reader->phase());
-    made_.insert(fused);
-    products_.insert(product);
-    return fused;
+  static void Replace(Graph& graph, GraphEdit& edit, const Node* product, Node* reader,
+                      std::vector<Value*> inputs, AttributeMap attributes) {
+    Node* fused =
+        edit.Replace(*reader, {"FusedMatMul", std::move(inputs), graph.ReleaseOutputs(reader),
+                               std::move(attributes), kCaesuraDomain, reader->name() + ".product"});
+    fused->set_source(product->source());
+    edit.Remove(*product);
   }
 
-  Node* FuseSum(Graph& graph, Node* sum) {
+  static void FuseSum(Graph& graph, GraphEdit& edit, Node* sum) {
     for (int side : {0, 1}) {
       Value *factor = sum->input(side), *term = sum->input(1 - side);
       if (factor == nullptr || term == nullptr || factor == term) continue;
@@ -91,21 +72,17 @@ class MatMulEpilogue : public Pass {
       std::vector<Value*> inputs = product->inputs();
       inputs.resize(slot + 1, nullptr);
       inputs[slot] = term;
-      return Replace(graph, product, sum, std::move(inputs), product->attributes());
+      return Replace(graph, edit, product, sum, std::move(inputs), product->attributes());
     }
-    return nullptr;
   }
 
-  Node* FuseCast(Graph& graph, Node* cast) {
+  static void FuseCast(Graph& graph, GraphEdit& edit, Node* cast) {
     const Node* product = ProductOf(graph, cast->input(0), *cast);
-    if (product == nullptr || product->input(kAddend) != nullptr) return nullptr;
+    if (product == nullptr || product->input(kAddend) != nullptr) return;
     AttributeMap attributes = product->attributes();
     attributes["dtype"] = static_cast<int64_t>(DType::kFloat32);
-    return Replace(graph, product, cast, product->inputs(), std::move(attributes));
+    Replace(graph, edit, product, cast, product->inputs(), std::move(attributes));
   }
-
-  std::unordered_set<const Node*> products_;  // that are part of others now
-  std::unordered_set<const Node*> made_;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "core/graph/op_traits.h"
 #include "graph_transforms/matching.h"
 
@@ -20,7 +20,7 @@ bool ReadsShape(const Node& node) { return node.Is("Shape") || node.Is("Size"); 
 
 class Rewriter {
  public:
-  Rewriter(Graph& graph, DType half) : graph_(graph), half_(half) {}
+  Rewriter(Graph& graph, DType half) : graph_(graph), edit_(graph), half_(half) {}
 
   bool Run() {
     std::vector<Node*> nodes;
@@ -31,18 +31,14 @@ class Rewriter {
       const OpTraits& traits = TraitsOf(*node);
       const bool narrows = traits.computes_in_half || Follows(*node, traits.half_inputs);
       const int inputs = narrows ? traits.half_inputs : 0;
-      std::vector<Node*> widened;
       if (inputs > 0 && IsFloat32(node->output(0))) {
-        Narrow(node, inputs, &widened);
+        Narrow(node, inputs);
         changed = true;
       }
       if (ReadsShape(*node) && narrow_.count(node->input(0)) > 0)
         node->SetInput(0, narrow_.at(node->input(0)));
-      order_.push_back(node);
-      order_.insert(order_.end(), widened.begin(), widened.end());
     }
-    if (changed) graph_.Reorder(order_);
-    return changed;
+    return edit_.Finish() || changed;
   }
 
  private:
@@ -71,15 +67,14 @@ class Rewriter {
     return type;
   }
 
-  // For the node that is at work.
-  Node* AddCast(Value* from, Value* to, DType dtype) {
-    Node* cast = graph_.AddNode("Cast", {from}, {to}, {{"to", static_cast<int64_t>(dtype)}}, "",
-                                graph_.UniqueName(from->name() + "/cast"));
-    CopyMetadata(*node_, cast);
-    return cast;
+  NodeSpec Cast(Value* from, Value* to, DType dtype) {
+    return {"Cast", {from},
+            {to},   {{"to", static_cast<int64_t>(dtype)}},
+            "",     graph_.UniqueName(from->name() + "/cast")};
   }
 
-  // The value in half: as it was made, or cast once for all readers, ahead of its views.
+  // The value in half for the node that is at work: as it was made, or cast once for all readers,
+  // ahead of its views.
   Value* Half(Value* value) {
     for (const auto* known : {&narrow_, &casts_}) {
       if (auto it = known->find(value); it != known->end()) return it->second;
@@ -90,20 +85,17 @@ class Rewriter {
         TraitsOf(*producer).view != OpTraits::View::kNone && IsFloat32(producer->input(0))) {
       std::vector<Value*> inputs = producer->inputs();
       inputs[0] = Half(inputs[0]);
-      Node* view =
-          graph_.AddNode(producer->op_type(), std::move(inputs), {half}, producer->attributes(), "",
-                         graph_.UniqueName(producer->name() + "/half"));
-      view->set_since_version(producer->since_version());
-      CopyMetadata(*producer, view);
-      order_.push_back(view);
+      const Node* view = graph_.CloneNode(*producer, std::move(inputs), {half},
+                                          graph_.UniqueName(producer->name() + "/half"));
+      edit_.MoveBefore(*view, *node_);
     } else {
-      order_.push_back(AddCast(value, half, half_));
+      edit_.InsertBefore(*node_, Cast(value, half, half_));
     }
     return casts_[value] = half;
   }
 
-  // Reads and makes half; `widened` cast its outputs back for those who want float32.
-  void Narrow(Node* node, int inputs, std::vector<Node*>* widened) {
+  // The node reads and makes half; casts after it are for those who want float32.
+  void Narrow(Node* node, int inputs) {
     for (int i = 0; i < std::min<int>(inputs, static_cast<int>(node->inputs().size())); ++i) {
       if (IsFloat32(node->inputs()[i])) node->SetInput(i, Half(node->inputs()[i]));
     }
@@ -118,14 +110,14 @@ class Rewriter {
       Value* half = graph_.AddValue(output->name() + "/half", HalfType(*output));
       node->SetOutput(static_cast<int>(i), half);
       narrow_[output] = half;
-      widened->push_back(AddCast(half, output, DType::kFloat32));
+      edit_.InsertAfter(*node, Cast(half, output, DType::kFloat32));
     }
   }
 
   Graph& graph_;
+  GraphEdit edit_;
   const DType half_;
-  const Node* node_ = nullptr;
-  std::vector<const Node*> order_;
+  const Node* node_ = nullptr;                       // that is at work
   std::unordered_map<const Value*, Value*> narrow_;  // made in half
   std::unordered_map<const Value*, Value*> casts_;   // cast to half for those who compute in it
 };

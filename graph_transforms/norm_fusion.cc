@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/norm_fusion.h"
 
-#include "core/graph/node_metadata.h"
-#include "core/graph/op_schema.h"
+#include "core/graph/graph_edit.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 #include "graph_transforms/scalar_value.h"
@@ -13,19 +12,18 @@ namespace {
 class Fuser {
  public:
   Fuser(Graph& graph, const std::unordered_set<std::string>& parameters)
-      : graph_(graph), parameters_(parameters) {}
+      : graph_(graph), parameters_(parameters), edit_(graph) {}
 
   bool Run() {
     std::vector<Node*> products;
     for (const auto& node : graph_.nodes()) {
       if (node->Is("Mul")) products.push_back(node.get());
     }
-    bool changed = false;
     for (Node* node : products) {
       whole_ = node;
-      changed |= Fuse(node, 0) || Fuse(node, 1);
+      if (!Fuse(node, 0)) Fuse(node, 1);
     }
-    return changed;
+    return edit_.Finish();
   }
 
  private:
@@ -99,19 +97,18 @@ class Fuser {
     const auto& row = scale->type().shape;
     if (x == nullptr || !row || row->size() != 1 || !SameDim(row->front(), x->type().shape->back()))
       return false;
-    const size_t first = graph_.nodes().size();
-    Node* norm = graph_.AddNode("RMSNormalization", {x, scale}, graph_.ReleaseOutputs(product),
-                                {{"axis", int64_t{-1}}, {"epsilon", static_cast<float>(epsilon)}},
-                                "", graph_.UniqueName(product->name() + ".norm"));
-    norm->set_since_version(SinceVersion("RMSNormalization", ""));
-    CopyMetadata(*product, norm);
-    graph_.MoveTailBefore(first, product);
-    graph_.RemoveNode(product);
+    edit_.Replace(*product, {"RMSNormalization",
+                             {x, scale},
+                             graph_.ReleaseOutputs(product),
+                             {{"axis", int64_t{-1}}, {"epsilon", static_cast<float>(epsilon)}},
+                             "",
+                             graph_.UniqueName(product->name() + ".norm")});
     return true;
   }
 
   Graph& graph_;
   const std::unordered_set<std::string>& parameters_;
+  GraphEdit edit_;
   const Node* whole_ = nullptr;  // that the parts are looked for of
 };
 

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "core/base/status_macros.h"
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "core/graph/op_traits.h"
 #include "graph_transforms/dead_node_elimination.h"
 
@@ -109,7 +109,7 @@ class Rewriter {
  public:
   Rewriter(Graph& graph, const std::unordered_set<std::string>& nodes,
            const std::unordered_set<std::string>& views)
-      : graph_(graph), nodes_(nodes), views_(views) {}
+      : graph_(graph), edit_(graph), nodes_(nodes), views_(views) {}
 
   bool Run() {
     std::vector<Node*> nodes;
@@ -118,16 +118,13 @@ class Rewriter {
       nodes.push_back(node.get());
     }
     for (Node* node : nodes) {
-      here_ = position_[node];
+      reader_ = node;
       for (size_t i = 0; node->phase() == Phase::kBackward && i < node->inputs().size(); ++i) {
         Value* again = Again(node->inputs()[i]);
         if (again != node->inputs()[i]) node->SetInput(static_cast<int>(i), again);
       }
-      order_.push_back(node);
     }
-    if (again_.empty()) return false;
-    graph_.Reorder(order_);
-    return true;
+    return edit_.Finish();
   }
 
  private:
@@ -138,7 +135,7 @@ class Rewriter {
       return std::any_of(input->uses().begin(), input->uses().end(), [&](const Value::Use& use) {
         auto at = position_.find(use.node);
         return use.node->phase() == Phase::kOptimizer && at != position_.end() &&
-               at->second < here_;
+               at->second < position_.at(reader_);
       });
     });
   }
@@ -166,27 +163,19 @@ class Rewriter {
           output == nullptr ? nullptr : graph_.AddValue(output->name() + "/again", output->type()));
       if (output != nullptr) again_[output] = outputs.back();
     }
-    AttributeMap attributes = node.attributes();
-    for (auto& [name, attribute] : attributes) {
-      if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute))
-        *body = (*body)->Clone(&graph_);
-    }
-    attributes.try_emplace("random_stream", node.name());
-    Node* copy =
-        graph_.AddNode(node.op_type(), std::move(inputs), std::move(outputs), std::move(attributes),
-                       node.domain(), graph_.UniqueName(node.name() + "/again"));
-    copy->set_since_version(node.since_version());
-    CopyMetadata(node, copy);
+    Node* copy = graph_.CloneNode(node, std::move(inputs), std::move(outputs),
+                                  graph_.UniqueName(node.name() + "/again"));
+    if (!copy->HasAttribute("random_stream")) copy->SetAttribute("random_stream", node.name());
     copy->set_phase(Phase::kBackward);
-    order_.push_back(copy);
+    edit_.MoveBefore(*copy, *reader_);
   }
 
   Graph& graph_;
+  GraphEdit edit_;
   const std::unordered_set<std::string>&nodes_, &views_;
-  int here_ = 0;
+  const Node* reader_ = nullptr;  // the backward node that values are computed again for
   std::unordered_map<const Node*, int> position_;
   std::unordered_map<const Value*, Value*> again_;
-  std::vector<const Node*> order_;
 };
 
 class Recompute : public Pass {

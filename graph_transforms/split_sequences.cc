@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -47,19 +47,18 @@ bool TakenOutAtConstants(const Value& sequence) {
   });
 }
 
-// Returns whether it replaced the node; `gone` collects what became unread.
-bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
+// Replaces the node and those that take its parts, where it can.
+void Replace(Graph& graph, GraphEdit& edit, Node& node) {
   Value* sequence = node.output(0);
   const auto sizes = PartSizes(node);
-  if (!sizes || node.Attr<int64_t>("keepdims", 1) == 0 || !TakenOutAtConstants(*sequence))
-    return false;
+  if (!sizes || node.Attr<int64_t>("keepdims", 1) == 0 || !TakenOutAtConstants(*sequence)) return;
   const int64_t count = static_cast<int64_t>(sizes->size());
   std::vector<std::pair<Node*, int64_t>> takers;
   for (const Value::Use& use : sequence->uses()) {
     int64_t position = ConstantInput(*use.node, 1)->ToVector<int64_t>()[0];
     if (position < 0) position += count;
-    if (position < 0 || position >= count || graph.IsGraphOutput(use.node->output(0))) return false;
-    if (!MayBecomeOne(node, *use.node)) return false;
+    if (position < 0 || position >= count || graph.IsGraphOutput(use.node->output(0))) return;
+    if (!MayBecomeOne(node, *use.node)) return;
     takers.emplace_back(use.node, position);
   }
   Value* split =
@@ -72,38 +71,24 @@ bool Replace(Graph& graph, Node& node, std::unordered_set<const Node*>& gone) {
     (*type.shape)[axis] = Dim{(*sizes)[i], ""};
     parts.push_back(graph.AddValue(sequence->name() + "_part", std::move(type)));
   }
-  Node* fresh = graph.AddNode("Split", {node.input(0), split}, parts,
-                              {{"axis", node.Attr<int64_t>("axis", 0)}});
-  CopyMetadata(node, fresh);
-  fresh->set_since_version(18);
+  edit.Replace(node,
+               {"Split", {node.input(0), split}, parts, {{"axis", node.Attr<int64_t>("axis", 0)}}});
   for (const auto& [taker, position] : takers) {
     graph.ReplaceAllUses(taker->output(0), parts[position]);
-    gone.insert(taker);
+    edit.Remove(*taker);
   }
-  gone.insert(&node);
-  return true;
 }
 
-Result<bool> RunOn(Graph& graph) {
+bool RunOn(Graph& graph) {
   bool changed = false;
-  std::unordered_set<const Node*> gone;
+  GraphEdit edit(graph);
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     Node& node = *graph.nodes()[i];
-    for (Graph* body : node.Subgraphs()) {
-      auto inner = RunOn(*body);
-      if (!inner.ok()) return inner.status();
-      changed |= *inner;
-    }
-    if (node.Is("SplitToSequence") && node.input(0)->type().is_tensor())
-      changed |= Replace(graph, node, gone);
+    for (Graph* body : node.Subgraphs()) changed |= RunOn(*body);
+    if (node.Is("SplitToSequence") && node.input(0)->type().is_tensor()) Replace(graph, edit, node);
   }
-  graph.RemoveNodes(gone);
-  if (!gone.empty()) {
-    Status sorted = graph.SortTopologically();
-    if (!sorted.ok()) return sorted;
-  }
-  return changed;
+  return edit.Finish() || changed;
 }
 
 class SplitSequences : public Pass {

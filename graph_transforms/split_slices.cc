@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "core/graph/op_schema.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/replacements.h"
@@ -78,7 +78,7 @@ bool SplitParts(Graph& graph) {
       sliced[{firsts.try_emplace(node.input(0), n).first->second, part->axis}].push_back(*part);
     }
   }
-  std::unordered_set<const Node*> gone;
+  GraphEdit edit(graph);
   for (auto& [key, parts] : sliced) {
     Node* earliest = parts.front().slice;
     Value* x = earliest->input(0);
@@ -89,20 +89,19 @@ bool SplitParts(Graph& graph) {
     for (const Part& part : parts) {
       sizes.push_back(part.last - part.first);
       outputs.push_back(graph.ReleaseOutputs(part.slice)[0]);
-      gone.insert(part.slice);
+      edit.Remove(*part.slice);
     }
     const Shape count{static_cast<int64_t>(sizes.size())};
     Value* split =
         graph.AddInitializer(graph.UniqueName("split_slices"), Tensor::Of<int64_t>(count, sizes));
-    const size_t tail = graph.nodes().size();
-    Node* node = graph.AddNode("Split", {x, split}, std::move(outputs), {{"axis", key.second}}, "",
-                               graph.UniqueName(earliest->name() + ".split"));
-    node->set_since_version(SinceVersion("Split", ""));
-    CopyMetadata(*earliest, node);
-    graph.MoveTailBefore(tail, earliest);
+    edit.InsertBefore(*earliest, {"Split",
+                                  {x, split},
+                                  std::move(outputs),
+                                  {{"axis", key.second}},
+                                  "",
+                                  graph.UniqueName(earliest->name() + ".split")});
   }
-  graph.RemoveNodes(gone);
-  return !gone.empty();
+  return edit.Finish();
 }
 
 // An Add of tensors of one known shape.
@@ -175,6 +174,42 @@ bool IsEmptyPart(const Value* term) {
   return part && part->empty();
 }
 
+// Replaces the SliceGrads that fill the sum's tensor by one Concat, and drops those of no elements.
+void JoinSum(Graph& graph, GraphEdit& edit, Replacements& replacements, Node* root) {
+  Sum sum = SumOf(graph, *root);
+  Value* result = root->output(0);
+  const ValueType type = result->type();
+  const size_t count = sum.terms.size();
+  if (!std::all_of(sum.terms.begin(), sum.terms.end(), IsEmptyPart))
+    std::erase_if(sum.terms, IsEmptyPart);
+  const std::vector<Part> parts = PartsOf(graph, *root, sum, *type.shape);
+  if (parts.empty() &&
+      (sum.terms.size() == count || (sum.terms.size() == 1 && graph.IsGraphOutput(result))))
+    return;
+  for (const Node* node : sum.nodes) edit.Remove(*node);
+  if (parts.empty() && sum.terms.size() == 1) return replacements.Replace(result, sum.terms[0]);
+  auto add = [&](const char* op, std::vector<Value*> inputs, AttributeMap attributes, bool last) {
+    std::vector<Value*> outputs =
+        last ? graph.ReleaseOutputs(root) : std::vector{graph.AddValue("", type)};
+    edit.InsertBefore(*root, {op, std::move(inputs), outputs, std::move(attributes), "",
+                              graph.UniqueName(root->name())});
+    return outputs[0];
+  };
+  if (!parts.empty()) {
+    std::vector<Value*> inputs;
+    for (const Part& part : parts) {
+      inputs.push_back(part.slice->input(0));
+      std::erase(sum.terms, part.slice->output(0));
+      edit.Remove(*part.slice);
+    }
+    sum.terms.insert(sum.terms.begin(), add("Concat", std::move(inputs), {{"axis", parts[0].axis}},
+                                            sum.terms.empty()));
+  }
+  Value* total = sum.terms[0];
+  for (size_t i = 1; i < sum.terms.size(); ++i)
+    total = add("Add", {total, sum.terms[i]}, {}, i + 1 == sum.terms.size());
+}
+
 bool JoinGradients(Graph& graph) {
   std::vector<Node*> roots;
   for (const auto& node : graph.nodes()) {
@@ -183,52 +218,10 @@ bool JoinGradients(Graph& graph) {
     roots.push_back(node.get());
   }
   Replacements replacements;
-  std::unordered_set<const Node*> gone;
-  for (Node* root : roots) {
-    Sum sum = SumOf(graph, *root);
-    Value* result = root->output(0);
-    const ValueType type = result->type();
-    const size_t count = sum.terms.size();
-    if (!std::all_of(sum.terms.begin(), sum.terms.end(), IsEmptyPart))
-      std::erase_if(sum.terms, IsEmptyPart);
-    const std::vector<Part> parts = PartsOf(graph, *root, sum, *type.shape);
-    if (parts.empty() &&
-        (sum.terms.size() == count || (sum.terms.size() == 1 && graph.IsGraphOutput(result))))
-      continue;
-    gone.insert(sum.nodes.begin(), sum.nodes.end());
-    if (parts.empty() && sum.terms.size() == 1) {
-      replacements.Replace(result, sum.terms[0]);
-      continue;
-    }
-    const size_t tail = graph.nodes().size();
-    auto add = [&](const char* op, std::vector<Value*> inputs, AttributeMap attributes, bool last) {
-      std::vector<Value*> outputs =
-          last ? graph.ReleaseOutputs(root) : std::vector{graph.AddValue("", type)};
-      Node* node = graph.AddNode(op, std::move(inputs), outputs, std::move(attributes), "",
-                                 graph.UniqueName(root->name()));
-      node->set_since_version(SinceVersion(op, ""));
-      CopyMetadata(*root, node);
-      return outputs[0];
-    };
-    if (!parts.empty()) {
-      std::vector<Value*> inputs;
-      for (const Part& part : parts) {
-        inputs.push_back(part.slice->input(0));
-        std::erase(sum.terms, part.slice->output(0));
-        gone.insert(part.slice);
-      }
-      sum.terms.insert(sum.terms.begin(), add("Concat", std::move(inputs),
-                                              {{"axis", parts[0].axis}}, sum.terms.empty()));
-    }
-    Value* total = sum.terms[0];
-    for (size_t i = 1; i < sum.terms.size(); ++i) {
-      total = add("Add", {total, sum.terms[i]}, {}, i + 1 == sum.terms.size());
-    }
-    graph.MoveTailBefore(tail, root);
-  }
+  GraphEdit edit(graph);
+  for (Node* root : roots) JoinSum(graph, edit, replacements, root);
   replacements.Finish(graph);
-  graph.RemoveNodes(gone);
-  return !gone.empty();
+  return edit.Finish();
 }
 
 bool RunOn(Graph& graph) {

@@ -2,12 +2,10 @@
 #include "graph_transforms/weight_packing.h"
 
 #include <map>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/graph/node_metadata.h"
+#include "core/graph/graph_edit.h"
 #include "core/kernels/cpu/gemm/dnnl_ops.h"
 
 namespace caesura {
@@ -43,17 +41,16 @@ class WeightPacking : public Pass {
     }
     std::map<std::pair<const Value*, bool>, Value*>
         packed;  // by weights and whether they come transposed
-    std::unordered_map<const Node*, const Node*> replaced;  // by what stands in its place
+    GraphEdit edit(graph);
     for (Node* node : products) {
       const bool transposed = node->Attr<int64_t>("transB", 0) != 0;
       auto [entry, fresh] = packed.try_emplace({node->input(1), transposed}, nullptr);
       if (fresh) {
         ASSIGN_OR_RETURN(entry->second, Pack(graph, node->input(1), transposed));
       }
-      if (entry->second != nullptr) replaced[node] = Replace(graph, node, entry->second);
+      if (entry->second != nullptr) Replace(graph, edit, node, entry->second);
     }
-    if (replaced.empty()) return false;
-    PutInPlace(graph, replaced);
+    if (!edit.Finish()) return false;
     for (const auto& [key, value] : packed) {
       const Value* weights = key.first;
       if (value != nullptr && weights->uses().empty() && !graph.IsGraphOutput(weights))
@@ -83,32 +80,14 @@ class WeightPacking : public Pass {
                             : nullptr;
   }
 
-  static Node* Replace(Graph& graph, Node* node, Value* weights) {
+  static void Replace(Graph& graph, GraphEdit& edit, Node* node, Value* weights) {
     AttributeMap attributes =
         node->Is("FusedMatMul", kCaesuraDomain) ? node->attributes() : AttributeMap();
     attributes.erase("transB");
     std::vector<Value*> inputs = node->inputs();
     inputs[1] = weights;
-    Node* made = graph.AddNode("PackedMatMul", std::move(inputs), graph.ReleaseOutputs(node),
-                               std::move(attributes), kCaesuraDomain, node->name() + ".packed");
-    CopyMetadata(*node, made);
-    return made;
-  }
-
-  // The made nodes stand at the end of the list.
-  static void PutInPlace(Graph& graph,
-                         const std::unordered_map<const Node*, const Node*>& replaced) {
-    std::vector<const Node*> order;
-    std::unordered_set<const Node*> gone;
-    const size_t before = graph.nodes().size() - replaced.size();
-    for (size_t i = 0; i < before; ++i) {
-      const Node* node = graph.nodes()[i].get();
-      const auto it = replaced.find(node);
-      order.push_back(it == replaced.end() ? node : it->second);
-      if (it != replaced.end()) gone.insert(node);
-    }
-    graph.RemoveNodes(gone);
-    graph.Reorder(order);
+    edit.Replace(*node, {"PackedMatMul", std::move(inputs), graph.ReleaseOutputs(node),
+                         std::move(attributes), kCaesuraDomain, node->name() + ".packed"});
   }
 };
 

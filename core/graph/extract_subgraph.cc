@@ -3,8 +3,6 @@
 
 #include <unordered_map>
 
-#include "core/graph/node_metadata.h"
-
 namespace caesura {
 
 bool IsConstant(const Graph& graph, const Value* value,
@@ -40,10 +38,7 @@ ExtractedSubgraph ExtractSubgraph(const Graph& graph, const std::vector<const No
       if (value != nullptr) copies[value] = copy;
       writes.push_back(copy);
     }
-    Node* copy = out.graph->AddNode(node->op_type(), std::move(reads), std::move(writes),
-                                    node->attributes(), node->domain(), node->name());
-    copy->set_since_version(node->since_version());
-    CopyMetadata(*node, copy);
+    out.graph->CloneNode(*node, std::move(reads), std::move(writes));
   }
   for (const Value* value : outputs) out.graph->AddOutput(copies.at(value));
   return out;

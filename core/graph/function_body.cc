@@ -7,7 +7,6 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
-#include "core/graph/node_metadata.h"
 #include "core/graph/shape_inference.h"
 #include "core/load/graph_export.h"
 #include "core/load/graph_import.h"
@@ -124,7 +123,7 @@ Result<bool> ExpandFunctionBody(Graph& graph, Node* node) {
   std::vector<Node*> fresh;
   for (size_t i = first; i < graph.nodes().size(); ++i) {
     fresh.push_back(graph.nodes()[i].get());
-    CopyMetadata(*node, fresh.back());
+    fresh.back()->set_metadata(node->metadata());
   }
   graph.MoveTailBefore(first, node);
   graph.RemoveNode(node);

@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/graph/node_metadata.h"
+#include "core/graph/op_schema.h"
 
 namespace caesura {
 
@@ -72,6 +72,37 @@ Node* Graph::AddOp(const std::string& op_type, std::vector<Value*> inputs, Attri
     outputs.push_back(AddValue(UniqueName(stem.empty() ? op_type + "_out" : stem)));
   }
   return AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), domain);
+}
+
+Node* Graph::AddFor(const Node& origin, NodeSpec spec) {
+  Node* node = AddNode(spec.op_type, std::move(spec.inputs), std::move(spec.outputs),
+                       std::move(spec.attributes), spec.domain, spec.name);
+  node->since_version_ = SinceVersion(spec.op_type, spec.domain);
+  node->metadata_ = origin.metadata_;
+  return node;
+}
+
+Node* Graph::InsertBefore(const Node& origin, NodeSpec spec) {
+  Node* node = AddFor(origin, std::move(spec));
+  MoveTailBefore(nodes_.size() - 1, &origin);
+  return node;
+}
+
+Node* Graph::CloneNode(const Node& node, std::vector<Value*> inputs, std::vector<Value*> outputs,
+                       const std::string& name, std::unordered_map<const Value*, Value*>* mapping) {
+  AttributeMap attributes = node.attributes_;
+  for (auto& [key, attribute] : attributes) {
+    if (auto* one = std::get_if<std::shared_ptr<Graph>>(&attribute))
+      *one = (*one)->Clone(this, mapping);
+    if (auto* many = std::get_if<std::vector<std::shared_ptr<Graph>>>(&attribute)) {
+      for (auto& body : *many) body = body->Clone(this, mapping);
+    }
+  }
+  Node* copy = AddNode(node.op_type_, std::move(inputs), std::move(outputs), std::move(attributes),
+                       node.domain_, name.empty() ? node.name_ : name);
+  copy->since_version_ = node.since_version_;
+  copy->metadata_ = node.metadata_;
+  return copy;
 }
 
 void Graph::RemoveNode(Node* node) { RemoveNodes({node}); }
@@ -282,11 +313,17 @@ std::unique_ptr<Graph> Graph::Clone(Graph* parent,
     copy->value_order_.push_back(fresh.get());
     copy->values_.emplace(fresh->name_, std::move(fresh));
   }
+  auto is_around = [parent](const Graph* graph) {
+    const Graph* around = parent;
+    while (around != nullptr && around != graph) around = around->parent_;
+    return around != nullptr;
+  };
   auto translate = [&](const Value* value) -> Value* {
     if (value == nullptr) return nullptr;
     auto it = map.find(value);
     if (it != map.end()) return it->second;
-    return parent != nullptr ? parent->Resolve(value->name()) : const_cast<Value*>(value);
+    return parent == nullptr || is_around(value->graph()) ? const_cast<Value*>(value)
+                                                          : parent->Resolve(value->name());
   };
   for (const Value* value : inputs_) copy->inputs_.push_back(translate(value));
   for (const auto& [value, tensor] : initializers_) copy->initializers_[translate(value)] = tensor;
@@ -294,18 +331,7 @@ std::unique_ptr<Graph> Graph::Clone(Graph* parent,
     std::vector<Value*> inputs, outputs;
     for (const Value* v : node->inputs_) inputs.push_back(translate(v));
     for (const Value* v : node->outputs_) outputs.push_back(translate(v));
-    AttributeMap attributes = node->attributes_;
-    for (auto& [key, attribute] : attributes) {
-      if (auto* one = std::get_if<std::shared_ptr<Graph>>(&attribute))
-        *one = (*one)->Clone(copy.get());
-      if (auto* many = std::get_if<std::vector<std::shared_ptr<Graph>>>(&attribute)) {
-        for (auto& body : *many) body = body->Clone(copy.get());
-      }
-    }
-    Node* fresh = copy->AddNode(node->op_type_, inputs, outputs, std::move(attributes),
-                                node->domain_, node->name_);
-    fresh->since_version_ = node->since_version_;
-    CopyMetadata(*node, fresh);
+    copy->CloneNode(*node, std::move(inputs), std::move(outputs), "", &map);
   }
   for (const Value* value : outputs_) copy->outputs_.push_back(translate(value));
   return copy;

@@ -19,6 +19,15 @@ namespace caesura {
 
 class OpSchemaSet;  // op_schema.h
 
+// A node to be made, as for Graph::AddNode.
+struct NodeSpec {
+  std::string op_type;
+  std::vector<Value*> inputs, outputs;
+  AttributeMap attributes = {};
+  std::string domain = {};
+  std::string name = {};
+};
+
 class Graph {
  public:
   explicit Graph(std::string name = "graph", Graph* parent = nullptr)
@@ -61,6 +70,17 @@ class Graph {
   // first output is built from `stem` (or the op type).
   Node* AddOp(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes = {},
               const std::string& domain = "", int output_count = 1, const std::string& stem = "");
+  // Appends a node that does work of `origin`, a node of this graph: it is of the newest version of
+  // its op and has the metadata of `origin`.
+  Node* AddFor(const Node& origin, NodeSpec spec);
+  // The same, in front of `origin` in the list. Its time grows with the number of nodes after
+  // `origin`; GraphEdit (graph_edit.h) puts many nodes in place at once.
+  Node* InsertBefore(const Node& origin, NodeSpec spec);
+  // Appends a copy of `node`, which may be another graph's: its op, version, attributes and
+  // metadata, with bodies cloned (Clone; `mapping` as there). An empty name is that of `node`.
+  Node* CloneNode(const Node& node, std::vector<Value*> inputs, std::vector<Value*> outputs,
+                  const std::string& name = "",
+                  std::unordered_map<const Value*, Value*>* mapping = nullptr);
   // REQUIRES: no output of it is used or is a graph output. Its output values are removed too.
   void RemoveNode(Node* node);
   // The same for many nodes, in one sweep. They may read each other.
@@ -109,9 +129,10 @@ class Graph {
   // Removes values that nothing makes, reads or exports.
   void RemoveUnusedValues();
 
-  // A deep copy (tensors' bytes are shared). For a subgraph, `parent` is the copy's parent and
-  // outer names resolve there. If `mapping` is given it receives old value -> new value for this
-  // graph's own values.
+  // A deep copy (tensors' bytes are shared). For a subgraph, `parent` is the copy's parent. An
+  // outer value becomes what `mapping`, if given, has for it, and otherwise the value of its name
+  // that `parent` sees. `mapping` receives old value -> new value for the values of this graph and
+  // of its bodies.
   std::unique_ptr<Graph> Clone(Graph* parent = nullptr,
                                std::unordered_map<const Value*, Value*>* mapping = nullptr) const;
 

@@ -87,6 +87,14 @@ using AttributeMap = std::map<std::string, Attribute>;
 // The part of a training step that a node belongs to.
 enum class Phase : uint8_t { kForward, kBackward, kOptimizer };
 
+// Everything that a node says beside its computation. A node that stands in another one's place,
+// or is a copy of it, takes over all of it.
+struct NodeMetadata {
+  Phase phase = Phase::kForward;
+  std::string source;    // the user's module and source line, where the exporter left them
+  std::string provider;  // name of the provider that must run it; empty: placement decides
+};
+
 class Node {
  public:
   const std::string& op_type() const { return op_type_; }
@@ -138,14 +146,14 @@ class Node {
   // All subgraphs among the attributes, in attribute order.
   std::vector<Graph*> Subgraphs() const;
 
-  Phase phase() const { return phase_; }
-  void set_phase(Phase phase) { phase_ = phase; }
-  // The user's module and source line, where the exporter left them.
-  const std::string& source() const { return source_; }
-  void set_source(std::string source) { source_ = std::move(source); }
-  // Name of the provider that must run it; empty: placement decides.
-  const std::string& provider() const { return provider_; }
-  void set_provider(std::string provider) { provider_ = std::move(provider); }
+  const NodeMetadata& metadata() const { return metadata_; }
+  void set_metadata(NodeMetadata metadata) { metadata_ = std::move(metadata); }
+  Phase phase() const { return metadata_.phase; }
+  void set_phase(Phase phase) { metadata_.phase = phase; }
+  const std::string& source() const { return metadata_.source; }
+  void set_source(std::string source) { metadata_.source = std::move(source); }
+  const std::string& provider() const { return metadata_.provider; }
+  void set_provider(std::string provider) { metadata_.provider = std::move(provider); }
   Graph* graph() const { return graph_; }
 
   // "[Relu 'relu_3']", the prefix of error messages.
@@ -153,11 +161,11 @@ class Node {
 
  private:
   friend class Graph;
-  std::string op_type_, domain_, name_, source_, provider_;
+  std::string op_type_, domain_, name_;
   int since_version_ = 0;
   std::vector<Value*> inputs_, outputs_;
   AttributeMap attributes_;
-  Phase phase_ = Phase::kForward;
+  NodeMetadata metadata_;
   Graph* graph_ = nullptr;
 };
 

@@ -63,7 +63,7 @@ std::string ProviderOf(const onnx::NodeProto& proto) {
   return "";
 }
 
-void CopyMetadata(const onnx::NodeProto& proto, const std::string& inherited_source,
+void ReadMetadata(const onnx::NodeProto& proto, const std::string& inherited_source,
                   const std::string& inherited_provider, Node* node) {
   const std::string source = NodeSource(proto), provider = ProviderOf(proto);
   node->set_source(source.empty() ? inherited_source : source);
@@ -201,7 +201,7 @@ Status GraphImporter::ImportNode(const onnx::NodeProto& proto, Graph* graph, Sco
   auto opset = scope.opsets->find(domain);
   node->set_since_version(
       SinceVersion(proto.op_type(), domain, opset == scope.opsets->end() ? 0 : opset->second));
-  CopyMetadata(proto, scope.source, scope.provider, node);
+  ReadMetadata(proto, scope.source, scope.provider, node);
   return {};
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/opset_rewrite.h"
 
-#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 
 namespace caesura {
@@ -37,20 +36,18 @@ std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
   return tensor->ToVector<int64_t>();
 }
 
-Node* NodeRewrite::Settle(Node* node) {
-  node->set_since_version(SinceVersion(node->op_type(), node->domain()));
-  CopyMetadata(*node_, node);
-  graph_.MoveTailBefore(graph_.nodes().size() - 1, node_);
-  added_.push_back(node);
+void NodeRewrite::Add(const std::string& op_type, std::vector<Value*> inputs,
+                      std::vector<Value*> outputs, AttributeMap attributes,
+                      const std::string& name) {
+  added_.push_back(graph_.InsertBefore(
+      *node_, {op_type, std::move(inputs), std::move(outputs), std::move(attributes), "", name}));
   was_changed_ = true;
-  return node;
 }
 
 Value* NodeRewrite::Constant(const std::string& what, Tensor tensor) {
   Value* value = graph_.AddValue(node_->name() + "_" + what,
                                  ValueType::Tensor(tensor.dtype(), tensor.shape()));
-  Settle(graph_.AddNode("Constant", {}, {value}, {{"value", std::move(tensor)}}, "",
-                        node_->name() + "_" + what));
+  Add("Constant", {}, {value}, {{"value", std::move(tensor)}}, node_->name() + "_" + what);
   return value;
 }
 
@@ -77,9 +74,9 @@ Value* NodeRewrite::Float(const std::string& what, float value, DType dtype) {
 
 Value* NodeRewrite::Op(const std::string& op_type, std::vector<Value*> inputs,
                        AttributeMap attributes) {
-  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), "", 1,
-                            node_->name() + "_" + op_type);
-  return Settle(node)->output(0);
+  Value* output = graph_.AddValue(graph_.UniqueName(node_->name() + "_" + op_type));
+  Add(op_type, std::move(inputs), {output}, std::move(attributes), "");
+  return output;
 }
 
 void NodeRewrite::SetInput(int i, Value* value) {
@@ -117,8 +114,8 @@ void NodeRewrite::Replace(const std::string& op_type, std::vector<Value*> inputs
                           AttributeMap attributes, int output_count) {
   std::vector<Value*> outputs = graph_.ReleaseOutputs(node_);
   outputs.resize(std::min(outputs.size(), static_cast<size_t>(output_count)));
-  Settle(graph_.AddNode(op_type, std::move(inputs), std::move(outputs), std::move(attributes), "",
-                        node_->name() + "_" + op_type));
+  Add(op_type, std::move(inputs), std::move(outputs), std::move(attributes),
+      node_->name() + "_" + op_type);
   was_replaced_ = true;
 }
 

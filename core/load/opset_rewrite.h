@@ -58,7 +58,9 @@ class NodeRewrite {
 
  private:
   Value* Constant(const std::string& what, Tensor tensor);
-  Node* Settle(Node* node);
+  // In front of the node.
+  void Add(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
+           AttributeMap attributes, const std::string& name);
 
   Graph& graph_;
   Node* node_;

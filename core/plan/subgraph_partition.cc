@@ -2,12 +2,12 @@
 #include "core/plan/subgraph_partition.h"
 
 #include <algorithm>
-#include <numeric>
-#include <unordered_map>
 
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/graph/convex_groups.h"
 #include "core/graph/extract_subgraph.h"
+#include "core/graph/graph_edit.h"
 #include "core/graph/op_schema.h"
 #include "core/providers/compiled_subgraph.h"
 
@@ -31,77 +31,6 @@ bool IsOffered(const Node& node, const std::string& provider) {
   return std::all_of(node.inputs().begin(), node.inputs().end(), IsNumbers) &&
          std::all_of(node.outputs().begin(), node.outputs().end(), IsNumbers);
 }
-
-// Nodes joined into units, such that the graph of units has no cycle: what is in a unit can run as
-// a whole.
-class Units {
- public:
-  explicit Units(const Graph& graph) : of_(graph.nodes().size()), members_(graph.nodes().size()) {
-    std::iota(of_.begin(), of_.end(), 0);
-    std::unordered_map<const Node*, int> position;
-    for (const auto& node : graph.nodes())
-      position.emplace(node.get(), static_cast<int>(position.size()));
-    readers_.resize(position.size());
-    for (const auto& [node, reader] : position) {
-      std::vector<Value*> reads = node->inputs();
-      const std::vector<Value*> implicit = Graph::ImplicitInputs(*node);
-      reads.insert(reads.end(), implicit.begin(), implicit.end());
-      for (const Value* value : reads) {
-        if (value == nullptr || value->producer() == nullptr || value->graph() != &graph) continue;
-        readers_[position.at(value->producer())].push_back(reader);
-      }
-    }
-    for (size_t i = 0; i < members_.size(); ++i) members_[i] = {static_cast<int>(i)};
-  }
-
-  const std::vector<int>& readers(int node) const { return readers_[node]; }
-  // The nodes that are one with this one, in order.
-  const std::vector<int>& members(int node) const { return members_[of_[node]]; }
-  int unit(int node) const { return of_[node]; }
-
-  // Makes one unit of those of two nodes, the first of which is read by the second; not where
-  // something outside of them reads the first and is read by the second.
-  void Join(int from, int to) {
-    const int a = of_[from], b = of_[to];
-    if (a == b || ReachesThroughOthers(a, b)) return;
-    std::vector<int> joined;
-    std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
-               std::back_inserter(joined));
-    for (int member : members_[b]) of_[member] = a;
-    members_[b].clear();
-    members_[a] = std::move(joined);
-  }
-
- private:
-  bool ReachesThroughOthers(int a, int b) const {
-    const int last = members_[b].back();  // what stands behind it reaches none of b
-    std::vector<bool> seen(members_.size(), false);
-    seen[a] = true;
-    std::vector<int> todo;
-    auto visit = [&](int unit) {
-      for (int member : members_[unit]) {
-        for (int reader : readers_[member]) {
-          const int next = of_[reader];
-          if (unit == a && next == b) continue;
-          if (seen[next] || members_[next].front() > last) continue;
-          seen[next] = true;
-          todo.push_back(next);
-        }
-      }
-    };
-    visit(a);
-    while (!todo.empty() && !seen[b]) {
-      const int unit = todo.back();
-      todo.pop_back();
-      visit(unit);
-    }
-    return seen[b];
-  }
-
-  std::vector<int> of_;                    // by node: its unit, the number of one of its members
-  std::vector<std::vector<int>> members_;  // by unit, sorted
-  std::vector<std::vector<int>> readers_;  // by node
-};
 
 class SubgraphPartition : public Pass {
  public:
@@ -137,9 +66,12 @@ class SubgraphPartition : public Pass {
       if (!request.offered[i]) groups[i] = 0;
     }
     std::vector<std::vector<Node*>> parts = Parts(graph, groups, provider.compiler()->min_nodes());
-    const std::unordered_set<const Value*> exported = Exported(graph);
-    for (const std::vector<Node*>& part : parts) Replace(graph, part, exported, provider.name());
     if (parts.empty()) return false;
+    const std::unordered_set<const Value*> exported = Exported(graph);
+    {
+      GraphEdit edit(graph);
+      for (const auto& part : parts) Replace(graph, edit, part, exported, provider.name());
+    }
     graph.RemoveUnusedValues();
     RETURN_IF_ERROR(graph.SortTopologically());
     size_t taken = 0;
@@ -152,17 +84,17 @@ class SubgraphPartition : public Pass {
 
   static std::vector<std::vector<Node*>> Parts(const Graph& graph, const std::vector<int>& groups,
                                                int min_nodes) {
-    Units units(graph);
+    ConvexGroups convex(graph);
     const int count = static_cast<int>(groups.size());
     for (int from = 0; from < count; ++from) {
       if (groups[from] == 0) continue;
-      for (int to : units.readers(from)) {
-        if (groups[to] == groups[from]) units.Join(from, to);
+      for (int to : convex.waiting(from)) {
+        if (groups[to] == groups[from]) convex.Join(from, to);
       }
     }
     std::vector<std::vector<Node*>> parts;
     for (int i = 0; i < count; ++i) {
-      const std::vector<int>& members = units.members(i);
+      const std::vector<int>& members = convex.members(i);
       const bool first = members.front() == i;
       if (groups[i] == 0 || !first || static_cast<int>(members.size()) < min_nodes) continue;
       std::vector<Node*>& part = parts.emplace_back();
@@ -171,7 +103,7 @@ class SubgraphPartition : public Pass {
     return parts;
   }
 
-  void Replace(Graph& graph, const std::vector<Node*>& part,
+  void Replace(Graph& graph, GraphEdit& edit, const std::vector<Node*>& part,
                const std::unordered_set<const Value*>& exported,
                const std::string& provider) const {
     const std::unordered_set<const Node*> inside(part.begin(), part.end());
@@ -187,16 +119,17 @@ class SubgraphPartition : public Pass {
     }
     const std::vector<const Node*> nodes(part.begin(), part.end());
     ExtractedSubgraph extracted = ExtractSubgraph(graph, nodes, outputs, changing_);
-    for (Node* node : part) graph.ReleaseOutputs(node);
+    for (Node* node : part) {
+      graph.ReleaseOutputs(node);
+      edit.Remove(*node);
+    }
     AttributeMap attributes;
     attributes[kCompiledBody] = std::shared_ptr<Graph>(extracted.graph->Clone(&graph));
-    Node* compiled = graph.AddNode(kCompiledSubgraphOp, extracted.inputs, outputs,
-                                   std::move(attributes), kCaesuraDomain);
-    compiled->set_since_version(1);
+    Node* compiled =
+        edit.InsertBefore(*part.back(), {kCompiledSubgraphOp, extracted.inputs, std::move(outputs),
+                                         std::move(attributes), kCaesuraDomain});
     compiled->set_provider(provider);
     compiled->set_source(part.front()->source());
-    graph.MoveTailBefore(graph.nodes().size() - 1, part.back());
-    graph.RemoveNodes(inside);
   }
 
   // What is read by a graph's outputs: this one's, or those of a body in it.

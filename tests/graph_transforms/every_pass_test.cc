@@ -13,12 +13,14 @@
 #include "core/graph/graph_text.h"
 #include "core/graph/shape_inference.h"
 #include "core/kernels/cpu/simd/best_isa.h"
+#include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/attention_fusion.h"
 #include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
+#include "graph_transforms/cpu_fallback.h"
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/expand_sinking.h"
 #include "graph_transforms/function_inlining.h"
@@ -27,6 +29,7 @@
 #include "graph_transforms/movement_elimination.h"
 #include "graph_transforms/norm_fusion.h"
 #include "graph_transforms/pipeline.h"
+#include "graph_transforms/recompute.h"
 #include "graph_transforms/redundant_nodes.h"
 #include "graph_transforms/row_fusion.h"
 #include "graph_transforms/shape_inference_pass.h"
@@ -36,6 +39,7 @@
 #include "graph_transforms/weight_packing.h"
 #include "training/kernels/training_ops.h"
 #include "training/split_module.h"
+#include "training/update_order.h"
 
 namespace caesura {
 namespace {
@@ -408,11 +412,49 @@ TEST_P(EveryPass, KeepsPins) {
 INSTANTIATE_TEST_SUITE_P(Cases, EveryPass, testing::ValuesIn(Cases()),
                          [](const auto& info) { return info.param.name; });
 
+// The passes that need a backward part or two devices, which text cannot say: what each node makes
+// stays with the provider that the node is pinned to, and so does what is computed again or twice.
+TEST(EveryPassTable, PassesOfStepsAndDevicesKeepPins) {
+  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
+  const CountingDevice device({});
+  CpuFallbackOptions fallback;
+  fallback.mode = CpuFallbackMode::kOn;
+  for (const auto& pass : {MakeRecomputePass({"p", "a"}, {"t"}), MakeUpdateOrderPass({"w"}),
+                           MakeCpuFallbackPass(device.providers(), fallback)}) {
+    Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23, "ai.caesura": 1]>
+      g (float[4,8] x, float[8,8] w) => (float[8,4] g, float[8,8] u, float[8,8] dw) {
+        [p] p = MatMul (x, w) [a] a = Exp (p) [t] t = Transpose <perm = [1, 0]> (a)
+        [n] n = Neg (t) [g] g = Mul (n, t) [d] dw = MatMul (t, x) [u] u = ai.caesura.Assign (w, dw) })")
+                      .value();
+    std::map<std::string, std::string> pins;  // by the output
+    int number = 0;
+    for (const auto& node : model.graph->nodes()) {
+      const bool backward = ++number > 4;
+      node->set_phase(node->name() == "u" ? Phase::kOptimizer
+                      : backward          ? Phase::kBackward
+                                          : Phase::kForward);
+      node->set_provider(pins[node->output(0)->name()] = "P" + std::to_string(number));
+    }
+    ASSERT_TRUE(InferShapes(model).ok());
+    const auto records = RunPasses({pass}, model);
+    ASSERT_TRUE(records.ok()) << records.status().ToString();
+    for (const auto& node : model.graph->nodes()) {
+      const std::string made = node->output(0)->name();
+      EXPECT_EQ(node->provider(), pins[made.substr(0, made.find('/'))])
+          << node->Label() << " after " << pass->name();
+    }
+  }
+}
+
 // All of the narrated pipeline is in the table above; the types that shape_inference finds change
 // no numbers, and passes that place nodes run the same kernels.
 TEST(EveryPassTable, HoldsThePipeline) {
   std::set<std::string> known = {"shape_inference"};
   for (const PassCase& c : Cases()) known.insert(c.pass->name());
+  // Those above; subgraph_partition pins what it makes (tests/core/plugin).
+  std::set<std::string> all = known;
+  all.insert({"recompute", "update_order", "cpu_fallback", "subgraph_partition"});
+  EXPECT_EQ(all, std::set<std::string>(PassNames().begin(), PassNames().end()));
   const ProviderList cpu = {MakeCpuProvider()};
   for (const PassList& list :
        {InferencePasses(cpu), StepPasses(cpu), PrecisionPasses(DType::kBFloat16)}) {

@@ -284,5 +284,21 @@ TEST(RowFusion, ForwardAndBackwardStayApart) {
   EXPECT_EQ(model.graph->nodes()[1]->phase(), Phase::kBackward);
 }
 
+// One group of a and c would have to run before the first yield and after the second.
+TEST(RowFusion, YieldsKeepTheirOrder) {
+  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
+  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28, "ai.caesura": 1]>
+    g (float[4,4] x) => (float[4,4] c, float[4,4] p) {
+      a = Neg(x) p = ai.caesura.YieldOp(a) q = ai.caesura.YieldOp(x) b = Abs(q) c = Add(a, b) })")
+                    .value();
+  for (const char* name : {"p", "q"})  // the caller gives them, so inference cannot tell
+    model.graph->FindValue(name)->set_type(model.graph->FindValue("x")->type());
+  ASSERT_TRUE(InferShapes(model).ok());
+  ASSERT_TRUE(RunPasses({MakeRowFusionPass()}, model).ok());
+  std::vector<std::string> ops;
+  for (const auto& node : model.graph->nodes()) ops.push_back(node->op_type());
+  EXPECT_THAT(ops, ElementsAre("Neg", "YieldOp", "YieldOp", "FusedRows"));
+}
+
 }  // namespace
 }  // namespace caesura

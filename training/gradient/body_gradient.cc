@@ -2,50 +2,12 @@
 #include "training/gradient/body_gradient.h"
 
 #include "core/base/status_macros.h"
-#include "core/graph/node_metadata.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/gradient_context.h"
 #include "training/gradient/gradient_path.h"
 
 namespace caesura::gradient {
 namespace {
-
-// Makes `copy`, a clone of `body`, read the outer values that `map` names. Clone looks outer values
-// up by name, which is not enough here: a saved value goes by another name outside.
-void RebindOuter(const Graph& body, Graph& copy, const ValueMap& map) {
-  auto counterpart = [&](Value* value) {
-    auto it = map.find(value);
-    return it == map.end() ? value : it->second;
-  };
-  for (size_t n = 0; n < body.nodes().size(); ++n) {
-    const Node& from = *body.nodes()[n];
-    Node& to = *copy.nodes()[n];
-    for (size_t i = 0; i < from.inputs().size(); ++i) {
-      if (from.inputs()[i] == nullptr) continue;
-      Value* wanted = counterpart(from.inputs()[i]);
-      if (to.inputs()[i] != wanted) to.SetInput(static_cast<int>(i), wanted);
-    }
-    const std::vector<Graph*> inner = from.Subgraphs(), inner_copies = to.Subgraphs();
-    for (size_t s = 0; s < inner.size(); ++s) {
-      ValueMap all = map;
-      for (Value* value : inner[s]->Values())
-        all[value] = inner_copies[s]->FindValue(value->name());
-      RebindOuter(*inner[s], *inner_copies[s], all);
-    }
-  }
-  for (size_t i = 0; i < body.outputs().size(); ++i)
-    copy.SetOutput(static_cast<int>(i), counterpart(body.outputs()[i]));
-}
-
-// The attributes with their bodies cloned.
-AttributeMap CloneAttributes(const Node& node, Graph* parent, const ValueMap& outer) {
-  AttributeMap out = node.attributes();
-  for (auto& [name, attribute] : out) {
-    if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attribute))
-      *body = CloneBody(**body, parent, outer);
-  }
-  return out;
-}
 
 // Copies nodes of `from` to `target`, which reads `bindings` in the place of values.
 class Copier {
@@ -73,12 +35,9 @@ class Copier {
                             : target_.AddValue(target_.UniqueName(output->name()), output->type()));
       if (output != nullptr) bindings_[output] = outputs.back();
     }
-    Node* copy =
-        target_.AddNode(node.op_type(), inputs, outputs, CloneAttributes(node, &target_, bindings_),
-                        node.domain(), target_.UniqueName(node.name()));
-    CopyMetadata(node, copy);
+    Node* copy = target_.CloneNode(node, std::move(inputs), std::move(outputs),
+                                   target_.UniqueName(node.name()), &bindings_);
     copy->set_phase(Phase::kBackward);
-    copy->set_since_version(node.since_version());
     return copy;
   }
 
@@ -89,14 +48,6 @@ class Copier {
 };
 
 }  // namespace
-
-std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMap& outer) {
-  ValueMap map;
-  std::shared_ptr<Graph> copy = body.Clone(parent, &map);
-  map.insert(outer.begin(), outer.end());
-  RebindOuter(body, *copy, map);
-  return copy;
-}
 
 std::vector<Value*> CopyBody(const Graph& body, NodeWriter& writer, ValueMap bindings) {
   Copier copier(body, writer.graph(), std::move(bindings));

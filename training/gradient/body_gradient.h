@@ -61,10 +61,6 @@ Value* AddOutput(GradientContext& g, size_t index, const std::string& stem, Valu
 // A copy of `value` as an output of `body`: an output may not be an input or a constant itself.
 void AddCopyAsOutput(Graph& body, Value* value);
 
-// A copy of `body` inside of `parent` that reads `outer.at(v)` where `body` reads an outer value v
-// that is listed, and v itself otherwise.
-std::shared_ptr<Graph> CloneBody(const Graph& body, Graph* parent, const ValueMap& outer);
-
 // Writes the nodes of `body`; `bindings` has a value for each of its inputs. Returns the
 // counterparts of its outputs.
 std::vector<Value*> CopyBody(const Graph& body, NodeWriter& writer, ValueMap bindings);

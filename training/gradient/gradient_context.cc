@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/gradient/gradient_context.h"
 
-#include "core/graph/node_metadata.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/gradient/sequence_map.h"
 #include "training/kernels/training_ops.h"
@@ -123,12 +122,8 @@ Expr GradientContext::TrainingOutput(const std::string& training_op, int i, Valu
   std::vector<Value*> outputs = graph.ReleaseOutputs(&node_);
   outputs.resize(i, nullptr);
   outputs.push_back(graph.AddValue(graph.UniqueName(node_.name() + "/saved"), std::move(type)));
-  const size_t last = graph.nodes().size();
-  Node* training = graph.AddNode(training_op, node_.inputs(), outputs, node_.attributes(),
-                                 kTrainingDomain, graph.UniqueName(node_.name() + "/training"));
-  CopyMetadata(node_, training);
-  training->set_since_version(1);
-  graph.MoveTailBefore(last, &node_);
+  graph.InsertBefore(node_, {training_op, node_.inputs(), outputs, node_.attributes(),
+                             kTrainingDomain, graph.UniqueName(node_.name() + "/training")});
   return Wrap(outputs[i]);
 }
 

@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include "core/base/status_macros.h"
-#include "core/graph/node_metadata.h"
 #include "core/graph/op_schema.h"
 #include "training/kernels/training_ops.h"
 
@@ -69,13 +68,9 @@ void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
     const Value* before = inputs[kMean + i - 1];
     outputs[i] = graph.AddValue(graph.UniqueName(before->name() + "/running"), before->type());
   }
-  const size_t last = graph.nodes().size();
-  Node* training =
-      graph.AddNode("BatchNormalizationTraining", inputs, outputs, std::move(attributes),
-                    kTrainingDomain, graph.UniqueName(node.name() + "/training"));
-  CopyMetadata(node, training);
-  training->set_since_version(1);
-  graph.MoveTailBefore(last, &node);
+  Node* training = graph.InsertBefore(
+      node, {"BatchNormalizationTraining", inputs, std::move(outputs), std::move(attributes),
+             kTrainingDomain, graph.UniqueName(node.name() + "/training")});
   RecordStatistics(*training);
   graph.RemoveNode(&node);
 }
@@ -172,15 +167,15 @@ void DropOwnGradients(Graph& graph) {
       continue;
     }
     const std::vector<Value*> inputs = node->inputs(), outputs = graph.ReleaseOutputs(node);
-    const size_t first = graph.nodes().size();
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i] == nullptr) continue;
-      Node* identity = graph.AddNode("Identity", {inputs[i]}, {outputs[i]}, {}, "",
-                                     graph.UniqueName(node->name() + "/value"));
-      CopyMetadata(*node, identity);
-      identity->set_since_version(SinceVersion("Identity"));
+      graph.InsertBefore(*node, {"Identity",
+                                 {inputs[i]},
+                                 {outputs[i]},
+                                 {},
+                                 "",
+                                 graph.UniqueName(node->name() + "/value")});
     }
-    graph.MoveTailBefore(first, node);
     graph.RemoveNode(node);
   }
 }
@@ -204,13 +199,12 @@ Status SwitchToEvaluation(Graph& graph) {
     for (int i = 1; i < static_cast<int>(outputs.size()); ++i) {
       if (outputs[i] != nullptr) graph.ReplaceAllUses(outputs[i], node->input(kMean + i - 1));
     }
-    const size_t last = graph.nodes().size();
-    Node* fresh =
-        graph.AddNode("BatchNormalization", node->inputs(), {outputs[0]}, std::move(attributes), "",
-                      graph.UniqueName(node->name() + "/evaluation"));
-    CopyMetadata(*node, fresh);
-    fresh->set_since_version(node->since_version());
-    graph.MoveTailBefore(last, node);
+    graph.InsertBefore(*node, {"BatchNormalization",
+                               node->inputs(),
+                               {outputs[0]},
+                               std::move(attributes),
+                               "",
+                               graph.UniqueName(node->name() + "/evaluation")});
     graph.RemoveNode(node);
   }
   return {};

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/graph/graph_edit.h"
 #include "training/gradient/gradient_builder.h"
 #include "training/gradient/gradient_path.h"
 #include "training/kernels/training_ops.h"
@@ -180,16 +181,17 @@ Status CheckIndependent(Graph& graph, const std::vector<Value*>& values) {
   return {};
 }
 
-// Moves the graph's last node right behind the last producer of its inputs.
+// Moves the graph's last node directly after the last producer of its inputs.
 void MoveUp(Graph& graph, const Node* last) {
   std::unordered_set<const Node*> producers;
   for (const Value* input : last->inputs()) producers.insert(input->producer());
-  size_t at = 0;
-  for (size_t i = 0; i < graph.nodes().size(); ++i) {
-    if (producers.count(graph.nodes()[i].get())) at = i + 1;
+  const Node* producer = nullptr;
+  for (const auto& node : graph.nodes()) {
+    if (producers.count(node.get())) producer = node.get();
   }
-  const size_t end = graph.nodes().size() - 1;
-  if (at < end) graph.MoveTailBefore(end, graph.nodes()[at].get());
+  GraphEdit edit(graph);
+  if (producer != nullptr) edit.MoveAfter(*last, *producer);
+  else if (graph.nodes().front().get() != last) edit.MoveBefore(*last, *graph.nodes().front());
 }
 
 }  // namespace

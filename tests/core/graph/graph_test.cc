@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/graph/graph_check.h"
+#include "core/graph/op_schema.h"
 #include "core/graph/graph_text.h"
 
 namespace caesura {
@@ -107,14 +108,43 @@ TEST(GraphTest, ANodeCanBeReplacedInItsPlace) {
   Value* y = old_node->output(0);
   graph.AddNode("Neg", {y}, {graph.AddValue("z")}, {}, "", "reader");
   graph.AddOutput(y);
+  old_node->set_metadata({Phase::kOptimizer, "model.py:7", "Another"});
   std::vector<Value*> outputs = graph.ReleaseOutputs(old_node);
   EXPECT_EQ(y->producer(), nullptr);
-  graph.AddNode("Abs", {x}, outputs, {}, "", "new");
-  graph.MoveTailBefore(2, old_node);
+  const Node* made = graph.InsertBefore(*old_node, {"Abs", {x}, outputs, {}, "", "new"});
+  EXPECT_EQ(made->phase(), Phase::kOptimizer);
+  EXPECT_EQ(made->source(), "model.py:7");
+  EXPECT_EQ(made->provider(), "Another");
+  EXPECT_EQ(made->since_version(), SinceVersion("Abs"));
   graph.RemoveNode(old_node);
   EXPECT_EQ(NodeNames(graph), (std::vector<std::string>{"new", "reader"}));
   EXPECT_EQ(graph.FindValue("y"), y);
   EXPECT_TRUE(CheckGraph(graph).ok());
+}
+
+// A node with a body that reads x under another name at its new place.
+TEST(GraphTest, ACopyOfANodeHasItsVersionMetadataAndBodies) {
+  Graph graph;
+  Value *x = graph.AddInput("x", kPair), *z = graph.AddInput("z", kPair);
+  auto body = std::make_shared<Graph>("body", &graph);
+  body->AddOutput(body->AddOp("Relu", {x})->output(0));
+  Value* condition = graph.AddInput("condition", ValueType::Tensor(DType::kBool, Shape{}));
+  Node* node = graph.AddNode("If", {condition}, {graph.AddValue("y")},
+                             {{"then_branch", body}, {"else_branch", body->Clone(&graph)}});
+  node->set_since_version(16);
+  node->set_metadata({Phase::kBackward, "model.py:7", "Another"});
+  std::unordered_map<const Value*, Value*> mapping = {{x, z}};
+  const Node* copy = graph.CloneNode(*node, {condition}, {graph.AddValue("w")}, "copy", &mapping);
+  EXPECT_EQ(copy->name(), "copy");
+  EXPECT_EQ(copy->since_version(), 16);
+  EXPECT_EQ(copy->phase(), Phase::kBackward);
+  EXPECT_EQ(copy->source(), "model.py:7");
+  EXPECT_EQ(copy->provider(), "Another");
+  for (const Graph* inner : copy->Subgraphs()) {
+    EXPECT_EQ(inner->parent(), &graph);
+    EXPECT_EQ(inner->nodes()[0]->input(0), z);
+  }
+  EXPECT_EQ(node->Subgraphs()[0]->nodes()[0]->input(0), x);
 }
 
 TEST(GraphTest, ClonesShareNothingButBytes) {
