@@ -176,13 +176,13 @@ struct OutputInfo {
 };
 
 // Output 0 as a way of looking at bytes that are there already; see KernelInfo::SetView and
-// SetSideBySide.
+// SetConcat.
 struct ViewInfo {
-  enum class Kind : uint8_t { kNone, kLayout, kPermutation, kReshape, kSideBySide };
+  enum class Kind : uint8_t { kNone, kLayout, kPermutation, kReshape, kConcat };
   Kind kind = Kind::kNone;
   std::vector<Layout> layouts;       // of each output in input 0's buffer
   std::vector<int64_t> permutation;  // kPermutation
-  int axis = 0;                      // kSideBySide
+  int axis = 0;                      // kConcat
 };
 
 // The factory's view of the node, and where it writes its decisions. Lives during the factory's
@@ -262,7 +262,7 @@ class KernelInfo {
   }
   // Output 0 is all inputs, one behind the other along `axis`: the plan may have their producers
   // write into it.
-  void SetSideBySide(int axis) { view_ = {ViewInfo::Kind::kSideBySide, {}, {}, axis}; }
+  void SetConcat(int axis) { view_ = {ViewInfo::Kind::kConcat, {}, {}, axis}; }
   // Where output i is to be written. Dense but for KernelDef::strided_outputs.
   const Layout& OutputLayout(int i) const {
     static const Layout kDense;

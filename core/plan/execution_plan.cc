@@ -2,8 +2,7 @@
 #include "core/plan/execution_plan.h"
 
 #include <algorithm>
-
-#include "core/plan/plan_builder.h"
+#include <cstring>
 
 namespace caesura {
 namespace {
@@ -51,14 +50,6 @@ std::shared_ptr<SubgraphRunner> Step::Body(const std::string& name) const {
   return nullptr;
 }
 
-Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Create(
-    std::shared_ptr<const Graph> graph, const std::vector<FeedSpec>& feeds,
-    const ProviderList& providers, const PlanOptions& options,
-    const std::vector<const Value*>& captured) {
-  if (providers.empty()) return InvalidArgument("a plan needs at least one provider");
-  return PlanBuilder(std::move(graph), feeds, providers, options).Build(captured);
-}
-
 Status ExecutionPlan::CopyBytes(int to_device, void* to, int from_device, const void* from,
                                 size_t bytes) const {
   if (to_device == from_device && to_device == 0) {
@@ -68,14 +59,15 @@ Status ExecutionPlan::CopyBytes(int to_device, void* to, int from_device, const 
   const CopyKind kind = to_device == from_device ? CopyKind::kWithin
                         : to_device == 0         ? CopyKind::kToHost
                                                  : CopyKind::kToDevice;
-  return devices_[to_device == 0 ? from_device : to_device].provider->Copy(kind, to, from, bytes);
+  return data_.devices[to_device == 0 ? from_device : to_device].provider->Copy(kind, to, from,
+                                                                                bytes);
 }
 
 // Empty where all is on the host.
 std::string ExecutionPlan::CopiesLine() const {
-  if (devices_.size() == 1) return {};
+  if (data_.devices.size() == 1) return {};
   size_t to_device = 0, to_host = 0, out = 0, before = 0;
-  for (const PlannedCopy& copy : copies_) {
+  for (const PlannedCopy& copy : data_.copies) {
     if (copy.when == PlannedCopy::When::kHandedOut) ++out;
     else if (copy.when != PlannedCopy::When::kStep) ++before;
     else ++(copy.to == 0 ? to_host : to_device);
@@ -86,22 +78,23 @@ std::string ExecutionPlan::CopiesLine() const {
 }
 
 std::vector<size_t> ExecutionPlan::LiveBytes() const {
-  std::vector<int64_t> change(steps_.size() + 2, 0);
-  for (const PlannedBuffer& buffer : buffers_) {
+  std::vector<int64_t> change(data_.steps.size() + 2, 0);
+  for (const PlannedBuffer& buffer : data_.buffers) {
     if (buffer.kind != PlannedBuffer::Kind::kArena || buffer.last_step < 0) continue;
     change[buffer.first_step] += static_cast<int64_t>(buffer.bytes);
-    change[std::min<size_t>(buffer.last_step + 1, steps_.size())] -=
+    change[std::min<size_t>(buffer.last_step + 1, data_.steps.size())] -=
         static_cast<int64_t>(buffer.bytes);
   }
   std::vector<size_t> out;
   int64_t live = 0;
-  for (size_t s = 0; s < steps_.size(); ++s) out.push_back(static_cast<size_t>(live += change[s]));
+  for (size_t s = 0; s < data_.steps.size(); ++s)
+    out.push_back(static_cast<size_t>(live += change[s]));
   return out;
 }
 
 std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc, int device) const {
   std::vector<std::pair<size_t, size_t>> out;
-  for (const PlannedBuffer& buffer : buffers_) {
+  for (const PlannedBuffer& buffer : data_.buffers) {
     if (buffer.kind != PlannedBuffer::Kind::kArena || buffer.device != device) continue;
     if (buffer.first_step < pc && buffer.last_step >= pc) {
       out.emplace_back(buffer.offset, buffer.bytes);
@@ -113,43 +106,44 @@ std::vector<std::pair<size_t, size_t>> ExecutionPlan::LiveRanges(int pc, int dev
 std::string ExecutionPlan::ToString() const {
   const std::vector<size_t> live = LiveBytes();
   const size_t peak = live.empty() ? 0 : std::max_element(live.begin(), live.end()) - live.begin();
-  std::string out = std::to_string(steps_.size()) + " steps of " +
-                    std::to_string(graph_->nodes().size()) + " nodes, arena " +
+  std::string out = std::to_string(data_.steps.size()) + " steps of " +
+                    std::to_string(data_.graph->nodes().size()) + " nodes, arena " +
                     std::to_string(arena_bytes()) + " bytes";
   if (!live.empty())
     out += " (most alive: " + std::to_string(live[peak]) + " at step " + std::to_string(peak) + ")";
-  out += ", " + std::to_string(constants_.size()) + " constant(s), " +
-         std::to_string(cache_entries_) + " cached value(s), " + std::to_string(yields_.size()) +
-         " yield(s), " + std::to_string(threads_) + " thread(s)\n" + CopiesLine();
-  for (size_t s = 0; s < steps_.size(); ++s) {
-    const Step& step = steps_[s];
+  out += ", " + std::to_string(data_.constants.size()) + " constant(s), " +
+         std::to_string(data_.cache_entries) + " cached value(s), " +
+         std::to_string(data_.yields.size()) + " yield(s), " + std::to_string(data_.threads) +
+         " thread(s)\n" + CopiesLine();
+  for (size_t s = 0; s < data_.steps.size(); ++s) {
+    const Step& step = data_.steps[s];
     out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " +
            step.provider->name();
     for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
       out += (a == step.input_count ? " -> " : " ") +
-             Describe(argument_values_[step.first_argument + a]);
+             Describe(data_.argument_values[step.first_argument + a]);
     }
     out += "\n";
     if (step.kind != Step::Kind::kYield) continue;
-    for (const Yield::Item& item : yields_[step.index].outputs) {
+    for (const Yield::Item& item : data_.yields[step.index].outputs) {
       out += std::string("    hands out ") + (item.move ? "" : "a copy of ") +
              Describe(item.value) + "\n";
     }
   }
-  for (const Yield::Item& item : fetches_) {
+  for (const Yield::Item& item : data_.fetches) {
     out += std::string("output ") + (item.move ? "" : "(a copy) ") + Describe(item.value) + "\n";
   }
   return out;
 }
 
 std::string ExecutionPlan::Describe(uint32_t value_id) const {
-  const PlannedValue& value = values_[value_id];
+  const PlannedValue& value = data_.values[value_id];
   if (value.value == nullptr) return "-";
-  const PlannedBuffer& buffer = buffers_[value.buffer];
+  const PlannedBuffer& buffer = data_.buffers[value.buffer];
   std::string out = value.value->name() + ":" + DTypeName(value.dtype);
   out += (value.known ? value.shape.ToString() : "[?]") + "@" + KindName(buffer.kind);
   if (buffer.kind == PlannedBuffer::Kind::kArena) out += "+" + std::to_string(buffer.offset);
-  if (buffer.device != 0) out += " on " + devices_[buffer.device].device.ToString();
+  if (buffer.device != 0) out += " on " + data_.devices[buffer.device].device.ToString();
   if (!value.layout.dense()) {
     out += " strides " + Shape(value.layout.strides).ToString() + "+" +
            std::to_string(value.layout.offset);

@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/plan/execution_plan.h"
+#include "core/plan/plan_data.h"
 
 namespace caesura {
 

@@ -3,119 +3,118 @@
 // before its first reader.
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_context.h"
-#include "core/plan/plan_builder.h"
+#include "core/plan/plan_phases.h"
 
 namespace caesura {
 
+using Kind = PlannedBuffer::Kind;
 using When = PlannedCopy::When;
 
-int PlanBuilder::OutputDevice(const Draft& draft, int output) const {
-  return plan_->devices_.size() == 1
+int OutputDevice(const PlanDraft& plan, const NodeDraft& draft, int output) {
+  return plan.data.devices.size() == 1
              ? 0
-             : placement_->OutputDevice(*draft.node, *draft.provider, output);
+             : plan.placement->OutputDevice(*draft.node, *draft.provider, output);
 }
 
-Status PlanBuilder::PlaceInputs(Draft& draft) {
-  if (plan_->devices_.size() == 1) return {};
-  for (int i = 0; i < static_cast<int>(draft.inputs.size()); ++i) {
-    const int device = placement_->InputDevice(*draft.node, *draft.provider, i);
-    if (draft.inputs[i] == 0 || device == Placement::kAnywhere) continue;
-    ASSIGN_OR_RETURN(draft.inputs[i], OnDevice(draft.inputs[i], device, draft));
-  }
-  return {};
-}
+namespace {
 
-uint32_t PlanBuilder::NewCopy(uint32_t id, int device) {
-  const auto copy = static_cast<uint32_t>(plan_->values_.size());
-  PlannedValue value =
-      plan_->values_[id];  // dense: ReadersTakeStrides knows of readers on other devices
-  plan_->values_.push_back(value);
-  known_values_.push_back(known_values_[id]);
-  parameters_of_.push_back(std::vector<int>(parameters_of_[id]));
-  from_parameters_.push_back(from_parameters_[id]);
-  last_use_.push_back(last_use_[id]);
-  record_of_.push_back(-1);
-  const size_t bytes =
-      value.known ? static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype) : 0;
-  plan_->values_[copy].buffer =
-      NewBuffer(value.known ? Kind::kArena : Kind::kDynamic, bytes, -1, copy, device);
-  copies_[uint64_t{id} << 8 | static_cast<uint64_t>(device)] = copy;
+uint32_t NewCopy(PlanDraft& plan, uint32_t id, int device) {
+  const auto copy = static_cast<uint32_t>(plan.values.size());
+  ValueDraft value = plan.values[id];  // dense: TakeStrides knows of readers on other devices
+  value.record = value.writer = -1;
+  value.view_of = 0;
+  plan.values.push_back(std::move(value));
+  ValueDraft& made = plan.values.back();
+  const size_t bytes = made.known ? BytesOf(made.shape, made.dtype) : 0;
+  made.buffer =
+      NewBuffer(plan, made.known ? Kind::kArena : Kind::kDynamic, bytes, -1, copy, device);
+  plan.copies[uint64_t{id} << 8 | static_cast<uint64_t>(device)] = copy;
   return copy;
 }
 
-Result<uint32_t> PlanBuilder::ConstantOnDevice(uint32_t id, int device, const Draft& reader) {
-  const uint32_t copy = NewCopy(id, device);
-  PlannedBuffer& buffer = plan_->buffers_[plan_->values_[copy].buffer];
-  const Tensor& tensor = plan_->constants_[plan_->buffers_[plan_->values_[id].buffer].index];
-  const Value* value = plan_->values_[id].value;
-  const ExecutionProvider& provider = *plan_->devices_[device].provider;
-  const bool shared =
-      plan_->options_.device_constants != nullptr && value->graph()->Initializer(value) != nullptr;
+Result<uint32_t> ConstantOnDevice(PlanDraft& plan, uint32_t id, int device,
+                                  const NodeDraft& reader) {
+  const uint32_t copy = NewCopy(plan, id, device);
+  BufferDraft& buffer = plan.buffers[plan.values[copy].buffer];
+  const Tensor& tensor = plan.data.constants[plan.buffers[plan.values[id].buffer].index];
+  const Value* value = plan.values[id].value;
+  const ExecutionProvider& provider = *plan.data.devices[device].provider;
+  const std::shared_ptr<DeviceConstants>& constants = plan.data.options.device_constants;
+  const bool shared = constants != nullptr && value->graph()->Initializer(value) != nullptr;
   buffer.kind = Kind::kConstant;
-  buffer.index = static_cast<int>(plan_->constants_.size());
-  ASSIGN_OR_RETURN(Tensor there,
-                   shared ? plan_->options_.device_constants->Get(value, tensor, provider)
-                          : CopyToDevice(tensor, provider));
-  plan_->constants_.push_back(std::move(there));
-  plan_->copies_.push_back({When::kPlanning, id, 0, device, buffer.bytes, reader.node});
+  buffer.index = static_cast<int>(plan.data.constants.size());
+  ASSIGN_OR_RETURN(Tensor there, shared ? constants->Get(value, tensor, provider)
+                                        : CopyToDevice(tensor, provider));
+  plan.data.constants.push_back(std::move(there));
+  plan.data.copies.push_back({When::kPlanning, id, 0, device, buffer.bytes, reader.node});
   return copy;
 }
 
-Result<uint32_t> PlanBuilder::OnDevice(uint32_t id, int device, const Draft& reader) {
-  if (DeviceOf(id) == device) return id;
-  auto made = copies_.find(uint64_t{id} << 8 | static_cast<uint64_t>(device));
-  if (made != copies_.end()) return made->second;
-  if (device != 0 && DeviceOf(id) != 0) {  // from one device to another: by way of the host
-    ASSIGN_OR_RETURN(id, OnDevice(id, 0, reader));
-  }
-  const int from = DeviceOf(id);
-  const Kind kind = plan_->buffers_[plan_->values_[id].buffer].kind;
-  if (kind == Kind::kConstant && from == 0) return ConstantOnDevice(id, device, reader);
-  const uint32_t copy = NewCopy(id, device);
-  PlannedBuffer& buffer = plan_->buffers_[plan_->values_[copy].buffer];
-  Step step;
-  step.kind = Step::Kind::kCopy;
-  if (plan_->options_.cache_values && from_parameters_[id] &&
-      (kind == Kind::kParameter || kind == Kind::kCached)) {
-    step.kind = Step::Kind::kCached;
+// One of the two devices is the host, whose index is 0.
+ComputeFunction CopyBetween(const PlanDraft& plan, int from, int to, size_t bytes) {
+  const bool to_host = to == 0;
+  return ComputeFunction([provider = plan.data.devices[to_host ? from : to].provider, to_host,
+                          bytes](KernelContext& context) -> Status {
+    RETURN_IF_ERROR(provider->Copy(to_host ? CopyKind::kToHost : CopyKind::kToDevice,
+                                   context.Output<void>(0), context.Input<void>(0), bytes));
+    return to_host ? provider->Synchronise() : Status();
+  });
+}
+
+// Adds the step that copies the value to the device; the copy's value id.
+uint32_t AddCopyStep(PlanDraft& plan, uint32_t id, int device, const NodeDraft& reader) {
+  const int from = DeviceOf(plan, id);
+  const Kind kind = plan.buffers[plan.values[id].buffer].kind;
+  const uint32_t copy = NewCopy(plan, id, device);
+  BufferDraft& buffer = plan.buffers[plan.values[copy].buffer];
+  const ValueDraft& value = plan.values[id];
+  const bool cached = plan.data.options.cache_values && value.from_parameters &&
+                      (kind == Kind::kParameter || kind == Kind::kCached);
+  StepDraft step;
+  step.kind = cached ? Step::Kind::kCached : Step::Kind::kCopy;
+  if (cached) {
     buffer.kind = Kind::kCached;
-    buffer.index = step.index = plan_->cache_entries_++;
-    step.cache_parameters = parameters_of_[id];
+    buffer.index = step.index = plan.data.cache_entries++;
+    step.cache_parameters = value.parameters;
   }
-  if (plan_->values_[id].known) {
-    step.compute = [plan = plan_.get(), device, from,
-                    bytes = buffer.bytes](KernelContext& context) -> Status {
-      RETURN_IF_ERROR(
-          plan->CopyBytes(device, context.Output<void>(0), from, context.Input<void>(0), bytes));
-      return device == 0 ? plan->devices()[from].provider->Synchronise() : Status();
-    };
-  }
-  const bool cached = step.kind == Step::Kind::kCached;
-  plan_->copies_.push_back(
+  if (value.known) step.compute = CopyBetween(plan, from, device, buffer.bytes);
+  plan.data.copies.push_back(
       {cached ? When::kCached : When::kStep, id, from, device, buffer.bytes, reader.node});
-  Draft draft{reader.node,
-              reader.position,
-              {},
-              plan_->devices_[device == 0 ? from : device].provider.get(),
-              1};
+  NodeDraft draft{reader.node,
+                  reader.position,
+                  {},
+                  plan.data.devices[device == 0 ? from : device].provider.get(),
+                  1};
   draft.inputs = {id};
   draft.outputs = {copy};
-  FinishStep(draft, std::move(step), 0);
+  AppendStep(plan, draft, std::move(step));
   return copy;
 }
 
-// What is handed out elsewhere than it is.
-void PlanBuilder::AddHandedOutCopies() {
-  auto add = [&](const Yield::Item& item, const Node* reader) {
-    const PlannedBuffer& buffer = plan_->buffers_[plan_->values_[item.value].buffer];
-    if (item.device == buffer.device) return;
-    const PlannedValue& value = plan_->values_[item.value];
-    const size_t bytes =
-        value.known ? static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype) : 0;
-    plan_->copies_.push_back(
-        {When::kHandedOut, item.value, buffer.device, item.device, bytes, reader});
-  };
-  for (const Yield::Item& item : plan_->fetches_) add(item, nullptr);
+// The value that is `id` on another device.
+Result<uint32_t> OnDevice(PlanDraft& plan, uint32_t id, int device, const NodeDraft& reader) {
+  if (DeviceOf(plan, id) == device) return id;
+  auto made = plan.copies.find(uint64_t{id} << 8 | static_cast<uint64_t>(device));
+  if (made != plan.copies.end()) return made->second;
+  if (device != 0 && DeviceOf(plan, id) != 0) {  // from one device to another: by way of the host
+    ASSIGN_OR_RETURN(id, OnDevice(plan, id, 0, reader));
+  }
+  const BufferDraft& buffer = plan.buffers[plan.values[id].buffer];
+  if (buffer.kind == Kind::kConstant && buffer.device == 0)
+    return ConstantOnDevice(plan, id, device, reader);
+  return AddCopyStep(plan, id, device, reader);
+}
+
+}  // namespace
+
+Status CopyInputs(PlanDraft& plan, NodeDraft& draft) {
+  if (plan.data.devices.size() == 1) return {};
+  for (int i = 0; i < static_cast<int>(draft.inputs.size()); ++i) {
+    const int device = plan.placement->InputDevice(*draft.node, *draft.provider, i);
+    if (draft.inputs[i] == 0 || device == Placement::kAnywhere) continue;
+    ASSIGN_OR_RETURN(draft.inputs[i], OnDevice(plan, draft.inputs[i], device, draft));
+  }
+  return {};
 }
 
 }  // namespace caesura

@@ -39,13 +39,13 @@ void MixAttribute(Hash& hash, const std::string& name, const Attribute& attribut
 
 uint64_t ExecutionPlan::fingerprint() const {
   Hash hash;
-  hash.Mix(static_cast<uint64_t>(threads_));
+  hash.Mix(static_cast<uint64_t>(data_.threads));
   std::unordered_map<const KernelDef*, uint64_t> places;  // which of an op's kernels was chosen
-  for (const auto& provider : providers_) {
+  for (const auto& provider : data_.providers) {
     hash.Mix(provider->rounding());
     for (const KernelDef& def : provider->kernels().defs()) places[&def] = places.size() + 1;
   }
-  for (const Step& step : steps_) {
+  for (const Step& step : data_.steps) {
     hash.Mix(step.node->op_type() + "/" + step.provider->name());
     hash.Mix(static_cast<uint64_t>(step.kind));
     hash.Mix(step.def == nullptr ? 0 : places[step.def]);
@@ -53,8 +53,8 @@ uint64_t ExecutionPlan::fingerprint() const {
       MixAttribute(hash, name, attribute);
     for (uint32_t a = step.first_argument;
          a < step.first_argument + step.input_count + step.output_count; ++a) {
-      const PlannedValue& value = values_[argument_values_[a]];
-      hash.Mix(arguments_[a]);
+      const PlannedValue& value = data_.values[data_.argument_values[a]];
+      hash.Mix(data_.arguments[a]);
       hash.Mix(DTypeName(value.dtype) + value.shape.ToString());
       if (!value.layout.dense())
         hash.Mix(Shape(value.layout.strides).ToString() + std::to_string(value.layout.offset));

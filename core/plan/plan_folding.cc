@@ -5,7 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_context.h"
-#include "core/plan/plan_builder.h"
+#include "core/plan/plan_phases.h"
 
 namespace caesura {
 namespace {
@@ -41,8 +41,7 @@ class FoldHost : public KernelHost {
 
 }  // namespace
 
-Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>& inputs,
-                                                    KernelInfo& info) {
+Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info) {
   const size_t outputs = info.outputs().size();
   std::vector<Tensor> results(outputs);
   std::vector<uint32_t> ids(inputs.size() + outputs);
@@ -62,7 +61,7 @@ Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>
   FoldHost host(ids.data(), inputs, results);
   KernelContext context(addresses.data(), ids.data(), static_cast<uint32_t>(inputs.size()),
                         scratch->data(), 0, &host);
-  // A copy stays behind in case that the result is no tensor and the node becomes a step after all.
+  // The kernel keeps a copy: if the result is no tensor, the node becomes a step after all.
   const ComputeFunction compute = info.TakeCompute();
   info.SetCompute(compute);
   if (!compute) return Internal("kernel has no compute function");
@@ -70,8 +69,8 @@ Result<std::vector<Tensor>> PlanBuilder::ComputeNow(const std::vector<InputInfo>
   return results;
 }
 
-bool PlanBuilder::IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info,
-                             const KernelDef& def) {
+bool IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info,
+                const KernelDef& def) {
   if (!def.deterministic) return false;
   size_t read = 0, written = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -86,21 +85,25 @@ bool PlanBuilder::IsFoldable(const std::vector<InputInfo>& inputs, const KernelI
   return written <= std::max(kFoldBytes, read);
 }
 
-void PlanBuilder::BecomeConstant(uint32_t id, const Tensor& tensor) {
-  Place(id, Kind::kConstant, tensor.dtype(), tensor.shape(),
-        static_cast<int>(plan_->constants_.size()));
-  plan_->constants_.push_back(tensor);
-  kept_.push_back(std::make_shared<Tensor>(tensor));
-  known_values_[id] = kept_.back().get();
+namespace {
+
+void BecomeConstant(PlanDraft& plan, uint32_t id, const Tensor& tensor) {
+  PlaceValue(plan, id, PlannedBuffer::Kind::kConstant, tensor.dtype(), tensor.shape(),
+             static_cast<int>(plan.data.constants.size()));
+  plan.data.constants.push_back(tensor);
+  plan.kept.push_back(std::make_shared<Tensor>(tensor));
+  plan.values[id].contents = plan.kept.back().get();
 }
 
-Result<bool> PlanBuilder::TryFold(Draft& draft, KernelInfo& info, const KernelDef& def) {
-  if (!plan_->options_.fold_constants || !draft.bodies.empty() ||
+}  // namespace
+
+Result<bool> TryFold(PlanDraft& plan, const NodeDraft& draft, KernelInfo& info,
+                     const KernelDef& def) {
+  if (!plan.data.options.fold_constants || !draft.bodies.empty() ||
       !IsFoldable(draft.infos, info, def))
     return false;
-  KernelInfo on_host(*draft.node, draft.infos, plan_->threads_);
-  if (!draft.provider->device()
-           .is_host()) {  // what is known is on the host, and so are its results
+  KernelInfo on_host(*draft.node, draft.infos, plan.data.threads);
+  if (!draft.provider->device().is_host()) {  // contents are on the host, and so are results
     auto host = std::find_if(draft.candidates.begin(), draft.candidates.end(),
                              [](const ExecutionProvider* p) { return p->device().is_host(); });
     if (host == draft.candidates.end() || !(*host)->kernels().Create(on_host, (*host)->name()).ok())
@@ -112,7 +115,7 @@ Result<bool> PlanBuilder::TryFold(Draft& draft, KernelInfo& info, const KernelDe
     if (draft.outputs[i] != 0 && !results[i].defined()) return false;
   }
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
-    if (draft.outputs[i] != 0) BecomeConstant(draft.outputs[i], results[i]);
+    if (draft.outputs[i] != 0) BecomeConstant(plan, draft.outputs[i], results[i]);
   }
   return true;
 }

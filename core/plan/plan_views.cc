@@ -5,21 +5,25 @@
 #include <algorithm>
 
 #include "core/kernels/kernel_creation.h"
-#include "core/plan/plan_builder.h"
+#include "core/plan/plan_phases.h"
 
 namespace caesura {
+namespace {
 
-bool PlanBuilder::ReadersTakeStrides(const Value* value, int position) const {
-  auto readers = readers_.find(value);
-  if (readers == readers_.end()) return true;
+using Kind = PlannedBuffer::Kind;
+
+// True if every reader of the value, but for those up to `position`, takes any layout.
+bool ReadersTakeStrides(const PlanDraft& plan, const Value* value, int position = -1) {
+  auto readers = plan.readers.find(value);
+  if (readers == plan.readers.end()) return true;
   return std::all_of(readers->second.begin(), readers->second.end(), [&](const Reader& reader) {
     if (reader.position <= position) return true;
     if (reader.node == nullptr || reader.input < 0) return false;
-    const ExecutionProvider* provider = placement_->ProviderOf(*reader.node);
+    const ExecutionProvider* provider = plan.placement->ProviderOf(*reader.node);
     if (provider == nullptr) return false;
-    const bool copied = plan_->devices_.size() > 1 &&
-                        placement_->InputDevice(*reader.node, *provider, reader.input) !=
-                            placement_->DeviceOf(value);
+    const bool copied = plan.data.devices.size() > 1 &&
+                        plan.placement->InputDevice(*reader.node, *provider, reader.input) !=
+                            plan.placement->DeviceOf(value);
     const std::vector<const KernelDef*> defs = provider->kernels().Find(*reader.node);
     return !copied && !defs.empty() &&
            std::all_of(defs.begin(), defs.end(),
@@ -27,185 +31,230 @@ bool PlanBuilder::ReadersTakeStrides(const Value* value, int position) const {
   });
 }
 
-bool PlanBuilder::TryViews(const Draft& draft, const KernelInfo& info, const KernelDef& def) {
-  const ViewInfo& view = info.view();
-  if (view.kind == ViewInfo::Kind::kNone || !IsWherePlaced(draft)) return false;
-  for (size_t i = 0; i < draft.outputs.size(); ++i) {
-    if (draft.outputs[i] != 0 && info.outputs()[i].shape.elements() == 0) return false;
-  }
-  const bool side_by_side = view.kind == ViewInfo::Kind::kSideBySide;
-  const bool written = side_by_side ? WriteSideBySide(draft, info)
-                                    : view.kind == ViewInfo::Kind::kPermutation &&
-                                          WriteInOrder(draft, view, info.outputs()[0]);
-  const bool placed = !written && !side_by_side && PlaceViews(draft, view, info);
-  if (written || placed)
-    Record(draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kFixed, &def);
-  return written || placed;
+// False if the node did not land on its placed provider; the readers' layout checks are then
+// invalid.
+bool RunsOnPlacedProvider(const PlanDraft& plan, const NodeDraft& draft) {
+  return plan.data.devices.size() == 1 || plan.placement->ProviderOf(*draft.node) == draft.provider;
 }
 
-void PlanBuilder::PlaceIn(uint32_t buffer, uint32_t id, const OutputInfo& output, Layout layout) {
-  PlannedValue& value = plan_->values_[id];
+// The output lies in a buffer that is there.
+void PlaceIn(PlanDraft& plan, uint32_t buffer, uint32_t id, const OutputInfo& output,
+             Layout layout) {
+  ValueDraft& value = plan.values[id];
   value.known = true;
   value.dtype = output.dtype;
   value.shape = output.shape;
   value.layout = std::move(layout);
   value.buffer = buffer;
-  plan_->buffers_[buffer].last_step = std::max(plan_->buffers_[buffer].last_step, last_use_[id]);
+  int& last_reader = plan.buffers[buffer].last_reader;
+  last_reader = std::max(last_reader, value.last_reader);
 }
 
-bool PlanBuilder::PlaceViews(const Draft& draft, const ViewInfo& view, const KernelInfo& info) {
+bool PlaceViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info) {
+  const ViewInfo& view = info.view();
   const uint32_t input = draft.inputs[0];
-  const PlannedBuffer& buffer = plan_->buffers_[plan_->values_[input].buffer];
+  const PlannedBuffer& buffer = plan.buffers[plan.values[input].buffer];
   if (buffer.kind == Kind::kDynamic || view.layouts.size() != draft.outputs.size()) return false;
   std::vector<Layout> layouts = view.layouts;
   for (size_t i = 0; i < layouts.size(); ++i) {
     if (draft.outputs[i] == 0) continue;
     const OutputInfo& output = info.outputs()[i];
-    const bool whole =
-        static_cast<size_t>(output.shape.elements()) * DTypeSize(output.dtype) == buffer.bytes;
+    const bool whole = BytesOf(output.shape, output.dtype) == buffer.bytes;
     if (layouts[i].dense() && whole) continue;
     if (output.shape.rank() == 0)
       return false;  // dense by its strides, though a part of the buffer
     if (layouts[i].strides.empty()) layouts[i].strides = output.shape.Strides();
-    if (!ReadersTakeStrides(plan_->values_[draft.outputs[i]].value)) return false;
+    if (!ReadersTakeStrides(plan, plan.values[draft.outputs[i]].value)) return false;
   }
   for (size_t i = 0; i < layouts.size(); ++i) {
     const uint32_t id = draft.outputs[i];
     if (id == 0) continue;
-    PlaceIn(plan_->values_[input].buffer, id, info.outputs()[i], layouts[i]);
-    from_parameters_[id] = from_parameters_[input];
-    parameters_of_[id] = parameters_of_[input];
-    if (view.kind != ViewInfo::Kind::kLayout) origins_[id] = {input, view.permutation};
+    PlaceIn(plan, plan.values[input].buffer, id, info.outputs()[i], layouts[i]);
+    ValueDraft& value = plan.values[id];
+    value.from_parameters = plan.values[input].from_parameters;
+    value.parameters = plan.values[input].parameters;
+    if (view.kind == ViewInfo::Kind::kLayout) continue;
+    value.view_of = input;
+    value.permutation = view.permutation;
   }
   return true;
 }
 
-// False where the provider that placement chose has refused, so that what readers were told is not
-// so.
-bool PlanBuilder::IsWherePlaced(const Draft& draft) const {
-  return plan_->devices_.size() == 1 || placement_->ProviderOf(*draft.node) == draft.provider;
+// --- producers that write elsewhere ---
+
+// Makes the step that produces chain[0] write it elsewhere.
+struct Rewrite {
+  std::vector<uint32_t> chain;  // a value, then what it is a view of, up to the step's output
+  std::vector<Layout> layouts;  // of each
+  uint32_t buffer;
+};
+
+// The layout of what `value` is a view of, where `layout` is that of `value`.
+std::optional<Layout> LayoutOfViewed(const PlanDraft& plan, const ValueDraft& value,
+                                     Layout layout) {
+  const std::vector<int64_t> strides = StridesOf(value.shape, layout);
+  if (value.permutation.empty())
+    return Reshaped(value.shape, Layout{strides, layout.offset}, plan.values[value.view_of].shape);
+  layout.strides.assign(strides.size(), 0);
+  for (size_t i = 0; i < strides.size(); ++i) layout.strides[value.permutation[i]] = strides[i];
+  return layout;
 }
 
-void PlanBuilder::RememberWriter(const Draft& draft, const KernelDef& def, int step) {
-  if (!IsWherePlaced(draft)) return;
-  for (size_t i = 0; i < draft.outputs.size(); ++i) {
-    const uint32_t id = draft.outputs[i];
-    if (id == 0 || !KernelDef::Lists(def.strided_outputs, static_cast<int>(i))) continue;
-    auto shares = [&](uint32_t other) {
-      return other != 0 && other != id && plan_->values_[other].buffer == plan_->values_[id].buffer;
-    };
-    if (std::any_of(draft.inputs.begin(), draft.inputs.end(), shares)) continue;
-    if (std::any_of(draft.outputs.begin(), draft.outputs.end(), shares)) continue;
-    written_by_[id] = {step, static_cast<int>(i)};
-    writers_[step] = {&def, draft.infos, std::vector<Layout>(draft.outputs.size())};
-  }
-}
-
-// For the node at `position`, the one reader that is planned: those behind it must take what they
-// find.
-std::optional<PlanBuilder::Rewrite> PlanBuilder::MakeRewrite(uint32_t id, Layout layout,
-                                                             uint32_t buffer, int position) const {
+// For the node at `position`, which is the only reader that is planned: later ones must take the
+// layout that they find.
+std::optional<Rewrite> MakeRewrite(const PlanDraft& plan, uint32_t id, Layout layout,
+                                   uint32_t buffer, int position) {
   Rewrite out{{}, {}, buffer};
   for (;;) {
-    const PlannedValue& value = plan_->values_[id];
-    const std::vector<Reader>& readers = readers_.at(value.value);
+    const ValueDraft& value = plan.values[id];
+    const std::vector<Reader>& readers = plan.readers.at(value.value);
     const auto planned = std::count_if(readers.begin(), readers.end(), [&](const Reader& reader) {
       return reader.position <= position;
     });
-    if (planned != 1 || !ReadersTakeStrides(value.value, position)) return std::nullopt;
+    if (planned != 1 || !ReadersTakeStrides(plan, value.value, position)) return std::nullopt;
     out.chain.push_back(id);
     out.layouts.push_back(Simplified(value.shape, layout));
-    auto origin = origins_.find(id);
-    if (origin == origins_.end()) break;
-    const PlannedValue& of = plan_->values_[origin->second.of];
-    if (origin->second.permutation.empty()) {
-      const Layout here{StridesOf(value.shape, layout), layout.offset};
-      std::optional<Layout> pulled = Reshaped(value.shape, here, of.shape);
-      if (!pulled) return std::nullopt;
-      layout = *std::move(pulled);
-    } else {
-      const std::vector<int64_t> strides = StridesOf(value.shape, layout);
-      layout.strides.assign(strides.size(), 0);
-      for (size_t i = 0; i < strides.size(); ++i)
-        layout.strides[origin->second.permutation[i]] = strides[i];
-    }
-    id = origin->second.of;
+    if (value.view_of == 0) break;
+    std::optional<Layout> viewed = LayoutOfViewed(plan, value, std::move(layout));
+    if (!viewed) return std::nullopt;
+    layout = *std::move(viewed);
+    id = value.view_of;
   }
-  const bool ours =
-      plan_->buffers_[plan_->values_[id].buffer].kind == Kind::kArena && written_by_.count(id) > 0;
+  const ValueDraft& made = plan.values[id];
+  const bool ours = plan.buffers[made.buffer].kind == Kind::kArena && made.writer >= 0;
   return ours ? std::optional<Rewrite>(std::move(out)) : std::nullopt;
 }
 
-// All or nothing: every producer is created anew with its outputs' layouts before the plan changes.
-bool PlanBuilder::Apply(const std::vector<Rewrite>& rewrites) {
-  std::unordered_map<int, std::vector<Layout>> layouts;
+// The kernel of a step with its outputs under other layouts.
+struct NewKernel {
+  int step;
+  std::vector<Layout> layouts;
+  ComputeFunction compute;
+  size_t scratch_bytes;
+};
+
+// Nothing where a producer cannot be created anew.
+std::optional<std::vector<NewKernel>> CreateAnew(const PlanDraft& plan,
+                                                 const std::vector<Rewrite>& rewrites) {
+  std::vector<NewKernel> kernels;
   for (const Rewrite& rewrite : rewrites) {
-    const auto [step, output] = written_by_.at(rewrite.chain.back());
-    layouts.try_emplace(step, writers_.at(step).layouts).first->second[output] =
-        rewrite.layouts.back();
+    const ValueDraft& made = plan.values[rewrite.chain.back()];
+    auto kernel = std::find_if(kernels.begin(), kernels.end(),
+                               [&](const NewKernel& k) { return k.step == made.writer; });
+    if (kernel == kernels.end()) {
+      kernels.push_back({made.writer, plan.steps[made.writer].writer->layouts, {}, 0});
+      kernel = kernels.end() - 1;
+    }
+    kernel->layouts[made.writer_output] = rewrite.layouts.back();
   }
-  std::unordered_map<int, std::pair<ComputeFunction, size_t>> made;
-  for (const auto& [step, wanted] : layouts) {
-    const Writer& writer = writers_.at(step);
-    KernelInfo info(*plan_->steps_[step].node, writer.infos, plan_->threads_);
-    info.set_output_layouts(wanted);
-    if (!CreateKernel(*writer.def, info).ok()) return false;
-    made[step] = {info.TakeCompute(), info.scratch_bytes()};
+  for (NewKernel& kernel : kernels) {
+    const StepDraft& step = plan.steps[kernel.step];
+    KernelInfo info(*step.node, step.writer->infos, plan.data.threads);
+    info.set_output_layouts(kernel.layouts);
+    if (!CreateKernel(*step.writer->def, info).ok()) return std::nullopt;
+    kernel.compute = info.TakeCompute();
+    kernel.scratch_bytes = info.scratch_bytes();
   }
-  for (auto& [step, kernel] : made) {
-    plan_->steps_[step].compute = std::move(kernel.first);
-    plan_->scratch_bytes_[step] = kernel.second;
-    writers_.at(step).layouts = layouts.at(step);
+  return kernels;
+}
+
+// All or nothing: every producer is created anew with its outputs' layouts before the plan changes.
+bool Apply(PlanDraft& plan, const std::vector<Rewrite>& rewrites) {
+  std::optional<std::vector<NewKernel>> kernels = CreateAnew(plan, rewrites);
+  if (!kernels) return false;
+  for (NewKernel& kernel : *kernels) {
+    StepDraft& step = plan.steps[kernel.step];
+    step.compute = std::move(kernel.compute);
+    step.scratch_bytes = kernel.scratch_bytes;
+    step.writer->layouts = std::move(kernel.layouts);
   }
   for (const Rewrite& rewrite : rewrites) {
     for (size_t i = 0; i < rewrite.chain.size(); ++i) {
-      plan_->values_[rewrite.chain[i]].layout = rewrite.layouts[i];
-      plan_->values_[rewrite.chain[i]].buffer = rewrite.buffer;
-      Fix(rewrite.chain[i]);
+      ValueDraft& value = plan.values[rewrite.chain[i]];
+      value.layout = rewrite.layouts[i];
+      value.buffer = rewrite.buffer;
+      // The producer was planned in a way that other sizes may not allow.
+      plan.recipe.nodes[value.record].kind = NodeRecord::Kind::kFixed;
     }
-    const auto [step, output] = written_by_.at(rewrite.chain.back());
-    const Step& producer = plan_->steps_[step];
-    plan_->arguments_[producer.first_argument + producer.input_count + output] = rewrite.buffer;
   }
   return true;
 }
 
 // Has the input's producer write in the order of the output, which is then dense in the same
 // buffer.
-bool PlanBuilder::WriteInOrder(const Draft& draft, const ViewInfo& view, const OutputInfo& info) {
+bool WritePermuted(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info) {
   const uint32_t input = draft.inputs[0], output = draft.outputs[0];
-  const std::vector<int64_t> dense = info.shape.Strides();
+  const std::vector<int64_t>& permutation = info.view().permutation;
+  const std::vector<int64_t> dense = info.outputs()[0].shape.Strides();
   Layout layout{std::vector<int64_t>(dense.size(), 0), 0};
-  for (size_t i = 0; i < dense.size(); ++i) layout.strides[view.permutation[i]] = dense[i];
+  for (size_t i = 0; i < dense.size(); ++i) layout.strides[permutation[i]] = dense[i];
   std::optional<Rewrite> rewrite =
-      MakeRewrite(input, std::move(layout), plan_->values_[input].buffer, draft.position);
-  if (!rewrite || !Apply({*rewrite})) return false;
-  PlaceIn(rewrite->buffer, output, info, {});
-  origins_[output] = {input, view.permutation};
+      MakeRewrite(plan, input, std::move(layout), plan.values[input].buffer, draft.position);
+  if (!rewrite || !Apply(plan, {*rewrite})) return false;
+  PlaceIn(plan, rewrite->buffer, output, info.outputs()[0], {});
+  plan.values[output].view_of = input;
+  plan.values[output].permutation = permutation;
   return true;
 }
 
 // Has each input's producer write into its part of the output.
-bool PlanBuilder::WriteSideBySide(const Draft& draft, const KernelInfo& info) {
+bool WriteConcatParts(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info) {
   const uint32_t output = draft.outputs[0];
   const OutputInfo& whole = info.outputs()[0];
-  const size_t bytes = static_cast<size_t>(whole.shape.elements()) * DTypeSize(whole.dtype);
-  const auto buffer = static_cast<uint32_t>(plan_->buffers_.size());  // if all goes well
+  const auto buffer = static_cast<uint32_t>(plan.buffers.size());  // if all goes well
   const std::vector<int64_t> strides = whole.shape.Strides();
   std::vector<Rewrite> rewrites;
   int64_t offset = 0;
-  for (size_t i = 0; i < draft.inputs.size(); ++i) {
-    const uint32_t input = draft.inputs[i];
+  for (const uint32_t input : draft.inputs) {
     if (input == 0) return false;
     std::optional<Rewrite> rewrite =
-        MakeRewrite(input, Layout{strides, offset}, buffer, draft.position);
+        MakeRewrite(plan, input, Layout{strides, offset}, buffer, draft.position);
     if (!rewrite) return false;
-    offset += plan_->values_[input].shape[info.view().axis] * strides[info.view().axis];
+    offset += plan.values[input].shape[info.view().axis] * strides[info.view().axis];
     rewrites.push_back(*std::move(rewrite));
   }
-  if (!Apply(rewrites)) return false;
-  PlaceIn(NewBuffer(Kind::kArena, bytes, -1, output, OutputDevice(draft, 0)), output, whole, {});
+  if (!Apply(plan, rewrites)) return false;
+  NewBuffer(plan, Kind::kArena, BytesOf(whole.shape, whole.dtype), -1, output,
+            OutputDevice(plan, draft, 0));
+  PlaceIn(plan, buffer, output, whole, {});
   return true;
+}
+
+}  // namespace
+
+bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
+              const KernelDef& def) {
+  const ViewInfo& view = info.view();
+  if (view.kind == ViewInfo::Kind::kNone || !RunsOnPlacedProvider(plan, draft)) return false;
+  for (size_t i = 0; i < draft.outputs.size(); ++i) {
+    if (draft.outputs[i] != 0 && info.outputs()[i].shape.elements() == 0) return false;
+  }
+  const bool concat = view.kind == ViewInfo::Kind::kConcat;
+  const bool permutes = view.kind == ViewInfo::Kind::kPermutation;
+  const bool written = (concat && WriteConcatParts(plan, draft, info)) ||
+                       (permutes && WritePermuted(plan, draft, info));
+  const bool placed = !written && !concat && PlaceViews(plan, draft, info);
+  if (written || placed)
+    RecordDecision(plan, draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kFixed, &def);
+  return written || placed;
+}
+
+void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def,
+                    StepDraft& step) {
+  if (!RunsOnPlacedProvider(plan, draft)) return;
+  for (size_t i = 0; i < draft.outputs.size(); ++i) {
+    const uint32_t id = draft.outputs[i];
+    if (id == 0 || !KernelDef::Lists(def.strided_outputs, static_cast<int>(i))) continue;
+    auto shares = [&](uint32_t other) {
+      return other != 0 && other != id && plan.values[other].buffer == plan.values[id].buffer;
+    };
+    if (std::any_of(draft.inputs.begin(), draft.inputs.end(), shares)) continue;
+    if (std::any_of(draft.outputs.begin(), draft.outputs.end(), shares)) continue;
+    plan.values[id].writer = static_cast<int>(plan.steps.size());
+    plan.values[id].writer_output = static_cast<int>(i);
+    step.writer = std::make_unique<StridedWriter>(
+        StridedWriter{&def, draft.infos, std::vector<Layout>(draft.outputs.size())});
+  }
 }
 
 }  // namespace caesura

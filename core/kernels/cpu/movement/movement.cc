@@ -165,7 +165,7 @@ Status CreateConcat(KernelInfo& info) {
                    CheckAxis(info, info.Attr<int64_t>("axis", 1), info.InputShape(0).rank()));
   ASSIGN_OR_RETURN(const Shape out, ConcatShape(info, axis));
   info.SetOutput(0, dtype, out);
-  info.SetSideBySide(axis);
+  info.SetConcat(axis);
   bool in_rows =
       dtype != DType::kString && (info.threads() == 1 || out.elements() <= 8 * kParallelGrain);
   for (int i = 0; i < info.input_count(); ++i) in_rows = in_rows && info.input(i).layout.dense();

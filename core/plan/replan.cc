@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/plan/plan_resize.h"
-
+// A plan for feeds of other sizes, from a plan that is there: walks over its recipe and plans anew
+// only the nodes that the change reaches.
 #include <algorithm>
 #include <cstring>
 
 #include "core/kernels/kernel_creation.h"
+#include "core/plan/execution_plan.h"
 #include "core/plan/node_error.h"
-#include "core/plan/plan_builder.h"
+#include "core/plan/plan_phases.h"
 
 namespace caesura {
 
 using Kind = NodeRecord::Kind;
 
-// Walks over the records in order and settles anew what a change of sizes reaches. Whatever does
-// not fit how the node was planned ends the walk: the plan is then made from the start.
-class PlanResizer {
+namespace {
+
+// A node that no longer fits how it was planned ends the walk: the plan is then made from the
+// start.
+class Replanner {
  public:
-  explicit PlanResizer(const ExecutionPlan& from)
-      : plan_(std::make_shared<ExecutionPlan>(from)),
-        recipe_(*from.recipe_),
-        changed_(from.values_.size(), 0) {}
+  explicit Replanner(const PlanData& from)
+      : plan_(from), recipe_(*from.recipe), changed_(from.values.size(), 0) {}
 
   // Null where the plan is to be made anew.
-  Result<std::shared_ptr<const ExecutionPlan>> Resize(const std::vector<FeedSpec>& feeds) {
+  Result<std::shared_ptr<const ExecutionPlan>> Run(const std::vector<FeedSpec>& feeds) {
     bool fits = SetFeeds(feeds);
     for (auto record = recipe_.nodes.begin(); fits && record != recipe_.nodes.end(); ++record) {
       fits = Settle(*record);
       if (!failure_.ok()) return AtNode(failure_, *record->node, record->provider->name());
     }
-    fits = fits && (!moves_ || PlanBuilder::PlaceBuffers(*plan_).ok());
-    return fits ? std::shared_ptr<const ExecutionPlan>(plan_) : nullptr;
+    fits = fits && (!moves_ || AssignOffsets(plan_).ok());
+    return fits ? std::make_shared<const ExecutionPlan>(std::move(plan_)) : nullptr;
   }
 
  private:
-  PlannedBuffer& BufferOf(uint32_t id) { return plan_->buffers_[plan_->values_[id].buffer]; }
+  PlannedBuffer& BufferOf(uint32_t id) { return plan_.buffers[plan_.values[id].buffer]; }
   static size_t BytesOf(const PlannedValue& value) {
-    return static_cast<size_t>(value.shape.elements()) * DTypeSize(value.dtype);
+    return caesura::BytesOf(value.shape, value.dtype);
   }
   const uint32_t* Inputs(const NodeRecord& record) const { return recipe_.ids.data() + record.ids; }
   const uint32_t* Outputs(const NodeRecord& record) const {
@@ -43,19 +44,19 @@ class PlanResizer {
   }
 
   bool SetFeeds(const std::vector<FeedSpec>& feeds) {
-    if (feeds.size() != plan_->feeds_.size()) return false;
+    if (feeds.size() != plan_.feeds.size()) return false;
     for (size_t i = 0; i < feeds.size(); ++i) {
-      FeedSpec& own = plan_->feeds_[i];
+      FeedSpec& own = plan_.feeds[i];
       const FeedSpec& given = feeds[i];
       if (own.is_tensor != given.is_tensor || own.dtype != given.dtype ||
           own.device != given.device)
         return false;
       if (own.value.defined() || given.value.defined()) return false;
-      const uint32_t id = plan_->feed_values_[i];
+      const uint32_t id = plan_.feed_values[i];
       if (id == 0 || own.shape == given.shape) continue;
       own.shape = given.shape;
       if (!SetShape(id, given.shape, {})) return false;
-      BufferOf(id).bytes = BytesOf(plan_->values_[id]);
+      BufferOf(id).bytes = BytesOf(plan_.values[id]);
     }
     return true;
   }
@@ -67,9 +68,9 @@ class PlanResizer {
     held = bytes;
   }
 
-  // What is planned for no elements is planned in another way.
+  // False for a value with no elements, before or after: those are planned in another way.
   bool SetShape(uint32_t id, const Shape& shape, Layout layout) {
-    PlannedValue& value = plan_->values_[id];
+    PlannedValue& value = plan_.values[id];
     if (value.shape == shape && value.layout == layout) return true;
     if (value.shape.elements() == 0 || shape.elements() == 0) return false;
     value.shape = shape;
@@ -79,8 +80,8 @@ class PlanResizer {
   }
 
   InputInfo Describe(uint32_t id) {
-    InputInfo info = PlanBuilder::Describe(*plan_, id);
-    if (recipe_.known_values[id]) info.value = &plan_->constants_[BufferOf(id).index];
+    InputInfo info = caesura::Describe(plan_.values[id]);
+    if (recipe_.known_contents[id]) info.value = &plan_.constants[BufferOf(id).index];
     return info;
   }
 
@@ -94,7 +95,7 @@ class PlanResizer {
     infos.reserve(record.input_count);
     for (uint32_t i = 0; i < record.input_count; ++i) infos.push_back(Describe(inputs[i]));
     if (record.kind == Kind::kFolded) return Fold(record, infos);
-    KernelInfo info(*record.node, std::move(infos), plan_->threads_);
+    KernelInfo info(*record.node, std::move(infos), plan_.threads);
     if (!Create(record, info)) return false;
     switch (record.kind) {
       case Kind::kStep: return SettleStep(record, info);
@@ -105,13 +106,13 @@ class PlanResizer {
 
   // By the same kernel as before.
   bool Create(const NodeRecord& record, KernelInfo& info) {
-    if (record.first) return Succeeded(CreateKernel(*record.def, info));
+    if (record.first_candidate) return Succeeded(CreateKernel(*record.def, info));
     const Result<const KernelDef*> chosen =
         record.provider->kernels().Create(info, record.provider->name());
     return Succeeded(chosen.status()) && *chosen == record.def;
   }
 
-  // What the machine has refused is no matter of sizes: the run fails, or its provider is replaced.
+  // Provider and memory failures are reported, not retried with a fresh plan.
   bool Succeeded(Status status) {
     const bool machine =
         status.code() == StatusCode::kProviderFailure || status.code() == StatusCode::kOutOfMemory;
@@ -123,14 +124,14 @@ class PlanResizer {
   uint32_t Shared(const NodeRecord& record, uint32_t output) const {
     const uint32_t* inputs = Inputs(record);
     const auto* found = std::find_if(inputs, inputs + record.input_count, [&](uint32_t id) {
-      return id != 0 && plan_->values_[id].buffer == plan_->values_[output].buffer;
+      return id != 0 && plan_.values[id].buffer == plan_.values[output].buffer;
     });
     return found == inputs + record.input_count ? 0 : *found;
   }
-  // Sharing needs as many bytes as before, one behind the other.
+  // Sharing needs as many bytes as before, without gaps.
   bool MayShare(uint32_t input, uint32_t output) {
-    return plan_->values_[input].layout.dense() &&
-           BytesOf(plan_->values_[output]) == BufferOf(output).bytes;
+    return plan_.values[input].layout.dense() &&
+           BytesOf(plan_.values[output]) == BufferOf(output).bytes;
   }
 
   bool SettleStep(const NodeRecord& record, KernelInfo& info) {
@@ -144,15 +145,14 @@ class PlanResizer {
           (planned ? OutputInfo::Kind::kPlanned : OutputInfo::Kind::kSizedInCompute))
         return false;
       if (!planned) continue;
-      if (decided.dtype != plan_->values_[id].dtype || !SetShape(id, decided.shape, {}))
-        return false;
+      if (decided.dtype != plan_.values[id].dtype || !SetShape(id, decided.shape, {})) return false;
       const uint32_t shared = Shared(record, id);
       if (shared != 0 && !MayShare(shared, id)) return false;
-      SetBytes(BufferOf(id).bytes, BytesOf(plan_->values_[id]));
+      SetBytes(BufferOf(id).bytes, BytesOf(plan_.values[id]));
     }
-    plan_->steps_[record.step].compute = info.TakeCompute();
-    SetBytes(plan_->scratch_bytes_[record.step], info.scratch_bytes());
-    return static_cast<bool>(plan_->steps_[record.step].compute);
+    plan_.steps[record.step].compute = info.TakeCompute();
+    SetBytes(plan_.steps[record.step].scratch_bytes, info.scratch_bytes());
+    return static_cast<bool>(plan_.steps[record.step].compute);
   }
 
   bool SettleAlias(const NodeRecord& record, const KernelInfo& info) {
@@ -176,53 +176,54 @@ class PlanResizer {
       if (id == 0) continue;
       const Shape& shape = info.outputs()[i].shape;
       Layout layout = layouts[i];
-      const bool was_dense = plan_->values_[id].layout.dense();
+      const bool was_dense = plan_.values[id].layout.dense();
       if (!SetShape(id, shape, {})) return false;
-      if (!layout.dense() || BytesOf(plan_->values_[id]) != BufferOf(id).bytes) {
-        if (was_dense || shape.rank() == 0)
-          return false;  // its readers may take dense inputs alone
+      if (!layout.dense() || BytesOf(plan_.values[id]) != BufferOf(id).bytes) {
+        if (was_dense || shape.rank() == 0) return false;  // its readers may take only dense inputs
         if (layout.strides.empty()) layout.strides = shape.Strides();
         changed_[id] = 1;
-        plan_->values_[id].layout = std::move(layout);
+        plan_.values[id].layout = std::move(layout);
       }
     }
     return true;
   }
 
   bool Fold(const NodeRecord& record, const std::vector<InputInfo>& infos) {
-    KernelInfo info(*record.node, infos, plan_->threads_);
-    if (!Create(record, info) || !PlanBuilder::IsFoldable(infos, info, *record.def)) return false;
-    const Result<std::vector<Tensor>> results = PlanBuilder::ComputeNow(infos, info);
+    KernelInfo info(*record.node, infos, plan_.threads);
+    if (!Create(record, info) || !IsFoldable(infos, info, *record.def)) return false;
+    const Result<std::vector<Tensor>> results = ComputeNow(infos, info);
     if (!results.ok()) return false;
     for (uint32_t i = 0; i < record.output_count; ++i) {
       const uint32_t id = Outputs(record)[i];
       if (id == 0) continue;
       const Tensor& now = (*results)[i];
-      Tensor& before = plan_->constants_[BufferOf(id).index];
+      Tensor& before = plan_.constants[BufferOf(id).index];
       if (!now.defined() || now.dtype() != before.dtype()) return false;
       const bool same =
           now.shape() == before.shape() && now.dtype() != DType::kString &&
           (now.bytes() == 0 || std::memcmp(now.raw(), before.raw(), now.bytes()) == 0);
       if (same) continue;
       before = now;
-      plan_->values_[id].shape = now.shape();
-      BufferOf(id).bytes = BytesOf(plan_->values_[id]);
+      plan_.values[id].shape = now.shape();
+      BufferOf(id).bytes = BytesOf(plan_.values[id]);
       changed_[id] = 1;
     }
     return true;
   }
 
-  const std::shared_ptr<ExecutionPlan> plan_;
+  PlanData plan_;
   const PlanRecipe& recipe_;
   std::vector<char> changed_;  // by value id: its sizes, its layout or what is known of its value
   bool moves_ = false;         // offsets in the arena are to be planned anew
   Status failure_;
 };
 
+}  // namespace
+
 Result<std::shared_ptr<const ExecutionPlan>> ExecutionPlan::Resized(
     const std::vector<FeedSpec>& feeds) const {
-  if (recipe_ == nullptr) return std::shared_ptr<const ExecutionPlan>();
-  return PlanResizer(*this).Resize(feeds);
+  if (data_.recipe == nullptr) return std::shared_ptr<const ExecutionPlan>();
+  return Replanner(data_).Run(feeds);
 }
 
 }  // namespace caesura

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan made from one for other sizes: the same steps, the same bits, and a new plan wherever a
 // decision may differ.
-#include "core/plan/plan_resize.h"
+#include "core/plan/execution_plan.h"
 
 #include <gtest/gtest.h>
 
