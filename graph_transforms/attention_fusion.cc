@@ -246,7 +246,7 @@ class Fuser {
     return fits && !DependsOnParameters(scores->mask);
   }
 
-  // Whether Attention takes them so.
+  // True if Attention takes them so.
   static bool Fit(const Value* q, const Value* k, const Value* v) {
     const Dims *a = DimsOf(q), *b = DimsOf(k), *c = DimsOf(v);
     if (a == nullptr || b == nullptr || c == nullptr || a->size() != 4 || b->size() != 4 ||

@@ -8,8 +8,8 @@
 namespace caesura {
 namespace {
 
-// The maker of what `node` alone reads, where `node` is a cast of halves to float32; otherwise
-// null.
+// The maker of the value that only `node` reads, where `node` is a cast of halves to float32;
+// otherwise null.
 Node* MakerOfWidened(const Graph& graph, const Node& node) {
   if (!IsWideningCast(node)) return nullptr;
   const Value* value = node.input(0);
@@ -17,7 +17,7 @@ Node* MakerOfWidened(const Graph& graph, const Node& node) {
   return alone && value->graph() == &graph ? value->producer() : nullptr;
 }
 
-// What `cast` made, `maker` makes.
+// Makes `maker` write the value that `cast` wrote.
 void TakeOutput(Graph& graph, Node* maker, Node* cast) {
   cast->TruncateInputs(0);
   graph.ReleaseOutputs(maker);

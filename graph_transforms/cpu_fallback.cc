@@ -111,8 +111,8 @@ bool CpuFallback::MoveChosen(Graph& graph, const ShapeChains& chains,
   return !moved.empty();
 }
 
-// Whether no graph has more copies when what If and Loop hand on is moved: shown on copies of the
-// model.
+// True if no graph has more copies when the values that If and Loop hand on are moved: shown on
+// copies of the model.
 bool CpuFallback::MayMoveBodies(const Graph& graph, const ShapeCut& cut) const {
   if (!cut.settles()) return false;
   std::vector<CopyCount> counts[2];

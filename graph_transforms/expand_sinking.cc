@@ -12,7 +12,7 @@ bool IsArithmetic(const Node& node) {
          node.output(0) != nullptr;
 }
 
-// What input `i` is an Expand of, where all shapes are known.
+// The value that input `i` is an Expand of, where all shapes are known.
 Value* Expanded(const Node& node, int i) {
   const Value* input = node.input(i);
   const Node* expand = input->producer();

@@ -14,7 +14,7 @@ inline const Node* MadeBy(const Value* value, const char* op_type) {
   return node != nullptr && node->Is(op_type) ? node : nullptr;
 }
 
-// Whether the node casts halves to float32.
+// True if the node casts halves to float32.
 inline bool IsWideningCast(const Node& node) {
   const Value* from = node.input(0);
   const bool half =
@@ -22,7 +22,7 @@ inline bool IsWideningCast(const Node& node) {
   return half && node.Is("Cast") && node.output(0)->dtype() == DType::kFloat32;
 }
 
-// Whether one node of another op may do the work of both: they are pinned alike, and not to a
+// True if one node of another op may do the work of both: they are pinned alike, and not to a
 // provider that may not know that op.
 inline bool MayBecomeOne(const Node& a, const Node& b) {
   return a.provider() == b.provider() && (a.provider().empty() || a.provider() == kCpuProviderName);

@@ -48,7 +48,7 @@ class Rewriter {
     return tensor != nullptr && tensor->shape().rank() <= 1;
   }
 
-  // Whether the activations among the first inputs are in half already.
+  // True if the activations among the first inputs are in half already.
   bool Follows(const Node& node, int first_inputs) const {
     const int count = std::min(first_inputs, static_cast<int>(node.inputs().size()));
     bool any = false;

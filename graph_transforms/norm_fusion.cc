@@ -45,7 +45,7 @@ class Fuser {
     return product != nullptr && product->input(0) == x && product->input(1) == x;
   }
 
-  // Over the last axis alone, which stays as one.
+  // Only over the last axis, which stays as one.
   bool IsRowMean(const Node& mean, const Value* x) const {
     const auto axis = ScalarValue(mean.input(1), parameters_);
     const auto rank = static_cast<double>(x->type().shape->size());

@@ -128,7 +128,7 @@ class Rewriter {
   }
 
  private:
-  // Whether an update in place, ahead of here, changes what the node reads.
+  // True if an update in place, ahead of here, changes a value that the node reads.
   bool ReadsUpdated(const Node& node) const {
     return std::any_of(node.inputs().begin(), node.inputs().end(), [&](const Value* input) {
       if (input == nullptr || graph_.Initializer(input) == nullptr) return false;

@@ -14,7 +14,7 @@
 
 namespace caesura {
 
-// What a plan keeps of its forward part for its backward part.
+// Values that a plan keeps of its forward part for its backward part.
 struct KeptNodes {
   std::vector<std::string> nodes;  // that made it; those that cost least for a byte first
   std::unordered_set<std::string>

@@ -48,7 +48,7 @@ class RowsBody {
     for (Node* member : members) Add(member);
   }
 
-  // Of the node in the members' place, named after the last of them.
+  // The node in the members' place, named after the last of them.
   NodeSpec Spec(const Node& last) && {
     return {"FusedRows",         std::move(inputs_),
             std::move(outputs_), {{"body", body_}, {"column_outputs", columns_}, {"ops", names_}},
@@ -132,7 +132,7 @@ class RowFusion : public Pass {
   }
 
  private:
-  // Whether the node may go through cache with the node that makes its input `value`.
+  // True if the node may go through cache with the node that makes its input `value`.
   static bool MayShareTiles(const Node& node, const Value& value, const RowOps& ops,
                             const std::unordered_set<const Node*>& fixed) {
     const Node& producer = *value.producer();

@@ -82,7 +82,7 @@ std::optional<RowOp> AsRowOp(const Node& node) {
     const Dims* dims = DimsOf(node.outputs()[i]);
     if (dims == nullptr || dims->size() != whole->size() || !SameDims(RowsOf(*dims), op.rows))
       return std::nullopt;
-    if (splits && !dims->back().known()) return std::nullopt;  // parts that show in the run alone
+    if (splits && !dims->back().known()) return std::nullopt;  // parts are known only at run time
   }
   return op;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ops treat the rows of their tensors alone: what row_fusion may group.
+// Ops that treat each row of their tensors by itself: row_fusion may group them.
 #ifndef CAESURA_GRAPH_TRANSFORMS_ROW_OP_H_
 #define CAESURA_GRAPH_TRANSFORMS_ROW_OP_H_
 

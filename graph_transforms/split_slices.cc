@@ -60,7 +60,7 @@ bool Cover(std::vector<Part>& parts, int64_t size) {
   return end == size;
 }
 
-// Whether `node` and all parts may become one node.
+// True if `node` and all parts may become one node.
 bool AreOf(const Node& node, const std::vector<Part>& parts) {
   return std::all_of(parts.begin(), parts.end(),
                      [&](const Part& part) { return MayBecomeOne(node, *part.slice); });
@@ -142,7 +142,7 @@ Sum SumOf(const Graph& graph, const Node& root) {
   return sum;
 }
 
-// Whether a SliceGrad's input is known to have the part's sizes, of a tensor with those dims.
+// True if a SliceGrad's input is known to have the part's sizes, of a tensor with those dims.
 bool HasItsSizes(const Part& part, std::vector<Dim> dims) {
   if (part.slice->input(0) == nullptr) return false;
   const ValueType& type = part.slice->input(0)->type();
@@ -150,7 +150,7 @@ bool HasItsSizes(const Part& part, std::vector<Dim> dims) {
   return type.is_tensor() && type.shape && SameDims(*type.shape, dims);
 }
 
-// Of a sum's terms, the SliceGrads along one axis that fill all of it; none where they do not.
+// The SliceGrads among a sum's terms along one axis that fill all of it; none where they do not.
 std::vector<Part> PartsOf(const Graph& graph, const Node& root, const Sum& sum,
                           const std::vector<Dim>& shape) {
   std::map<int64_t, std::vector<Part>> along;

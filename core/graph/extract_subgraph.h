@@ -14,10 +14,10 @@ namespace caesura {
 
 struct ExtractedSubgraph {
   std::unique_ptr<Graph> graph;  // refers to nothing outside; values keep their names
-  std::vector<Value*> inputs;    // outer values behind the graph's inputs, in order of first use
+  std::vector<Value*> inputs;    // outer values of the graph's inputs, in order of first use
 };
 
-// Whether the value is an initializer whose value is that of every run: it is no graph input, and
+// True if the value is an initializer with one value in all runs: it is no graph input, and
 // not in `changing`.
 bool IsConstant(const Graph& graph, const Value* value,
                 const std::unordered_set<std::string>& changing);

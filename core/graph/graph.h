@@ -39,7 +39,7 @@ class Graph {
   // The graph that holds this one as a body of If, Loop or Scan; null at the top. Names of the
   // parents' values are visible here.
   Graph* parent() const { return parent_; }
-  // Schemas of the ops that one session alone knows, for the nodes here and in bodies; null when
+  // Schemas of the ops that only one session knows, for the nodes here and in bodies; null when
   // there are none. Clones share them.
   const std::shared_ptr<const OpSchemaSet>& op_schemas() const {
     return parent_ != nullptr ? parent_->op_schemas() : op_schemas_;
@@ -163,7 +163,7 @@ struct Model {
   // Domain -> version that the nodes' semantics follow after normalisation.
   std::map<std::string, int> opsets;
   int ir_version = 0;
-  // What the file says of itself, which changes nothing here; kept when it is written again.
+  // Facts of the file about itself, which change nothing here; kept when it is written again.
   std::string producer, producer_version;  // the program that has made it
   std::string domain;                      // whose model it is, as a reversed name of a host
   int64_t version = 0;

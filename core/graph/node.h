@@ -30,7 +30,7 @@ struct Dim {
   bool operator==(const Dim& o) const { return value == o.value && symbol == o.symbol; }
 };
 
-// What is known about a value before it exists.
+// The known facts about a value before it exists.
 struct ValueType {
   enum class Kind : uint8_t { kUnknown, kTensor, kSequence, kOptional, kMap };
   Kind kind = Kind::kUnknown;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each op is, in one table that all passes read. An op that is not there is none of these.
-// What a provider's kernel needs (host inputs, layouts, aliases) is in its definition instead
+// One table of what each op is, which all passes read. An op that is not there is none of these.
+// The needs of a provider's kernel (host inputs, layouts, aliases) are in its definition instead
 // (core/kernels/kernel.h).
 #ifndef CAESURA_CORE_GRAPH_OP_TRAITS_H_
 #define CAESURA_CORE_GRAPH_OP_TRAITS_H_

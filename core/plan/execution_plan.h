@@ -38,7 +38,7 @@ class ExecutionPlan {
       const ProviderList& providers, const PlanOptions& options,
       const std::vector<const Value*>& captured = {});
 
-  // This plan for feeds that differ from its own in sizes alone: what Create would give but for
+  // This plan for feeds that differ from its own only in sizes: what Create would give but for
   // offsets in the arena, made by settling anew the nodes that other sizes reach, and sharing the
   // kernels of all others. Null where a decision might fall otherwise (and for sizes that are
   // wrong): Create then says. Fails where a provider or memory does.

@@ -35,7 +35,7 @@ Status CheckInPlace(const PlanDraft& plan, const NodeDraft& draft, uint32_t inpu
   return why.empty() ? Status() : AtNode(InvalidModel(why), *draft.node, draft.provider->name());
 }
 
-// Whether the output may take the input's bytes: in the arena, of one size, and not read from here
+// True if the output may take the input's bytes: in the arena, of one size, and not read from here
 // on.
 bool MayOverwrite(const PlanDraft& plan, const NodeDraft& draft, const Alias& alias, size_t bytes) {
   const ValueDraft& input = plan.values[draft.inputs[alias.input]];

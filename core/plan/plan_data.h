@@ -32,14 +32,14 @@ struct DeviceMemory {
 struct PlannedCopy {
   enum class When : uint8_t {
     kPlanning,   // an initializer or folded constant: once, with the plan or before it
-    kCached,     // depends on parameters alone: once a version, where the run has a value cache
+    kCached,     // depends only on parameters: once a version, where the run has a value cache
     kStep,       // in every run, in the middle of it
     kHandedOut,  // in every run, when it is handed out at a yield or at the end
   };
   When when;
   uint32_t value;      // the value id of what is copied
   int from, to;        // indices into ExecutionPlan::devices()
-  size_t bytes;        // 0 where the size shows only in the run
+  size_t bytes;        // 0 where the size is known only at run time
   const Node* reader;  // that it is copied for; null for graph outputs
 };
 
@@ -53,7 +53,7 @@ struct PlannedBuffer {
     kConstant,   // of the plan
     kArena,    // in the state's arena of its device, at `offset`, alive in [first_step, last_step]
     kFetch,    // allocated for each run and handed out
-    kDynamic,  // a RuntimeValue of the state: sized in the run, a string tensor, or no tensor
+    kDynamic,  // a RuntimeValue of the state: sized at run time, a string tensor, or no tensor
     kCached,   // in the value cache
   };
   Kind kind = Kind::kAbsent;
@@ -106,7 +106,7 @@ struct ContiguousGroup {
   std::vector<uint32_t> buffers;
 };
 
-// What a yield hands out and takes in.
+// Values that a yield hands out and takes in.
 struct Yield {
   int step = -1;
   struct Item {

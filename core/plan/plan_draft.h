@@ -23,7 +23,7 @@ struct ValueDraft : PlannedValue {
   bool from_parameters = false;      // depends only on parameters and constants
   int last_reader = -1;              // position of the last node that reads it
   int record = -1;                   // in the recipe: how its node was planned; -1: made by no node
-  // What a permutation or a reshape made it from; 0: it is no such view.
+  // The value that a permutation or a reshape made it from; 0: it is no such view.
   uint32_t view_of = 0;
   std::vector<int64_t> permutation;  // of `view_of`; empty: a reshape
   // The step that can write it under any layout, and as which output; -1: none can.
@@ -34,7 +34,7 @@ struct BufferDraft : PlannedBuffer {
   int last_reader = -1;  // position of the last node that reads it
 };
 
-// What it takes to create a step's kernel anew, with outputs under other layouts.
+// Everything to create a step's kernel anew, with outputs under other layouts.
 struct StridedWriter {
   const KernelDef* def;
   std::vector<InputInfo> infos;

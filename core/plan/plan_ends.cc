@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes into a plan and what goes out: readers of each value, feeds, parameters, constants,
-// graph outputs.
+// The two ends of a plan: feeds, parameters and constants; graph outputs. Also the readers of each
+// value.
 #include <algorithm>
 #include <unordered_set>
 

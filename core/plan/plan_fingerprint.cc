@@ -20,7 +20,7 @@ class Hash {
   uint64_t value_ = 14695981039346656037ull;
 };
 
-// Bodies and tensors are told apart by their presence alone.
+// Bodies and tensors count only by their presence.
 void MixAttribute(Hash& hash, const std::string& name, const Attribute& attribute) {
   hash.Mix(name);
   hash.Mix(attribute.index());

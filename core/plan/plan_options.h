@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan is made for: the feeds, and the choices of the caller.
+// The purpose of a plan: its feeds, and the choices of the caller.
 #ifndef CAESURA_CORE_PLAN_PLAN_OPTIONS_H_
 #define CAESURA_CORE_PLAN_PLAN_OPTIONS_H_
 
@@ -14,7 +14,7 @@
 
 namespace caesura {
 
-// What is known about one feed when the plan is made.
+// Facts about one feed when the plan is made.
 struct FeedSpec {
   bool is_tensor = true;
   DType dtype = DType::kUndefined;
@@ -27,7 +27,7 @@ struct FeedSpec {
   bool Matches(const RuntimeValue& value) const;
 };
 
-// What a runner of a body is made from. `captured[i]` is the outer value that the owning node
+// Everything to make a runner of a body. `captured[i]` is the outer value that the owning node
 // carries as argument `first_captured + i`; `captured_specs[i]` says what is known about it.
 struct SubgraphRequest {
   std::shared_ptr<const Graph> body;
@@ -46,7 +46,7 @@ struct PlanOptions {
   bool fold_constants = true;
   bool reuse_memory =
       true;  // off: every value has bytes of its own (for tests and for finding corruption)
-  bool cache_values = true;  // keep what depends on parameters alone across runs
+  bool cache_values = true;  // keep what depends only on parameters across runs
   // Implemented by core/execute; plans with If, Loop or Scan need it.
   SubgraphFactory make_subgraph = nullptr;
   // Where graph outputs are handed out, by output: nullopt leaves one where it is made. Those not

@@ -28,8 +28,8 @@ Status PlanNode(PlanDraft& plan, const Node& node, int position);
 // True when the node's outputs became constants.
 Result<bool> TryFold(PlanDraft& plan, const NodeDraft& draft, KernelInfo& info,
                      const KernelDef& def);
-// Whether a node with these inputs may run while planning, and what it gives. Outputs that turn out
-// to be no tensor stay undefined.
+// True if a node with these inputs may run while planning; its results. Outputs that turn out to be
+// no tensor stay undefined.
 bool IsFoldable(const std::vector<InputInfo>& inputs, const KernelInfo& info, const KernelDef& def);
 Result<std::vector<Tensor>> ComputeNow(const std::vector<InputInfo>& inputs, KernelInfo& info);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan remembers of how each node was planned, so that a plan for other sizes (replan.cc)
-// need not decide everything again.
+// A plan remembers how each node was planned, so that a plan for other sizes (replan.cc) need not
+// decide everything again.
 #ifndef CAESURA_CORE_PLAN_PLAN_RECIPE_H_
 #define CAESURA_CORE_PLAN_PLAN_RECIPE_H_
 

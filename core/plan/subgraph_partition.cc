@@ -132,7 +132,7 @@ class SubgraphPartition : public Pass {
     compiled->set_source(part.front()->source());
   }
 
-  // What is read by a graph's outputs: this one's, or those of a body in it.
+  // Values that are outputs of a graph: of this one, or of a body in it.
   static std::unordered_set<const Value*> Exported(const Graph& graph) {
     std::unordered_set<const Value*> out(graph.outputs().begin(), graph.outputs().end());
     for (const auto& node : graph.nodes()) {

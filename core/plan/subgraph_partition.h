@@ -27,7 +27,7 @@ inline constexpr char kSubgraphPartitionPass[] = "subgraph_partition";
 std::shared_ptr<Pass> MakeSubgraphPartitionPass(const ProviderList& providers,
                                                 std::unordered_set<std::string> changing = {});
 
-// Whether any of them would be asked.
+// True if any of them would be asked.
 bool AnyCompiles(const ProviderList& providers);
 
 }  // namespace caesura
