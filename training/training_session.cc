@@ -208,6 +208,17 @@ double TrainingSession::learning_rate() const {
   return learning_rate_ * options_.schedule.Factor(updates_);
 }
 
+void TrainingSession::set_learning_rate(double rate) {
+  learning_rate_ = rate;
+  if (!suspended()) return;
+  const ExecutionState& state = *waiting_.run->started.state;
+  const std::vector<Value*>& inputs = state.plan().graph().inputs();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_rate = inputs[i]->name() == kLearningRateInput && state.feeds()[i].is_tensor();
+    if (is_rate) *state.feeds()[i].tensor().data<double>() = learning_rate();
+  }
+}
+
 double TrainingSession::AppliedRate() {
   const std::vector<std::string>& fed = options_.step.fed_coefficients;
   const auto rate = std::find(fed.begin(), fed.end(), "learning_rate");
@@ -240,6 +251,7 @@ RunOptions TrainingSession::MakeRun(uint64_t step) {
   run.step = step;
   run.cancel = terminate_;
   run.suspend = suspend_;
+  run.deadline = deadline_;
   return run;
 }
 
@@ -291,6 +303,7 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
 Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> observers) try {
   if (!suspended()) return InvalidArgument("no step waits");
   const bool updates = waiting_.updates;
+  waiting_.run->started.state->set_deadline(deadline_);
   Program& program = updates ? *update_ : *accumulate_;
   return EndRun(updates, program.Resume(std::exchange(waiting_, {}).run, std::move(observers),
                                         std::exchange(suspend_at_, INT_MAX)));

@@ -14,6 +14,7 @@
 #define CAESURA_TRAINING_TRAINING_SESSION_H_
 
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <map>
 #include <memory>
@@ -84,6 +85,10 @@ class TrainingSession {
   // and the step waits: nothing is lost. False: steps run again.
   void set_suspend(bool suspend) { *suspend_ = suspend; }
   bool suspend() const { return *suspend_; }
+  // Suspends steps likewise from this time on; nothing: no more.
+  void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
+    deadline_ = deadline;
+  }
   // Suspends the next step, or the rest of the one that waits, before step `i` of its plan
   // (StepPlan).
   void SuspendAt(int i) { suspend_at_ = i; }
@@ -117,8 +122,9 @@ class TrainingSession {
   // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
   // group and a last one for the parameters of none. They start as the optimizers' own.
   std::span<double> coefficients();
-  // From here on the base learning rate, in place of the optimizer's.
-  void set_learning_rate(double rate) { learning_rate_ = rate; }
+  // From here on the base learning rate, in place of the optimizer's; also of the step that waits,
+  // as far as it has not updated parameters yet.
+  void set_learning_rate(double rate);
 
   // Trained parameters, then running statistics, by the model's names.
   std::vector<std::string> ParameterNames() const;
@@ -229,6 +235,7 @@ class TrainingSession {
   GradScaler scaler_;
   const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
   const std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
   int suspend_at_ = INT_MAX;
   struct WaitingStep {
     std::unique_ptr<SuspendedRun> run;  // null: no step waits

@@ -15,7 +15,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +57,8 @@ struct RunOptions {
   std::shared_ptr<const std::atomic<bool>> cancel = nullptr;
   // The run stops before its next step once this is true, and can go on from there. Null: never.
   std::shared_ptr<const std::atomic<bool>> suspend = nullptr;
+  // Likewise from this time on.
+  std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt;
 };
 
 class ExecutionState : public KernelHost {
@@ -73,6 +77,10 @@ class ExecutionState : public KernelHost {
   const ExecutionPlan& plan() const { return *plan_; }
   Phase phase() const { return phase_; }
   const RunOptions& options() const { return options_; }
+  // When the rest of a run that waits is suspended again.
+  void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
+    options_.deadline = deadline;
+  }
   // Who watches the rest of a run that waits.
   void set_observers(std::vector<ExecutionObserver*> observers) {
     options_.observers = std::move(observers);

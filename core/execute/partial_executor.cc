@@ -2,6 +2,7 @@
 #include "core/execute/partial_executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <optional>
 
@@ -18,6 +19,12 @@ constexpr char kCancelled[] = "the run was ended by its caller";
 bool IsCancelled(const ExecutionState& state) {
   const std::atomic<bool>* cancel = state.options().cancel.get();
   return cancel != nullptr && *cancel && !HasWritten(state);
+}
+
+bool IsSuspended(const ExecutionState& state) {
+  const RunOptions& options = state.options();
+  if (options.suspend != nullptr && *options.suspend) return true;
+  return options.deadline && std::chrono::steady_clock::now() >= *options.deadline;
 }
 
 }  // namespace
@@ -60,11 +67,10 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
 template <bool observed, bool polled>
 Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try {
   const std::vector<Step>& steps = state.plan_->steps();
-  const std::atomic<bool>* suspend = state.options_.suspend.get();
   for (; state.pc_ < end; ++state.pc_) {
     const int pc = state.pc_;
     if (polled && IsCancelled(state)) return Cancelled(kCancelled);
-    if (polled && suspend != nullptr && *suspend) return RunOutcome::kStopped;
+    if (polled && IsSuspended(state)) return RunOutcome::kStopped;
     const Step& step = steps[pc];
     const Status status = observed ? RunObserved(state, step, pc) : RunStep(state, step);
     if (!status.ok()) return AtNode(status, *step.node, step.provider->name());
@@ -95,7 +101,8 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   const ExecutionPlan& plan = *state.plan_;
   const int end = std::clamp(limit, 0, static_cast<int>(plan.steps().size()));
   const bool observed = !state.options_.observers.empty() || state.options_.undo != nullptr;
-  const bool polled = state.options_.cancel != nullptr || state.options_.suspend != nullptr;
+  const bool polled = state.options_.cancel != nullptr || state.options_.suspend != nullptr ||
+                      state.options_.deadline;
   if (IsCancelled(state)) {  // also of a plan without steps, as bodies may be
     state.phase_ = ExecutionState::Phase::kFailed;
     return Cancelled(kCancelled);

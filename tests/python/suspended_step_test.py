@@ -129,6 +129,17 @@ def test_suspend_and_drop(expected):
     check(session, expected, session.step(feeds()))
 
 
+def test_deadlines(expected):
+    session = open_session()
+    session.suspend_after(0)
+    with pytest.raises(caesura.Suspended):
+        session.step(feeds())
+    session.suspend_after(3600)
+    first = session.resume_step()
+    session.suspend_after(None)
+    check(session, expected, first)
+
+
 def test_signals(expected):
     session, other = open_session(), open_session()
     with session.suspend_on(signal.SIGUSR1, signal.SIGUSR2):

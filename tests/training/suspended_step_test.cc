@@ -228,6 +228,39 @@ TEST(SuspendedStep, StopsAtOnceWhenAnotherThreadWants) {
   EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
 }
 
+TEST(SuspendedStep, StopsAtADeadline) {
+  using std::chrono::steady_clock;
+  const RealModel real = CharGpt();
+  const Undisturbed expected(real);
+  auto session = SessionOf(real);
+  session->set_deadline(steady_clock::now());
+  EXPECT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+  EXPECT_EQ(session->ResumeStep().status().code(), StatusCode::kSuspended);
+  session->set_deadline(steady_clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(session->ResumeStep().value(), expected.losses[0]);
+  session->set_deadline(std::nullopt);
+  EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
+  EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
+}
+
+// One forward and backward, two updates of it.
+TEST(SuspendedStep, BranchesIntoTwoLearningRates) {
+  const RealModel real = CharGpt();
+  const Undisturbed expected(real);
+  auto session = SessionOf(real), branch = SessionOf(real), faster = SessionOf(real);
+  TemporaryFolder folder;
+  session->SuspendAt(expected.steps / 2);
+  ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
+  ASSERT_TRUE(session->Save(folder.path("step")).ok());
+  ASSERT_TRUE(branch->Restore(folder.path("step")).ok());
+  for (TrainingSession* other : {branch.get(), faster.get()}) other->set_learning_rate(0.02);
+  EXPECT_EQ(session->ResumeStep().value(), expected.losses[0]);
+  EXPECT_EQ(branch->ResumeStep().value(), expected.losses[0]);
+  EXPECT_EQ(faster->Step(real.batches[0]).value(), expected.losses[0]);
+  EXPECT_TRUE(SameBits(Everything(*branch, expected.names), Everything(*faster, expected.names)));
+  EXPECT_FALSE(SameBits(Everything(*branch, expected.names), Everything(*session, expected.names)));
+}
+
 TEST(SuspendedStep, NothingElseBeginsWhileItWaits) {
   const RealModel real = Digits();
   const Undisturbed expected(real);

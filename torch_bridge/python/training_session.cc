@@ -154,6 +154,18 @@ void BindTraining(nb::module_& m) {
       .def_prop_ro("suspended", &TrainingSession::suspended)
       .def_prop_rw("suspend", &TrainingSession::suspend, &TrainingSession::set_suspend)
       .def("suspend_at", &TrainingSession::SuspendAt)
+      .def(
+          "suspend_after",
+          [](TrainingSession& session, std::optional<double> seconds) {
+            using Clock = std::chrono::steady_clock;
+            std::optional<Clock::time_point> deadline;
+            if (seconds) {
+              deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                            std::chrono::duration<double>(*seconds));
+            }
+            session.set_deadline(deadline);
+          },
+          nb::arg("seconds").none())
       .def("step_differences", &TrainingSession::StepDifferences)
       .def("accumulate",
            [](TrainingSession& session, nb::dict arrays) {

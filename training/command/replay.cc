@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `caesura replay`: a recorded step once more, node by node, to find out where its numbers go wrong.
+// `caesura replay`: a recorded step once more, node by node, to find out where its numbers go
+// wrong.
 #include <cstdio>
 #include <memory>
 
@@ -69,8 +70,9 @@ Status Compare(const ReplayOptions& options) {
   RETURN_IF_ERROR(RunStep(*second, options.record, &got));
   const auto difference = FirstDifference(expected, got, options.tolerance);
   if (difference) std::printf("the runs part at %s\n", difference->ToString().c_str());
-  else std::printf("the runs agree: no value is off by more than %g of its largest magnitude\n",
-                   options.tolerance);
+  else
+    std::printf("the runs agree: no value is off by more than %g of its largest magnitude\n",
+                options.tolerance);
   return {};
 }
 

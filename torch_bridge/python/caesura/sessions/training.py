@@ -148,6 +148,10 @@ class TrainingSession(FallsBack):
         """
         return _SuspendOn(self._session, signals)
 
+    def suspend_after(self, seconds: Optional[float]) -> None:
+        """Suspends the step that runs so many seconds from now, and all later ones; None: no more."""
+        self._session.suspend_after(seconds)
+
     def suspend_at(self, step: int) -> None:
         """Suspends the next step, or the rest of the one that waits, before this step of its plan (see plan())."""
         self._session.suspend_at(step)
