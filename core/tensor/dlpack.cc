@@ -117,8 +117,8 @@ bool StridesFit(const DLTensor& tensor, int64_t element_bytes) {
 
 Result<Tensor> CopyOf(const DLTensor& tensor, const void* data, DType dtype, Shape shape) {
   Layout layout;
-  if (tensor.strides != nullptr)
-    layout.strides.assign(tensor.strides, tensor.strides + tensor.ndim);
+  for (int d = 0; tensor.strides != nullptr && d < tensor.ndim; ++d)
+    layout.strides.push_back(tensor.shape[d] == 1 ? 0 : tensor.strides[d]);  // one element: no step
   ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(dtype, std::move(shape)));
   CopyDense(data, copy.shape(), layout, DTypeSize(dtype), copy.raw());
   return copy;

@@ -71,9 +71,12 @@ void CopyRows(char* strided, const Shape& shape, const std::vector<int64_t>& str
                   kToLayout ? dense + i * kBytes : element, kBytes);
     }
     for (int d = last - 1; d >= 0; --d) {
-      strided += strides[d] * static_cast<int64_t>(kBytes);
-      if (++index[d] < shape[d]) break;
-      strided -= strides[d] * static_cast<int64_t>(kBytes) * shape[d];
+      if (index[d] + 1 < shape[d]) {
+        ++index[d];
+        strided += strides[d] * static_cast<int64_t>(kBytes);
+        break;
+      }
+      strided -= strides[d] * static_cast<int64_t>(kBytes) * index[d];
       index[d] = 0;
     }
   }

@@ -86,6 +86,7 @@ TEST(DlpackTest, StridesAreCopiedOutAndTheProducerIsReleasedAtOnce) {
       {{3}, {-2}, 5, {6, 4, 2}},                 // backwards
       {{2, 2}, {0, 1}, 1, {2, 3, 2, 3}},         // repeated
       {{2, 1, 2}, {3, 77, 2}, 0, {1, 3, 4, 6}},  // the stride of a dim of 1 says nothing
+      {{1, 2, 1}, {INT64_MIN, 2, INT64_MAX}, 0, {1, 3}},
   };
   for (const auto& c : cases) {
     Versioned from(data + c.first, kF32, c.shape, c.strides);
