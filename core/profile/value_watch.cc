@@ -27,8 +27,7 @@ template <typename Fn>
 void ForEachElement(const Tensor& tensor, const Fn& fn) {
   DispatchFloat(tensor.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for (int64_t i = 0; i < tensor.elements(); ++i)
-      fn(i, static_cast<double>(tensor.data<T>()[i]));
+    for (int64_t i = 0; i < tensor.elements(); ++i) fn(i, static_cast<double>(tensor.data<T>()[i]));
   });
 }
 
@@ -170,8 +169,8 @@ std::optional<ValueDifference> FirstDifference(const ValueLog& expected, const V
       return out;
     }
     if (!IsDifferentiable(a.dtype())) {
-      const bool same = a.dtype() == DType::kString ||
-                        std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
+      const bool same =
+          a.dtype() == DType::kString || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
       if (!same) {
         out.shapes = DTypeName(b.dtype()) + b.shape().ToString() + " of other values";
         return out;

@@ -24,8 +24,8 @@
 namespace caesura {
 
 struct ValueRange {
-  std::string name, type;       // "float32[4, 3]"
-  double least = 0, most = 0;   // of the finite elements
+  std::string name, type;      // "float32[4, 3]"
+  double least = 0, most = 0;  // of the finite elements
   int64_t finite = 0, nans = 0, infinite = 0;
 
   // "h float32[4, 3] from -1 to 2.5, 1 NaN".
@@ -87,9 +87,9 @@ struct ValueDifference {
   std::string value;
   int64_t element = 0;  // the one that is off by most
   double expected = 0, got = 0;
-  double largest = 0;        // of the first run's value
-  size_t equal_before = 0;   // values that agree, in the order of the first run
-  std::string shapes = {};   // where dtypes or shapes differ: both; then no element is compared
+  double largest = 0;       // of the first run's value
+  size_t equal_before = 0;  // values that agree, in the order of the first run
+  std::string shapes = {};  // where dtypes or shapes differ: both; then no element is compared
 
   std::string ToString() const;
 };
