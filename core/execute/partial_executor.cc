@@ -5,6 +5,7 @@
 #include <chrono>
 #include <new>
 #include <optional>
+#include <stdexcept>
 
 #include "core/execute/execution_observer.h"
 #include "core/execute/run_cancel.h"
@@ -19,6 +20,14 @@ constexpr char kCancelled[] = "the run was ended by its caller";
 bool IsCancelled(const ExecutionState& state) {
   const std::atomic<bool>* cancel = state.options().cancel.get();
   return cancel != nullptr && *cancel && !HasWritten(state);
+}
+
+Status MemoryRanOut(const ExecutionState& state) {
+  const std::vector<Step>& steps = state.plan().steps();
+  if (state.program_counter() == static_cast<int>(steps.size()))
+    return OutOfMemory("memory ran out while results were handed out");
+  const Step& step = steps[state.program_counter()];
+  return AtNode(OutOfMemory("memory ran out"), *step.node, step.provider->name());
 }
 
 bool IsSuspended(const ExecutionState& state) {
@@ -87,11 +96,9 @@ Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try
   state.phase_ = ExecutionState::Phase::kFinished;
   return RunOutcome::kFinished;
 } catch (const std::bad_alloc&) {
-  const std::vector<Step>& steps = state.plan_->steps();
-  if (state.pc_ == static_cast<int>(steps.size()))
-    return OutOfMemory("memory ran out while results were handed out");
-  const Step& step = steps[state.pc_];
-  return AtNode(OutOfMemory("memory ran out"), *step.node, step.provider->name());
+  return MemoryRanOut(state);
+} catch (const std::length_error&) {  // more elements than any vector can have
+  return MemoryRanOut(state);
 }
 
 Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {

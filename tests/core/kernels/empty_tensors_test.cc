@@ -163,6 +163,15 @@ TEST(EmptyTensors, WithHugeDimsAreDoneAtOnce) {
   }
 }
 
+// Indices for more slices than any vector can have: an error, not the end of the process.
+TEST(EmptyTensors, WithoutRoomForTheirIndicesAreRefused) {
+  const auto unique =
+      KernelCase("Unique", {Empty({int64_t{1} << 61, 0})}, {{"axis", int64_t{0}}}).Run([](auto& r) {
+        RegisterCpuKernels(r);
+      });
+  EXPECT_EQ(unique.status().code(), StatusCode::kOutOfMemory) << unique.status().ToString();
+}
+
 // A sum over nothing is written, whatever else is empty.
 TEST(EmptyTensors, GiveTheirSums) {
   auto sum =
