@@ -3,8 +3,10 @@
 // elements. A kernel that does takes an hour here; the program's time limit ends it before that.
 #include <gtest/gtest.h>
 
+#include "core/graph/graph_text.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/kernels/cpu/reduction/kernel_list.h"
+#include "core/session/session.h"
 #include "tests/kernel_case.h"
 #include "training/kernels/training_ops.h"
 
@@ -165,10 +167,13 @@ TEST(EmptyTensors, WithHugeDimsAreDoneAtOnce) {
 
 // Indices for more slices than any vector can have: an error, not the end of the process.
 TEST(EmptyTensors, WithoutRoomForTheirIndicesAreRefused) {
-  const auto unique =
-      KernelCase("Unique", {Empty({int64_t{1} << 61, 0})}, {{"axis", int64_t{0}}}).Run([](auto& r) {
-        RegisterCpuKernels(r);
-      });
+  auto model = ParseModelText(
+      "<ir_version: 10, opset_import: [\"\" : 20]> g (float[n,m] x) => (float[k,m] y) { y = Unique "
+      "<axis = 0> (x) }");
+  ASSERT_TRUE(model.ok()) << model.status().ToString();
+  auto session = Session::Create(*std::move(model), {});
+  ASSERT_TRUE(session.ok()) << session.status().ToString();
+  const auto unique = (*session)->Run({{"x", Empty({int64_t{1} << 61, 0})}});
   EXPECT_EQ(unique.status().code(), StatusCode::kOutOfMemory) << unique.status().ToString();
 }
 
