@@ -35,7 +35,7 @@ enum class StatusCode {
 // "INVALID_MODEL" and so on.
 const char* StatusCodeName(StatusCode code);
 
-// Where a run or a plan has failed.
+// The place at which a run or a plan has failed.
 struct FailureLocation {
   std::string node;      // "Op 'node'"; "memory" for an allocation that belongs to no node
   std::string provider;  // by its name

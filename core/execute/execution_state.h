@@ -81,7 +81,7 @@ class ExecutionState : public KernelHost {
   void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
     options_.deadline = deadline;
   }
-  // Who watches the rest of a run that waits.
+  // The rest of a run that waits is watched by these.
   void set_observers(std::vector<ExecutionObserver*> observers) {
     options_.observers = std::move(observers);
   }
@@ -106,7 +106,7 @@ class ExecutionState : public KernelHost {
   // kYielded.
   Result<std::unique_ptr<ExecutionState>> Clone() const;
 
-  // What later steps read, as data on the host (state_snapshot.h); tensors may be views of the
+  // Gives what later steps read as data on the host (state_snapshot.h); tensors may be views of the
   // state's memory, valid until it runs on. REQUIRES: kReady or kYielded.
   Result<StateSnapshot> Capture() const;
   // Goes on where the snapshot was captured, in the place of a Start; seed, step and tag are the

@@ -233,7 +233,7 @@ Result<StateSnapshot> ExecutionState::Capture() const try {
 
 // --- to a state ---
 
-// Whether the yield that the run waits at takes the value in.
+// True if the yield that the run waits at takes the value in.
 bool ExecutionState::IsAwaited(uint32_t id) const {
   if (phase_ != Phase::kYielded) return false;
   const std::vector<uint32_t>& taken = plan_->yields()[yield_index_].resume_values;
@@ -378,7 +378,7 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
   for (const StateSnapshot::Feed& feed : snapshot.feeds) {
     if (feed.value.has_value()) values.try_emplace(feed.name, feed.name, feed.value);
   }
-  // What one plan reads where it is, another one has copied to a device.
+  // One plan reads a parameter where it is; another one has copied it to a device.
   for (int p = 0; p < static_cast<int>(snapshot.parameters.size()); ++p) {
     const std::string& name = plan_->options().parameters[p]->name();
     if (!IsWritten(p)) values.try_emplace(name, name, options_.parameters->tensor(p));

@@ -36,7 +36,7 @@ struct StateSnapshot {
     bool written = false;  // by a step before the program counter
   };
 
-  // Where these are the plan's own, the run ends with the same bits as without the snapshot.
+  // If these are the plan's own, the run ends with the same bits as without the snapshot.
   uint64_t fingerprint = 0;
   int threads = 1;
   std::vector<std::string> providers;  // their names, each with its rounding

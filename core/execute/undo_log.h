@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run overwrites of its parameters, kept until it is clear that the run comes to its end. A
-// step that fails in the middle of its updates on a provider is undone, and can be done again
-// elsewhere.
+// UndoLog keeps what a run overwrites of its parameters until it is clear that the run comes to its
+// end. A step that fails in the middle of its updates on a provider is undone, and can be done
+// again elsewhere.
 #ifndef CAESURA_CORE_EXECUTE_UNDO_LOG_H_
 #define CAESURA_CORE_EXECUTE_UNDO_LOG_H_
 
@@ -14,9 +14,9 @@ namespace caesura {
 
 class ExecutionState;
 
-// Of one run (RunOptions::undo). The CPU provider's kernels do not fail for a provider's reason:
-// parameters that are written after the last step of any other provider are not kept, and cost
-// nothing. With updates on the CPU after all gradients these are all of them.
+// An undo log is for one run (RunOptions::undo). The CPU provider's kernels do not fail for a
+// provider's reason: parameters that are written after the last step of any other provider are not
+// kept, and cost nothing. With updates on the CPU after all gradients these are all of them.
 class UndoLog {
  public:
   explicit UndoLog(const ExecutionPlan& plan);
@@ -24,7 +24,7 @@ class UndoLog {
   void BeforeStep(const ExecutionState& state, int step) {
     if (step <= last_) KeepOutputs(state, step);
   }
-  // Of a run that has failed: puts back what was overwritten. False, with nothing put back, where
+  // Puts back what a failed run has overwritten. False, with nothing put back, where
   // not all was kept.
   bool Undo(const ExecutionState& state) const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the nodes of a run read and make, to find out where numbers go wrong: the first node that
+// Observers that find out where the numbers of a run go wrong: they name the first node that
 // makes a NaN, and the first one at which two runs part.
 //
 //   NonfiniteFinder finder;
