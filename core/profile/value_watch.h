@@ -95,7 +95,7 @@ struct ValueDifference {
 };
 
 // The first value of `expected` that `got` has too and that is off by more than `tolerance` times
-// its largest finite magnitude, or is NaN in one of them alone. Values that only one run has (fused
+// its largest finite magnitude, or is NaN in only one of them. Values that only one run has (fused
 // nodes keep some to themselves) are not compared.
 std::optional<ValueDifference> FirstDifference(const ValueLog& expected, const ValueLog& got,
                                                double tolerance);

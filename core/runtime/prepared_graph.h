@@ -74,9 +74,9 @@ class PreparedGraph {
                              RunOptions options);
   // Runs to the end; gives the graph's outputs, and the run back.
   Result<std::vector<RuntimeValue>> RunToEnd(StartedRun run);
-  // What RunToEnd does after the run, for those who have run it themselves: it is over, with this
-  // outcome. Undoes a run that has failed where it has a log (RunOptions::undo). `parameters`,
-  // where given, tells what became of them.
+  // Ends a run that its caller has run, with this outcome, as RunToEnd does. Undoes a run that has
+  // failed where it has a log (RunOptions::undo). `parameters`, where given, tells what became of
+  // them.
   Result<std::vector<RuntimeValue>> EndRun(StartedRun run, const Result<RunOutcome>& outcome,
                                            ParameterState* parameters = nullptr);
   // Drops what the run holds and keeps its memory for the next one.

@@ -106,17 +106,14 @@ Result<SharedPlan> Program::Plan(const std::vector<RuntimeValue>& feeds,
 Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
                         bool may_retry, RunResult* result) {
   SuspendedRun run{.on = on};
+  const int suspend_at = std::exchange(request.suspend_at, INT_MAX);
+  if (may_retry) run.request = request;  // without what belongs to this try alone
   if (request.writes_parameters && may_retry) {
     run.undo = std::make_unique<UndoLog>(*plan);
     request.options.undo = run.undo.get();
   }
   const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
   if (recorder != nullptr) request.options.observers.push_back(recorder.get());
-  const int suspend_at = request.suspend_at;
-  if (may_retry) {
-    run.request = request;
-    run.request->suspend_at = INT_MAX;
-  }
   ASSIGN_OR_RETURN(run.started,
                    on.graph->Start(plan, std::move(request.feeds), std::move(request.options)));
   return Continue(std::move(run), suspend_at, result);

@@ -44,7 +44,7 @@ struct SuspendedRun {
   std::optional<RunRequest> request = std::nullopt;
   std::unique_ptr<UndoLog> undo;
 
-  // What it takes to go on in another process. REQUIRES: the run waits.
+  // Gives what another process needs to go on. REQUIRES: the run waits.
   Result<StateSnapshot> Capture() const { return started.state->Capture(); }
 };
 

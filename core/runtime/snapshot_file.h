@@ -16,7 +16,7 @@ namespace caesura {
 // Adds the snapshot to what a file is to hold; bytes are shared with it. Fails with kUnsupported
 // for strings that are not UTF-8.
 Status AddSnapshot(const StateSnapshot& snapshot, TensorFile* contents);
-// Whether a file holds one.
+// True if a file holds one.
 bool HoldsSnapshot(const TensorFile& contents);
 // Takes the snapshot out of a file's contents. Fails with kUnsupported for one that a newer release
 // has written in a newer format. REQUIRES: HoldsSnapshot(contents).

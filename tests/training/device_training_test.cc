@@ -5,6 +5,7 @@
 
 #include "core/graph/graph_text.h"
 #include "core/providers/counting_provider.h"
+#include "tests/temporary_folder.h"
 #include "training/kernels/training_ops.h"
 #include "training/split_module.h"
 #include "training/training_session.h"
@@ -50,7 +51,8 @@ std::vector<std::vector<float>> ToVectors(const std::vector<RuntimeValue>& value
 }
 
 TEST(DeviceTraining, ModulesGiveTheGradientsOfTheCpu) {
-  std::vector<std::vector<std::vector<float>>> outputs, gradients;
+  std::vector<std::vector<std::vector<float>>> gradients;
+  std::vector<float> outputs_on_host;
   CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
   for (const ProviderList& providers : {ProviderList(), device.providers()}) {
     SplitModuleOptions options;
@@ -61,11 +63,20 @@ TEST(DeviceTraining, ModulesGiveTheGradientsOfTheCpu) {
     auto run = (*module)->Forward(Feeds());
     ASSERT_TRUE(run.ok()) << run.status().ToString();
     const std::vector<RuntimeValue> handed = run->outputs;
+    if (providers.empty()) outputs_on_host = handed[0].tensor().ToVector<float>();
     auto backward = run->Backward({Floats(Shape{3, 3})});
     ASSERT_TRUE(backward.ok()) << backward.status().ToString();
     gradients.push_back(ToVectors(*backward));
     if (providers.empty()) continue;
     EXPECT_EQ(handed[0].tensor().device(), device.device());
+    testing::TemporaryFolder folder;
+    auto waiting = (*module)->Forward(Feeds());
+    ASSERT_TRUE(waiting.ok());
+    ASSERT_TRUE(waiting->Save(folder.path("run")).ok());
+    auto loaded = (*module)->LoadRun(folder.path("run"));
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_EQ(loaded->outputs[0].tensor().ToVector<float>(), outputs_on_host);
+    EXPECT_EQ(ToVectors(*loaded->Backward({Floats(Shape{3, 3})})), gradients.back());
     // The sizes stay on the host, before the yield and behind it.
     EXPECT_EQ((*module)->cpu_fallback().mode, CpuFallbackMode::kOn);
     EXPECT_EQ((*module)->cpu_fallback().to_host_after, 0) << (*module)->cpu_fallback().ToString();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kill sweep and its children agree on.
+// The kill sweep and its children agree on these.
 #ifndef CAESURA_TESTS_TRAINING_KILL_SWEEP_H_
 #define CAESURA_TESTS_TRAINING_KILL_SWEEP_H_
 

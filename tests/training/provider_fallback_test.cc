@@ -125,6 +125,28 @@ TEST(TrainingFallback, StepsThatAccumulate) {
   ExpectTheStepsOfTheCpu(std::move(real), Every(2));
 }
 
+// The rest of a step that has waited fails on its provider: the whole step is done again.
+TEST(TrainingFallback, StepsThatHaveWaited) {
+  const RealModel real = Digits();
+  const StepsOfTheCpu expected(real);
+  for (const CommitMode commit : {CommitMode::kLate, CommitMode::kEagerConsume}) {
+    auto faulty = Faulty();
+    RealModel on_faulty = real.Clone();
+    on_faulty.options.step.commit = commit;
+    on_faulty.options.providers = {faulty, TrainingCpu()};
+    for (const int k : {0, 5, 12}) {
+      faulty->FailAt(-1);
+      auto session = SessionOf(on_faulty);
+      EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses()[0]);
+      session->SuspendAt(10);
+      ASSERT_EQ(session->Step(real.batches[1]).status().code(), StatusCode::kSuspended);
+      faulty->FailAt(k);
+      EXPECT_EQ(session->ResumeStep().value(), expected.losses()[1]);
+      EXPECT_TRUE(session->fallback_record());
+    }
+  }
+}
+
 // Where fallback is disabled the failed step has changed nothing either.
 TEST(TrainingFallback, DisabledItLeavesTheStateAsItWas) {
   RealModel real = Digits();

@@ -158,7 +158,7 @@ class TrainingSession(FallsBack):
 
     @property
     def suspended(self) -> bool:
-        """Whether a step waits. Until resume_step() or drop_step() no other one begins and no parameter is set.
+        """True if a step waits. Until resume_step() or drop_step() no other one begins and no parameter is set.
 
         save() writes the step too, and restore() takes it up, in another process if need be.
         """
