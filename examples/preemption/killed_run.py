@@ -16,15 +16,21 @@ from safetensors.numpy import load_file
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "digits"))
 from export_digits import export
 
-KILLS = 11
+UPDATES, KILLS = 900, 11
 
 
 def train(folder, name):
     """Starts `caesura train`, or goes on with the run of this name."""
     return subprocess.Popen(["caesura", "train", "digits.onnx", "--data", "digits.npz", "--feed", "images=train_images",
-                             "--target", "train_labels", "--steps", "900", "--schedule", "cosine", "--checkpoint", name,
+                             "--target", "train_labels", "--steps", str(UPDATES), "--schedule", "cosine", "--checkpoint", name,
                              "--save-every", "25", "--log", f"{name}.csv", "--snapshot-on", "SIGTERM", "--resume"],
                             cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def updates(folder):
+    """Returns how many updates of the killed run are in its log."""
+    log = os.path.join(folder, "killed.csv")
+    return max(0, len(open(log).readlines()) - 1) if os.path.exists(log) else 0
 
 
 def draw(folder, straight, killed, places):
@@ -42,17 +48,17 @@ def draw(folder, straight, killed, places):
 
 def main(folder):
     export(folder)
-    began = time.monotonic()
     assert train(folder, "straight").wait() == 0
-    pause, places, order = (time.monotonic() - began) / 18, [], random.Random(0)
+    places, order = [], random.Random(0)
     while len(places) < KILLS:
         process = train(folder, "killed")
-        time.sleep(pause * (0.6 + order.random()))
+        while updates(folder) < UPDATES * (len(places) + 0.5) / (KILLS + 1) and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(0.02 * order.random())
         # SIGTERM saves in the middle of a step; after SIGKILL the run goes on from the checkpoint before.
         process.send_signal(signal.SIGKILL if len(places) % 3 == 2 else signal.SIGTERM)
         assert process.wait() != 0, "the run was over before it was killed"
-        log = os.path.join(folder, "killed.csv")
-        places.append(len(open(log).readlines()) if os.path.exists(log) else 0)
+        places.append(updates(folder))
     assert train(folder, "killed").wait() == 0
     paths = [os.path.join(folder, name) for name in ("straight", "killed")]
     losses = [np.genfromtxt(f"{path}.csv", delimiter=",", skip_header=1)[:, 2] for path in paths]

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -63,12 +62,12 @@ def test_a_slurm_job_is_queued_again(tmp_path):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     job = ["bash", str(FOLDER.parent / "preemption" / "train.sbatch"), "digits.onnx", "--data", "digits.npz", "--feed",
-           "images=train_images", "--target", "train_labels", "--steps", "150"]
+           "images=train_images", "--target", "train_labels", "--steps", "1500"]
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     for starts in range(1, 20):
         with subprocess.Popen(job, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             if starts == 1:  # Slurm signals the job's steps, which are children of the script
-                time.sleep(0.7)
+                process.stderr.readline()  # the progress of the first update
                 subprocess.run(["pkill", "-USR1", "-P", str(process.pid)], check=True)
             _, errors = process.communicate(timeout=120)
         if process.returncode == 0 and "stopped " not in errors:

@@ -12,12 +12,13 @@ from command_test import COMMAND, classifier, pytestmark, run, same, train  # no
 
 def interrupted(signals, rounds, *arguments):
     """Runs a command that saves at signals and resumes again and again, to its end; returns how often it was stopped in
-    the middle of a step, and how often altogether. `signals` come in turn, after times that differ."""
+    the middle of a step, and how often altogether. `signals` come in turn, at different times after the first update."""
     inside = stops = 0
     for n in range(200):
         with subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             if n < rounds:
-                time.sleep(0.15 + 0.037 * (n % 5))
+                process.stderr.readline()  # the progress of the first update
+                time.sleep(0.007 * (n % 5))
                 process.send_signal(signals[n % len(signals)])
             _, errors = process.communicate(timeout=60)
         if process.returncode == 0:
@@ -35,7 +36,7 @@ def test_a_run_that_is_stopped_inside_of_steps_is_the_same_run(classifier, kille
     with kill -9 in between, after which the run goes on from the last checkpoint.
     """
     arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
-                 "--target", "labels", "--steps", "3000", "--accumulate", "2", "--validate-every", "40", "--schedule",
+                 "--target", "labels", "--steps", "20000", "--accumulate", "2", "--validate-every", "40", "--schedule",
                  "cosine", "--batch", "64"]
     run(*arguments[1:], "--log", classifier / "straight.csv", "--checkpoint", classifier / "straight")
     signals = [signal.SIGUSR1, signal.SIGKILL] if killed else [signal.SIGTERM, signal.SIGUSR1]
