@@ -110,7 +110,7 @@ bool IsCacheable(const PlanDraft& plan, const NodeDraft& draft, const KernelInfo
                               [](uint32_t id) { return id != 0; }) == 1;
 }
 
-void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, StepDraft& step) {
+void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, Step& step) {
   ValueDraft& value = plan.values[id];
   PlannedBuffer& buffer = plan.buffers[value.buffer];
   buffer.kind = Kind::kCached;
@@ -127,7 +127,7 @@ void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, StepDraft& step
 }  // namespace
 
 Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                           const KernelDef& def, StepDraft& step) {
+                           const KernelDef& def, Step& step) {
   const bool cacheable = IsCacheable(plan, draft, info, def);
   bool only_views = true, any_output = false;
   for (int i = 0; i < static_cast<int>(draft.outputs.size()); ++i) {

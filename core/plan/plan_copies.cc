@@ -70,7 +70,7 @@ uint32_t AddCopyStep(PlanDraft& plan, uint32_t id, int device, const NodeDraft& 
   const ValueDraft& value = plan.values[id];
   const bool cached = plan.data.options.cache_values && value.from_parameters &&
                       (kind == Kind::kParameter || kind == Kind::kCached);
-  StepDraft step;
+  Step step;
   step.kind = cached ? Step::Kind::kCached : Step::Kind::kCopy;
   if (cached) {
     buffer.kind = Kind::kCached;

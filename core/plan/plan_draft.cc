@@ -18,7 +18,8 @@ PlanDraft::PlanDraft(std::shared_ptr<const Graph> graph, const std::vector<FeedS
   const size_t count = data.graph->Values().size() + 1;
   values.reserve(count);
   buffers.reserve(count);
-  steps.reserve(data.graph->nodes().size());
+  data.steps.reserve(data.graph->nodes().size());
+  data.argument_values.reserve(2 * count);
   value_ids.reserve(count);
   readers.reserve(count);
   values.emplace_back();  // 0: absent

@@ -41,11 +41,6 @@ struct StridedWriter {
   std::vector<Layout> layouts;  // of outputs
 };
 
-struct StepDraft : Step {
-  std::vector<uint32_t> inputs, outputs;  // value ids
-  std::unique_ptr<StridedWriter> writer;  // where some output can lie under any layout
-};
-
 // A node, and what its step would be, while it is decided.
 struct NodeDraft {
   const Node* node;
@@ -76,10 +71,10 @@ struct PlanDraft {
 
   const Graph& graph() const { return *data.graph; }
 
-  PlanData data;  // without values, buffers, steps and arguments: those are below
+  PlanData data;  // without values, buffers and arguments, which follow from those below
   std::vector<ValueDraft> values;
   std::vector<BufferDraft> buffers;
-  std::vector<StepDraft> steps;
+  std::unordered_map<int, StridedWriter> writers;  // by step
   PlanRecipe recipe;
 
   std::optional<Placement> placement;

@@ -43,20 +43,20 @@ Status CopyInputs(PlanDraft& plan, NodeDraft& draft);
 bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
               const KernelDef& def);
 // Notes that the step (the next one) can write outputs under any layout.
-void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def, StepDraft& step);
+void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def);
 
 // --- plan_buffers.cc: what an output shares its bytes with ---
 // Gives the outputs their buffers; cached values become entries of the value cache. False: all of
 // them are views, and the node needs no step.
 Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                           const KernelDef& def, StepDraft& step);
+                           const KernelDef& def, Step& step);
 
 // --- plan_steps.cc: the kinds of step ---
 Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const KernelDef& def);
 // A step whose kernel is created when it is reached.
 Status AddDynamicStep(PlanDraft& plan, NodeDraft& draft);
 Status AddYield(PlanDraft& plan, const Node& node, int position);
-void AppendStep(PlanDraft& plan, NodeDraft& draft, StepDraft step);
+void AppendStep(PlanDraft& plan, NodeDraft& draft, Step step);
 
 // --- plan_memory.cc: over the parts of the plan, after the draft is flattened ---
 void ComputeLifetimes(PlanData& plan);

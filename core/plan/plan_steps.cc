@@ -10,7 +10,7 @@ namespace caesura {
 
 using Kind = PlannedBuffer::Kind;
 
-void AppendStep(PlanDraft& plan, NodeDraft& draft, StepDraft step) {
+void AppendStep(PlanDraft& plan, NodeDraft& draft, Step step) {
   step.node = draft.node;
   step.graph_index = draft.position;
   step.stream = 2166136261u;  // FNV-1a
@@ -21,9 +21,13 @@ void AppendStep(PlanDraft& plan, NodeDraft& draft, StepDraft step) {
   step.device =
       static_cast<uint8_t>(std::max(0, plan.placement->IndexOf(draft.provider->device())));
   step.bodies = std::move(draft.bodies);
-  step.inputs = std::move(draft.inputs);
-  step.outputs = std::move(draft.outputs);
-  plan.steps.push_back(std::move(step));
+  std::vector<uint32_t>& values = plan.data.argument_values;
+  step.first_argument = static_cast<uint32_t>(values.size());
+  step.input_count = static_cast<uint32_t>(draft.inputs.size());
+  step.output_count = static_cast<uint32_t>(draft.outputs.size());
+  values.insert(values.end(), draft.inputs.begin(), draft.inputs.end());
+  values.insert(values.end(), draft.outputs.begin(), draft.outputs.end());
+  plan.data.steps.push_back(std::move(step));
 }
 
 Status AddDynamicStep(PlanDraft& plan, NodeDraft& draft) {
@@ -36,7 +40,7 @@ Status AddDynamicStep(PlanDraft& plan, NodeDraft& draft) {
         NewBuffer(plan, Kind::kDynamic, 0, -1, id, OutputDevice(plan, draft, static_cast<int>(i)));
   }
   RecordDecision(plan, draft, NodeRecord::Kind::kDynamic);
-  StepDraft step;
+  Step step;
   step.kind = Step::Kind::kDynamic;
   AppendStep(plan, draft, std::move(step));
   return {};
@@ -46,7 +50,7 @@ namespace {
 
 // Inputs that the kernel reads as one block, for the step that comes next.
 void AddContiguousGroup(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def) {
-  ContiguousGroup group{static_cast<int>(plan.steps.size()), {}};
+  ContiguousGroup group{static_cast<int>(plan.data.steps.size()), {}};
   for (int i = 0; i < draft.explicit_inputs; ++i) {
     if (draft.inputs[i] == 0 || !KernelDef::Lists(def.contiguous_inputs, i)) continue;
     group.buffers.push_back(plan.values[draft.inputs[i]].buffer);
@@ -70,15 +74,15 @@ Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const Kernel
   }
   RETURN_IF_ERROR(CopyInputs(plan, draft));
   if (TryViews(plan, draft, info, def)) return {};
-  StepDraft step;
+  Step step;
   ASSIGN_OR_RETURN(const bool computes, AssignBuffers(plan, draft, info, def, step));
   if (!computes) {
     RecordDecision(plan, draft, NodeRecord::Kind::kAlias, &def);
     return {};
   }
-  RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def, static_cast<int>(plan.steps.size()));
+  RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def, static_cast<int>(plan.data.steps.size()));
   if (step.kind == Step::Kind::kCompute && !def.strided_outputs.empty())
-    RememberWriter(plan, draft, def, step);
+    RememberWriter(plan, draft, def);
   step.def = &def;
   step.compute = info.TakeCompute();
   if (!step.compute) return Internal(draft.node->Label() + " kernel has no compute function");
@@ -132,7 +136,7 @@ Status AddYield(PlanDraft& plan, const Node& node, int position) {
                   plan.data.providers.front().get(),
                   static_cast<int>(node.inputs().size())};
   Yield yield;
-  yield.step = static_cast<int>(plan.steps.size());
+  yield.step = static_cast<int>(plan.data.steps.size());
   const std::vector<int> differentiable = AddYieldOutputs(plan, draft, yield);
   if (node.outputs().size() > differentiable.size()) {
     return InvalidModel(node.Label() + " has " + std::to_string(node.outputs().size()) +
@@ -143,7 +147,7 @@ Status AddYield(PlanDraft& plan, const Node& node, int position) {
     draft.outputs.push_back(ValueId(plan, node.outputs()[i]));
     AddResumeValue(plan, yield, draft.outputs.back(), differentiable[i]);
   }
-  StepDraft step;
+  Step step;
   step.kind = Step::Kind::kYield;
   step.index = static_cast<int>(plan.data.yields.size());
   plan.data.yields.push_back(std::move(yield));

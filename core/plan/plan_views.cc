@@ -142,16 +142,16 @@ std::optional<std::vector<NewKernel>> CreateAnew(const PlanDraft& plan,
     auto kernel = std::find_if(kernels.begin(), kernels.end(),
                                [&](const NewKernel& k) { return k.step == made.writer; });
     if (kernel == kernels.end()) {
-      kernels.push_back({made.writer, plan.steps[made.writer].writer->layouts, {}, 0});
+      kernels.push_back({made.writer, plan.writers.at(made.writer).layouts, {}, 0});
       kernel = kernels.end() - 1;
     }
     kernel->layouts[made.writer_output] = rewrite.layouts.back();
   }
   for (NewKernel& kernel : kernels) {
-    const StepDraft& step = plan.steps[kernel.step];
-    KernelInfo info(*step.node, step.writer->infos, plan.data.threads);
+    const StridedWriter& writer = plan.writers.at(kernel.step);
+    KernelInfo info(*plan.data.steps[kernel.step].node, writer.infos, plan.data.threads);
     info.set_output_layouts(kernel.layouts);
-    if (!CreateKernel(*step.writer->def, info).ok()) return std::nullopt;
+    if (!CreateKernel(*writer.def, info).ok()) return std::nullopt;
     kernel.compute = info.TakeCompute();
     kernel.scratch_bytes = info.scratch_bytes();
   }
@@ -163,10 +163,10 @@ bool Apply(PlanDraft& plan, const std::vector<Rewrite>& rewrites) {
   std::optional<std::vector<NewKernel>> kernels = CreateAnew(plan, rewrites);
   if (!kernels) return false;
   for (NewKernel& kernel : *kernels) {
-    StepDraft& step = plan.steps[kernel.step];
+    Step& step = plan.data.steps[kernel.step];
     step.compute = std::move(kernel.compute);
     step.scratch_bytes = kernel.scratch_bytes;
-    step.writer->layouts = std::move(kernel.layouts);
+    plan.writers.at(kernel.step).layouts = std::move(kernel.layouts);
   }
   for (const Rewrite& rewrite : rewrites) {
     for (size_t i = 0; i < rewrite.chain.size(); ++i) {
@@ -239,8 +239,7 @@ bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
   return written || placed;
 }
 
-void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def,
-                    StepDraft& step) {
+void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def) {
   if (!RunsOnPlacedProvider(plan, draft)) return;
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     const uint32_t id = draft.outputs[i];
@@ -250,10 +249,11 @@ void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& de
     };
     if (std::any_of(draft.inputs.begin(), draft.inputs.end(), shares)) continue;
     if (std::any_of(draft.outputs.begin(), draft.outputs.end(), shares)) continue;
-    plan.values[id].writer = static_cast<int>(plan.steps.size());
+    const int step = static_cast<int>(plan.data.steps.size());
+    plan.values[id].writer = step;
     plan.values[id].writer_output = static_cast<int>(i);
-    step.writer = std::make_unique<StridedWriter>(
-        StridedWriter{&def, draft.infos, std::vector<Layout>(draft.outputs.size())});
+    plan.writers.try_emplace(
+        step, StridedWriter{&def, draft.infos, std::vector<Layout>(draft.outputs.size())});
   }
 }
 

@@ -25,19 +25,8 @@ PlanData Flatten(PlanDraft& plan) {
   PlanData data = std::move(plan.data);
   data.values.reserve(plan.values.size());
   data.buffers.assign(plan.buffers.begin(), plan.buffers.end());
-  data.steps.reserve(plan.steps.size());
-  for (StepDraft& step : plan.steps) {
-    step.first_argument = static_cast<uint32_t>(data.arguments.size());
-    step.input_count = static_cast<uint32_t>(step.inputs.size());
-    step.output_count = static_cast<uint32_t>(step.outputs.size());
-    for (const auto* ids : {&step.inputs, &step.outputs}) {
-      for (uint32_t id : *ids) {
-        data.arguments.push_back(plan.values[id].buffer);
-        data.argument_values.push_back(id);
-      }
-    }
-    data.steps.push_back(std::move(static_cast<Step&>(step)));
-  }
+  data.arguments.reserve(data.argument_values.size());
+  for (uint32_t id : data.argument_values) data.arguments.push_back(plan.values[id].buffer);
   for (ValueDraft& value : plan.values)
     data.values.push_back(std::move(static_cast<PlannedValue&>(value)));
   return data;
