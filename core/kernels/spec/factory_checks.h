@@ -51,7 +51,7 @@ inline Status CheckDType(const KernelInfo& info, int input, DTypeSet expected) {
                       ", got " + DTypeName(info.InputDType(input)));
 }
 
-// The value of a float host input of any width as doubles; empty when absent.
+// The value of a host input of numbers as doubles; empty when absent.
 inline std::vector<double> HostDoubles(const KernelInfo& info, int input) {
   const Tensor* value = info.InputValue(input);
   return value == nullptr ? std::vector<double>() : value->ToVector<double>();

@@ -5,6 +5,7 @@
 
 #include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "core/kernels/cpu/elementwise/unary_kernel.h"
+#include "core/kernels/cpu/simd/convert.h"
 #include "core/kernels/cpu/simd/float_math.h"
 #include "core/kernels/cpu/simd/small_types.h"
 
@@ -51,7 +52,7 @@ struct ShrinkOp {
     const Real v = static_cast<Real>(x);
     const Real shrunk = v < -lambd ? v + bias : v > lambd ? v - bias : Real{0};
     if constexpr (std::is_floating_point_v<T>) return shrunk;
-    return static_cast<T>(static_cast<int64_t>(shrunk));
+    return ConvertElement<T>(shrunk);
   }
 };
 

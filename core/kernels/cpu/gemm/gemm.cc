@@ -13,6 +13,7 @@
 #include "core/kernels/cpu/gemm/gemm_tiles.h"
 #include "core/kernels/cpu/simd/amx_tiles.h"
 #include "core/kernels/cpu/simd/best_isa.h"
+#include "core/kernels/cpu/simd/convert.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/spec/capped_product.h"
 
@@ -116,7 +117,7 @@ void StoreBlock(const GemmSpec& s, int64_t rows, int64_t columns, const Sum<T>* 
     if (s.alpha != 1) {
       for (int64_t j = 0; j < columns; ++j) {
         const auto v = s.alpha * static_cast<Accumulator<T>>(from[j]);
-        to[j] = static_cast<C>(s.accumulate ? v + to[j] : v);
+        to[j] = ConvertElement<C>(s.accumulate ? v + to[j] : v);
       }
     } else if (s.accumulate) {
       for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(to[j] + from[j]);

@@ -11,6 +11,7 @@
 #include "core/kernels/cpu/adapters/through_float.h"
 #include "core/kernels/cpu/gemm/gemm.h"
 #include "core/kernels/cpu/gemm/kernel_list.h"
+#include "core/kernels/cpu/simd/convert.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/matmul_shape.h"
 
@@ -77,8 +78,9 @@ void FillFromC(const T* c, MatrixStrides strides, float beta, int64_t m, int64_t
     for (int64_t j = 0; j < n; ++j) {
       const T v = c[i * strides.row + j * strides.col];
       y[i * n + j] =
-          beta == 1.0f ? v
-                       : static_cast<T>(static_cast<double>(beta) * static_cast<Accumulator<T>>(v));
+          beta == 1.0f
+              ? v
+              : ConvertElement<T>(static_cast<double>(beta) * static_cast<Accumulator<T>>(v));
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/movement/element_walk.h"
 #include "core/kernels/cpu/movement/kernel_list.h"
+#include "core/kernels/cpu/simd/convert.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/factory_checks.h"
@@ -171,7 +172,7 @@ Status CreateGatherND(KernelInfo& info) {
 
 template <typename I>
 int64_t ReadAsInt(const void* data, int64_t i) {
-  return static_cast<int64_t>(static_cast<const I*>(data)[i]);
+  return ConvertElement<int64_t>(static_cast<const I*>(data)[i]);
 }
 
 struct OneHotSpec {
@@ -195,17 +196,18 @@ Status CreateOneHot(KernelInfo& info) {
   const Shape& indices = info.InputShape(0);
   ASSIGN_OR_RETURN(const int axis,
                    CheckAxis(info, info.Attr<int64_t>("axis", -1), indices.rank() + 1));
-  const std::vector<int64_t> depth = info.HostInts(1);
-  if (depth.size() != 1 || depth[0] < 0)
-    return info.Invalid("depth: expected one number, not negative");
+  const std::vector<double> numbers = HostDoubles(info, 1);
+  if (numbers.size() != 1 || !(numbers[0] >= 0 && numbers[0] < 0x1p53))
+    return info.Invalid("depth: expected one number, from 0 to below 2^53");
+  const auto depth = static_cast<int64_t>(numbers[0]);
   if (info.InputShape(2).elements() != 2) return info.Invalid("values: expected [off, on]");
-  OneHotSpec spec = {indices.Elements(0, axis), depth[0], indices.Elements(axis, indices.rank()),
+  OneHotSpec spec = {indices.Elements(0, axis), depth, indices.Elements(axis, indices.rank()),
                      nullptr};
   DispatchNumeric(info.InputDType(0),
                   [&](auto tag) { spec.read = &ReadAsInt<typename decltype(tag)::type>; });
   if (spec.read == nullptr) return info.Invalid("indices: expected numbers");
   std::vector<int64_t> dims = indices.dims();
-  dims.insert(dims.begin() + axis, depth[0]);
+  dims.insert(dims.begin() + axis, depth);
   ASSIGN_OR_RETURN(Shape out, CheckDims(info, std::move(dims), info.InputDType(2)));
   info.SetOutput(0, info.InputDType(2), std::move(out));
   DispatchStorage(info.InputDType(2), [&](auto tag) {

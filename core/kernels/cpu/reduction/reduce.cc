@@ -4,6 +4,7 @@
 
 #include "core/kernels/cpu/reduction/kernel_list.h"
 #include "core/kernels/cpu/reduction/reduction_engine.h"
+#include "core/kernels/cpu/simd/convert.h"
 #include "core/kernels/kernel_context.h"
 
 namespace caesura {
@@ -73,7 +74,7 @@ struct L1Op : AddingOp<T> {
 template <typename T>
 struct L2Op : SumSquareOp<T> {
   static T Finish(TotalOf<T> total, int64_t, LaneOf<T>) {
-    return static_cast<T>(std::sqrt(static_cast<double>(total)));
+    return ConvertElement<T>(std::sqrt(static_cast<double>(total)));
   }
 };
 
