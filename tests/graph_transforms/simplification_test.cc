@@ -49,6 +49,7 @@ std::vector<std::string> Shaped(const std::string& body, const Values& feeds) {
   return Left(MakeShapeSimplificationPass(), body, feeds);
 }
 std::vector<std::string> SplitUp(const std::string& body, const Values& feeds) {
+  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   return Left(MakeSplitSlicesPass(), body, feeds);
 }
 

@@ -117,9 +117,10 @@ Status Switcher::Visit(Graph& graph) {
   for (Node* node : nodes) {
     for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(Visit(*body));
     if (options_.keep_evaluation.count(node->name())) continue;
+    // The node is gone after some of these.
     if (node->Is("Dropout")) SwitchDropout(graph, *node);
-    if (node->Is("BatchNormalization")) SwitchBatchNormalization(graph, *node);
-    if (node->Is("Assign", kTrainingDomain)) TakeAssign(graph, *node);
+    else if (node->Is("BatchNormalization")) SwitchBatchNormalization(graph, *node);
+    else if (node->Is("Assign", kTrainingDomain)) TakeAssign(graph, *node);
   }
   return {};
 }
