@@ -82,6 +82,20 @@ def test_a_mixture_of_experts_runs_in_our_kernels():
     assert caesura.report().kernel_share == 1 and caesura.report().kernel_calls == 8
 
 
+def test_each_routing_of_a_mixture_takes_the_same_capture():
+    plain = Mixture()
+    wrapped = caesura.wrap(copy.deepcopy(plain))
+    counted = torch._dynamo.utils.counters["stats"]
+    counted.clear()
+    routings = set()
+    with caesura.strict():
+        for _ in range(6):
+            x = torch.randn(2, 5, 8)
+            agree(plain, wrapped, x)
+            routings.add(tuple(torch.topk(plain.router(torch.relu(plain.before(x))), 2).indices.flatten().tolist()))
+    assert len(routings) == 6 and counted["unique_graphs"] == 1
+
+
 def test_a_mixture_of_experts_is_one_step():
     plain = Mixture()
     other = copy.deepcopy(plain)
@@ -133,6 +147,9 @@ MASKS = {
     "behind an axis": lambda y, x: torch.stack([y, 2 * y])[:, x > 0],
     "places": lambda y, x: y[(x > 0).nonzero()[:, 0]],
     "where": lambda y, x: y[torch.where(x > 0)],
+    "selected": lambda y, x: y.masked_select(x > 0),
+    "selected by a row": lambda y, x: torch.masked_select(y, x[0] > 0),
+    "selected of a row": lambda y, x: torch.masked_select(y[0], x > 0),
     "a part": lambda y, x: y[x[:, 0] > 0][:, 1:3],
     "a put": lambda y, x: torch.zeros_like(y).index_put((x > 0,), y[x > 0] * 2),
     "an assignment": _assigned,

@@ -28,6 +28,7 @@ _PRIVATE = {
     "OutputType": "torch._functorch._aot_autograd.schemas.OutputType",
     # Tracing: fake tensors, the state of a trace, and symbolic sizes.
     "detect_fake_mode": "torch._guards.detect_fake_mode",
+    "fake_implementations": "torch._subclasses.fake_impls.op_implementations_dict",  # by operator
     "enable_python_dispatcher": "torch._dispatch.python.enable_python_dispatcher",
     "guard_or_false": "torch.fx.experimental.symbolic_shapes.guard_or_false",
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",

@@ -6,15 +6,17 @@ import contextlib
 import functools
 import operator
 import sys
+import types
 from unittest import mock
 
 import torch
+from torch.nn.functional import linear_cross_entropy
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import frames
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
-                                    dynamo_config)
+                                    dynamo_config, fake_implementations)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 
@@ -25,9 +27,32 @@ def _is_causal(mask, is_causal=None, size=None):
     return is_causal is True
 
 
+# Another function with the same code, so that Dynamo does not replace it by its polyfill again.
+_in_one_piece = types.FunctionType(linear_cross_entropy.__code__, linear_cross_entropy.__globals__, linear_cross_entropy.__name__)
+_in_one_piece.__kwdefaults__ = linear_cross_entropy.__kwdefaults__
+
+
+def _linear_cross_entropy(*inputs, options=None, **settings):
+    """The options say in which chunks of rows PyTorch computes the logits, by an operator of its own."""
+    return _in_one_piece(*inputs, **settings)
+
+
+@contextlib.contextmanager
+def _selecting():
+    """On fake tensors PyTorch's masked_select bounds the number of elements by x's, although the mask may be larger."""
+    function = torch.ops.aten.masked_select.default
+    theirs = fake_implementations[function]
+    fake_implementations[function] = lambda mode, _, x, mask: theirs(mode, function, *torch.broadcast_tensors(x, mask))
+    try:
+        yield
+    finally:
+        fake_implementations[function] = theirs
+
+
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
+    linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
 }
 _batch_norm = BatchNorm.forward
@@ -139,5 +164,6 @@ def _in_place(counts: bool):
     with mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
             mock.patch.object(TensorVariable, "method_tolist", _to_list), \
             mock.patch.dict(builders_by_id(), builders), \
+            _selecting(), \
             mock.patch.object(BatchNorm, "forward", _cumulative_batch_norm) if counts else contextlib.nullcontext():
         yield

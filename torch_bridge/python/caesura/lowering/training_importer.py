@@ -99,7 +99,7 @@ def _nll_loss(w, node, x, target, weight, reduction, ignore_index):
 
 def _log_softmax(w, node, x, axis, half_to_float):
     y = TABLE[node.target](w, node, x, axis, half_to_float)
-    if axis % x.rank == min(1, x.rank - 1):
+    if x.rank > 0 and axis % x.rank == min(1, x.rank - 1):
         w.origin[y.name] = ("LogSoftmax", w.cast(x, y.dtype), None)
     return y
 

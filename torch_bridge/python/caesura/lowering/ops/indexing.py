@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexing, gather and scatter: reads and writes at positions that tensors hold."""
 
+import math
+
 import torch
 
 from caesura.capture.fx_meta import result
@@ -184,6 +186,30 @@ def index(w, node, x, indices):
     front = w.transpose(x, order)
     picked = w.make("GatherND", [front, places], dtype, (*index_shape, *front.shape[len(axes):]))
     return Tensor(w.transpose(picked, _result_order(axes, x.rank, len(index_shape))).name, dtype, shape)
+
+
+def _broadcast(w, tensor, shape):
+    return tensor if same_shape(tensor.shape, shape) else w.make("Expand", [tensor, w.ints(shape)], tensor.dtype, shape)
+
+
+@register(aten.masked_select.default)
+def masked_select(w, node, x, mask):
+    shape = broadcast_shape([x, mask])
+    return index(w, node, _broadcast(w, x, shape), [_broadcast(w, mask, shape)])
+
+
+@register(aten.masked_scatter.default)
+def masked_scatter(w, node, x, mask, source):
+    """The n-th marked place gets the n-th element of the source."""
+    dtype, shape = result(node)
+    x, mask = _broadcast(w, x, shape), _broadcast(w, mask, shape)
+    flat, given = (math.prod(shape),), math.prod(source.shape)
+    marked = w.cast(w.reshape(mask, flat), torch.int64)
+    places = w.make("Sub", [w.make("CumSum", [marked, w.constant(0)], torch.int64, flat), marked], torch.int64, flat)
+    # One more element, for places after the last marked one.
+    elements = w.make("Concat", [w.reshape(source, (given,)), w.full(0, dtype, (1,))], dtype, (given + 1,), axis=0)
+    moved = w.reshape(w.make("Gather", [elements, places], dtype, flat, axis=0), shape)
+    return w.make("Where", [mask, moved, x], dtype, shape)
 
 
 @register(aten.index_put.default, aten._unsafe_index_put.default)

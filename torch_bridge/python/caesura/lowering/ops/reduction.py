@@ -185,10 +185,13 @@ def cumsum(w, node, x, axis, *options):
 
 @register(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
 def softmax(w, node, x, axis, *options):
-    if x.rank == 0:
-        raise Refused("a softmax of a scalar")
+    if x.rank == 0:  # a row of one element
+        return w.reshape(_softmax(w, node, w.reshape(x, [1]), 0, result(node)[0], (1,)), [])
+    return _softmax(w, node, x, axis, *result(node))
+
+
+def _softmax(w, node, x, axis, dtype, shape):
     op_type = "LogSoftmax" if node.target == aten._log_softmax.default else "Softmax"
-    dtype, shape = result(node)
     x = w.cast(x, dtype)
     if node.target != aten._safe_softmax.default:
         return w.make(op_type, [x], dtype, shape, axis=axis)
@@ -204,5 +207,8 @@ def softmax(w, node, x, axis, *options):
 @register(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def softmax_backward(w, node, dy, y, axis, input_dtype):
     op_type = "SoftmaxGrad" if node.target == aten._softmax_backward_data.default else "LogSoftmaxGrad"
+    shape = dy.shape
+    if dy.rank == 0:
+        dy, y, axis = w.reshape(dy, [1]), w.reshape(y, [1]), 0
     made = w.make(op_type, [dy, y], dy.dtype, dy.shape, domain=DOMAIN, axis=axis)
-    return w.cast(made, result(node)[0])
+    return w.cast(made if shape else w.reshape(made, []), result(node)[0])
