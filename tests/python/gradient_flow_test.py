@@ -217,3 +217,54 @@ def test_a_critic_and_a_generator_take_turns():
                 losses.append(loss.item())
                 fake = generator(torch.ones(3, 4)).tanh() if not own else fake
     assert losses[6:] == pytest.approx(losses[:6], rel=1e-4)
+
+
+class Clamping(nn.Module):
+    """A Wasserstein critic whose weights are kept small by each call (arXiv:1701.07875)."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        for p in self.parameters():
+            p.data.clamp_(-0.05, 0.05)
+        return self.net(x)
+
+
+@pytest.mark.parametrize("route", ["wrap", "compile"])
+def test_a_critic_clamps_its_weights_in_each_call(route):
+    torch._dynamo.reset()
+    trained = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        critic = Clamping()
+        call = critic if not ours else caesura.wrap(critic) if route == "wrap" else torch.compile(critic, backend="caesura")
+        optimizer, losses = torch.optim.SGD(critic.parameters(), lr=0.2), []
+        for _ in range(3):
+            loss = call(torch.randn(5, 4)).mean() - call(torch.randn(5, 4) + 1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        trained.append([*losses, *critic.parameters()])
+    assert max(p.abs().max() for p in trained[0][3:]) > 0.05  # before the next call clamps them
+    for expected, actual in zip(*trained, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+class Distance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.critic = Clamping()
+
+    def forward(self, fake, real):
+        return self.critic(fake).mean() - self.critic(real).mean()
+
+
+def test_a_step_refuses_a_critic_that_clamps_its_weights_past_the_gradients():
+    module = Distance()
+    step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.2))
+    told = r"clamp_ writes, past the gradients, to what depends on a parameter \(at .*gradient_flow_test.py:\d+ in forward\)"
+    with pytest.raises(caesura.StepRefused, match=told):
+        step(torch.randn(5, 4), torch.randn(5, 4))
