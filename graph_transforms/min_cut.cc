@@ -2,6 +2,7 @@
 #include "graph_transforms/min_cut.h"
 
 #include <algorithm>
+#include <cassert>
 
 namespace caesura {
 
@@ -61,6 +62,7 @@ int MinCut::Solve() {
     next_.assign(edges_of_.size(), 0);
     while (const int pushed = Push(kUnlimited)) flow += pushed;
   }
+  assert(flow < kUnlimited);
   return flow;
 }
 

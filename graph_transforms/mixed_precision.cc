@@ -2,6 +2,7 @@
 #include "graph_transforms/mixed_precision.h"
 
 #include <algorithm>
+#include <cassert>
 #include <string>
 #include <unordered_map>
 
@@ -135,6 +136,7 @@ class MixedPrecision : public Pass {
 }  // namespace
 
 std::shared_ptr<Pass> MakeMixedPrecisionPass(DType half) {
+  assert(half == DType::kFloat16 || half == DType::kBFloat16);
   return std::make_shared<MixedPrecision>(half);
 }
 

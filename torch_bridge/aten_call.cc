@@ -215,12 +215,12 @@ Result<AtenCall> AtenCall::Create(const Node& node, int first_input,
              overload = node.Attr<std::string>("overload_name", "");
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!op) {
-    return Unsupported(node.Label() + " PyTorch has no operator '" + name +
-                       (overload.empty() ? "" : "." + overload) +
-                       "': is the library that registers it loaded?");
+    return Declined(node.Label() + " PyTorch has no operator '" + name +
+                    (overload.empty() ? "" : "." + overload) +
+                    "': is the library that registers it loaded?");
   }
   if (op->schema().is_mutable())
-    return Unsupported(node.Label() + " operator '" + name + "' writes to its arguments");
+    return Declined(node.Label() + " operator '" + name + "' writes to its arguments");
   AtenCall call(*op, device);
   for (const c10::Argument& formal : op->schema().arguments())
     call.arguments_.push_back({formal.real_type(), {}, {}});

@@ -74,7 +74,7 @@ Status CreateTorchOp(const TorchOp& op, c10::Device device, KernelInfo& info) {
     if (!run) return info.Refuse("PyTorch has no equivalent of these attributes and shapes");
     return PlanResults(info, TrialResults(run, specs));
   });
-  if (!planned.ok()) return Unsupported(planned.message());
+  if (!planned.ok()) return Declined(planned.message());
   info.SetCompute([=, outputs = PlannedOutputs(info, device)](KernelContext& context) {
     DispatchScope scope(/*with_gradients=*/false);
     return Guarded(label, [&] {

@@ -2,6 +2,7 @@
 #include "training/training_session.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <new>
 #include <unordered_set>
@@ -144,6 +145,7 @@ Status TrainingSession::FillCoefficients() {
 }
 
 std::span<double> TrainingSession::coefficients() {
+  assert(!options_.step.fed_coefficients.empty());
   const Tensor& all = program_feeds_.at(kCoefficientsInput).tensor();
   return {all.data<double>(), static_cast<size_t>(all.elements())};
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/base/status.h"
 
+#include <cassert>
 #include <new>
 #include <stdexcept>
 
@@ -33,6 +34,7 @@ const char* StatusCodeName(StatusCode code) {
     case StatusCode::kIoError: return "IO_ERROR";
     case StatusCode::kCancelled: return "CANCELLED";
     case StatusCode::kSuspended: return "SUSPENDED";
+    case StatusCode::kDeclined: return "DECLINED";
     case StatusCode::kInternal: return "INTERNAL";
   }
   return "UNKNOWN";
@@ -67,6 +69,7 @@ Status Status::WithPrefix(const std::string& prefix) const {
 const FailureLocation* Status::location() const { return rep_ ? rep_->location.get() : nullptr; }
 
 Status Status::At(FailureLocation location, std::string message) const {
+  assert(!ok());
   Status out = *this;
   if (!out.rep_->location)
     out.rep_->location = std::make_shared<const FailureLocation>(std::move(location));
@@ -87,6 +90,7 @@ Status ProviderFailure(std::string message) {
 Status IoError(std::string message) { return {StatusCode::kIoError, std::move(message)}; }
 Status Cancelled(std::string message) { return {StatusCode::kCancelled, std::move(message)}; }
 Status Suspended(std::string message) { return {StatusCode::kSuspended, std::move(message)}; }
+Status Declined(std::string message) { return {StatusCode::kDeclined, std::move(message)}; }
 Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
 
 void ThrowStatus(const Status& status) {

@@ -10,6 +10,7 @@
 #ifndef CAESURA_CORE_BASE_STATUS_H_
 #define CAESURA_CORE_BASE_STATUS_H_
 
+#include <cassert>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +23,7 @@ enum class StatusCode {
   kOk,
   kInvalidArgument,  // the caller's feeds, options or names are wrong
   kInvalidModel,     // the model's bytes or graph break the rules
-  kUnsupported,      // a missing kernel, gradient or feature; trying again cannot help
+  kUnsupported,      // a missing kernel, gradient or feature: final, trying again cannot help
   kNotFound,         // a name or a file that is not there
   kOutOfMemory,      // host memory
   kProviderFailure,  // compiling or running on a provider failed: the session may fall back
@@ -30,6 +31,8 @@ enum class StatusCode {
   kCancelled,        // the user asked to stop
   kInternal,         // our own invariant broke: a bug
   kSuspended,        // the user asked to pause: nothing is lost, the run waits to go on
+  kDeclined,  // one of several candidates passes: the next one is asked. If all pass, the caller
+              // gets kUnsupported.
 };
 
 // "INVALID_MODEL" and so on.
@@ -82,6 +85,7 @@ Status ProviderFailure(std::string message);
 Status IoError(std::string message);
 Status Cancelled(std::string message);
 Status Suspended(std::string message);
+Status Declined(std::string message);
 Status Internal(std::string message);
 
 // Throws std::runtime_error with the text (bad_alloc for kOutOfMemory): the only throw here,
@@ -94,17 +98,17 @@ class [[nodiscard]] Result {
  public:
   Result(T value) : value_(std::move(value)) {}
   // REQUIRES: !status.ok()
-  Result(Status status) : status_(std::move(status)) {}
+  Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
 
   // REQUIRES: ok()
-  T& operator*() & { return *value_; }
-  const T& operator*() const& { return *value_; }
-  T&& operator*() && { return *std::move(value_); }
-  T* operator->() { return &*value_; }
-  const T* operator->() const { return &*value_; }
+  T& operator*() & { return assert(ok()), *value_; }
+  const T& operator*() const& { return assert(ok()), *value_; }
+  T&& operator*() && { return assert(ok()), *std::move(value_); }
+  T* operator->() { return assert(ok()), &*value_; }
+  const T* operator->() const { return assert(ok()), &*value_; }
 
   // The value; throws when there is none. For programs and tests; library code checks ok().
   T& value() & {

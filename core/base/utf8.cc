@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/base/utf8.h"
 
+#include <cassert>
+
 namespace caesura {
 namespace {
 
@@ -17,6 +19,7 @@ int SequenceLength(unsigned char lead) {
 
 char32_t NextCodePoint(std::string_view text, size_t* position) {
   static constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  assert(*position < text.size());
   const size_t first = (*position)++;
   const unsigned char lead = static_cast<unsigned char>(text[first]);
   const int length = SequenceLength(lead);

@@ -207,8 +207,10 @@ Result<CustomOp> MakePluginOp(const CaesuraOp& op) {
   out.checks_options = (op.flags & CAESURA_OP_CHECKS_OPTIONS) != 0;
   out.create_instance = [op](const OpNodeInfo& info) -> Result<std::shared_ptr<const OpInstance>> {
     void* instance = nullptr;
-    if (op.create != nullptr)
-      RETURN_IF_ERROR(TakeStatus(op.create(ShowNode(info).get(), &instance)));
+    const Status created =
+        op.create == nullptr ? Status() : TakeStatus(op.create(ShowNode(info).get(), &instance));
+    if (created.code() == StatusCode::kUnsupported) return Declined(created.message());
+    RETURN_IF_ERROR(created);
     return std::shared_ptr<const OpInstance>(std::make_shared<PluginInstance>(op, instance));
   };
   return out;

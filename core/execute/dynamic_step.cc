@@ -30,11 +30,13 @@ Status PartialExecutor::RunDynamic(ExecutionState& state, const Step& step) {
   }
   KernelInfo info(*step.node, std::move(infos), plan.threads());
   info.set_subgraph_runner([&step](const std::string& name) { return step.Body(name); });
-  ASSIGN_OR_RETURN(const KernelDef* def,
-                   step.provider->kernels().Create(info, step.provider->name()));
-  if (!def->contiguous_inputs.empty())
-    return Unsupported("wants its inputs in one block, but is sized in the run");
-  RETURN_IF_ERROR(PlaceDynamicOutputs(state, step, info, *def, inputs));
+  const Result<const KernelDef*> def = step.provider->kernels().Create(info, step.provider->name());
+  // Values are with this provider: no other can be asked.
+  if (def.status().code() == StatusCode::kDeclined) return Unsupported(def.status().message());
+  if (!def.ok()) return def.status();
+  if (!(*def)->contiguous_inputs.empty())
+    return Unsupported("wants its inputs in one block, but is sized at run time");
+  RETURN_IF_ERROR(PlaceDynamicOutputs(state, step, info, **def, inputs));
   const ComputeFunction compute = info.TakeCompute();
   if (!compute) return {};
   ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch,

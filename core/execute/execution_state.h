@@ -36,9 +36,10 @@ class UndoLog;
 struct RunOptions {
   ParameterSet* parameters = nullptr;  // needed when the plan has parameters
   ValueCache* cache =
-      nullptr;           // of this plan; without it, cacheable values are computed in each run
-  uint64_t seed = 0;     // of all random streams
-  uint64_t step = 0;     // counts runs: same seed and step, same numbers
+      nullptr;  // of this plan; without it, cacheable values are computed in each run
+  // Of all random streams, and a count of runs: equal seeds and steps give equal numbers. A session
+  // puts in its own seed and its next step where none is given; without a session they are 0.
+  std::optional<uint64_t> seed = std::nullopt, step = std::nullopt;
   std::string tag = {};  // what observers call the run ("batch 17"); empty: its step
   std::vector<ExecutionObserver*> observers = {};
   UndoLog* undo =
@@ -137,7 +138,7 @@ class ExecutionState : public KernelHost {
   Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override;
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override;
   RandomKey random_key(uint32_t stream) const override {
-    return {options_.seed, options_.step, stream};
+    return {options_.seed.value_or(0), options_.step.value_or(0), stream};
   }
   void* device_stream() const override { return plan_->steps()[pc_].provider->stream(); }
   Result<Tensor> CopyOf(const Tensor& tensor) const override;

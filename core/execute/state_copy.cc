@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A state at another place: a second one at the same point, or the same one in other memory.
+#include <cassert>
 #include <cstring>
 #include <new>
 
@@ -47,6 +48,7 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
 }
 
 Status ExecutionState::OwnFeeds() {
+  assert(phase_ == Phase::kReady || phase_ == Phase::kYielded);
   std::vector<RuntimeValue> own = feeds_;
   for (RuntimeValue& feed : own) {
     if (!feed.is_tensor()) continue;  // sequences and maps are immutable

@@ -175,8 +175,8 @@ Result<StateSnapshot> ExecutionState::Capture() const try {
   out.remaining = StepNames(*plan_, pc_);
   out.program_counter = pc_;
   out.yield_index = phase_ == Phase::kYielded ? yield_index_ : -1;
-  out.seed = options_.seed;
-  out.step = options_.step;
+  out.seed = options_.seed.value_or(0);
+  out.step = options_.step.value_or(0);
   out.tag = options_.tag;
   out.handed_out = handed_out_;
   out.yielded = yielded_;

@@ -2,6 +2,7 @@
 #include "core/graph/graph.h"
 
 #include <algorithm>
+#include <cassert>
 #include <functional>
 #include <queue>
 #include <unordered_set>
@@ -126,6 +127,7 @@ void Graph::RemoveNodes(const std::unordered_set<const Node*>& nodes) {
                                     [&](Value* v) { return gone.count(v); }),
                      value_order_.end());
   for (const Value* value : gone) {
+    assert(value->uses().empty());
     initializers_.erase(value);
     values_.erase(std::string(value->name()));
   }
@@ -203,6 +205,7 @@ Status Graph::SortTopologically() {
 }
 
 void Graph::Reorder(const std::vector<const Node*>& order) {
+  assert(order.size() == nodes_.size());
   std::unordered_map<const Node*, std::unique_ptr<Node>> owners;
   for (auto& node : nodes_) {
     const Node* key = node.get();

@@ -6,6 +6,7 @@
 #ifndef CAESURA_CORE_GRAPH_GRAPH_H_
 #define CAESURA_CORE_GRAPH_GRAPH_H_
 
+#include <cassert>
 #include <map>
 #include <memory>
 #include <string>
@@ -46,6 +47,7 @@ class Graph {
   }
   // REQUIRES: the graph has no parent.
   void set_op_schemas(std::shared_ptr<const OpSchemaSet> schemas) {
+    assert(parent_ == nullptr);
     op_schemas_ = std::move(schemas);
   }
 

@@ -2,6 +2,7 @@
 #include "core/graph/node.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "core/graph/graph.h"
 
@@ -56,6 +57,7 @@ void Node::TruncateInputs(int count) {
 
 void Node::SetOutput(int i, Value* value) {
   if (i >= static_cast<int>(outputs_.size())) outputs_.resize(i + 1, nullptr);
+  assert(value->producer_ == nullptr);
   outputs_[i] = value;
   value->producer_ = this;
 }

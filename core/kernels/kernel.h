@@ -24,6 +24,7 @@
 #ifndef CAESURA_CORE_KERNELS_KERNEL_H_
 #define CAESURA_CORE_KERNELS_KERNEL_H_
 
+#include <cassert>
 #include <climits>
 #include <functional>
 #include <memory>
@@ -204,9 +205,10 @@ class KernelInfo {
   int input_count() const { return static_cast<int>(inputs_.size()); }
   bool HasInput(int i) const { return i < input_count() && inputs_[i].present; }
   const InputInfo& input(int i) const { return inputs_[i]; }
-  // REQUIRES (both): HasInput(i) and the input is a tensor.
-  DType InputDType(int i) const { return inputs_[i].dtype; }
-  const Shape& InputShape(int i) const { return inputs_[i].shape; }
+  bool IsTensor(int i) const { return HasInput(i) && inputs_[i].is_tensor; }
+  // REQUIRES (both): IsTensor(i).
+  DType InputDType(int i) const { return assert(IsTensor(i)), inputs_[i].dtype; }
+  const Shape& InputShape(int i) const { return assert(IsTensor(i)), inputs_[i].shape; }
   // A declared host input, or a constant; null when absent or not known before the run.
   const Tensor* InputValue(int i) const { return i < input_count() ? inputs_[i].value : nullptr; }
   // A host input of integers (any width) as int64; empty when absent.
@@ -279,8 +281,9 @@ class KernelInfo {
     return subgraph_runner_ ? subgraph_runner_(name) : nullptr;
   }
 
-  // "UNSUPPORTED: [Op 'name'] ..." : the kernel does not do this; the next candidate is asked.
-  Status Refuse(const std::string& why) const { return Unsupported(node_.Label() + " " + why); }
+  // "DECLINED: [Op 'name'] ...": this kernel does not do it; the next candidate is asked. Any other
+  // failure of a factory is final.
+  Status Refuse(const std::string& why) const { return Declined(node_.Label() + " " + why); }
   // "INVALID_ARGUMENT: [Op 'name'] ..." : the inputs are wrong for the op, whichever kernel runs
   // it.
   Status Invalid(const std::string& why) const {

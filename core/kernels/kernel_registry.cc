@@ -74,14 +74,14 @@ Result<const KernelDef*> KernelRegistry::Create(KernelInfo& info,
     info.Reset();
     Status status = CreateKernel(*def, info);
     if (status.ok()) return def;
-    if (status.code() != StatusCode::kUnsupported) return status;
+    if (status.code() != StatusCode::kDeclined) return status;
     refusals += "; " + status.message();
   }
   std::string why;
   Find(info.node(), dtypes, &why);
   why = why.empty() && !refusals.empty() ? refusals.substr(2) : why + refusals;
   const std::string at = info.node().source().empty() ? "" : " (from " + info.node().source() + ")";
-  return Unsupported(info.node().Label() + " has no kernel on " + provider + at + ": " + why);
+  return Declined(info.node().Label() + " has no kernel on " + provider + at + ": " + why);
 }
 
 }  // namespace caesura

@@ -28,7 +28,7 @@ class KernelRegistry {
   // By the graph's own types.
   std::vector<const KernelDef*> Find(const Node& node, std::string* why = nullptr) const;
 
-  // Asks the candidates in order; the first factory that accepts wins. A kUnsupported answer passes
+  // Asks the candidates in order; the first factory that accepts wins. A kDeclined answer passes
   // on to the next candidate, any other failure is returned. The error of a missing kernel names
   // the op, the node, `provider`, and the reason of every candidate.
   Result<const KernelDef*> Create(KernelInfo& info, const std::string& provider) const;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -51,6 +52,7 @@ Status ExternalFile::CheckRange(uint64_t offset, uint64_t length) const {
 }
 
 Status ExternalFile::Read(uint64_t offset, uint64_t length, char* out) const {
+  assert(CheckRange(offset, length).ok());
   while (length > 0) {
     const ssize_t got = ::pread(file_->fd(), out, length, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;

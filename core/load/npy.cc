@@ -3,6 +3,7 @@
 #include "core/load/npy.h"
 
 #include <algorithm>
+#include <cassert>
 #include <charconv>
 #include <cstring>
 #include <optional>
@@ -252,6 +253,7 @@ Result<Tensor> TensorFromNpy(std::string_view bytes) {
 }
 
 Result<std::string> TensorToNpy(const Tensor& tensor) {
+  assert(tensor.device().is_host());
   const auto* known =
       std::find_if(std::begin(kNpyDTypes), std::end(kNpyDTypes),
                    [&](const NpyDType& entry) { return entry.dtype == tensor.dtype(); });

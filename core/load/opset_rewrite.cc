@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/opset_rewrite.h"
 
+#include <cassert>
+
 #include "core/graph/op_schema.h"
 
 namespace caesura {
@@ -64,6 +66,7 @@ Value* NodeRewrite::Floats(const std::string& what, const std::vector<float>& va
 }
 
 Value* NodeRewrite::Float(const std::string& what, float value, DType dtype) {
+  assert(IsDifferentiable(dtype));
   Tensor tensor;
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;

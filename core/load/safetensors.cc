@@ -2,6 +2,7 @@
 #include "core/load/safetensors.h"
 
 #include <algorithm>
+#include <cassert>
 #include <limits>
 #include <map>
 #include <optional>
@@ -335,6 +336,7 @@ Status WriteSafetensors(const std::string& path, const TensorFile& contents, Fil
     RETURN_IF_ERROR(file.Write(LittleEndian(header.size())));
     RETURN_IF_ERROR(file.Write(header));
     for (const auto& [name, tensor] : FileOrder(contents)) {
+      assert(tensor->device().is_host());
       RETURN_IF_ERROR(
           file.Write(std::string_view(static_cast<const char*>(tensor->raw()), tensor->bytes())));
     }

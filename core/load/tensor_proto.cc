@@ -2,6 +2,7 @@
 // Tensors in files: raw little-endian bytes or typed fields, several elements to a byte below 8
 // bits.
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <limits>
 
@@ -147,6 +148,7 @@ Result<DType> DTypeFromProto(int data_type) {
 }
 
 size_t FileBytes(DType dtype, int64_t elements) {
+  assert(dtype != DType::kString);
   const int bits = DTypeFileBits(dtype);
   if (bits >= 8) return static_cast<size_t>(elements) * static_cast<size_t>(bits / 8);
   const int64_t per_byte = 8 / bits;
@@ -174,6 +176,7 @@ Result<Tensor> TensorFromFileBytes(DType dtype, const Shape& shape, const char* 
 }
 
 Result<Tensor> TensorFromProto(const TensorProto& proto) {
+  assert(proto.data_location() != TensorProto::EXTERNAL);
   Result<DType> dtype = DTypeFromProto(proto.data_type());
   if (!dtype.ok()) return dtype.status().WithPrefix(Named(proto) + ": ");
   Result<Shape> shape =
@@ -252,6 +255,7 @@ Result<Tensor> TensorFromProto(const onnx::SparseTensorProto& proto, size_t max_
 }
 
 std::string TensorToFileBytes(const Tensor& tensor) {
+  assert(tensor.device().is_host());
   const int64_t elements = tensor.elements();
   std::string out(FileBytes(tensor.dtype(), elements), '\0');
   const int bits = DTypeFileBits(tensor.dtype());
@@ -273,6 +277,7 @@ void TensorHeaderToProto(const Tensor& tensor, TensorProto* proto) {
 }
 
 void TensorToProto(const Tensor& tensor, TensorProto* proto) {
+  assert(tensor.device().is_host());
   TensorHeaderToProto(tensor, proto);
   if (tensor.dtype() == DType::kString) {
     const auto* strings = static_cast<const std::string*>(tensor.raw());

@@ -5,6 +5,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cassert>
 #include <limits>
 
 #include "core/base/status_macros.h"
@@ -27,6 +28,7 @@ constexpr uint64_t kMaxDeflateRatio = 1032;  // zlib's own bound
 
 // Little-endian numbers out of bytes. REQUIRES: they are there.
 uint64_t Number(std::string_view bytes, size_t at, int size) {
+  assert(at + static_cast<size_t>(size) <= bytes.size());
   uint64_t out = 0;
   for (int i = size; i-- > 0;) out = out << 8 | static_cast<uint8_t>(bytes[at + i]);
   return out;

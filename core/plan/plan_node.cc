@@ -89,7 +89,7 @@ Result<bool> TryProvider(PlanDraft& plan, NodeDraft& draft, std::string* why) {
     return nullptr;
   });
   auto created = draft.provider->kernels().Create(info, draft.provider->name());
-  if (!created.ok() && created.status().code() == StatusCode::kUnsupported) {
+  if (!created.ok() && created.status().code() == StatusCode::kDeclined) {
     *why += (why->empty() ? "" : "; ") + created.status().message();
     return false;
   }

@@ -31,7 +31,7 @@ ThreadStatistics StatisticsNow() {
 
 std::string RunTag(const ExecutionState& state) {
   const RunOptions& options = state.options();
-  return options.tag.empty() ? "step " + std::to_string(options.step) : options.tag;
+  return options.tag.empty() ? "step " + std::to_string(options.step.value_or(0)) : options.tag;
 }
 
 const char* PhaseName(Phase phase) {

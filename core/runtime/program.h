@@ -5,6 +5,7 @@
 #ifndef CAESURA_CORE_RUNTIME_PROGRAM_H_
 #define CAESURA_CORE_RUNTIME_PROGRAM_H_
 
+#include <cassert>
 #include <climits>
 #include <memory>
 #include <mutex>
@@ -45,7 +46,9 @@ struct SuspendedRun {
   std::unique_ptr<UndoLog> undo;
 
   // Gives what another process needs to go on. REQUIRES: the run waits.
-  Result<StateSnapshot> Capture() const { return started.state->Capture(); }
+  Result<StateSnapshot> Capture() const {
+    return assert(started.state != nullptr), started.state->Capture();
+  }
 };
 
 struct RunResult {

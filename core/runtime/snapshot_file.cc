@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/runtime/snapshot_file.h"
 
+#include <cassert>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -301,6 +302,7 @@ Status AddSnapshot(const StateSnapshot& snapshot, TensorFile* contents) {
 bool HoldsSnapshot(const TensorFile& contents) { return contents.metadata.count(kManifestKey) > 0; }
 
 Result<StateSnapshot> TakeSnapshot(TensorFile* contents) {
+  assert(HoldsSnapshot(*contents));
   const Json json = Json::parse(contents->metadata.at(kManifestKey), nullptr,
                                 /*allow_exceptions=*/false);
   if (json.is_discarded()) return InvalidModel("the snapshot's manifest is no JSON");

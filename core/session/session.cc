@@ -86,8 +86,8 @@ std::vector<bool> Session::WantedOutputs(const std::vector<size_t>& indices) con
 Result<std::vector<RuntimeValue>> Session::RunBound(
     std::vector<RuntimeValue> feeds, RunOptions options, const std::vector<bool>& wanted,
     const std::vector<std::optional<Device>>& fetch_devices) {
-  if (options.seed == 0) options.seed = options_.seed;
-  if (options.step == 0) options.step = runs_++;
+  if (!options.seed) options.seed = options_.seed;
+  if (!options.step) options.step = runs_++;
   RunResult result = program_->Run({.feeds = std::move(feeds),
                                     .options = std::move(options),
                                     .plan = {.fetch_devices = fetch_devices, .wanted = wanted}});

@@ -2,6 +2,7 @@
 #include "core/tensor/tensor.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "core/base/status_macros.h"
 
@@ -9,6 +10,7 @@ namespace caesura {
 
 Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer, size_t byte_offset)
     : dtype_(dtype), shape_(std::move(shape)), buffer_(std::move(buffer)) {
+  assert(byte_offset + bytes() <= buffer_->size());
   data_ = static_cast<char*>(buffer_->data()) + byte_offset;
 }
 
@@ -35,12 +37,14 @@ Tensor Tensor::Zeros(DType dtype, Shape shape) {
 }
 
 Tensor Tensor::Reshaped(Shape shape) const {
+  assert(shape.elements() == elements());
   Tensor out = *this;
   out.shape_ = std::move(shape);
   return out;
 }
 
 Result<Tensor> Tensor::Clone(Allocator& allocator) const {
+  assert(device().is_host());
   ASSIGN_OR_RETURN(Tensor out, Allocate(dtype_, shape_, allocator));
   CopyElements(dtype_, data_, out.raw(), elements());
   return out;

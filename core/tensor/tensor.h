@@ -4,6 +4,7 @@
 #ifndef CAESURA_CORE_TENSOR_TENSOR_H_
 #define CAESURA_CORE_TENSOR_TENSOR_H_
 
+#include <cassert>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
@@ -50,10 +51,10 @@ class Tensor {
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
 
   void* raw() const { return data_; }
-  // REQUIRES: T is the element type (uint8_t and the like are accepted for types of the same
-  // storage).
+  // REQUIRES: T is the element type, or has its size (uint8_t for types of one byte).
   template <typename T>
   T* data() const {
+    assert(data_ == nullptr || sizeof(T) == DTypeSize(dtype_));
     return static_cast<T*>(data_);
   }
   // The elements as a vector, converted to T. REQUIRES: host memory, a numeric or bool dtype (not
@@ -92,6 +93,7 @@ class RuntimeValue {
   }
   // REQUIRES: the tensors are as MapEntries has them. Nobody writes to their bytes any more.
   static RuntimeValue Map(Tensor keys, Tensor values) {
+    assert(keys.elements() == values.elements());
     RuntimeValue out;
     out.map_ = std::make_shared<const MapEntries>(MapEntries{std::move(keys), std::move(values)});
     return out;
@@ -101,12 +103,12 @@ class RuntimeValue {
   bool is_tensor() const { return tensor_.defined(); }
   bool is_sequence() const { return sequence_ != nullptr; }
   bool is_map() const { return map_ != nullptr; }
-  // REQUIRES: is_tensor()
+  // Undefined unless is_tensor().
   const Tensor& tensor() const { return tensor_; }
   // REQUIRES: is_sequence()
-  const std::vector<RuntimeValue>& sequence() const { return *sequence_; }
+  const std::vector<RuntimeValue>& sequence() const { return assert(is_sequence()), *sequence_; }
   // REQUIRES: is_map()
-  const MapEntries& map() const { return *map_; }
+  const MapEntries& map() const { return assert(is_map()), *map_; }
   // "float32[2, 3]", "a sequence", "map(int64, float32)" or "nothing": for error messages.
   std::string Describe() const;
 
@@ -128,12 +130,15 @@ Tensor Tensor::Of(Shape shape, const std::vector<T>& values) {
 
 template <typename T>
 std::vector<T> Tensor::ToVector() const {
+  assert(device().is_host());
   std::vector<T> out(static_cast<size_t>(elements()));
   auto read = [&](auto tag) {
     using E = typename decltype(tag)::type;
     for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<T>(data<E>()[i]);
   };
-  DispatchNumeric(dtype_, read) || DispatchDType<bool>(dtype_, read);
+  [[maybe_unused]] const bool known =
+      DispatchNumeric(dtype_, read) || DispatchDType<bool>(dtype_, read);
+  assert(known);
   return out;
 }
 

@@ -102,6 +102,7 @@ void Raise(const Status& status, bool of_file) {
     case StatusCode::kNotFound: type = of_file ? PyExc_FileNotFoundError : PyExc_KeyError; break;
     case StatusCode::kOutOfMemory: type = PyExc_MemoryError; break;
     case StatusCode::kIoError: type = PyExc_OSError; break;
+    case StatusCode::kDeclined:
     case StatusCode::kUnsupported: type = PyExc_NotImplementedError; break;
     case StatusCode::kSuspended: type = suspended_error; break;
     default: break;

@@ -2,6 +2,7 @@
 // `caesura bench`: how long runs of a model take, and a training step, beside onnxruntime where
 // Python has it.
 #include <algorithm>
+#include <cassert>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -156,6 +157,7 @@ class Peer {
 
 // REQUIRES: `times` is sorted and not empty.
 double Percentile(const Milliseconds& times, double part) {
+  assert(!times.empty() && std::is_sorted(times.begin(), times.end()));
   return times[std::min(times.size() - 1,
                         static_cast<size_t>(part * static_cast<double>(times.size())))];
 }

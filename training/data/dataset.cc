@@ -2,6 +2,7 @@
 #include "training/data/dataset.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "core/base/status_macros.h"
@@ -103,6 +104,7 @@ Result<std::shared_ptr<const Dataset>> MakeArrayDataset(Batches arrays) {
   std::string lengths;
   bool fits = !arrays.empty();
   for (const auto& [name, array] : arrays) {
+    assert(array.device().is_host());
     lengths += (lengths.empty() ? "" : ", ") + name + " " + array.shape().ToString();
     if (array.shape().rank() == 0) {
       fits = false;
@@ -142,7 +144,10 @@ Result<std::vector<int64_t>> TextCorpus::Encode(const std::string& text) const {
 
 std::string TextCorpus::Decode(std::span<const int64_t> numbers) const {
   std::string out;
-  for (const int64_t number : numbers) out.push_back(vocabulary_[static_cast<size_t>(number)]);
+  for (const int64_t number : numbers) {
+    assert(0 <= number && number < static_cast<int64_t>(vocabulary_.size()));
+    out.push_back(vocabulary_[static_cast<size_t>(number)]);
+  }
   return out;
 }
 

@@ -4,6 +4,7 @@
 #ifndef CAESURA_CORE_KERNELS_SPEC_LOSS_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_LOSS_SPEC_H_
 
+#include <cassert>
 #include <string>
 #include <vector>
 
@@ -86,7 +87,8 @@ class LossTargets {
   }
   // 0 for an ignored label. REQUIRES: Check() passed.
   Accumulator<T> Weight(int64_t label) const {
-    if (spec_.has_ignore && label == spec_.ignore) return 0;
+    if (IsIgnored(label)) return 0;
+    assert(0 <= label && label < spec_.classes);
     return weights_ == nullptr ? Accumulator<T>(1) : static_cast<Accumulator<T>>(weights_[label]);
   }
   bool IsIgnored(int64_t label) const { return spec_.has_ignore && label == spec_.ignore; }

@@ -5,6 +5,7 @@
 #define CAESURA_CORE_KERNELS_SPEC_ODOMETER_H_
 
 #include <array>
+#include <cassert>
 #include <cstdint>
 #include <vector>
 
@@ -20,7 +21,11 @@ class Odometer {
  public:
   Odometer(const std::vector<int64_t>& extents, std::array<const std::vector<int64_t>*, N> strides)
       : extents_(extents.data()), rank_(static_cast<int>(extents.size())) {
-    for (int k = 0; k < N; ++k) strides_[k] = strides[k]->data();
+    assert(rank_ <= kMaxWalkAxes);
+    for (int k = 0; k < N; ++k) {
+      assert(strides[k]->size() == extents.size());
+      strides_[k] = strides[k]->data();
+    }
     for (int a = 0; a < rank_; ++a) index_[a] = 0;
   }
 

@@ -95,6 +95,15 @@ TEST(KernelRegistry, WrongInputsEndTheSearch) {
             "INVALID_ARGUMENT: [Op 'n'] axis out of range");
 }
 
+TEST(KernelRegistry, AFinalErrorEndsTheSearch) {
+  KernelRegistry registry;
+  registry.Add({.op_type = "Op", .create = [](KernelInfo&) { return Unsupported("for good"); }});
+  registry.Add({.op_type = "Op", .create = Accept});
+  OneNode one("Op");
+  KernelInfo info = one.Info();
+  EXPECT_EQ(registry.Create(info, "tiny").status().ToString(), "UNSUPPORTED: for good");
+}
+
 TEST(KernelRegistry, AMissingKernelNamesOpNodeProviderSourceAndReasons) {
   KernelRegistry registry;
   registry.Add({.op_type = "Op", .create = Refuse});
@@ -103,7 +112,7 @@ TEST(KernelRegistry, AMissingKernelNamesOpNodeProviderSourceAndReasons) {
   one.node->set_source("net.py:3");
   KernelInfo info = one.Info();
   const Status status = registry.Create(info, "tiny").status();
-  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(status.code(), StatusCode::kDeclined);  // another provider may have one
   EXPECT_THAT(status.message(), HasSubstr("[Op 'n'] has no kernel on tiny (from net.py:3): "));
   EXPECT_THAT(status.message(), HasSubstr("does not do this today"));
   EXPECT_THAT(status.message(), HasSubstr("input 0 is float32, the kernel takes float64"));

@@ -19,13 +19,14 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Result<std::unique_ptr<Session>> TrySession(const std::string& body,
-                                            ProviderList providers = Tiny()) {
+                                            ProviderList providers = Tiny(), uint64_t seed = 0) {
   auto model = ParseModelText(
       "<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1, \"test\" : 1]> g " + body);
   if (!model.ok()) return model.status();
   SessionOptions options;
   options.providers = std::move(providers);
   options.plan.threads = 1;
+  options.seed = seed;
   return Session::Create(*std::move(model), options);
 }
 std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList providers = Tiny()) {
@@ -179,6 +180,23 @@ TEST(Sessions, RandomNumbersDifferFromRunToRunAndRepeatByStep) {
   EXPECT_FALSE(SameBits(session->Run(feeds).value(), session->Run(feeds).value()));
   EXPECT_TRUE(
       SameBits(session->Run(feeds, {}, fixed).value(), session->Run(feeds, {}, fixed).value()));
+}
+
+TEST(Sessions, SeedAndStepZeroAreNotTheDefaults) {
+  auto session =
+      TrySession("(float[8] x) => (float[8] r) { r = RandomUniformLike (x) }", Tiny(), 7).value();
+  const NamedValues feeds = {{"x", Ramp(Shape{8})}};
+  const auto run = [&](std::optional<uint64_t> seed, std::optional<uint64_t> step) {
+    RunOptions options;
+    options.seed = seed;
+    options.step = step;
+    return session->Run(feeds, {}, options).value();
+  };
+  const auto first = run(std::nullopt, std::nullopt);  // the session's seed, step 0
+  EXPECT_TRUE(SameBits(run(std::nullopt, 0), first));
+  EXPECT_TRUE(SameBits(run(7, 0), first));
+  EXPECT_FALSE(SameBits(run(0, 0), first));
+  EXPECT_FALSE(SameBits(run(std::nullopt, std::nullopt), first));  // step 1
 }
 
 TEST(Sessions, AYieldIsForTraining) {

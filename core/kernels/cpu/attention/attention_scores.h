@@ -3,6 +3,7 @@
 #ifndef CAESURA_CORE_KERNELS_CPU_ATTENTION_ATTENTION_SCORES_H_
 #define CAESURA_CORE_KERNELS_CPU_ATTENTION_ATTENTION_SCORES_H_
 
+#include <cassert>
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -82,7 +83,7 @@ class ScoreSoftmax {
     Result<DnnlCall> call =
         MakeDnnlSoftmax(info, threads, {dtype, {s.score_count() / s.total, s.total}, {}}, 1, false);
     if (call.ok()) out.dnnl_ = *std::move(call);
-    else if (call.status().code() != StatusCode::kUnsupported) return call.status();
+    else if (call.status().code() != StatusCode::kDeclined) return call.status();
     return out;
   }
 
@@ -125,6 +126,7 @@ class ScoreSoftmax {
 template <typename T>
 void CopyHeads(int64_t batch, const HeadLayout& from, const T* x, const HeadLayout& to, int64_t at,
                T* y) {
+  assert(to.col_stride == 1);
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < from.heads; ++h) {
       for (int64_t i = 0; i < from.positions; ++i) {

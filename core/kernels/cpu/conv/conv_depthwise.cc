@@ -6,6 +6,7 @@
 #include "core/kernels/cpu/conv/conv_depthwise.h"
 
 #include <algorithm>
+#include <cassert>
 #include <type_traits>
 #include <vector>
 
@@ -283,6 +284,7 @@ DepthwiseConv::Residue DepthwiseConv::MakeResidue(int64_t row, int64_t column) c
 
 DepthwiseConv DepthwiseConv::Make(KernelInfo& info, ConvDirection direction,
                                   const ConvGeometry& g) {
+  assert(Serves(g));
   const WindowGeometry& w = g.window;
   auto axis = [&w](int i) {
     return Axis{w.input[i],   w.kernel[i],    w.output[i],

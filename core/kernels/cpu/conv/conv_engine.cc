@@ -110,7 +110,7 @@ Result<ConvEngine> ConvEngine::Make(KernelInfo& info, DType dtype, ConvDirection
       out.dnnl_ = *std::move(call);
       return out;
     }
-    if (call.status().code() != StatusCode::kUnsupported || dtype != DType::kFloat32)
+    if (call.status().code() != StatusCode::kDeclined || dtype != DType::kFloat32)
       return call.status();
   }
   if (dtype != DType::kFloat32 && dtype != DType::kFloat64 && dtype != DType::kInt32) {

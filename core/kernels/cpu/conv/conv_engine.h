@@ -19,7 +19,7 @@ namespace caesura {
 class ConvEngine {
  public:
   ConvEngine() = default;
-  // kUnsupported for float16, for bfloat16 where the chip lacks it (run those through float32), for
+  // kDeclined for float16, for bfloat16 where the chip lacks it (run those through float32), for
   // other dtypes than floats and int32, and for more than three spatial axes. `bias`: Run gets one;
   // forward only.
   static Result<ConvEngine> Make(KernelInfo& info, DType dtype, ConvDirection direction,

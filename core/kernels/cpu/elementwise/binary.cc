@@ -64,13 +64,18 @@ struct BinaryRow {
   KernelFactory create;
 };
 
+template <auto fn>
+Status CreateArithmetic(KernelInfo& info) {
+  return IsInteger(info.InputDType(0)) ? CreateWrappingPair<fn>(info) : CreateFloatPair<fn>(info);
+}
+
 constexpr BinaryRow kRows[] = {
     {"Add", kNumericTypes,
-     CreateNumericPair<[](auto a, auto b) { return Wrapping(a) + Wrapping(b); }>},
+     CreateArithmetic<[](auto a, auto b) { return Wrapping(a) + Wrapping(b); }>},
     {"Sub", kNumericTypes,
-     CreateNumericPair<[](auto a, auto b) { return Wrapping(a) - Wrapping(b); }>},
+     CreateArithmetic<[](auto a, auto b) { return Wrapping(a) - Wrapping(b); }>},
     {"Mul", kNumericTypes,
-     CreateNumericPair<[](auto a, auto b) { return Wrapping(a) * Wrapping(b); }>},
+     CreateArithmetic<[](auto a, auto b) { return Wrapping(a) * Wrapping(b); }>},
     {"Div", kNumericTypes, CreateDiv},
     {"PRelu", kPReluTypes, CreatePRelu},
 };

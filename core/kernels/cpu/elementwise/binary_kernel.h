@@ -83,6 +83,21 @@ Status CreateFloatPair(KernelInfo& info) {
   if (DispatchFloat(info.InputDType(0), set)) return {};
   return info.Refuse(std::string("is not implemented for ") + DTypeName(info.InputDType(0)));
 }
+// For results whose low bits depend only on the operands' low bits (+, *, &): signed and unsigned
+// integers of one size share a kernel.
+template <auto fn>
+Status CreateWrappingPair(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
+  auto set = [&](auto tag) {
+    using T = std::make_unsigned_t<typename decltype(tag)::type>;
+    SetBinaryCompute<T, T, T>(info, shape, fn);
+  };
+  const DType dtype = info.InputDType(0);
+  if (!DispatchInteger(dtype, set))
+    return info.Refuse(std::string("is not implemented for ") + DTypeName(dtype));
+  info.SetOutput(0, dtype, shape.output);
+  return {};
+}
 template <auto fn>
 Status CreateNumericPair(KernelInfo& info) {
   return IsInteger(info.InputDType(0)) ? CreateIntegerPair<fn>(info) : CreateFloatPair<fn>(info);

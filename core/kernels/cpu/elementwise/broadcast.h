@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstdint>
 
 #include "core/base/status.h"
@@ -69,7 +70,7 @@ bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim,
 
 }  // namespace broadcast_internal
 
-// Fails with kInvalidArgument when a shape does not broadcast to `output`, kUnsupported beyond
+// Fails with kInvalidArgument when a shape does not broadcast to `output`, kDeclined beyond
 // kMaxBroadcastDims.
 template <int N>
 Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
@@ -90,8 +91,7 @@ Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
     std::array<int64_t, N> dim_strides;
     for (int n = 0; n < N; ++n) dim_strides[n] = strides[n][d];
     if (!broadcast_internal::AppendDim<N>(plan, used, output[d], dim_strides)) {
-      return Unsupported("broadcasting over more than " + std::to_string(kMaxBroadcastDims) +
-                         " dims");
+      return Declined("broadcasting over more than " + std::to_string(kMaxBroadcastDims) + " dims");
     }
   }
   if (used == 0) {
@@ -103,16 +103,12 @@ Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
 }
 
 // Calls fn(offsets, at, length) for each piece of a run within the output's elements [first, last),
-// in order: `offsets[n]` is where operand n stands, `at` the output's element. REQUIRES: 0 <= first
-// < last <= plan.elements.
+// in order, from one place only, so that it is compiled once: `offsets[n]` is where operand n
+// stands, `at` the output's element. REQUIRES: 0 <= first < last <= plan.elements.
 template <int N, typename Fn>
 void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& fn) {
+  assert(0 <= first && first < last && last <= plan.elements);
   std::array<int64_t, N> offsets = {};
-  if (plan.rank == 1) {
-    for (int n = 0; n < N; ++n) offsets[n] = first * plan.strides[n][0];
-    fn(offsets, first, last - first);
-    return;
-  }
   const int inner = plan.rank - 1;
   std::array<int64_t, kMaxBroadcastDims> index;
   int64_t rest = first;

@@ -10,16 +10,24 @@ constexpr DTypeSet kIntegers = kSignedTypes | kUnsignedTypes;
 
 // Comparisons give bools, so they never run in place: equal byte counts do not mean equal element
 // counts here.
+// `swapped`: fn(b, a), so that a > b shares the loops of b < a.
 template <auto fn>
-Status CreateComparison(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
+Status CreateComparison(KernelInfo& info, bool swapped) {
+  ASSIGN_OR_RETURN(BinaryShape shape, BroadcastSameType(info));
+  if (swapped) std::swap(shape.plan.strides[0], shape.plan.strides[1]);
   auto set = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    SetBinaryCompute<T, T, bool>(info, shape, fn);
+    info.SetOutput(0, DType::kBool, shape.output);
+    info.SetCompute([plan = shape.plan, threads = info.threads(), swapped](KernelContext& context) {
+      RunBinary(plan, threads, context.Input<T>(swapped ? 1 : 0), context.Input<T>(swapped ? 0 : 1),
+                context.Output<bool>(0), fn);
+    });
   };
   return DispatchNumeric(info.InputDType(0), set) ? Status()
                                                   : info.Refuse("has an unexpected type");
 }
+constexpr auto kLess = [](auto a, auto b) { return a < b; };
+constexpr auto kLessOrEqual = [](auto a, auto b) { return a <= b; };
 
 Status CreateEqual(KernelInfo& info) {
   ASSIGN_OR_RETURN(const BinaryShape shape, BroadcastSameType(info));
@@ -27,8 +35,13 @@ Status CreateEqual(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     SetBinaryCompute<T, T, bool>(info, shape, [](const auto& a, const auto& b) { return a == b; });
   };
+  auto set_integer = [&](auto tag) {  // signed or not: the same bits are equal
+    set(TypeTag<std::make_unsigned_t<typename decltype(tag)::type>>{});
+  };
   const DType dtype = info.InputDType(0);
-  if (DispatchNumeric(dtype, set) || DispatchDType<bool, std::string>(dtype, set)) return {};
+  if (DispatchFloat(dtype, set) || DispatchInteger(dtype, set_integer) ||
+      DispatchDType<bool, std::string>(dtype, set))
+    return {};
   return info.Refuse("has an unexpected type");
 }
 
@@ -151,10 +164,13 @@ struct LogicRow {
 // Into bools: never in place.
 constexpr LogicRow kComparisons[] = {
     {"Equal", kNumericTypes | DTypeSet{DType::kBool, DType::kString}, CreateEqual},
-    {"Less", kNumericTypes, CreateComparison<[](auto a, auto b) { return a < b; }>},
-    {"LessOrEqual", kNumericTypes, CreateComparison<[](auto a, auto b) { return a <= b; }>},
-    {"Greater", kNumericTypes, CreateComparison<[](auto a, auto b) { return (a > b); }>},
-    {"GreaterOrEqual", kNumericTypes, CreateComparison<[](auto a, auto b) { return (a >= b); }>},
+    {"Less", kNumericTypes, [](KernelInfo& info) { return CreateComparison<kLess>(info, false); }},
+    {"LessOrEqual", kNumericTypes,
+     [](KernelInfo& info) { return CreateComparison<kLessOrEqual>(info, false); }},
+    {"Greater", kNumericTypes,
+     [](KernelInfo& info) { return CreateComparison<kLess>(info, true); }},
+    {"GreaterOrEqual", kNumericTypes,
+     [](KernelInfo& info) { return CreateComparison<kLessOrEqual>(info, true); }},
 };
 
 // From a type to itself.
@@ -162,9 +178,9 @@ constexpr LogicRow kLogic[] = {
     {"And", {DType::kBool}, CreateBoolPair<[](bool a, bool b) { return a && b; }>},
     {"Or", {DType::kBool}, CreateBoolPair<[](bool a, bool b) { return a || b; }>},
     {"Xor", {DType::kBool}, CreateBoolPair<[](bool a, bool b) { return a != b; }>},
-    {"BitwiseAnd", kIntegers, CreateIntegerPair<[](auto a, auto b) { return a & b; }>},
-    {"BitwiseOr", kIntegers, CreateIntegerPair<[](auto a, auto b) { return a | b; }>},
-    {"BitwiseXor", kIntegers, CreateIntegerPair<[](auto a, auto b) { return a ^ b; }>},
+    {"BitwiseAnd", kIntegers, CreateWrappingPair<[](auto a, auto b) { return a & b; }>},
+    {"BitwiseOr", kIntegers, CreateWrappingPair<[](auto a, auto b) { return a | b; }>},
+    {"BitwiseXor", kIntegers, CreateWrappingPair<[](auto a, auto b) { return a ^ b; }>},
     {"BitShift", kIntegers, CreateBitShift},
 };
 

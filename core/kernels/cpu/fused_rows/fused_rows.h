@@ -72,7 +72,7 @@ class FusedRows {
         registry_(registry),
         body_(**info.node().FindAttr<std::shared_ptr<Graph>>("body")) {}
 
-  // kUnsupported where the shapes are not as the pass that built the body took them to be.
+  // kDeclined where the shapes are not as the pass that built the body took them to be.
   Status Create();
   Status Run(KernelContext& context) const;
 

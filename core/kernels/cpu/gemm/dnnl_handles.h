@@ -35,7 +35,7 @@ using DnnlPostOps = DnnlOwner<dnnl_post_ops_t, dnnl_post_ops_destroy>;
 // The CPU engine of the process; oneDNN's engines are immutable. Null where oneDNN cannot make one.
 dnnl_engine_t DnnlCpuEngine();
 
-// Ok, or what oneDNN answered to `what`: kUnsupported where it has no implementation.
+// Ok, or what oneDNN answered to `what`: kDeclined where it has no implementation.
 Status DnnlStatus(dnnl_status_t status, const char* what);
 
 // oneDNN calculates with 32 bits in places, and ends the process where sizes do not fit (a division

@@ -60,7 +60,7 @@ bool FewChannels(const DnnlConvSpec& spec) {
 
 Result<DnnlPrimitiveDesc> ConvForward(const ConvDescs& descs, dnnl_primitive_attr_t attributes) {
   if (!descs.fit || !descs.src || !descs.weights || !descs.dst) {
-    return Unsupported("oneDNN does not take a convolution of such sizes");
+    return Declined("oneDNN does not take a convolution of such sizes");
   }
   dnnl_primitive_desc_t desc = nullptr;
   const dnnl_status_t status = dnnl_convolution_forward_primitive_desc_create(

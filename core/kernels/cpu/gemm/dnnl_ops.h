@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oneDNN primitives that kernels may make (see dnnl_primitive.h). Each function fails with
-// kUnsupported where oneDNN has nothing better than a reference implementation for the dtypes, the
+// kDeclined where oneDNN has nothing better than a reference implementation for the dtypes, the
 // sizes or this chip. Call from a kernel's factory; no tensor may have zero elements.
 #ifndef CAESURA_CORE_KERNELS_CPU_GEMM_DNNL_OPS_H_
 #define CAESURA_CORE_KERNELS_CPU_GEMM_DNNL_OPS_H_

@@ -209,8 +209,7 @@ Status DnnlStatus(dnnl_status_t status, const char* what) {
   switch (status) {
     case dnnl_success: return {};
     case dnnl_out_of_memory: return OutOfMemory(std::string("oneDNN: ") + what);
-    case dnnl_unimplemented:
-      return Unsupported(std::string("oneDNN has no implementation: ") + what);
+    case dnnl_unimplemented: return Declined(std::string("oneDNN has no implementation: ") + what);
     default:
       return Internal(std::string("oneDNN: ") + what + " failed with status " +
                       std::to_string(status));

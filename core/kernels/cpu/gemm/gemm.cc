@@ -2,6 +2,7 @@
 #include "core/kernels/cpu/gemm/gemm.h"
 
 #include <algorithm>
+#include <cassert>
 #include <concepts>
 #include <map>
 #include <mutex>
@@ -374,6 +375,8 @@ Status Gemm::MakeParts(KernelInfo& info, int threads, int64_t terms) {
 }
 
 Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
+  assert(spec.c.col == 1 && (!spec.bias || spec.alpha == 1));
+  assert(!spec.packed_b || spec.dtype == DType::kFloat32);
   Simplify(spec);
   if (spec.c_dtype == DType::kUndefined) spec.c_dtype = spec.dtype;
   Gemm out;
@@ -385,7 +388,7 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
     const Status status = out.MakeCalls(info, DnnlThreads(info.threads(), work));
     if (status.ok()) return out;
     const bool plain = spec.dtype == DType::kFloat32 && !spec.packed_b;
-    if (status.code() != StatusCode::kUnsupported || !plain) return status;
+    if (status.code() != StatusCode::kDeclined || !plain) return status;
     out = Gemm();
   }
   out.threads_ = spec.dtype == DType::kFloat32 ? DnnlThreads(info.threads(), work) : info.threads();

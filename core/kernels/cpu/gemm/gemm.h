@@ -18,7 +18,7 @@ namespace caesura {
 class Gemm {
  public:
   Gemm() = default;
-  // REQUIRES: a numeric dtype. kUnsupported where only a slow way is left (large float16; large
+  // REQUIRES: a numeric dtype. kDeclined where only a slow way is left (large float16; large
   // bfloat16 on a chip without it): the kernel then runs through float32 (through_float.h).
   static Result<Gemm> Create(KernelInfo& info, GemmSpec spec);
 

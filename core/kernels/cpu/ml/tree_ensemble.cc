@@ -2,6 +2,7 @@
 #include "core/kernels/cpu/ml/tree_ensemble.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 #include "core/base/status_macros.h"
@@ -87,6 +88,7 @@ const TreeNode& TreeEnsemble::Leaf(int64_t root, const double* row) const {
 }
 
 void TreeEnsemble::Evaluate(const double* row, double* scores, std::vector<char>* seen) const {
+  assert(static_cast<int64_t>(seen->size()) == targets);
   std::fill_n(scores, targets, 0.0);
   std::fill(seen->begin(), seen->end(), 0);
   for (int64_t root : roots) {

@@ -2,6 +2,7 @@
 #include "core/kernels/cpu/movement/mapped_copy.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "core/kernels/cpu/simd/parallel.h"
 
@@ -20,6 +21,7 @@ bool IsIdentity(const AxisMap& map, int64_t dim) {
 
 MappedCopy MappedCopy::Make(const KernelInfo& info, DType dtype, const Shape& source,
                             std::vector<AxisMap> maps) {
+  assert(static_cast<int>(maps.size()) == source.rank());
   MappedCopy out;
   out.threads_ = info.threads();
   const std::vector<int64_t> strides = source.Strides();

@@ -88,7 +88,7 @@ Status CreateCrossEntropy(KernelInfo& info) {
   const bool has_log_prob = info.HasOutput(1);
   if (spec.classes == 0) return info.Invalid("at least one class expected");
   Result<DnnlCall> dnnl = MakeLogSoftmax(info, dtype, spec);
-  if (!dnnl.ok() && dnnl.status().code() != StatusCode::kUnsupported) return dnnl.status();
+  if (!dnnl.ok() && dnnl.status().code() != StatusCode::kDeclined) return dnnl.status();
   const DnnlCall call = dnnl.ok() ? *dnnl : DnnlCall();
   const size_t scratch =
       has_log_prob ? 0 : info.BookScratch(info.InputShape(0).elements() * DTypeSize(dtype));

@@ -125,7 +125,7 @@ Status Create(KernelInfo& info) {
       });
       return {};
     }
-    if (call.status().code() != StatusCode::kUnsupported) return call.status();
+    if (call.status().code() != StatusCode::kDeclined) return call.status();
   }
   DispatchFloat(dtype, [&](auto tag) { SetPlain<kind, typename decltype(tag)::type>(info, view); });
   return {};

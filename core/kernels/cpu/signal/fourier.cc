@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cmath>
 #include <numbers>
 
@@ -36,6 +37,7 @@ void ReverseBits(Complex* data, int64_t n) {
 
 FourierTransform::FourierTransform(int64_t length, bool inverse)
     : length_(length), inverse_(inverse) {
+  assert(1 <= length && length <= kMaxLength);
   const bool plain = std::has_single_bit(static_cast<uint64_t>(length));
   padded_ =
       plain ? length : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * length - 1)));

@@ -6,6 +6,7 @@
 #define CAESURA_CORE_KERNELS_CPU_SIMD_ROW_MATH_H_
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -108,6 +109,7 @@ inline Accumulator<T> RowDot(const T* x, const T* y, int64_t n) {
 template <typename T>
 inline Accumulator<T> RowMax(const T* x, int64_t n) {
   using Acc = Accumulator<T>;
+  assert(n > 0);
   Acc best = x[0];
   for (int64_t i = 1; i < n; ++i) {
     const Acc v = x[i];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/simd/small_types.h"
 
+#include <cassert>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -54,6 +55,7 @@ uint8_t EncodeE8M0(float value, bool saturate, E8M0Rounding rounding) {
 }  // namespace
 
 std::array<float, 256> DecodeTable(DType dtype) {
+  assert(DTypeSize(dtype) == 1);
   std::array<float, 256> table;
   for (int i = 0; i < 256; ++i) table[i] = DecodeByte(dtype, static_cast<uint8_t>(i));
   return table;

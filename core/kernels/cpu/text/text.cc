@@ -166,6 +166,8 @@ Status CreateStringNormalizer(KernelInfo& info) {
 
 Status CreateRegexFullMatch(KernelInfo& info) {
   Result<Regex> regex = Regex::Compile(info.Attr<std::string>("pattern", ""));
+  if (regex.status().code() == StatusCode::kUnsupported)
+    return info.Refuse(regex.status().message());
   if (!regex.ok()) return regex.status().WithPrefix(info.node().Label() + " ");
   info.SetOutput(0, DType::kBool, info.InputShape(0));
   info.SetCompute(
