@@ -36,7 +36,7 @@ namespace {
 
 using Shapes = std::map<std::string, Shape>;
 
-// Of the model's inputs.
+// Symbols of the model's inputs.
 struct Given {
   Shapes shapes;
   std::map<std::string, Tensor> sizes;

@@ -13,7 +13,7 @@ namespace caesura {
 // Attention that is written out becomes one Attention node, whose kernel writes no scores:
 //   MatMul(Softmax(scale Q K^T + mask), V) -> Attention(Q, K, V, mask)
 // with Q and K of rank 4, [batch, heads, positions, size]. The scale may stand at Q, at K, or
-// behind their product; the mask may be added, or put in by Where; zeros may stand for NaN in the
+// after their product; the mask may be added, or put in by Where; zeros may stand for NaN in the
 // output of Softmax (of queries that see nothing); keys and values that are repeated for groups of
 // heads are taken as they were before, also by Attention nodes that were there. What is NaN or
 // infinite stays so: the node says which of these it stands for (NanRows in attention_spec.h), and

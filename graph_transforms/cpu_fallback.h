@@ -38,7 +38,7 @@ enum class CpuFallbackMode {
 // "off", "forward", "seed", "on".
 Result<CpuFallbackMode> ParseCpuFallbackMode(const std::string& text);
 
-// What was decided.
+// The decision.
 struct CpuFallbackReport {
   struct Line {
     std::string value;  // or the node, where it is one that makes several

@@ -10,7 +10,7 @@
 namespace caesura {
 namespace {
 
-// Whether every value of `from` is one of `to`.
+// True if every value of `from` is one of `to`.
 bool Holds(DType to, DType from) {
   if (to == from) return true;
   const auto digits = [](DType dtype) {  // of integers that are exact
@@ -58,7 +58,7 @@ Value* SimplifyTranspose(Node& node, const Node& before) {
 }
 
 // Reads past all nodes in front that only give another shape, up to one that is there for others
-// too: where that has to copy, as behind a Transpose, its copy serves all.
+// too: where that has to copy, as after a Transpose, its copy serves all.
 void SimplifyReshape(Node& node) {
   const Value* shape = node.input(1);
   const Tensor* target = shape == nullptr ? nullptr : shape->graph()->Initializer(shape);

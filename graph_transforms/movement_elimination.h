@@ -10,7 +10,7 @@ namespace caesura {
 
 // Two nodes that only move or relabel elements become one, or none; results keep every bit:
 //   Transpose (Transpose (x))           one Transpose, or x where they undo each other
-//   Reshape (Reshape (x, a), b)         Reshape (x, b), also behind Squeeze, Unsqueeze and Flatten;
+//   Reshape (Reshape (x, a), b)         Reshape (x, b), also after Squeeze, Unsqueeze and Flatten;
 //   b constant, no
 // zeros
 //   Cast (Cast (x, a), b)               Cast (x, b) where `a` holds every value of x's type; x

@@ -60,17 +60,17 @@ PassList PrecisionPasses(DType precision) {
 
 PassList FusionPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
   PassList passes;
-  // What others made gets its shapes, which the passes below go by.
+  // Infers shapes of new nodes; the passes below need them.
   passes.push_back(MakeShapeInferencePass());
   // In front of what fuses for our own kernels: providers from outside know ONNX's ops.
   if (AnyCompiles(providers))
     passes.push_back(MakeSubgraphPartitionPass(providers, std::move(changing)));
   // Sums of halves for float32 readers are float32 at once.
   passes.push_back(MakeCastPropagationPass());
-  // What is added to a product is added while its tiles are in cache. Behind passes that leave
+  // Terms are added to a product while its tiles are in cache. After passes that leave
   // fewer readers.
   passes.push_back(MakeMatMulEpiloguePass());
-  // What is left of arithmetic on rows goes through cache together.
+  // The remaining arithmetic on rows goes through cache together.
   passes.push_back(MakeRowFusionPass());
   return passes;
 }

@@ -15,7 +15,7 @@ namespace caesura {
 // change between runs: no pass may rely on their values.
 PassList ForwardPasses(std::unordered_set<std::string> parameters = {});
 
-// For the forward graph behind the above, to compute in `precision` where that is safe; none for
+// For the forward graph after the above, to compute in `precision` where that is safe; none for
 // float32.
 PassList PrecisionPasses(DType precision);
 
@@ -33,7 +33,7 @@ PassList InferencePasses(const ProviderList& providers = {});
 PassList StepPasses(const ProviderList& providers = {},
                     std::unordered_set<std::string> changing = {});
 
-// For a graph that is about to be planned for these providers, behind all other passes. Empty where
+// For a graph that is about to be planned for these providers, after all other passes. Empty where
 // all of them are on the host.
 PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback = {});
 

@@ -11,8 +11,8 @@
 
 namespace caesura {
 
-// Of one element: an initializer outside of `parameters`, a dim of a known shape, or arithmetic on
-// such.
+// A value of one element: an initializer outside of `parameters`, a dim of a known shape, or
+// arithmetic on such.
 std::optional<double> ScalarValue(const Value* value,
                                   const std::unordered_set<std::string>& parameters);
 

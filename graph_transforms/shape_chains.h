@@ -31,7 +31,7 @@ struct ValueRead {
   bool on_host;   // otherwise, where it is needed
 };
 
-// What a control-flow node hands out (and, for a loop, in): one place for all of it.
+// The results of a control-flow node (and, for a loop, its states): one place for all of it.
 struct HandedOn {
   Node* owner;
   std::vector<Value*> results;  // the node's output and the body's input, as far as they are there
@@ -55,7 +55,7 @@ class ShapeChains {
 
   // The graph and its bodies, each before those inside of it.
   const std::vector<Graph*>& graphs() const { return graphs_; }
-  // What the nodes of a graph make and what it takes in, makers before readers.
+  // The values of a graph's nodes and its inputs, makers before readers.
   const std::vector<Value*>& values(const Graph* graph) const { return values_.at(graph); }
   // All nodes, makers before readers.
   const std::vector<Node*>& nodes() const { return nodes_; }
@@ -71,7 +71,7 @@ class ShapeChains {
     return value->graph()->Initializer(value) != nullptr;
   }
   bool RunsOnHost(const Node& node) const { return provider_of_.at(&node)->device().is_host(); }
-  // Whether the node's provider reads input `i` on the host.
+  // True if the node's provider reads input `i` on the host.
   bool ReadsOnHost(const Node& node, int i) const;
   // Empty when the node may run on the host in place of its device; otherwise why not.
   const std::string& WhyNotMovable(const Node& node) const { return why_not_movable_.at(&node); }

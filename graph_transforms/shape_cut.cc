@@ -21,7 +21,7 @@ class ShapeCut::Network {
     return it->second;
   }
   int Out(const Value* value) { return In(value) + 1; }
-  // What is there from the start. Once for each value.
+  // Adds a value that is there from the start. Once for each value.
   int Source(const Value* value) {
     if (sources_.insert(value).second) Connect(MinCut::kSource, In(value));
     return Out(value);

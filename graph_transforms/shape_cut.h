@@ -7,11 +7,11 @@
 // minimal cut through the values:
 //   1. To the host. Source: what only the device can make. Sink: what somebody reads on the host.
 //   The cut values are
-//      copied, the movable nodes behind them run on the host. Of the cheapest cuts the one closest
+//      copied, the movable nodes after them run on the host. Of the cheapest cuts the one closest
 //      to the source.
 //   2. To the device. Source: what only the host can make. Sink: what nodes that stay on the device
 //   read there. The cut
-//      values are copied, the nodes behind them run on the device. Only values that the host can
+//      values are copied, the nodes after them run on the device. Only values that the host can
 //      make without another copy may be cut. Of the cheapest cuts the one closest to the sink,
 //      which leaves the device the fewest nodes.
 // Leaving all nodes on the device is a cut in both networks, so neither direction ever has more
@@ -54,12 +54,12 @@ class ShapeCut {
   // Movable nodes that run on the host, and those that (also) run on the device.
   bool OnHost(const Node& node) const { return on_host_.count(&node) > 0; }
   bool OnDevice(const Node& node) const { return on_device_.count(&node) > 0; }
-  // Whether some graph copies the value to the host.
+  // True if some graph copies the value to the host.
   bool IsCopiedToHost(const Value* value) const {
     return std::any_of(chains_.graphs().begin(), chains_.graphs().end(),
                        [&](const Graph* graph) { return to_host_.count({value, graph}) > 0; });
   }
-  // Whether the value is handed on by If or Loop and comes to the host by that.
+  // True if the value is handed on by If or Loop and comes to the host by that.
   bool IsSettled(const Value* value) const { return settled_.count(value) > 0; }
   bool settles() const { return !settled_.empty(); }
 
@@ -87,7 +87,7 @@ class ShapeCut {
     return ShapeChains::IsConstant(value) || available_.count(value) > 0 ||
            to_host_.count({value, where}) > 0;
   }
-  // What is read in the graph, and on the host, or on the device, whatever moves.
+  // Values that are read on the host, or on the device, whatever moves.
   std::vector<const Value*> Wanted(const Graph* graph, bool on_host) const;
 
   const ShapeChains& chains_;

@@ -8,7 +8,7 @@
 
 namespace caesura {
 
-// Types and symbolic shapes of all values (core/graph/shape_inference.h), for the passes behind it:
+// Types and symbolic shapes of all values (core/graph/shape_inference.h), for the passes after it:
 // gradient rules leave theirs open.
 std::shared_ptr<Pass> MakeShapeInferencePass();
 

@@ -102,7 +102,7 @@ class Simplifier {
     return dims;
   }
 
-  // What is known of the node's output 0.
+  // The facts about the node's output 0.
   std::optional<Dims> ElementsOf(const Node& node) const {
     if (node.Is("Shape")) return ShapePart(node);
     if (node.Is("Size")) {

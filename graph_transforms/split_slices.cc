@@ -30,8 +30,8 @@ std::optional<int64_t> Number(const Node& node, int i, std::optional<int64_t> ot
   return tensor->ToVector<int64_t>()[0];
 }
 
-// What a Slice takes of a tensor of that type, where it steps by one along one axis; `from`: the
-// input with its starts.
+// The part of a tensor of that type that a Slice takes, where it steps by one along one axis;
+// `from`: the input with its starts.
 std::optional<Part> PartOf(Node& node, const ValueType& type, int from) {
   const auto first = Number(node, from, {}), last = Number(node, from + 1, {}),
              axis = Number(node, from + 2, 0), step = Number(node, from + 3, 1);

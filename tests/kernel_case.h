@@ -27,9 +27,9 @@ struct KernelCase : private KernelHost {
   int output_count = 1;
   int since_version = 0;  // 0: any
   int threads = 1;
-  // What every body of the node runs; null: the node has none.
+  // The runner of every body of the node; null: the node has none.
   std::shared_ptr<SubgraphRunner> body = nullptr;
-  // Whether outputs that are in place get the input's buffer, as a plan does it, or one of their
+  // True if outputs that are in place get the input's buffer, as a plan does it, or one of their
   // own.
   bool share_in_place = true;
 

@@ -44,10 +44,10 @@ class AtenCall {
                                  const std::vector<at::Tensor>& known, c10::Device device);
 
   const c10::OperatorHandle& op() const { return op_; }
-  // Whether every argument that is no tensor is known: then the results' sizes follow from those of
+  // True if every argument that is no tensor is known: then the results' sizes follow from those of
   // the tensors.
   bool numbers_known() const;
-  // Whether input `i` of the node goes to an argument that is no tensor, a size or a flag: to be
+  // True if input `i` of the node goes to an argument that is no tensor, a size or a flag: to be
   // read on the host. False where the node is wrong.
   static bool TakesNumber(const Node& node, int first_input, int i);
   // One entry an argument of the schema. `inputs` are the call's, undefined where absent; `seed` is
@@ -56,7 +56,7 @@ class AtenCall {
   // The results of a call on tensors without bytes; throws where the operator needs values, or
   // knows no sizes.
   std::vector<at::Tensor> MetaResults(const std::vector<at::Tensor>& meta_inputs) const;
-  // The overload that writes `count` results into tensors of the caller's, behind the same
+  // The overload that writes `count` results into tensors of the caller's, after the same
   // arguments, where it can be relied on.
   std::optional<c10::OperatorHandle> OutVariant(size_t count) const;
 

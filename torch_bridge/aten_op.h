@@ -28,7 +28,7 @@
 //                   number in Python
 // What is given neither way takes its default, or None. Ints, bools, numbers and lists of them
 // (symints as well) may also come as inputs, on the host: where the plan knows their values the
-// outputs are planned, otherwise the node is made in the run.
+// outputs are planned, otherwise the node is made at run time.
 //
 // Outputs are the results in order, a list of tensors one output an element; numbers come as
 // scalars. Operators that write to their arguments are refused: name the functional overload. Where

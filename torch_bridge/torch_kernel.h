@@ -16,7 +16,7 @@
 
 namespace caesura::torch {
 
-// What is known of an input, or of a planned output.
+// The facts about an input, or about a planned output.
 struct TensorSpec {
   bool present = false;
   c10::ScalarType type = c10::kFloat;
@@ -41,11 +41,11 @@ Status Guarded(const std::string& label, Call call) {
   }
 }
 
-// Of a kernel on `device`, but for the inputs that are `on_host`. Refuses inputs that are no
-// tensors, or of types that PyTorch does not have.
+// The inputs' facts of a kernel on `device`, but for the inputs that are `on_host`. Refuses inputs
+// that are no tensors, or of types that PyTorch does not have.
 Result<TensorSpecs> InputSpecs(const KernelInfo& info, c10::Device device,
                                const std::function<bool(int)>& on_host);
-// Of outputs that the factory has set, on `device`.
+// The facts about outputs that the factory has set, on `device`.
 TensorSpecs PlannedOutputs(const KernelInfo& info, c10::Device device);
 
 // Tensors without bytes, for calls that are made for their results' sizes; undefined where absent.

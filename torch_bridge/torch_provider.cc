@@ -65,7 +65,7 @@ Status CreateTorchOp(const TorchOp& op, c10::Device device, KernelInfo& info) {
   DispatchScope scope(/*with_gradients=*/false);
   TensorSpecs specs;
   TorchRun run;
-  // What PyTorch will not do, or does not understand, the next kernel is asked for; it has the
+  // The next kernel is asked where PyTorch refuses or does not understand; it has the
   // better words for errors.
   const Status planned = Guarded(label, [&]() -> Status {
     const auto on_host = [&](int i) { return KernelDef::Lists(op.host_inputs, i); };
@@ -147,7 +147,7 @@ class TorchProvider : public ExecutionProvider {
     return c10::impl::getDeviceGuardImpl(torch_device_.type());
   }
 
-  // What the device throws is its failure, not the caller's.
+  // An exception of the device is its failure, not the caller's.
   template <typename Call>
   Status Failing(const char* what, Call call) const {
     const Status done =

@@ -23,7 +23,7 @@ using caesura::plugin::Node;
 using caesura::plugin::OpApi;
 using caesura::torch::RuntimeModel;
 
-// What LibTorch throws without its stack.
+// LibTorch's error without its stack.
 template <typename Fn>
 CaesuraStatus* GuardTorch(Fn&& fn) noexcept {
   return Guard([&] {

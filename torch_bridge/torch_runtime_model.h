@@ -18,7 +18,7 @@ class RuntimeModel {
  public:
   virtual ~RuntimeModel() = default;
   virtual std::vector<at::Tensor> Forward(const std::vector<at::Tensor>& inputs) const = 0;
-  // Whether autograd sees through Forward.
+  // True if autograd sees through Forward.
   virtual bool has_gradient() const = 0;
 
   const std::vector<std::string>& inputs() const { return inputs_; }

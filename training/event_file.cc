@@ -58,7 +58,8 @@ double WallTime() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// How TFRecords hold a CRC: rotated and shifted, so that a CRC of data that holds CRCs is of use.
+// A CRC in the form of TFRecords: rotated and shifted, so that a CRC of data that holds CRCs is of
+// use.
 uint32_t Masked(uint32_t crc) { return std::rotr(crc, 15) + 0xa282ead8u; }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace caesura {
 inline constexpr char kStepMetadata[] =
     "caesura.step";  // key in the model's metadata; a JSON object
 
-// Whether `path` is a folder that holds a step.
+// True if `path` is a folder that holds a step.
 Result<bool> IsExportedStep(const std::string& path);
 std::string ExportedModelPath(const std::string& folder);
 std::string ExportedStatePath(const std::string& folder);

@@ -20,8 +20,8 @@ PassMaker WithPlacement(PassMaker passes, std::shared_ptr<CpuFallbackReport> rep
 // (graph_transforms/recompute.h); null for 0, which is no limit.
 PlanFitter WithinBudget(size_t budget);
 
-// Of a session or module on these providers (none: the CPU provider), with training's kernels on
-// the CPU.
+// The parameters of a session or module on these providers (none: the CPU provider), with
+// training's kernels on the CPU.
 std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled);
 
 // A captured graph of calls, forward or backward, on the provider that `make_provider` gives: it

@@ -17,7 +17,7 @@
 
 namespace caesura {
 
-// What a module's runs share, and what a run that outlives the module needs.
+// State that a module's runs share, and that a run needs if it outlives the module.
 struct ForwardRun::Program {
   std::unique_ptr<caesura::Program> graph;
   CpuFallbackReport cpu_fallback;
@@ -25,7 +25,7 @@ struct ForwardRun::Program {
   std::vector<std::string> outputs;     // the model's
   std::vector<std::string> parameters;  // trained, then running statistics
   std::vector<int>
-      statistics;  // indices of the parameters that the yield hands out behind the outputs
+      statistics;  // indices of the parameters that the yield hands out after the outputs
 };
 
 // --- a run ---

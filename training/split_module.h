@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SplitModule: a model cut behind its outputs. Forward runs up to the cut and hands the outputs
+// SplitModule: a model cut after its outputs. Forward runs up to the cut and hands the outputs
 // out; Backward takes their gradients in and goes on. What stands between them (a loss, another
 // module) is the caller's.
 //
@@ -71,7 +71,7 @@ class ForwardRun {
   // Writes the run to a file, crash-atomically: what its backward reads, the parameters that it
   // began with, and `outputs`. It goes on waiting here too. Fails where the run is over.
   Status Save(const std::string& path) const;
-  // Whether Backward can be called.
+  // True if Backward can be called.
   bool pending() const { return run_.started.state != nullptr; }
 
  private:
@@ -106,12 +106,12 @@ class SplitModule {
   // The model's outputs in evaluation mode; nothing is kept for a backward.
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
 
-  // What Backward's results are the gradients of: inputs in the model's order, then trained
+  // The values whose gradients Backward returns: inputs in the model's order, then trained
   // parameters.
   const std::vector<std::string>& gradient_names() const;
-  // Those of them that no output depends on: their gradients are zeros.
+  // Values that no output depends on: their gradients are zeros.
   const std::vector<std::string>& unreachable() const;
-  // What of the module went to the host for the sake of shapes, where there is a device
+  // The nodes of the module that went to the host for the sake of shapes, where there is a device
   // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
   const CpuFallbackReport& cpu_fallback() const;
   const std::vector<std::string>& output_names() const;

@@ -44,9 +44,9 @@ struct StepOptions : TrainableOptions {
   bool keep_gradients = false;
   // Outputs of the model that a step also hands out, by name.
   std::vector<std::string> keep_outputs;
-  // What products, convolutions and attention compute in (graph_transforms/mixed_precision.h):
-  // float32, bfloat16, or float16, whose small gradients are saved by a scaled loss. Parameters,
-  // optimizer state, losses and norms stay float32.
+  // The dtype in which products, convolutions and attention compute
+  // (graph_transforms/mixed_precision.h): float32, bfloat16, or float16, whose small gradients are
+  // saved by a scaled loss. Parameters, optimizer state, losses and norms stay float32.
   DType precision = DType::kFloat32;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
   // scale. Needs kLate.
@@ -55,7 +55,7 @@ struct StepOptions : TrainableOptions {
   bool scales_loss() const { return precision == DType::kFloat16; }
 };
 
-// The dtype behind "fp32", "bf16" or "fp16".
+// The dtype of "fp32", "bf16" or "fp16".
 Result<DType> PrecisionByName(const std::string& name);
 
 // Inputs that the program adds to the model's.
@@ -78,7 +78,7 @@ struct StepProgram {
   // the loss is scaled and the program updates, what gradients are multiplied with (float64; not
   // finite: the update was skipped).
   std::shared_ptr<Graph> graph;
-  // The names behind the entries of the ParameterSet that the program reads and writes, in its
+  // The names of the entries of the ParameterSet that the program reads and writes, in its
   // order: trained parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"),
   // accumulators ("accumulator.NAME").
   std::vector<std::string> parameters;

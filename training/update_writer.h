@@ -18,7 +18,7 @@ class UpdateWriter {
 
   // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
-  // What Accumulate and Update write then waits until these are known to be finite. To be called
+  // Then the writes of Accumulate and Update wait until these are known to be finite. To be called
   // before them.
   void RequireFinite(const std::vector<Value*>& gradients, Value* loss);
   // The gradient as the caller shall see it.
@@ -34,7 +34,7 @@ class UpdateWriter {
     int row;                   // of the coefficients that are fed
     std::vector<int> members;  // indices of trained parameters
   };
-  // What changes between steps, for a group whose update is composed of ONNX's ops
+  // The values that change between steps, for a group whose update is composed of ONNX's ops
   // (composed_updates.cc).
   struct Rates {
     const Group& group;
@@ -48,7 +48,7 @@ class UpdateWriter {
                    Value* step, Value* scale);
   Value* State(const std::string& name, const Value* parameter, const Shape& shape, DType dtype,
                double initial = 0);
-  // A node of ONNX behind the backward part.
+  // A node of ONNX after the backward part.
   Value* Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type,
             AttributeMap attributes = {});
   Node* Act(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,

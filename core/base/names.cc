@@ -8,7 +8,7 @@
 namespace caesura {
 namespace {
 
-// How many characters must be put in, taken out or changed.
+// Counts the characters to put in, take out or change.
 size_t EditDistance(const std::string& a, const std::string& b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -36,7 +36,7 @@
 
 namespace caesura {
 
-// What is known of a node when its instance is made. All of it is copies: an instance may keep it.
+// The facts about a node when its instance is made. All of it is copies: an instance may keep it.
 struct OpNodeInfo {
   struct Argument {
     bool present = false;
@@ -81,8 +81,8 @@ struct CustomOp {
   std::vector<KernelDef> kernels;
   // Called once for each node of the op, while the session is made; may be null.
   std::function<Result<std::shared_ptr<const OpInstance>>(const OpNodeInfo&)> create_instance;
-  // Whose memory the kernels work on: the name of one of the session's providers; empty: the first
-  // one of the host.
+  // The kernels work on the memory of this provider: the name of one of the session's providers;
+  // empty: the first one of the host.
   std::string provider;
   // The options that the op knows, with their defaults; others are an error that lists these.
   OptionSet options;
@@ -115,7 +115,7 @@ class OpBinding {
   Status Attach(Model& model, const std::vector<std::string>& trained = {});
   // Makes instances for nodes that have come since (of gradients).
   Status MakeInstances(Graph& graph);
-  // `providers`, and behind each one those kernels of the custom ops that work on its memory.
+  // `providers`, and after each one those kernels of the custom ops that work on its memory.
   // kInvalidArgument when the provider that an op names is not among them.
   Result<ProviderList> WithKernels(const ProviderList& providers) const;
 

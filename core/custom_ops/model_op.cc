@@ -220,7 +220,7 @@ Tensor BytesTensor(const std::string& bytes) {
   return out;
 }
 
-// What the user states wins where the runtime leaves something open.
+// The user's statement wins where the runtime leaves something open.
 Status Complete(const char* what, const std::vector<std::pair<std::string, std::string>>& stated,
                 std::vector<std::string>* names, std::vector<ValueType>* types) {
   for (const auto& [name, text] : stated) {

@@ -20,7 +20,7 @@
 //                  name stands for any. Types read "float32[N, 64]": equal symbols are equal sizes,
 //                  "?" is any size,
 //                  "[...]" any shape. An output whose sizes follow from these is planned, any other
-//                  sized in the run
+//                  sized at run time
 //   option_names, option_values    options for the runtime (core/custom_ops/op_options.h)
 //   gradient_model or gradient_model_file, gradient_runtime    a model of (x..., dy...) -> (dx of
 //   the floating x...), which
@@ -50,7 +50,7 @@ inline constexpr char kModelOpGrad[] = "ModelOpGrad";
 // name.
 std::vector<CustomOp> MakeModelOps(std::vector<CaesuraModelRuntime> runtimes);
 
-// What `caesura wrap-model` makes a model of.
+// The input of `caesura wrap-model`.
 struct WrapOptions {
   std::string runtime;
   std::string model_bytes, weight_bytes;

@@ -30,7 +30,7 @@ class LoadedModel {
                                                    const ModelBytes& weights);
 
   const CaesuraModelRuntime& runtime() const { return runtime_; }
-  // What the runtime tells: dtypes may be undefined and shapes open.
+  // The runtime's answer: dtypes may be undefined and shapes open.
   const ModelTypes& types() const { return types_; }
   // Ok where the runtime has a gradient of this very model.
   Status CheckGradient() const;
@@ -50,7 +50,7 @@ class LoadedModel {
   Handle model_;
   ModelTypes types_;
   std::vector<Tensor> sources_;
-  mutable RunStatePool<RunState> runs_;  // behind the model: gone before it
+  mutable RunStatePool<RunState> runs_;  // after the model: gone before it
 };
 
 // Thread safety: all methods from any thread.

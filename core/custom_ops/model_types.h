@@ -21,7 +21,7 @@ struct ModelTypes {
   // kInvalidModel where the attributes are missing, unequal in number, or no types.
   static Result<ModelTypes> Of(const AttributeMap& attributes);
   void AddTo(AttributeMap* attributes) const;
-  // What the outputs are when the inputs are these; symbols of the model's own that no input
+  // The outputs' types for these inputs; symbols of the model's own that no input
   // settles are unknown dims. kInvalidArgument where an input does not fit.
   Result<std::vector<ValueType>> OutputsFor(const std::vector<ValueType>& given) const;
 };

@@ -14,7 +14,7 @@ void AppendEscaped(const std::string& text, std::string* out) {
   }
 }
 
-// Reads up to an unescaped `end` (or the end of the text), and goes behind it.
+// Reads up to an unescaped `end` (or the end of the text), and moves past it.
 std::string TakeEscaped(const std::string& text, char end, size_t* at) {
   std::string out;
   for (; *at < text.size() && text[*at] != end; ++*at) {

@@ -129,7 +129,7 @@ class PluginInstance : public OpInstance {
 
   const CaesuraOp op_;
   Handle instance_;
-  mutable RunStatePool<RunState> runs_;  // behind the instance: gone before it
+  mutable RunStatePool<RunState> runs_;  // after the instance: gone before it
 };
 
 Status CheckDescription(const CaesuraOp& op, const std::string& name) {

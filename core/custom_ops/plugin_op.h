@@ -12,7 +12,7 @@ namespace caesura {
 // kInvalidArgument where the description contradicts itself. What it points at must stay.
 Result<CustomOp> MakePluginOp(const CaesuraOp& op);
 
-// What a plug-in sees of a node for which an instance is made. It borrows from `info`.
+// A plug-in's view of a node for which an instance is made. It borrows from `info`.
 std::unique_ptr<CaesuraOpNode> ShowNode(const OpNodeInfo& info);
 
 }  // namespace caesura

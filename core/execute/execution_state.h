@@ -32,7 +32,7 @@ namespace caesura {
 class ExecutionObserver;
 class UndoLog;
 
-// What a run uses besides its feeds. The pointed-to objects outlive the run.
+// The surroundings of a run besides its feeds. The pointed-to objects outlive the run.
 struct RunOptions {
   ParameterSet* parameters = nullptr;  // needed when the plan has parameters
   ValueCache* cache =
@@ -91,7 +91,7 @@ class ExecutionState : public KernelHost {
 
   // --- at a yield (phase() == kYielded) ---
   int yield_index() const { return yield_index_; }
-  // What the yield hands out, in the order of YieldOp's inputs. The tensors are the caller's: they
+  // The yield's values, in the order of YieldOp's inputs. The tensors are the caller's: they
   // may be overwritten or dropped at once, and stay valid after the state is gone.
   std::vector<RuntimeValue> TakeYielded();
   // Gives YieldOp's outputs. An absent value stands for zeros; a one-element tensor is spread over
@@ -128,7 +128,7 @@ class ExecutionState : public KernelHost {
 
   // Drops everything that the run holds; the arena is kept for the next Start.
   void Cancel();
-  // Whether Start finds arenas from before; takes those of a state that waits for its next run, in
+  // True if Start finds arenas from before; takes those of a state that waits for its next run, in
   // the place of its own: what is too small for this one is freed.
   bool has_arenas() const { return !arenas_.empty(); }
   void TakeArenas(ExecutionState& waiting);
@@ -143,7 +143,7 @@ class ExecutionState : public KernelHost {
   void* device_stream() const override { return plan_->steps()[pc_].provider->stream(); }
   Result<Tensor> CopyOf(const Tensor& tensor) const override;
 
-  // The current value behind value id `id` as a RuntimeValue; a view where the bytes are planned.
+  // The current value of value id `id` as a RuntimeValue; a view where the bytes are planned.
   RuntimeValue ValueOf(uint32_t id) const;
   // The same in memory that the host can read: what is on a device is copied, and waited for.
   Result<RuntimeValue> HostValueOf(uint32_t id) const;

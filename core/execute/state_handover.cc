@@ -11,7 +11,7 @@ namespace caesura {
 
 using Kind = PlannedBuffer::Kind;
 
-// What the caller gets is the caller's alone: a buffer that nothing else refers to, or a copy.
+// The caller owns each result: a buffer that nothing else refers to, or a copy.
 // `fetch`: the graph output's index; -1 at a yield.
 Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, int fetch) {
   const PlannedValue& value = plan_->values()[item.value];
@@ -78,7 +78,7 @@ Status ExecutionState::HandOutFetches() {
   return {};
 }
 
-// What shows only now: that a caller's buffer is not of an output's dtype and shape.
+// Checks caller buffers against dtypes and shapes that are known only now.
 Status ExecutionState::CheckBuffers() const {
   for (size_t i = 0; i < handed_out_.size() && i < options_.fetch_buffers.size(); ++i) {
     const Tensor& given = options_.fetch_buffers[i];

@@ -53,7 +53,7 @@ struct StateSnapshot {
   std::vector<FeedSpec> yielded;  // what the yield has handed out, where only the run knows it
 };
 
-// How a run of `plan` may differ from the one that was captured: "threads: 4 there, 1 here". Empty:
+// Differences between a run of `plan` and the captured one: "threads: 4 there, 1 here". Empty:
 // the same bits.
 std::vector<std::string> DescribeDifferences(const StateSnapshot& snapshot,
                                              const ExecutionPlan& plan);

@@ -9,7 +9,7 @@
 
 namespace caesura {
 
-// Whether ExpandFunctionBody would have something to put in place (it may still find that the body
+// True if ExpandFunctionBody would have something to put in place (it may still find that the body
 // does not exist for the inputs at hand).
 bool HasFunctionBody(const Node& node);
 

@@ -30,7 +30,7 @@ class GradientHook {
   virtual const Node& node() const = 0;
   // Null where no gradient comes in through output i; at least one does.
   virtual Value* OutputGradient(int i) const = 0;
-  // Whether the gradient of input i is asked for. A hook that gives none where it is asked for is
+  // True if the gradient of input i is asked for. A hook that gives none where it is asked for is
   // an error.
   virtual bool NeedsInputGradient(int i) const = 0;
   // A node with fresh outputs, whose types are inferred; null inputs are absent ones, and so are

@@ -22,7 +22,7 @@ struct HashOfRead {
 class GraphCheck {
  public:
   Status Run(const Graph& graph) {
-    // Of a body, what is around it counts as made.
+    // Values around a body count as made.
     for (const Graph* outer = graph.parent(); outer != nullptr; outer = outer->parent()) {
       for (const Value* value : outer->Values()) made_.insert(value);
     }

@@ -8,8 +8,8 @@ namespace caesura {
 
 // Which of the session's instances computes the node (int). Never in a file.
 inline constexpr char kInstanceAttribute[] = "ai.caesura.instance";
-// Of a node that a gradient hook has added: the name of the forward node, whose options it has
-// (string; empty: of none).
+// The attribute of a node that a gradient hook has added: the name of the forward node, whose
+// options it has (string; empty: of none).
 inline constexpr char kForwardNodeAttribute[] = "ai.caesura.forward_node";
 // Options that a model brings along for the node (strings of one length).
 inline constexpr char kOptionNamesAttribute[] = "option_names";

@@ -72,7 +72,7 @@ const OpSchema* FindOpSchema(const Node& node);
 int SinceVersion(const std::string& op_type, const std::string& domain = "", int opset = 0);
 // The newest version that this library knows; 0 for a domain that it does not know.
 int LatestOpset(const std::string& domain = "");
-// Whether every op type of the domain has a schema here: an unlisted op of such a domain is an
+// True if every op type of the domain has a schema here: an unlisted op of such a domain is an
 // error.
 bool IsClosedDomain(const std::string& domain);
 // The newest schema of every op type, deprecated ones left out, in order of domain and name.
@@ -89,12 +89,12 @@ struct OpSchemaSpec {
   // Where types follow from more than one input: sets the types of the node's outputs.
   std::function<Status(Graph&, Node*)> infer = nullptr;
   bool is_deterministic = true;
-  // Of the domain: the first one whose nodes mean this. Process-wide schemas are all of version 1.
+  // The domain's first version whose nodes mean this. Process-wide schemas are all of version 1.
   int since_version = 1;
   // Adds the nodes that compute the gradients of the node's inputs; null: there is none. For the
   // ops of an OpSchemaSet; called while a training graph is built, from one thread for each graph.
   std::function<Status(GradientHook&)> gradient = nullptr;
-  // Inputs that have no gradient, or none that is other than zero (-1 - i: input i and all behind
+  // Inputs that have no gradient, or none that is other than zero (-1 - i: input i and all after
   // it).
   std::vector<int> no_gradient_inputs = {};
 };

@@ -16,7 +16,8 @@ namespace caesura {
 struct OpTraits {
   // Output 0 is input 0 as it is, in another shape, or in another order of dims.
   enum class View : uint8_t { kNone, kSame, kReshape, kPermutation };
-  // How an op that is not elementwise treats the rows of its tensors (all dims but the last).
+  // The way in which an op that is not elementwise treats the rows of its tensors (all dims but the
+  // last).
   enum class Rows : uint8_t {
     kNone,
     kAlongAxis,  // each row by itself, where the attribute "axis" is the last dim
@@ -40,7 +41,7 @@ struct OpTraits {
   std::vector<int> row_sums = {};  // outputs that are sums over all rows
   // Mixed precision: true for an op that is worth computing in half types.
   bool computes_in_half = false;
-  // How many of the first inputs are of the type that the op computes in, and may be half; 0: the
+  // The number of first inputs of the type that the op computes in, and may be half; 0: the
   // op stays as it is.
   int half_inputs = 0;
   Work work = Work::kElements;

@@ -23,7 +23,7 @@ class Pass {
 
 using PassList = std::vector<std::shared_ptr<Pass>>;
 
-// What the runner did with one pass.
+// A record of one pass by the runner.
 struct PassRecord {
   std::string name;
   bool skipped = false;  // switched off by name

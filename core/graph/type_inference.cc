@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMaxConstantElements = 1024;
 constexpr size_t kMaxFaults = 20;
 
-// What onnx's inference functions see of a node.
+// A node as onnx's inference functions see it.
 class NodeContext : public onnx::InferenceContext, public onnx::DataPropagationContext {
  public:
   NodeContext(Node& node, TypeInference& inference) : node_(node), inference_(inference) {
@@ -62,7 +62,7 @@ class NodeContext : public onnx::InferenceContext, public onnx::DataPropagationC
   onnx::GraphInferencer* getGraphAttributeInferencer(const std::string& name) override;
   std::string getDisplayName() const override { return node_.Label(); }
 
-  // Of data propagation; overloads the constant's bytes above.
+  // Serves data propagation; overloads the constant's bytes above.
   const onnx::TensorShapeProto* getInputData(size_t i) override {
     const Value* value = node_.input(static_cast<int>(i));
     return value == nullptr ? nullptr : inference_.DataOf(value);
@@ -138,7 +138,7 @@ bool IsEinsumEquation(std::string equation) {
   return true;
 }
 
-// Whether a missing type among the inputs may be why inference failed.
+// True if a missing type among the inputs may be why inference failed.
 bool KnowsAllInputs(const Node& node) {
   for (const Value* input : node.inputs()) {
     if (input != nullptr &&
@@ -150,7 +150,7 @@ bool KnowsAllInputs(const Node& node) {
   return true;
 }
 
-// Whether the dims that are known make more than a value may have.
+// True if the dims that are known make more than a value may have.
 bool IsTooLarge(const ValueType& type) {
   if (!type.is_tensor() || !type.shape) return false;
   std::vector<int64_t> known;
@@ -404,7 +404,7 @@ void TypeInference::InferFromSchema(Node& node, const onnx::OpSchema& schema) {
   } catch (const std::bad_alloc&) {
     throw;  // as above
   } catch (const std::exception&) {
-    // What the values are stays unknown.
+    // The values stay unknown.
   }
 }
 

@@ -45,8 +45,8 @@ class KernelInfo;
 
 using KernelFactory = Status (*)(KernelInfo&);
 
-// What a step calls. Copies share what was captured, so that plans which differ in sizes alone
-// share what they do not change. Thread safety: may be called from several threads at once.
+// The function of a step. Copies share the captured values, so that plans which differ in sizes
+// alone share what they do not change. Thread safety: may be called from several threads at once.
 class ComputeFunction {
  public:
   ComputeFunction() = default;
@@ -73,7 +73,7 @@ class ComputeFunction {
   Status (*call_)(void*, KernelContext&) = nullptr;
 };
 
-// How an output may or must share its bytes with an input.
+// A way in which an output may or must share its bytes with an input.
 struct Alias {
   enum class Kind : uint8_t {
     kMayReuse,  // the output may overwrite the input when nobody reads the input afterwards (same
@@ -102,8 +102,8 @@ struct KernelDef {
   DTypeSet types = kAllTypes;
   int typed_input = 0;
   // Inputs whose *values* the factory reads (shapes, axes, pads, k, ...): they must be on the host
-  // and known before the node is sized. A node whose host inputs are known only in the run is
-  // created in the run. An index -1 - i stands for "input i and all behind it".
+  // and known before the node is sized. A node whose host inputs are known only at run time is
+  // created at run time. An index -1 - i stands for "input i and all after it".
   std::vector<int> host_inputs = {};
   // In its place for ops whose host inputs depend on the node (PyTorch's operators: on the schema
   // that it names).
@@ -153,7 +153,7 @@ class SubgraphRunner {
   virtual const Graph& graph() const = 0;
 };
 
-// What is known about one input when a kernel is created.
+// The facts about one input when a kernel is created.
 struct InputInfo {
   bool present = false;
   bool is_tensor = false;
@@ -164,11 +164,11 @@ struct InputInfo {
   Layout layout = {};
   // The value, when it is known already: always for declared host inputs, otherwise for constants.
   const Tensor* value = nullptr;
-  // The value of a non-tensor input when the kernel is created in the run; null while planning.
+  // The value of a non-tensor input when the kernel is created at run time; null while planning.
   const RuntimeValue* runtime_value = nullptr;
 };
 
-// What the factory settled about one output.
+// The factory's decision about one output.
 struct OutputInfo {
   enum class Kind : uint8_t { kUnset, kPlanned, kSizedInCompute };
   Kind kind = Kind::kUnset;
@@ -222,7 +222,7 @@ class KernelInfo {
   // The dtype that the graph gives an output (for ops that choose it: Cast, RandomNormal, ...).
   DType GraphOutputDType(int i) const { return node_.outputs()[i]->dtype(); }
 
-  // How many threads the kernel may use. Part of the plan: results may depend on it.
+  // The number of threads for the kernel. Part of the plan: results may depend on it.
   int threads() const { return threads_; }
 
   // --- decisions ---
@@ -230,7 +230,7 @@ class KernelInfo {
   void SetOutput(int i, DType dtype, Shape shape) {
     if (i < output_count()) outputs_[i] = {OutputInfo::Kind::kPlanned, dtype, std::move(shape)};
   }
-  // The output's size, or its kind (a sequence), shows only in the run: the function calls
+  // The output's size, or its kind (a sequence), shows only at run time: the function calls
   // AllocateOutput or SetOutputValue.
   void SetOutputSizedInCompute(int i) {
     if (i < output_count()) outputs_[i].kind = OutputInfo::Kind::kSizedInCompute;
@@ -262,7 +262,7 @@ class KernelInfo {
       view_ = {
           ViewInfo::Kind::kReshape, {Simplified(outputs_[0].shape, *std::move(layout))}, {}, 0};
   }
-  // Output 0 is all inputs, one behind the other along `axis`: the plan may have their producers
+  // Output 0 is all inputs, one after the other along `axis`: the plan may have their producers
   // write into it.
   void SetConcat(int axis) { view_ = {ViewInfo::Kind::kConcat, {}, {}, axis}; }
   // Where output i is to be written. Dense but for KernelDef::strided_outputs.

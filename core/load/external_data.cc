@@ -25,7 +25,7 @@ Status Refused(const std::string& location, const std::string& why) {
   return InvalidModel("external data '" + location + "': " + why);
 }
 
-// What an open that failed with `error` says about the location.
+// The fault of a location where an open has failed with `error`.
 Status OpenFailure(const std::string& location, int error) {
   switch (error) {
     case ELOOP: return Refused(location, "goes through a symbolic link that is not followed");

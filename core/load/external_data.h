@@ -75,7 +75,7 @@ class ExternalFolder {
   explicit ExternalFolder(std::unique_ptr<FileHandle> folder) : folder_(std::move(folder)) {}
   Result<int> OpenBeneath(const std::string& location, int flags);
   int OpenComponents(const std::string& location, int flags) const;
-  // What the link at `location` leads to, opened in beside_ by its name; -1 where that is not the
+  // Opens in beside_, by its name, the target of the link at `location`; -1 where that is not the
   // same file.
   int OpenBeside(const std::string& location, int flags) const;
 

@@ -112,8 +112,7 @@ class Posix : public FileSystem {
  public:
   Result<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
     while (true) {
-      auto file =
-          std::make_unique<PosixWritableFile>(path);  // first: no memory, no file left behind
+      auto file = std::make_unique<PosixWritableFile>(path);  // first: no memory, no file is left
       const int fd = file->Open();
       if (fd < 0) return Failed(path, "created");
       if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
@@ -173,8 +172,8 @@ class Posix : public FileSystem {
   }
 };
 
-// What `path` names where it is a symbolic link, or a chain of them: the file that others see under
-// it, there or not yet.
+// The target of `path` where it is a symbolic link, or a chain of them: the file that others see
+// under it, there or not yet.
 Result<std::string> BehindLinks(std::string path) {
   constexpr int kMostLinks = 40;  // as open(2) follows
   for (int i = 0; i < kMostLinks; ++i) {

@@ -25,7 +25,7 @@ class WritableFile {
  public:
   virtual ~WritableFile() = default;
   virtual Status Write(std::string_view bytes) = 0;
-  // What was written so far survives a crash of the machine. The file's name is another matter:
+  // Bytes written so far survive a crash of the machine. The file's name is another matter:
   // SyncFolder.
   virtual Status Sync() = 0;
   virtual Status Close() = 0;

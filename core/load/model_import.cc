@@ -30,7 +30,7 @@ void FillOpsets(onnx::ModelProto* proto) {
   proto->add_opset_import()->set_version(1);
 }
 
-// What stands between single quotes.
+// The text between single quotes.
 std::vector<std::string> Quoted(std::string_view text) {
   std::vector<std::string> out;
   for (size_t from = text.find('\''); from != text.npos; from = text.find('\'', from)) {
@@ -59,7 +59,7 @@ std::unordered_set<std::string> ParametersOf(const onnx::GraphProto& proto) {
   return out;
 }
 
-// What PyTorch's exporter says of its initializers, beside their types. Where it optimises it folds
+// PyTorch's exporter describes its initializers beside their types. Where it optimises it folds
 // what is known into one tensor (a weight and its transpose; all that leads to a mask or a rotary
 // table), and lists what that was made from.
 void KeepMarks(const onnx::GraphProto& proto, Model* model) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold for a ModelProto before anything in it is used, and onnx's own checker behind one
-// wall.
+// The checks of a ModelProto before anything in it is used; also onnx's own checker.
 #include <map>
 #include <new>
 #include <set>
@@ -160,7 +159,7 @@ class ModelProtoCheck {
     return {};
   }
 
-  // How many nodes the model has when its functions are expanded, before anything is.
+  // Counts the model's nodes with all functions expanded, before any is.
   Status CheckExpansion() {
     int64_t count = 0;
     RETURN_IF_ERROR(CountExpanded(model_.graph().node(), 0, &count));

@@ -93,7 +93,7 @@ class ContentHash {
 
 std::string FileNameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// Whether `name` is a data file of the model file `model_name`.
+// True if `name` is a data file of the model file `model_name`.
 bool IsDataFileOf(const std::string& name, const std::string& model_name) {
   const size_t digits = model_name.size() + 1;
   if (name.size() != digits + kHashDigits + std::strlen(kDataSuffix) ||

@@ -32,7 +32,7 @@ bool TypesFit(const std::vector<Value*>& values, const std::vector<OpSchema::For
   return true;
 }
 
-// Whether `opset` gives the node the semantics that it has.
+// True if `opset` gives the node the semantics that it has.
 bool Fits(const Node& node, int opset) {
   if (node.since_version() == 0) return true;
   const OpSchema* schema = FindOpSchema(node.op_type(), node.domain(), opset);

@@ -144,7 +144,7 @@ Outcome NormalizeNode(Graph& graph, Node* node, bool types_are_known) {
   return out;
 }
 
-// Whether something changed, and whether all nodes are at the newest version now.
+// Two answers: something changed; all nodes are at the newest version now.
 Outcome NormalizeGraph(Graph& graph, bool types_are_known) {
   std::vector<Node*> nodes;
   for (const auto& node : graph.nodes()) nodes.push_back(node.get());

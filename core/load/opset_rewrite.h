@@ -53,7 +53,7 @@ class NodeRewrite {
   // others.
   void Replace(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
                int output_count);
-  // Whether anything reads output `i` or later ones.
+  // True if anything reads output `i` or later ones.
   bool ReadsOutputsFrom(int i) const;
 
  private:

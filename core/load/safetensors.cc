@@ -183,7 +183,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   std::optional<std::vector<int64_t>> shape_, offsets_;
 };
 
-// The tensors must fill the `size` bytes behind the header one behind the other.
+// The tensors must fill the `size` bytes after the header one after the other.
 Status CheckNoGaps(const std::map<std::string, SafetensorsReader::Entry>& entries, uint64_t size) {
   std::vector<std::tuple<uint64_t, uint64_t, const std::string*>> ranges;
   for (const auto& [name, entry] : entries)

@@ -45,7 +45,7 @@ void Append(std::string* out, uint64_t number, int size) {
   for (int i = 0; i < size; ++i) out->push_back(static_cast<char>(number >> (8 * i)));
 }
 
-// Numbers with their sizes in bytes, one behind the other.
+// Numbers with their sizes in bytes, one after the other.
 struct Field {
   uint64_t number;
   int size;
@@ -187,8 +187,8 @@ std::string Extra64(std::initializer_list<uint64_t> numbers) {
   return body.empty() ? body : Record({{kExtra64, 2}, {body.size(), 2}}) + body;
 }
 
-// What the local header and the directory say alike, from "version needed" to the lengths of name
-// and extra field.
+// Fields that the local header and the directory share, from "version needed" to the lengths of
+// name and extra field.
 std::string Facts(const ZipReader::Member& member, size_t extra_bytes) {
   constexpr uint16_t kNameIsUtf8 = 1 << 11;
   return Record({{extra_bytes > 0 ? kVersion64 : kVersion, 2},

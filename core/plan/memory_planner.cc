@@ -30,7 +30,7 @@ class PlacedBlocks {
     const auto behind = [&](int a, int b) { return blocks_[a].offset < blocks_[b].offset; };
     list_.insert(std::upper_bound(list_.begin(), list_.end(), i, behind), i);
   }
-  // Those alive at the same time as block `i`, by offset.
+  // Blocks alive at the same time as block `i`, by offset.
   const std::vector<int>& Overlapping(int i) {
     found_.clear();
     if (is_list_) {

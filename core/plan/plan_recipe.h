@@ -11,7 +11,7 @@
 
 namespace caesura {
 
-// How a node was planned.
+// The record of how a node was planned.
 struct NodeRecord {
   enum class Kind : uint8_t {
     kFixed,    // in a way that holds only for these sizes: a plan with others is made anew

@@ -43,7 +43,7 @@ typedef struct CaesuraArgument {
   size_t size;
   int32_t present; /* 0: an optional one that is left out; all below is then empty */
   const char* name;
-  /* What is known: dtype 0 and rank -1 are "not yet". A dim below -1 is a number that is not known
+  /* Known facts: dtype 0 and rank -1 are "not yet". A dim below -1 is a number that is not known
    * yet either, and the same in each place where this number stands: copy it to say that an
    * output's dim equals it. `data` is there for inputs whose value is part of the model and not
    * trained, and for host inputs once they are known. */
@@ -100,7 +100,7 @@ struct CaesuraOp {
       host_inputs; /* inputs whose values `infer` reads once they are known (shapes, axes, sizes) */
   size_t host_input_count;
   const int32_t*
-      no_gradient_inputs; /* inputs that no gradient flows to; -1 - i: input i and all behind it */
+      no_gradient_inputs; /* inputs that no gradient flows to; -1 - i: input i and all after it */
   size_t no_gradient_input_count;
   const char* provider;   /* whose memory it works on; NULL: the host's */
   CaesuraOptions options; /* that the op knows, with their defaults */
@@ -148,7 +148,7 @@ struct CaesuraModelRuntime {
    * outputs (those that are absent stand for zeros), then the model's inputs; the outputs the
    * gradients of the inputs, as far as they are present. The forward is computed anew. */
   CaesuraStatus* (*run_gradient)(void* run, CaesuraContext* context);
-  /* Whether run_gradient is for this model: CAESURA_UNSUPPORTED says why not, when a session that
+  /* True if run_gradient is for this model: CAESURA_UNSUPPORTED says why not, when a session that
    * needs it is made. May be NULL: it is for all. */
   CaesuraStatus* (*check_gradient)(void* model);
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops of plug-ins in C++17: the functions of caesura_op.h with std::string, std::vector and objects
-// that clean up behind themselves. It is all in this header; a plug-in links nothing.
+// that clean up after themselves. It is all in this header; a plug-in links nothing.
 //
 //   struct Scale {
 //     static constexpr const char* kOpType = "Scale";
@@ -76,7 +76,7 @@ inline void Check(CaesuraStatus* status) {
   throw Error(Api().status_code(status), Api().status_message(status));
 }
 
-// What `fn` throws, as a status.
+// Turns an exception of `fn` into a status.
 template <typename Fn>
 CaesuraStatus* Guard(Fn&& fn) noexcept {
   try {
@@ -184,7 +184,7 @@ class Node {
       out.emplace_back(found->strings[i], found->string_lengths[i]);
     return out;
   }
-  // Of any kind: as caesura_op.h has it, alive as long as the call.
+  // A value of any kind: as caesura_op.h has it, alive as long as the call.
   std::optional<CaesuraAttribute> Find(const char* name, int32_t kind) const {
     CaesuraAttribute out = {};
     out.size = sizeof(out);

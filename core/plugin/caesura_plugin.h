@@ -88,7 +88,7 @@ typedef struct CaesuraApi {
   void (*release_status)(CaesuraStatus* status);              /* NULL is fine */
   void (*log_warning)(const char* message);
 
-  /* What the library offers. The descriptions are copied; what they point at must stay. */
+  /* The library's offer. The descriptions are copied; what they point at must stay. */
   CaesuraStatus* (*add_op)(CaesuraPlugin* plugin, const CaesuraOp* op);
   CaesuraStatus* (*add_model_runtime)(CaesuraPlugin* plugin, const CaesuraModelRuntime* runtime);
   CaesuraStatus* (*add_provider)(CaesuraPlugin* plugin, const CaesuraProvider* provider);

@@ -36,8 +36,8 @@ struct CaesuraGraph {
   int32_t ValueIndex(const caesura::Value* value);
 
   std::unordered_map<const caesura::Value*, int32_t> indices_;
-  std::deque<std::vector<int32_t>> lists_;  // behind nodes
-  std::deque<std::vector<int64_t>> dims_;   // behind values
+  std::deque<std::vector<int32_t>> lists_;  // storage of nodes
+  std::deque<std::vector<int64_t>> dims_;   // storage of values
 };
 
 namespace caesura {

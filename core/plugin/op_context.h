@@ -13,11 +13,11 @@
 
 namespace caesura {
 
-// What of a kernel's arguments is the same in every run.
+// Facts about a kernel's arguments that are the same in every run.
 struct KernelFacts {
   struct Argument {
     bool present = false;
-    int32_t dtype = 0;  // 0: an output that is sized in the run
+    int32_t dtype = 0;  // 0: an output that is sized at run time
     std::vector<int64_t> dims;
   };
   std::vector<Argument> inputs, outputs;

@@ -49,7 +49,7 @@ struct CaesuraOpNode {
 
   std::vector<std::string> symbols_;  // symbols_[i] is dim -2 - i
   std::vector<const char*> keys_, values_;
-  // The arrays behind attributes(), one entry an attribute.
+  // The arrays of attributes(), one entry an attribute.
   struct Arrays {
     void Show(const caesura::Attribute& attribute, CaesuraAttribute* out);
     void Show(const std::vector<std::string>& values, int32_t kind, CaesuraAttribute* out);
@@ -65,7 +65,7 @@ struct CaesuraOpNode {
 
 namespace caesura {
 
-// How a tensor of the host is shown.
+// Shows a tensor of the host.
 CaesuraTensor ShowTensor(const Tensor& tensor);
 // The attribute as C++ has it; kInvalidArgument for one without a known kind or with missing
 // arrays.

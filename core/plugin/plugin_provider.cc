@@ -22,7 +22,7 @@ namespace {
 constexpr char kMinNodesOption[] = "min_nodes";
 constexpr char kProviderSuffix[] = "ExecutionProvider";
 
-// What the plug-in's create has made. Compiled parts and buffers hold it, so that it is released
+// The result of the plug-in's create. Compiled parts and buffers hold it, so that it is released
 // last.
 struct Instance {
   Instance(const CaesuraProvider& described, void* made) : plugin(described), handle(made) {}

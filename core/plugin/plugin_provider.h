@@ -14,7 +14,7 @@ namespace caesura {
 
 using ProviderOptions = std::map<std::string, std::string>;
 
-// The provider behind a description. Options go to the plug-in but for "min_nodes", the smallest
+// The provider of a description. Options go to the plug-in but for "min_nodes", the smallest
 // part that it gets. kInvalidArgument for options that nobody knows, kUnsupported where the
 // description lacks what is required. What the description points at lives as long as the process.
 Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(

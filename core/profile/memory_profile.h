@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MemoryProfile: what is alive at each step of a run: the plan's arena curve and what was allocated
-// in the run. A run that fails leaves a record too, with the values that were alive.
+// at run time. A run that fails leaves a record too, with the values that were alive.
 #ifndef CAESURA_CORE_PROFILE_MEMORY_PROFILE_H_
 #define CAESURA_CORE_PROFILE_MEMORY_PROFILE_H_
 
@@ -20,7 +20,7 @@ struct MemorySample {
   std::string node, op_type;
   size_t arena_bytes = 0;    // alive in the arena, planned
   size_t fetch_bytes = 0;    // buffers that will be handed out
-  size_t dynamic_bytes = 0;  // allocated in the run: outputs of dynamic steps and the like
+  size_t dynamic_bytes = 0;  // allocated at run time: outputs of dynamic steps and the like
   size_t cached_bytes = 0;   // in the value cache
   size_t total() const { return arena_bytes + fetch_bytes + dynamic_bytes + cached_bytes; }
 };
@@ -44,7 +44,7 @@ struct MemoryRecord {
   int Peak() const;
 };
 
-// What is known before the first step: the arena curve and the largest values at its peak, nothing
+// The forecast before the first step: the arena curve and the largest values at its peak, nothing
 // dynamic.
 MemoryRecord PlannedMemory(const ExecutionPlan& plan);
 
@@ -57,7 +57,7 @@ class MemoryProfile : public ExecutionObserver {
   // Keeps the last `max_records` runs.
   explicit MemoryProfile(size_t max_records = 8) : max_records_(max_records) {}
 
-  // Of runs that have finished or failed.
+  // Records of runs that have finished or failed.
   std::vector<MemoryRecord> Records() const;
   void Clear();
 

@@ -25,7 +25,7 @@
 
 namespace caesura {
 
-// What the operating system says about the time of a step. libgomp tells nothing about its workers,
+// The operating system's figures for the time of a step. libgomp tells nothing about its workers,
 // so what they did shows in the CPU time of the process (that of other states that ran meanwhile is
 // in it too).
 struct ThreadStatistics {
@@ -75,7 +75,7 @@ class Profiler : public ExecutionObserver {
                const Status& status) override;
 
  private:
-  // What has begun in one state and not ended.
+  // The open event of one state.
   struct Running {
     std::string tag;
     int first_step = 0;
@@ -97,7 +97,7 @@ class Profiler : public ExecutionObserver {
   size_t dropped_ = 0;
 };
 
-// How observers call a run: its tag, or "step 17".
+// The name of a run for observers: its tag, or "step 17".
 std::string RunTag(const ExecutionState& state);
 // "forward", "backward", "optimizer"
 const char* PhaseName(Phase phase);

@@ -18,7 +18,7 @@ struct StepSizes {
 // Bytes of a value: of all elements of a sequence, of a map's keys and values; 0 for nothing.
 // Strings count as objects.
 size_t ValueBytes(const RuntimeValue& value);
-// The bytes behind value `id` of the plan, whether they are planned or show only in the run.
+// The bytes of value `id` of the plan, whether they are planned or show only at run time.
 size_t ValueBytes(const ExecutionState& state, uint32_t id);
 
 // REQUIRES: the step has just run (what it read is not released yet).

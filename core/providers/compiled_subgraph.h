@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel behind the nodes that a partition makes (core/plan/subgraph_partition.h): the provider
+// The kernel of the nodes that a partition makes (core/plan/subgraph_partition.h): the provider
 // compiles the node's body when the kernel is made, and runs it in each step.
 #ifndef CAESURA_CORE_PROVIDERS_COMPILED_SUBGRAPH_H_
 #define CAESURA_CORE_PROVIDERS_COMPILED_SUBGRAPH_H_
@@ -16,7 +16,7 @@ namespace caesura {
 inline constexpr char kCompiledSubgraphOp[] = "CompiledSubgraph";
 inline constexpr char kCompiledBody[] = "body";
 
-// What `compiler` has compiled is kept as long as the node's body lives, for the shapes that came
+// Compiled parts are kept as long as the node's body lives, for the shapes that came
 // last. Failures are kProviderFailure and name `provider` and the nodes of the body. The compiler
 // outlives the kernel.
 KernelDef CompiledSubgraphKernel(const SubgraphCompiler& compiler, const std::string& provider);

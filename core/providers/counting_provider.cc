@@ -21,7 +21,7 @@ bool RunsBodies(const KernelDef& def) {
 
 bool HandlesOptionals(const KernelDef& def) { return def.op_type.rfind("Optional", 0) == 0; }
 
-// What a call of a kernel must be given.
+// Checks the arguments of a kernel's call.
 struct Expected {
   std::string label;
   std::vector<bool> device_inputs, device_outputs;

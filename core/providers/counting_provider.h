@@ -22,7 +22,8 @@ struct CountingOptions {
   std::set<std::string> without = {};
   // Kernels beside the built-in ones, as for MakeCpuProvider; on both sides.
   std::function<void(KernelRegistry&)> more = {};
-  // Of the device's memory; what does not fit fails as on a real device, with kProviderFailure.
+  // The size of the device's memory; a tensor that does not fit fails as on a real device, with
+  // kProviderFailure.
   size_t memory_bytes = size_t{1} << 36;
   // Also keeps the device's pages closed while none of its kernels and copies runs: any other
   // access ends the process.

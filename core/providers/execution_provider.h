@@ -25,7 +25,7 @@ class ExecutionProvider {
   virtual Device device() const = 0;
   virtual const KernelRegistry& kernels() const = 0;
   virtual Allocator& allocator() const = 0;
-  // What of the machine decides rounding (an instruction set): part of a plan's fingerprint.
+  // The machine's part in rounding (an instruction set): part of a plan's fingerprint.
   virtual std::string rounding() const { return {}; }
   // Bytes between the host and this provider's device, or within it; in order with the device's
   // work, and perhaps not done yet when it returns. The host may read what came to it after
@@ -39,7 +39,7 @@ class ExecutionProvider {
   virtual void* stream() const { return nullptr; }
   // Waits for all work of the device that was begun before.
   virtual Status Synchronise() const { return {}; }
-  // Of providers that take parts of a graph and run each of them as a whole
+  // For providers that take parts of a graph and run each of them as a whole
   // (core/providers/subgraph_compiler.h); null: kernels are all that this one has. Lives as long as
   // the provider.
   virtual const SubgraphCompiler* compiler() const { return nullptr; }

@@ -17,7 +17,7 @@ namespace caesura {
 
 // One input or output of a subgraph in a run: dense, on the provider's device.
 struct SubgraphArgument {
-  void* data = nullptr;  // of an output: null where its shape shows only in the run
+  void* data = nullptr;  // of an output: null where its shape shows only at run time
   DType dtype = DType::kUndefined;
   const Shape* shape = nullptr;  // null with `data`
 };
@@ -55,7 +55,7 @@ class SubgraphCompiler {
   virtual Result<std::vector<int>> Capability(const CapabilityRequest& request) const = 0;
   // Groups of fewer nodes are not worth the way in and out.
   virtual int min_nodes() const { return 1; }
-  // Whether one compiled subgraph serves all shapes that the types allow. Otherwise Compile sees
+  // True if one compiled subgraph serves all shapes that the types allow. Otherwise Compile sees
   // numbers where the graph has symbols, once for each combination that comes.
   virtual bool any_shape() const { return false; }
   // `subgraph` refers to nothing outside of itself; what it holds as initializers are constants.

@@ -34,7 +34,7 @@ enum class ParameterState : uint8_t {
   kInconsistent,  // the run has failed in the middle of its updates
 };
 
-// How a graph is prepared, whatever the providers.
+// The recipe for preparing a graph, whatever the providers.
 struct PreparedGraphOptions {
   std::vector<std::string> parameters =
       {};  // names of initializers, in the order of the ParameterSets that runs bring

@@ -47,7 +47,7 @@ enum class FallbackPhase {
 // "create", "compile", "run".
 const char* FallbackPhaseName(FallbackPhase phase);
 
-// What a session knows of its fallback.
+// The state of a session's fallback.
 struct FallbackRecord {
   std::string provider;  // that failed
   FallbackPhase phase = FallbackPhase::kRun;
@@ -106,7 +106,7 @@ class ProviderFallback {
   // to report, and nothing has changed.
   Status SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
                          const Rebuild& rebuild);
-  // What is reported when the second try fails as well: names the first cause; one that is the same
+  // The error of a second try that fails as well: names the first cause; one that is the same
   // is told once.
   Status DescribeRetryFailure(const Status& second) const;
 

@@ -16,7 +16,7 @@
 // them (a view's bytes are the caller's to keep). Results in a caller's buffer share it; fresh ones
 // are the receiver's alone.
 //
-// Synchronisation. Inputs are used where they are and read *in the run*: nothing is copied when
+// Synchronisation. Inputs are used where they are and read at run time: nothing is copied when
 // they are bound, so what the caller writes to them between runs is what the next run sees. The
 // caller must have finished writing before the run begins: writes of other threads, or of a
 // device's streams other than the provider's, need to be waited for. Run returns when results on
@@ -53,7 +53,7 @@ struct OutputSpec {
 
 class IoBinding {
  public:
-  // What a caller's buffer may share with what is bound as input.
+  // The bytes that a caller's buffer may share with bound inputs.
   enum class Overlap {
     kRefused,  // no byte
     kExact,  // all of one input's bytes, which are replaced (by one copy) when all else of the run
@@ -66,7 +66,7 @@ class IoBinding {
   // Binding a name again replaces what was bound to it. All fail with kInvalidArgument, and leave
   // the binding as it was, where the model has no such input or output, or the dtype, rank or a
   // known dim is another one, or memory overlaps that may not. Dims that have no number in the
-  // model are checked in the run.
+  // model are checked at run time.
   Status BindInput(const std::string& name, RuntimeValue value);
   // A caller's buffer of just the output's size, on any device of the session's.
   Status BindOutput(const std::string& name, Tensor buffer, Overlap overlap = Overlap::kRefused);

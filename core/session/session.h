@@ -36,7 +36,7 @@ struct SessionOptions {
   ProviderList providers;
   // Instead of `providers`: made when the session is.
   std::vector<ProviderRequest> requested_providers;
-  // Whether a failing provider is replaced; see Session::DisableFallback.
+  // True if a failing provider is replaced; see Session::DisableFallback.
   bool fallback = true;
   PlanOptions plan;
   // Run on the model before planning, in order, once ops without a kernel are expanded into their
@@ -70,8 +70,8 @@ class Session {
   // One run of what is bound (io_binding.h): the outputs, in the order in which they were bound.
   Result<std::vector<RuntimeValue>> Run(const IoBinding& binding, RunOptions options = {});
 
-  // What a run with these inputs will give, in graph order: for callers who allocate before it
-  // (io_binding.h).
+  // The outputs' types of a run with these inputs, in graph order: for callers who allocate before
+  // it (io_binding.h).
   Result<std::vector<OutputSpec>> OutputSpecs(const NamedValues& feeds);
   Result<std::vector<OutputSpec>> OutputSpecs(const IoBinding& binding);
 

@@ -145,7 +145,7 @@ Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size) {
 #ifdef __linux__
   constexpr size_t kLarge = size_t{128} << 10;
   if (size >= kLarge) {
-    const size_t mapped = size + kBufferAlignment;  // as much behind the end as other buffers have
+    const size_t mapped = size + kBufferAlignment;  // as much after the end as other buffers have
     void* data =
         mapped < size || mapped > env::MemoryBytes()
             ? MAP_FAILED

@@ -18,7 +18,7 @@ namespace {
 static_assert(DLPACK_MAJOR_VERSION == 1 && DLPACK_MINOR_VERSION >= 3, "dlpack/dlpack.h is too old");
 
 constexpr int kMaxRank = 64;
-// What tensors of no elements point at, since kernels take a null pointer for an absent input.
+// The address of tensors without elements, since kernels take a null pointer for an absent input.
 alignas(kBufferAlignment) char kNoElements[kBufferAlignment];
 
 struct TypeRow {
@@ -101,7 +101,7 @@ bool IsDense(const DLTensor& tensor) {
   return true;
 }
 
-// Whether the farthest elements on both sides have offsets that can be counted in bytes.
+// True if the farthest elements on both sides have offsets that can be counted in bytes.
 bool StridesFit(const DLTensor& tensor, int64_t element_bytes) {
   int64_t low = 0, high = 0;
   for (int d = 0; d < tensor.ndim; ++d) {

@@ -22,7 +22,7 @@ struct DLManagedTensorVersioned;
 
 namespace caesura {
 
-// What an import found beside the tensor.
+// The facts that an import finds beside the tensor.
 struct DlpackImport {
   bool read_only = false;  // the producer's bytes, which nobody may write to
   bool copied =

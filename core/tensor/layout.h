@@ -34,8 +34,8 @@ Layout Simplified(const Shape& shape, Layout layout);
 // Dim i of the result is dim permutation[i] of `shape`.
 Layout Permuted(const Shape& shape, const Layout& layout, const std::vector<int64_t>& permutation);
 
-// How `to`, of as many elements as `from`, lies in the same bytes; nothing where no strides can say
-// it.
+// The layout of `to`, of as many elements as `from`, in the same bytes; nothing where no strides
+// can say it.
 std::optional<Layout> Reshaped(const Shape& from, const Layout& layout, const Shape& to);
 
 // Writes the elements at `from`, of 1, 2, 4, 8 or 16 bytes each, to `to` in row-major order.

@@ -23,7 +23,7 @@ namespace caesura {
 class Tensor {
  public:
   Tensor() = default;
-  // REQUIRES: buffer holds at least `shape.elements() * DTypeSize(dtype)` bytes behind
+  // REQUIRES: buffer holds at least `shape.elements() * DTypeSize(dtype)` bytes after
   // `byte_offset`.
   Tensor(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer, size_t byte_offset = 0);
 
@@ -74,7 +74,7 @@ class Tensor {
   void* data_ = nullptr;
 };
 
-// What an edge carries at run time: nothing (an empty optional), a tensor, a sequence, or a map. An
+// The value of an edge at run time: nothing (an empty optional), a tensor, a sequence, or a map. An
 // ONNX optional that holds something is that something.
 class RuntimeValue {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains layers before and behind a model that another runtime runs, frozen, as one node of the
+// Trains layers before and after a model that another runtime runs, frozen, as one node of the
 // net; compares the gradients with those of the same net without that node, and says how well the
 // trained net reads digits.
 //

@@ -50,7 +50,7 @@ void Decode(Bytes& input, Fields* fields) {
 
 using Wide = __int128;
 
-// Whether an import that believes the fields stays inside of the bytes that are there, or can see
+// True if an import that believes the fields stays inside of the bytes that are there, or can see
 // that no tensor has them.
 bool IsHonest(const Fields& fields) {
   const DLTensor& tensor = fields.tensor;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Changes of ONNX models that know what a field is: they keep the bytes a model, so that faults
-// behind the parser are reached. Bytes that are no model are changed as bytes.
+// after the parser are reached. Bytes that are no model are changed as bytes.
 #ifndef CAESURA_TESTS_FUZZ_MODEL_MUTATOR_H_
 #define CAESURA_TESTS_FUZZ_MODEL_MUTATOR_H_
 

@@ -43,14 +43,14 @@ std::vector<GradientCase> NnCases();  // nn_cases.cc: conv, pool, norm, loss, re
 std::vector<GradientCase> ImageCases();        // image_cases.cc, with Fourier transforms
 std::vector<GradientCase> ControlFlowCases();  // control_flow_cases.cc, with sequences
 
-// Of all families.
+// Registers the kernels of all families.
 std::vector<GradientCase> AllGradientCases();
 
 // load_cases.cc. The case's graph with `dtype` in place of double; its initializers hold values
 // that are exact in `rounded` (kUndefined: as written). Fails where the text or the types are
 // wrong.
 Result<Model> LoadCase(const GradientCase& c, DType dtype, DType rounded = DType::kUndefined);
-// What the case feeds the graph's inputs, in their dtypes; also exact in `rounded`.
+// The feeds of the graph's inputs, in their dtypes; also exact in `rounded`.
 NamedValues CaseFeeds(const GradientCase& c, const Graph& graph, DType rounded = DType::kUndefined);
 // Random and no two nearly equal, so that differences do not jump over a tie.
 std::vector<double> RandomValues(int64_t count, double low, double high, uint32_t seed);

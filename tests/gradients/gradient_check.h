@@ -29,7 +29,7 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run,
                    DType rounded = DType::kUndefined, const PassList& passes = {});
 // Central differences for the run's gradients, in float32 or float64.
 std::vector<std::vector<double>> Differences(const CaseRun& run, double epsilon);
-// What the numbers are compared at: the largest one, at least 1.
+// The scale of the comparison: the largest number, at least 1.
 double ScaleOf(const std::vector<double>& values);
 
 }  // namespace caesura

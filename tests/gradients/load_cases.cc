@@ -82,7 +82,7 @@ std::vector<double> RandomValues(int64_t count, double low, double high, uint32_
 }
 
 Result<Model> LoadCase(const GradientCase& c, DType dtype, DType rounded) {
-  // The text is in a dtype that ONNX's parser knows numbers of; others are put in its place behind
+  // The text is in a dtype that ONNX's parser knows numbers of; others are put in its place after
   // the parser.
   const bool in_float = dtype == DType::kFloat32 || !c.no_double.empty();
   const DType written = in_float ? DType::kFloat32 : DType::kFloat64;

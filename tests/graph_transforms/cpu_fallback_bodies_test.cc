@@ -145,7 +145,7 @@ TEST(CpuFallbackBodies, RunScansOnTheHost) {
   EXPECT_EQ(on.counts.copies_to_host, 0u) << on.report.ToString();
 }
 
-// The shape is made before the yield and read behind it: the state keeps it on the host.
+// The shape is made before the yield and read after it: the state keeps it on the host.
 TEST(CpuFallbackBodies, KeepShapesOnTheHostAcrossYields) {
   CountingDevice device({.close_pages = true});
   Model model;

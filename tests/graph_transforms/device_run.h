@@ -23,7 +23,7 @@ struct DeviceRunOptions {
   std::unordered_set<std::string> keep = {};
   bool fold = true;  // Shape and what follows from it is settled when the run is planned
   bool fetch_on_host =
-      false;  // otherwise results stay where they are made, and are fetched behind the counting
+      false;  // otherwise results stay where they are made, and are fetched after the counting
 };
 
 struct DeviceRun {

@@ -451,7 +451,7 @@ TEST(EveryPassTable, PassesOfStepsAndDevicesKeepPins) {
 TEST(EveryPassTable, HoldsThePipeline) {
   std::set<std::string> known = {"shape_inference"};
   for (const PassCase& c : Cases()) known.insert(c.pass->name());
-  // Those above; subgraph_partition pins what it makes (tests/core/plugin).
+  // The passes above; subgraph_partition pins what it makes (tests/core/plugin).
   std::set<std::string> all = known;
   all.insert({"recompute", "update_order", "cpu_fallback", "subgraph_partition"});
   EXPECT_EQ(all, std::set<std::string>(PassNames().begin(), PassNames().end()));

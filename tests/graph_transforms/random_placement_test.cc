@@ -100,7 +100,7 @@ class RandomGraph {
     floats_.push_back(state);
   }
 
-  // What reads shapes, of 1 to 8.
+  // Ops that read shapes of 1 to 8.
   void AddEnd() {
     const std::string low = Name("v"), size = Name("v"), out = Name("y");
     std::string type = "float[A" + out + "]";

@@ -68,7 +68,7 @@ TEST(RecomputePass, WhatReadsAnUpdatedValueStays) {
   EXPECT_THAT(NodesAfter({"p", "a"}, {}),
               ::testing::Contains("p/again=MatMul x w"));  // for da, ahead of the update
   EXPECT_THAT(NodesAfter({"p"}, {}),
-              ::testing::Not(::testing::Contains(HasSubstr("p/again"))));  // for dc, behind it
+              ::testing::Not(::testing::Contains(HasSubstr("p/again"))));  // for dc, after it
 }
 
 class MemoryBudget : public ::testing::TestWithParam<MakesReal> {};

@@ -203,7 +203,7 @@ TEST(MovementElimination, LeavesCastsThatLose) {
 
 // --- shapes ---
 
-// Of [N, 3, 8] dims 1 and 2 are 3 and 8 whatever N is; -1 counts from the end.
+// Dims 1 and 2 of [N, 3, 8] are 3 and 8 whatever N is; -1 counts from the end.
 TEST(ShapeSimplification, MakesKnownDimsConstants) {
   EXPECT_THAT(
       Shaped(
@@ -293,7 +293,7 @@ TEST(Replacements, ReachTheOutputsOfBodies) {
 
 // --- slices ---
 
-// The halves of rows, the second one first; ends behind the last element, and counted from it.
+// The halves of rows, the second one first; ends after the last element, and counted from it.
 TEST(SplitSlices, PartsOfAllAreASplit) {
   const char* body = R"((float[2, 3, 8] x) => (float[2, 3, 4] y, float[2, 3, 4] a, float[2, 3, 4] b)
       <int64[1] none = {0}, int64[1] half = {4}, int64[1] end = {9223372036854775807}, int64[1] last = {-1}, int64[1] back = {-4}> {

@@ -107,3 +107,20 @@ def test_lines_and_files_are_short():
         if len(lines) > FILE:
             wrong.append(f"{path}: {len(lines)} lines")
     assert not wrong, "\n".join(wrong)
+
+
+def test_comments_have_subjects():
+    """At most so many comments begin with a clause in place of a subject, or say "behind" and "in the run"."""
+    headless, words = [], []
+    for path in (p for p in sources() if p.endswith((".cc", ".h"))):
+        goes_on = False  # the line before is of the same comment
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+            comment = re.search(r"(?<!:)(?://|/\*)\s?(.*)", line)
+            whole_line = line.lstrip().startswith(("//", "/*"))
+            if comment and not (goes_on and whole_line) and re.match(r"(What|Whose?|Whether|How|Of|Those)\b", comment[1]):
+                headless.append(f"{path}:{number}: {comment[1]}")
+            if comment and re.search(r"\b(behind|in the run)\b", comment[1]):
+                words.append(f"{path}:{number}: {comment[1]}")
+            goes_on = comment is not None
+    assert len(headless) <= 20, "\n".join(headless)
+    assert len(words) <= 15, "\n".join(words)

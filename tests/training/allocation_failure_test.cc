@@ -92,7 +92,7 @@ void FailEach(const Work& work, const Undo& undo, const Check& check) {
   EXPECT_GT(refused, 0);
 }
 
-// What a caller does for itself while a work goes on, with all allocations working.
+// The caller's own work in between, with all allocations working.
 template <typename Fn>
 auto AsCaller(const Fn& fn) {
   const long kept = std::exchange(left, -1);

@@ -77,7 +77,7 @@ TEST(DeviceTraining, ModulesGiveTheGradientsOfTheCpu) {
     ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
     EXPECT_EQ(loaded->outputs[0].tensor().ToVector<float>(), outputs_on_host);
     EXPECT_EQ(ToVectors(*loaded->Backward({Floats(Shape{3, 3})})), gradients.back());
-    // The sizes stay on the host, before the yield and behind it.
+    // The sizes stay on the host, before the yield and after it.
     EXPECT_EQ((*module)->cpu_fallback().mode, CpuFallbackMode::kOn);
     EXPECT_EQ((*module)->cpu_fallback().to_host_after, 0) << (*module)->cpu_fallback().ToString();
     EXPECT_GT((*module)->cpu_fallback().to_host_before, 0);

@@ -16,9 +16,9 @@ struct PrecisionCase {
   const char* name;
   RealModel (*make)();
   DType precision;
-  // Of the norm of a gradient's error beside the gradient's norm. A rounding to bfloat16 is off by
-  // up to 2^-9 and to float16 by 2^-12; a gradient passes a few dozen of them here, sums cancel,
-  // and max-pooling takes another element where rounding makes two equal.
+  // The bound of the norm of a gradient's error over the gradient's norm. A rounding to bfloat16 is
+  // off by up to 2^-9 and to float16 by 2^-12; a gradient passes a few dozen of them here, sums
+  // cancel, and max-pooling takes another element where rounding makes two equal.
   double tolerance;
 };
 void PrintTo(const PrecisionCase& c, std::ostream* out) { *out << c.name; }
@@ -121,7 +121,7 @@ TEST(LossScaling, AnOverflowSkipsTheUpdateAndLowersTheScale) {
   EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 30 - (steps - 1)));
   EXPECT_FALSE(SameBits(ParametersOf(*session), before));
   // The first update is that of a session that had begun with this scale: skipped steps leave
-  // nothing behind.
+  // no trace.
   const auto other = SessionOf(Scaled(std::ldexp(1.0f, 30 - (steps - 1))));
   ASSERT_TRUE(other->Step(real.batches[0]).ok());
   EXPECT_TRUE(SameBits(ParametersOf(*session), ParametersOf(*other)));

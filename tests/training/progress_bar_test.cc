@@ -13,7 +13,7 @@ namespace {
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-// What a bar over 1000 steps of an eighth of a second writes.
+// The text of a bar over 1000 steps of an eighth of a second.
 std::string Written(bool is_terminal, int64_t begin, int64_t end) {
   char* text = nullptr;
   size_t size = 0;

@@ -27,7 +27,7 @@ std::shared_ptr<FailingProvider> Faulty() {
 // From one k to the next.
 int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
 
-// Two steps on the CPU, and the state behind them.
+// Two steps on the CPU, and the state after them.
 class StepsOfTheCpu {
  public:
   explicit StepsOfTheCpu(const RealModel& real) : names_(StepRunner(real).names()) {
@@ -41,7 +41,7 @@ class StepsOfTheCpu {
       out.push_back(session.Parameter(name).value().Clone().value());
     return out;
   }
-  // Whether the session, at its last batch, does as the CPU did.
+  // True if the session, at its last batch, does as the CPU did.
   void ExpectLastStep(TrainingSession& session, const RealModel& real) const {
     EXPECT_EQ(session.Step(real.batches.back()).value(), losses_.back());
     EXPECT_TRUE(SameBits(Everything(session), after_));
@@ -330,7 +330,7 @@ TEST(ModuleFallback, RunsThatWaitForTheirBackward) {
   EXPECT_TRUE(module->fallback_record());
   EXPECT_TRUE(SameBits(waiting[1].Backward({Ramp(Shape{6, 10})}).value(), expected));
   EXPECT_GT(faulty->calls(), 3);
-  faulty->FailAt(2);  // once more, behind the fallback: this run goes over too
+  faulty->FailAt(2);  // once more, after the fallback: this run goes over too
   EXPECT_TRUE(SameBits(waiting[2].Backward({Ramp(Shape{6, 10})}).value(), expected));
   EXPECT_EQ(faulty->calls(), 3);
   // Gradients that do not fit are the caller's mistake, and the run still waits.

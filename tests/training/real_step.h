@@ -420,7 +420,7 @@ class StepRunner {
     for (int i = 0; i < parameters.size(); ++i) out.push_back(parameters.tensor(i).Clone().value());
     return out;
   }
-  // What the session itself gives, without any cut.
+  // The session's own result, without any cut.
   Trained BySession() const {
     auto session = SessionOf(real_);
     Trained out;

@@ -48,7 +48,7 @@ std::string OrderOf(const std::string& rows) {
   return order;
 }
 
-// w is updated behind its own gradient and the last reader of wt; the product that makes dtt, more
+// w is updated after its own gradient and the last reader of wt; the product that makes dtt, more
 // than it reads, waits for the other part of the table's gradient.
 TEST(UpdateOrder, GradientsLiveShort) {
   EXPECT_EQ(OrderOf("4"), "wt tt h y ht dh xt dwt dx dw uw dtt dt dtable ut");

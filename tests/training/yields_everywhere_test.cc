@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// YieldOps in the forward and backward parts of the whole steps of both examples, behind random
-// nodes and behind all of them. The caller copies what it is given, overwrites it, moves the state,
+// YieldOps in the forward and backward parts of the whole steps of both examples, after random
+// nodes and after all of them. The caller copies what it is given, overwrites it, moves the state,
 // and goes on in another thread: the bits are those of the step without yields.
 #include <gtest/gtest.h>
 

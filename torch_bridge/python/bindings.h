@@ -44,7 +44,7 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name,
 // An array, an OrtValue, or what else caesura.sessions.values.to_value takes. Dense arrays are kept
 // alive, not copied; sets `copied` where the bytes are others than the array's.
 RuntimeValue ValueOf(nanobind::handle item, bool* copied = nullptr);
-// Whether it is a NumPy array.
+// True if it is a NumPy array.
 bool IsArray(nanobind::handle item);
 // The same for a dict of them, by name.
 NamedValues FeedsOf(nanobind::dict feeds);
@@ -52,7 +52,7 @@ NamedValues FeedsOf(nanobind::dict feeds);
 // torch.Tensor), a list, or None.
 nanobind::object ObjectOf(const RuntimeValue& value, bool torch);
 
-// What caesura.OrtValue holds.
+// The contents of caesura.OrtValue.
 struct OrtValue {
   RuntimeValue value;
   bool read_only = false;  // bytes of somebody else's that may not be written to
@@ -73,7 +73,7 @@ Model ReadSource(nanobind::object source);
 // flowed is the caller's business. Raises what the producer raises (BufferError for sparse
 // tensors), and as Raise() where the tensor cannot be taken.
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
-// Whether the object's type has DLPack's C functions: FromPython is then the fastest way in.
+// True if the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
 // The same of a torch.Tensor that the caller holds for as long as the result is used.
 Tensor LentByTorch(nanobind::handle tensor);

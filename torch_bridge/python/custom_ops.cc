@@ -15,7 +15,7 @@ void Check(const Status& status) {
   if (!status.ok()) Raise(status);
 }
 
-// What each op knows, with its default: {"domain::Op": {name: value}}.
+// The options of each op, with defaults: {"domain::Op": {name: value}}.
 std::map<std::string, Values> Ops(const CustomOps& custom_ops) {
   std::map<std::string, Values> out;
   for (const CustomOp& op : custom_ops.ops) {

@@ -20,7 +20,7 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// What an InferenceSession of the package is made with.
+// The arguments of the package's InferenceSession.
 struct SessionSettings {
   int threads = 0;
   // With options: "cpu", "torch", "torch-only" (device), "counting" (memory_bytes), or what
@@ -37,7 +37,7 @@ struct RunSettings {
   std::string tag;
 };
 
-// Whether a torch.Tensor is among the values, so that the outputs should be such too.
+// True if a torch.Tensor is among the values, so that the outputs should be such too.
 bool HoldTorch(nb::dict feeds) {
   bool arrays = true;
   for (auto [name, item] : feeds) arrays &= IsArray(item);
@@ -118,7 +118,7 @@ class PythonSession {
   void EnableFallback() { session_->EnableFallback(); }
   std::vector<std::string> providers() const { return session_->providers(); }
   std::optional<FallbackRecord> fallback_record() const { return session_->fallback_record(); }
-  // What the runs until now did; later ones are not watched.
+  // The report of the runs until now; later ones are not watched.
   void EndProfiling(const std::string& trace) {
     const Status written = WriteChromeTrace(trace, profiler_->Events());
     if (!written.ok()) Raise(written, /*of_file=*/true);
@@ -203,7 +203,7 @@ class PythonSession {
   uint64_t inputs_ = 0, inputs_copied_ = 0;  // under the interpreter's lock
 };
 
-// What caesura.IOBinding holds: what is bound, and what the run that ended last has given.
+// The contents of caesura.IOBinding: bound values, and the last run's outputs.
 class PythonBinding {
  public:
   explicit PythonBinding(PythonSession& session) : session_(session), binding_(session.session()) {}
@@ -297,7 +297,7 @@ std::vector<nb::tuple> DescribeOutputs(PythonSession& session) {
   return out;
 }
 
-// name -> shape as a list, or None where it shows only in the run
+// name -> shape as a list, or None where it shows only at run time
 nb::dict ShapesOf(const std::vector<OutputSpec>& specs) {
   nb::dict out;
   for (const OutputSpec& spec : specs) {

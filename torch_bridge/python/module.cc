@@ -14,7 +14,7 @@
 namespace caesura::python {
 namespace {
 
-// Of the library that was opened; changed under the GIL only. Null: none was.
+// A function of the library that was opened; changed under the GIL only. Null: none was.
 TorchKernelsFunction* torch_kernels = nullptr;
 TorchProviderFunction* torch_provider = nullptr;
 std::string torch_version;

@@ -26,7 +26,7 @@ std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
   return Unwrap(SplitModule::Create(ReadSource(source), std::move(options)));
 }
 
-// What `call` returns, computed without the interpreter's lock.
+// The result of `call`, computed without the interpreter's lock.
 template <typename Call>
 auto Released(Call call) {
   auto result = [&] {

@@ -18,7 +18,7 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// Of all steps' calls by StepCall since the last look.
+// Counts all steps' calls by StepCall since the last look.
 std::atomic<int64_t> step_nanoseconds = 0, step_calls = 0;
 
 // A tensor that the step reads: at a path of keys into the call's args or kwargs, or one that
@@ -39,7 +39,7 @@ struct Place {
   bool keeps_zero;  // whether the update is another one where it is zero
 };
 
-// How far a compiled step has come, whichever of its programs ran. A window: the calls so far that
+// The progress of a compiled step, whichever of its programs ran. A window: the calls so far that
 // go into one update.
 struct Progress {
   int64_t micro_steps = 0;  // how often it has run
@@ -144,7 +144,7 @@ class StepCall {
     return ToTorch(Tensor::Scalar(value));
   }
 
-  // What it holds leads back to it (the optimizer's hooks know the step).
+  // Its members lead back to it (the optimizer's hooks know the step).
   static int Traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
@@ -180,7 +180,7 @@ class StepCall {
     return nb::cast<bool>(guards_(locals));
   }
 
-  // Whether the update that this step makes, or comes before, is of parameters that were updated
+  // True if the update that this step makes, or comes before, is of parameters that were updated
   // equally often and of all those that have gradients in this window, in its session's scale.
   bool GoesOn(const Progress& progress) const {
     if (accumulation_steps_ > 1 && progress.micro_steps % accumulation_steps_ != 0) {
@@ -193,7 +193,7 @@ class StepCall {
     });
   }
 
-  // Whether the session is fed what the groups say now, and nothing has become or stopped to be
+  // True if the session is fed what the groups say now, and nothing has become or stopped to be
   // zero that may not.
   bool FeedCoefficients() {
     double* to = session_.coefficients().data();
@@ -219,7 +219,7 @@ class StepCall {
     return true;
   }
 
-  // Whether an argument lies in a buffer that the step writes to: eager would read there what was
+  // True if an argument lies in a buffer that the step writes to: eager would read there what was
   // written.
   bool ReadsWhatIsWritten(nb::handle args, nb::handle kwargs) const {
     for (const Feed& feed : feeds_) {

@@ -91,7 +91,7 @@ nb::object CallDlpack(nb::handle object) {
   return method();
 }
 
-// What a capsule that nobody has taken does when it goes.
+// Frees a capsule that nobody has taken.
 template <typename Managed>
 void DropCapsule(PyObject* capsule, const char* name) {
   if (!PyCapsule_IsValid(capsule, name)) return;

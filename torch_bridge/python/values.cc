@@ -38,7 +38,7 @@ RuntimeValue TensorFromBytes(int dtype_number, const std::vector<int64_t>& dims,
   return Tensor(dtype, std::move(shape), std::move(buffer));
 }
 
-// ONNX's dtype behind a buffer's format; undefined where there is none, or the package must say
+// ONNX's dtype of a buffer's format; undefined where there is none, or the package must say
 // more.
 DType DTypeOfFormat(const char* format, Py_ssize_t size) {
   if (format == nullptr || format[0] == '\0' || format[1] != '\0') return DType::kUndefined;

@@ -44,7 +44,7 @@ bool AsksForGradient(nb::handle tensor) {
   return property.Of(tensor).ptr() == Py_True;
 }
 
-// How many hooks PyTorch has registered, of whatever: another object where it is another number.
+// PyTorch's counter of hooks; another number is another object.
 // Null where none tells.
 nb::object HooksMade() {
   static PyObject* const handles =
@@ -53,8 +53,7 @@ nb::object HooksMade() {
   return nb::borrow(_PyType_Lookup(reinterpret_cast<PyTypeObject*>(handles), name));
 }
 
-// Whether its gradient has none; a dict that is empty is what a hook that was removed leaves
-// behind.
+// True if its gradient has none; a dict that is empty is what a removed hook leaves.
 bool IsUnhooked(nb::handle tensor) {
   static const TensorProperty before("_backward_hooks"), behind("_post_accumulate_grad_hooks");
   const auto none = [&](const TensorProperty& property) {

@@ -29,9 +29,9 @@ struct TensorFacts {
 // All objects are held. Not for use without the GIL.
 class Watch {
  public:
-  // What is to stay: dict[key], that a dict lacks a key, all that a dict holds and its order, the
-  // length of a dict, list or set, list[i] for all i, what a closure's cell holds, an object's
-  // class, a class with its bases, a function's code and defaults, what a call returns.
+  // The state that must stay: dict[key], that a dict lacks a key, all that a dict holds and its
+  // order, the length of a dict, list or set, list[i] for all i, what a closure's cell holds, an
+  // object's class, a class with its bases, a function's code and defaults, what a call returns.
   void Item(nanobind::dict dict, nanobind::object key, nanobind::object value);
   void Lacks(nanobind::dict dict, nanobind::object key);
   void Whole(nanobind::dict dict);
@@ -61,7 +61,7 @@ class Watch {
     nanobind::object object, value;
     Py_ssize_t number = 0;
   };
-  // What one dict is to hold.
+  // The expected contents of one dict.
   struct DictRows {
     nanobind::object dict;
     std::vector<std::pair<nanobind::object, nanobind::object>>

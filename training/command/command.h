@@ -33,7 +33,7 @@ void AddWrapModel(CLI::App& app, RunFunction* run);
 void AddEnv(CLI::App& app, RunFunction* run);
 void AddCache(CLI::App& app, RunFunction* run);
 
-// What `caesura --version` prints.
+// The text of `caesura --version`.
 std::string VersionText();
 
 // "caesura: MESSAGE" on stderr; returns kFailed, or kStopped for kCancelled.

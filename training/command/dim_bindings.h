@@ -17,7 +17,7 @@ class DimBindings {
   static Result<DimBindings> Parse(const std::vector<std::string>& shapes,
                                    const std::vector<std::string>& dims);
 
-  // What is known about each input. A shape given for one input binds its symbols for the others.
+  // The facts about each input. A shape given for one input binds its symbols for the others.
   // Fails listing every dim that nothing says, every shape that does not fit, and shapes of inputs
   // that are not there.
   Result<std::vector<FeedSpec>> Feeds(const std::vector<Value*>& inputs) const;

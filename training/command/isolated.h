@@ -11,8 +11,8 @@ namespace caesura::command {
 inline constexpr char kCrashed[] = "crashed";
 inline constexpr char kTimedOut[] = "timed out";
 
-// What `work` returns, or kCrashed, or kTimedOut after `seconds`. REQUIRES: the caller has started
-// no thread (OpenMP's neither): the child would wait for it forever.
+// Returns the result of `work`, or kCrashed, or kTimedOut after `seconds`. REQUIRES: the caller has
+// started no thread (OpenMP's neither): the child would wait for it forever.
 std::string RunIsolated(const std::function<std::string()>& work, int seconds);
 
 }  // namespace caesura::command

@@ -34,7 +34,7 @@ Result<std::unique_ptr<TrainingSession>> Open(const TrainOptions& options,
   if (exported) {
     ASSIGN_OR_RETURN(training.step, ReadStepOptions(model));
   }
-  // Whether it is refused is not part of what is compared.
+  // The comparison leaves out whether it is refused.
   training.step.refuse_nonfinite = false;
   training.disabled_passes = std::move(without);
   return TrainingSession::Create(std::move(model), std::move(training));

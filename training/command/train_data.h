@@ -19,7 +19,7 @@ struct TrainData {
   std::shared_ptr<const TextCorpus> text;     // null: the data are arrays
 };
 
-// Whether --data names texts.
+// True if --data names texts.
 bool IsText(const TrainOptions& options);
 
 // Arrays are converted to the dtypes of the inputs. Fails with kInvalidArgument listing every array

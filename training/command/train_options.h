@@ -54,7 +54,7 @@ struct TrainOptions {
 };
 
 void AddTrainOptions(CLI::App& app, TrainOptions* options);
-// Those that say what a step computes and where, for commands that run one again.
+// Options of what a step computes and where, for commands that run one again.
 void AddStepOptions(CLI::App& app, TrainOptions* options);
 // Parts of it, for commands that take the same: --data, --feed, --context; these and --target;
 // --loss, --prediction,
@@ -70,7 +70,7 @@ void AddPlacementOptions(CLI::App& app, TrainOptions* options,
 // The name under which the session takes the loss's target.
 inline constexpr char kTargetInput[] = "caesura.target";
 
-// What the session is made with, for a run of `total` updates. `is_text`: classes are on the last
+// The options of the session for a run of `total` updates. `is_text`: classes are on the last
 // axis. Fails with kInvalidArgument for options that do not go together.
 Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total,
                                             bool is_text);

@@ -20,7 +20,8 @@ namespace {
 constexpr double kSmoothing = 0.95;
 constexpr size_t kMaxLogBytes = size_t{1} << 30;
 
-// What a checkpoint of this run must agree with, since the order of the examples follows from it.
+// The facts that a checkpoint must share with this run, since the order of the examples follows
+// from it.
 std::map<std::string, Checkpoint::Property> RunFacts(const TrainOptions& options,
                                                      const TrainData& data) {
   return {{"seed", static_cast<int64_t>(options.seed)},

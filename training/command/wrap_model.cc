@@ -55,7 +55,7 @@ Result<std::pair<std::string, std::string>> Split(const std::string& text, const
   return InvalidArgument(std::string(flag) + ": expected NAME=VALUE, got '" + text + "'");
 }
 
-// How the node names a file: relative to the folder of the model that holds it, and beneath that.
+// The node's name of a file: relative to the folder of the model that holds it, and beneath that.
 Result<std::string> NameBeneath(const std::string& file, const std::string& out) {
   std::error_code error;
   const std::filesystem::path name = std::filesystem::relative(file, FolderOf(out), error);

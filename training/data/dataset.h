@@ -20,7 +20,7 @@ namespace caesura {
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  // How many examples there are.
+  // The number of examples.
   virtual int64_t size() const = 0;
   // The examples of these indices, stacked along axis 0, by name. Fails with kInvalidArgument for
   // an index outside.
@@ -60,7 +60,7 @@ struct TextWindows {
 };
 
 // Examples are windows of the text: `input_name` and `target_name`, int64[length] each. Fails with
-// kInvalidArgument when the part is shorter than one window and the character behind it.
+// kInvalidArgument when the part is shorter than one window and the character after it.
 Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const TextCorpus> corpus,
                                                        const TextWindows& windows);
 

@@ -36,8 +36,8 @@ class BodyGradient {
   // Values of the body that the gradients in `wanted` need.
   std::vector<Value*> Saved(const std::vector<Value*>& wanted) const;
 
-  // Appends the nodes behind `wanted` to `target`, with `bindings` in place of the seeds and saved
-  // values; returns the counterparts of `wanted`, each made by a node of `target`.
+  // Appends the nodes that make `wanted` to `target`, with `bindings` in place of the seeds and
+  // saved values; returns the counterparts of `wanted`, each made by a node of `target`.
   std::vector<Value*> CopyTo(Graph& target, const std::vector<Value*>& wanted,
                              ValueMap bindings) const;
   // Takes the backward nodes out of the body, which then computes what it did.

@@ -38,7 +38,7 @@ class Driver {
   void Seed();
   void Visit(Node& node);
   void Report(const Node& node, const std::string& why);
-  // Lets the walk go on behind a node that failed, so that all such nodes are found at once.
+  // Lets the walk go on after a node that failed, so that all such nodes are found at once.
   void PretendGradients(const Node& node, const GradientContext& g);
   Result<GradientGraph> Finish();
   Status Fail();

@@ -28,7 +28,7 @@ struct GradientSeed {
   Value* dy = nullptr;  // null: ones in the shape of y (for a scalar loss)
 };
 
-// What becomes of an x that no y depends on.
+// The gradient of an x that no y depends on.
 enum class UnreachableGradient {
   kZeros,   // a tensor of zeros
   kAbsent,  // dxs holds null

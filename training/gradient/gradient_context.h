@@ -58,7 +58,7 @@ class GradientContext {
   // The attributes of these names, as far as the node has them.
   AttributeMap Attributes(std::initializer_list<const char*> names) const;
   const AttributeMap& attributes() const { return node_.attributes(); }
-  // The constant behind an input that nothing is differentiated by, or null.
+  // The constant value of an input that nothing is differentiated by, or null.
   const Tensor* ConstantInput(int i) const;
 
   // --- what is asked for ---

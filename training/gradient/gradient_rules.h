@@ -28,7 +28,7 @@ struct GradientRule {
   // Inputs broadcast against each other: the driver sums each gradient to its input's shape.
   bool broadcasts = false;
   // Inputs whose gradient is zero or that are no numbers (indices, shapes). -1 - i: input i and all
-  // behind it.
+  // after it.
   std::vector<int> stops = {};
   // Inputs that have a gradient which the rule does not compute: an error where one is needed,
   // never silence.

@@ -18,7 +18,7 @@ struct LoopForm {
   int first_body_input;   // among the body's
   int first_body_output;  // among the body's outputs; the node's outputs begin with them
   int states;
-  int scan_inputs;  // behind the states
+  int scan_inputs;  // after the states
 };
 
 class LoopGradient {
@@ -74,7 +74,7 @@ LoopGradient::LoopGradient(GradientContext& g, const LoopForm& form)
   }
 }
 
-// What the body is differentiated by: carried states, scan inputs, captured values.
+// The values that the body is differentiated by: carried states, scan inputs, captured values.
 std::vector<Value*> LoopGradient::Xs() const {
   std::vector<Value*> xs;
   for (int k : carried) xs.push_back(StateInput(k));
@@ -243,7 +243,7 @@ struct ScanLayout {
   }
 };
 
-// What the backward Scan goes over, each in the direction opposite to the forward one's.
+// The backward Scan's sequences, each in the direction opposite to the forward one's.
 struct BackwardScans {
   Graph& body;
   Exprs inputs = {};

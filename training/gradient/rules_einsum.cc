@@ -19,7 +19,7 @@ struct Equation {
 
 bool Has(const std::string& term, char label) { return term.find(label) != std::string::npos; }
 
-// Without "->" the output has the labels that occur once, in alphabetical order, behind the
+// Without "->" the output has the labels that occur once, in alphabetical order, after the
 // ellipsis.
 std::string ImplicitOutput(const std::vector<std::string>& terms) {
   std::string all;
@@ -67,7 +67,7 @@ Expr Eye(Expr x, int64_t axis) {
   return Op("EyeLike", {Filled(0, Concat({DimOf(x, axis), DimOf(x, axis)}, 0), x)});
 }
 
-// What the gradient of operand k is contracted from.
+// The operands of the gradient of operand k.
 struct Contraction {
   std::vector<std::string> terms;
   Exprs operands;
@@ -75,7 +75,7 @@ struct Contraction {
   bool wider = false;  // the result may have more elements than the operand, to be summed
 };
 
-// Counts from the back behind an ellipsis, whose rank is open.
+// Counts from the back after an ellipsis, whose rank is open.
 int64_t AxisOf(const std::string& term, size_t position) {
   const int64_t i = static_cast<int64_t>(position);
   return Has(term.substr(0, position), kEllipsis) ? i - static_cast<int64_t>(term.size()) : i;
@@ -103,7 +103,7 @@ void AddSums(const std::string& available, Expr x, const std::string& term, Cont
   }
 }
 
-// Whether a label is 1 in one place and something else in another: the ones are broadcast.
+// True if a label is 1 in one place and something else in another: the ones are broadcast.
 bool Broadcasts(const GradientContext& g, const Equation& equation, char label) {
   bool one = false, more = false;
   for (int i = 0; i < g.input_count(); ++i) {

@@ -46,7 +46,7 @@ void GatherNdRule(GradientContext& g) {
       0, ReshapeLike(ScatterAdd("ScatterND", zeros, Concat({numbers, tuples}, -1), updates), x));
 }
 
-// What ScatterElements and ScatterND have in common: U is written to places of X, and those places
+// ScatterElements and ScatterND share this: U is written to places of X, and those places
 // can be read.
 struct Places {
   std::function<Expr(Expr x, Expr u, const char* reduction)> write;
@@ -142,7 +142,7 @@ void OneHotRule(GradientContext& g) {
 // Y = the slices of X that C marks;  dX = zeros with dY in those slices
 void CompressRule(GradientContext& g) {
   const Expr x = g.input(0);
-  // Marks behind the end of X mark nothing.
+  // Marks after the end of X mark nothing.
   auto marked = [&](Expr size) {
     return Squeeze(Op("NonZero", {Slice(g.input(1), Ints({0}, x), size, 0)}), {0});
   };

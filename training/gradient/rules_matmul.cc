@@ -36,7 +36,7 @@ Expr RightGradient(const Factors& f, Expr dy) {
 bool SharesRight(const Factors& f) { return f.a.rank() > 2 && f.b.rank() == 2 && !f.transpose_a; }
 Expr Rows(Expr x) { return Op("Flatten", {x}, {{"axis", int64_t{-1}}}); }
 
-// Whether the batch axes are known to be the same, so that nothing was broadcast.
+// True if the batch axes are known to be the same, so that nothing was broadcast.
 bool SameBatch(Expr a, Expr b) {
   if (a.rank() < 2 || a.rank() != b.rank()) return false;
   ValueType batch_a = a.value()->type(), batch_b = b.value()->type();

@@ -8,7 +8,7 @@ namespace caesura::gradient {
 namespace {
 
 // Y_i = input i
-// dX = gradient(dY, the inputs behind the values)
+// dX = gradient(dY, the inputs after the values)
 void WithGradientRule(GradientContext& g) {
   const auto of = g.Attr<std::vector<int64_t>>("gradient_inputs", {});
   bool fits = g.node().FindAttr<std::shared_ptr<Graph>>("gradient") != nullptr &&

@@ -13,7 +13,7 @@ bool IsNoOp(const GradientContext& g) {
   return !g.HasInput(1) || (axes != nullptr && axes->elements() == 0);
 }
 
-// Whether the axes are stated at all; empty ones mean all.
+// True if the axes are stated at all; empty ones mean all.
 bool HasAxes(const GradientContext& g) {
   const Tensor* axes = g.ConstantInput(1);
   return g.HasInput(1) && (axes == nullptr || axes->elements() > 0);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMean = 3, kVariance = 4;  // inputs of BatchNormalization; as outputs 1 and 2
 
-// The initializer behind a value, through copies; null when there is none.
+// The initializer of a value, through copies; null when there is none.
 Value* InitializerBehind(Value* value) {
   while (value != nullptr && value->producer() != nullptr && value->producer()->Is("Identity")) {
     value = value->producer()->input(0);
@@ -40,7 +40,7 @@ class Switcher {
   std::vector<std::string> problems_;
 };
 
-// Whether the node itself says if it drops, and not a graph input or a computed value.
+// True if the node itself says if it drops, and not a graph input or a computed value.
 bool DecidesItself(const Node& dropout) {
   Value* mode = dropout.input(2);
   if (mode == nullptr) return true;

@@ -18,7 +18,7 @@ struct ModuleGraphOptions {
   std::vector<std::string> parameters;
   // Graph inputs whose gradients are wanted.
   std::vector<std::string> inputs;
-  // Values of the graph that the yield hands out behind the model's outputs, and that no gradient
+  // Values of the graph that the yield hands out after the model's outputs, and that no gradient
   // comes in for (running statistics).
   std::vector<Value*> extra = {};
 };
@@ -32,7 +32,7 @@ struct ModuleGraph {
   // The graph's outputs are now: gradients of inputs, in the order of the graph's inputs, then of
   // parameters in the given order. Names of what each belongs to:
   std::vector<std::string> differentiated;
-  // Those of them that no output depends on; their gradients are zeros.
+  // Parameters that no output depends on; their gradients are zeros.
   std::vector<std::string> unreachable;
 };
 
@@ -49,7 +49,7 @@ Result<ModuleGraph> BuildModuleGraph(Graph& graph, const ModuleGraphOptions& opt
 
 // Inserts a yield that hands `values` out and takes them back (the same, or others of the same
 // types): all readers, also in bodies, and the graph's outputs read what came back. It stands right
-// behind the last of their producers. Several may be inserted one after the other. On failure (a
+// after the last of their producers. Several may be inserted one after the other. On failure (a
 // value that depends on another one of them) nothing has changed. The attribute `identity` = 1
 // marks it as one that gradients pass through.
 Result<Node*> InsertIdentityYield(Graph& graph, const std::vector<Value*>& values);

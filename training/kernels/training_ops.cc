@@ -25,7 +25,7 @@ Status SameDType(Graph&, Node* node) {
   return {};
 }
 
-// What is handed out comes back as a gradient of the same type; of the same shape only where
+// A value that is handed out comes back as a gradient of its type; of its shape only where
 // `full_shape_outputs` says so, or where the values themselves come back (`identity`).
 Status InferYield(Graph&, Node* node) {
   const auto fixed = node->Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
@@ -68,7 +68,7 @@ OpSchemaSpec Shaped(const char* op_type, int min_inputs, int max_inputs) {
   return spec;
 }
 
-// What the attribute dtype says, otherwise that of input 0.
+// The attribute's dtype, otherwise that of input 0.
 DType ResultDType(const Node& node) {
   return static_cast<DType>(
       node.Attr<int64_t>("dtype", static_cast<int64_t>(node.input(0)->dtype())));

@@ -50,7 +50,7 @@ struct LrSchedule {
   // LinearLR.
   double warmup_start = 0;
 
-  // What the base learning rate is multiplied with in the update that follows `updates_done`
+  // The factor of the base learning rate in the update that follows `updates_done`
   // others.
   double Factor(int64_t updates_done) const;
   // Fails when a length is not positive or a coefficient is not finite.

@@ -10,8 +10,8 @@ namespace {
 
 using States = std::vector<OptimizerState>;
 
-// Of each optimizer: its name, its update op, its coefficients and flags but the learning rate, and
-// its states.
+// A row for each optimizer: its name, its update op, its coefficients and flags but the learning
+// rate, and its states.
 template <typename O>
 struct Kind;
 

@@ -203,7 +203,7 @@ struct OptimizerState {
   double initial = 0;
 };
 
-// What the step program needs to know.
+// The facts that the step program needs.
 struct OptimizerUpdate {
   std::string op_type;        // "AdamWUpdate", in domain ai.caesura; empty: composed of ONNX's ops
                               // (update_writer.h)

@@ -22,7 +22,7 @@ Result<HeadLayout> MakeLayout(const KernelInfo& info, int input, int rank,
   return HeadsOf(x, info.input(input).layout, heads);
 }
 
-// Whether a mask of so many keys hides exactly what causality hides: keys behind the query.
+// True if a mask of so many keys hides exactly what causality hides: keys after the query.
 bool IsCausal(const Tensor& mask, int64_t keys) {
   constexpr double kHidden =
       -1e30;  // to be added to a score: no weight is left, whatever the score

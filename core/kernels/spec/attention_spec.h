@@ -37,7 +37,7 @@ struct HeadLayout {
 
 enum class MaskKind { kNone, kBool, kFloat };
 
-// What becomes of a query whose probabilities are NaN, because it may look nowhere or a score of it
+// The result of a query whose probabilities are NaN, because it may look nowhere or a score of it
 // is NaN or +inf. kByMask: ONNX's rule, zeros where the mask hides all keys. kKept, kZero: as
 // MatMul, Add, Softmax and MatMul have it that one node stands for, without and with zeros put in
 // the place of NaN; what the inputs hold that is not finite then reaches the outputs as it would
@@ -94,7 +94,7 @@ struct AttentionSpec {
                T* scores) const;
 };
 
-// Inputs Q, K, V, attn_mask? from input `first` on, of which Q, K, V may have any layout; behind
+// Inputs Q, K, V, attn_mask? from input `first` on, of which Q, K, V may have any layout; after
 // them past_key?, past_value?, nonpad_kv_seqlen? where `cache`. Y is dense. A constant mask that
 // hides what causality hides becomes that, unless `keep_mask`.
 Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache,
@@ -103,7 +103,7 @@ Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool 
 // Y's shape.
 Shape OutputShape(const Shape& q, const AttentionSpec& s);
 
-// How a tensor of heads lies in memory: of rank 4, or of rank 3 with heads inside the last dim.
+// The layout of a tensor of heads: of rank 4, or of rank 3 with heads inside the last dim.
 HeadLayout HeadsOf(const Shape& shape, const Layout& layout, int64_t heads);
 
 // The batch dims [batch, key heads, group] with the strides of a tensor of query heads, or of key

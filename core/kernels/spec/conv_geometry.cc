@@ -28,7 +28,7 @@ Result<std::vector<int64_t>> AxisNumbers(const KernelInfo& info, const char* nam
   return *given;
 }
 
-// Padding in front and behind that makes up `total`; the odd one goes behind for SAME_UPPER.
+// Padding in front and after that makes up `total`; the odd one goes after for SAME_UPPER.
 void SplitPadding(int64_t total, bool upper, int64_t* begin, int64_t* end) {
   const int64_t small = total / 2;
   *begin = upper ? small : total - small;

@@ -31,7 +31,7 @@ WindowGeometry WithoutUnseen(WindowGeometry g);
 
 // Reads the node's attributes for an input of shape `x`; `kernel` is the window where the op has a
 // weight, otherwise empty: then kernel_shape is required. Output sizes honour ceil_mode, which
-// drops windows that start in the padding behind the input.
+// drops windows that start in the padding after the input.
 Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x,
                                           std::vector<int64_t> kernel);
 

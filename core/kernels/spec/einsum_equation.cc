@@ -35,7 +35,7 @@ Result<Term> ParseTerm(const std::string& text) {
   return term;
 }
 
-// The labels of a term for a tensor with `hidden` dims behind the ellipsis.
+// The labels of a term for a tensor with `hidden` dims after the ellipsis.
 std::vector<int> Labels(const Term& term, int hidden) {
   std::vector<int> out = term.letters;
   if (term.ellipsis < 0) return out;

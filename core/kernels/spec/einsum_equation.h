@@ -13,7 +13,7 @@
 namespace caesura {
 
 struct EinsumDim {
-  int label;  // a letter, or a number above all letters for a dim behind "..."
+  int label;  // a letter, or a number above all letters for a dim after "..."
   int64_t size;
   int64_t stride;  // of the operand, in elements
 };

@@ -24,7 +24,7 @@ struct LossSpec {
   int64_t ignore = 0;
   DType label_type = DType::kInt64;
   int label_input = 1, weight_input = -1;  // -1: no weights
-  std::string node;                        // for errors in the run
+  std::string node;                        // for errors at run time
 
   int64_t samples() const { return batch * positions; }
   // Where the score of `label` for sample `i` lies.

@@ -22,8 +22,8 @@ struct MatMulShape {
 // `a` and `b` are dense.
 Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b,
                                     MatMulTransposes swap = {});
-// Of inputs 0 and 1 and output 0 as they lie. kDeclined where a matrix of the output has no
-// contiguous axis.
+// The product of inputs 0 and 1 into output 0 as they lie. kDeclined where a matrix of the output
+// has no contiguous axis.
 Result<MatMulShape> MakeStridedMatMulShape(const KernelInfo& info, MatMulTransposes swap);
 
 }  // namespace caesura

@@ -21,15 +21,15 @@ struct ReductionPlan {
   bool inner_reduced = false;
   int64_t inner = 1;    // extent of the innermost axis
   int64_t outputs = 1;  // elements of the result
-  int64_t count = 1;    // elements behind each of them
+  int64_t count = 1;    // elements under each of them
   // An item is one kept cell and, when the inner axis is kept, a block of at most kColumnBlock of
   // its columns; each is worked off in `chunks` parts, whose results are merged in order.
   int64_t column_blocks = 1;
   int64_t chunks = 1;
 
   int64_t items() const { return kept_cells * column_blocks; }
-  // What the chunks divide: the inner axis when nothing else is reduced, otherwise the outer
-  // reduced cells.
+  // The axis that the chunks divide: the inner one when nothing else is reduced, otherwise the
+  // outer reduced cells.
   bool chunks_inner() const { return inner_reduced && reduced_cells == 1; }
   int64_t chunk_units() const { return chunks_inner() ? inner : reduced_cells; }
 };

@@ -18,7 +18,7 @@ inline const CaesuraProviderApi& ProviderApi() { return *caesura::plugin::Api().
 // A model from an ONNX file's bytes. Reads nothing from disk.
 std::shared_ptr<ov::Model> ReadOnnx(ov::Core& core, const void* bytes, size_t size);
 
-// What is compiled on the CPU, in float32 throughout, and requests to run it with: as many as there
+// A part compiled on the CPU, in float32 throughout, and requests to run it with: as many as there
 // are runs at the same time. Thread safety: all methods from any thread.
 class CompiledModel {
  public:

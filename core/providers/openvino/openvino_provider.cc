@@ -51,7 +51,7 @@ CaesuraStatus* Create(const CaesuraOptions* options, void** made) {
   });
 }
 
-// Whether OpenVINO's own reader takes the node, and its CPU device all that the reader makes of it.
+// True if OpenVINO's own reader takes the node, and its CPU device all that the reader makes of it.
 bool Takes(ov::Core& core, const CaesuraGraph* graph, size_t node) {
   try {
     const void* bytes = nullptr;

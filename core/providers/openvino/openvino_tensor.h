@@ -16,7 +16,7 @@ namespace caesura_openvino {
 
 using caesura::plugin::Error;
 
-// What `fn` throws, as a status; what OpenVINO throws is a provider failure.
+// Turns an exception of `fn` into a status; one of OpenVINO's is a provider failure.
 template <typename Fn>
 CaesuraStatus* Guard(const Fn& fn) {
   return caesura::plugin::Guard([&] {

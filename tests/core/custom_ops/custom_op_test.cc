@@ -254,7 +254,7 @@ TEST(CustomOps, WorkInBodies) {
   EXPECT_THAT(run(false), ElementsAre(-1));
 }
 
-// What an instance is told: names, types, attributes, and constants; but nothing that a caller may
+// An instance is told names, types, attributes, and constants; but nothing that a caller may
 // replace.
 TEST(CustomOps, NodesAreDescribedByCopies) {
   OpNodeInfo seen;

@@ -155,7 +155,7 @@ TEST(CutAnywhere, RandomCutsOfRandomChains) {
   }
 }
 
-// The same chains with YieldOps behind random nodes. The caller gives back what it got, from other
+// The same chains with YieldOps after random nodes. The caller gives back what it got, from other
 // memory, and then overwrites what it got.
 TEST(CutAnywhere, YieldsBehindRandomNodes) {
   for (uint32_t seed = 0; seed < 25; ++seed) {

@@ -96,7 +96,7 @@ class FailingProvider : public ExecutionProvider {
   }
   Status Synchronise() const override { return inner_->Synchronise(); }
 
-  // Begins to count anew; -1: no call fails. With `and_later` those behind it fail too.
+  // Begins to count anew; -1: no call fails. With `and_later` those after it fail too.
   void FailAt(int call, bool and_later = false) {
     calls_ = 0;
     fail_at_ = call;

@@ -15,7 +15,7 @@ thread_local long allocations = 0;  // by this thread
 void* volatile escaped = nullptr;   // keeps the compiler from dropping pairs of new and delete
 }  // namespace
 
-// glibc's own entry points, behind the ones that are replaced here.
+// glibc's own entry points, after the ones that are replaced here.
 extern "C" {
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);

@@ -23,7 +23,7 @@ TEST(OpTraits, EachOpHasASchemaAndOneRow) {
   }
 }
 
-// What the schemas know too agrees: no op takes more inputs in half than it has, and results and
+// The table agrees with the schemas: no op takes more inputs in half than it has, and results and
 // sums are outputs that exist.
 TEST(OpTraits, AgreesWithTheSchemas) {
   ASSERT_TRUE(RegisterTrainingOpSchemas().ok());

@@ -15,7 +15,7 @@ namespace {
 struct Case {
   const char* name;
   std::vector<int64_t> input, kernel, strides, dilations,
-      pads;  // pads: those in front, then those behind
+      pads;  // pads: those in front, then those after
   int64_t channels = 3, multiplier = 1;
 };
 

@@ -134,7 +134,7 @@ TEST(KernelRegistry, TakesFunctionObjects) {
 TEST(KernelDefs, ListsMeanOneInputOrAllBehindIt) {
   EXPECT_TRUE(KernelDef::Lists({0, 2}, 2));
   EXPECT_FALSE(KernelDef::Lists({0, 2}, 1));
-  EXPECT_TRUE(KernelDef::Lists({-2}, 1));  // input 1 and all behind it
+  EXPECT_TRUE(KernelDef::Lists({-2}, 1));  // input 1 and all after it
   EXPECT_TRUE(KernelDef::Lists({-2}, 9));
   EXPECT_FALSE(KernelDef::Lists({-2}, 0));
 }

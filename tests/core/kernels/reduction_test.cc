@@ -46,7 +46,7 @@ struct Accumulated {
   int64_t count = 0;
 };
 
-// What is behind each output, in row-major order of the kept axes.
+// The inputs of each output, in row-major order of the kept axes.
 std::vector<Accumulated> ByLoops(const Tensor& x, const std::vector<bool>& mask) {
   const Shape& shape = x.shape();
   int64_t outputs = 1;

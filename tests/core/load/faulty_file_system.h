@@ -20,12 +20,12 @@ namespace caesura::testing {
 
 class FaultyFileSystem : public FileSystem {
  public:
-  // What a crash leaves of everything that was not synced.
+  // The remains, after a crash, of everything that was not synced.
   enum class Loss { kAll, kNothing, kRandom };
 
   // Calls are counted from 1, over all methods that change or sync something.
   int calls() const { return calls_; }
-  // Call `n` fails (a write after half of its bytes); the calls behind it work again.
+  // Call `n` fails (a write after half of its bytes); the calls after it work again.
   void FailCall(int n) { failing_call_ = n; }
   // Nothing works any more after call `n`, until Crash().
   void StopAfter(int n) { last_call_ = n; }

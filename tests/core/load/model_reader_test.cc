@@ -179,7 +179,7 @@ TEST(ModelReaderTest, KeepsWhereNodesCameFrom) {
             "blocks.0.act (torch.nn.ReLU) at /home/me/net.py:12");
 }
 
-// What torch.onnx.export says of a module's tensors, and what becomes of it when the model is
+// The notes of torch.onnx.export about a module's tensors, and their fate when the model is
 // written again.
 TEST(ModelReaderTest, KnowsAModulesBuffers) {
   const std::string kind = "pkg.torch.export.graph_signature.InputSpec.kind";

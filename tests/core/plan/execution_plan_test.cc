@@ -57,7 +57,7 @@ TEST(Folding, CanBeSwitchedOff) {
   const RuntimeValue x = Ramp(Shape{2, 3, 4});
   auto plan = PlanOf(GraphOf(kShapeChain), {x}, {.fold_constants = false});
   EXPECT_EQ(plan->steps().size(), 4u);
-  EXPECT_EQ(plan->steps().back().kind, Step::Kind::kDynamic);  // the shape shows only in the run
+  EXPECT_EQ(plan->steps().back().kind, Step::Kind::kDynamic);  // the shape shows only at run time
   EXPECT_TRUE(SameBits(RunPlan(plan, {x}), RunPlan(PlanOf(GraphOf(kShapeChain), {x}), {x})));
 }
 

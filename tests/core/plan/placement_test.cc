@@ -222,7 +222,7 @@ TEST(Placement, CutsAtYieldsWithoutCopies) {
   }
 }
 
-// The shape shows only in the run: dynamic steps allocate on their device and read shapes on the
+// The shape shows only at run time: dynamic steps allocate on their device and read shapes on the
 // host.
 TEST(Placement, RunsLateStepsOnTheDevice) {
   CountingDevice device({.close_pages = true});

@@ -64,7 +64,7 @@ const ViewCase kCases[] = {
      R"(p = MatMul(a, b) t = Transpose<perm = [0,2,1,3]>(p) m = Reshape(t, merged)
         q = MatMul(p, c) r = Reshape(q, rest) y = MatMul(r, m))",
      "float[2,6,8] y", 3},
-    // What must stay a copy: a reader that takes dense tensors only, one value in two places of a
+    // These must stay copies: a reader that takes dense tensors only, one value in two places of a
     // Concat.
     {"DenseReader", "float[3,4] x", "t = Transpose(x) y = Softmax<axis = 0>(t)", "float[4,3] y", 2},
     {"TwiceInConcat", "float[3,4] a, float[4,5] b", "p = MatMul(a, b) y = Concat<axis = 0>(p, p)",

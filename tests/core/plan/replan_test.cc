@@ -19,7 +19,7 @@ const ProviderList& Cpu() {
   return providers;
 }
 
-// What a plan says of itself, but for where in the arena values lie.
+// A plan's text without offsets in the arena.
 std::string WithoutOffsets(const ExecutionPlan& plan) {
   const std::string text = plan.ToString();
   std::string out;

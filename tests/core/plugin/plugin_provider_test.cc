@@ -130,7 +130,7 @@ TEST(PluginProvider, OneCompiledPartMayServeAllShapes) {
   EXPECT_EQ(CountsOfTestProvider()[kCompiles] - before[kCompiles], 1);
 }
 
-// Behind NonZero sizes show in the run: the part is compiled there, once a size.
+// After NonZero sizes show at run time: the part is compiled there, once a size.
 TEST(PluginProvider, SizesThatShowInTheRun) {
   const TestProviderCounts before = CountsOfTestProvider();
   auto session = SessionOf(
@@ -201,7 +201,7 @@ TEST(PluginProvider, OptionsAreChecked) {
   }
 }
 
-// A device behind the border: arguments are in its memory, at addresses where the host would fault.
+// A device across the border: arguments are in its memory, at addresses where the host would fault.
 TEST(PluginProvider, WorksInMemoryOfItsOwn) {
   const TestProviderCounts before = CountsOfTestProvider();
   {

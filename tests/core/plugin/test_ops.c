@@ -89,7 +89,7 @@ static CaesuraStatus* ComputeRepeat(void* instance, void* run, CaesuraContext* c
   return NULL;
 }
 
-/* --- Positive (x) -> the positive ones: a size that shows only in the run; scratch; a run state
+/* --- Positive (x) -> the positive ones: a size that shows only at run time; scratch; a run state
  * --- */
 
 static CaesuraStatus* InferPositive(CaesuraOpNode* node) {

@@ -138,7 +138,7 @@ typedef struct Compiled {
   Op* op;
   const float** constants; /* by value; copies */
   CaesuraTensor* shapes;   /* by value, of constants */
-  int* ends;               /* values behind inputs, then outputs */
+  int* ends;               /* values after inputs, then outputs */
 } Compiled;
 
 static int32_t is_float(const CaesuraGraph* graph, int32_t value) {

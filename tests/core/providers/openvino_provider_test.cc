@@ -102,7 +102,7 @@ TEST(OpenVinoProvider, ThreadsShareASession) {
   EXPECT_EQ(wrong, 0);
 }
 
-// What a part hands out stays what it was when the session runs again.
+// A part's outputs keep their values when the session runs again.
 TEST(OpenVinoProvider, OutputsAreTheCallers) {
   auto session =
       SessionOf("(float[N] x) => (float[N] y) { a = Exp (x) y = Relu (a) }", WithOpenVino());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions on a provider that fails when told to, with a provider behind it that does not.
+// Sessions on a provider that fails when told to, with a second provider that does not.
 #ifndef CAESURA_TESTS_CORE_RUNTIME_FAULTY_SESSION_H_
 #define CAESURA_TESTS_CORE_RUNTIME_FAULTY_SESSION_H_
 
@@ -13,7 +13,7 @@
 
 namespace caesura::testing {
 
-// Weights, a body, random numbers, an input passed through, and what is sized in the run.
+// Weights, a body, random numbers, an input passed through, and what is sized at run time.
 inline constexpr char kNet[] =
     R"((float[2,3] x, bool c) => (float[2,2] y, float[2,3] r, float[2,3] same, int64[1,n] at)
     <float[3,2] w = {1, 2, 3, 4, 5, 6}, float[2,3] b = {0.5, 0, -1, 2, 0, 1}, int64[1] flat_to = {6}> {
@@ -44,7 +44,7 @@ inline std::shared_ptr<FailingProvider> Faulty(const std::string& name = "faulty
                                            /*scribbles=*/true);
 }
 
-// What a CPU session is given: what MakeCpuProvider makes is this, or has all of it.
+// The provider of a CPU session: MakeCpuProvider's is this one, or has all of it.
 inline std::shared_ptr<const ExecutionProvider> Cpu() {
   return std::make_shared<FailingProvider>(std::make_shared<TinyProvider>(), kCpuProviderName);
 }

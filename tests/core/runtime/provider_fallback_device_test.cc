@@ -62,7 +62,7 @@ TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
   }
 }
 
-// Whose memory is bound stays bound, without the device's kernels.
+// A device whose memory is bound stays, without its kernels.
 TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
   const Values expected = OnTheCpu(Feeds());
   for (int k : {0, 1, 2}) {

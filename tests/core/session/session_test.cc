@@ -69,7 +69,7 @@ TEST(Sessions, WithoutAKernelAreNotMade) {
   EXPECT_TRUE(TrySession("(float[2] x) => (float[2] y) { unused = Sin (x) y = Neg (x) }").ok());
 }
 
-// What only the outputs that nobody asks for need is not computed, and need not succeed.
+// Nodes that only unwanted outputs need are not computed, and need not succeed.
 // A sequence has no bytes of its own that a kernel for tensors could copy.
 TEST(Sessions, SequencesAreForKernelsThatTakeThem) {
   auto session = SessionOf("(seq(float[2]) s) => (seq(float[2]) y) { y = Identity (s) }");

@@ -11,7 +11,7 @@
 namespace caesura {
 namespace {
 
-// What was freed before must not show through, whichever way memory of the size is had.
+// Freed contents must not show through, whichever way memory of the size is had.
 TEST(BufferTest, ZerosAreZeroAndCanBeWritten) {
   for (size_t size : {size_t{0}, size_t{1}, size_t{100}, size_t{128} << 10, (size_t{128} << 10) + 1,
                       (size_t{3} << 20) - 4096, (size_t{5} << 20) + 12}) {

@@ -59,7 +59,7 @@ TEST(TextDatasetTest, WindowsAndTheirSuccessors) {
   const std::vector<int64_t> numbers = {2, 3};
   EXPECT_EQ(corpus->Decode(numbers), "cd");
   const auto dataset = MakeTextDataset(corpus, {.length = 2}).value();
-  EXPECT_EQ(dataset->size(), 2);  // ab|c, ca|b; the third would need a character behind the text
+  EXPECT_EQ(dataset->size(), 2);  // ab|c, ca|b; the third would need a character after the text
   const std::vector<int64_t> both = {0, 1};
   const auto batch = dataset->Batch(both).value();
   EXPECT_THAT(batch.at("input").ToVector<int>(), ElementsAre(0, 1, 2, 0));

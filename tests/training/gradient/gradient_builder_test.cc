@@ -57,7 +57,7 @@ TEST_F(GradientBuilder, OnlyNodesOnThePathGetBackwardNodes) {
   EXPECT_EQ(gradient.dxs[0]->type().ToString(), "float32[3, 4]");
 }
 
-// What the product has kept is read for the last time before the gradient that takes as many bytes
+// The product's saved value is read for the last time before the gradient that takes as many bytes
 // is made.
 TEST_F(GradientBuilder, WeightsComeBeforeWhatTheyMultiply) {
   for (const std::string op : {"MatMul", "Gemm"}) {
@@ -172,7 +172,7 @@ TEST_F(GradientBuilder, AllMissingNodesAreNamedAtOnce) {
   EXPECT_THAT(status.message(), HasSubstr("[BitCast 'first'] (from net.py:3)"));
   EXPECT_THAT(status.message(), HasSubstr("[Unique 'second']"));
   EXPECT_THAT(status.message(), HasSubstr("not differentiable, as in PyTorch"));
-  EXPECT_EQ(graph_->nodes().size(), forward_nodes_);  // nothing is left behind
+  EXPECT_EQ(graph_->nodes().size(), forward_nodes_);  // nothing is left
   EXPECT_TRUE(CheckGraph(*graph_).ok());
 }
 

@@ -72,7 +72,7 @@ TEST(GradientTable, RowsAreTrue) {
   }
 }
 
-// What ONNX marks as differentiable is so here, or the row says why not.
+// Inputs that ONNX marks as differentiable are so here, or the row says why not.
 TEST(GradientTable, KeepsOnnxMarks) {
   const auto entries = Entries();
   for (const OpSchema* schema : AllOpSchemas()) {

@@ -66,7 +66,7 @@ class TinyTraining {
     update_.coefficients[name] = std::move(value);
   }
   void set_steps(int64_t steps) { steps_ = steps; }
-  // Of p, then of q, then the next one of p.
+  // The state of p, then of q, then the next one of p.
   Tensor& state(int i) { return states_[i]; }
 
  private:
@@ -305,7 +305,7 @@ TEST(OptimizerUpdate, SkipsAStepOnlyWhenAskedTo) {
   }
 }
 
-// What is fed takes the place of what is written, from the element `first` on.
+// Fed coefficients replace the written ones, from the element `first` on.
 TEST(OptimizerUpdate, TakesFedCoefficients) {
   const auto after = [](std::vector<double> fed, AttributeMap attributes) {
     attributes["count"] = int64_t{1};

@@ -109,7 +109,7 @@ class FloatProducts {
     }
   }
 
-  // What the strip of keys at `k` gets from the strips of queries that see any of it. Those are
+  // Adds to the strip of keys at `k` from the strips of queries that see any of it. Those are
   // neighbours, as what a query sees moves on with the query.
   void AddKeys(const QueryTile& tile, int64_t k, int64_t block, const float* shares,
                const float* slopes, const KeySums& sums) const {
@@ -258,7 +258,7 @@ class BackwardWorker {
   using R = typename Products::Registers;
   using Floats = typename R::Floats;
 
-  // Whether all products of a key head are.
+  // True if all products of a key head are.
   bool IsFinite(int64_t h) const {
     return ProductsAreFinite(dtype_, spec_, tile_.b, h, t_.q, spec_.q, t_.k, spec_.k) &&
            ProductsAreFinite(dtype_, spec_, tile_.b, h, t_.dy, d_.dy, t_.v, spec_.v);

@@ -24,7 +24,7 @@ Status CheckLossGradient(const KernelInfo& info, const LossSpec& spec, int label
                       info.InputShape(0).ToString());
 }
 
-// What the gradient of sample i is multiplied with, for unit weight.
+// The factor of the gradient of sample i, for unit weight.
 template <typename T>
 class SampleGradient {
  public:

@@ -30,7 +30,7 @@ struct Coefficient {
   double fallback;
 };
 
-// What changes from step to step.
+// The values that change from step to step.
 struct UpdateStep {
   double learning_rate = 0;
   double scale = 1;                         // of the gradients

@@ -12,7 +12,7 @@
 
 namespace caesura {
 
-// What backward produces for one direction.
+// The results of backward for one direction.
 template <typename T>
 struct RecurrentGradients {
   T* gates;  // [rows, gates * hidden]: by the gates' arguments; zero past a sample's end

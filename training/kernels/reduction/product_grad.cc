@@ -88,8 +88,8 @@ Status CreateCumProdGrad(KernelInfo& info) {
   return {};
 }
 
-// The places of X behind each output: every kept cell (with its kept inner axis) plus every reduced
-// offset.
+// The places of X that each output reduces: every kept cell (with its kept inner axis) plus every
+// reduced offset.
 struct ProductSpec {
   ReductionPlan plan;
   std::vector<int64_t> reduced;  // offsets of the elements of one product, in order

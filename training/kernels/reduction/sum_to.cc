@@ -113,7 +113,7 @@ Result<Shape> SumShape(const KernelInfo& info) {
   return CheckDims(info, info.HostInts(1), info.InputDType(0));
 }
 
-// Whether halves are summed into float32.
+// True if halves are summed into float32.
 bool Widens(const KernelInfo& info) {
   const DType dtype = info.InputDType(0);
   return info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)) != static_cast<int64_t>(dtype);

@@ -14,7 +14,7 @@
 namespace caesura {
 namespace {
 
-// What both ways begin with: keys and values as the products read them.
+// The common start of both ways: keys and values as the products read them.
 struct JoinedCache {
   AttentionSpec spec;
   HeadLayout keys, values;  // inputs as they stand, or the joined cache

@@ -91,7 +91,7 @@ class AmxProducts {
   }
 
   void LoadKeys(int64_t b, int64_t h) {
-    // What lies behind the keys in use may be anything.
+    // Memory after the keys in use may hold anything.
     const int64_t count =
         t_.lengths == nullptr ? s_.total : std::clamp<int64_t>(t_.lengths[b], 0, s_.total);
     amx::PackRightTurned(HalvesOf({&s_.k, s_.k.Head(b, h), 0, count}, t_.k),
@@ -168,7 +168,7 @@ class ForwardWorker {
   using R = typename Products::Registers;
   using Floats = typename R::Floats;
 
-  // Whether all scores and values of a key head are.
+  // True if all scores and values of a key head are.
   bool IsFinite(int64_t h) const {
     const float value =
         Magnitude(dtype_, t_.v, {&spec_.v, spec_.v.Head(tile_.b, h), 0, spec_.v.positions});
@@ -286,7 +286,7 @@ int64_t FloatsOf(const AttentionSpec& s, DType dtype) {
 }  // namespace
 
 void TiledAttention::Run(KernelContext& context, const Tensors& tensors) const {
-  // What shares keys stays with one thread where there is enough of it.
+  // Heads that share keys stay with one thread where there is enough of it.
   const int64_t key_heads = spec_.batch * spec_.k.heads,
                 units = spec_.batch * spec_.q.heads * TilesOf(spec_);
   const int64_t items = key_heads >= 2 * threads_ ? key_heads : threads_;

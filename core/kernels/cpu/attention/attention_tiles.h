@@ -148,11 +148,11 @@ struct QueryTile {
   StripKeys all, strips[kQueries / kStrip];
 
   int64_t rows() const { return end - begin; }
-  // Those of a tensor of query heads.
+  // Strips of a tensor of query heads.
   HeadRows Rows(const HeadLayout& layout) const {
     return {&layout, layout.Head(b, head), begin, end};
   }
-  // What the strip of row r sees of keys [from, to).
+  // The part of keys [from, to) that the strip of row r sees.
   StripKeys Keys(int64_t r, int64_t from, int64_t to) const {
     return strips[r / kStrip].Within(from, to);
   }
@@ -208,7 +208,7 @@ inline void BiasRow(DType dtype, const AttentionSpec& s, const void* mask, int64
   }
 }
 
-// Whether no sum of products of a key head's rows of `y` with its query heads' rows of `x` can be
+// True if no sum of products of a key head's rows of `y` with its query heads' rows of `x` can be
 // other than finite.
 inline bool ProductsAreFinite(DType dtype, const AttentionSpec& s, int64_t b, int64_t key_head,
                               const void* x, const HeadLayout& x_layout, const void* y,
@@ -225,7 +225,7 @@ inline bool ProductsAreFinite(DType dtype, const AttentionSpec& s, int64_t b, in
   return finite;
 }
 
-// Whether `s` says causal for a mask of nodes that one node stands for. What is hidden must then be
+// True if `s` says causal for a mask of nodes that one node stands for. What is hidden must then be
 // looked at first: a value that is not finite reaches the queries before it even with a probability
 // of 0, as do scores of +inf and NaN.
 inline bool StandsForMask(const AttentionSpec& s, const AttentionSpec& whole) {
@@ -234,7 +234,7 @@ inline bool StandsForMask(const AttentionSpec& s, const AttentionSpec& whole) {
 
 // --- where the products are AMX's ---
 
-// Whether they are: a tile's sixteen rows pay from that many queries on.
+// True for products of such sizes: a tile's sixteen rows pay from that many queries on.
 inline bool AmxServes(DType dtype, const AttentionSpec& s) {
   return dtype == DType::kBFloat16 && s.queries() >= amx::kLines && amx::Available();
 }
@@ -259,7 +259,7 @@ inline void ScaleScores(const QueryTile& tile, int64_t block, float scale, float
   }
 }
 
-// Puts zeros for the keys of a block that the strips do not see, and behind the tile's rows.
+// Puts zeros for the keys of a block that the strips do not see, and after the tile's rows.
 inline void Blank(const QueryTile& tile, int64_t block, float* scores) {
   const int64_t keys = KeysOfBlock(tile, block);
   for (int64_t r = 0; r < RoundUp(tile.rows(), amx::kDepth); ++r) {

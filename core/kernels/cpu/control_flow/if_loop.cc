@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// If and Loop (ONNX). Bodies run through SubgraphRunner; sizes show only in the run.
+// If and Loop (ONNX). Bodies run through SubgraphRunner; sizes show only at run time.
 #include <cstdint>
 #include <limits>
 

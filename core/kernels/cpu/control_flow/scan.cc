@@ -49,7 +49,7 @@ struct ScanPlan {
   std::shared_ptr<SubgraphRunner> body;
   std::string label;
   int states = 0;
-  int first_input = 0;  // of the states: 1 in opset 8, behind sequence_lens
+  int first_input = 0;  // of the states: 1 in opset 8, after sequence_lens
   std::vector<Slicer> slicers;
   int64_t length = 0;
   std::vector<ValueType> scan_types;

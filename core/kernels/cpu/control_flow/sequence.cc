@@ -24,7 +24,7 @@ Result<Values> Elements(const KernelContext& context, int input, const std::stri
   return value.sequence();
 }
 
-// A host scalar that names a place, read in the run; `last` counts from the back when it is
+// A host scalar that names a place, read at run time; `last` counts from the back when it is
 // negative.
 struct Position {
   int input = -1;  // absent

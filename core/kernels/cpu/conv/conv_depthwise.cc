@@ -17,7 +17,7 @@ namespace caesura {
 namespace {
 
 constexpr int64_t kBlock = 8;   // vectors of sums: so many rows of one, or fewer of more
-constexpr int64_t kSlack = 64;  // columns that a block may read behind a row
+constexpr int64_t kSlack = 64;  // columns that a block may read after a row
 constexpr int64_t kColumnTaps = 8;
 constexpr int64_t kMaxStride =
     16;  // a residue each; beyond, a model asks for something else than a convolution
@@ -33,7 +33,7 @@ struct Padded {
 
 using Axis = DepthwiseConv::Axis;
 
-// Of the source, under all taps of all outputs.
+// The part of the source under all taps of all outputs.
 Padded SourcePlane(const Axis& rows, const Axis& columns) {
   const int64_t taps = (rows.output - 1) * rows.stride + (rows.kernel - 1) * rows.dilation + 1;
   return {std::max(taps, rows.pad + rows.input) + (kBlock - 1) * rows.stride, columns.stride,
@@ -42,7 +42,7 @@ Padded SourcePlane(const Axis& rows, const Axis& columns) {
               kSlack};
 }
 
-// Of the dst, under all that reaches the source.
+// The part of the dst that reaches the source.
 Padded DstPlane(const Axis& rows, const Axis& columns) {
   auto size = [](const Axis& a) {
     return a.reach() + std::max(a.output, (a.input + a.pad) / a.stride + 1);
@@ -213,7 +213,7 @@ class DepthwiseConv::Worker {
   }
 
   // Kernel row i, columns [k, k + kColumnTaps): products of the dst's rows with those of the source
-  // under the taps. The dst is zero behind its rows.
+  // under the taps. The dst is zero after its rows.
   void AddTaps(int64_t i, int64_t k, const float* dst, int64_t wide, double* sums) {
     const int64_t count = std::min(kColumnTaps, columns_.kernel - k);
     int64_t offsets[kColumnTaps];

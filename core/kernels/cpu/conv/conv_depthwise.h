@@ -15,7 +15,7 @@ namespace caesura {
 // threads. Thread safety: Run may be called from many threads.
 class DepthwiseConv {
  public:
-  // Of one spatial axis, or of the two.
+  // Sizes of one spatial axis, or of the two.
   struct Axis {
     int64_t input = 1, kernel = 1, output = 1, stride = 1, dilation = 1, pad = 0;
     // The places before a window's own that its last tap reaches back by, in steps.
@@ -33,7 +33,7 @@ class DepthwiseConv {
  private:
   template <typename R>
   class Worker;
-  // What is read for a product, from the first sum's place on.
+  // The reads for a product, from the first sum's place on.
   struct Tap {
     int64_t offset, weight;
   };

@@ -36,7 +36,7 @@ inline Result<PoolGeometry> MakePoolGeometry(const KernelInfo& info, const Shape
   return g;
 }
 
-// How many images a thread must have to be worth it.
+// A thread is worth it from this many images on.
 inline int64_t PoolGrain(const Window3& w) {
   return 1 + kParallelGrain / (CappedProduct({w.OutputCount(), w.KernelCount()}) + 1);
 }
@@ -70,7 +70,7 @@ void MaxOfWindows(const Window3& w, const T* x, T* y, int32_t* at) {
   }
 }
 
-// What each window's sum is divided by in AveragePool: its elements inside the input, or with
+// The divisor of each window's sum in AveragePool: its elements inside the input, or with
 // `include_pad` also those in the padding (but not beyond it, where ceil_mode makes the last window
 // overhang).
 template <typename T>

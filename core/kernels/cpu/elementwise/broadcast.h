@@ -41,7 +41,7 @@ struct BroadcastPlan {
       {};                // in elements; 0 where an operand repeats
   int64_t elements = 1;  // of the output
 
-  // Whether an operand advances (by one element) along a run.
+  // True if an operand advances (by one element) along a run.
   bool Moves(int operand) const { return strides[operand][rank - 1] != 0; }
 };
 

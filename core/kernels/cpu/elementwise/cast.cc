@@ -15,7 +15,7 @@
 namespace caesura {
 namespace {
 
-// What a cast is, apart from its types.
+// A cast, apart from its types.
 struct CastJob {
   DType from;
   DType to;

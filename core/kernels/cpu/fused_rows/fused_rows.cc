@@ -11,8 +11,8 @@
 namespace caesura {
 namespace {
 
-// What a tile's values may take together: most of a core's second-level cache is left to what
-// streams through.
+// The bytes that a tile's values may take together: most of a core's second-level cache is left to
+// what streams through.
 constexpr int64_t kTileBytes = 128 << 10;
 
 int64_t Aligned(int64_t bytes) {
@@ -288,7 +288,7 @@ Status FusedRows::Create() {
     row_elements = std::max(row_elements, elements);
     row_bytes += elements * static_cast<int64_t>(DTypeSize(info_.InputDType(i)));
   }
-  // What the body makes is taken to be as wide as what it reads.
+  // The body's results are taken to be as wide as its inputs.
   row_bytes += static_cast<int64_t>(body_.nodes().size()) * row_elements * 4;
   grid_.tile = std::clamp<int64_t>(kTileBytes / row_bytes, 1, grid_.dims.back());
   const int64_t work = all_rows * row_elements * static_cast<int64_t>(body_.nodes().size());

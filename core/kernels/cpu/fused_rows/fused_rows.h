@@ -34,7 +34,7 @@ struct RowGrid {
 // An input or output that has rows.
 struct RowOperand {
   uint32_t id;   // of the body's value
-  int argument;  // of the node: an input, or an output behind them
+  int argument;  // of the node: an input, or an output after them
   int64_t element_bytes;
   std::vector<int64_t> strides;  // in elements, along the grid's dims; 0 repeats
 };

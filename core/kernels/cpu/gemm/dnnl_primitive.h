@@ -42,7 +42,7 @@ class DnnlCall {
   std::shared_ptr<const Rep> rep_;
 };
 
-// How many of `threads` a call with so many multiply-adds is worth: a team costs about a
+// The number of `threads` that so many multiply-adds are worth: a team costs about a
 // microsecond to start.
 inline int DnnlThreads(int threads, int64_t multiply_adds) {
   return multiply_adds < 200000 ? 1 : threads;

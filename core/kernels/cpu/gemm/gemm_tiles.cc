@@ -15,7 +15,7 @@ constexpr int64_t kDepth =
     192;  // of a panel, at most: it stays in the L1 cache, and sums in blocks are more exact
 constexpr int64_t kFewRows = 8;
 
-// to[p][j] = b(p, j) for `depth` x `columns`, zeros behind them.
+// to[p][j] = b(p, j) for `depth` x `columns`, zeros after them.
 inline void PackPanel(const float* b, MatrixStrides bs, int64_t depth, int64_t columns, float* to) {
   int64_t j = 0, whole = 0;
   if (bs.row == 1) {
@@ -41,7 +41,7 @@ struct Target {
   const float *bias, *addend;
 };
 
-// What a sum, or a vector of sums, still needs before it is C's at `place`.
+// Completes a sum, or a vector of sums, for C at `place`.
 template <typename Sum, typename Add>
 inline void Finish(const Target& to, int64_t place, int64_t column, Sum& sum, Add add) {
   if (to.s.alpha != 1) sum = static_cast<float>(to.s.alpha) * sum;
@@ -128,7 +128,7 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
   for (int64_t j0 = 0; j0 < s.n; j0 += kPanel) {
     const int64_t columns = std::min(kPanel, s.n - j0);
     for (int64_t j = 0; j < columns; j += 4) {
-      const float* right[4];  // behind the last column: that one again
+      const float* right[4];  // after the last column: that one again
       for (int64_t v = 0; v < 4; ++v) right[v] = b + (j0 + std::min(j + v, columns - 1)) * s.b.col;
       for (int64_t i = first; i < last; ++i) {
         const float* left = a + i * s.a.row;

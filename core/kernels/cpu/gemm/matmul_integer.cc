@@ -18,7 +18,7 @@ namespace {
 
 constexpr DTypeSet kByteTypes = {DType::kInt8, DType::kUInt8};
 
-// How a scale or a zero point spreads over matrices [count, rows, columns]: strides are 0 along
+// Spreads a scale or a zero point over matrices [count, rows, columns]: strides are 0 along
 // axes it lacks.
 struct Spread {
   int64_t matrix = 0, row = 0, column = 0;
@@ -121,7 +121,7 @@ float ReadScale(DType dtype, const void* data, int64_t i) {
   }
 }
 
-// What turns int32 sums into 8-bit results.
+// Turns int32 sums into 8-bit results.
 struct Requantize {
   int64_t matrices, rows, columns;
   DType scale_type;

@@ -34,7 +34,7 @@ inline constexpr int kMaxGridTaps = 256;  // 4 taps (cubic) on each of 4 axes
 
 Result<GridSpec> MakeGridSpec(const KernelInfo& info, const Shape& x, const Shape& grid);
 
-// How to read element i of a float tensor of any width.
+// Reads element i of a float tensor of any width.
 template <typename A>
 using GridReader = A (*)(const void*, int64_t);
 
@@ -51,7 +51,7 @@ GridReader<A> GridReaderOf(DType dtype) {
   return reader;
 }
 
-// The elements behind one place: offsets within a plane of X, their weights, and the weights'
+// The elements that one place reads: offsets within a plane of X, their weights, and the weights'
 // derivatives by each grid coordinate (in X's axis order).
 template <typename A>
 struct GridCell {

@@ -20,7 +20,7 @@ struct Box {
   }
 };
 
-// Whether intersection over union is beyond the limit; boxes without an area overlap with nothing.
+// True if intersection over union is beyond the limit; boxes without an area overlap with nothing.
 bool Overlaps(const Box& a, const Box& b, float limit) {
   const float height = std::min(a.bottom, b.bottom) - std::max(a.top, b.top);
   const float width = std::min(a.right, b.right) - std::max(a.left, b.left);

@@ -82,7 +82,7 @@ class RoiPoints {
     }
     if (!all && !begins_outside) fn(RoiPoint<A>());
   }
-  // Of a bin, at least 1: what a mean divides by.
+  // A bin's elements, at least 1: a mean divides by them.
   A count() const { return static_cast<A>(std::max<int64_t>(1, rows_ * columns_)); }
 
  private:
@@ -147,7 +147,7 @@ class RoiPoints {
   int64_t rows_, columns_;
 };
 
-// The part of a plane behind one bin of MaxRoiPool, from batch_id, x1, y1, x2, y2 (Girshick, Fast
+// The part of a plane under one bin of MaxRoiPool, from batch_id, x1, y1, x2, y2 (Girshick, Fast
 // R-CNN, as in Caffe: corners are rounded, both inclusive, and a region has at least one element).
 struct RoiBin {
   int64_t top, bottom, left, right;

@@ -13,7 +13,7 @@
 namespace caesura {
 
 inline constexpr char kMlDomain[] = "ai.onnx.ml";
-// What most of these ops take.
+// The element types of most of these ops.
 inline constexpr DTypeSet kMlFeatureTypes = {DType::kFloat32, DType::kFloat64, DType::kInt64,
                                              DType::kInt32};
 

@@ -177,7 +177,7 @@ Status ReadMemberSets(const KernelInfo& info, TreeEnsemble* trees) {
   return {};
 }
 
-// Inner nodes first, leaf i behind them.
+// Inner nodes first, leaf i after them.
 Status BuildNodes(const KernelInfo& info, TreeEnsemble* trees) {
   const Ints features = IntsOf(info, "nodes_featureids");
   const Ints children[] = {IntsOf(info, "nodes_truenodeids"), IntsOf(info, "nodes_falsenodeids")};

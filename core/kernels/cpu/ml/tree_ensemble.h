@@ -25,7 +25,7 @@ struct TreeNode {
   int64_t first_vote = 0, last_vote = 0;  // kLeaf: its votes are [first_vote, last_vote)
 };
 
-// What a leaf says about a target.
+// A leaf's vote for a target.
 struct TreeVote {
   int64_t target = 0;
   double weight = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A copy in which each axis has a table of source indices: out[i, j, ...] = in[map0[i], map1[j],
-// ...]. The mover behind Pad (all modes, negative pads included) and Resize to the nearest.
+// ...]. The mover of Pad (all modes, negative pads included) and Resize to the nearest.
 #ifndef CAESURA_CORE_KERNELS_CPU_MOVEMENT_MAPPED_COPY_H_
 #define CAESURA_CORE_KERNELS_CPU_MOVEMENT_MAPPED_COPY_H_
 
@@ -47,7 +47,7 @@ class MappedCopy {
   AxisMap row_map_;        // of the last axis that is not the identity
   int64_t run_begin_ = 0;  // row_map_[run_begin_, run_end_) ascends by one: copied as a whole
   int64_t run_end_ = 0;
-  int64_t block_ = 1;  // elements behind each entry of row_map_
+  int64_t block_ = 1;  // elements of each entry of row_map_
   int threads_ = 1;
   void (*run_)(const MappedCopy&, const void*, void*, const void*) = nullptr;
 };

@@ -41,7 +41,7 @@ int64_t SourceIndex(PadMode mode, int64_t i, int64_t count) {
   return phase < count ? phase : period - phase;
 }
 
-// What the inputs say: how many elements come before each axis (negative: are cropped), and its
+// The inputs as numbers: how many elements come before each axis (negative: are cropped), and its
 // final extent.
 struct PadAmounts {
   std::vector<int64_t> before;

@@ -15,7 +15,7 @@
 namespace caesura {
 namespace {
 
-// What becomes of an old and a new value that meet. Later updates win, or add up, in row-major
+// The ways to combine an old and a new value that meet. Later updates win, or add up, in row-major
 // order.
 struct TakeNew {
   template <typename T>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one mover behind Transpose, Slice, Expand, Tile, Concat, Split and their gradients: a copy of
+// The one mover of Transpose, Slice, Expand, Tile, Concat, Split and their gradients: a copy of
 // a box of elements between two strided layouts, decided once and run in each step.
 #ifndef CAESURA_CORE_KERNELS_CPU_MOVEMENT_STRIDED_COPY_H_
 #define CAESURA_CORE_KERNELS_CPU_MOVEMENT_STRIDED_COPY_H_

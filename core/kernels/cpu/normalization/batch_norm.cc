@@ -11,8 +11,8 @@
 namespace caesura {
 namespace {
 
-// What ScaleChannels takes: the mean, scale / sqrt(variance + epsilon), worked out in float64, and
-// the bias.
+// The arguments of ScaleChannels: the mean, scale / sqrt(variance + epsilon), worked out in
+// float64, and the bias.
 template <typename Acc>
 void FoldStatistics(int64_t channels, double epsilon, const double* mean, const double* variance,
                     const double* scale, const double* bias, Acc* m, Acc* a, Acc* b) {

@@ -34,7 +34,7 @@ class Philox {
         {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), step_, stream_}, key_);
   }
 
-  // The words of `count` blocks from `index` on, one block behind the other.
+  // The words of `count` blocks from `index` on, one block after the other.
   void Fill(uint64_t index, int64_t count, uint32_t* words) const;
 
   // Ten rounds on any counter and key, as published.

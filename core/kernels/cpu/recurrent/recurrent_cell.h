@@ -30,7 +30,7 @@ struct RecurrentInputs {
   const T *h, *c;  // the whole of initial_h and initial_c
 };
 
-// What one direction leaves for backward.
+// The values of one direction that backward reads.
 template <typename T>
 struct RecurrentTrace {
   T* gates;        // [rows, gates * hidden]: after activation

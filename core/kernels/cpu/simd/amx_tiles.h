@@ -16,7 +16,7 @@ inline constexpr int64_t kLines = 16;  // rows or columns of a tile
 inline constexpr int64_t kDepth = 32;
 inline constexpr int64_t kTileBytes = 1024;
 
-// Whether the machine has them, the operating system grants them, and CAESURA_MAX_ISA allows them;
+// True if the machine has AMX, the operating system grants them, and CAESURA_MAX_ISA allows them;
 // decided once.
 bool Available();
 

@@ -16,7 +16,7 @@ namespace caesura {
 
 enum class Isa { kBaseline, kX86V3, kX86V4 };
 
-// What the machine has, or CAESURA_MAX_ISA below that; decided once.
+// The machine's best, or CAESURA_MAX_ISA below that; decided once.
 Isa BestIsa();
 // "x86-64", "x86-64-v3", "x86-64-v4" (or "baseline" on other machines): part of what decides
 // rounding.

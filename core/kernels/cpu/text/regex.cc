@@ -19,7 +19,7 @@ bool IsWord(char32_t c) {
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
 }
 
-// Stands for "nothing" before the first and behind the last code point.
+// Stands for "nothing" before the first and after the last code point.
 constexpr char32_t kEdge = 0x110001;
 
 bool Holds(RegexNode::Assertion assertion, char32_t before, char32_t after) {

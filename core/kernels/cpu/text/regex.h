@@ -18,7 +18,7 @@ namespace caesura {
 // Code points in sorted, disjoint, closed ranges.
 using CodePointSet = std::vector<std::pair<char32_t, char32_t>>;
 
-// What a pattern says, as a tree in a flat array.
+// A pattern as a tree in a flat array.
 struct RegexNode {
   enum class Kind : uint8_t { kEmpty, kSet, kConcat, kAlternate, kRepeat, kAssert };
   enum class Assertion : uint8_t {

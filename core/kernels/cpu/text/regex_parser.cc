@@ -83,7 +83,7 @@ class Parser {
     return {};
   }
 
-  // Any number of *, +, ?, {n,m} would be an error in RE2: one, and a ? behind it that only matters
+  // Any number of *, +, ?, {n,m} would be an error in RE2: one, and a ? after it that only matters
   // to submatches.
   Result<int> ParseRepeats(int atom, size_t atom_position) {
     int min = 0, max = 0;

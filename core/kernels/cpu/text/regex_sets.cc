@@ -94,7 +94,7 @@ Result<char32_t> ParseHex(RegexInput* in) {
   return value;
 }
 
-// Octal behind a backslash; \1 to \9 alone would be back-references.
+// Octal after a backslash; \1 to \9 alone would be back-references.
 Result<char32_t> ParseOctal(RegexInput* in, char first) {
   auto octal = [&] {
     return !in->AtEnd() && in->text[in->position] >= '0' && in->text[in->position] <= '7';

@@ -23,7 +23,7 @@ struct RegexInput {
 
   bool AtEnd() const { return position >= text.size(); }
   bool At(char c) const { return !AtEnd() && text[position] == c; }
-  // Moves behind `token` when it comes next.
+  // Moves past `token` when it comes next.
   bool Take(const char* token);
   Result<char32_t> Next();
   Status Error(const std::string& what) const;
