@@ -13,12 +13,12 @@ const char* KindName(PlannedBuffer::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-const char* KindName(Step::Kind kind) {
+}  // namespace
+
+const char* StepKindName(Step::Kind kind) {
   constexpr const char* kNames[] = {"compute", "dynamic", "cached", "yield", "copy"};
   return kNames[static_cast<int>(kind)];
 }
-
-}  // namespace
 
 FeedSpec FeedSpec::Of(const RuntimeValue& value) {
   FeedSpec spec;
@@ -117,7 +117,7 @@ std::string ExecutionPlan::ToString() const {
          " thread(s)\n" + CopiesLine();
   for (size_t s = 0; s < data_.steps.size(); ++s) {
     const Step& step = data_.steps[s];
-    out += std::to_string(s) + " " + KindName(step.kind) + " " + step.node->Label() + " on " +
+    out += std::to_string(s) + " " + StepKindName(step.kind) + " " + step.node->Label() + " on " +
            step.provider->name();
     for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
       out += (a == step.input_count ? " -> " : " ") +

@@ -99,6 +99,8 @@ struct Step {
 
   std::shared_ptr<SubgraphRunner> Body(const std::string& name) const;
 };
+// "compute", "copy" and so on.
+const char* StepKindName(Step::Kind kind);
 
 // Buffers that a kernel reads as one gapless block, in this order.
 struct ContiguousGroup {

@@ -94,17 +94,6 @@ std::shared_ptr<RunRecorder> ProcessRecorder() {
   return recording.recorder;
 }
 
-const char* StepKindName(Step::Kind kind) {
-  switch (kind) {
-    case Step::Kind::kCompute: return "compute";
-    case Step::Kind::kDynamic: return "dynamic";
-    case Step::Kind::kCached: return "cached";
-    case Step::Kind::kYield: return "yield";
-    case Step::Kind::kCopy: return "copy";
-  }
-  return "?";
-}
-
 std::vector<RecordedRun> RunRecorder::Runs() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<RecordedRun> out;

@@ -94,9 +94,6 @@ void EndRecording();
 // The recorder between the two; null otherwise. Whoever runs holds it until the run has ended.
 std::shared_ptr<RunRecorder> ProcessRecorder();
 
-// "compute", "dynamic", "cached", "yield", "copy"
-const char* StepKindName(Step::Kind kind);
-
 }  // namespace caesura
 
 #endif  // CAESURA_CORE_PROFILE_RUN_RECORDER_H_
