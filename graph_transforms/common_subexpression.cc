@@ -75,8 +75,7 @@ class CommonSubexpression : public Pass {
 
   // Empty when the node must be left alone.
   std::string NodeKey(const Node& node) const {
-    if (node.phase() == Phase::kOptimizer || IsRandom(node) || node.Is("YieldOp", kCaesuraDomain))
-      return {};
+    if (node.phase() == Phase::kOptimizer || IsRandom(node) || IsYield(node)) return {};
     std::string key =
         node.domain() + "::" + node.op_type() + "/" + std::to_string(node.since_version());
     key += "@" + node.provider();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/dead_node_elimination.h"
 
+#include "core/graph/op_traits.h"
+
 namespace caesura {
 namespace {
 
@@ -15,7 +17,7 @@ bool RunOn(Graph& graph) {
   std::unordered_set<const Node*> dead;
   for (auto it = graph.nodes().rbegin(); it != graph.nodes().rend(); ++it) {
     const Node& node = **it;
-    bool alive = node.phase() == Phase::kOptimizer || node.Is("YieldOp", kCaesuraDomain);
+    bool alive = node.phase() == Phase::kOptimizer || IsYield(node);
     for (const Value* output : node.outputs()) alive |= output != nullptr && read.count(output) > 0;
     if (!alive) {
       dead.insert(&node);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "core/graph/op_traits.h"
+
 namespace caesura {
 namespace {
 
@@ -16,8 +18,6 @@ std::unordered_map<const Value*, int> Given(const Graph& graph, const ProviderLi
   }
   return given;
 }
-
-bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 
 }  // namespace
 

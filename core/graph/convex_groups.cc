@@ -7,6 +7,8 @@
 #include <queue>
 #include <unordered_map>
 
+#include "core/graph/op_traits.h"
+
 namespace caesura {
 
 ConvexGroups::ConvexGroups(const Graph& graph)
@@ -39,7 +41,7 @@ ConvexGroups::ConvexGroups(const Graph& graph)
         if (reader != position.end() && reader->second != at) wait_for(reader->second);
       }
     }
-    if (!node->Is("YieldOp", kCaesuraDomain)) continue;
+    if (!IsYield(*node)) continue;
     if (yield >= 0) wait_for(yield);
     yield = at;
   }

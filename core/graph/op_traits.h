@@ -53,6 +53,8 @@ const OpTraits& TraitsOf(const Node& node);
 const OpTraits& TraitsOf(const std::string& op_type, const std::string& domain = "");
 // The whole table.
 const std::vector<OpTraits>& AllOpTraits();
+// True for ai.caesura.YieldOp, where a run hands values out and waits.
+inline bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 
 }  // namespace caesura
 

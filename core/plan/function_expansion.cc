@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/function_body.h"
+#include "core/graph/op_traits.h"
 #include "core/plan/placement.h"
 #include "core/providers/compiled_subgraph.h"
 
@@ -14,8 +15,6 @@ namespace {
 
 // A body may hold ops that have bodies themselves; the standard's nesting is a handful deep.
 constexpr int kMaxRounds = 16;
-
-bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 
 bool HasKernel(const Node& node, const ProviderList& providers) {
   if (IsYield(node)) return true;

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "core/graph/op_traits.h"
+
 namespace caesura {
 namespace {
-
-bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 
 bool IsHostObject(const Value* value) {
   if (value == nullptr) return false;

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/graph/op_traits.h"
 #include "core/plan/plan_phases.h"
 
 namespace caesura {
@@ -32,8 +33,8 @@ void FindNeeded(PlanDraft& plan) {
     const auto is_read = [&](const Value* output) {
       return output != nullptr && read.count(output) > 0;
     };
-    plan.needed[i] = node.Is("YieldOp", kCaesuraDomain) ||
-                     std::any_of(node.outputs().begin(), node.outputs().end(), is_read);
+    plan.needed[i] =
+        IsYield(node) || std::any_of(node.outputs().begin(), node.outputs().end(), is_read);
     if (!plan.needed[i]) continue;
     read.insert(node.inputs().begin(), node.inputs().end());
     for (const Value* input : Graph::ImplicitInputs(node)) read.insert(input);

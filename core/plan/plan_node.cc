@@ -2,6 +2,7 @@
 // Plans one node: asks its providers for a kernel, then folds it, makes its outputs views, or adds
 // its step.
 #include "core/base/status_macros.h"
+#include "core/graph/op_traits.h"
 #include "core/plan/function_expansion.h"
 #include "core/plan/node_error.h"
 #include "core/plan/plan_phases.h"
@@ -104,7 +105,7 @@ Result<bool> TryProvider(PlanDraft& plan, NodeDraft& draft, std::string* why) {
 }  // namespace
 
 Status PlanNode(PlanDraft& plan, const Node& node, int position) {
-  if (node.Is("YieldOp", kCaesuraDomain)) return AddYield(plan, node, position);
+  if (IsYield(node)) return AddYield(plan, node, position);
   NodeDraft draft = MakeDraft(plan, node, position);
   std::string why;
   for (const ExecutionProvider* provider : draft.candidates) {

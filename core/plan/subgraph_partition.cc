@@ -9,6 +9,7 @@
 #include "core/graph/extract_subgraph.h"
 #include "core/graph/graph_edit.h"
 #include "core/graph/op_schema.h"
+#include "core/graph/op_traits.h"
 #include "core/providers/compiled_subgraph.h"
 
 namespace caesura {
@@ -22,9 +23,7 @@ bool IsNumbers(const Value* value) {
 
 bool IsOffered(const Node& node, const std::string& provider) {
   if (node.phase() != Phase::kForward || !node.Subgraphs().empty()) return false;
-  if (node.Is("YieldOp", kCaesuraDomain) ||
-      (!node.provider().empty() && node.provider() != provider))
-    return false;
+  if (IsYield(node) || (!node.provider().empty() && node.provider() != provider)) return false;
   const OpSchema* schema = FindOpSchema(node);
   if (schema != nullptr && schema->determinism == OpSchema::Determinism::kNonDeterministic)
     return false;
