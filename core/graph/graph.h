@@ -83,7 +83,8 @@ class Graph {
   Node* CloneNode(const Node& node, std::vector<Value*> inputs, std::vector<Value*> outputs,
                   const std::string& name = "",
                   std::unordered_map<const Value*, Value*>* mapping = nullptr);
-  // REQUIRES: no output of it is used or is a graph output. Its output values are removed too.
+  // REQUIRES: no output of it is used or is a graph output (graph_check.h finds those that are).
+  // Its output values are removed too.
   void RemoveNode(Node* node);
   // The same for many nodes, in one sweep. They may read each other.
   void RemoveNodes(const std::unordered_set<const Node*>& nodes);

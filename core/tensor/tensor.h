@@ -51,10 +51,10 @@ class Tensor {
   const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
 
   void* raw() const { return data_; }
-  // REQUIRES: T is the element type, or has its size (uint8_t for types of one byte).
+  // REQUIRES: T is the element type, another type of its size, or one of single bytes.
   template <typename T>
   T* data() const {
-    assert(data_ == nullptr || sizeof(T) == DTypeSize(dtype_));
+    assert(data_ == nullptr || sizeof(T) == 1 || sizeof(T) == DTypeSize(dtype_));
     return static_cast<T*>(data_);
   }
   // The elements as a vector, converted to T. REQUIRES: host memory, a numeric or bool dtype (not
@@ -91,9 +91,9 @@ class RuntimeValue {
     out.sequence_ = std::make_shared<const std::vector<RuntimeValue>>(std::move(elements));
     return out;
   }
-  // REQUIRES: the tensors are as MapEntries has them. Nobody writes to their bytes any more.
+  // Sessions check that the tensors are as MapEntries has them. Nobody writes to their bytes any
+  // more.
   static RuntimeValue Map(Tensor keys, Tensor values) {
-    assert(keys.elements() == values.elements());
     RuntimeValue out;
     out.map_ = std::make_shared<const MapEntries>(MapEntries{std::move(keys), std::move(values)});
     return out;
