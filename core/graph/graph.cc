@@ -193,7 +193,7 @@ Status Graph::SortTopologically() {
   if (order.size() != nodes_.size()) {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       if (waiting[i] > 0)
-        return InvalidModel(nodes_[i]->Label() + " is on or behind a cycle of the graph");
+        return InvalidModel(nodes_[i]->Label() + " is on or after a cycle of the graph");
     }
   }
   std::vector<std::unique_ptr<Node>> sorted;

@@ -140,7 +140,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   }
   std::string Here() const { return "'" + name_ + "', '" + key_ + "'"; }
   bool Unexpected(const char* what) {
-    return Fail(std::string(what) + " where none belongs, behind " + Here());
+    return Fail(std::string(what) + " where none belongs, after " + Here());
   }
   std::optional<std::vector<int64_t>>& List() { return key_ == "shape" ? shape_ : offsets_; }
 

@@ -165,7 +165,7 @@ Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const Tex
   if (last - first <= w.length) {
     return InvalidArgument("a text of " + std::to_string(last - first) +
                            " characters is too short for windows of " + std::to_string(w.length) +
-                           " and the character behind");
+                           " and the character after it");
   }
   const int64_t size = (last - first - w.length - 1) / w.stride + 1;
   return std::shared_ptr<const Dataset>(

@@ -168,7 +168,7 @@ Status CreateCtcLoss(KernelInfo& info) {
     return info.Invalid("log probabilities [steps, batch, classes] expected, got " + x.ToString());
   if (targets.rank() != 1 && (targets.rank() != 2 || targets[0] != x[1])) {
     return info.Invalid("targets [" + std::to_string(x[1]) +
-                        ", labels] or one behind the other expected, got " + targets.ToString());
+                        ", labels] or one after the other expected, got " + targets.ToString());
   }
   for (int i = 1; i <= 3; ++i) {
     if (info.InputDType(i) != DType::kInt64)

@@ -79,7 +79,7 @@ Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   for (int i = 0; i < plan.outputs; ++i) {
     const OutputInfo& output = inner.outputs()[i];
     if (output.kind == OutputInfo::Kind::kSizedInCompute)
-      return info.Refuse("an output is sized in the run");
+      return info.Refuse("an output is sized at run time");
     if (output.kind != OutputInfo::Kind::kPlanned) continue;
     const bool narrow = output.dtype == DType::kFloat32 && !asked;
     info.SetOutput(i, narrow ? half : output.dtype, output.shape);

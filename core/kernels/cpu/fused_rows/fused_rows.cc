@@ -176,7 +176,7 @@ Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
       if (id == 0) continue;
       const OutputInfo& output = kernel.outputs()[o];
       if (output.kind != OutputInfo::Kind::kPlanned)
-        return info_.Refuse("an output is sized in the run");
+        return info_.Refuse("an output is sized at run time");
       if (shapes.size() < values_.size()) shapes.resize(values_.size());
       shapes[id] = output.shape;
       if (full) values_[id] = {has_rows, output.dtype, output.shape, nullptr};
