@@ -80,7 +80,8 @@ Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const Kernel
     RecordDecision(plan, draft, NodeRecord::Kind::kAlias, &def);
     return {};
   }
-  RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def, static_cast<int>(plan.data.steps.size()));
+  RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def,
+                 static_cast<int>(plan.data.steps.size()));
   if (step.kind == Step::Kind::kCompute && !def.strided_outputs.empty())
     RememberWriter(plan, draft, def);
   step.def = &def;
