@@ -102,7 +102,7 @@ struct KernelCase : private KernelHost {
       if (alias.kind == Alias::Kind::kInPlace)
         values_[inputs.size() + alias.output] = inputs[alias.input];
     };
-    for (const Alias& alias : info.in_place()) {
+    for (const Alias& alias : info.aliases()) {
       if (share_in_place) share(alias);
     }
     for (const Alias& alias : def.aliases) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "torch_bridge/aten_op.h"
+#include "torch_bridge/c10d_communicator.h"
 #include "torch_bridge/captured_call.h"
 #include "torch_bridge/torch_provider.h"
 
@@ -27,4 +28,9 @@ extern "C" caesura::Result<std::shared_ptr<const caesura::ExecutionProvider>> Ca
     const std::string& device, const std::function<void(caesura::KernelRegistry&)>& more) {
   if (!device.empty()) return caesura::torch::MakeTorchDeviceProvider(device);
   return caesura::torch::MakeTorchProvider(more);
+}
+
+extern "C" caesura::Result<std::unique_ptr<caesura::Communicator>> CaesuraTorchCommunicator(
+    const std::string& group_name) {
+  return caesura::torch::C10dCommunicator(group_name);
 }

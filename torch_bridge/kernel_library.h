@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/distributed/communicator.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/providers/execution_provider.h"
 
@@ -26,10 +27,16 @@ using TorchProviderFunction = Result<std::shared_ptr<const ExecutionProvider>>(
     const std::string& device, const std::function<void(KernelRegistry&)>& more);
 inline constexpr char kTorchProviderFunctionName[] = "CaesuraTorchProvider";
 
+// C10dCommunicator of c10d_communicator.h. REQUIRES: likewise.
+using TorchCommunicatorFunction =
+    Result<std::unique_ptr<Communicator>>(const std::string& group_name);
+inline constexpr char kTorchCommunicatorFunctionName[] = "CaesuraTorchCommunicator";
+
 }  // namespace caesura
 
 // C names; both sides are C++.
 extern "C" caesura::TorchKernelsFunction CaesuraTorchKernels;
 extern "C" caesura::TorchProviderFunction CaesuraTorchProvider;
+extern "C" caesura::TorchCommunicatorFunction CaesuraTorchCommunicator;
 
 #endif  // CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_

@@ -61,8 +61,8 @@ Result<DType> PrecisionByName(const std::string& name) {
 }
 
 bool IsProgramInput(const std::string& name) {
-  const std::string own[] = {kLearningRateInput, kCoefficientsInput,   kStepInput,
-                             kResetInput,        kGradientFactorInput, kLossScaleInput};
+  const std::string own[] = {kLearningRateInput,   kCoefficientsInput, kStepInput,     kResetInput,
+                             kGradientFactorInput, kLossScaleInput,    kRankShareInput};
   return std::find(std::begin(own), std::end(own), name) != std::end(own);
 }
 
@@ -84,6 +84,16 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   if (options.refuse_nonfinite && options.scales_loss()) {
     return InvalidArgument(
         "refuse_nonfinite: with float16 an update whose gradients overflow is skipped instead");
+  }
+  const bool has_ranks = options.bucket_bytes > 0;
+  if (has_ranks && options.commit == CommitMode::kEagerConsume) {
+    return InvalidArgument(
+        "several ranks: an update waits until all ranks have all sums: use CommitMode::kLate");
+  }
+  if (has_ranks && options.refuse_nonfinite && options.accumulation_steps != 1) {
+    return InvalidArgument(
+        "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
+        "a micro-step that the others do");
   }
   StepProgram program;
   program.graph = model.graph->Clone();
@@ -107,15 +117,17 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   std::vector<Value*> gradients = gradient.dxs;
   ASSIGN_OR_RETURN(const std::vector<Value*> kept, FindOutputs(graph, options.keep_outputs));
   graph.ClearOutputs();
-  graph.AddOutput(BeforeUpdates(graph, loss));
-  for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));
   std::vector<Value*> left;  // in the statistics' targets
   for (const StatisticUpdate& statistic : statistics)
     left.push_back(BeforeUpdates(graph, statistic.value));
   UpdateWriter writer(graph, options, program);
   if (loss_scale != nullptr) writer.Unscale(loss_scale);
-  if (options.refuse_nonfinite) writer.RequireFinite(gradients, loss);
-  if (options.accumulation_steps != 1) writer.Accumulate(gradients);
+  if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, loss);
+  if (options.accumulation_steps != 1) writer.Accumulate(gradients, has_ranks && with_update);
+  if (has_ranks && with_update) writer.Reduce(gradients, &loss, left);
+  if (options.refuse_nonfinite && has_ranks) writer.RequireFinite(gradients, loss);
+  graph.AddOutput(BeforeUpdates(graph, loss));
+  for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));
   if (options.keep_gradients) {
     for (Value* dx : gradients) graph.AddOutput(writer.Handed(dx));
   }

@@ -48,6 +48,9 @@ struct StepOptions : TrainableOptions {
   // (graph_transforms/mixed_precision.h): float32, bfloat16, or float16, whose small gradients are
   // saved by a scaled loss. Parameters, optimizer state, losses and norms stay float32.
   DType precision = DType::kFloat32;
+  // Where several ranks train together: a bucket of gradients that they sum is closed at this many
+  // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.
+  int64_t bucket_bytes = 0;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
   // scale. Needs kLate.
   GradScalerOptions loss_scaling;
@@ -68,15 +71,17 @@ inline constexpr char kResetInput[] =
 // float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when
 // to update.
 inline constexpr char kGradientFactorInput[] = "caesura.gradient_factor";
+// float64 scalar, 1 / ranks: what sums over all ranks are multiplied with.
+inline constexpr char kRankShareInput[] = "caesura.rank_share";
 inline constexpr char kLossScaleInput[] =
     "caesura.loss_scale";  // float32 scalar, where the loss is scaled
 
 bool IsProgramInput(const std::string& name);
 
 struct StepProgram {
-  // Outputs: the loss (not scaled), then the outputs and the gradients that are kept; then, where
-  // the loss is scaled and the program updates, what gradients are multiplied with (float64; not
-  // finite: the update was skipped).
+  // Outputs: the loss (not scaled; the mean over all ranks, where there are others), then the
+  // outputs and the gradients that are kept; then, where the loss is scaled and the program
+  // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;
   // The names of the entries of the ParameterSet that the program reads and writes, in its
   // order: trained parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"),

@@ -13,6 +13,7 @@
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
+#include "training/gradient_reduction.h"
 #include "training/kernels/training_ops.h"
 #include "training/parameters.h"
 #include "training/update_order.h"
@@ -83,7 +84,9 @@ Status TrainingSession::Prepare(Model model) {
                     {kStepInput, Tensor::Scalar<int64_t>(0)},
                     {kResetInput, Tensor::Scalar<bool>(false)},
                     {kGradientFactorInput, Tensor::Scalar<double>(1)},
-                    {kLossScaleInput, Tensor::Scalar<float>(1)}};
+                    {kLossScaleInput, Tensor::Scalar<float>(1)},
+                    {kRankShareInput, Tensor::Scalar<double>(1)}};
+  options_.step.bucket_bytes = ranks() > 1 ? std::max<int64_t>(1, options_.bucket_bytes) : 0;
   learning_rate_ = LearningRate(options_.step.optimizer);
   RETURN_IF_ERROR(FillCoefficients());
   bound_ = options_.share_parameters;
@@ -96,7 +99,8 @@ Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(
       CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
   original_ = std::move(model);
-  return MakePrograms();
+  RETURN_IF_ERROR(MakePrograms());
+  return ranks() > 1 && options_.join_ranks ? JoinRanks() : Status();
 }
 
 Status TrainingSession::MakePrograms() {
@@ -165,9 +169,11 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model, b
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
   const bool early = options_.step.commit == CommitMode::kEagerConsume;
-  const auto passes = [early, names = program.parameters](const ProviderList& providers) {
+  const bool several = options_.step.bucket_bytes > 0;
+  const auto passes = [early, several, names = program.parameters](const ProviderList& providers) {
     PassList list = StepPasses(providers, NameSet(names));
     if (early) list.push_back(MakeUpdateOrderPass(names));
+    if (several) list.push_back(MakeCollectiveOrderPass());
     return list;
   };
   const auto report = std::make_shared<CpuFallbackReport>();
@@ -236,6 +242,7 @@ const NamedValues& TrainingSession::ProgramFeeds() {
   set(kResetInput, accumulated() == 0);
   set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated() + 1));
   set(kLossScaleInput, scaler_.scale());
+  set(kRankShareInput, 1.0 / ranks());
   return program_feeds_;
 }
 
@@ -294,6 +301,7 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
     run.step = 0;
   }
   run.observers = std::move(observers);
+  if (ranks() > 1) RETURN_IF_ERROR(BeginAmongRanks(&run));
   return EndRun(updates, program.Run({.feeds = std::move(bound),
                                       .options = std::move(run),
                                       .writes_parameters = true,
@@ -327,6 +335,7 @@ Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
     return result.status;
   }
   parameters_inconsistent_ = result.left_parameters_changed();
+  if (collectives_ != nullptr) LeaveRanks(result);
   if (!result.status.ok())
     return parameters_inconsistent_ ? result.status.WithPrefix(kInconsistent) : result.status;
   // The step has committed. Only UpdateLossScale can fail, after an update that was skipped.

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "core/distributed/run_collectives.h"
 #include "core/runtime/program.h"
 #include "graph_transforms/cpu_fallback.h"
 #include "training/checkpoint.h"
@@ -48,6 +49,18 @@ struct TrainingOptions {
   bool share_parameters = false;
   std::vector<std::string> disabled_passes;
   CustomOps custom_ops;
+  // The ranks that train together; null: this process trains by itself. Each rank is given its own
+  // part of a batch: an update goes by the mean gradient of all ranks, which have the same
+  // parameters from Create on (those of rank 0). Random ops draw other numbers on each rank.
+  std::shared_ptr<Communicator> communicator;
+  // How long a rank waits for the others in a step: then it fails with kRankFailure. Nothing: the
+  // communicator's own time-out.
+  std::optional<std::chrono::milliseconds> rank_timeout;
+  // False: the parameters are those of rank 0 already, and other ranks may not make this session.
+  bool join_ranks = true;
+  // Gradients are summed over the ranks in buckets that are closed at this many bytes, each while
+  // the backward goes on.
+  int64_t bucket_bytes = int64_t{4} << 20;
 };
 
 // What Evaluate returns.
@@ -72,6 +85,11 @@ class TrainingSession {
   // and the step is done again on the default providers, with the same random numbers. With a
   // scaled loss an update whose gradients are not finite does not happen (updates() stays); it
   // fails when no scale is small enough.
+  // With other ranks: all of them make the same calls. The loss of a step that updates is the mean
+  // over the ranks. A step that fails with kRankFailure, or only on this rank, has changed nothing
+  // here, and ends the communicator: the others' step fails likewise. A suspension is agreed: after
+  // the step in which a rank is asked to suspend, Step fails with kSuspended on all ranks before it
+  // begins.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
   // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
   // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where
@@ -83,7 +101,10 @@ class TrainingSession {
   // From any thread and from signal handlers: true suspends the step that runs now, and each one
   // from here on, before its next node. Step, Accumulate or ResumeStep then fails with kSuspended,
   // and the step waits: nothing is lost. False: steps run again.
-  void set_suspend(bool suspend) { *suspend_ = suspend; }
+  void set_suspend(bool suspend) {
+    *suspend_ = suspend;
+    if (!suspend) ranks_suspend_ = false;
+  }
   bool suspend() const { return *suspend_; }
   // Suspends steps likewise from this time on; nothing: no more.
   void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
@@ -190,6 +211,10 @@ class TrainingSession {
   // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
   const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
 
+  // How many ranks train together.
+  int ranks() const { return communicator() == nullptr ? 1 : communicator()->size(); }
+  const Communicator* communicator() const { return options_.communicator.get(); }
+
   // --- provider fallback (core/runtime/provider_fallback.h), as in Session ---
   void DisableFallback() { fallback_->set_enabled(false); }
   void EnableFallback() { fallback_->set_enabled(true); }
@@ -215,6 +240,19 @@ class TrainingSession {
   Result<double> EndRun(bool updates, RunResult result);
   Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
   Status UpdateLossScale(bool gradients_finite);
+  // --- training_session_ranks.cc ---
+  // Of all that ranks must have in common: the model's ops, the buckets, the update. Sizes of
+  // feeds may differ.
+  uint64_t RankFingerprint() const;
+  // Refuses ranks with other programs, then takes rank 0's parameters and state.
+  Status JoinRanks();
+  std::chrono::milliseconds RankTimeout() const {
+    return options_.rank_timeout.value_or(options_.communicator->timeout());
+  }
+  // Gives a run of a step what it needs among them.
+  Status BeginAmongRanks(RunOptions* run);
+  // Ends the communicator where a failed run leaves the other ranks waiting.
+  void LeaveRanks(const RunResult& result);
   RunOptions MakeRun(uint64_t step);
 
   TrainingOptions options_;
@@ -237,6 +275,8 @@ class TrainingSession {
   const std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   int suspend_at_ = INT_MAX;
+  std::shared_ptr<RunCollectives> collectives_;  // of the step that runs
+  std::atomic<bool> ranks_suspend_ = false;      // a rank was asked to suspend
   struct WaitingStep {
     std::unique_ptr<SuspendedRun> run;  // null: no step waits
     bool updates = false;

@@ -59,21 +59,38 @@ Value* UpdateWriter::Checked(Value* value) {
   return node->output(0);
 }
 
-Value* UpdateWriter::Handed(Value* gradient) {
-  if (inverse_scale_ == nullptr) return gradient;
-  return Op("Mul",
-            {gradient, Op("CastLike", {inverse_scale_, gradient},
-                          ValueType::Tensor(gradient->dtype(), Shape{}))},
-            gradient->type());
+Value* UpdateWriter::Times(Value* value, Value* factor) {
+  Value* like = Op("CastLike", {factor, value}, ValueType::Tensor(value->dtype(), Shape{}));
+  return Op("Mul", {value, like}, value->type());
 }
 
-void UpdateWriter::Accumulate(std::vector<Value*>& gradients) {
+Value* UpdateWriter::Handed(Value* gradient) {
+  if (inverse_scale_ != nullptr) gradient = Times(gradient, inverse_scale_);
+  return rank_share_ == nullptr ? gradient : Times(gradient, rank_share_);
+}
+
+void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
+                          std::vector<Value*>& statistics) {
+  rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
+  std::vector<Value**> summed = {loss}, left;
+  for (int i = 0; i < program_.trained; ++i) {
+    gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
+    summed.push_back(&gradients[i]);
+  }
+  for (Value*& statistic : statistics) left.push_back(&statistic);
+  collectives_.AllReduce(summed, options_.bucket_bytes);
+  collectives_.Broadcast(left);
+  *loss = Times(*loss, rank_share_);
+}
+
+void UpdateWriter::Accumulate(std::vector<Value*>& gradients, bool apart) {
   Value* reset = Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
   for (int i = 0; i < program_.trained; ++i) {
     const Value* parameter = graph_.FindValue(program_.parameters[i]);
     const Tensor& like = *graph_.Initializer(parameter);
     Value* buffer = State("accumulator", parameter, like.shape(), like.dtype());
-    Node* node = Act("InPlaceAccumulator", {buffer, gradients[i], reset}, {}, 1);
+    Node* node =
+        Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradients[i], reset}, {}, 1);
     gradients[i] = node->output(0);
     gradients[i]->set_type(parameter->type());
   }
@@ -119,6 +136,7 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
           : graph_.AddInitializer("caesura.gradient_factor",
                                   Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
+  if (rank_share_ != nullptr) factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   const bool is_known = norm_ != nullptr && options_.accumulation_steps == 1;
   Value* norm = is_known ? norm_ : Act("GlobalNorm", gradients, {}, 1)->output(0);
@@ -187,6 +205,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           ? graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}))
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
+  if (rank_share_ != nullptr) step = collectives_.Agreed(step);
   if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
   Value* scale = Scale(gradients);
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "training/gradient_reduction.h"
 #include "training/step_program.h"
 
 namespace caesura {
@@ -23,7 +24,12 @@ class UpdateWriter {
   void RequireFinite(const std::vector<Value*>& gradients, Value* loss);
   // The gradient as the caller shall see it.
   Value* Handed(Value* gradient);
-  void Accumulate(std::vector<Value*>& gradients);
+  // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
+  // later steps read, as the step ends with an update.
+  void Accumulate(std::vector<Value*>& gradients, bool apart);
+  // Sums the gradients over all ranks, takes the mean of their losses, and rank 0's statistics.
+  // What Update writes then waits until all ranks have them. To be called before it.
+  void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
 
@@ -40,6 +46,8 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
+  // A value times a float64 scalar.
+  Value* Times(Value* value, Value* factor);
   // `value`, once what RequireFinite was given is known to be finite.
   Value* Checked(Value* value);
   std::vector<Group> Groups() const;
@@ -71,8 +79,10 @@ class UpdateWriter {
   const StepOptions& options_;
   StepProgram& program_;
   Value* inverse_scale_ = nullptr;  // of the loss
-  Value* norm_ = nullptr;           // of the gradients, where they must be finite
-  Value* loss_ = nullptr;           // likewise
+  Value* rank_share_ = nullptr;     // where several ranks sum their gradients
+  CollectiveWriter collectives_{graph_};
+  Value* norm_ = nullptr;  // of the gradients, where they must be finite
+  Value* loss_ = nullptr;  // likewise
 };
 
 }  // namespace caesura

@@ -41,6 +41,7 @@ std::vector<std::string> ReadList(const char* name, char separator) {
 std::vector<std::string> DisabledPasses() { return ReadList("CAESURA_DISABLE_PASSES", ','); }
 std::vector<std::string> PluginPath() { return ReadList("CAESURA_PLUGIN_PATH", ':'); }
 int Verbosity() { return ReadInt("CAESURA_VERBOSE"); }
+int OpenMpiRanks() { return std::max(1, ReadInt("OMPI_COMM_WORLD_SIZE")); }
 int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
 std::string AggressiveCpuFallback() { return Read("CAESURA_AGGRESSIVE_CPU_FALLBACK"); }
 std::string MaxIsa() { return Read("CAESURA_MAX_ISA"); }

@@ -41,6 +41,10 @@ int ProgramCacheMegabytes();
 // where unset.
 std::string Python();
 
+// OMPI_COMM_WORLD_SIZE: how many ranks Open MPI's mpirun has started with this process; 1 outside
+// of it.
+int OpenMpiRanks();
+
 // "NAME=VALUE" of all set variables that change how caesura runs: CAESURA_*, OMP_*, GOMP_*,
 // ONEDNN_*, DNNL_*.
 std::vector<std::string> SetVariables();

@@ -35,6 +35,7 @@ const char* StatusCodeName(StatusCode code) {
     case StatusCode::kCancelled: return "CANCELLED";
     case StatusCode::kSuspended: return "SUSPENDED";
     case StatusCode::kDeclined: return "DECLINED";
+    case StatusCode::kRankFailure: return "RANK_FAILURE";
     case StatusCode::kInternal: return "INTERNAL";
   }
   return "UNKNOWN";
@@ -91,6 +92,7 @@ Status IoError(std::string message) { return {StatusCode::kIoError, std::move(me
 Status Cancelled(std::string message) { return {StatusCode::kCancelled, std::move(message)}; }
 Status Suspended(std::string message) { return {StatusCode::kSuspended, std::move(message)}; }
 Status Declined(std::string message) { return {StatusCode::kDeclined, std::move(message)}; }
+Status RankFailure(std::string message) { return {StatusCode::kRankFailure, std::move(message)}; }
 Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
 
 void ThrowStatus(const Status& status) {

@@ -33,6 +33,7 @@ enum class StatusCode {
   kSuspended,        // the user asked to pause: nothing is lost, the run waits to go on
   kDeclined,  // one of several candidates passes: the next one is asked. If all pass, the caller
               // gets kUnsupported.
+  kRankFailure,      // another rank of a distributed run is lost, late, or does something else
 };
 
 // "INVALID_MODEL" and so on.
@@ -86,6 +87,7 @@ Status IoError(std::string message);
 Status Cancelled(std::string message);
 Status Suspended(std::string message);
 Status Declined(std::string message);
+Status RankFailure(std::string message);
 Status Internal(std::string message);
 
 // Throws std::runtime_error with the text (bad_alloc for kOutOfMemory): the only throw here,

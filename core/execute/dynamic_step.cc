@@ -62,8 +62,8 @@ Status PartialExecutor::PlaceDynamicOutputs(ExecutionState& state, const Step& s
       return a.output == static_cast<int>(i) && a.kind == Alias::Kind::kInPlace &&
              a.input < static_cast<int>(inputs.size()) && inputs[a.input].is_tensor();
     };
-    auto alias = std::find_if(info.in_place().begin(), info.in_place().end(), in_place);
-    const Alias* found = alias != info.in_place().end() ? &*alias : nullptr;
+    auto alias = std::find_if(info.aliases().begin(), info.aliases().end(), in_place);
+    const Alias* found = alias != info.aliases().end() ? &*alias : nullptr;
     for (const Alias& a : def.aliases) {
       if (found == nullptr && in_place(a)) found = &a;
     }

@@ -178,13 +178,17 @@ Status ExecutionState::VerifyContiguous() const {
   for (const ContiguousGroup& group : plan_->contiguous()) {
     if (group.step < pc_) continue;  // a restored run has what later steps read, nothing else
     for (size_t i = 0; i + 1 < group.buffers.size(); ++i) {
-      const char* end = static_cast<char*>(addresses_[group.buffers[i]]) +
-                        plan_->buffers()[group.buffers[i]].bytes;
-      if (end == addresses_[group.buffers[i + 1]]) continue;
+      const size_t bytes = plan_->buffers()[group.buffers[i]].bytes;
+      const char* next = static_cast<char*>(addresses_[group.buffers[i]]) +
+                         (bytes + group.alignment - 1) / group.alignment * group.alignment;
+      if (next == addresses_[group.buffers[i + 1]]) continue;
       const Step& step = plan_->steps()[group.step];
       return AtNode(
           InvalidArgument("wants its inputs in one block, but buffer " + std::to_string(i + 1) +
-                          " of them does not begin where the one before ends"),
+                          " of them does not begin where the one before ends" +
+                          (group.alignment > 1 ? " (at the next multiple of " +
+                                                     std::to_string(group.alignment) + ")"
+                                               : "")),
           *step.node, step.provider->name());
     }
   }

@@ -60,6 +60,9 @@ struct RunOptions {
   std::shared_ptr<const std::atomic<bool>> suspend = nullptr;
   // Likewise from this time on.
   std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt;
+  // With the other ranks; null where the run has none. A run with it is not suspended: the others
+  // would wait for it.
+  std::shared_ptr<RunCollectives> collectives = nullptr;
 };
 
 class ExecutionState : public KernelHost {
@@ -141,6 +144,7 @@ class ExecutionState : public KernelHost {
     return {options_.seed.value_or(0), options_.step.value_or(0), stream};
   }
   void* device_stream() const override { return plan_->steps()[pc_].provider->stream(); }
+  RunCollectives* collectives() const override { return options_.collectives.get(); }
   Result<Tensor> CopyOf(const Tensor& tensor) const override;
 
   // The current value of value id `id` as a RuntimeValue; a view where the bytes are planned.

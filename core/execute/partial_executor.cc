@@ -32,6 +32,7 @@ Status MemoryRanOut(const ExecutionState& state) {
 
 bool IsSuspended(const ExecutionState& state) {
   const RunOptions& options = state.options();
+  if (options.collectives != nullptr) return false;
   if (options.suspend != nullptr && *options.suspend) return true;
   return options.deadline && std::chrono::steady_clock::now() >= *options.deadline;
 }

@@ -119,9 +119,11 @@ struct KernelDef {
   std::vector<int> strided_inputs = {};
   // Outputs that the kernel writes under any KernelInfo::OutputLayout.
   std::vector<int> strided_outputs = {};
-  // Indices of inputs that the plan lays out as one gapless block, in this order (-1 - i as above);
-  // verified before the first step.
+  // Indices of inputs that the plan lays out as one block, in this order (-1 - i as above);
+  // verified before the first step. Each begins at the next multiple of contiguous_alignment after
+  // the end of the one before: with 1 the block has no gaps.
   std::vector<int> contiguous_inputs = {};
+  size_t contiguous_alignment = 1;
   // False for kernels whose results differ from call to call: never folded, never cached.
   bool deterministic = true;
   // Mostly a plain KernelFactory; a function object where a wrapper or a user's op needs to carry
@@ -271,9 +273,9 @@ class KernelInfo {
     return i < static_cast<int>(output_layouts_.size()) ? output_layouts_[i] : kDense;
   }
   // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
-  void SetInPlace(int input, int output) {
-    in_place_.push_back({input, output, Alias::Kind::kInPlace});
-  }
+  void SetInPlace(int input, int output) { aliases_.push_back(InPlace(input, output)); }
+  // Likewise of kind kMayReuse.
+  void SetMayReuse(int input, int output) { aliases_.push_back(MayReuse(input, output)); }
   void SetCompute(ComputeFunction compute) { compute_ = std::move(compute); }
 
   // The runner of the body in attribute `name`; null when the node has none of that name.
@@ -292,14 +294,15 @@ class KernelInfo {
 
   // --- for the planner ---
   const std::vector<OutputInfo>& outputs() const { return outputs_; }
-  const std::vector<Alias>& in_place() const { return in_place_; }
+  // Set by the factory, beside KernelDef::aliases.
+  const std::vector<Alias>& aliases() const { return aliases_; }
   size_t scratch_bytes() const { return scratch_bytes_; }
   const ViewInfo& view() const { return view_; }
   void set_output_layouts(std::vector<Layout> layouts) { output_layouts_ = std::move(layouts); }
   // Forgets the decisions of a factory that refused.
   void Reset() {
     outputs_.assign(outputs_.size(), {});
-    in_place_.clear();
+    aliases_.clear();
     scratch_bytes_ = 0;
     view_ = {};
     compute_ = {};
@@ -314,7 +317,7 @@ class KernelInfo {
   std::vector<InputInfo> inputs_;
   std::vector<OutputInfo> outputs_;
   int threads_;
-  std::vector<Alias> in_place_;
+  std::vector<Alias> aliases_;
   size_t scratch_bytes_ = 0;
   ViewInfo view_;
   std::vector<Layout> output_layouts_;

@@ -19,6 +19,8 @@ struct RandomKey {
   uint64_t stream;  // of the node
 };
 
+class RunCollectives;  // core/distributed/run_collectives.h
+
 // How a context reaches what lies behind the pointers; implemented by ExecutionState.
 class KernelHost {
  public:
@@ -31,6 +33,8 @@ class KernelHost {
   virtual RandomKey random_key(uint32_t stream) const = 0;
   // ExecutionProvider::stream() of who runs the step.
   virtual void* device_stream() const { return nullptr; }
+  // RunOptions::collectives.
+  virtual RunCollectives* collectives() const { return nullptr; }
   // A copy of a tensor in memory of its own, on the device that it is on.
   virtual Result<Tensor> CopyOf(const Tensor& tensor) const = 0;
 };
@@ -79,6 +83,8 @@ class KernelContext {
   // What inputs are ready on and outputs must be: the provider's stream
   // (ExecutionProvider::stream); null on the host.
   void* device_stream() const { return host_->device_stream(); }
+  // The collectives of the run; null where it has no other ranks.
+  RunCollectives* collectives() const { return host_->collectives(); }
 
  private:
   void* const* addresses_;

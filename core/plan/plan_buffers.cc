@@ -53,7 +53,7 @@ Result<uint32_t> OutputBuffer(PlanDraft& plan, const NodeDraft& draft, const Ker
                               const KernelDef& def, int output) {
   const OutputInfo& decided = info.outputs()[output];
   const size_t bytes = BytesOf(decided.shape, decided.dtype);
-  std::vector<Alias> aliases = info.in_place();
+  std::vector<Alias> aliases = info.aliases();
   aliases.insert(aliases.end(), def.aliases.begin(), def.aliases.end());
   for (const Alias& alias : aliases) {
     if (alias.output != output || alias.input >= static_cast<int>(draft.inputs.size())) continue;
@@ -93,7 +93,7 @@ uint32_t ViewedInput(const PlanDraft& plan, const NodeDraft& draft, const Kernel
 bool IsCacheable(const PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
                  const KernelDef& def) {
   if (!plan.data.options.cache_values || !def.deterministic || !draft.bodies.empty()) return false;
-  if (draft.node->phase() != Phase::kForward || !info.in_place().empty()) return false;
+  if (draft.node->phase() != Phase::kForward || !info.aliases().empty()) return false;
   bool any = false;
   for (uint32_t id : draft.inputs) {
     if (id == 0) continue;

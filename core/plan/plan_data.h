@@ -102,9 +102,10 @@ struct Step {
 // "compute", "copy" and so on.
 const char* StepKindName(Step::Kind kind);
 
-// Buffers that a kernel reads as one gapless block, in this order.
+// Buffers that a kernel reads as one block, in this order (KernelDef::contiguous_inputs).
 struct ContiguousGroup {
   int step;
+  size_t alignment;
   std::vector<uint32_t> buffers;
 };
 

@@ -32,6 +32,8 @@ void ComputeLifetimes(PlanData& plan) {
 void GiveOutputsOwnBuffers(PlanData& plan) {
   int fetch_count = 0;
   std::unordered_set<uint32_t> moved;
+  for (const ContiguousGroup& group : plan.contiguous)  // they stay in their block
+    moved.insert(group.buffers.begin(), group.buffers.end());
   auto try_move = [&](Yield::Item& item, int at) {
     const uint32_t buffer = plan.values[item.value].buffer;
     PlannedBuffer& planned = plan.buffers[buffer];
@@ -115,6 +117,7 @@ Status AddGroups(const PlanData& plan, int device, ArenaBlocks* arena) {
             plan.steps[group.step].node->Label() +
             " wants its inputs in one block, but another node wants one of them in another block");
       }
+      block.bytes = (block.bytes + group.alignment - 1) / group.alignment * group.alignment;
       arena->inside[id] = block.bytes;
       arena->of[id] = static_cast<int>(arena->blocks.size());
       block.bytes += buffer.bytes;

@@ -50,7 +50,7 @@ namespace {
 
 // Inputs that the kernel reads as one block, for the step that comes next.
 void AddContiguousGroup(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def) {
-  ContiguousGroup group{static_cast<int>(plan.data.steps.size()), {}};
+  ContiguousGroup group{static_cast<int>(plan.data.steps.size()), def.contiguous_alignment, {}};
   for (int i = 0; i < draft.explicit_inputs; ++i) {
     if (draft.inputs[i] == 0 || !KernelDef::Lists(def.contiguous_inputs, i)) continue;
     group.buffers.push_back(plan.values[draft.inputs[i]].buffer);

@@ -135,7 +135,7 @@ class Replanner {
   }
 
   bool SettleStep(const NodeRecord& record, KernelInfo& info) {
-    if (!info.in_place().empty()) return false;
+    if (!info.aliases().empty()) return false;
     for (uint32_t i = 0; i < record.output_count; ++i) {
       const uint32_t id = Outputs(record)[i];
       if (id == 0) continue;

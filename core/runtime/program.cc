@@ -74,7 +74,7 @@ Status Program::SwitchProviders(int generation, const Status& cause, FallbackPha
 
 template <typename Attempt>
 Status Program::WithFallback(const std::vector<RuntimeValue>& feeds, const PlanRequest& request,
-                             const Attempt& attempt) {
+                             bool may_run_again, const Attempt& attempt) {
   ASSIGN_OR_RETURN(VersionedGraph current, Current());
   FallbackPhase phase = FallbackPhase::kCompile;
   const auto plan_and_run = [&]() -> Status {
@@ -84,6 +84,7 @@ Status Program::WithFallback(const std::vector<RuntimeValue>& feeds, const PlanR
   };
   Status status = plan_and_run();
   if (!status.ok()) {
+    if (phase == FallbackPhase::kRun && !may_run_again) return status;
     RETURN_IF_ERROR(SwitchProviders(current.generation, status, phase, &feeds, request));
     ASSIGN_OR_RETURN(current, Current());
     status = plan_and_run();
@@ -96,10 +97,11 @@ Status Program::WithFallback(const std::vector<RuntimeValue>& feeds, const PlanR
 Result<SharedPlan> Program::Plan(const std::vector<RuntimeValue>& feeds,
                                  const PlanRequest& request) {
   SharedPlan found;
-  RETURN_IF_ERROR(WithFallback(feeds, request, [&](const VersionedGraph&, const SharedPlan& plan) {
-    found = plan;
-    return Status();
-  }));
+  RETURN_IF_ERROR(
+      WithFallback(feeds, request, true, [&](const VersionedGraph&, const SharedPlan& plan) {
+        found = plan;
+        return Status();
+      }));
   return found;
 }
 
@@ -143,14 +145,16 @@ Status Program::Continue(SuspendedRun run, int suspend_at, RunResult* result) {
 }
 
 RunResult Program::Run(RunRequest request) {
-  const bool may_retry = fallback_->can_fall_back();  // feeds and options may be needed twice
+  // Feeds and options may be needed twice. Other ranks do not do a run again with this one.
+  const bool alone = request.options.collectives == nullptr;
+  const bool may_retry = alone && fallback_->can_fall_back();
   RunResult result;
   const auto run = [&](const VersionedGraph& on, const SharedPlan& plan) {
     return RunOnce(on, plan, may_retry ? request : std::move(request), may_retry, &result);
   };
   // Lack of memory is the run's status, so that the caller learns what became of the parameters.
   try {
-    result.status = WithFallback(request.feeds, request.plan, run);
+    result.status = WithFallback(request.feeds, request.plan, alone, run);
   } catch (const std::bad_alloc&) {
     result.status = OutOfMemory("memory ran out in a run");
   }
@@ -230,7 +234,7 @@ Result<SuspendedRun> Program::RunToYield(std::vector<RuntimeValue> feeds, RunOpt
     return outcome == RunOutcome::kYielded ? Status()
                                            : Internal("a module has not stopped at its yield");
   };
-  RETURN_IF_ERROR(WithFallback(feeds, PlanRequest(), run));
+  RETURN_IF_ERROR(WithFallback(feeds, PlanRequest(), true, run));
   return out;
 }
 

@@ -12,6 +12,7 @@ ROOMS = {
     "core/base": [],
     "core/tensor": ["core/base"],
     "core/graph": ["core/base", "core/tensor", "core/load"],  # core/load/onnx_proto.h: onnx's own inference and schemas
+    "core/distributed": ["core/base", "core/tensor"],
     "core/load": ["core/base", "core/tensor", "core/graph"],
     "core/kernels": ["core/base", "core/tensor", "core/graph"],
     "core/kernels/spec": ["core/base", "core/tensor", "core/graph", "core/kernels"],  # for every device
@@ -19,7 +20,7 @@ ROOMS = {
     "core/providers": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/kernels/cpu"],
     "core/providers/openvino": ["core/plugin"],  # a plug-in: C headers only
     "core/plan": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers"],
-    "core/execute": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers", "core/plan"],
+    "core/execute": ["core/base", "core/tensor", "core/distributed", "core/graph", "core/kernels", "core/providers", "core/plan"],
     "core/profile": ["core/base", "core/tensor", "core/graph", "core/load", "core/plan", "core/execute"],
     "core/plugin": ["core/base", "core/tensor", "core/graph", "core/load", "core/kernels", "core/kernels/cpu", "core/providers"],
     "core/custom_ops": ["core/base", "core/tensor", "core/graph", "core/load", "core/kernels", "core/providers", "core/plugin",

@@ -17,8 +17,11 @@ namespace {
 // A function of the library that was opened; changed under the GIL only. Null: none was.
 TorchKernelsFunction* torch_kernels = nullptr;
 TorchProviderFunction* torch_provider = nullptr;
+TorchCommunicatorFunction* torch_communicator = nullptr;
 std::string torch_version;
-PyObject* suspended_error = PyExc_RuntimeError;  // caesura.Suspended once the module is there
+// caesura.Suspended and caesura.RankFailure once the module is there.
+PyObject* suspended_error = PyExc_RuntimeError;
+PyObject* rank_failure_error = PyExc_RuntimeError;
 
 void LoadTorchLibrary(const std::string& path, const std::string& version) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -26,12 +29,15 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   auto* function = reinterpret_cast<TorchKernelsFunction*>(dlsym(library, kTorchKernelsName));
   auto* provider =
       reinterpret_cast<TorchProviderFunction*>(dlsym(library, kTorchProviderFunctionName));
-  if (function == nullptr || provider == nullptr)
+  auto* communicator =
+      reinterpret_cast<TorchCommunicatorFunction*>(dlsym(library, kTorchCommunicatorFunctionName));
+  if (function == nullptr || provider == nullptr || communicator == nullptr)
     Raise(IoError(path + " is no library of caesura's"));
   KernelRegistry trial;
   if (const char* why = function(version.c_str(), &trial)) Raise(Unsupported(why));
   torch_kernels = function;
   torch_provider = provider;
+  torch_communicator = communicator;
   torch_version = version;
 }
 
@@ -49,12 +55,34 @@ Example::
         session.save("run.ckpt")
 )";
 
-void MakeSuspendedError(nanobind::module_& m) {
-  PyObject* error =
-      PyErr_NewExceptionWithDoc("caesura.Suspended", kSuspendedDoc, PyExc_RuntimeError, nullptr);
+constexpr char kRankFailureDoc[] =
+    R"(Another rank of a distributed run is lost or late, has failed, or does something else.
+
+Raised by the steps of a TrainingSession and of compile_step() that are ranks of one run. The step has changed nothing on
+this rank, and the process group is of no more use: restart from the last checkpoint, or make a new group.
+
+Example::
+
+    try:
+        loss = step(inputs, targets)
+    except caesura.RankFailure as error:
+        print(error)  # names the rank, where that is known
+        raise
+)";
+
+PyObject* MakeError(nanobind::module_& m, const char* name, const char* doc) {
+  PyObject* error = PyErr_NewExceptionWithDoc((std::string("caesura.") + name).c_str(), doc,
+                                              PyExc_RuntimeError, nullptr);
   if (error == nullptr) throw nanobind::python_error();
-  suspended_error = error;
-  m.attr("Suspended") = nanobind::handle(error);
+  m.attr(name) = nanobind::handle(error);
+  return error;
+}
+
+// The process group of PyTorch's that has this name.
+std::shared_ptr<Communicator> OpenCommunicator(const std::string& group_name) {
+  if (torch_communicator == nullptr)
+    Raise(Unsupported("process groups need libcaesura_torch, which is not loaded"));
+  return Unwrap(torch_communicator(group_name));
 }
 
 // The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's
@@ -105,6 +133,7 @@ void Raise(const Status& status, bool of_file) {
     case StatusCode::kDeclined:
     case StatusCode::kUnsupported: type = PyExc_NotImplementedError; break;
     case StatusCode::kSuspended: type = suspended_error; break;
+    case StatusCode::kRankFailure: type = rank_failure_error; break;
     default: break;
   }
   PyErr_SetString(type, text.c_str());
@@ -124,7 +153,14 @@ Model ReadSource(nanobind::object source) {
 NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
   m.attr("__version__") = caesura::Version();
-  caesura::python::MakeSuspendedError(m);
+  using namespace caesura::python;
+  suspended_error = MakeError(m, "Suspended", kSuspendedDoc);
+  rank_failure_error = MakeError(m, "RankFailure", kRankFailureDoc);
+  nanobind::class_<caesura::Communicator>(m, "Communicator")
+      .def_prop_ro("rank", &caesura::Communicator::rank)
+      .def_prop_ro("size", &caesura::Communicator::size)
+      .def_prop_ro("name", &caesura::Communicator::name);
+  m.def("communicator", &OpenCommunicator);
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);

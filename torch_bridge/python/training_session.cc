@@ -88,6 +88,12 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.providers = {CpuProvider()};
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
+  if (arguments.contains("communicator")) {
+    const nb::object communicator = get("communicator");
+    if (!communicator.is_none())
+      options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
+  }
+  if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
   Model model = ReadSource(source);

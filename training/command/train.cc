@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // `caesura train`: the command line of a training run.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "core/base/env.h"
 #include "training/command/command.h"
 #include "training/command/trainer.h"
 
@@ -18,7 +29,25 @@ void RequestStop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// Runs this command again, as `count` ranks under mpirun. Returns only where that fails.
+Status StartRanks(int count) {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words = {"mpirun",          "--bind-to", "none",
+                                    "--oversubscribe", "-n",        std::to_string(count)};
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  const std::string threads = std::to_string(std::max(1u, cores / static_cast<unsigned>(count)));
+  setenv("CAESURA_NUM_THREADS", threads.c_str(), /*overwrite=*/0);
+  execvp(arguments[0], arguments.data());
+  return NotFound("--nproc: mpirun cannot be started (" + std::string(std::strerror(errno)) +
+                  "): install Open MPI (Debian: openmpi-bin)");
+}
+
 int RunTrain(const TrainOptions& options) {
+  if (options.nproc > 1 && env::OpenMpiRanks() == 1) return Report(StartRanks(options.nproc));
   const Result<std::unique_ptr<Trainer>> trainer = Trainer::Create(options);
   if (!trainer.ok()) return Report(trainer.status());
   std::signal(SIGINT, RequestStop);
@@ -37,6 +66,9 @@ constexpr char kExamples[] = R"(Examples
   A run that may be stopped at any moment, also by kill -9 or a power cut, and started again:
     caesura train net.onnx --data digits.npz --feed x=images --target labels \
       --checkpoint run.ckpt --save-every 100 --resume
+
+  The same run on four processes, each with a quarter of every batch:
+    caesura train net.onnx --data digits.npz --feed x=images --target labels --batch 64 --nproc 4
 
   A run that a batch scheduler may interrupt: it stops within one node of a step, and the second
   start goes on there, with the same numbers as without the interruption:

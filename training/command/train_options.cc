@@ -289,6 +289,12 @@ void AddOptimizerOption(CLI::App& app, TrainOptions* o) {
 
 void AddPlacementOptions(CLI::App& app, TrainOptions* o, const std::string& group) {
   AddProviderOptions(app, &o->provider, group);
+  app.add_option(
+         "--nproc", o->nproc,
+         "Train as so many processes, which mpirun (Open MPI) starts: each takes its part of "
+         "every batch")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
       ->check(CLI::NonNegativeNumber)
       ->group(group);

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/distributed/mpi_communicator.h"
 #include "core/load/model_reader.h"
 #include "training/exported_step.h"
 #include "training/progress_bar.h"
@@ -56,6 +58,7 @@ Status Trainer::Prepare() {
     return InvalidArgument("--record needs --refuse-nonfinite");
   if (!options_.snapshot_on.empty() && options_.checkpoint.empty())
     return InvalidArgument("--snapshot-on needs --checkpoint");
+  RETURN_IF_ERROR(JoinRanks());
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
   ASSIGN_OR_RETURN(Model model,
                    ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
@@ -67,6 +70,7 @@ Status Trainer::Prepare() {
     options_.accumulate = step.accumulation_steps;
   }
   ASSIGN_OR_RETURN(data_, LoadTrainData(options_, model));
+  if (!is_first_rank_) data_.validation = nullptr;
   if (!options_.best.empty() && data_.validation == nullptr)
     return InvalidArgument("--best needs examples to validate");
   ASSIGN_OR_RETURN(sampler_, Sampler::Create({.size = data_.train->size(),
@@ -89,6 +93,7 @@ Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(TrainingOptions training,
                    MakeTrainingOptions(options_, total_, data_.text != nullptr));
   if (exported) training.step = std::move(step);
+  training.communicator = ranks_;
   ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
   if (exported) {
     RETURN_IF_ERROR(session_->Restore(ExportedStatePath(options_.model)).status());
@@ -101,6 +106,24 @@ Status Trainer::Prepare() {
     RETURN_IF_ERROR(events_->AddText("options", OptionsText(), first_));
   }
   return OpenLog();
+}
+
+Status Trainer::JoinRanks() {
+  if (env::OpenMpiRanks() == 1) return {};
+  if (!options_.record.empty())
+    return InvalidArgument("--record: a step of several ranks cannot be recorded");
+  ASSIGN_OR_RETURN(ranks_, MpiCommunicator());
+  if (options_.batch % ranks_->size() != 0) {
+    return InvalidArgument("--batch: " + std::to_string(ranks_->size()) +
+                           " ranks take equal parts of each batch, which " +
+                           std::to_string(options_.batch) + " examples do not have");
+  }
+  is_first_rank_ = ranks_->rank() == 0;
+  if (is_first_rank_) return {};
+  for (std::string* file :
+       {&options_.log, &options_.best, &options_.output, &options_.report, &options_.tensorboard})
+    file->clear();
+  return {};
 }
 
 Status Trainer::Restore() {
@@ -159,6 +182,7 @@ Status Trainer::OpenLog() {
 }
 
 void Trainer::PrintHead() {
+  if (!is_first_rank_) return;
   size_t values = 0;
   for (const std::string& name : session_->ParameterNames()) {
     values += static_cast<size_t>(session_->Parameter(name).value().elements());
@@ -167,6 +191,7 @@ void Trainer::PrintHead() {
               values, session_->ParameterNames().size(),
               static_cast<long long>(data_.train->size()),
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
+  if (ranks_ != nullptr) std::printf("; %d ranks", ranks_->size());
   if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
   if (session_->suspended() || first_ > 0) {
     std::printf("\ngoing on %s update %lld", session_->suspended() ? "in the middle of" : "after",
@@ -174,6 +199,12 @@ void Trainer::PrintHead() {
   }
   std::printf("\n");
   std::fflush(stdout);
+}
+
+std::span<const int64_t> Trainer::Part(std::span<const int64_t> batch) const {
+  if (ranks_ == nullptr) return batch;
+  const size_t size = batch.size() / static_cast<size_t>(ranks_->size());
+  return batch.subspan(size * static_cast<size_t>(ranks_->rank()), size);
 }
 
 Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t> indices) const {
@@ -184,7 +215,7 @@ Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t>
 Result<double> Trainer::Update() {
   for (auto i = session_->accumulated(); i < options_.accumulate; ++i) {
     const int64_t batch = session_->updates() * options_.accumulate + i;
-    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, sampler_->Batch(batch)));
+    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch))));
     const bool is_last = session_->updates() + 1 == total_ && i + 1 == options_.accumulate;
     std::vector<ExecutionObserver*> observers;
     if (is_last && !options_.report.empty()) observers.push_back(&last_step_);
@@ -236,6 +267,7 @@ Status Trainer::Validate() {
 }
 
 Status Trainer::Save(const std::string& path) const {
+  if (!is_first_rank_) return {};
   if (log_ != nullptr) std::fflush(log_.get());  // the log reaches as far as the checkpoint
   auto properties = RunFacts(options_, data_);
   properties["best_loss"] = best_loss_;
@@ -284,6 +316,7 @@ std::string Trainer::Note() const {
 }
 
 void Trainer::PrintEnd(double seconds) const {
+  if (!is_first_rank_) return;
   std::printf("%lld updates in %s: loss %s", static_cast<long long>(session_->updates() - first_),
               ClockText(seconds).c_str(), Number(smooth_loss_).c_str());
   if (!std::isnan(validation_loss_)) {
@@ -367,21 +400,19 @@ Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
   std::optional<SuspendOnSignals> signals;
   if (!options_.snapshot_on.empty()) signals.emplace(session_.get(), options_.snapshot_on);
   Status status = unrecorded_loss_ ? AfterUpdate(*unrecorded_loss_) : Status();
-  while (status.ok() && *stop == 0 && session_->updates() < total_) {
+  while (status.ok() && session_->updates() < total_) {
+    if (*stop != 0 && ranks_ == nullptr) break;
+    if (*stop != 0) session_->set_suspend(true);  // all ranks end after the same update
     const int64_t before = session_->updates();
     const Result<double> loss = Update();
     status = loss.status();
     // Where gradients have overflowed, the same batches come again at a smaller scale.
     if (status.ok() && session_->updates() > before) status = AfterUpdate(*loss);
-    if (status.ok()) bar.Update(session_->updates(), Note());
+    if (status.ok() && is_first_rank_) bar.Update(session_->updates(), Note());
   }
-  if (status.code() == StatusCode::kSuspended || (status.ok() && *stop != 0)) {
-    bar.Finish();
-    return Pause();
-  }
-  if (!status.ok()) bar.Finish();
+  if (is_first_rank_) bar.Finish();
+  if (status.code() == StatusCode::kSuspended || (status.ok() && *stop != 0)) return Pause();
   RETURN_IF_ERROR(status);
-  bar.Finish();
   PrintEnd(std::chrono::duration<double>(Clock::now() - begin).count());
   return options_.output.empty() ? Status() : session_->ExportModel(options_.output);
 }

@@ -36,6 +36,8 @@ class Trainer {
 
   explicit Trainer(const TrainOptions& options) : options_(options) {}
   Status Prepare();
+  // Takes this process's place among the ranks that mpirun has started, if it has.
+  Status JoinRanks();
   Status Restore();
   Status CutLog() const;
   Status OpenLog();
@@ -46,6 +48,8 @@ class Trainer {
   Status AfterUpdate(double loss);
   // Saves what is under way; says so as kCancelled.
   Status Pause();
+  // This rank's part of a batch.
+  std::span<const int64_t> Part(std::span<const int64_t> batch) const;
   Result<NamedValues> Feeds(const Dataset& data, std::span<const int64_t> indices) const;
   Status Validate();
   Status Save(const std::string& path) const;
@@ -62,6 +66,8 @@ class Trainer {
   void PrintEnd(double seconds) const;
 
   TrainOptions options_;
+  std::shared_ptr<Communicator> ranks_;  // null: there are no other ones
+  bool is_first_rank_ = true;            // it prints, logs, validates and saves for all
   TrainData data_;
   std::unique_ptr<TrainingSession> session_;
   std::optional<Sampler> sampler_;

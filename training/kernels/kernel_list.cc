@@ -3,6 +3,7 @@
 
 #include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/conv/kernel_list.h"
+#include "training/kernels/distributed/kernel_list.h"
 #include "training/kernels/elementwise/kernel_list.h"
 #include "training/kernels/image/kernel_list.h"
 #include "training/kernels/movement/kernel_list.h"
@@ -23,6 +24,7 @@ void RegisterTrainingKernels(KernelRegistry& registry) {
   RegisterAttentionGradKernels(registry);
   RegisterImageGradKernels(registry);
   RegisterOptimizerKernels(registry);
+  RegisterDistributedKernels(registry);
 }
 
 }  // namespace caesura

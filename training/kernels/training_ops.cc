@@ -293,10 +293,19 @@ std::vector<OpSchemaSpec> Steps() {
     node->output(0)->set_type(ValueType::Tensor(wide ? DType::kFloat64 : DType::kFloat32, Shape{}));
     return Status();
   };
+  OpSchemaSpec start = Spec("CollectiveStart", 1, INT_MAX, INT_MAX, {});
+  OpSchemaSpec wait = Spec("CollectiveWait", 1, INT_MAX, INT_MAX, {});
+  OpSchemaSpec agree = Spec("AgreeToCommit", 1, INT_MAX, 1, {0});
+  for (OpSchemaSpec* spec : {&start, &wait, &agree}) spec->is_deterministic = false;
+  start.infer = wait.infer = SameTypes;
   std::vector<OpSchemaSpec> out = {
       std::move(yield),
+      std::move(start),
+      std::move(wait),
+      std::move(agree),
       std::move(norm),
       Spec("InPlaceAccumulator", 3, 3, 1, {0}),
+      Spec("AccumulatedSum", 3, 3, 1, {0}),
       Spec("ClipScale", 2, 2, 1, {1}),
       Spec("RequireFinite", 2, INT_MAX, 1, {0}),
       Spec("Assign", 2, 2, 1, {0}),

@@ -80,6 +80,8 @@
 // TopK and max-like reductions are expressed through GatherElements/ScatterElements/Where.
 // InPlaceAccumulator (buffer, value, reset[bool scalar]) -> buffer'   buffer' = reset ? value :
 //     buffer + value (in place)
+// AccumulatedSum (buffer, value, reset[bool scalar]) -> sum   the same, in memory of its own or in
+//     that of value
 // GlobalNorm (gradients...) -> norm        sqrt of the sum of squares of all elements, float32
 //     scalar (float64 for float64), summed in float64
 // FusedMatMul (A, B, bias?, addend?) -> Y   Y = alpha op(A) op(B) + bias + addend, where transA and
@@ -94,6 +96,14 @@
 // RequireFinite (value, checked...) -> value'   value' = value, a copy; fails where one of
 // `checked`
 //     (floating scalars, called as the attribute `names` says) is not finite
+// CollectiveStart (values...) -> values'...   starts the exchange of its values, of one dtype, with
+//     the other ranks of the run (core/distributed); values' lie in one block and are not to be
+//     read before the CollectiveWait of the same attribute `number`. Attribute kind: "all_reduce"
+//     (sums) or "broadcast" (from rank 0)
+// CollectiveWait (values'...) -> results...   in place. Fails with RANK_FAILURE where a rank is
+// lost AgreeToCommit (value, awaited...) -> value'   value' = value, a copy, once all ranks have
+// all
+//     results; what is awaited is not read
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an
 //     output: SgdUpdate, AdamUpdate, AdamWUpdate, NAdamUpdate, RAdamUpdate, AdamaxUpdate,
 //     AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate, LambUpdate, LionUpdate, RmspropUpdate

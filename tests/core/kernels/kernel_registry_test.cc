@@ -82,7 +82,7 @@ TEST(KernelRegistry, AsksCandidatesInOrderUntilOneAccepts) {
   EXPECT_EQ(*chosen, &registry.defs()[1]);
   // Nothing is left of what the first one decided before it refused.
   EXPECT_EQ(info.scratch_bytes(), 0u);
-  EXPECT_TRUE(info.in_place().empty());
+  EXPECT_TRUE(info.aliases().empty());
 }
 
 TEST(KernelRegistry, WrongInputsEndTheSearch) {

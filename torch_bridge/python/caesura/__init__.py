@@ -52,11 +52,12 @@ _WITH_TORCH = {
 __all__ = [
     "CompiledStep", "CustomOps", "EventWriter", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "ForwardRun",
     "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "OnnxModule", "OnnxOutputs",
-    "OptionSet", "OrtValue", "Report", "RunOptions", "SessionOptions", "SplitModule", "StepRefused", "StrictError",
+    "OptionSet", "OrtValue", "RankFailure", "Report", "RunOptions", "SessionOptions", "SplitModule", "StepRefused", "StrictError",
     "Suspended", "TrainingSession", "compile_step", "export_step", "get_available_providers", "get_device", "load_step", "open_step",
     "profile", "report", "reset_report", "strict", "wrap",
 ]
 Suspended = _core.Suspended  # type: ignore[attr-defined]
+RankFailure = _core.RankFailure  # type: ignore[attr-defined]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 
 

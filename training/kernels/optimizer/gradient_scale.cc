@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
-// RequireFinite, InPlaceAccumulator, Assign, Copy.
+// RequireFinite, InPlaceAccumulator, AccumulatedSum, Assign, Copy.
 #include <cmath>
 #include <cstring>
 
@@ -117,8 +117,8 @@ Status CheckPair(const KernelInfo& info) {
   return fits ? Status() : info.Invalid("its two tensors must have one dtype and shape");
 }
 
-// buffer' = reset ? value : buffer + value
-Status CreateInPlaceAccumulator(KernelInfo& info) {
+// reset ? value : buffer + value; the output may lie on either.
+Status CreateAccumulator(KernelInfo& info) {
   if (Status status = CheckPair(info); !status.ok()) return status;
   if (!info.HasInput(2) || info.InputDType(2) != DType::kBool ||
       info.InputShape(2).elements() != 1) {
@@ -135,14 +135,14 @@ Status CreateInPlaceAccumulator(KernelInfo& info) {
       T* out = context.Output<T>(0);
       ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
         const size_t bytes = static_cast<size_t>(last - first) * sizeof(T);
-        const T* start = reset ? value : buffer;
-        if (out != start) std::memcpy(out + first, start + first, bytes);
-        if (reset) return;
-        T* __restrict sum = out;
-        const T* __restrict more = value;
+        if (reset) {
+          if (out != value) std::memcpy(out + first, value + first, bytes);
+          return;
+        }
+#pragma GCC ivdep  // each element depends on those of its own place
         for (int64_t i = first; i < last; ++i) {
-          sum[i] = static_cast<T>(static_cast<Accumulator<T>>(sum[i]) +
-                                  static_cast<Accumulator<T>>(more[i]));
+          out[i] = static_cast<T>(static_cast<Accumulator<T>>(buffer[i]) +
+                                  static_cast<Accumulator<T>>(value[i]));
         }
       });
     });
@@ -189,7 +189,8 @@ void RegisterGradientScale(KernelRegistry& registry) {
       {"GlobalNorm", kFloatTypes, {}, CreateGlobalNorm},
       {"ClipScale", kFloatTypes, {}, CreateClipScale},
       {"RequireFinite", kAllTypes, {}, CreateRequireFinite},
-      {"InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateInPlaceAccumulator},
+      {"InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateAccumulator},
+      {"AccumulatedSum", kFloatTypes, {MayReuse(1, 0)}, CreateAccumulator},
       {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign},
       {"Copy", kAllTypes, {}, CreateCopy},
   };

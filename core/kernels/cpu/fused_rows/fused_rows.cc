@@ -183,7 +183,7 @@ Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
     }
     step.scratch_bytes = kernel.scratch_bytes();
     step.compute = kernel.TakeCompute();
-    if (!step.compute || !kernel.in_place().empty())
+    if (!step.compute || !kernel.aliases().empty())
       return info_.Refuse("a kernel of a tile works in place");
     steps->push_back(std::move(step));
   }

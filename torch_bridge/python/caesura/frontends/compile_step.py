@@ -34,6 +34,7 @@ from caesura.reports import collect_from, recorded, write_page
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
+from caesura.runtime.step_ranks import StepRanks
 
 
 def _logging_calls():
@@ -77,7 +78,7 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
                  accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
-                 threads: int = 0) -> "CompiledStep":
+                 threads: int = 0, process_group=None) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -106,6 +107,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             limit.
         dynamic: as for wrap().
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+        process_group: the ranks that train together. Updates go by the mean gradient of all, exchanged while the
+            backward goes on; a call returns the mean of their losses; all begin with the parameters of rank 0. None: the
+            default group of torch.distributed, where one is initialised.
 
     Returns:
         CompiledStep: call it in place of forward, backward and optimizer.step().
@@ -122,15 +126,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             scheduler.step()
     """
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                        threads)
-
-
-def _refuse_ranks(module):
-    """Each rank would train for itself."""
-    ranks = torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
-    if ranks > 1 or any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
-        raise StepRefused(f"a step does not exchange gradients between processes, of which there are {ranks}: write "
-                          "DistributedDataParallel(caesura.wrap(module)) and a plain loop, with loss.backward() and optimizer.step()")
+                        threads, process_group)
 
 
 class CompiledStep(_core.StepCalls):
@@ -157,9 +153,9 @@ class CompiledStep(_core.StepCalls):
     _loss_scale: float
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                 threads):
+                 threads, process_group):
         super().__init__()
-        _refuse_ranks(module)
+        self.ranks = StepRanks(module, process_group)
         if not clip_norm >= 0:
             raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
@@ -187,6 +183,8 @@ class CompiledStep(_core.StepCalls):
                                         accumulation_steps=self.accumulation_steps, changing=changing)
         except ValueError as error:
             raise StepRefused(str(error)) from None
+        if isinstance(recipe, Stepping):
+            self.ranks.refuse_optimizer(self.optimizer)
         if isinstance(recipe, Stepping) and self.precision == "fp16":
             raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
                               "cannot be written into; 'bf16' needs no scaled loss")
@@ -353,7 +351,7 @@ class CompiledStep(_core.StepCalls):
 
     def _first(self, args, kwargs) -> torch.Tensor:
         """Runs a call that matches none of `_calls`."""
-        _refuse_ranks(self.module)
+        self.ranks.join(self.programs)
         self.check_optimizer()
         self._refuse_hooks()
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):

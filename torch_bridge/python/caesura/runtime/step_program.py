@@ -75,7 +75,7 @@ class StepProgram:
             "trainable": self.trained, "frozen": [], "clip_norm": float(owner.clip_norm),
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
-            "threads": owner.threads, "seed": 0,
+            "threads": owner.threads, "seed": 0, **owner.ranks.arguments(),
         }, {name: as_real(value) for name, _, value in bound} | self.kept)
         self._held = {name: (value, value.data_ptr()) for name, _, value in bound}
         self._watch = None

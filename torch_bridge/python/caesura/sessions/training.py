@@ -6,6 +6,7 @@ from typing import Optional
 from collections.abc import Sequence
 
 from caesura import _core
+from caesura.ranks import communicator
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
@@ -60,6 +61,9 @@ class TrainingSession(FallsBack):
             "polynomial" (power 2) or "step" (a tenth after each third).
         total_steps: the number of updates that the schedule is made for.
         warmup_steps: the first updates, over which the rate rises from 0.
+        process_group: the ranks that train together, a process group of torch.distributed. Each gives its own part of a
+            batch to step(), updates go by the mean gradient of all, and step() returns the mean of their losses. All
+            ranks begin with the parameters of rank 0. None: the default group, where one is initialised.
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
@@ -85,7 +89,7 @@ class TrainingSession(FallsBack):
                  frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,
                  commit: str = "late", precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
-                 total_steps: int = 0, warmup_steps: int = 0,
+                 total_steps: int = 0, warmup_steps: int = 0, process_group=None,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
@@ -98,6 +102,7 @@ class TrainingSession(FallsBack):
             "refuse_nonfinite": refuse_nonfinite, "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
+            "communicator": communicator(process_group),
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
 

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/distributed/communicator.h"
+
+#include "core/base/status_macros.h"
+
+namespace caesura {
+
+std::string Collective::ToString() const {
+  static constexpr const char* kKinds[] = {
+      "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "receive"};
+  static constexpr const char* kOps[] = {" (sum)", " (max)", " (min)"};
+  const bool reduces = kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
+  std::string text = std::string(kKinds[static_cast<int>(kind)]) + " of " + std::to_string(count) +
+                     " " + DTypeName(dtype);
+  if (reduces) text += kOps[static_cast<int>(op)];
+  if (kind == Kind::kBroadcast || kind == Kind::kReceive) text += " from " + std::to_string(peer);
+  if (kind == Kind::kSend) text += " to " + std::to_string(peer);
+  return text;
+}
+
+Status CheckCollective(const Collective& collective, int size) {
+  using Kind = Collective::Kind;
+  const std::string text = collective.ToString();
+  if (collective.count < 0) return InvalidArgument(text + ": the count is below 0");
+  if (!kFixedTypes.Contains(collective.dtype))
+    return InvalidArgument(text + ": expected elements of a fixed size");
+  const bool reduces =
+      collective.kind == Kind::kAllReduce || collective.kind == Kind::kReduceScatter;
+  if (reduces && !kNumericTypes.Contains(collective.dtype))
+    return InvalidArgument(text + ": expected one of " + kNumericTypes.ToString());
+  if (collective.peer < 0 || collective.peer >= size)
+    return InvalidArgument(text + ": there are " + std::to_string(size) + " ranks");
+  const bool has_input = collective.input != nullptr || collective.kind == Kind::kReceive;
+  const bool has_output = collective.output != nullptr || collective.kind == Kind::kSend;
+  if (collective.count > 0 && (!has_input || !has_output))
+    return InvalidArgument(text + ": its memory is missing");
+  return {};
+}
+
+Result<std::vector<int64_t>> Communicator::Gather(std::span<const int64_t> words,
+                                                  Clock::time_point deadline) {
+  std::vector<int64_t> all(words.size() * static_cast<size_t>(size()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
+                   Start(Collective::AllGather(DType::kInt64, words.data(), all.data(),
+                                               static_cast<int64_t>(words.size()))));
+  const Status status = work->Wait(deadline);
+  if (status.ok()) return all;
+  Abort(status.message());  // `all` and `words` end here
+  return status;
+}
+
+}  // namespace caesura

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives of one run: kernels start them and wait for them by their numbers.
+#ifndef CAESURA_CORE_DISTRIBUTED_RUN_COLLECTIVES_H_
+#define CAESURA_CORE_DISTRIBUTED_RUN_COLLECTIVES_H_
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "core/distributed/communicator.h"
+
+namespace caesura {
+
+// Thread safety: one thread at a time.
+class RunCollectives {
+ public:
+  // Each wait takes `timeout` at most. The communicator outlives this. `flag`: where it is true on
+  // any rank at Agree, all ranks learn it.
+  RunCollectives(Communicator& communicator, std::chrono::milliseconds timeout,
+                 std::shared_ptr<const std::atomic<bool>> flag = nullptr)
+      : communicator_(communicator), timeout_(timeout), flag_(std::move(flag)) {}
+  // Aborts the communicator where a collective is in flight: its memory ends here.
+  ~RunCollectives();
+  RunCollectives(const RunCollectives&) = delete;
+  RunCollectives& operator=(const RunCollectives&) = delete;
+
+  Status Start(int64_t number, const Collective& collective);
+  Status Wait(int64_t number);
+  // A number that Agree sums over all ranks.
+  void Share(double number) { number_ = number; }
+  // Comes back once all ranks have come to it: every rank has the results of all collectives
+  // before it.
+  Status Agree();
+  bool agreed() const { return agreed_; }
+  // After Agree:
+  bool flag_raised() const { return flag_raised_; }
+  double shared_sum() const { return sum_; }
+
+ private:
+  // Aborts the communicator after a failure, so that nothing touches the run's memory any more.
+  Status Checked(Status status);
+
+  Communicator& communicator_;
+  const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<const std::atomic<bool>> flag_;
+  std::map<int64_t, std::unique_ptr<Work>> works_;  // in flight
+  double number_ = 0, sum_ = 0;
+  bool agreed_ = false, flag_raised_ = false;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_DISTRIBUTED_RUN_COLLECTIVES_H_

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/distributed/local_communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "core/distributed/run_collectives.h"
+#include "tests/core/distributed/communicator_suite.h"
+#include "tests/core/distributed/rank_threads.h"
+
+namespace caesura::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(LocalCommunicator, DoesWhatEveryCommunicatorDoes) {
+  for (const int size : {1, 2, 4}) {
+    for (const RankCheck& check : RankChecks()) {
+      RunRanks(size, [&](Communicator& c) { EXPECT_EQ(check.body(c), "") << check.name; });
+    }
+  }
+}
+
+TEST(LocalCommunicator, ALateRankIsNamed) {
+  const auto ranks = LocalCommunicators(3);
+  float data[2] = {};
+  auto work = ranks[0]->Start(Collective::AllReduce(DType::kFloat32, data, 2));
+  ASSERT_TRUE(ranks[2]->Start(Collective::AllReduce(DType::kFloat32, data, 2)).ok());
+  const Status status = (*work)->Wait(Clock::now() + milliseconds(1));
+  EXPECT_EQ(status.code(), StatusCode::kRankFailure);
+  EXPECT_NE(status.message().find("rank 1 has not come"), std::string::npos) << status.message();
+}
+
+TEST(LocalCommunicator, RanksThatDifferAreNamed) {
+  RunRanks(2, [&](Communicator& c) {
+    std::vector<float> data(4);
+    auto work = c.Start(Collective::AllReduce(DType::kFloat32, data.data(), 3 + c.rank()));
+    const Status status = (*work)->Wait(Clock::now() + seconds(60));
+    EXPECT_EQ(status.code(), StatusCode::kRankFailure);
+    EXPECT_NE(status.message().find("all_reduce of 4 float32 (sum) on rank 1"), std::string::npos)
+        << status.message();
+  });
+}
+
+TEST(LocalCommunicator, AnAbortEndsTheWaitOfOthers) {
+  auto ranks = LocalCommunicators(2);
+  float data = 0;
+  auto work = ranks[0]->Start(Collective::AllReduce(DType::kFloat32, &data, 1));
+  auto waits =
+      std::async(std::launch::async, [&] { return (*work)->Wait(Clock::now() + seconds(60)); });
+  ranks[1]->Abort("out of memory");
+  const Status status = waits.get();
+  EXPECT_EQ(status.code(), StatusCode::kRankFailure);
+  EXPECT_NE(status.message().find("rank 1 has given up: out of memory"), std::string::npos);
+  EXPECT_FALSE(ranks[0]->Start(Collective::AllReduce(DType::kFloat32, &data, 1)).ok());
+}
+
+TEST(LocalCommunicator, ARankThatEndsIsAnErrorForTheOthers) {
+  auto ranks = LocalCommunicators(2);
+  float data = 0;
+  auto work = ranks[0]->Start(Collective::AllReduce(DType::kFloat32, &data, 1));
+  ranks.pop_back();
+  EXPECT_NE((*work)->Wait(Clock::now() + seconds(60)).message().find("rank 1 has ended"),
+            std::string::npos);
+}
+
+TEST(RunCollectives, EndsWhatIsInFlight) {
+  auto ranks = LocalCommunicators(2);
+  {
+    std::vector<float> data(8);
+    RunCollectives run(*ranks[0], seconds(60));
+    ASSERT_TRUE(run.Start(3, Collective::AllReduce(DType::kFloat32, data.data(), 8)).ok());
+    EXPECT_EQ(run.Wait(4).code(), StatusCode::kInternal);
+  }
+  float other = 0;
+  EXPECT_EQ(ranks[1]->Start(Collective::AllReduce(DType::kFloat32, &other, 1)).status().code(),
+            StatusCode::kRankFailure);
+}
+
+}  // namespace
+}  // namespace caesura::testing

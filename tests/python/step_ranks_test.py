@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compile_step() and TrainingSession as ranks of one run on Gloo: the step exchanges gradients itself."""
+
+import ctypes
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from rank_processes import run_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import caesura  # noqa: E402
+from caesura import _core, torch_kernels  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.last = nn.Linear(64, 8)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.last(x)
+
+
+class Gpt(nn.Module):
+    """A small GPT without dropout."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.position = nn.Embedding(17, 32), nn.Embedding(16, 32)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+                                    for _ in range(2))
+        self.head = nn.Linear(32, 17)
+
+    def forward(self, tokens):
+        length = tokens.shape[1]
+        x = self.token(tokens) + self.position(torch.arange(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        return self.head(x).transpose(1, 2)
+
+
+def _batch(kind, rank, step, length=16):
+    random = torch.Generator().manual_seed(10 * step + rank)
+    if kind is Gpt:
+        tokens = torch.randint(17, (4, length + 1), generator=random)
+        return tokens[:, :-1], tokens[:, 1:]
+    return torch.randn(4, 64, generator=random), torch.randint(8, (4,), generator=random)
+
+
+def _same_on_all_ranks(tensors):
+    for tensor in tensors:
+        others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, tensor.detach().contiguous())
+        assert all(torch.equal(tensor, other) for other in others)
+
+
+def _mean(loss):
+    loss = torch.as_tensor(loss).detach().clone().double()
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+
+def _eager(kind, rank, steps, optimizer_of, accumulate=1, clip=0.0):
+    module = DistributedDataParallel(kind())
+    optimizer, losses = optimizer_of(module.parameters()), []
+    for step in range(steps):
+        loss = nn.functional.cross_entropy(module(_batch(kind, rank, step)[0]), _batch(kind, rank, step)[1])
+        (loss / accumulate).backward()
+        if (step + 1) % accumulate == 0:
+            if clip:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(_mean(loss))
+    return losses, list(module.parameters())
+
+
+def _compiled(kind, rank, steps, optimizer_of, accumulate=1, clip=0.0, module=None, **options):
+    module = kind() if module is None else module
+    optimizer = optimizer_of(module.parameters())
+    step_of = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, accumulation_steps=accumulate, clip_norm=clip,
+                                   **options)
+    losses = [step_of(*_batch(kind, rank, step)) for step in range(steps)]
+    return losses, list(module.parameters())
+
+
+def _check(kind, rank, steps, optimizer_of, **options):
+    eager, ours = (train(kind, rank, steps, optimizer_of, **options) for train in (_eager, _compiled))
+    _same_on_all_ranks(ours[1])
+    every = options.get("accumulate", 1)
+    for a, b in zip(eager[0][every - 1::every], ours[0][every - 1::every], strict=True):
+        torch.testing.assert_close(b.double(), a, rtol=1e-5, atol=0)  # the mean of all ranks
+    for a, b in zip(eager[1], ours[1], strict=True):
+        if a.shape == (96,):  # attention's bias: that of the keys has no gradient but rounding errors, of which AdamW makes steps
+            a, b = (t.detach().view(3, 32)[::2] for t in (a, b))
+        # AdamW divides by the square root of a small mean: where it is next to 0, rounding errors show.
+        assert (a - b).abs().max() <= (1e-3 if optimizer_of is _adamw else 1e-5) * a.abs().max()
+
+
+def _adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def _sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def as_eager(rank):
+    _check(Net, rank, 20, _sgd)
+    _check(Gpt, rank, 20, _sgd)
+    _check(Net, rank, 20, _adamw)
+    _check(Net, rank, 6, _adamw, accumulate=3, clip=0.5)
+    return True
+
+
+def lengths(rank):
+    """Ranks with other sequence lengths: each has its own programs, and all have the same parameters."""
+    module = Gpt()
+    step = caesura.compile_step(module, nn.functional.cross_entropy, _adamw(module.parameters()))
+    for i in range(6):
+        step(*_batch(Gpt, rank, i, length=16 if rank == 0 else 4 + 2 * (i % 3)))
+    _same_on_all_ranks(module.parameters())
+    return True
+
+
+def begins_alike(rank):
+    module = Net()
+    if rank == 1:
+        with torch.no_grad():
+            module.last.weight.zero_()
+    _, parameters = _compiled(Net, rank, 2, _sgd, module=module)
+    _same_on_all_ranks(parameters)
+    reference = _compiled_alone(rank)
+    assert torch.equal(parameters[0], reference[0])
+    return True
+
+
+def _compiled_alone(rank):
+    return _compiled(Net, rank, 2, _sgd)[1]
+
+
+def masks(rank):
+    """The same seed on all ranks: each draws masks of its own."""
+    module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.5))
+    with torch.no_grad():
+        module[0].weight.copy_(torch.eye(64))
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    torch.manual_seed(5)
+    caesura.compile_step(module, lambda y, t: (y * t).sum(), optimizer)(torch.ones(1, 64), torch.ones(1, 64))
+    # An element that both ranks keep has the gradient 2, one that both drop 0, others 1.
+    update = torch.eye(64)[:, 0] - module[0].weight[:, 0]
+    assert update.unique().numel() == 3
+    return True
+
+
+def refusals(rank):
+    net = Net()
+    with pytest.raises(caesura.StepRefused, match=r"give compile_step\(\) the module that DistributedDataParallel holds"):
+        caesura.compile_step(DistributedDataParallel(net), nn.functional.cross_entropy, _sgd(net.parameters()))
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            pass
+
+    with pytest.raises(caesura.StepRefused, match="with several ranks the program must do the update, which Own"):
+        caesura.compile_step(net, nn.functional.cross_entropy, Own(net.parameters()))
+    return True
+
+
+def sessions(rank, path):
+    """A model without PyTorch's modules: what one process gets with both batches."""
+    feeds = [{"x": _batch(Net, r, 0)[0].numpy(), "target": _batch(Net, r, 0)[1].numpy()} for r in range(2)]
+    session = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1)
+    for _ in range(3):
+        loss = session.step(feeds[rank])
+    weight = torch.from_numpy(session.parameters()["w"])
+    _same_on_all_ranks([weight])
+    group = dist.new_group([0])
+    if rank == 0:
+        alone = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, process_group=group)
+        both = {name: torch.cat([torch.from_numpy(f[name]) for f in feeds]).numpy() for name in feeds[0]}
+        for _ in range(3):
+            expected = alone.step(both)
+        assert abs(loss - expected) < 1e-6
+        torch.testing.assert_close(weight, torch.from_numpy(alone.parameters()["w"]))
+    return True
+
+
+def suite(rank):
+    """What every communicator must do (tests/core/distributed/communicator_suite.h)."""
+    torch_kernels.load()
+    library = ctypes.CDLL(str(pathlib.Path(_core.__file__).parents[2] / "lib" / "librank_checks.so"))
+    text, i = ctypes.create_string_buffer(4096), 0
+    while library.caesura_rank_check(dist.group.WORLD.group_name.encode(), i, text, len(text)):
+        assert not text.value, text.value.decode()
+        i += 1
+    assert i > 10
+    return True
+
+
+def _lost(rank, sent):
+    module = Net()
+    step = caesura.compile_step(module, nn.functional.cross_entropy, _adamw(module.parameters()))
+    step(*_batch(Net, rank, 0))
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), sent)
+    before = [p.detach().clone() for p in module.parameters()]
+    began = time.monotonic()
+    with pytest.raises(caesura.RankFailure):
+        step(*_batch(Net, rank, 1))
+    print(f"rank 1 by {signal.Signals(sent).name}: an error after {time.monotonic() - began:.2f} s")
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before))
+
+
+@pytest.mark.parametrize("body", [as_eager, lengths, begins_alike, masks, refusals, suite], ids=lambda body: body.__name__)
+def test_two_ranks(body):
+    run_ranks(2, body)
+
+
+def test_four_ranks():
+    run_ranks(4, suite)
+
+
+def test_sessions(tmp_path):
+    from onnx import helper, numpy_helper, save, TensorProto
+    weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(1)).numpy()
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net",
+                              [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])], [numpy_helper.from_array(weight, "w")])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
+    run_ranks(2, sessions, str(tmp_path / "net.onnx"))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_is_an_error(sent):
+    """Rank 1 is killed, or stopped: rank 0's step fails within the group's time-out, with nothing changed."""
+    run_ranks(2, _lost, sent, seconds=3, lost=(1,))

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// CollectiveStart, CollectiveWait, AgreeToCommit: what the ranks of a step exchange.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/base/status_macros.h"
+#include "core/distributed/run_collectives.h"
+#include "core/kernels/kernel_context.h"
+#include "core/tensor/buffer.h"
+#include "training/kernels/distributed/kernel_list.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura {
+namespace {
+
+Result<RunCollectives*> CollectivesOf(const KernelContext& context) {
+  RunCollectives* collectives = context.collectives();
+  if (collectives != nullptr) return collectives;
+  return InvalidArgument("the run has no communicator (RunOptions::collectives)");
+}
+
+Status DecideOutputs(KernelInfo& info) {
+  for (int i = 0; i < info.input_count(); ++i) {
+    if (!info.HasInput(i) || !info.input(i).is_tensor || info.InputDType(i) != info.InputDType(0))
+      return info.Invalid("its tensors must have one dtype");
+    info.SetOutput(i, info.InputDType(i), info.InputShape(i));
+  }
+  return {};
+}
+
+// The outputs lie in one block, which CollectiveWait asks for: the collective is over the block.
+Status CreateCollectiveStart(KernelInfo& info) {
+  RETURN_IF_ERROR(DecideOutputs(info));
+  const auto kind = info.Attr<std::string>("kind", "all_reduce");
+  if (kind != "all_reduce" && kind != "broadcast")
+    return info.Invalid("kind must be all_reduce or broadcast, not '" + kind + "'");
+  const int count = info.input_count();
+  const DType dtype = info.InputDType(0);
+  std::vector<size_t> bytes, offsets;
+  size_t end = 0;
+  for (int i = 0; i < count; ++i) {
+    info.SetMayReuse(i, i);
+    offsets.push_back((end + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment);
+    bytes.push_back(static_cast<size_t>(info.InputShape(i).elements()) * DTypeSize(dtype));
+    end = offsets.back() + bytes.back();
+  }
+  const auto elements = static_cast<int64_t>(end / DTypeSize(dtype));
+  info.SetCompute([=, number = info.Attr<int64_t>("number", 0),
+                   broadcasts = kind == "broadcast"](KernelContext& context) -> Status {
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context));
+    char* block = context.Output<char>(0);
+    for (int i = 0; i < count; ++i) {
+      const char* from = context.Input<char>(i);
+      char* to = context.Output<char>(i);
+      if (to != block + offsets[i]) return Internal("its outputs do not lie in one block");
+      if (to != from) std::memcpy(to, from, bytes[i]);
+    }
+    return collectives->Start(number, broadcasts ? Collective::Broadcast(dtype, block, elements)
+                                                 : Collective::AllReduce(dtype, block, elements));
+  });
+  return {};
+}
+
+Status CreateCollectiveWait(KernelInfo& info) {
+  RETURN_IF_ERROR(DecideOutputs(info));
+  for (int i = 0; i < info.input_count(); ++i) info.SetInPlace(i, i);
+  info.SetCompute([number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context));
+    return collectives->Wait(number);
+  });
+  return {};
+}
+
+Status CreateAgreeToCommit(KernelInfo& info) {
+  const DType dtype = info.InputDType(0);
+  const int64_t elements = info.InputShape(0).elements();
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([=](KernelContext& context) -> Status {
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context));
+    RETURN_IF_ERROR(collectives->Agree());
+    CopyElements(dtype, context.Input<char>(0), context.Output<char>(0), elements);
+    return {};
+  });
+  return {};
+}
+
+}  // namespace
+
+void RegisterCollectives(KernelRegistry& registry) {
+  registry.Add({.op_type = "CollectiveStart",
+                .domain = kTrainingDomain,
+                .types = kFixedTypes,
+                .deterministic = false,
+                .create = CreateCollectiveStart});
+  registry.Add({.op_type = "CollectiveWait",
+                .domain = kTrainingDomain,
+                .types = kFixedTypes,
+                .contiguous_inputs = {-1},
+                .contiguous_alignment = kBufferAlignment,
+                .deterministic = false,
+                .create = CreateCollectiveWait});
+  registry.Add({.op_type = "AgreeToCommit",
+                .domain = kTrainingDomain,
+                .types = kFixedTypes,
+                .unread_inputs = {-2},
+                .deterministic = false,
+                .create = CreateAgreeToCommit});
+}
+
+}  // namespace caesura
