@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "core/distributed/run_collectives.h"
+#include "core/distributed/communicator.h"
 #include "core/runtime/program.h"
 #include "graph_transforms/cpu_fallback.h"
 #include "training/checkpoint.h"
@@ -32,6 +32,8 @@
 #include "training/training_curves.h"
 
 namespace caesura {
+
+class RunCollectives;  // core/distributed/run_collectives.h
 
 struct TrainingOptions {
   StepOptions step;
@@ -211,6 +213,13 @@ class TrainingSession {
   // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
   const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
 
+  // Goes on with these ranks, after a rank was lost or with others; null: by itself. All of them
+  // call it. They take the parameters, optimizer state and position of the one that has done the
+  // most updates (the first of these): where some have done the step in which a rank was lost, all
+  // have. Then the session is as good as new. Accumulation begins anew. Fails with
+  // kInvalidArgument, on all ranks, where the ranks' programs differ or no rank has whole
+  // parameters.
+  Status Regroup(std::shared_ptr<Communicator> communicator);
   // How many ranks train together.
   int ranks() const { return communicator() == nullptr ? 1 : communicator()->size(); }
   const Communicator* communicator() const { return options_.communicator.get(); }
@@ -244,8 +253,10 @@ class TrainingSession {
   // Of all that ranks must have in common: the model's ops, the buckets, the update. Sizes of
   // feeds may differ.
   uint64_t RankFingerprint() const;
-  // Refuses ranks with other programs, then takes rank 0's parameters and state.
+  // Refuses ranks with other programs, then takes the parameters, state and position of the rank
+  // that has done the most updates.
   Status JoinRanks();
+  Status TakeParameters(int root);
   std::chrono::milliseconds RankTimeout() const {
     return options_.rank_timeout.value_or(options_.communicator->timeout());
   }

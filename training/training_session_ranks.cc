@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training session among other ranks: how it joins them, and how it leaves.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/distributed/run_collectives.h"
 #include "core/graph/fingerprint.h"
 #include "training/kernels/training_ops.h"
 #include "training/training_session.h"
@@ -27,12 +29,16 @@ uint64_t TrainingSession::RankFingerprint() const {
 
 Status TrainingSession::JoinRanks() {
   Communicator& communicator = *options_.communicator;
-  const auto deadline = [this] { return Clock::now() + RankTimeout(); };
-  const auto own = static_cast<int64_t>(RankFingerprint());
-  ASSIGN_OR_RETURN(const std::vector<int64_t> all, communicator.Gather({&own, 1}, deadline()));
+  const int64_t own[] = {static_cast<int64_t>(RankFingerprint()),
+                         parameters_inconsistent_ ? -1 : updates_, micro_steps_};
+  constexpr size_t kWords = std::size(own);
+  ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                   communicator.Gather(own, Clock::now() + RankTimeout()));
   std::string others;
-  for (size_t r = 1; r < all.size(); ++r) {
-    if (all[r] != all[0]) others += (others.empty() ? "" : ", ") + std::to_string(r);
+  size_t root = 0;
+  for (size_t r = 0; r < all.size() / kWords; ++r) {
+    if (all[r * kWords] != all[0]) others += (others.empty() ? "" : ", ") + std::to_string(r);
+    if (all[r * kWords + 1] > all[root * kWords + 1]) root = r;
   }
   if (!others.empty()) {
     return InvalidArgument(
@@ -40,21 +46,51 @@ Status TrainingSession::JoinRanks() {
         " is another one than that of rank 0 (rank " + std::to_string(communicator.rank()) +
         " says so)");
   }
+  if (all[root * kWords + 1] < 0)
+    return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
+  RETURN_IF_ERROR(TakeParameters(static_cast<int>(root)));
+  updates_ = all[root * kWords + 1];
+  micro_steps_ = all[root * kWords + 2];
+  return {};
+}
+
+Status TrainingSession::TakeParameters(int root) {
+  Communicator& communicator = *options_.communicator;
   std::vector<std::unique_ptr<Work>> works;
-  for (int i = 0; i < parameters_.size(); ++i) {
-    const Tensor& own_tensor = parameters_.tensor(i);
+  Status status;
+  for (int i = 0; i < parameters_.size() && status.ok(); ++i) {
+    const Tensor& tensor = parameters_.tensor(i);
     auto work = communicator.Start(
-        Collective::Broadcast(own_tensor.dtype(), own_tensor.raw(), own_tensor.elements()));
-    RETURN_IF_ERROR(work.status());
-    works.push_back(*std::move(work));
+        Collective::Broadcast(tensor.dtype(), tensor.raw(), tensor.elements(), root));
+    status = work.status();
+    if (status.ok()) works.push_back(*std::move(work));
   }
   for (const auto& work : works) {
-    const Status status = work->Wait(deadline());
-    if (status.ok()) continue;
-    communicator.Abort(status.message());
-    return status;
+    if (status.ok()) status = work->Wait(Clock::now() + RankTimeout());
   }
   parameters_.TouchAll();
+  if (status.ok()) return {};
+  parameters_inconsistent_ = true;  // some are those of another rank
+  communicator.Abort(status.message());
+  return status;
+}
+
+Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
+  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
+  const bool was_alone = ranks() == 1;
+  options_.communicator = std::move(communicator);
+  // The steps of one rank have no collectives.
+  options_.step.bucket_bytes = ranks() > 1 ? std::max<int64_t>(1, options_.bucket_bytes) : 0;
+  if (was_alone != (ranks() == 1)) RETURN_IF_ERROR(MakePrograms());
+  ranks_suspend_ = false;
+  if (ranks() > 1) RETURN_IF_ERROR(JoinRanks());
+  if (ranks() == 1 && parameters_inconsistent_)
+    return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
+  parameters_inconsistent_ = false;
+  loss_sum_ = 0;
+  losses_ = accumulated_ = 0;
+  const int steps = options_.step.accumulation_steps;
+  if (steps > 1) micro_steps_ -= micro_steps_ % steps;
   return {};
 }
 

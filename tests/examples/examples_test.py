@@ -41,7 +41,25 @@ def test_the_notebook_runs(tmp_path):
     assert accuracy(run(tmp_path, sys.executable, "five_minutes.py")) > 0.93
 
 
-@pytest.mark.parametrize("path", [*FOLDER.glob("*.py"), *FOLDER.parent.glob("continue_step/*.cc")], ids=lambda path: path.name)
+def test_ranks_in_python(tmp_path):
+    pytest.importorskip("torch")
+    text = run(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+               FOLDER.parent / "ranks" / "train_ranks.py")
+    assert "2 ranks: loss" in text and accuracy(text) > 0.93
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None or shutil.which("train_ranks") is None,
+                    reason="Open MPI's mpirun is not installed, or the examples are not on PATH (. build/activate)")
+def test_ranks_in_cpp(tmp_path, monkeypatch):
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    run(tmp_path, sys.executable, FOLDER.parent / "digits" / "export_digits.py", tmp_path)
+    text = run(tmp_path, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "train_ranks", tmp_path)
+    assert float(re.search(r"2 ranks: loss ([\d.]+)", text).group(1)) < 0.3
+
+
+@pytest.mark.parametrize("path", [*FOLDER.glob("*.py"), *FOLDER.parent.glob("continue_step/*.cc"), *FOLDER.parent.glob("ranks/*")],
+                         ids=lambda path: path.name)
 def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) <= 60
 

@@ -232,6 +232,30 @@ def _lost(rank, sent):
     assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before))
 
 
+def goes_on(rank):
+    """Rank 2 is killed between two steps. The others regroup, do the step again with their own batches, and go on."""
+    module = Net()
+    step = caesura.compile_step(module, nn.functional.cross_entropy, _adamw(module.parameters()))
+    step(*_batch(Net, rank, 0))
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(caesura.RankFailure):
+        step(*_batch(Net, rank, 1))
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before))
+    began = time.monotonic()
+    survivors = dist.new_group([0, 1], use_local_synchronization=True)
+    step.regroup(survivors)
+    print(f"rank {rank} regrouped in {time.monotonic() - began:.2f} s")
+    losses = [step(*_batch(Net, rank, i)) for i in (1, 2)]
+    for tensor in (*module.parameters(), *losses):
+        other = [torch.empty_like(tensor) for _ in range(2)]
+        dist.all_gather(other, tensor.detach().contiguous(), group=survivors)
+        assert torch.equal(*other)
+    assert int(step.optimizer.state[module.last.weight]["step"]) == 3
+
+
 @pytest.mark.parametrize("body", [as_eager, lengths, begins_alike, masks, refusals, suite], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)
@@ -249,6 +273,10 @@ def test_sessions(tmp_path):
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])], [numpy_helper.from_array(weight, "w")])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
     run_ranks(2, sessions, str(tmp_path / "net.onnx"))
+
+
+def test_survivors_go_on():
+    run_ranks(3, goes_on, seconds=5, lost=(2,))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])

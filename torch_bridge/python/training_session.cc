@@ -118,6 +118,17 @@ void BindTraining(nb::module_& m) {
       .def(nb::init<TrainingSession*, const std::vector<int>&>(), nb::keep_alive<1, 2>());
   nb::class_<TrainingSession> sessions(m, "Training");
   BindFallback(sessions);
+  sessions.def(
+      "regroup",
+      [](TrainingSession& session, std::shared_ptr<Communicator> ranks) {
+        Status status;
+        {
+          nb::gil_scoped_release release;
+          status = session.Regroup(std::move(ranks));
+        }
+        Check(status);
+      },
+      nb::arg("communicator").none());
   sessions
       .def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
                   nb::arg("parameters") = std::map<std::string, nb::object>())

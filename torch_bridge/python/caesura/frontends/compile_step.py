@@ -24,6 +24,7 @@ from caesura.capture.frames import first_line, is_users_error, place_of, quietly
 from caesura.capture.fx_meta import describe
 from caesura.capture.layout import lay_arguments
 from caesura.capture.linalg_checks import join_checks
+from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing
 from caesura.capture.python_rng import take_as_given
@@ -47,23 +48,6 @@ def _logging_calls():
 def _as_leaf(value):
     """A tensor that requires_grad_() may be called on: dynamo refuses it for what it is given."""
     return value if value.requires_grad or not value.is_floating_point() else value.detach()
-
-
-@torch.compiler.allow_in_graph
-def _as_loss(loss):
-    """Marks the loss: only this module calls this function, and Dynamo's graph shows the call."""
-    return loss.detach()
-
-
-def _attached_loss(graph: torch.fx.GraphModule) -> tuple:
-    """The position of the loss among the graph's outputs, and its node, without _as_loss()'s detach."""
-    output = next(n for n in graph.graph.nodes if n.op == "output")
-    position, node = next((i, n) for i, n in enumerate(output.args[0])
-                          if isinstance(n, torch.fx.Node) and n.target is _as_loss)
-    loss = node.args[0]
-    node.replace_all_uses_with(loss)  # type: ignore[arg-type]
-    graph.graph.erase_node(node)
-    return position, loss
 
 
 collect_from(_core.take_step_counts)
@@ -189,10 +173,15 @@ class CompiledStep(_core.StepCalls):
             raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
                               "cannot be written into; 'bf16' needs no scaled loss")
         if self.recipe is not None and self.recipe.written() != recipe.written():
-            self.programs = [p for p in self.programs if p.is_captured]
-            for program in self.programs:
-                program.session = None  # made for another update
+            self._open_again()
         self.recipe = recipe
+
+    def _open_again(self):
+        """Closes the sessions, which were made for another update or other ranks."""
+        self._calls = []
+        self.programs = [p for p in self.programs if p.is_captured]
+        for program in self.programs:
+            program.session = None
 
     def _name_tensors(self) -> dict:
         """Maps ids to names, for the tensors of the module, of the loss and of the optimizer."""
@@ -240,6 +229,19 @@ class CompiledStep(_core.StepCalls):
         finally:
             self._capturing = False
         raise AssertionError("a capture ends by Captured")
+
+    def regroup(self, process_group=None):
+        """Goes on with other ranks, after a RankFailure or with more of them; all call it. See TrainingSession.regroup().
+
+        Args:
+            process_group: the ranks from here on. None: the default group.
+
+        Example::
+
+            step.regroup(torch.distributed.new_group(survivors, use_local_synchronization=True))
+        """
+        self.ranks.regroup(self, process_group)
+        self._open_again()
 
     def report(self, path, *args, **kwargs) -> torch.Tensor:
         """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
@@ -291,7 +293,7 @@ class CompiledStep(_core.StepCalls):
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"the loss must be a tensor, returned or in `loss` of what is returned, and is a {type(loss).__name__}")
         # The clone separates the loss from other values. Dynamo needs the detach to return it after a requires_grad_().
-        return _as_loss(loss.clone())
+        return as_loss(loss.clone())
 
     def _refuse_hooks(self):
         """Refuses hooks that PyTorch's backward would call and the program would not."""
@@ -302,7 +304,7 @@ class CompiledStep(_core.StepCalls):
 
     def _capture(self, graph, example_inputs):
         example_inputs = take_as_given(graph, example_inputs)
-        position, loss = _attached_loss(graph)
+        position, loss = attached_loss(graph)
         differentiates = any(map(takes_gradients, parts_of(graph)))
         functions, problems = take_functions(graph)
         if differentiates and functions:

@@ -31,6 +31,20 @@ class StepRanks:
             raise StepRefused(f"with several ranks the program must do the update, which {type(optimizer).__name__} cannot be written "
                               "into; write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
 
+    def regroup(self, step, process_group):
+        """Makes `step` go on with the ranks of the group, from the parameters, buffers and optimizer state of the one that
+        has done the most calls. Its sessions are made again for the new ranks."""
+        group = torch.distributed.group.WORLD if process_group is None else process_group
+        calls = [torch.zeros((), dtype=torch.int64) for _ in range(group.size())]
+        torch.distributed.all_gather(calls, torch.tensor(step.micro_steps), group=group)
+        root = torch.distributed.get_global_rank(group, int(torch.stack(calls).argmax()))
+        state = [value for p in step.optimizer.state.values() for value in p.values() if isinstance(value, torch.Tensor)]
+        with torch.no_grad():
+            for tensor in (*step.module.parameters(), *step.module.buffers(), *state):
+                torch.distributed.broadcast(tensor, root, group=group)
+        step.micro_steps = int(max(calls)) // step.accumulation_steps * step.accumulation_steps
+        self._group, self._communicator, self._has_joined = group, communicator(group), True
+
     def arguments(self) -> dict:
         """Returns what a session of the step is opened with. Only the first one takes the parameters of rank 0: a later
         one, for other shapes, may be opened on some ranks only.

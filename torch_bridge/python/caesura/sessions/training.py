@@ -118,6 +118,28 @@ class TrainingSession(FallsBack):
         """Runs a micro-step that only adds its gradients; returns the loss. Needs accumulation_steps=0."""
         return self._session.accumulate(feeds)
 
+    def regroup(self, process_group) -> None:
+        """Goes on with other ranks, after a RankFailure or with more of them; all call it.
+
+        All take the parameters, optimizer state and position of the rank that has done the most updates. So a step in
+        which a rank was lost is done on all survivors, or on none.
+
+        Args:
+            process_group: the ranks from here on, a process group of torch.distributed.
+
+        Raises:
+            ValueError: the ranks' steps differ, or no rank has whole parameters.
+            RankFailure: a rank does not come to it.
+
+        Example::
+
+            try:
+                loss = session.step(feeds)
+            except caesura.RankFailure:
+                session.regroup(torch.distributed.new_group(survivors, use_local_synchronization=True))
+        """
+        self._session.regroup(communicator(process_group))
+
     # --- steps that stop in their middle ---
 
     @property
