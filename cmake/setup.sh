@@ -112,7 +112,9 @@ install_packages() {
   local missing how=()
   mapfile -t missing < <(missing_packages)
   [[ ${#missing[@]} -gt 0 ]] || return 0
-  command -v ccache >/dev/null || missing+=(ccache)  # welcome, but no reason to install anything by itself
+  # Welcome, but no reason to install anything by themselves; without mpirun the tests of its ranks are skipped.
+  command -v ccache >/dev/null || missing+=(ccache)
+  command -v mpirun >/dev/null || missing+=(openmpi-bin)
   local need="${missing[*]}"
   command -v apt-get >/dev/null ||
     fail "this system has no apt-get: please install, under the names it uses, what Debian calls: $need."

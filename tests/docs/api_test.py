@@ -13,7 +13,8 @@ import caesura
 TOP = pathlib.Path(__file__).resolve().parents[2]
 # Names that raise nothing of their own.
 NEVER_RAISE = {"ExecutionMode", "ExecutionOrder", "FallbackWarning", "GraphOptimizationLevel", "ModelMetadata", "NodeArg",
-               "OnnxOutputs", "RankFailure", "Report", "StepRefused", "StrictError", "Suspended", "get_available_providers", "get_device", "report",
+               "OnnxOutputs", "RankFailure", "Report", "StepRefused", "StrictError", "Suspended", "get_available_providers", "get_device",
+               "report",
                "reset_report"}
 
 NAMES = [*caesura.__all__, "integrations.lightning.CaesuraCallback", "integrations.transformers.CaesuraCallback"]
