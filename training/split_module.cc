@@ -227,8 +227,7 @@ Result<ForwardRun> SplitModule::LoadRun(const std::string& path) const try {
   RunOptions options;
   options.parameters = run.parameters_.get();
   ASSIGN_OR_RETURN(std::unique_ptr<SuspendedRun> waiting,
-                   program_->graph->Restore(*checkpoint.step, std::move(options),
-                                            /*writes_parameters=*/false));
+                   program_->graph->Restore(*checkpoint.step, std::move(options), Undo::kNever));
   run.run_ = std::move(*waiting);
   run.outputs = run.run_.started.state->TakeYielded();
   run.outputs.resize(program_->outputs.size());

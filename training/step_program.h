@@ -19,8 +19,8 @@ namespace caesura {
 enum class CommitMode {
   kLate,  // after all gradients and the clipping: what may fail comes first, and changes nothing
   kEagerConsume,  // each parameter as soon as its gradient is there and nothing else reads it:
-                  // least memory, no clipping by global norm; a step that fails in the middle is
-                  // lost, and says so
+                  // least memory, no clipping by global norm; without TrainingOptions::undo a step
+                  // that fails in the middle is lost, and says so
 };
 
 struct StepOptions : TrainableOptions {

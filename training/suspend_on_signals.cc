@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/suspend_on_signals.h"
 
-#include <atomic>
-
 namespace caesura {
 namespace {
 
-std::atomic<TrainingSession*> suspended_session = nullptr;
-static_assert(std::atomic<TrainingSession*>::is_always_lock_free &&
+std::atomic<std::atomic<bool>*> current_flag = nullptr;
+static_assert(std::atomic<std::atomic<bool>*>::is_always_lock_free &&
                   std::atomic<bool>::is_always_lock_free,
               "a signal handler may touch nothing else");
 
 void Suspend(int) {
-  TrainingSession* session = suspended_session;
-  if (session != nullptr) session->set_suspend(true);
+  std::atomic<bool>* flag = current_flag;
+  if (flag != nullptr) *flag = true;
 }
 
 }  // namespace
 
-SuspendOnSignals::SuspendOnSignals(TrainingSession* session, const std::vector<int>& signals) {
-  suspended_session = session;
+SuspendOnSignals::SuspendOnSignals(std::shared_ptr<std::atomic<bool>> flag,
+                                   const std::vector<int>& signals)
+    : flag_(std::move(flag)) {
+  current_flag = flag_.get();
   struct sigaction action = {};
   action.sa_handler = Suspend;
   action.sa_flags = SA_RESTART;
@@ -32,7 +32,7 @@ SuspendOnSignals::SuspendOnSignals(TrainingSession* session, const std::vector<i
 
 SuspendOnSignals::~SuspendOnSignals() {
   for (const auto& [signal, before] : before_) sigaction(signal, &before, nullptr);
-  suspended_session = nullptr;
+  current_flag = nullptr;
 }
 
 }  // namespace caesura

@@ -8,7 +8,9 @@
 #ifndef CAESURA_TRAINING_SUSPEND_ON_SIGNALS_H_
 #define CAESURA_TRAINING_SUSPEND_ON_SIGNALS_H_
 
+#include <atomic>
 #include <csignal>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -16,17 +18,19 @@
 
 namespace caesura {
 
-// From its creation to its end each of `signals` sets the session's suspend flag
-// (TrainingSession::set_suspend), whatever thread receives it; then the handlers from before are
-// back. One at a time in a process. The session outlives it.
+// From its creation to its end each of `signals` sets the flag (TrainingSession::suspend_flag),
+// whatever thread receives it; then the handlers from before are back. One at a time in a process.
 class SuspendOnSignals {
  public:
-  SuspendOnSignals(TrainingSession* session, const std::vector<int>& signals);
+  SuspendOnSignals(std::shared_ptr<std::atomic<bool>> flag, const std::vector<int>& signals);
+  SuspendOnSignals(TrainingSession* session, const std::vector<int>& signals)
+      : SuspendOnSignals(session->suspend_flag(), signals) {}
   ~SuspendOnSignals();
   SuspendOnSignals(const SuspendOnSignals&) = delete;
   SuspendOnSignals& operator=(const SuspendOnSignals&) = delete;
 
  private:
+  const std::shared_ptr<std::atomic<bool>> flag_;
   std::vector<std::pair<int, struct sigaction>> before_;
 };
 

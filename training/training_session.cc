@@ -24,18 +24,8 @@ namespace {
 // Gradients that are not finite at this scale are so at any.
 constexpr double kSmallestLossScale = 1.0 / (1 << 24);
 
-constexpr char kInconsistent[] = "the step is lost, parameters may be half updated: ";
-
 std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};
-}
-
-double ScalarOf(const Tensor& tensor) {
-  double value = 0;
-  DispatchNumeric(tensor.dtype(), [&](auto tag) {
-    value = static_cast<double>(*tensor.data<typename decltype(tag)::type>());
-  });
-  return value;
 }
 
 // Leaves these outputs, and what they need.
@@ -68,6 +58,7 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
 Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   RETURN_IF_ERROR(options_.schedule.Check());
+  RETURN_IF_ERROR(CheckFailurePolicy());
   if (options_.step.accumulation_steps < 0) {
     return InvalidArgument("accumulation_steps: expected 0 (the caller decides) or more, got " +
                            std::to_string(options_.step.accumulation_steps));
@@ -117,9 +108,15 @@ Status TrainingSession::MakePrograms() {
     }
   }
 
-  ASSIGN_OR_RETURN(update_, MakeStep(model, true));
+  ASSIGN_OR_RETURN(update_, MakeStep(model, options_.step, true));
   if (options_.step.accumulation_steps != 1) {
-    ASSIGN_OR_RETURN(accumulate_, MakeStep(model, false));
+    ASSIGN_OR_RETURN(accumulate_, MakeStep(model, options_.step, false));
+  }
+  if (options_.failures.action == OnFailure::kRetryInParts) {
+    StepOptions parts = options_.step;
+    parts.accumulation_steps = 0;
+    ASSIGN_OR_RETURN(parts_update_, MakeStep(model, parts, true));
+    ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false));
   }
   RETURN_IF_ERROR(MakeEvaluation(model));
   stale_ = false;
@@ -154,11 +151,19 @@ std::span<double> TrainingSession::coefficients() {
   return {all.data<double>(), static_cast<size_t>(all.elements())};
 }
 
-Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model, bool with_update) {
-  ASSIGN_OR_RETURN(StepProgram program,
-                   BuildStepProgram(model, trainable_, options_.step, with_update));
+Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
+                                                           const StepOptions& step,
+                                                           bool with_update) {
+  ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, step, with_update));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
-  if (names_.empty()) {
+  if (&step != &options_.step) {
+    if (parts_parameters_.size() == 0) {
+      ShareParameters(parameters_, parameters_.size(), program.graph.get());
+      AddParameters(*program.graph, program.parameters, &parts_parameters_);
+    }
+    ShareParameters(parts_parameters_, static_cast<int>(program.parameters.size()),
+                    program.graph.get());
+  } else if (names_.empty()) {
     names_ = program.parameters;
     trained_ = program.trained;
     statistics_ = program.statistics;
@@ -233,14 +238,14 @@ double TrainingSession::AppliedRate() {
   return rate == fed.end() ? learning_rate() : coefficients()[rate - fed.begin()];
 }
 
-const NamedValues& TrainingSession::ProgramFeeds() {
+const NamedValues& TrainingSession::ProgramFeeds(int64_t accumulated) {
   auto set = [&](const char* name, auto value) {
     *program_feeds_.find(name)->second.tensor().data<decltype(value)>() = value;
   };
   set(kLearningRateInput, learning_rate());
   set(kStepInput, updates_ + 1);
-  set(kResetInput, accumulated() == 0);
-  set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated() + 1));
+  set(kResetInput, accumulated == 0);
+  set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated + 1));
   set(kLossScaleInput, scaler_.scale());
   set(kRankShareInput, 1.0 / ranks());
   return program_feeds_;
@@ -293,8 +298,9 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(Refresh());
   Program& program = updates ? *update_ : *accumulate_;
-  ASSIGN_OR_RETURN(std::vector<RuntimeValue> bound,
-                   BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds()));
+  ASSIGN_OR_RETURN(
+      std::vector<RuntimeValue> bound,
+      BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds(accumulated())));
   RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
   if (const auto seed = std::exchange(next_seed_, std::nullopt)) {
     run.seed = *seed;
@@ -302,10 +308,13 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   }
   run.observers = std::move(observers);
   if (ranks() > 1) RETURN_IF_ERROR(BeginAmongRanks(&run));
-  return EndRun(updates, program.Run({.feeds = std::move(bound),
-                                      .options = std::move(run),
-                                      .writes_parameters = true,
-                                      .suspend_at = std::exchange(suspend_at_, INT_MAX)}));
+  StepRequest step{updates,
+                   feeds,
+                   {.feeds = std::move(bound), .options = std::move(run), .undo = UndoOfSteps()}};
+  const bool once = options_.failures.action == OnFailure::kStop;
+  RunRequest first = once ? std::move(step.run) : step.run;
+  first.suspend_at = std::exchange(suspend_at_, INT_MAX);
+  return AnswerFailure(step, program.Run(std::move(first)));
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a training step");
 }
@@ -323,10 +332,10 @@ Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> obser
 
 Status TrainingSession::DropStep() {
   if (!suspended()) return InvalidArgument("no step waits");
-  const ParameterState state = Program::Drop(std::exchange(waiting_, {}).run);
-  parameters_inconsistent_ = state == ParameterState::kInconsistent;
-  return parameters_inconsistent_ ? Cancelled(std::string(kInconsistent) + "it was given up")
-                                  : Status();
+  ParameterEffect effect = Program::Drop(std::exchange(waiting_, {}).run);
+  parameters_inconsistent_ = effect.state == ParameterState::kInconsistent;
+  inconsistent_ = std::move(effect.inconsistent);
+  return parameters_inconsistent_ ? Cancelled(DescribeLoss() + "it was given up") : Status();
 }
 
 Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
@@ -336,8 +345,9 @@ Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
   }
   parameters_inconsistent_ = result.left_parameters_changed();
   if (collectives_ != nullptr) LeaveRanks(result);
+  inconsistent_ = std::move(result.parameters.inconsistent);
   if (!result.status.ok())
-    return parameters_inconsistent_ ? result.status.WithPrefix(kInconsistent) : result.status;
+    return parameters_inconsistent_ ? result.status.WithPrefix(DescribeLoss()) : result.status;
   // The step has committed. Only UpdateLossScale can fail, after an update that was skipped.
   ++micro_steps_;
   accumulated_ = updates ? 0 : accumulated_ + 1;
@@ -459,8 +469,9 @@ Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outp
 Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(
     const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> ordered,
-                   BindFeeds(update_->graph(), feeds, FeedCheck::kDType, ProgramFeeds()));
+  ASSIGN_OR_RETURN(
+      const std::vector<RuntimeValue> ordered,
+      BindFeeds(update_->graph(), feeds, FeedCheck::kDType, ProgramFeeds(accumulated())));
   return update_->Plan(ordered);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a step was planned");

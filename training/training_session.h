@@ -27,6 +27,7 @@
 #include "core/runtime/program.h"
 #include "graph_transforms/cpu_fallback.h"
 #include "training/checkpoint.h"
+#include "training/failure_policy.h"
 #include "training/optimizer/lr_schedule.h"
 #include "training/step_program.h"
 #include "training/training_curves.h"
@@ -40,8 +41,14 @@ struct TrainingOptions {
   LrSchedule schedule;     // times the optimizer's learning rate
   ProviderList providers;  // empty: the CPU provider
   bool fallback =
-      true;         // whether a failing provider is replaced; see TrainingSession::DisableFallback
-  int threads = 0;  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+      true;  // whether a failing provider is replaced; see TrainingSession::DisableFallback
+  FailurePolicy failures = {};
+  // Each step keeps what it overwrites until it has ended: then any step that fails, or is given
+  // up, has changed nothing. Costs memory for a copy of the parameters and optimizer state, and the
+  // time to write it. CommitMode::kLate needs it only for steps that are given up among their
+  // updates.
+  bool undo = false;
+  int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;  // of dropout and other random ops
   // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not
   // fit is computed again in the backward; a step whose least is above the budget fails, saying so.
@@ -79,14 +86,18 @@ class TrainingSession {
   static Result<std::unique_ptr<TrainingSession>> Create(Model model, TrainingOptions options = {});
 
   // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps
-  // of them, one update. Returns the loss before the update. A step that fails before its first
-  // write to a parameter has changed nothing: with CommitMode::kLate all that computes stands
-  // before the writes. Otherwise the error says that the step is lost, parameters being half
-  // updated, and further steps fail until a Restore; not so where providers other than the CPU's
-  // may fail: what a step writes before their last part is undone when it fails (undo_log.h),
-  // and the step is done again on the default providers, with the same random numbers. With a
-  // scaled loss an update whose gradients are not finite does not happen (updates() stays); it
-  // fails when no scale is small enough.
+  // of them, one update. Returns the loss before the update.
+  //
+  // A step that fails has changed nothing: parameters, optimizer state, statistics, random numbers.
+  // CommitMode::kLate writes last; what it writes while a step may still fail is undone then
+  // (undo_log.h). CommitMode::kEagerConsume needs TrainingOptions::undo for that. Without it the
+  // error says that the step is lost and which parameters it has written, and further steps fail
+  // until a Restore. Where a provider other than the CPU's has failed the step is done again on the
+  // default providers; TrainingOptions::failures has answers to other failures.
+  //
+  // With a scaled loss an update whose gradients are not finite does not happen (updates() stays);
+  // it fails when no scale is small enough.
+  //
   // With other ranks: all of them make the same calls. The loss of a step that updates is the mean
   // over the ranks. A step that fails with kRankFailure, or only on this rank, has changed nothing
   // here, and ends the communicator: the others' step fails likewise. A suspension is agreed: after
@@ -99,6 +110,11 @@ class TrainingSession {
   Result<double> Accumulate(const NamedValues& feeds,
                             std::vector<ExecutionObserver*> observers = {});
 
+  // What has failed so far, and what TrainingOptions::failures did about it.
+  const FailureCounts& failures() const { return failures_; }
+  // The parameters that a lost step has written to, by name; empty: no step is lost.
+  const std::vector<std::string>& InconsistentParameters() const { return inconsistent_; }
+
   // --- a step that waits in its middle ---
   // From any thread and from signal handlers: true suspends the step that runs now, and each one
   // from here on, before its next node. Step, Accumulate or ResumeStep then fails with kSuspended,
@@ -108,6 +124,10 @@ class TrainingSession {
     if (!suspend) ranks_suspend_ = false;
   }
   bool suspend() const { return *suspend_; }
+  // The flag itself. Sessions that share one are suspended together; a step that waits already goes
+  // by the flag that it was begun with.
+  const std::shared_ptr<std::atomic<bool>>& suspend_flag() const { return suspend_; }
+  void ShareSuspendFlag(std::shared_ptr<std::atomic<bool>> flag) { suspend_ = std::move(flag); }
   // Suspends steps likewise from this time on; nothing: no more.
   void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
     deadline_ = deadline;
@@ -119,7 +139,8 @@ class TrainingSession {
   // writes the step too, and Restore takes it up, in another process if need be: there ResumeStep
   // ends it with the same bits, unless threads or providers are others (StepDifferences).
   bool suspended() const { return waiting_.run != nullptr; }
-  // Goes on with the step that waits, to its end: returns what Step would have returned.
+  // Goes on with the step that waits, to its end: returns what Step would have returned. A failure
+  // is its caller's, whatever TrainingOptions::failures says: the batch is no more there.
   Result<double> ResumeStep(std::vector<ExecutionObserver*> observers = {});
   // Gives up the step that waits. Fails, as a step does that fails in the middle of its updates,
   // where it has begun to write to parameters.
@@ -236,17 +257,34 @@ class TrainingSession {
   // From original_; once more where frozen values have changed.
   Status MakePrograms();
   Status Refresh() { return stale_ ? MakePrograms() : Status(); }
-  Result<std::unique_ptr<Program>> MakeStep(const Model& model, bool with_update);
+  // `step`: options_.step, or for kRetryInParts options of its own.
+  Result<std::unique_ptr<Program>> MakeStep(const Model& model, const StepOptions& step,
+                                            bool with_update);
   Status MakeEvaluation(const Model& model);
   Status FillCoefficients();
   // The learning rate that the next update goes by: the first group's, where the session is fed it.
   double AppliedRate();
-  // Inputs of the programs that are not the model's, as they are in the next step.
-  const NamedValues& ProgramFeeds();
+  // Inputs of the programs that are not the model's, as they are in the next step, which
+  // `accumulated` others of its update have come before.
+  const NamedValues& ProgramFeeds(int64_t accumulated);
   Result<double> RunStep(bool updates, const NamedValues& feeds,
                          std::vector<ExecutionObserver*> observers);
   // What becomes of the session when a run of a step is over, or waits.
   Result<double> EndRun(bool updates, RunResult result);
+  static double ScalarOf(const Tensor& tensor);
+  std::string DescribeLoss() const;
+  Undo UndoOfSteps() const;
+  // training_session_failures.cc
+  struct StepRequest {
+    bool updates;
+    const NamedValues& feeds;
+    RunRequest run;
+  };
+  Status CheckFailurePolicy() const;
+  // Ends a step, done again if need be; `result`: of its first run.
+  Result<double> AnswerFailure(const StepRequest& request, RunResult result);
+  RunResult RunAgain(const StepRequest& request, const Status& cause);
+  RunResult RunInParts(const StepRequest& request, const Status& cause);
   Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
   Status UpdateLossScale(bool gradients_finite);
   // --- training_session_ranks.cc ---
@@ -283,7 +321,7 @@ class TrainingSession {
   NamedValues program_feeds_;  // scalars whose values each step sets
   GradScaler scaler_;
   const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
-  const std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   int suspend_at_ = INT_MAX;
   std::shared_ptr<RunCollectives> collectives_;  // of the step that runs
@@ -306,6 +344,10 @@ class TrainingSession {
       0;  // micro-steps since the last update, where the caller decides when to update
   bool bound_ = false;                    // some parameters are the caller's own
   bool parameters_inconsistent_ = false;  // a step has written to some and then failed
+  std::vector<std::string> inconsistent_;
+  FailureCounts failures_;
+  std::unique_ptr<Program> parts_update_, parts_accumulate_;  // of kRetryInParts, or null
+  ParameterSet parts_parameters_;  // of these: those of parameters_, and sums of gradients
 };
 
 }  // namespace caesura

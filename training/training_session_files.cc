@@ -66,9 +66,7 @@ Status TrainingSession::Save(const std::string& path,
 Result<std::unique_ptr<SuspendedRun>> TrainingSession::TakeUp(const StateSnapshot& step,
                                                               bool updates) {
   RETURN_IF_ERROR(Refresh());
-  return (updates ? *update_ : *accumulate_)
-      .Restore(step, MakeRun(0),
-               /*writes_parameters=*/true);
+  return (updates ? *update_ : *accumulate_).Restore(step, MakeRun(0), UndoOfSteps());
 }
 
 Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
@@ -152,6 +150,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   options_.seed = static_cast<uint64_t>(seed);
   if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
   parameters_inconsistent_ = false;
+  inconsistent_.clear();
   curves_.Clear();  // they are of another run
   loss_sum_ = loss_sum;
   losses_ = losses;

@@ -22,12 +22,28 @@ bool IsCancelled(const ExecutionState& state) {
   return cancel != nullptr && *cancel && !HasWritten(state);
 }
 
-Status MemoryRanOut(const ExecutionState& state) {
+// `status`, at the step that the program counter is at.
+Status AtCounter(const ExecutionState& state, const Status& status) {
   const std::vector<Step>& steps = state.plan().steps();
   if (state.program_counter() == static_cast<int>(steps.size()))
-    return OutOfMemory("memory ran out while results were handed out");
+    return Status(status.code(), status.message() + " while results were handed out");
   const Step& step = steps[state.program_counter()];
-  return AtNode(OutOfMemory("memory ran out"), *step.node, step.provider->name());
+  return AtNode(status, *step.node, step.provider->name());
+}
+
+// Calls fn(), and makes a Status of what it throws: of lack of memory, and of exceptions of
+// observers and kernels.
+template <typename Fn>
+auto Guarded(const ExecutionState& state, const Fn& fn) -> decltype(fn()) {
+  try {
+    return fn();
+  } catch (const std::bad_alloc&) {
+    return AtCounter(state, OutOfMemory("memory ran out"));
+  } catch (const std::length_error&) {  // more elements than any vector can have
+    return AtCounter(state, OutOfMemory("memory ran out"));
+  } catch (const std::exception& error) {
+    return AtCounter(state, Internal(std::string("an exception ended the run: ") + error.what()));
+  }
 }
 
 bool IsSuspended(const ExecutionState& state) {
@@ -75,7 +91,7 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
 
 // `observed`: somebody watches the steps. `polled`: somebody may end or suspend the run.
 template <bool observed, bool polled>
-Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try {
+Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) {
   const std::vector<Step>& steps = state.plan_->steps();
   for (; state.pc_ < end; ++state.pc_) {
     const int pc = state.pc_;
@@ -96,10 +112,6 @@ Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) try
   if (!handed.ok()) return handed;
   state.phase_ = ExecutionState::Phase::kFinished;
   return RunOutcome::kFinished;
-} catch (const std::bad_alloc&) {
-  return MemoryRanOut(state);
-} catch (const std::length_error&) {  // more elements than any vector can have
-  return MemoryRanOut(state);
 }
 
 Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
@@ -119,11 +131,17 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   if (state.options_.cancel != nullptr) scope.emplace(state.options_.cancel);
   const auto run = observed ? (polled ? RunSteps<true, true> : RunSteps<true, false>)
                             : (polled ? RunSteps<false, true> : RunSteps<false, false>);
-  for (ExecutionObserver* observer : state.options_.observers) observer->OnEnter(plan, state);
-  Result<RunOutcome> outcome = run(state, end);
+  const std::vector<ExecutionObserver*>& observers = state.options_.observers;
+  Result<RunOutcome> outcome = Guarded(state, [&] {
+    for (ExecutionObserver* observer : observers) observer->OnEnter(plan, state);
+    return run(state, end);
+  });
+  const Status left = Guarded(state, [&] {
+    for (ExecutionObserver* observer : observers) observer->OnLeave(plan, state, outcome.status());
+    return Status();
+  });
+  if (outcome.ok() && !left.ok()) outcome = left;
   if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
-  for (ExecutionObserver* observer : state.options_.observers)
-    observer->OnLeave(plan, state, outcome.status());
   return outcome;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/execute/undo_log.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/execute/execution_state.h"
@@ -10,24 +11,32 @@
 namespace caesura {
 namespace {
 
-// The last step that may fail for a provider's reason; the number of steps where it is the results'
-// way to the caller.
-int LastStepAtRisk(const ExecutionPlan& plan) {
+int LastStepAtRisk(const ExecutionPlan& plan, UndoScope scope) {
   const auto count = static_cast<int>(plan.steps().size());
+  if (scope == UndoScope::kAll) return count;
   for (const Yield::Item& item : plan.fetches()) {
-    if (plan.buffers()[plan.values()[item.value].buffer].device != 0) return count;
+    const PlannedBuffer& buffer = plan.buffers()[plan.values()[item.value].buffer];
+    const bool handed_over = item.move && (buffer.kind == PlannedBuffer::Kind::kFetch ||
+                                           buffer.kind == PlannedBuffer::Kind::kDynamic);
+    if (buffer.device != 0 || !handed_over) return count;
   }
   int last = count - 1;
   for (; last >= 0; --last) {
     const Step& step = plan.steps()[last];
-    if (step.provider->name() != kCpuProviderName || !step.bodies.empty()) break;
+    if (step.provider->name() != kCpuProviderName || !step.bodies.empty() ||
+        step.kind != Step::Kind::kCompute)
+      break;
   }
   return last;
 }
 
 }  // namespace
 
-UndoLog::UndoLog(const ExecutionPlan& plan) : last_(LastStepAtRisk(plan)) {}
+UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope) : last_(LastStepAtRisk(plan, scope)) {
+  const int end = std::min(last_ + 1, static_cast<int>(plan.steps().size()));
+  for (int s = 0; s < end && !needed_; ++s)
+    ForEachWrittenParameter(plan, s, [&](int) { needed_ = true; });
+}
 
 void UndoLog::KeepOutputs(const ExecutionState& state, int step) {
   ForEachWrittenParameter(state.plan(), step, [&](int parameter) {

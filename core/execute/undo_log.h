@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // UndoLog keeps what a run overwrites of its parameters until it is clear that the run comes to its
-// end. A step that fails in the middle of its updates on a provider is undone, and can be done
-// again elsewhere.
+// end. A step that fails in the middle of its updates is undone, and can be done again.
 #ifndef CAESURA_CORE_EXECUTE_UNDO_LOG_H_
 #define CAESURA_CORE_EXECUTE_UNDO_LOG_H_
 
+#include <cstdint>
 #include <map>
 #include <vector>
 
@@ -14,12 +14,22 @@ namespace caesura {
 
 class ExecutionState;
 
-// An undo log is for one run (RunOptions::undo). The CPU provider's kernels do not fail for a
-// provider's reason: parameters that are written after the last step of any other provider are not
-// kept, and cost nothing. With updates on the CPU after all gradients these are all of them.
+// The failures after which a run is undone.
+enum class UndoScope : uint8_t {
+  // Of a step that may fail: of another provider than the CPU's, or one that allocates; and of
+  // results that are copied. The CPU provider's prepared kernels do not fail once they write.
+  kSteps,
+  kAll,  // also of the caller: an observer that throws, a run that is given up
+};
+
+// An undo log is for one run (RunOptions::undo). Parameters that are written after the last place
+// where the run may fail are not kept, and cost nothing. With updates on the CPU after all
+// gradients, and UndoScope::kSteps, these are all of them.
 class UndoLog {
  public:
-  explicit UndoLog(const ExecutionPlan& plan);
+  UndoLog(const ExecutionPlan& plan, UndoScope scope);
+  // False: a run of the plan writes nothing before its last place of failure.
+  bool needed() const { return needed_; }
   // The executor calls it before it runs a step.
   void BeforeStep(const ExecutionState& state, int step) {
     if (step <= last_) KeepOutputs(state, step);
@@ -31,7 +41,8 @@ class UndoLog {
  private:
   void KeepOutputs(const ExecutionState& state, int step);
 
-  int last_;                               // the last step that may fail for a provider's reason
+  int last_;  // the last step that may fail; the number of steps where it is the way out
+  bool needed_ = false;
   std::map<int, std::vector<char>> kept_;  // bytes by parameter
 };
 

@@ -2,8 +2,10 @@
 #include "core/runtime/prepared_graph.h"
 
 #include <map>
+#include <set>
 
 #include "core/base/status_macros.h"
+#include "core/execute/parameter_writes.h"
 #include "core/execute/run_cancel.h"
 #include "core/execute/undo_log.h"
 #include "core/plan/function_expansion.h"
@@ -18,13 +20,20 @@ PassList PassesOf(const PreparedGraphOptions& options, const ProviderList& provi
   return AnyCompiles(providers) ? PassList{MakeSubgraphPartitionPass(providers)} : PassList();
 }
 
-ParameterState StateAfter(const ExecutionState& state, bool succeeded) {
+ParameterEffect EffectOf(const ExecutionState& state, bool succeeded) {
   const bool written = HasWritten(state);
-  if (succeeded) return written ? ParameterState::kCommitted : ParameterState::kUnchanged;
+  if (succeeded) return {written ? ParameterState::kCommitted : ParameterState::kUnchanged};
   // Asked in any case: the step that has failed may have written in part.
   const UndoLog* undo = state.options().undo;
-  if (undo != nullptr && undo->Undo(state)) return ParameterState::kUndone;
-  return written ? ParameterState::kInconsistent : ParameterState::kUnchanged;
+  if (undo != nullptr && undo->Undo(state)) return {ParameterState::kUndone};
+  if (!written) return {ParameterState::kUnchanged};
+  std::set<int> parameters;
+  for (int s = 0; s < state.program_counter(); ++s)
+    ForEachWrittenParameter(state.plan(), s, [&](int parameter) { parameters.insert(parameter); });
+  ParameterEffect effect{ParameterState::kInconsistent};
+  for (int parameter : parameters)
+    effect.inconsistent.push_back(state.options().parameters->name(parameter));
+  return effect;
 }
 
 }  // namespace
@@ -93,8 +102,8 @@ Result<std::vector<RuntimeValue>> PreparedGraph::RunToEnd(StartedRun run) {
 
 Result<std::vector<RuntimeValue>> PreparedGraph::EndRun(StartedRun run,
                                                         const Result<RunOutcome>& outcome,
-                                                        ParameterState* parameters) {
-  if (parameters != nullptr) *parameters = StateAfter(*run.state, outcome.ok());
+                                                        ParameterEffect* effect) {
+  if (effect != nullptr) *effect = EffectOf(*run.state, outcome.ok());
   std::vector<RuntimeValue> results = run.state->TakeFetches();
   Return(std::move(run));
   if (!outcome.ok()) return outcome.status();

@@ -33,6 +33,10 @@ enum class ParameterState : uint8_t {
   kUndone,        // the run has failed; what it wrote was put back
   kInconsistent,  // the run has failed in the middle of its updates
 };
+struct ParameterEffect {
+  ParameterState state = ParameterState::kUnchanged;
+  std::vector<std::string> inconsistent = {};  // what a failed run has written, by name
+};
 
 // The recipe for preparing a graph, whatever the providers.
 struct PreparedGraphOptions {
@@ -75,10 +79,10 @@ class PreparedGraph {
   // Runs to the end; gives the graph's outputs, and the run back.
   Result<std::vector<RuntimeValue>> RunToEnd(StartedRun run);
   // Ends a run that its caller has run, with this outcome, as RunToEnd does. Undoes a run that has
-  // failed where it has a log (RunOptions::undo). `parameters`, where given, tells what became of
-  // them.
+  // failed where it has a log (RunOptions::undo). `effect`, where given, tells what became of the
+  // parameters.
   Result<std::vector<RuntimeValue>> EndRun(StartedRun run, const Result<RunOutcome>& outcome,
-                                           ParameterState* parameters = nullptr);
+                                           ParameterEffect* effect = nullptr);
   // Drops what the run holds and keeps its memory for the next one.
   void Return(StartedRun run) { states_.Return(std::move(run.state)); }
 

@@ -105,15 +105,27 @@ Result<SharedPlan> Program::Plan(const std::vector<RuntimeValue>& feeds,
   return found;
 }
 
+namespace {
+
+// Null: the run has nothing to keep.
+std::unique_ptr<UndoLog> MakeUndoLog(const ExecutionPlan& plan, Undo undo, bool may_retry,
+                                     const RunOptions& options) {
+  if (undo == Undo::kNever || (undo == Undo::kForRetry && !may_retry)) return nullptr;
+  const bool watched = undo == Undo::kAtRisk && !options.observers.empty();
+  auto log = std::make_unique<UndoLog>(
+      plan, undo == Undo::kAlways || watched ? UndoScope::kAll : UndoScope::kSteps);
+  return log->needed() ? std::move(log) : nullptr;
+}
+
+}  // namespace
+
 Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
                         bool may_retry, RunResult* result) {
   SuspendedRun run{.on = on};
   const int suspend_at = std::exchange(request.suspend_at, INT_MAX);
   if (may_retry) run.request = request;  // without what belongs to this try alone
-  if (request.writes_parameters && may_retry) {
-    run.undo = std::make_unique<UndoLog>(*plan);
-    request.options.undo = run.undo.get();
-  }
+  run.undo = MakeUndoLog(*plan, request.undo, may_retry, request.options);
+  request.options.undo = run.undo.get();
   const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
   if (recorder != nullptr) request.options.observers.push_back(recorder.get());
   ASSIGN_OR_RETURN(run.started,
@@ -185,8 +197,14 @@ RunResult Program::Resume(std::unique_ptr<SuspendedRun> run,
   return result;
 }
 
-ParameterState Program::Drop(std::unique_ptr<SuspendedRun> run) {
-  ParameterState parameters = ParameterState::kUnchanged;
+Status Program::FallBack(const Status& cause, const std::vector<RuntimeValue>& feeds) {
+  const Status switched = SwitchProviders(Get().generation, ProviderFailure(cause.message()),
+                                          FallbackPhase::kRun, &feeds, PlanRequest());
+  return switched.ok() ? switched : Status(cause.code(), switched.message());
+}
+
+ParameterEffect Program::Drop(std::unique_ptr<SuspendedRun> run) {
+  ParameterEffect parameters;
   const std::shared_ptr<PreparedGraph> graph = run->on.graph;
   static_cast<void>(
       graph->EndRun(std::move(run->started), Cancelled("the run was given up"), &parameters));
@@ -194,7 +212,7 @@ ParameterState Program::Drop(std::unique_ptr<SuspendedRun> run) {
 }
 
 Result<std::unique_ptr<SuspendedRun>> Program::Restore(const StateSnapshot& snapshot,
-                                                       RunOptions options, bool writes_parameters) {
+                                                       RunOptions options, Undo undo) {
   std::vector<RuntimeValue> feeds;
   PlanRequest request;
   for (const StateSnapshot::Feed& feed : snapshot.feeds) {
@@ -212,8 +230,8 @@ Result<std::unique_ptr<SuspendedRun>> Program::Restore(const StateSnapshot& snap
   ASSIGN_OR_RETURN(const SharedPlan plan, run->on.graph->Plan(feeds, request));
   const bool has_written = std::any_of(snapshot.parameters.begin(), snapshot.parameters.end(),
                                        [](const auto& p) { return p.written; });
-  if (writes_parameters && !has_written && fallback_->can_fall_back()) {
-    run->undo = std::make_unique<UndoLog>(*plan);
+  if (!has_written) {
+    run->undo = MakeUndoLog(*plan, undo, fallback_->can_fall_back(), options);
     options.undo = run->undo.get();
   }
   ASSIGN_OR_RETURN(run->started, run->on.graph->Restore(plan, snapshot, std::move(options)));

@@ -7,6 +7,7 @@
 
 #include <cassert>
 #include <climits>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,24 +27,31 @@ struct VersionedGraph {
   int generation = -1;
 };
 
+// When a run keeps what it overwrites of options.parameters (undo_log.h). Each of these includes
+// those before it.
+enum class Undo : uint8_t {
+  kNever,
+  kForRetry,  // where a provider may fail, so that the run can be done again elsewhere
+  kAtRisk,    // where a step may fail after the first write, or an observer watches
+  kAlways,    // costs a copy of all that the run writes, in time and in memory
+};
+
 // One run of a program, from its feeds to the graph's outputs.
 struct RunRequest {
   std::vector<RuntimeValue> feeds;  // in the order of the graph's inputs (feeds.h)
   RunOptions options = {};
   PlanRequest plan = {};
-  // The run may write to options.parameters: where a provider may fail, what it overwrites is kept
-  // until the run has ended.
-  bool writes_parameters = false;
+  Undo undo = Undo::kNever;
   int suspend_at = INT_MAX;  // the run is suspended before this step of its plan
 };
 
 // A run that waits: at the graph's yield, or before a step.
 struct SuspendedRun {
   VersionedGraph on;
-  StartedRun started;
+  StartedRun started = {};
   // To do the run again where the providers fail; nothing where that is not possible.
   std::optional<RunRequest> request = std::nullopt;
-  std::unique_ptr<UndoLog> undo;
+  std::unique_ptr<UndoLog> undo = nullptr;
 
   // Gives what another process needs to go on. REQUIRES: the run waits.
   Result<StateSnapshot> Capture() const {
@@ -55,13 +63,13 @@ struct RunResult {
   // kSuspended: `suspended` has the run.
   Status status = {};
   std::vector<RuntimeValue> values = {};  // the graph's outputs, where status is ok
-  ParameterState parameters = ParameterState::kUnchanged;
+  ParameterEffect parameters = {};
   std::unique_ptr<SuspendedRun> suspended = nullptr;
 
   // The run has failed, and the parameters are not as they were before it.
   bool left_parameters_changed() const {
-    return !status.ok() && (parameters == ParameterState::kCommitted ||
-                            parameters == ParameterState::kInconsistent);
+    return !status.ok() && (parameters.state == ParameterState::kCommitted ||
+                            parameters.state == ParameterState::kInconsistent);
   }
 };
 
@@ -90,14 +98,18 @@ class Program {
   // Goes on with a suspended run, on the providers that it was begun on.
   RunResult Resume(std::unique_ptr<SuspendedRun> run, std::vector<ExecutionObserver*> observers,
                    int suspend_at = INT_MAX);
+  // Moves to the session's default providers, as a run does whose provider has failed, after a
+  // failure of any kind. `feeds`: of the run that failed. Fails as `cause` did where the session
+  // has nowhere to go.
+  Status FallBack(const Status& cause, const std::vector<RuntimeValue>& feeds);
   // Gives a suspended run up, and undoes what it has written where it has a log of it.
-  static ParameterState Drop(std::unique_ptr<SuspendedRun> run);
+  static ParameterEffect Drop(std::unique_ptr<SuspendedRun> run);
   // The run of a snapshot, perhaps of another process. `options` as Run takes them; their
   // parameters hold what the captured run's held. It is not done again where its provider fails, as
   // it has no feeds; nor is undone what it has written before the snapshot. Fails with
   // kInvalidArgument, naming the first thing that does not fit.
   Result<std::unique_ptr<SuspendedRun>> Restore(const StateSnapshot& snapshot, RunOptions options,
-                                                bool writes_parameters);
+                                                Undo undo);
 
   // A run up to the graph's only yield, which has handed out its values: state->TakeYielded().
   Result<SuspendedRun> RunToYield(std::vector<RuntimeValue> feeds, RunOptions options);

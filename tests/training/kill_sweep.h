@@ -12,6 +12,7 @@
 namespace caesura::testing {
 
 inline constexpr int kUpdatesAfterTheKill = 3;  // the one that was killed among them
+inline constexpr int kHundredSteps = 100;
 
 inline RealModel KilledModel(const std::string& name) {
   const std::map<std::string, RealModel (*)()> models = {{"mlp", Mlp},

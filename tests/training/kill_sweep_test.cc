@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -67,6 +68,27 @@ TEST(KillSweep, Digits) { Sweep("digits", 5); }
 TEST(KillSweep, DigitsWithDropout) { Sweep("dropout", 11); }
 TEST(KillSweep, CharGpt) { Sweep("chargpt", 9); }
 TEST(KillSweep, Llama) { Sweep("llama", 9); }
+
+// Data order, augmentation, dropout and the learning rate's course included.
+TEST(KillSweep, AHundredStepsAre37AKillAnd63) {
+  TemporaryFolder folder;
+  const std::string straight = folder.path("straight"), killed = folder.path("killed");
+  ASSERT_EQ(RunChild({"train", straight, "-1"}), 0);
+  const Checkpoint expected = RestoreCheckpoint(straight).value();
+  EXPECT_EQ(expected.Get<int64_t>("session.updates").value(), kHundredSteps);
+  for (const char* at : {"0", "9", "17"}) {
+    SCOPED_TRACE(std::string("killed before node ") + at);
+    std::filesystem::remove(killed);
+    const int status = RunChild({"train", killed, at});
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+    ASSERT_TRUE(RestoreCheckpoint(killed).value().step.has_value());
+    ASSERT_EQ(RunChild({"train", killed, "-1"}), 0);
+    const Checkpoint found = RestoreCheckpoint(killed).value();
+    EXPECT_TRUE(SameTensors(found.parameters, expected.parameters));
+    EXPECT_TRUE(SameTensors(found.optimizer_state, expected.optimizer_state));
+    EXPECT_EQ(found.properties, expected.properties);
+  }
+}
 
 }  // namespace
 }  // namespace caesura::testing

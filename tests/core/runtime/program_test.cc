@@ -31,10 +31,9 @@ class RunsAProgram : public ::testing::Test {
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     program_ = *std::move(made);
   }
-  RunResult Run(bool writes) {
-    return program_->Run({.feeds = {Ramp(Shape{2}, 1.0f)},
-                          .options = {.parameters = &parameters_},
-                          .writes_parameters = writes});
+  RunResult Run(Undo undo) {
+    return program_->Run(
+        {.feeds = {Ramp(Shape{2}, 1.0f)}, .options = {.parameters = &parameters_}, .undo = undo});
   }
   std::vector<float> W() const { return parameters_.tensor(0).ToVector<float>(); }
 
@@ -46,33 +45,34 @@ class RunsAProgram : public ::testing::Test {
 
 TEST_F(RunsAProgram, AndTellsWhatBecameOfTheParameters) {
   const std::vector<float> before = W();
-  const RunResult done = Run(/*writes=*/true);
+  const RunResult done = Run(Undo::kAtRisk);
   ASSERT_TRUE(done.status.ok()) << done.status.ToString();
-  EXPECT_EQ(done.parameters, ParameterState::kCommitted);
+  EXPECT_EQ(done.parameters.state, ParameterState::kCommitted);
   EXPECT_FALSE(done.left_parameters_changed());
   const std::vector<float> after = W();
   EXPECT_NE(after, before);
 
   provider_->FailAt(0);  // in the middle of its writing
-  EXPECT_EQ(Run(true).parameters, ParameterState::kUndone);
+  EXPECT_EQ(Run(Undo::kAtRisk).parameters.state, ParameterState::kUndone);
   EXPECT_EQ(W(), after);
 
   provider_->FailAt(1);
-  const RunResult undone = Run(true);
-  EXPECT_EQ(undone.parameters, ParameterState::kUndone);
+  const RunResult undone = Run(Undo::kAtRisk);
+  EXPECT_EQ(undone.parameters.state, ParameterState::kUndone);
   EXPECT_FALSE(undone.left_parameters_changed());
   EXPECT_EQ(W(), after);
 
   provider_->FailAt(1);
-  const RunResult kept_nothing = Run(false);
-  EXPECT_EQ(kept_nothing.parameters, ParameterState::kInconsistent);
+  const RunResult kept_nothing = Run(Undo::kNever);
+  EXPECT_EQ(kept_nothing.parameters.state, ParameterState::kInconsistent);
   EXPECT_TRUE(kept_nothing.left_parameters_changed());
+  EXPECT_THAT(kept_nothing.parameters.inconsistent, ::testing::ElementsAre("w"));
   EXPECT_NE(W(), after);
 }
 
 TEST_F(RunsAProgram, AndTellsWhereItFailed) {
   provider_->FailAt(1);
-  const Status status = Run(true).status;
+  const Status status = Run(Undo::kAtRisk).status;
   ASSERT_NE(status.location(), nullptr);
   EXPECT_EQ(status.location()->node, "Neg 'negate'");
   EXPECT_EQ(status.location()->provider, "faulty");
