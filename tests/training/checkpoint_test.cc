@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <string>
@@ -130,6 +132,11 @@ TEST(CheckpointTest, DamageIsNoticed) {
   }
 }
 
+// CAESURA_LONG=1: ten times as many crashes.
+uint32_t Often(uint32_t count) {
+  return std::getenv("CAESURA_LONG") != nullptr ? 10 * count : count;
+}
+
 // Call n fails, or nothing works any more behind it; then perhaps the machine goes down.
 TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
   using Loss = FaultyFileSystem::Loss;
@@ -142,7 +149,7 @@ TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
   ASSERT_GT(calls, 7);
   int points = 0;
   for (int n = 0; n <= calls; ++n) {
-    for (uint32_t seed = 0; seed < 60; ++seed, ++points) {
+    for (uint32_t seed = 0; seed < Often(60); ++seed, ++points) {
       FaultyFileSystem files;
       ASSERT_TRUE(SaveCheckpoint(before, "c", files).ok());
       if (seed % 2 == 0) files.FailCall(first + n);
@@ -165,13 +172,13 @@ TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
       EXPECT_TRUE(Same(RestoreCheckpoint("c", files).value(), after));
     }
   }
-  RecordProperty("points", points);
+  std::printf("%d crashes\n", points);
 }
 
 // The first checkpoint of a run: there is none, or a whole one.
 TEST(CheckpointTest, NoneOrTheFirst) {
   for (int n = 0; n < 12; ++n) {
-    for (uint32_t seed = 0; seed < 20; ++seed) {
+    for (uint32_t seed = 0; seed < Often(20); ++seed) {
       FaultyFileSystem files;
       files.StopAfter(n);
       const bool saved = SaveCheckpoint(CheckpointOf(1), "c", files).ok();
@@ -195,8 +202,9 @@ TEST(CheckpointTest, SurvivesKill) {
   TemporaryFolder folder;
   const std::string path = folder.path("c");
   std::mt19937 random(7);
-  int64_t last = 0, kills = 0;
-  for (int round = 0; round < 40; ++round, ++kills) {
+  int64_t last = 0;
+  const auto rounds = static_cast<int>(Often(40));
+  for (int round = 0; round < rounds; ++round) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) SaveForever(path);
@@ -212,6 +220,7 @@ TEST(CheckpointTest, SurvivesKill) {
     EXPECT_TRUE(Same(*found, CheckpointOf(last, 20000)));
   }
   EXPECT_GT(last, 0);
+  std::printf("%d kills while a file was saved\n", rounds);
 }
 
 }  // namespace
