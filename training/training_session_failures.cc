@@ -175,7 +175,7 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
     RunRequest run = request.run;
     run.feeds = *std::move(bound);
     run.options.parameters = &parts_parameters_;
-    run.options.seed += static_cast<uint64_t>(part);
+    run.options.seed = run.options.seed.value_or(0) + static_cast<uint64_t>(part);
     run.options.suspend = nullptr;  // a retry is not suspended
     run.options.deadline = std::nullopt;
     result = program.Run(std::move(run));

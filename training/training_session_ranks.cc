@@ -113,7 +113,8 @@ Status TrainingSession::BeginAmongRanks(RunOptions* run) {
     return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
   if (deadline_ && Clock::now() >= *deadline_) *suspend_ = true;
   // Each rank draws random numbers of its own.
-  run->seed += static_cast<uint64_t>(communicator()->rank()) * 0x9e3779b97f4a7c15ull;
+  run->seed =
+      run->seed.value_or(0) + static_cast<uint64_t>(communicator()->rank()) * 0x9e3779b97f4a7c15ull;
   collectives_ = std::make_shared<RunCollectives>(*options_.communicator, RankTimeout(), suspend_);
   collectives_->Share(loss_sum_);
   run->collectives = collectives_;

@@ -31,9 +31,9 @@ enum class StatusCode {
   kCancelled,        // the user asked to stop
   kInternal,         // our own invariant broke: a bug
   kSuspended,        // the user asked to pause: nothing is lost, the run waits to go on
-  kDeclined,  // one of several candidates passes: the next one is asked. If all pass, the caller
-              // gets kUnsupported.
-  kRankFailure,      // another rank of a distributed run is lost, late, or does something else
+  kDeclined,     // one of several candidates passes: the next one is asked. If all pass, the caller
+                 // gets kUnsupported.
+  kRankFailure,  // another rank of a distributed run is lost, late, or does something else
 };
 
 // "INVALID_MODEL" and so on.
