@@ -31,7 +31,9 @@ std::pair<Values, int64_t> GoOnWithoutTheLast(const RealModel& real, int k) {
     const Status regrouped =
         session->Regroup(std::shared_ptr<Communicator>(&fewer, [](Communicator*) {}));
     ASSERT_TRUE(regrouped.ok()) << regrouped.ToString();
-    if (session->updates() == 1) ASSERT_TRUE(session->Step(PartOf(batch, fewer)).ok());
+    if (session->updates() == 1) {
+      ASSERT_TRUE(session->Step(PartOf(batch, fewer)).ok());
+    }
     updates[c.rank()] = loss.ok() ? 2 : 1;
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(3), fewer)).ok());
     EXPECT_EQ(session->updates(), 3);
