@@ -37,7 +37,7 @@ c10d::ReduceOp::RedOpType OpOf(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-// What is in flight, so that an abort can wait for its end.
+// The works in flight, so that an abort can wait for their end.
 struct InFlight {
   std::mutex mutex;
   std::list<Started> works;

@@ -62,7 +62,7 @@ struct TrainingOptions {
   // part of a batch: an update goes by the mean gradient of all ranks, which have the same
   // parameters from Create on (those of rank 0). Random ops draw other numbers on each rank.
   std::shared_ptr<Communicator> communicator;
-  // How long a rank waits for the others in a step: then it fails with kRankFailure. Nothing: the
+  // A rank waits for the others of a step so long; then it fails with kRankFailure. Nothing: the
   // communicator's own time-out.
   std::optional<std::chrono::milliseconds> rank_timeout;
   // False: the parameters are those of rank 0 already, and other ranks may not make this session.
@@ -72,7 +72,7 @@ struct TrainingOptions {
   int64_t bucket_bytes = int64_t{4} << 20;
 };
 
-// What Evaluate returns.
+// The result of Evaluate.
 struct Evaluation {
   double loss = 0;
   std::vector<RuntimeValue> outputs;  // the model's, in its order
@@ -110,7 +110,7 @@ class TrainingSession {
   Result<double> Accumulate(const NamedValues& feeds,
                             std::vector<ExecutionObserver*> observers = {});
 
-  // What has failed so far, and what TrainingOptions::failures did about it.
+  // The failures so far, and what TrainingOptions::failures did about it.
   const FailureCounts& failures() const { return failures_; }
   // The parameters that a lost step has written to, by name; empty: no step is lost.
   const std::vector<std::string>& InconsistentParameters() const { return inconsistent_; }
@@ -241,7 +241,7 @@ class TrainingSession {
   // kInvalidArgument, on all ranks, where the ranks' programs differ or no rank has whole
   // parameters.
   Status Regroup(std::shared_ptr<Communicator> communicator);
-  // How many ranks train together.
+  // The number of ranks that train together.
   int ranks() const { return communicator() == nullptr ? 1 : communicator()->size(); }
   const Communicator* communicator() const { return options_.communicator.get(); }
 

@@ -77,7 +77,7 @@ struct Collective {
     return {Kind::kReceive, dtype, nullptr, data, count, ReduceOp::kSum, from};
   }
 
-  // How many parts of `count` elements the input and the output have among `size` ranks.
+  // The number of parts of `count` elements that the input and the output have among `size` ranks.
   int InputParts(int size) const {
     return kind == Kind::kReduceScatter || kind == Kind::kAllToAll ? size : 1;
   }
@@ -104,7 +104,7 @@ class Communicator {
   virtual std::string name() const = 0;  // of the engine: "local", "c10d gloo", "mpi"
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // How long its users wait for the other ranks where they are not told otherwise.
+  // The time that its users wait for the other ranks where they are not told otherwise.
   virtual std::chrono::milliseconds timeout() const { return std::chrono::minutes(10); }
   // Fails with kUnsupported where the engine has no such collective, with kInvalidArgument where
   // dtype, peer or memory make no sense.

@@ -15,7 +15,7 @@ struct Link {
   double bytes_per_second = 0;
 };
 
-// What a collective takes on such links: the alpha-beta model of ring algorithms (a binomial tree's
+// The time of a collective on such links: the alpha-beta model of ring algorithms (a binomial tree's
 // latency for kBroadcast; Thakur, Rabenseifner, Gropp: Optimization of Collective Communication
 // Operations in MPICH, 2005), without contention. REQUIRES: bytes_per_second > 0.
 double CollectiveSeconds(const Collective& collective, int ranks, const Link& link);

@@ -166,7 +166,7 @@ TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
                               << found.status().ToString();
       EXPECT_TRUE(Same(*found, after) || (!saved && Same(*found, before)))
           << "call " << n << ", seed " << seed;
-      // What is left over does not stop the next one.
+      // Left-over files do not stop the next one.
       files.Crash(Loss::kNothing);
       ASSERT_TRUE(SaveCheckpoint(after, "c", files).ok());
       EXPECT_TRUE(Same(RestoreCheckpoint("c", files).value(), after));

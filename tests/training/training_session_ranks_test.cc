@@ -33,7 +33,7 @@ void ExpectClose(const Values& got, const Values& want, double tolerance,
   }
 }
 
-// What each rank ends with after `updates`, checked to be the same bits on all.
+// The parameters after `updates`, checked to be the same bits on all ranks.
 Values TrainRanks(const RealModel& real, const NamedModel& model, int ranks, int updates,
                   std::vector<double>* losses,
                   const std::function<void(TrainingOptions&)>& edit = {}) {

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the exchange of gradients overlaps with the step, over a slow link between two ranks: compile_step, whose plan
+has the exchange, beside eager modules in DistributedDataParallel.
+
+    python benchmarks/rank_overlap.py --gbit 1 2 --rounds 8
+
+Each rank is a process in a network namespace of its own; the link between them is limited by tbf, which costs no CPU
+time. It needs root, ip and tc, and says so if it may not make namespaces. The model is the GPT of 10.8 M parameters of
+caesura.bench. In each round all variants take turns, in the same processes: whole steps with AdamW, on one thread a rank.
+It prints, for each link, medians and quartiles of the slower rank's milliseconds, and for each variant what the exchange
+adds to its own compute.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+NAMES = ("caesura-rank-0", "caesura-rank-1")
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+PORT = "29577"
+BUCKETS = (1, 4, 25)
+
+
+def command(*words):
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+def limit(rank, gbit):
+    command("ip", "netns", "exec", NAMES[rank], "tc", "qdisc", "replace", "dev", "wire", "root", "tbf",
+            "rate", f"{gbit}gbit", "burst", "256kb", "latency", "100ms")
+
+
+def connect():
+    """Two namespaces with a link between them."""
+    for name in NAMES:
+        command("ip", "netns", "add", name)
+    command("ip", "link", "add", "wire", "netns", NAMES[0], "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
+    for name, address in zip(NAMES, ADDRESSES, strict=True):
+        for words in (("addr", "add", f"{address}/24", "dev", "wire"), ("link", "set", "wire", "up"), ("link", "set", "lo", "up")):
+            command("ip", "-n", name, *words)
+
+
+def disconnect():
+    for name in NAMES:
+        subprocess.run(("ip", "netns", "del", name), capture_output=True, check=False)
+
+
+def launch(options):
+    try:
+        connect()
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        disconnect()
+        print(f"skipped: network namespaces cannot be made here ({(getattr(error, 'stderr', '') or str(error)).strip()})")
+        return
+    try:
+        for gbit in options.gbit:
+            for rank in range(2):
+                limit(rank, gbit)
+            ranks = []
+            for rank in range(2):
+                environment = os.environ | {
+                    "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT,
+                    "GLOO_SOCKET_IFNAME": "wire", "OMP_NUM_THREADS": "1", "CAESURA_NUM_THREADS": "1"}
+                arguments = [*sys.argv[1:], "--rank", str(rank), "--link", str(gbit)]
+                ranks.append(subprocess.Popen(["ip", "netns", "exec", NAMES[rank], sys.executable, __file__, *arguments],
+                                              env=environment))
+            codes = [rank.wait() for rank in ranks]
+            if any(codes):
+                sys.exit(f"a rank ended with {codes}")
+    finally:
+        disconnect()
+
+
+def quartiles(values):
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{median:8.0f} ms ({low:.0f} to {high:.0f})"
+
+
+def measure(options):
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+
+    import caesura
+    from caesura.bench.models import Gpt, GptSizes
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, sizes = dist.get_rank(), GptSizes()
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    generator = torch.Generator().manual_seed(rank)
+    tokens, targets = (torch.randint(0, sizes.vocabulary, (options.batch, sizes.time), generator=generator) for _ in range(2))
+
+    def loss_of(scores, targets):
+        return cross_entropy(scores, targets.flatten())
+
+    def eager(wrapper):
+        torch.manual_seed(0)
+        module = wrapper(Gpt(sizes))
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+
+        def step():
+            optimizer.zero_grad()
+            loss_of(module(tokens), targets).backward()
+            optimizer.step()
+
+        return step
+
+    def compiled(group):
+        torch.manual_seed(0)
+        module = Gpt(sizes)
+        step = caesura.compile_step(module, loss_of, torch.optim.AdamW(module.parameters(), lr=1e-4), process_group=group)
+        return lambda: step(tokens, targets)
+
+    gradients = torch.ones(sum(p.numel() for p in Gpt(sizes).parameters()))
+    runs = {"all-reduce alone": lambda: dist.all_reduce(gradients), "eager alone": eager(lambda m: m),
+            "compile_step alone": compiled(alone), "compile_step": compiled(None)}
+    for megabytes in BUCKETS:
+        runs[f"DDP, buckets of {megabytes} MiB"] = eager(lambda m: DistributedDataParallel(m, bucket_cap_mb=megabytes))
+    times = {name: [] for name in runs}
+    for number in range(options.rounds + 3):  # captured in the first, with buckets laid anew in the second
+        for name in list(runs)[::1 if number % 2 else -1]:
+            dist.barrier()
+            began = time.perf_counter()
+            runs[name]()
+            taken = torch.tensor([time.perf_counter() - began])
+            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            if number >= 3:
+                times[name].append(1e3 * taken.item())
+    if rank == 0:
+        print(f"\n{options.link} Gbit/s, {gradients.numel() / 1e6:.1f} M parameters, batch {options.batch}, "
+              f"{options.rounds} rounds, one thread a rank")
+        median = {name: statistics.median(taken) for name, taken in times.items()}
+        for name, taken in times.items():
+            text = f"  {name:24} {quartiles(taken)}"
+            if name == "compile_step" or name.startswith("DDP"):
+                compute = median["compile_step alone" if name == "compile_step" else "eager alone"]
+                bound = max(compute, median["all-reduce alone"])
+                text += (f"   {median[name] - compute:5.0f} ms above its compute, {100 * bound / median[name]:3.0f}% of "
+                         "max(compute, all-reduce)")
+            print(text, flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gbit", type=float, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--link", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    launch(options) if options.rank is None else measure(options)
+
+
+if __name__ == "__main__":
+    main()
