@@ -15,9 +15,9 @@ struct Link {
   double bytes_per_second = 0;
 };
 
-// The time of a collective on such links: the alpha-beta model of ring algorithms (a binomial tree's
-// latency for kBroadcast; Thakur, Rabenseifner, Gropp: Optimization of Collective Communication
-// Operations in MPICH, 2005), without contention. REQUIRES: bytes_per_second > 0.
+// The time of a collective on such links: the alpha-beta model of ring algorithms (a binomial
+// tree's latency for kBroadcast; Thakur, Rabenseifner, Gropp: Optimization of Collective
+// Communication Operations in MPICH, 2005), without contention. REQUIRES: bytes_per_second > 0.
 double CollectiveSeconds(const Collective& collective, int ranks, const Link& link);
 
 // Does what `inner` does, and ends each collective no earlier than the links would: one after the
