@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // update_order: the pass that has each gradient of a step live as short as it can
 // (CommitMode::kEagerConsume). It only moves nodes:
-//   - an update goes right behind the last node that it needs or that reads, as a view too, what it
+//   - an update goes right after the last node that it needs or that reads, as a view too, what it
 //   writes;
 //   - a node that alone reads what it reads, and makes no more bytes of it (a weight's gradient
 //   transposed on its way to
-//     the update), goes right behind the last node that it needs;
+//     the update), goes right after the last node that it needs;
 //   - a node of the backward whose result waits for another part (of the gradient of a weight that
 //   two layers share)
 //     goes right in front of the first reader, where what it reads takes fewer bytes than what it

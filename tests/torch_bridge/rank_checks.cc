@@ -7,7 +7,7 @@
 #include "tests/core/distributed/communicator_suite.h"
 #include "torch_bridge/c10d_communicator.h"
 
-// Runs check `i` on the process group; writes what went wrong ("": nothing) with a 0 behind it.
+// Runs check `i` on the process group; writes what went wrong ("": nothing), ended by a 0.
 // Returns 0 where there is no such check.
 extern "C" __attribute__((visibility("default"))) int caesura_rank_check(const char* group, int i,
                                                                          char* text, int size) {

@@ -137,7 +137,7 @@ uint32_t Often(uint32_t count) {
   return std::getenv("CAESURA_LONG") != nullptr ? 10 * count : count;
 }
 
-// Call n fails, or nothing works any more behind it; then perhaps the machine goes down.
+// Call n fails, or nothing works any more after it; then perhaps the machine goes down.
 TEST(CheckpointTest, TheOldOneOrTheNewOneWhateverFails) {
   using Loss = FaultyFileSystem::Loss;
   const Checkpoint before = CheckpointOf(1), after = CheckpointOf(2);
