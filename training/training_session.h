@@ -288,8 +288,8 @@ class TrainingSession {
   Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
   Status UpdateLossScale(bool gradients_finite);
   // --- training_session_ranks.cc ---
-  // Of all that ranks must have in common: the model's ops, the buckets, the update. Sizes of
-  // feeds may differ.
+  // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
+  // of feeds may differ.
   uint64_t RankFingerprint() const;
   // Refuses ranks with other programs, then takes the parameters, state and position of the rank
   // that has done the most updates.

@@ -28,7 +28,7 @@ class UpdateWriter {
   // later steps read, as the step ends with an update.
   void Accumulate(std::vector<Value*>& gradients, bool apart);
   // Sums the gradients over all ranks, takes the mean of their losses, and rank 0's statistics.
-  // What Update writes then waits until all ranks have them. To be called before it.
+  // Update's writes then wait until all ranks have them. To be called before it.
   void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }

@@ -206,7 +206,7 @@ def sessions(rank, path):
 
 
 def suite(rank):
-    """What every communicator must do (tests/core/distributed/communicator_suite.h)."""
+    """The checks that every communicator passes (tests/core/distributed/communicator_suite.h)."""
     torch_kernels.load()
     library = ctypes.CDLL(str(pathlib.Path(_core.__file__).parents[2] / "lib" / "librank_checks.so"))
     text, i = ctypes.create_string_buffer(4096), 0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every communicator must do, for ranks that Python has started: ranks_test.py calls it by
+// The communicators' checks for ranks that Python has started: step_ranks_test.py calls them by
 // ctypes in each of them.
 #include <cstring>
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every communicator must do. A back end joins with a function that runs a body on each rank
-// of a fresh group, on threads or in processes, and returns when all have ended.
+// The checks that every communicator passes. A back end joins with a function that runs a body on
+// each rank of a fresh group, on threads or in processes, and returns when all have ended.
 #ifndef CAESURA_TESTS_CORE_DISTRIBUTED_COMMUNICATOR_SUITE_H_
 #define CAESURA_TESTS_CORE_DISTRIBUTED_COMMUNICATOR_SUITE_H_
 
