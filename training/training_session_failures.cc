@@ -87,6 +87,7 @@ Undo TrainingSession::UndoOfSteps() const {
 
 // "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "
 std::string TrainingSession::DescribeLoss() const {
+  if (inconsistent_.empty()) return "the step is lost here, other ranks may have done it: ";
   constexpr size_t kNamed = 3;
   std::string names;
   for (size_t i = 0; i < std::min(inconsistent_.size(), kNamed); ++i)

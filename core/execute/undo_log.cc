@@ -21,11 +21,13 @@ int LastStepAtRisk(const ExecutionPlan& plan, UndoScope scope) {
     if (buffer.device != 0 || !handed_over) return count;
   }
   int last = count - 1;
+  const ExecutionProvider* cpu = nullptr;  // the one whose name was looked at
   for (; last >= 0; --last) {
     const Step& step = plan.steps()[last];
-    if (step.provider->name() != kCpuProviderName || !step.bodies.empty() ||
-        step.kind != Step::Kind::kCompute)
-      break;
+    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
+    if (step.provider == cpu) continue;
+    if (step.provider->name() != kCpuProviderName) break;
+    cpu = step.provider;
   }
   return last;
 }

@@ -16,8 +16,9 @@ class ExecutionState;
 
 // The failures after which a run is undone.
 enum class UndoScope : uint8_t {
-  // Of a step that may fail: of another provider than the CPU's, or one that allocates; and of
-  // results that are copied. The CPU provider's prepared kernels do not fail once they write.
+  // A step of another provider than the CPU's fails, or one that allocates, or the copy of a
+  // result.
+  // The CPU provider's prepared kernels do not fail once they write.
   kSteps,
   kAll,  // also of the caller: an observer that throws, a run that is given up
 };

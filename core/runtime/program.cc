@@ -112,9 +112,8 @@ std::unique_ptr<UndoLog> MakeUndoLog(const ExecutionPlan& plan, Undo undo, bool 
                                      const RunOptions& options) {
   if (undo == Undo::kNever || (undo == Undo::kForRetry && !may_retry)) return nullptr;
   const bool watched = undo == Undo::kAtRisk && !options.observers.empty();
-  auto log = std::make_unique<UndoLog>(
-      plan, undo == Undo::kAlways || watched ? UndoScope::kAll : UndoScope::kSteps);
-  return log->needed() ? std::move(log) : nullptr;
+  UndoLog log(plan, undo == Undo::kAlways || watched ? UndoScope::kAll : UndoScope::kSteps);
+  return log.needed() ? std::make_unique<UndoLog>(std::move(log)) : nullptr;
 }
 
 }  // namespace
