@@ -6,6 +6,7 @@
 #   cmake/setup.sh --openvino   also OpenVINO, for the provider and the model runtime on it (0.2 GB)
 #   cmake/setup.sh --style      also the tools that check the sources: clang-format, ruff, mypy (0.1 GB)
 #   cmake/setup.sh --docs       also what docs/build.sh needs: Doxygen, Sphinx (0.1 GB)
+#   cmake/setup.sh --cuda       also cuBLAS, cuDNN and NCCL, which need a GPU only when they compute (1.6 GB)
 #   cmake/setup.sh --peers      also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)
 #   cmake/setup.sh --fuzz       also clang with libFuzzer, for tests/fuzz/run.sh (0.6 GB)
 #
@@ -27,8 +28,8 @@ torch_minimum=2.13    # an older torch of the user's is left alone
 logs=$prefix/logs
 options=("$@")
 for option in "$@"; do
-  [[ $option =~ ^--(openvino|style|docs|peers|fuzz)$ ]] ||
-    { echo "usage: cmake/setup.sh [--openvino] [--style] [--docs] [--peers] [--fuzz]" >&2; exit 2; }
+  [[ $option =~ ^--(openvino|style|docs|cuda|peers|fuzz)$ ]] ||
+    { echo "usage: cmake/setup.sh [--openvino] [--style] [--docs] [--cuda] [--peers] [--fuzz]" >&2; exit 2; }
 done
 
 say()  { printf 'setup: %s\n' "$*"; }
@@ -203,28 +204,28 @@ install_extra() {
   echo "$wanted" >"$venv/stamp-$1"
 }
 
-# Runs "$2 FOLDER REQUIREMENTS" where the peer's folder is not yet as its requirements say.
-install_peer() {
-  local target=$prefix/peers/$1 requirements=$root/cmake/requirements-$1.txt wanted
+# Runs "$3 FOLDER REQUIREMENTS" where the folder $1 is not yet as requirements-$2.txt says.
+install_apart() {
+  local target=$prefix/$1 requirements=$root/cmake/requirements-$2.txt wanted
   wanted=$(sha256sum <"$requirements")
   [[ $(cat "$target/stamp" 2>/dev/null) = "$wanted" ]] && return
-  say "installing a peer to compare with into $target"
+  say "installing cmake/requirements-$2.txt into $target"
   rm -rf "$target"
-  if "$2" "$target" "$requirements"; then
+  if "$3" "$target" "$requirements"; then
     echo "$wanted" >"$target/stamp"
   else
-    say "$1 could not be installed (logs: $logs/peer-*.log): comparisons go on without it"
+    say "cmake/requirements-$2.txt could not be installed (logs: $logs/apart-*.log): what uses it is left out"
     rm -rf "$target"
   fi
 }
 
 install_packages_only() {
-  logged peer-pip "$venv/bin/python" -m pip install --disable-pip-version-check --target "$1" --no-deps -r "$2"
+  logged apart-pip "$venv/bin/python" -m pip install --disable-pip-version-check --target "$1" --no-deps -r "$2"
 }
 
 install_environment() {
-  logged peer-venv "${3:-$venv/bin/python}" -m venv "$1" &&
-    logged peer-pip "$1/bin/python" -m pip install --disable-pip-version-check -r "$2"
+  logged apart-venv "${3:-$venv/bin/python}" -m venv "$1" &&
+    logged apart-pip "$1/bin/python" -m pip install --disable-pip-version-check -r "$2"
 }
 
 # Its wheel is for Python 3.8 to 3.11, and ORTModule builds its extension for PyTorch.
@@ -233,8 +234,8 @@ install_onnxruntime_training() {
   for candidate in "$venv/bin/python" python3.11 python3.10 "$HOME"/.pyenv/versions/3.1[01].*/bin/python; do
     "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null || continue
     install_environment "$1" "$2" "$candidate" || return 1
-    MAX_JOBS=1 logged peer-ortmodule nice "$1/bin/python" -m onnxruntime.training.ortmodule.torch_cpp_extensions.install ||
-      say "ORTModule's extension did not build (log: $logs/peer-ortmodule.log): only on-device training is there"
+    MAX_JOBS=1 logged apart-ortmodule nice "$1/bin/python" -m onnxruntime.training.ortmodule.torch_cpp_extensions.install ||
+      say "ORTModule's extension did not build (log: $logs/apart-ortmodule.log): only on-device training is there"
     return 0
   done
   say "no Python 3.10 or 3.11 for onnxruntime-training"
@@ -242,9 +243,9 @@ install_onnxruntime_training() {
 }
 
 install_peers() {
-  install_peer onnxruntime install_packages_only
-  install_peer jax install_environment
-  install_peer onnxruntime-training install_onnxruntime_training
+  install_apart peers/onnxruntime onnxruntime install_packages_only
+  install_apart peers/jax jax install_environment
+  install_apart peers/onnxruntime-training onnxruntime-training install_onnxruntime_training
 }
 
 # --- The onnx C++ library ----------------------------------------------------------------------------------
@@ -302,6 +303,9 @@ write() {
   [[ -f $1 && $(cat "$1") = "$new" ]] || printf '%s\n' "$new" >"$1"
 }
 
+# Prints the folder if it is there.
+folder() { [[ ! -d $1 ]] || echo "$1"; }
+
 write_deps() {
   local launcher="" options="env;CCACHE_BASEDIR=$root;CCACHE_NOHASHDIR=1"  # what one checkout has compiled, others find
   command -v ccache >/dev/null && launcher="set(CMAKE_CXX_COMPILER_LAUNCHER \"$options;ccache\" CACHE STRING \"\")"
@@ -313,6 +317,8 @@ set(dnnl_DIR "$venv/lib/cmake/dnnl" CACHE PATH "" FORCE)
 set(Torch_DIR "$site/torch/share/cmake/Torch" CACHE PATH "" FORCE)
 set(nanobind_DIR "$site/nanobind/cmake" CACHE PATH "" FORCE)
 set(DLPACK_INCLUDE_DIR "$site/tvm_ffi/include" CACHE PATH "" FORCE)
+set(CUDA_HEADERS_DIR "$(folder "$prefix/cuda/nvidia/cu13/include")" CACHE PATH "" FORCE)
+set(CUDA_LIBRARIES_DIR "$(folder "$prefix/cuda-libraries/nvidia")" CACHE PATH "" FORCE)
 set(Python_EXECUTABLE "$venv/bin/python" CACHE FILEPATH "" FORCE)
 set(OpenVINO_DIR "$site/openvino/cmake" CACHE PATH "" FORCE)
 set(CAESURA_TORCH $([[ -e $site/torch ]] && echo ON || echo OFF) CACHE BOOL "" FORCE)
@@ -357,6 +363,8 @@ build_onnx
 ! wants openvino || install_extra openvino
 ! wants style || install_extra style
 ! wants docs || install_extra docs
+install_apart cuda cuda install_packages_only
+! wants cuda || install_apart cuda-libraries cuda-libraries install_packages_only
 ! wants peers || install_peers
 write_deps
 write_activate
