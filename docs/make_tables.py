@@ -57,8 +57,7 @@ def megabytes(systems, name):
 def short_table(results, day):
     """Caesura's time over each peer's: the README's rows."""
     peers = {name: title for name, title in PEERS.items() if name != "ort-on-device"}
-    text = (f"Whole training steps, time over each peer's at its best settings ({machine(results, day)}\n"
-            "in turns; medians):\n\n" + header(["model", *peers.values(), "`python -m caesura.bench --workload`"]))
+    text = (f"Whole training steps, time over each peer's at its best settings\n({machine(results, day)} in turns; medians):\n\n" + header(["model", *peers.values(), "`python -m caesura.bench --workload`"]))
     found = {workload["name"]: workload for workload in results["workloads"]}
     for name, title in SHORT.items():
         if name in found:
@@ -69,8 +68,8 @@ def short_table(results, day):
 
 def long_table(results, day):
     """All workloads: times, ratios with their 95% intervals, the share of the bound, memory."""
-    text = (f"{machine(results, day)}. Ratios are caesura's time over the peer's, with their 95% intervals. MB is the peak\n"
-            "memory of the steps above the imports.\n\n")
+    text = (f"{machine(results, day)}.\nRatios are caesura's time over the peer's, with their 95% intervals. MB is the peak memory\n"
+            "of the steps above the imports.\n\n")
     text += header(["`--workload`", "caesura, ms", "the bound's share", *PEERS.values(), "`compile_step`, ms", "`wrap`, ms",
                     "MB", "MB, eager"])
     for workload in results["workloads"]:

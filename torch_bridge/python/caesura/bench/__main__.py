@@ -53,8 +53,10 @@ def _arguments() -> argparse.Namespace:
 
 def _machine(threads: int) -> dict:
     facts = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = [line.split(":", 1)[1].strip() for line in facts if line.startswith("model name")]
-    return {"cpu": cpu[0] if cpu else platform.machine(), "cores": os.cpu_count(), "threads": threads,
+    cpu = {name: [line.split(":", 1)[1].strip() for line in facts if line.startswith(name)] for name in ("model name", "cpu family")}
+    # Virtual machines give short names: the family says which generation it is.
+    name = ", family ".join(values[0] for values in cpu.values() if values) or platform.machine()
+    return {"cpu": name, "cores": os.cpu_count(), "threads": threads,
             "load_at_start": os.getloadavg()[0], "python": platform.python_version()}
 
 
