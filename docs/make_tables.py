@@ -57,7 +57,8 @@ def megabytes(systems, name):
 def short_table(results, day):
     """Caesura's time over each peer's: the README's rows."""
     peers = {name: title for name, title in PEERS.items() if name != "ort-on-device"}
-    text = (f"Whole training steps, time over each peer's at its best settings\n({machine(results, day)} in turns; medians):\n\n" + header(["model", *peers.values(), "`python -m caesura.bench --workload`"]))
+    text = (f"Whole training steps, time over each peer's at its best settings\n({machine(results, day)} in turns; medians):\n\n")
+    text += (header(["model", *peers.values(), "`python -m caesura.bench --workload`"]))
     found = {workload["name"]: workload for workload in results["workloads"]}
     for name, title in SHORT.items():
         if name in found:
