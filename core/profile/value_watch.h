@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/execute/execution_observer.h"
@@ -70,6 +71,9 @@ class ValueLog : public ExecutionObserver {
     Tensor value;
     size_t node;  // index into nodes()
   };
+  ValueLog() = default;
+  // Of a run elsewhere, whose nodes are not known: the first argument of FirstDifference.
+  explicit ValueLog(std::vector<Entry> entries) : entries_(std::move(entries)) {}
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<WatchedNode>& nodes() const { return nodes_; }
 

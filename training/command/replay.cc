@@ -2,14 +2,18 @@
 // `caesura replay`: a recorded step once more, node by node, to find out where its numbers go
 // wrong.
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
+#include "core/load/safetensors.h"
 #include "core/profile/value_watch.h"
 #include "training/command/command.h"
+#include "training/command/isolated.h"
 #include "training/command/train_options.h"
 #include "training/exported_step.h"
 
@@ -21,6 +25,7 @@ struct ReplayOptions {
   std::string record;
   ProviderChoice against;
   std::optional<int> against_threads;
+  std::string against_isa;
   std::vector<std::string> without;
   double tolerance = 1e-3;
 };
@@ -59,14 +64,58 @@ Status FindNonfinite(const ReplayOptions& options) {
   return {};
 }
 
+Result<ValueLog> FirstRun(const ReplayOptions& options) {
+  ASSIGN_OR_RETURN(const auto session, Open(options.train, {}));
+  ValueLog log;
+  RETURN_IF_ERROR(RunStep(*session, options.record, &log));
+  return log;
+}
+
+// The first run, in a process of its own: kernels choose their instruction set once in a process.
+Result<ValueLog> FirstRunElsewhere(const ReplayOptions& options) {
+  constexpr int kSeconds = 3600;
+  std::string folder = (std::filesystem::temp_directory_path() / "caesura-replay-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) return IoError("no temporary folder can be made");
+  const std::string path = folder + "/values.safetensors";
+  const auto write = [&]() -> Status {
+    ASSIGN_OR_RETURN(const ValueLog log, FirstRun(options));
+    TensorFile file;
+    for (const ValueLog::Entry& entry : log.entries()) {
+      const std::string number = std::to_string(file.tensors.size());
+      file.tensors[number] = entry.value;
+      file.metadata[number] = entry.name;
+    }
+    return WriteSafetensors(path, file);
+  };
+  const std::string failed = RunIsolated(
+      [&] {
+        const Status status = write();
+        return status.ok() ? std::string() : status.ToString();
+      },
+      kSeconds);
+  Result<TensorFile> file = failed.empty()
+                                ? ReadSafetensors(path)
+                                : Result<TensorFile>(Internal("the first run: " + failed));
+  std::filesystem::remove_all(folder);
+  RETURN_IF_ERROR(file.status());
+  std::vector<ValueLog::Entry> entries;
+  for (size_t i = 0; i < file->tensors.size(); ++i) {
+    const std::string number = std::to_string(i);
+    entries.push_back({file->metadata[number], file->tensors[number], 0});
+  }
+  return ValueLog(std::move(entries));
+}
+
 Status Compare(const ReplayOptions& options) {
-  ASSIGN_OR_RETURN(const auto first, Open(options.train, {}));
+  const bool elsewhere = !options.against_isa.empty();
+  ASSIGN_OR_RETURN(const ValueLog expected,
+                   elsewhere ? FirstRunElsewhere(options) : FirstRun(options));
+  if (elsewhere) setenv("CAESURA_MAX_ISA", options.against_isa.c_str(), /*overwrite=*/1);
   TrainOptions changed = options.train;
   if (!options.against.name.empty()) changed.provider = options.against;
   if (options.against_threads) changed.threads = *options.against_threads;
   ASSIGN_OR_RETURN(const auto second, Open(changed, options.without));
-  ValueLog expected, got;
-  RETURN_IF_ERROR(RunStep(*first, options.record, &expected));
+  ValueLog got;
   RETURN_IF_ERROR(RunStep(*second, options.record, &got));
   const auto difference = FirstDifference(expected, got, options.tolerance);
   if (difference) std::printf("the runs part at %s\n", difference->ToString().c_str());
@@ -77,8 +126,8 @@ Status Compare(const ReplayOptions& options) {
 }
 
 Status Run(const ReplayOptions& options) {
-  const bool compares =
-      !options.against.name.empty() || options.against_threads || !options.without.empty();
+  const bool compares = !options.against.name.empty() || options.against_threads ||
+                        !options.against_isa.empty() || !options.without.empty();
   return compares ? Compare(options) : FindNonfinite(options);
 }
 
@@ -112,6 +161,10 @@ void AddReplay(CLI::App& app, RunFunction* run) {
   const std::string group = "The second run";
   sub->add_option("--against", options->against.name, "Its provider")->group(group);
   sub->add_option("--against-threads", options->against_threads, "Its threads")->group(group);
+  sub->add_option("--against-isa", options->against_isa,
+                  "The widest instruction set of its kernels")
+      ->check(CLI::IsMember({"x86-64", "x86-64-v3", "x86-64-v4"}))
+      ->group(group);
   sub->add_option("--without", options->without,
                   "Passes that it leaves out; in a single run, those that this one leaves out")
       ->group(group);
