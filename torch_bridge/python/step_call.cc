@@ -45,6 +45,7 @@ struct Progress {
   int64_t micro_steps = 0;  // how often it has run
   nb::object window;        // a frozenset: the parameters that have gradients in this window
   double loss_scale = 1;    // that those are multiplied by
+  bool waits = false;       // a call was suspended: no other begins before it has ended
 };
 
 // Thread safety: one thread at a time, as the session.
@@ -133,6 +134,7 @@ class StepCall {
       *feed.value = {};
       feed.drawn = {};
     }
+    progress.waits = session_.suspended();
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.updates() != before) {  // with "fp16" an update may not happen
       for (const Tensor& count : updates_) *count.data<float>() += 1;
@@ -270,6 +272,7 @@ struct StepCalls {
 
   // The loss by one of the calls; null where none fits.
   nb::object Quick(nb::handle self, nb::handle args, nb::handle kwargs) {
+    if (progress.waits) Raise(InvalidArgument("a step waits; resume() or drop() first"));
     const nb::list held = calls;  // which a call may change
     for (size_t i = 0; i < held.size(); ++i) {
       nb::object loss = nb::inst_ptr<StepCall>(held[i])->Run(self, args, kwargs, progress);
@@ -351,6 +354,9 @@ void BindStepCall(nb::module_& m) {
       .def_prop_rw(
           "_loss_scale", [](const StepCalls& s) { return s.progress.loss_scale; },
           [](StepCalls& s, double scale) { s.progress.loss_scale = scale; })
+      .def_prop_rw(
+          "_waits", [](const StepCalls& s) { return s.progress.waits; },
+          [](StepCalls& s, bool waits) { s.progress.waits = waits; })
       .def("_quick", [](nb::handle self, nb::tuple args, nb::dict kwargs) {
         nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, kwargs);
         return loss.is_valid() ? loss : nb::none();

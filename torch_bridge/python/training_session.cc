@@ -84,6 +84,12 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   if (commit != "late" && commit != "eager-consume")
     Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
   options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
+  if (arguments.contains("undo")) options.undo = nb::cast<bool>(get("undo"));
+  if (arguments.contains("on_failure")) {
+    options.failures = {.action = Unwrap(OnFailureByName(nb::cast<std::string>(get("on_failure")))),
+                        .retries = nb::cast<int>(get("retries")),
+                        .parts = nb::cast<int>(get("parts"))};
+  }
   options.threads = nb::cast<int>(get("threads"));
   options.providers = {CpuProvider()};
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
@@ -107,6 +113,20 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   return Unwrap(TrainingSession::Create(std::move(model), std::move(options)));
 }
 
+// True suspends the steps of the sessions that have it.
+struct SuspendFlag {
+  std::shared_ptr<std::atomic<bool>> flag = std::make_shared<std::atomic<bool>>(false);
+};
+
+// A context in which each of the signals sets the flag.
+struct SuspendOn {
+  SuspendOn(SuspendFlag of, std::vector<int> which)
+      : flag(std::move(of)), signals(std::move(which)) {}
+  SuspendFlag flag;
+  std::vector<int> signals;
+  std::unique_ptr<SuspendOnSignals> handlers = nullptr;
+};
+
 void Check(const Status& status, bool of_file = false) {
   if (!status.ok()) Raise(status, of_file);
 }
@@ -114,8 +134,21 @@ void Check(const Status& status, bool of_file = false) {
 }  // namespace
 
 void BindTraining(nb::module_& m) {
-  nb::class_<SuspendOnSignals>(m, "SuspendOnSignals")
-      .def(nb::init<TrainingSession*, const std::vector<int>&>(), nb::keep_alive<1, 2>());
+  m.def("checkpoint_properties", [](const std::string& path) {
+    return Unwrap(RestoreCheckpoint(path), /*of_file=*/true).properties;
+  });
+  nb::class_<SuspendFlag>(m, "SuspendFlag")
+      .def(nb::init<>())
+      .def_prop_rw(
+          "is_set", [](const SuspendFlag& own) { return own.flag->load(); },
+          [](SuspendFlag& own, bool value) { *own.flag = value; });
+  nb::class_<SuspendOn>(m, "SuspendOn")
+      .def(nb::init<SuspendFlag, std::vector<int>>())
+      .def("__enter__",
+           [](SuspendOn& own) {
+             own.handlers = std::make_unique<SuspendOnSignals>(own.flag.flag, own.signals);
+           })
+      .def("__exit__", [](SuspendOn& own, nb::args) { own.handlers.reset(); });
   nb::class_<TrainingSession> sessions(m, "Training");
   BindFallback(sessions);
   sessions.def(
@@ -159,6 +192,18 @@ void BindTraining(nb::module_& m) {
              }();
              return Unwrap(std::move(loss), /*of_file=*/true);
            })
+      .def_prop_ro("failures",
+                   [](const TrainingSession& session) {
+                     const FailureCounts& counts = session.failures();
+                     nb::dict out;
+                     out["failed"] = counts.failed;
+                     out["skipped"] = counts.skipped;
+                     out["retried"] = counts.retried;
+                     out["saved"] = counts.saved;
+                     out["last"] = counts.last;
+                     return out;
+                   })
+      .def_prop_ro("inconsistent", &TrainingSession::InconsistentParameters)
       .def("resume_step",
            [](TrainingSession& session) {
              auto loss = [&] {
@@ -170,6 +215,12 @@ void BindTraining(nb::module_& m) {
       .def("drop_step", [](TrainingSession& session) { Check(session.DropStep()); })
       .def_prop_ro("suspended", &TrainingSession::suspended)
       .def_prop_rw("suspend", &TrainingSession::suspend, &TrainingSession::set_suspend)
+      .def_prop_rw(
+          "suspend_flag",
+          [](const TrainingSession& session) { return SuspendFlag{session.suspend_flag()}; },
+          [](TrainingSession& session, const SuspendFlag& own) {
+            session.ShareSuspendFlag(own.flag);
+          })
       .def("suspend_at", &TrainingSession::SuspendAt)
       .def(
           "suspend_after",

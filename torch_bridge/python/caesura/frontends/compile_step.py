@@ -30,6 +30,7 @@ from caesura.capture.polyfills import capturing
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
+from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from, recorded, write_page
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
@@ -113,7 +114,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
                         threads, process_group)
 
 
-class CompiledStep(_core.StepCalls):
+class CompiledStep(Suspendable):
     """A compiled training step; compile_step() makes it.
 
     A call takes the module's arguments, and the target last if there is a loss function. It returns the loss before the
@@ -132,9 +133,7 @@ class CompiledStep(_core.StepCalls):
         print(float(loss))
     """
 
-    _quick: Callable  # the base's, of the extension
-    _window: frozenset
-    _loss_scale: float
+    _quick: Callable  # of the extension
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads, process_group):
@@ -178,6 +177,7 @@ class CompiledStep(_core.StepCalls):
 
     def _open_again(self):
         """Closes the sessions, which were made for another update or other ranks."""
+        self.refuse_while_one_waits()
         self._calls = []
         self.programs = [p for p in self.programs if p.is_captured]
         for program in self.programs:

@@ -57,6 +57,9 @@ class StepProgram:
     key = traced = places = None  # of a program that has a compiled_steps.StepKey's: it, the code traced, and where the feeds are
 
     left_behind = ()  # the keys that its first calls recorded
+    counted = ()  # buffers that count calls: (tensor, what a call adds to it)
+    leaves_results = False  # a call leaves more than the loss
+    dtype = torch.float32  # of the loss
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
@@ -79,6 +82,7 @@ class StepProgram:
         }, {name: as_real(value) for name, _, value in bound} | self.kept)
         self._held = {name: (value, value.data_ptr()) for name, _, value in bound}
         self._watch = None
+        owner.prepare(self)
         self.rebind()
         self.random = any(map(draws_in_run, forward.graph.node))
 
@@ -98,7 +102,7 @@ class StepProgram:
     def rebind(self):
         """Binds the session to the current tensors that its steps write to: parameters whose elements have moved
         (p.data = ...), the optimizer's state, or the gradients."""
-        if self._watch is not None and self._watch.unchanged():
+        if self.holds_its_tensors():
             return
         recipe = self.owner.recipe
         try:
@@ -110,6 +114,10 @@ class StepProgram:
             raise StepRefused(str(error)) from None
         self._watch = _core.Watch()
         self.watch(self._watch)
+
+    def holds_its_tensors(self) -> bool:
+        """True if rebind() would change nothing."""
+        return self._watch is not None and self._watch.unchanged()
 
     def _bind(self, name, tensor):
         held = tensor, tensor.data_ptr()
@@ -131,6 +139,14 @@ class StepProgram:
     def updates(self) -> int:
         """The number of updates, if it is the same for all parameters."""
         return int(self.owner.recipe.count(self.learners[0]))
+
+    def ended(self):
+        """Counts a step that has come to its end."""
+        owner = self.owner
+        owner.micro_steps += 1
+        owner.recipe.end(self, owner.micro_steps, owner._window)
+        for counter, count in self.counted:
+            counter.add_(count)
 
     def refuse_others(self, tensor_of):
         """tensor_of: the parameter that has a name now, None where there is none."""
@@ -156,6 +172,7 @@ class CapturedStep(StepProgram):
         self.written = list(zip(mutated, results))  # (which input, what it becomes)
         self.loss = results[len(mutated) + loss]
         self.outputs = list(zip(results[len(mutated):], metadata.output_info))
+        self.leaves_results = len(self.outputs) > 1
         self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.code = TracingContext.get().traced_code
         values = (n.meta["val"] for n in self.placeholders)
@@ -171,8 +188,11 @@ class CapturedStep(StepProgram):
         positions = {name: position for name, position, _ in self.bound}
         self.refuse_others(lambda name: values[positions[name]])
         self.rebind()
+        self.counted = [(values[position], count) for position, count in self.counters]
         if owner._capturing:
             raise Captured(self)
+        if self.leaves_results:
+            owner.refuse_to_begin()
         if not owner.join_window(self):
             self._open(values)  # for an optimizer that PyTorch steps
             owner.join_window(self)
@@ -188,15 +208,14 @@ class CapturedStep(StepProgram):
         if self.random:  # after the draws, as a StepCall has it
             session.draw_next_by(int(SEED.random_()))
         began = time.perf_counter()
-        loss = session.step(feeds | drawn)
+        try:
+            loss = session.step(feeds | drawn)
+        finally:
+            owner._waits = session.suspended
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
-        owner.micro_steps += 1
-        owner.recipe.end(self, owner.micro_steps, owner._window)
-        counters = [(values[position], count) for position, count in self.counters]
-        for counter, count in counters:
-            counter.add_(count)
-        owner._ran = self, feeds, counters, torch.tensor(loss, dtype=self.dtype)
+        self.ended()
+        owner._ran = self, feeds, self.counted, torch.tensor(loss, dtype=self.dtype)
         return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
 
     def _open(self, values):

@@ -12,17 +12,6 @@ from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
 
 
-class _SuspendOn:
-    def __init__(self, session, signals):
-        self._session, self._signals, self._handlers = session, list(map(int, signals)), None
-
-    def __enter__(self):
-        self._handlers = _core.SuspendOnSignals(self._session, self._signals)
-
-    def __exit__(self, *error):
-        self._handlers = None
-
-
 class TrainingSession(FallsBack):
     """Trains an ONNX model: forward, loss, backward and optimizer are one planned step.
 
@@ -48,7 +37,17 @@ class TrainingSession(FallsBack):
         clip_norm: the global norm at which gradients are clipped; 0 does not clip.
         accumulation_steps: calls of step() to one update, which takes the mean of their gradients. 0 leaves the number
             to the caller: accumulate() adds a batch, step() adds the last one and updates.
-        commit: "late": a step that fails has changed nothing. "eager-consume": least memory.
+        commit: "late": parameters are written last, and a step that fails has changed nothing. "eager-consume": each as
+            soon as its gradient is there, with least memory; a step that fails is lost, unless `undo` is True.
+        undo: True: each step keeps what it overwrites until it has ended, so that any step that fails or is dropped has
+            changed nothing. Costs memory for a copy of parameters and optimizer state, and the time to write it.
+        on_failure: the answer to a step that fails: "stop" raises its error. "skip" leaves the batch out, and step()
+            returns NaN. "retry" does the step again, with the same random numbers; "retry-on-defaults" likewise on the
+            default providers; "retry-in-parts" likewise as `parts` equal parts of the batch, whose mean gradient makes
+            the update (inputs with a symbolic first dimension are split). Feeds that do not fit, cancelled and
+            suspended steps raise whatever it is.
+        retries: how often one step is done again at most.
+        parts: as above.
         precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, while parameters,
             optimizer, losses and norms stay float32; "fp16": likewise in float16 with a scaled loss, where an update
             whose gradients overflow does not happen.
@@ -87,7 +86,8 @@ class TrainingSession(FallsBack):
     def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
                  class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,
-                 commit: str = "late", precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
+                 commit: str = "late", undo: bool = False, on_failure: str = "stop",
+                 retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
                  total_steps: int = 0, warmup_steps: int = 0, process_group=None,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
@@ -98,7 +98,8 @@ class TrainingSession(FallsBack):
             "coefficients": {k: float(v) for k, v in coefficients.items()},
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants,
             "clip_norm": float(clip_norm),
-            "accumulation_steps": accumulation_steps, "commit": commit, "precision": precision,
+            "accumulation_steps": accumulation_steps, "commit": commit, "undo": undo, "on_failure": on_failure,
+            "retries": retries, "parts": parts, "precision": precision,
             "refuse_nonfinite": refuse_nonfinite, "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
@@ -173,7 +174,7 @@ class TrainingSession(FallsBack):
                 except caesura.Suspended:
                     session.save("run.ckpt")
         """
-        return _SuspendOn(self._session, signals)
+        return _core.SuspendOn(self._session.suspend_flag, [int(s) for s in signals])
 
     def suspend_after(self, seconds: Optional[float]) -> None:
         """Suspends the step that runs so many seconds from now, and all later ones; None: no more."""
@@ -182,6 +183,17 @@ class TrainingSession(FallsBack):
     def suspend_at(self, step: int) -> None:
         """Suspends the next step, or the rest of the one that waits, before this step of its plan (see plan())."""
         self._session.suspend_at(step)
+
+    @property
+    def failures(self) -> dict:
+        """What has failed so far: "failed" steps, "skipped" batches, steps "retried" and "saved" thereby, the "last"
+        failure as text."""
+        return self._session.failures
+
+    @property
+    def inconsistent(self) -> list:
+        """Names of what a lost step has written to (commit="eager-consume" without `undo`). Until restore() no step runs."""
+        return self._session.inconsistent
 
     @property
     def suspended(self) -> bool:
@@ -206,7 +218,7 @@ class TrainingSession(FallsBack):
         return self._session.resume_step()
 
     def drop_step(self) -> None:
-        """Gives up the step that waits; nothing was changed by it.
+        """Gives up the step that waits; nothing was changed by it, unless it waits among its updates without `undo`.
 
         Raises:
             RuntimeError: it has begun to write to parameters; the session then needs a restore().

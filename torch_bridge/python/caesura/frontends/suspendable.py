@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled steps that stop in the middle of a call, and go on in this process or another one."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from caesura import _core
+from caesura.runtime.optimizers import Recipe
+
+_FACTS = "caesura.compiled_step"  # the property of a checkpoint that tells what no session knows
+_NEVER = 2**31 - 1
+
+
+class Suspendable(_core.StepCalls):
+    """The part of a CompiledStep that stops a call before any of its nodes. While a step waits no other one begins.
+
+    resume() does not repeat side effects of the forward's Python code. A step that leaves results in attributes of the
+    module, or trains with other ranks, stops between two calls: the call raises Suspended before it begins, and no step
+    waits.
+    """
+
+    micro_steps: int  # of the extension, as the next three
+    _window: frozenset
+    _loss_scale: float
+    _waits: bool
+    programs: list  # of CompiledStep, as all that follows
+    recipe: Recipe
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    accumulation_steps: int
+    capture: Callable
+
+    def __init__(self):
+        super().__init__()
+        self._flag, self._deadline, self._stop_at = _core.SuspendFlag(), None, _NEVER
+
+    def prepare(self, program) -> None:
+        """Gives a program that was just opened the settings of the step."""
+        session = program.session
+        if not program.leaves_results:
+            session.suspend_flag = self._flag
+            session.suspend_at(self._stop_at)
+            if self._deadline is not None:
+                session.suspend_after(self._deadline - time.monotonic())
+
+    def refuse_to_begin(self) -> None:
+        """Raises Suspended if a call is to stop, for a program that cannot stop among its nodes."""
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        if self.suspend or is_late or self._stop_at != _NEVER:
+            self._forget_stop()
+            raise _core.Suspended(  # type: ignore[attr-defined]
+                "the step has not begun: it leaves results in attributes of the module, so it stops between two calls only")
+
+    def refuse_while_one_waits(self) -> None:
+        if self._waits:
+            raise ValueError("a step waits; resume() or drop() first")
+
+    def _sessions(self) -> list:
+        return [p.session for p in self.programs if p.session is not None and not p.leaves_results]
+
+    @property
+    def suspend(self) -> bool:
+        """True stops the call that runs now, and each later one, before its next node: it raises caesura.Suspended, and
+        the step waits. May be set from any thread."""
+        return self._flag.is_set
+
+    @suspend.setter
+    def suspend(self, value: bool) -> None:
+        self._flag.is_set = value
+
+    def suspend_on(self, *signals):
+        """While the returned context is entered each of these signals sets `suspend`.
+
+        Example::
+
+            with step.suspend_on(signal.SIGTERM):
+                loss = step(inputs, targets)
+        """
+        return _core.SuspendOn(self._flag, [int(s) for s in signals])
+
+    def suspend_after(self, seconds) -> None:
+        """Stops calls likewise once so many seconds have passed; None: never."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        for session in self._sessions():
+            session.suspend_after(seconds)
+
+    def suspend_at(self, node: int) -> None:
+        """Stops the next call, or the rest of the one that waits, before this node of its program, counted from 0."""
+        self._stop_at = node
+        for session in self._sessions():
+            session.suspend_at(node)
+
+    def _forget_stop(self, keeps=None):
+        """suspend_at() counts no more, except for the session `keeps`, where it is of the step that waits."""
+        self._stop_at = _NEVER
+        for session in self._sessions():
+            if session is not keeps:
+                session.suspend_at(_NEVER)
+
+    @property
+    def suspended(self) -> bool:
+        """True if a step waits for resume() or drop()."""
+        return self._waits
+
+    @property
+    def step_differences(self) -> list:
+        """How the step that waits may round otherwise than in the process that began it; empty where it may not."""
+        return self._waiting().session.step_differences() if self._waits else []
+
+    def _waiting(self):
+        if not self._waits:
+            raise ValueError("no step waits")
+        return next(p for p in self.programs if p.session is not None and p.session.suspended)
+
+    @torch.no_grad()
+    def resume(self) -> torch.Tensor:
+        """Goes on with the step that waits, to its end.
+
+        Returns:
+            The loss, as the call would have returned it.
+
+        Raises:
+            Suspended: it was suspended again.
+            ValueError: no step waits.
+
+        Example::
+
+            try:
+                loss = step(inputs, targets)
+            except caesura.Suspended:
+                loss = step.resume()
+        """
+        program = self._waiting()
+        if not program.holds_its_tensors():
+            raise ValueError("a parameter or the optimizer's state was replaced while the step waited: drop() it")
+        self._forget_stop(program.session)
+        is_first = self.micro_steps % self.accumulation_steps == 0
+        self._window = (frozenset() if is_first else self._window) | program.learning
+        self._loss_scale = program.session.loss_scale
+        try:
+            loss = program.session.resume_step()
+        finally:
+            self._waits = program.session.suspended
+        program.ended()
+        return torch.tensor(loss, dtype=program.dtype)
+
+    def drop(self) -> None:
+        """Gives up the step that waits; parameters, optimizer and buffers are as before it.
+
+        Raises:
+            RuntimeError: it waits in the middle of its updates, and parameters are half updated: restore() a checkpoint.
+            ValueError: no step waits.
+        """
+        program = self._waiting()
+        self._forget_stop()
+        self._waits = False
+        program.session.drop_step()
+
+    @torch.no_grad()
+    def save(self, path, properties: dict | None = None) -> None:
+        """Writes a checkpoint (safetensors): trained parameters, buffers that the step writes to, optimizer state and
+        options, PyTorch's random state, and the step that waits. A crash leaves the old file or the new.
+
+        Args:
+            path: the file.
+            properties: what else restore() shall return, by name: ints, floats and texts.
+
+        Raises:
+            ValueError: the step has not run yet, or its optimizer's state is PyTorch's own.
+            OSError: the file cannot be written.
+
+        Example::
+
+            step.save("run.ckpt", {"batch": 17})
+        """
+        opened = [p for p in self.programs if p.session is not None]
+        if not opened:
+            raise ValueError("nothing to save: the step has not run")
+        if not isinstance(self.recipe, Recipe):
+            raise ValueError(f"{type(self.optimizer).__name__} is not part of the step: save the module's and the optimizer's "
+                             "state_dict(), between calls")
+        program = self._waiting() if self._waits else opened[-1]
+        names = {id(p): name for name, _, p in program.bound}
+        for other in opened:
+            if {name for name, _, _ in other.bound} != set(names.values()):
+                raise ValueError("the step's programs train different parameters: save the module's and the optimizer's state_dict()")
+        if not self._waits:
+            program.session.set_position(program.updates(), self.micro_steps)
+        is_first = self.micro_steps % self.accumulation_steps == 0
+        facts = {"version": 1, "micro_steps": self.micro_steps,
+                 "counts": {names[id(p)]: float(self.recipe.count(p)) for p in program.learners},
+                 "counters": {name: int(self.module.get_buffer(name)) for name in self._counters(program)},
+                 "coefficients": [[_at(group, place) for place in self.recipe.places()] for group in self.optimizer.param_groups],
+                 "window": [] if is_first else sorted(names[i] for i in self._window),
+                 "loss_scale": self._loss_scale, "random": bytes(torch.get_rng_state().tolist()).hex()}
+        program.session.save(os.fspath(path), (properties or {}) | {_FACTS: json.dumps(facts)})
+
+    def _counters(self, program) -> list:
+        """The names of the buffers that count the program's calls."""
+        names = {id(buffer): name for name, buffer in self.module.named_buffers()}
+        return [names[id(counter)] for counter, _ in program.counted]
+
+    @torch.no_grad()
+    def restore(self, path, *args, **kwargs) -> dict:
+        """Goes on from a checkpoint that save() has written, perhaps in another process; resume() then ends the step that
+        waits in it. A step that waits here is given up.
+
+        The module, the loss and the options of compile_step() are the same as there. Trained parameters and optimizer
+        state may be anything; frozen parameters are the module's own.
+
+        Args:
+            path: the file.
+            *args: inputs as for a call of the step. They only tell dtypes and shapes, by which the program is captured;
+                nothing is trained.
+            **kwargs: likewise.
+
+        Returns:
+            dict: the properties that save() was given.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it does not fit; all differences are listed, and nothing is changed.
+            StepRefused: no program can be captured for these inputs.
+
+        Example::
+
+            step = caesura.compile_step(model, loss_fn, optimizer)
+            done = step.restore("run.ckpt", inputs, targets)["batch"]
+            if step.suspended:
+                loss = step.resume()
+        """
+        facts = _read_facts(os.fspath(path))
+        program = self.capture(*args, **kwargs)
+        names = {name: p for name, _, p in program.bound}
+        learners = {name for name, p in names.items() if id(p) in program.learning}
+        groups, places = self.optimizer.param_groups, self.recipe.places()
+        if facts["counts"].keys() != learners or facts["counters"].keys() != set(self._counters(program)) or \
+                [len(row) for row in facts["coefficients"]] != [len(places)] * len(groups) or not learners.issuperset(facts["window"]):
+            raise ValueError(f"checkpoint '{os.fspath(path)}' does not fit the step: it trains other parameters, or in other groups")
+        properties = program.session.restore(os.fspath(path))
+        del properties[_FACTS]
+        self._calls, self._waits = [], program.session.suspended
+        self.programs = [p for p in self.programs if p.is_captured]
+        for other in self.programs:  # one of them may have held a step among its updates
+            if other is not program:
+                other.session = None
+        self.micro_steps, self._loss_scale = facts["micro_steps"], facts["loss_scale"]
+        self._window = frozenset(id(names[name]) for name in facts["window"])
+        for name, count in facts["counts"].items():
+            self.recipe.count(names[name]).fill_(count)
+        for name, count in facts["counters"].items():
+            self.module.get_buffer(name).fill_(count)
+        for group, row in zip(groups, facts["coefficients"]):
+            for place, value in zip(places, row):
+                _put(group, place, value)
+        torch.set_rng_state(facts["random"])
+        return properties
+
+
+def _read_facts(path) -> dict:
+    """The property _FACTS of a checkpoint; each fact has its type."""
+    text = _core.checkpoint_properties(path).get(f"caller.{_FACTS}")
+    if not isinstance(text, str):
+        raise ValueError(f"'{path}' is no checkpoint of a compiled step")
+    try:
+        facts = json.loads(text)
+        if facts["version"] != 1:
+            raise ValueError
+        random = torch.tensor(list(bytes.fromhex(facts["random"])), dtype=torch.uint8)
+        if random.shape != torch.get_rng_state().shape:
+            raise ValueError
+        return {"micro_steps": int(facts["micro_steps"]), "loss_scale": float(facts["loss_scale"]),
+                "counts": {name: float(count) for name, count in facts["counts"].items()},
+                "counters": {name: int(count) for name, count in facts["counters"].items()},
+                "coefficients": [[float(value) for value in row] for row in facts["coefficients"]],
+                "window": list(map(str, facts["window"])), "random": random}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"'{path}': its facts of a compiled step are damaged, or written by a newer release") from None
+
+
+def _at(group, place) -> float:
+    key, index, _ = place
+    return float(group[key] if index < 0 else group[key][index])
+
+
+def _put(group, place, value):
+    key, index, _ = place
+    if index >= 0:
+        group[key] = tuple(value if i == index else old for i, old in enumerate(group[key]))
+    elif isinstance(group[key], torch.Tensor):
+        group[key].fill_(value)
+    elif group[key] != value:  # an int that is the same stays one
+        group[key] = value
