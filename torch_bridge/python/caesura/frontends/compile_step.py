@@ -177,7 +177,7 @@ class CompiledStep(Suspendable):
 
     def _open_again(self):
         """Closes the sessions, which were made for another update or other ranks."""
-        self.refuse_while_one_waits()
+        self._refuse_while_one_waits()
         self._calls = []
         self.programs = [p for p in self.programs if p.is_captured]
         for program in self.programs:

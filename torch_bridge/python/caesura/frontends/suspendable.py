@@ -55,7 +55,7 @@ class Suspendable(_core.StepCalls):
             raise _core.Suspended(  # type: ignore[attr-defined]
                 "the step has not begun: it leaves results in attributes of the module, so it stops between two calls only")
 
-    def refuse_while_one_waits(self) -> None:
+    def _refuse_while_one_waits(self) -> None:
         if self._waits:
             raise ValueError("a step waits; resume() or drop() first")
 
