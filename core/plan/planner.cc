@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a graph and its feeds become a plan, phase by phase (plan_phases.h).
+#include <algorithm>
 #include <utility>
 
 #include "core/base/status_macros.h"
@@ -13,7 +14,10 @@ namespace {
 // Null for plans whose steps are not only matters of sizes.
 std::shared_ptr<const PlanRecipe> RecipeOf(PlanDraft& plan) {
   const PlanData& data = plan.data;
-  if (data.devices.size() > 1 || !data.yields.empty() || !data.contiguous.empty()) return nullptr;
+  const bool takes_in = std::any_of(data.yields.begin(), data.yields.end(), [](const Yield& yield) {
+    return !yield.resume_values.empty();
+  });
+  if (data.devices.size() > 1 || takes_in || !data.contiguous.empty()) return nullptr;
   plan.recipe.known_contents.reserve(plan.values.size());
   for (const ValueDraft& value : plan.values)
     plan.recipe.known_contents.push_back(value.contents != nullptr);

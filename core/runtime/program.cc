@@ -121,6 +121,7 @@ std::unique_ptr<UndoLog> MakeUndoLog(const ExecutionPlan& plan, Undo undo, bool 
 Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
                         bool may_retry, RunResult* result) {
   SuspendedRun run{.on = on};
+  run.stops_at_yields = request.stops_at_yields;
   const int suspend_at = std::exchange(request.suspend_at, INT_MAX);
   if (may_retry) run.request = request;  // without what belongs to this try alone
   run.undo = MakeUndoLog(*plan, request.undo, may_retry, request.options);
@@ -135,6 +136,16 @@ Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunReq
 Status Program::Continue(SuspendedRun run, int suspend_at, RunResult* result) {
   ExecutionState& state = *run.started.state;
   const Result<RunOutcome> outcome = PartialExecutor::Run(state, suspend_at);
+  const bool yielded = outcome.ok() && *outcome == RunOutcome::kYielded && run.stops_at_yields &&
+                       state.plan().yields()[state.yield_index()].resume_values.empty();
+  if (yielded) {
+    result->values = state.TakeYielded();
+    RETURN_IF_ERROR(state.Resume({}));
+    state.set_observers({});
+    run.request.reset();
+    result->suspended = std::make_unique<SuspendedRun>(std::move(run));
+    return {};
+  }
   const bool stopped = outcome.ok() && *outcome == RunOutcome::kStopped;
   const Status owned = stopped ? state.OwnFeeds() : Status();
   if (stopped && owned.ok()) {
@@ -178,6 +189,7 @@ RunResult Program::Resume(std::unique_ptr<SuspendedRun> run,
   std::optional<RunRequest> again = run->request;
   if (again) again->options.observers = observers;
   const int generation = run->on.generation;
+  const bool counted = run->stops_at_yields;  // when it came to its first yield
   try {
     const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
     if (recorder != nullptr) observers.push_back(recorder.get());
@@ -186,7 +198,7 @@ RunResult Program::Resume(std::unique_ptr<SuspendedRun> run,
   } catch (const std::bad_alloc&) {
     result.status = OutOfMemory("memory ran out in a run");
   }
-  if (result.status.ok()) fallback_->CountRun();
+  if (result.status.ok() && !counted) fallback_->CountRun();
   const bool failed = !result.status.ok() && result.suspended == nullptr;
   if (!failed || !again) return result;
   const Status switched =

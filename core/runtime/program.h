@@ -43,6 +43,8 @@ struct RunRequest {
   PlanRequest plan = {};
   Undo undo = Undo::kNever;
   int suspend_at = INT_MAX;  // the run is suspended before this step of its plan
+  // The run stops at each yield that takes nothing in; otherwise such a graph is refused.
+  bool stops_at_yields = false;
 };
 
 // A run that waits: at the graph's yield, or before a step.
@@ -52,6 +54,7 @@ struct SuspendedRun {
   // To do the run again where the providers fail; nothing where that is not possible.
   std::optional<RunRequest> request = std::nullopt;
   std::unique_ptr<UndoLog> undo = nullptr;
+  bool stops_at_yields = false;
 
   // Gives what another process needs to go on. REQUIRES: the run waits.
   Result<StateSnapshot> Capture() const {
@@ -62,7 +65,9 @@ struct SuspendedRun {
 struct RunResult {
   // kSuspended: `suspended` has the run.
   Status status = {};
-  std::vector<RuntimeValue> values = {};  // the graph's outputs, where status is ok
+  // Where status is ok: the graph's outputs; or, where `suspended` has the run, what the yield that
+  // it waits at has handed out.
+  std::vector<RuntimeValue> values = {};
   ParameterEffect parameters = {};
   std::unique_ptr<SuspendedRun> suspended = nullptr;
 
@@ -93,7 +98,9 @@ class Program {
   Result<SharedPlan> Plan(const std::vector<RuntimeValue>& feeds, const PlanRequest& request = {});
   // `options.parameters` outlive the run, and only the run itself changes them meanwhile. A run
   // that is suspended (RunOptions::suspend, RunRequest::suspend_at) keeps copies of its feeds and
-  // forgets its observers.
+  // forgets its observers. A run that waits at a yield forgets its observers, too, but its feeds
+  // stay borrowed, and it is not done again where its provider fails: what it has handed out is
+  // the caller's.
   RunResult Run(RunRequest request);
   // Goes on with a suspended run, on the providers that it was begun on.
   RunResult Resume(std::unique_ptr<SuspendedRun> run, std::vector<ExecutionObserver*> observers,

@@ -94,6 +94,18 @@ TEST(PlanResize, SharesTheKernelsThatOtherSizesDoNotReach) {
       SameBits(RunPlan(resized, feeds), RunPlan(PlanOf(graph, feeds, {}, {counting}), feeds)));
 }
 
+TEST(PlanResize, YieldsThatTakeNothingIn) {
+  auto graph = GraphOf(
+      "(float[N] x) => (float[N] z) { y = Exp (x) = ai.caesura.YieldOp (y) w = Abs (y) z = Neg (w) "
+      "}");
+  const Values feeds = {Ramp(Shape{900})};
+  const auto fresh = PlanOf(graph, feeds, {}, Cpu());
+  const auto resized = ResizedTo(*PlanOf(graph, {Ramp(Shape{4})}, {}, Cpu()), feeds);
+  ASSERT_NE(resized, nullptr);
+  EXPECT_EQ(WithoutOffsets(*resized), WithoutOffsets(*fresh));
+  EXPECT_EQ(resized->arena_bytes(), fresh->arena_bytes());
+}
+
 TEST(PlanResize, AFailingProviderIsAnErrorThatNamesTheNode) {
   auto counting = std::make_shared<FailingProvider>(MakeCpuProvider(), "faulty");
   const auto base = PlanOf(GraphOf("(float[N] x) => (float[N] y) { [op] y = Exp (x) }"),

@@ -70,6 +70,45 @@ TEST_F(RunsAProgram, AndTellsWhatBecameOfTheParameters) {
   EXPECT_NE(W(), after);
 }
 
+// A run that may stop at yields gives what each hands out, then the outputs.
+TEST(RunsToYields, AndHandsOutEachPart) {
+  Model model;
+  model.graph = GraphOf(R"((float[2] x) => (float[2] c) {
+      a = Neg (x)
+      = ai.caesura.YieldOp (a)
+      b = Neg (a)
+      = ai.caesura.YieldOp (b, x)
+      c = Neg (b)
+    })");
+  auto fallback = std::make_shared<ProviderFallback>(
+      Tiny(), [] { return Tiny()[0]; },
+      /*enabled=*/false);
+  auto program = Program::Create(std::move(model), fallback, {.plan = {.threads = 1}}).value();
+  const RuntimeValue x = Ramp(Shape{2}, 1.0f);
+  EXPECT_EQ(program->Run({.feeds = {x}}).status.code(), StatusCode::kUnsupported);
+
+  RunResult run = program->Run({.feeds = {x}, .stops_at_yields = true});
+  ASSERT_TRUE(run.status.ok()) << run.status.ToString();
+  ASSERT_EQ(run.values.size(), 1u);
+  const RuntimeValue a = run.values[0];
+  EXPECT_EQ(a.tensor().ToVector<float>()[1], -x.tensor().ToVector<float>()[1]);
+  // What was handed out is the caller's: what is still to run does not read it.
+  static_cast<float*>(run.values[0].tensor().raw())[1] = 100;
+  ASSERT_NE(run.suspended, nullptr);
+  run = program->Resume(std::move(run.suspended), {});
+  ASSERT_TRUE(run.status.ok()) << run.status.ToString();
+  ASSERT_EQ(run.values.size(), 2u);
+  EXPECT_EQ(run.values[0].tensor().ToVector<float>(), x.tensor().ToVector<float>());
+  EXPECT_EQ(run.values[1].tensor().ToVector<float>(), x.tensor().ToVector<float>());
+  EXPECT_NE(run.values[1].tensor().raw(), x.tensor().raw());
+  ASSERT_NE(run.suspended, nullptr);
+  run = program->Resume(std::move(run.suspended), {});
+  ASSERT_TRUE(run.status.ok()) << run.status.ToString();
+  EXPECT_EQ(run.suspended, nullptr);
+  ASSERT_EQ(run.values.size(), 1u);
+  EXPECT_EQ(run.values[0].tensor().ToVector<float>()[1], -x.tensor().ToVector<float>()[1]);
+}
+
 TEST_F(RunsAProgram, AndTellsWhereItFailed) {
   provider_->FailAt(1);
   const Status status = Run(Undo::kAtRisk).status;
