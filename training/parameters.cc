@@ -10,6 +10,7 @@
 #include "graph_transforms/recompute.h"
 #include "training/gradient/training_mode.h"
 #include "training/kernels/training_ops.h"
+#include "training/update_order.h"
 
 namespace caesura {
 
@@ -38,8 +39,11 @@ Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                               int threads) {
   // What follows ops without a schema has no shapes, and is not fused.
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
-  PreparedGraphOptions options{
-      .passes = WithPlacement([](const ProviderList& providers) { return StepPasses(providers); })};
+  PreparedGraphOptions options{.passes = WithPlacement([](const ProviderList& providers) {
+                                 PassList passes = StepPasses(providers);
+                                 passes.push_back(MakeYieldOrderPass());
+                                 return passes;
+                               })};
   options.plan.threads = threads;
   auto fallback = std::make_shared<ProviderFallback>(ProviderList{make_provider()}, make_provider);
   return Program::Create(std::move(model), std::move(fallback), std::move(options));

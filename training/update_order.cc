@@ -20,14 +20,15 @@ int64_t BytesOf(const ValueType& type) {
   return bytes;
 }
 
-// A node's key is the position of the node that it shall stand beside; nodes of one key keep their
-// order.
-class UpdateOrder {
- public:
-  UpdateOrder(Graph& graph, const std::vector<std::string>& parameters) : graph_(graph) {
+// A node's key is twice the position of the node that it shall stand beside, and one more to stand
+// after it in any case; nodes of one key keep their order.
+class NodeOrder {
+ protected:
+  // `written`: names of values whose bytes are overwritten while the graph runs.
+  NodeOrder(Graph& graph, const std::vector<std::string>& written) : graph_(graph) {
     int position = 0;
-    for (const auto& node : graph.nodes()) keys_[node.get()] = position++;
-    for (const std::string& name : parameters) written_.insert(graph.FindValue(name));
+    for (const auto& node : graph.nodes()) keys_[node.get()] = 2 * position++;
+    for (const std::string& name : written) written_.insert(graph.FindValue(name));
     for (const auto& node : graph.nodes()) {
       if (node->phase() == Phase::kOptimizer || !MayBeView(*node)) continue;
       for (const Value* output : node->outputs()) {
@@ -36,20 +37,8 @@ class UpdateOrder {
     }
   }
 
-  bool Apply() {
-    for (const auto& node : graph_.nodes()) {
-      if (node->phase() == Phase::kOptimizer) keys_[node.get()] = AfterReaders(*node);
-      else if (MayMove(*node) && ReadsAlone(*node) && Grows(*node) <= 0)
-        keys_[node.get()] = AfterProducers(*node);
-    }
-    for (auto it = graph_.nodes().rbegin(); it != graph_.nodes().rend(); ++it) {
-      const Node& node = **it;
-      if (node.phase() != Phase::kBackward || !MayMove(node)) continue;
-      const int first = FirstReader(node);
-      const int64_t grows = Grows(node);
-      const bool smaller = grows != kUnknown && (grows > 0 || (grows == 0 && ReadsAlone(node)));
-      if (first > keys_.at(&node) && smaller) keys_[&node] = first;
-    }
+  // Sorts the nodes by their keys; false if they are in that order.
+  bool Sort() {
     std::vector<std::pair<int, const Node*>> keyed;
     for (const auto& node : graph_.nodes()) keyed.emplace_back(keys_.at(node.get()), node.get());
     const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
@@ -60,9 +49,6 @@ class UpdateOrder {
     graph_.Reorder(order);
     return true;
   }
-
- private:
-  static constexpr int64_t kUnknown = INT64_MAX;
 
   static bool HoldsNumbers(const Value& value) {
     return kFloatTypes.Contains(value.dtype()) || value.dtype() == DType::kUndefined;
@@ -81,7 +67,7 @@ class UpdateOrder {
            std::count_if(only, inputs.end(), holds_numbers) == 1;
   }
 
-  int End() const { return static_cast<int>(graph_.nodes().size()); }
+  int End() const { return 2 * static_cast<int>(graph_.nodes().size()); }
 
   // The last node but for updates that reads the value or a view of it. Readers in bodies count as
   // the very end.
@@ -107,6 +93,36 @@ class UpdateOrder {
     }
     return key;
   }
+
+  Graph& graph_;
+  std::unordered_map<const Node*, int> keys_;
+  std::unordered_set<const Value*> written_;  // and what may be views of it
+};
+
+class UpdateOrder : NodeOrder {
+ public:
+  UpdateOrder(Graph& graph, const std::vector<std::string>& parameters)
+      : NodeOrder(graph, parameters) {}
+
+  bool Apply() {
+    for (const auto& node : graph_.nodes()) {
+      if (node->phase() == Phase::kOptimizer) keys_[node.get()] = AfterReaders(*node);
+      else if (MayMove(*node) && ReadsAlone(*node) && Grows(*node) <= 0)
+        keys_[node.get()] = AfterProducers(*node);
+    }
+    for (auto it = graph_.nodes().rbegin(); it != graph_.nodes().rend(); ++it) {
+      const Node& node = **it;
+      if (node.phase() != Phase::kBackward || !MayMove(node)) continue;
+      const int first = FirstReader(node);
+      const int64_t grows = Grows(node);
+      const bool smaller = grows != kUnknown && (grows > 0 || (grows == 0 && ReadsAlone(node)));
+      if (first > keys_.at(&node) && smaller) keys_[&node] = first;
+    }
+    return Sort();
+  }
+
+ private:
+  static constexpr int64_t kUnknown = INT64_MAX;
 
   int AfterReaders(const Node& update) const {
     int key = AfterProducers(update);
@@ -172,10 +188,48 @@ class UpdateOrder {
     }
     return grows;
   }
+};
 
-  Graph& graph_;
-  std::unordered_map<const Node*, int> keys_;
-  std::unordered_set<const Value*> written_;  // what updates write, and what may be views of it
+// Names of the graph inputs that a yield releases.
+std::vector<std::string> ReleasedBy(const Node& node) {
+  if (!node.Is("YieldOp", kCaesuraDomain)) return {};
+  return node.Attr<std::vector<std::string>>("released_inputs", {});
+}
+
+std::vector<std::string> ReleasedInputs(const Graph& graph) {
+  std::vector<std::string> names;
+  for (const auto& node : graph.nodes()) {
+    for (std::string& name : ReleasedBy(*node)) {
+      if (graph.FindValue(name) != nullptr) names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+class YieldOrder : NodeOrder {
+ public:
+  explicit YieldOrder(Graph& graph) : NodeOrder(graph, ReleasedInputs(graph)) {}
+
+  bool Apply() {
+    int least = 0;  // yields keep their order
+    for (const auto& node : graph_.nodes()) {
+      if (!node->Is("YieldOp", kCaesuraDomain)) continue;
+      int& key = keys_.at(node.get());
+      key = std::max(key, least);
+      for (const std::string& name : ReleasedBy(*node)) {
+        const Value* input = graph_.FindValue(name);
+        if (input != nullptr && LastReader(input) > key) key = LastReader(input) + 1;
+      }
+      least = key;
+    }
+    return Sort();
+  }
+};
+
+class YieldOrderPass : public Pass {
+ public:
+  const char* name() const override { return "yield_order"; }
+  Result<bool> Run(Model& model) override { return YieldOrder(*model.graph).Apply(); }
 };
 
 class UpdateOrderPass : public Pass {
@@ -194,5 +248,7 @@ class UpdateOrderPass : public Pass {
 std::shared_ptr<Pass> MakeUpdateOrderPass(std::vector<std::string> parameters) {
   return std::make_shared<UpdateOrderPass>(std::move(parameters));
 }
+
+std::shared_ptr<Pass> MakeYieldOrderPass() { return std::make_shared<YieldOrderPass>(); }
 
 }  // namespace caesura

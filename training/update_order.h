@@ -26,6 +26,12 @@ namespace caesura {
 // move nodes: they see no readers through views.
 std::shared_ptr<Pass> MakeUpdateOrderPass(std::vector<std::string> parameters);
 
+// yield_order: the pass that moves each yield after the last node that reads, as a view too, one of
+// the graph inputs that it releases (YieldOp's `released_inputs`), so that the caller may overwrite
+// them while the run waits there. Yields keep their order. To be run after passes that fuse or move
+// nodes.
+std::shared_ptr<Pass> MakeYieldOrderPass();
+
 }  // namespace caesura
 
 #endif  // CAESURA_TRAINING_UPDATE_ORDER_H_

@@ -54,6 +54,30 @@ TEST(UpdateOrder, GradientsLiveShort) {
   EXPECT_EQ(OrderOf("4"), "wt tt h y ht dh xt dwt dx dw uw dtt dt dtable ut");
 }
 
+// `a` hands out da and releases w, whose view wt is read until dx; `b` keeps its place after `a`.
+TEST(YieldOrder, YieldsComeAfterTheReadersOfWhatTheyRelease) {
+  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
+  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23, "ai.caesura": 1]> g
+      (float[8,8] w, float[8,8] v, float[8,8] dy) => (float[8,8] dx) {
+      wt = Transpose <perm = [1, 0]> (w) da = Neg (dy)
+      [a] = ai.caesura.YieldOp <released_inputs = ["w"]> (da)
+      db = Abs (dy)
+      [b] = ai.caesura.YieldOp <released_inputs = ["v"]> (db)
+      dz = MatMul (dy, v) dx = MatMul (dz, wt) })")
+                    .value();
+  const auto order = [&] {
+    std::string names;
+    for (const auto& node : model.graph->nodes()) {
+      const bool yields = node->outputs().empty();
+      names += (names.empty() ? "" : " ") + (yields ? node->name() : node->output(0)->name());
+    }
+    return names;
+  };
+  ASSERT_EQ(order(), "wt da a db b dz dx");
+  EXPECT_TRUE(RunPasses({MakeYieldOrderPass()}, model).ok());
+  EXPECT_EQ(order(), "wt da db dz dx a b");
+}
+
 TEST(UpdateOrder, WhatIsOfUnknownSizeIsNotDeferred) {
   EXPECT_EQ(OrderOf("n"), "wt tt h y ht dtt dh xt dwt dx dw uw dt dtable ut");
 }

@@ -7,8 +7,8 @@
 //
 // op (inputs) -> outputs
 // YieldOp (y...) -> dY of the differentiable ones        attributes: non_differentiable_outputs:
-//     ints, full_shape_outputs: ints, names: strings (one a value that is handed out). Never
-//     executed: see core/execute.
+//     ints, full_shape_outputs: ints, names: strings (one a value that is handed out),
+//     released_inputs: strings (update_order.h). Never executed: see core/execute.
 // SumTo (dY, shape[host int64]) -> dX      sums dY over the axes that broadcasting expanded from
 //     `shape`; a view of dY where nothing was expanded. Attribute dtype: float32, of a dX whose dY
 //     is of half (cast_propagation)
