@@ -354,6 +354,11 @@ TEST(Ranks, OptionsThatDoNotFitAreRefused) {
                 o.step.accumulation_steps = 2;
               }),
               HasSubstr("only without accumulation"));
+  for (OnFailure action : {OnFailure::kSkip, OnFailure::kRetry, OnFailure::kRetryOnDefaults,
+                           OnFailure::kRetryInParts}) {
+    EXPECT_THAT(refused([&](TrainingOptions& o) { o.failures.action = action; }),
+                HasSubstr("with other ranks a failed step stops"));
+  }
 }
 
 }  // namespace
