@@ -47,12 +47,12 @@ std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>
 
 // Throws where a number is out of its range, or lists that belong together differ in length:
 // layouts come from files, too.
-void CheckLayout(const CallLayout& l, int64_t values, int64_t backward_values,
-                 bool differentiated) {
+void CheckLayout(const CallLayout& l, int64_t values, const CapturedGraph* backward) {
   const auto below = [](const std::vector<int64_t>& numbers, int64_t end, int64_t begin = 0) {
     return std::all_of(numbers.begin(), numbers.end(),
                        [&](int64_t i) { return begin <= i && i < end; });
   };
+  const int64_t backward_values = backward != nullptr ? backward->value_count() : 0;
   bool fits = l.mutated.size() == l.new_values.size() && below(l.mutated, l.tensors.size()) &&
               below(l.differentiable, l.outputs.size());
   for (const auto* numbers :
@@ -62,18 +62,115 @@ void CheckLayout(const CallLayout& l, int64_t values, int64_t backward_values,
   for (const auto* numbers : {&l.backward_saved, &l.backward_saved_sizes, &l.backward_gradients}) {
     fits = fits && below(*numbers, backward_values);
   }
-  if (differentiated) {
+  if (backward != nullptr) {
     fits = fits && l.backward_saved.size() == l.saved.size() &&
            l.backward_saved_sizes.size() == l.saved_sizes.size() &&
            l.backward_gradients.size() == l.differentiable.size() &&
            l.backward_results.size() == l.tensors.size() &&
            below(l.backward_results, backward_values, -1) && below(l.reached, 2) &&
-           l.reached.size() == l.tensors.size() * l.differentiable.size();
+           l.reached.size() == l.tensors.size() * l.differentiable.size() &&
+           l.parts.size() == l.tensors.size() && below(l.parts, backward->cut_count() + 1);
   }
   TORCH_CHECK(fits, "a call's layout does not fit its graphs");
 }
 
 }  // namespace
+
+// A backward that has begun, with what is still to be handed out.
+struct CapturedCall::BackwardRun {
+  CapturedGraph::Progress progress;
+  std::vector<at::Tensor> again;  // the gradients, where they have derivatives of their own
+  std::vector<bool> reached;      // of each input, whether it has a gradient in this pass
+
+  static void Delete(void* run) { delete static_cast<BackwardRun*>(run); }
+
+  // The run goes from node to node as the memory of a tensor: it ends with the pass, however that
+  // ends, and passes over one graph at the same time have a run each.
+  static at::Tensor Pack(std::unique_ptr<BackwardRun> run) {
+    void* const data = run.get();
+    c10::Storage storage(c10::Storage::use_byte_size_t(), 0,
+                         c10::DataPtr(data, run.release(), &Delete, at::kCPU), nullptr, false);
+    return at::detail::make_tensor<at::TensorImpl>(std::move(storage),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   caffe2::TypeMeta::Make<float>());
+  }
+  // Null where the tensor holds no run, or another node has taken it.
+  static std::unique_ptr<BackwardRun> Unpack(const at::Tensor& token) {
+    if (!token.defined() || !token.has_storage()) return nullptr;
+    const c10::Storage& storage = token.storage();
+    if (storage.data_ptr().get_deleter() != &Delete) return nullptr;
+    c10::DataPtr none(nullptr, at::kCPU);
+    c10::DataPtr held = storage.unsafeGetStorageImpl()->set_data_ptr(std::move(none));
+    return std::unique_ptr<BackwardRun>(static_cast<BackwardRun*>(held.release_context()));
+  }
+};
+
+// The node for a later part of a backward.
+class CapturedCall::BackwardPart : public ::torch::autograd::Node {
+ public:
+  BackwardPart(c10::intrusive_ptr<CapturedCall> call, size_t part)
+      : call_(std::move(call)), part_(part) {}
+
+  variable_list apply(variable_list&& inputs) override {
+    if (!inputs.at(0).defined()) return variable_list(num_outputs());
+    std::unique_ptr<BackwardRun> run = BackwardRun::Unpack(inputs[0]);
+    TORCH_CHECK(run, "part ", part_, " of a backward got another gradient than part ", part_ - 1,
+                " has returned; a hook may have changed it");
+    if (run->again.empty()) {
+      PlainScope scope;
+      call_->backward_->RunToCut(run->progress);
+    }
+    return call_->HandOut(*this, part_, std::move(run));
+  }
+
+  std::string name() const override { return "CaesuraBackward" + std::to_string(part_); }
+
+ private:
+  const c10::intrusive_ptr<CapturedCall> call_;
+  const size_t part_;
+};
+
+void CapturedCall::Connect(::torch::autograd::Node& node, at::TensorList tensors) {
+  static const at::Tensor* const kToken = new at::Tensor(BackwardRun::Pack(nullptr));
+  c10::intrusive_ptr<BackwardPart> next;
+  for (size_t part = members_.size(); part-- > 0;) {
+    ::torch::autograd::edge_list edges;
+    for (int64_t i : members_[part]) {
+      const bool differs = tensors[i].requires_grad();
+      edges.push_back(differs ? ::torch::autograd::impl::gradient_edge(tensors[i])
+                              : ::torch::autograd::Edge());
+    }
+    if (next) edges.emplace_back(std::move(next), 0);
+    if (part == 0) return node.set_next_edges(std::move(edges));
+    next = c10::make_intrusive<BackwardPart>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this),
+                                             part);
+    next->set_next_edges(std::move(edges));
+    next->add_input_metadata(*kToken);
+  }
+}
+
+std::vector<at::Tensor> CapturedCall::HandOut(const ::torch::autograd::Node& node, size_t part,
+                                              std::unique_ptr<BackwardRun> run) const {
+  const std::vector<int64_t>& members = members_[part];
+  variable_list dxs(node.num_outputs());
+  for (size_t k = 0; k < members.size(); ++k) {
+    const int64_t i = members[k];
+    if (!run->reached[i] || !node.task_should_compute_output(k)) continue;
+    if (!run->again.empty()) {
+      dxs[k] = run->again[i];
+      continue;
+    }
+    const c10::IValue& value = run->progress.values[layout_.backward_results[i]];
+    if (!value.isNone()) dxs[k] = value.toTensor();
+  }
+  if (part + 1 == members_.size() || !node.task_should_compute_output(members.size())) return dxs;
+  if (run->again.empty()) {
+    for (int64_t i : members) run->progress.values[layout_.backward_results[i]] = {};
+    backward_->Watch(run->progress);
+  }
+  dxs.back() = BackwardRun::Pack(std::move(run));
+  return dxs;
+}
 
 class CapturedCall::Backward : public ::torch::autograd::Node {
  public:
@@ -108,12 +205,15 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
     const CallLayout& layout = call_->layout_;
-    const std::vector<bool> wanted = Wanted(dys);
-    if (std::find(wanted.begin(), wanted.end(), true) == wanted.end())
-      return variable_list(wanted.size());
-    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched))
-      return Again(dys, wanted);
-    CapturedGraph::Values values = call_->backward_->Begin();
+    auto run = std::make_unique<BackwardRun>();
+    run->reached = Reached(dys);
+    if (!IsWanted(run->reached)) return variable_list(num_outputs());
+    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) {
+      run->again = Again(dys, run->reached);
+      return call_->HandOut(*this, 0, std::move(run));
+    }
+    CapturedGraph::Values& values = run->progress.values;
+    values = call_->backward_->Begin();
     auto saved = saved_.begin();
     for (size_t i = 0; i < layout.saved.size(); ++i) {
       const int64_t input = call_->saved_inputs_[i];
@@ -128,13 +228,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     if (!::torch::autograd::get_current_graph_task_keep_graph())
       Release();  // the graph frees what it has read
     PlainScope scope;
-    call_->backward_->Run(values);
-    variable_list dxs(layout.backward_results.size());
-    for (size_t i = 0; i < dxs.size(); ++i) {
-      const int64_t from = layout.backward_results[i];
-      if (wanted[i] && !values[from].isNone()) dxs[i] = values[from].toTensor();
-    }
-    return dxs;
+    call_->backward_->RunToCut(run->progress);
+    return call_->HandOut(*this, 0, std::move(run));
   }
 
   void release_variables() override {
@@ -145,18 +240,29 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   std::string name() const override { return "CaesuraBackward"; }
 
  private:
-  // Of each input, whether it gets a gradient. None where nothing comes, as in PyTorch: an
-  // optimizer would take zeros for a gradient.
-  std::vector<bool> Wanted(const variable_list& dys) {
+  // Of each input, whether it has a gradient. None where nothing comes, as in PyTorch: an optimizer
+  // would take zeros for a gradient.
+  std::vector<bool> Reached(const variable_list& dys) const {
     const CallLayout& layout = call_->layout_;
-    std::vector<bool> wanted(layout.backward_results.size());
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      if (layout.backward_results[i] < 0 || !task_should_compute_output(i)) continue;
-      for (size_t k = 0; k < dys.size() && !wanted[i]; ++k) {
-        wanted[i] = dys[k].defined() && layout.reached[i * dys.size() + k] != 0;
+    std::vector<bool> reached(layout.backward_results.size());
+    for (size_t i = 0; i < reached.size(); ++i) {
+      if (layout.backward_results[i] < 0) continue;
+      for (size_t k = 0; k < dys.size() && !reached[i]; ++k) {
+        reached[i] = dys[k].defined() && layout.reached[i * dys.size() + k] != 0;
       }
     }
-    return wanted;
+    return reached;
+  }
+
+  // True if somebody waits for one of these gradients, perhaps of a later part.
+  bool IsWanted(const std::vector<bool>& reached) const {
+    if (std::find(reached.begin(), reached.end(), true) == reached.end()) return false;
+    const std::vector<int64_t>& members = call_->members_[0];
+    for (size_t k = 0; k < num_outputs(); ++k) {
+      if ((k == members.size() || reached[members[k]]) && task_should_compute_output(k))
+        return true;
+    }
+    return false;
   }
 
   void Release() {
@@ -211,12 +317,16 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward,
                                          &l.backward_saved_sizes,
                                          &l.backward_gradients,
                                          &l.backward_results,
-                                         &l.reached};
+                                         &l.reached,
+                                         &l.parts};
   TORCH_CHECK(layout.size() == std::size(lists), "a call's layout has ", std::size(lists),
               " lists");
   for (size_t i = 0; i < layout.size(); ++i) *lists[i] = std::move(layout[i]);
-  CheckLayout(l, forward_->value_count(), backward_ ? backward_->value_count() : 0,
-              backward_ != nullptr);
+  CheckLayout(l, forward_->value_count(), backward_.get());
+  if (backward_) members_.resize(backward_->cut_count() + 1);
+  for (size_t i = 0; backward_ && i < l.backward_results.size(); ++i) {
+    if (l.backward_results[i] >= 0) members_[l.parts[i]].push_back(static_cast<int64_t>(i));
+  }
   for (int64_t i : l.saved) {
     const auto found = std::find(l.tensors.begin(), l.tensors.end(), i);
     saved_inputs_.push_back(found == l.tensors.end() ? -1 : found - l.tensors.begin());
@@ -269,11 +379,7 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
     }
   }
   if (node) {
-    ::torch::autograd::edge_list edges = ::torch::autograd::collect_next_edges(tensors);
-    for (size_t i = 0; i < edges.size(); ++i) {
-      if (layout_.backward_results[i] < 0) edges[i] = {};
-    }
-    node->set_next_edges(std::move(edges));
+    Connect(*node, tensors);
     for (int64_t i : layout_.differentiable) ::torch::autograd::set_history(outputs[i], node);
     node->Save(tensors, sizes, values, outputs, std::move(random));
   }
@@ -291,6 +397,8 @@ void RegisterCapturedCalls() {
         .def(::torch::init<int64_t, c10::intrusive_ptr<CallCounters>>())
         .def("add_constant", &CapturedGraph::AddConstant)
         .def("add_program", &CapturedGraph::AddProgram)
+        .def("add_part", &CapturedGraph::AddPart)
+        .def("add_cut", &CapturedGraph::AddCut)
         .def("add_operator", &CapturedGraph::AddOperator)
         .def("add_size", &CapturedGraph::AddSize)
         .def("add_element", &CapturedGraph::AddElement);

@@ -2,6 +2,10 @@
 // CapturedCall: a captured module's forward, with its backward as a node of PyTorch's autograd,
 // without Python.
 //
+// A backward that is cut (CapturedGraph::AddCut) is one node for each part. Each node runs to the
+// next cut and returns the gradients that are then ready, so that their hooks run before the next
+// part does: DistributedDataParallel sends them while the rest is computed.
+//
 // Python makes one of two CapturedGraphs (torch.classes.caesura.Call), which while it lives is an
 // operator of its own (an object as an argument would cost more than the rest of a small call):
 //   caesura::call_KEY(Tensor[] tensors, int[] sizes) -> Tensor[]
@@ -13,6 +17,7 @@
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -37,6 +42,8 @@ struct CallLayout {
       backward_results;  // gradients of `tensors`; -1: there is none, autograd does not go there
   std::vector<int64_t> reached;  // a row for each of `tensors`: of each gradient that comes in,
                                  // whether (1, 0) the tensor's own depends on it
+  std::vector<int64_t> parts;    // of each of `tensors`: the part of the backward that hands its
+                                 // gradient out
 };
 
 // Thread safety: as CapturedGraph; a forward's backward locks.
@@ -57,10 +64,20 @@ class CapturedCall : public ::torch::CustomClassHolder {
 
  private:
   class Backward;
+  class BackwardPart;
+  struct BackwardRun;
+  // Makes the nodes for the later parts of the backward; `node` is the first one's. Edges go from
+  // each to the tensors whose gradients it hands out, and last to the node for the next part.
+  void Connect(::torch::autograd::Node& node, at::TensorList tensors);
+  // What the node for a part returns: gradients, and the run itself for the next part's node.
+  std::vector<at::Tensor> HandOut(const ::torch::autograd::Node& node, size_t part,
+                                  std::unique_ptr<BackwardRun> run) const;
   c10::intrusive_ptr<CapturedGraph> forward_, backward_;
   CallLayout layout_;
   std::vector<int64_t>
       saved_inputs_;  // positions of layout_.saved among the tensors; -1: it is none of them
+  std::vector<std::vector<int64_t>>
+      members_;  // by part of the backward: positions of the tensors whose gradients it hands out
   bool random_;
   int64_t key_;
   std::shared_ptr<void> keep_alive_;

@@ -3,6 +3,7 @@
 
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -35,6 +36,14 @@ int64_t Now() {
 // "value" or "list", where `encoded` is a tuple.
 std::string Tag(const IValue& encoded) {
   return encoded.isTuple() ? encoded.toTupleRef().elements().at(0).toStringRef() : std::string();
+}
+
+// PyTorch's count of changes in place to a value; none where the value is no tensor, or one without
+// a count.
+c10::VariableVersion VersionOf(const IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().is_inference())
+    return c10::VariableVersion(c10::VariableVersion::DISABLED);
+  return value.toTensor().unsafeGetTensorImpl()->version_counter();
 }
 
 // Shows PyTorch's profiler the steps of a program by their ops, beside its own.
@@ -93,6 +102,24 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
   step.writes = std::move(writes);
   step.dead = std::move(dead);
   Add(std::move(step));
+}
+
+void CapturedGraph::AddPart(std::vector<int64_t> writes, std::vector<int64_t> dead) {
+  const auto last = std::find_if(steps_.rbegin(), steps_.rend(),
+                                 [](const Step& step) { return step.program != nullptr; });
+  TORCH_CHECK(last != steps_.rend(), "a part of no program");
+  Step step{last->program, std::nullopt};
+  step.is_part = true;
+  step.writes = std::move(writes);
+  step.dead = std::move(dead);
+  Add(std::move(step));
+}
+
+void CapturedGraph::AddCut() {
+  Step step{nullptr, std::nullopt};
+  step.is_cut = true;
+  Add(std::move(step));
+  ++cut_count_;
 }
 
 CapturedGraph::Item CapturedGraph::MakeItem(const IValue& encoded) {
@@ -171,7 +198,33 @@ void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes,
   Add(std::move(step));
 }
 
-void CapturedGraph::RunProgram(const Step& step, Values& values) {
+void CapturedGraph::RunProgram(const Step& step, Progress& progress) {
+  Values& values = progress.values;
+  ProfiledSteps profiled;
+  std::vector<ExecutionObserver*> observers;
+  if (at::hasCallbacks()) observers = {&profiled};
+  RunResult run;
+  if (step.is_part) {
+    TORCH_CHECK(progress.program, "a program has fewer yields than parts");
+    run = step.program->Resume(std::move(progress.program), std::move(observers));
+  } else {
+    run = StartProgram(step, values, std::move(observers));
+  }
+  TORCH_CHECK(run.status.ok(), run.status.message());
+  const std::vector<RuntimeValue>& results = run.values;
+  TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
+              " values, not ", step.writes.size());
+  if (run.suspended && !step.is_part) {
+    progress.program_reads.clear();
+    for (int64_t i : step.reads) progress.program_reads.push_back(VersionOf(values[i]));
+  }
+  progress.program = std::move(run.suspended);
+  for (size_t k = 0; k < results.size(); ++k)
+    values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
+}
+
+RunResult CapturedGraph::StartProgram(const Step& step, const Values& values,
+                                      std::vector<ExecutionObserver*> observers) {
   std::vector<RuntimeValue> feeds;
   feeds.reserve(step.reads.size());
   std::vector<FeedSpec> known;
@@ -185,17 +238,11 @@ void CapturedGraph::RunProgram(const Step& step, Values& values) {
     }
   }
   RunOptions options;
-  ProfiledSteps profiled;
-  if (at::hasCallbacks()) options.observers = {&profiled};
-  const RunResult run = step.program->Run({.feeds = std::move(feeds),
-                                           .options = std::move(options),
-                                           .plan = {.known = std::move(known)}});
-  TORCH_CHECK(run.status.ok(), run.status.message());
-  const std::vector<RuntimeValue>& results = run.values;
-  TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
-              " values, not ", step.writes.size());
-  for (size_t k = 0; k < results.size(); ++k)
-    values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
+  options.observers = std::move(observers);
+  return step.program->Run({.feeds = std::move(feeds),
+                            .options = std::move(options),
+                            .plan = {.known = std::move(known)},
+                            .stops_at_yields = true});
 }
 
 void CapturedGraph::RunOperator(const Step& step, Values& values) {
@@ -216,11 +263,43 @@ void CapturedGraph::RunOperator(const Step& step, Values& values) {
 }
 
 void CapturedGraph::Run(Values& values) const {
-  for (const Step& step : steps_) {
+  Progress progress{std::move(values)};
+  for (int64_t cut = 0; cut <= cut_count_; ++cut) RunToCut(progress);
+  values = std::move(progress.values);
+}
+
+void CapturedGraph::Watch(Progress& progress) const {
+  progress.seen.clear();
+  const auto watch = [&](const c10::VariableVersion& version) {
+    if (version.enabled()) progress.seen.emplace_back(version, version.current_version());
+  };
+  for (size_t i = 0; i < constants_.size(); ++i) {
+    if (constants_[i].isNone()) watch(VersionOf(progress.values[i]));
+  }
+  if (progress.program == nullptr) return;
+  const ExecutionState& state = *progress.program->started.state;
+  const ExecutionPlan& plan = state.plan();
+  for (size_t i = 0; i < progress.program_reads.size(); ++i) {
+    const PlannedBuffer& buffer = plan.buffers()[plan.values()[plan.feed_values()[i]].buffer];
+    if (buffer.last_step >= state.program_counter()) watch(progress.program_reads[i]);
+  }
+}
+
+void CapturedGraph::RunToCut(Progress& progress) const {
+  for (const auto& [version, seen] : progress.seen) {
+    TORCH_CHECK(
+        version.current_version() == seen,
+        "a tensor that the rest of this backward reads was changed by an in-place operation "
+        "in its middle, for example in a hook");
+  }
+  Values& values = progress.values;
+  while (progress.next < steps_.size()) {
+    const Step& step = steps_[progress.next++];
+    if (step.is_cut) return;
     if (step.program) {
       const int64_t began = Now();
-      RunProgram(step, values);
-      counters_->AddProgram(Now() - began);
+      RunProgram(step, progress);
+      counters_->AddProgram(Now() - began, step.is_part);
     } else if (step.op) {
       const int64_t began = step.counts ? Now() : 0;
       RunOperator(step, values);

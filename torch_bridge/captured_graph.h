@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // CapturedGraph: a graph of ATen calls as steps over numbered values, some of them programs of the
 // library's, the others calls of PyTorch's operators. What the Python package makes of a captured
-// module (graph_executor.py), run without Python.
+// module (graph_executor.py), run without Python. It may be cut: a run then waits at each cut, with
+// the values so far, until it is taken up again.
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_GRAPH_H_
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/custom_class.h>
 
 #include <atomic>
@@ -21,8 +23,8 @@ namespace caesura::torch {
 // What graphs have spent, and how often: in programs, and in operators of PyTorch's.
 class CallCounters : public ::torch::CustomClassHolder {
  public:
-  void AddProgram(int64_t nanoseconds) { Add(&program_, nanoseconds); }
-  void AddOperator(int64_t nanoseconds) { Add(&operator_, nanoseconds); }
+  void AddProgram(int64_t nanoseconds, bool is_part) { Add(&program_, nanoseconds, !is_part); }
+  void AddOperator(int64_t nanoseconds) { Add(&operator_, nanoseconds, 1); }
   // (seconds in programs, calls, seconds in operators, calls) since the last Take.
   std::tuple<double, int64_t, double, int64_t> Take();
 
@@ -30,9 +32,9 @@ class CallCounters : public ::torch::CustomClassHolder {
   struct Count {
     std::atomic<int64_t> nanoseconds = 0, calls = 0;
   };
-  static void Add(Count* count, int64_t nanoseconds) {
+  static void Add(Count* count, int64_t nanoseconds, int64_t calls) {
     count->nanoseconds.fetch_add(nanoseconds, std::memory_order_relaxed);
-    count->calls.fetch_add(1, std::memory_order_relaxed);
+    count->calls.fetch_add(calls, std::memory_order_relaxed);
   }
   Count program_, operator_;
 };
@@ -55,6 +57,10 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // An ONNX model (its bytes, uint8) of the values' tensors and ints, by position.
   void AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
                   std::vector<int64_t> dead);
+  // The last program goes on from its yield to the next one, or to its end. Where a program yields,
+  // `writes` of each part are what that part hands out.
+  void AddPart(std::vector<int64_t> writes, std::vector<int64_t> dead);
+  void AddCut();
   // An operator and all of its schema's arguments: ("value", i) is value i, ("list", ...) a list of
   // such and others, the rest is itself. `counts`: whether the call counts as one that is left to
   // PyTorch.
@@ -69,9 +75,32 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   void AddElement(int64_t reads, int64_t index, int64_t writes, std::vector<int64_t> dead);
 
   int64_t value_count() const { return static_cast<int64_t>(constants_.size()); }
+  int64_t cut_count() const { return cut_count_; }
   // The values before the first step: constants alone.
   Values Begin() const { return constants_; }
+  // Runs all steps.
   void Run(Values& values) const;
+
+  // A run that may wait at a cut. What is in `values` may then be taken out, if no later step reads
+  // it.
+  struct Progress {
+    Values values;
+    size_t next = 0;                                      // step
+    std::unique_ptr<caesura::SuspendedRun> program = {};  // that waits at a yield
+    // PyTorch's counts of changes in place: of what that program reads; and of all that Watch()
+    // found, as they were then.
+    std::vector<c10::VariableVersion> program_reads = {};
+    std::vector<std::pair<c10::VariableVersion, uint32_t>> seen = {};
+
+    ~Progress() {
+      if (program) caesura::Program::Drop(std::move(program));
+    }
+  };
+  // Runs to the next cut, or to the end.
+  void RunToCut(Progress& progress) const;
+  // To be called before others run while `progress` waits at a cut: the next RunToCut throws if
+  // they have changed one of its values in place, or what its program still reads.
+  void Watch(Progress& progress) const;
 
  private:
   struct Item {
@@ -88,12 +117,14 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     std::optional<c10::OperatorHandle> op;        // or
     int64_t (*size)(int64_t, int64_t) = nullptr;  // or the element of one value
     std::vector<Argument> arguments = {};
-    bool counts = false, divides = false;
+    bool is_part = false, is_cut = false, counts = false, divides = false;
     int64_t index = 0;
     std::vector<int64_t> reads = {}, writes = {}, dead = {};
   };
   void Add(Step step);
-  static void RunProgram(const Step& step, Values& values);
+  static void RunProgram(const Step& step, Progress& progress);
+  static caesura::RunResult StartProgram(const Step& step, const Values& values,
+                                         std::vector<ExecutionObserver*> observers);
   static void RunOperator(const Step& step, Values& values);
   static int64_t IntOf(const Item& item, const Values& values);
   static Item MakeItem(const c10::IValue& encoded);
@@ -101,6 +132,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   Values constants_;
   c10::intrusive_ptr<CallCounters> counters_;
   std::vector<Step> steps_;
+  int64_t cut_count_ = 0;
 };
 
 }  // namespace caesura::torch

@@ -69,6 +69,7 @@ TEST(CapturedGraphTest, WhatIsNoArgumentIsRefused) {
   EXPECT_THROW(graph->AddOperator("aten::relu", "", TupleOf(ValueAt(0), int64_t{1}), 1, false, {}),
                c10::Error);
   EXPECT_THROW(graph->AddProgram(at::zeros({3}, at::kByte), {0}, {1}, {}), c10::Error);
+  EXPECT_THROW(graph->AddPart({1}, {}), c10::Error);  // of no program
 }
 
 TEST(CapturedGraphTest, NumbersOfNoValueAreRefused) {
@@ -94,7 +95,7 @@ TEST(CapturedGraphTest, NumbersOfNoValueAreRefused) {
 
 // y = x * x, its gradient 2 * x * dy.
 std::vector<std::vector<int64_t>> SquareLayout() {
-  return {{0}, {}, {1}, {0}, {}, {}, {0}, {}, {0}, {}, {1}, {3}, {1}};
+  return {{0}, {}, {1}, {0}, {}, {}, {0}, {}, {0}, {}, {1}, {3}, {1}, {0}};
 }
 
 c10::intrusive_ptr<CapturedCall> Square(int64_t key) {
@@ -112,6 +113,73 @@ TEST(CapturedCallTest, TheNodeOutlivesTheCall) {
   y.backward(at::tensor({1.0f, 10.0f}));
   EXPECT_TRUE(at::equal(x.grad(), at::tensor({4.0f, -120.0f})));
   EXPECT_THROW(y.backward(at::tensor({1.0f, 10.0f})), c10::Error);
+}
+
+// y = (a * b) * c in two parts: the first hands out the gradient of c, the second those of a and b.
+c10::intrusive_ptr<CapturedCall> Product(int64_t key) {
+  const auto forward = Graph(5), backward = Graph(9);
+  forward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(0), ValueAt(1)), 3, false, {});
+  forward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(3), ValueAt(2)), 4, false, {});
+  // 0 to 2: the inputs, 3: a * b, 4: dy
+  backward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(4), ValueAt(3)), 5, false, {3});
+  backward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(4), ValueAt(2)), 6, false, {2, 4});
+  backward->AddCut();
+  backward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(6), ValueAt(1)), 7, false, {1});
+  backward->AddOperator("aten::mul", "Tensor", TupleOf(ValueAt(6), ValueAt(0)), 8, false, {0, 6});
+  return c10::make_intrusive<CapturedCall>(forward, backward,
+                                           std::vector<std::vector<int64_t>>{{0, 1, 2},
+                                                                             {},
+                                                                             {4},
+                                                                             {0},
+                                                                             {},
+                                                                             {},
+                                                                             {0, 1, 2, 3},
+                                                                             {},
+                                                                             {0, 1, 2, 3},
+                                                                             {},
+                                                                             {4},
+                                                                             {7, 8, 5},
+                                                                             {1, 1, 1},
+                                                                             {1, 1, 0}},
+                                           false, key, nullptr);
+}
+
+TEST(CapturedCallTest, HooksRunBetweenTheParts) {
+  at::Tensor a = at::tensor({2.0f}).requires_grad_(), b = at::tensor({3.0f}).requires_grad_();
+  at::Tensor c = at::tensor({5.0f}).requires_grad_();
+  const auto call = Product(3);
+  at::Tensor y = call->Run({a, b, c}, {})[0];
+  bool early = false;
+  c.register_hook([&](const at::Tensor& gradient) {
+    early = gradient.item<float>() == 6.0f && !a.grad().defined();
+    at::NoGradGuard no_grad;
+    c.mul_(7);  // nothing that is still to run reads it
+  });
+  y.backward();
+  EXPECT_TRUE(early);
+  EXPECT_EQ(a.grad().item<float>(), 15.0f);
+  EXPECT_EQ(b.grad().item<float>(), 10.0f);
+  EXPECT_EQ(c.grad().item<float>(), 6.0f);
+}
+
+TEST(CapturedCallTest, AHookThatChangesWhatIsStillReadIsAnError) {
+  at::Tensor a = at::tensor({2.0f}).requires_grad_(), b = at::tensor({3.0f}).requires_grad_();
+  at::Tensor c = at::tensor({5.0f}).requires_grad_();
+  at::Tensor y = Product(4)->Run({a, b, c}, {})[0];
+  c.register_hook([&](const at::Tensor&) {
+    at::NoGradGuard no_grad;
+    a.mul_(7);
+  });
+  EXPECT_THROW(y.backward(), c10::Error);
+  EXPECT_FALSE(a.grad().defined());
+}
+
+TEST(CapturedCallTest, OneTensorsGradientNeedsItsPartsOnly) {
+  at::Tensor a = at::tensor({2.0f}).requires_grad_(), b = at::tensor({3.0f}),
+             c = at::tensor({5.0f});
+  Product(5)->Run({a, b, c}, {})[0].backward();
+  EXPECT_EQ(a.grad().item<float>(), 15.0f);
+  EXPECT_FALSE(b.grad().defined() || c.grad().defined());
 }
 
 TEST(CapturedCallTest, ALayoutThatDoesNotFitIsRefused) {

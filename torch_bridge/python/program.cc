@@ -2,6 +2,8 @@
 // Program: a captured graph, run on PyTorch's tensors by position. Kernels: what could not run so.
 #include <nanobind/stl/pair.h>
 
+#include <iterator>
+
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/runtime/subgraph.h"
@@ -20,18 +22,27 @@ class Program {
     graph_ = Unwrap(OpenCaptured(std::move(parsed), CpuProvider, threads));
   }
 
+  // Runs through all yields; gives what they hand out, then the graph's outputs.
   // Plain ints are host scalars that the plan is made for: shapes follow from them.
   std::vector<nb::object> Run(const nb::list& inputs) {
     std::vector<RuntimeValue> feeds;
     std::vector<FeedSpec> known;
     Take(inputs, &feeds, &known);
-    RunResult result = [&] {
+    std::vector<RuntimeValue> values;
+    const Status status = [&] {
       nb::gil_scoped_release release;
-      return graph_->Run({.feeds = std::move(feeds), .plan = {.known = std::move(known)}});
+      RunResult result = graph_->Run({.feeds = std::move(feeds),
+                                      .plan = {.known = std::move(known)},
+                                      .stops_at_yields = true});
+      while (true) {
+        std::move(result.values.begin(), result.values.end(), std::back_inserter(values));
+        if (result.suspended == nullptr) return result.status;
+        result = graph_->Resume(std::move(result.suspended), {});
+      }
     }();
+    if (!status.ok()) Raise(status);
     std::vector<nb::object> out;
-    if (!result.status.ok()) Raise(result.status);
-    for (const RuntimeValue& value : result.values) out.push_back(ToTorch(value.tensor()));
+    for (const RuntimeValue& value : values) out.push_back(ToTorch(value.tensor()));
     return out;
   }
 

@@ -2,6 +2,7 @@
 """Metadata of the nodes in a graph of ATen calls: the source line of each, and its dtype, shape and device."""
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from caesura.user_code import FRAME
 
@@ -35,6 +36,17 @@ def draws(node: torch.fx.Node) -> bool:
 
 def is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def storage_of(node):
+    """What two nodes have in common if their tensors share memory; None if the node has no memory."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return StorageWeakRef(value.untyped_storage())
+    except NotImplementedError:  # a sparse one has none
+        return None
 
 
 def devices_of(nodes) -> set:

@@ -10,11 +10,10 @@ case, and the backward makes the views itself at no cost.
 import operator
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy
 
 from caesura.capture.compat import OpOverload, functorch_config, min_cut_partition, schema
-from caesura.capture.fx_meta import VIEWS
+from caesura.capture.fx_meta import VIEWS, storage_of
 from caesura.capture.grouped_query_attention import take_unrepeated
 
 aten = torch.ops.aten
@@ -51,7 +50,7 @@ def _merge_equal(graph):
     """Merges equal calls, so that the cut does not save one value twice. Calls that share storage with outputs stay,
     because a caller may write to each output separately."""
     (output,) = graph.find_nodes(op="output")
-    outputs = {_storage(n) for n in output.all_input_nodes} - {None}
+    outputs = {storage_of(n) for n in output.all_input_nodes} - {None}
     seen = {}
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) and node.target is not operator.getitem:
@@ -62,22 +61,12 @@ def _merge_equal(graph):
                 continue
             if not _UNLIKE.isdisjoint(node.target.tags):
                 continue
-        if outputs and _storage(node) in outputs:
+        if outputs and storage_of(node) in outputs:
             continue
         first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)  # a node's repr is its name, its own
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
-
-
-def _storage(node):
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    try:
-        return StorageWeakRef(value.untyped_storage())
-    except NotImplementedError:  # a sparse one has none
-        return None
 
 
 def _save_bases(forward, backward, num_outputs):

@@ -58,15 +58,15 @@ class _Captured:
 
     def compile_backward(self, module, example_inputs):
         try:
-            self.backward = self._program(module, "backward")
+            self.backward = self._program(module, "backward", self.forward.placeholders)
         except StrictError:
             self.refused = True
         return _boxed(lambda: self.backward or self._program(module, "backward"))
 
-    def _program(self, module, phase=""):
+    def _program(self, module, phase="", sources=()):
         module = module if self.away else in_pairs(module)
         with unset_fake_temporarily():  # the graph's constants are real
-            return GraphProgram(module, phase)
+            return GraphProgram(module, phase, sources)
 
 
 def _boxed(get_program):

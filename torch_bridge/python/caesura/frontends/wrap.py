@@ -9,6 +9,8 @@ import types
 import weakref
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
 from caesura.cache import disk, module_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture.bytecode import is_plain
@@ -205,6 +207,15 @@ class _Wrapped:
         return wrap, (type(self)._original,)
 
 
+def _with_module(parallel, module):
+    """A DistributedDataParallel that shares everything with `parallel` except the module that it calls."""
+    if module is parallel.module:
+        return parallel
+    other = object.__new__(type(parallel))
+    other.__dict__ = vars(parallel) | {"_modules": parallel._modules | {"module": module}}
+    return other
+
+
 def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     """Makes a module whose forward and backward run in caesura; it is an instance of the module's own class.
 
@@ -216,6 +227,9 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     than every graph before. Calls without a kernel stay with PyTorch, with a FallbackWarning, and so does code that
     Dynamo does not capture (a graph break): report() counts them, strict() forbids them. On other devices than the
     CPU all calls stay.
+
+    The backward hands out gradients as they are ready, 1 MiB at a time, so that DistributedDataParallel sends them while
+    the rest is computed. DistributedDataParallel(wrap(module)) and wrap(DistributedDataParallel(module)) are the same.
 
     Thread safety: that of the module.
 
@@ -242,6 +256,8 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")
     if isinstance(module, _Wrapped):
         return module
+    if isinstance(module, DistributedDataParallel):
+        return _with_module(module, wrap(module.module, dynamic=dynamic))
 
     def call(*args, **kwargs):
         return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this

@@ -82,6 +82,11 @@ class Importer:
             return [self.argument(i) for i in item]
         return item
 
+    def result(self, node: torch.fx.Node) -> Tensor:
+        """The value of a node as a result of the graph."""
+        value = self.values[node]
+        return self.writer.scalar(value) if isinstance(value, Scalar) else value
+
     def function(self, node: torch.fx.Node):
         """The rule that writes this call; None if there is none."""
         return TABLE.get(node.target)
@@ -104,9 +109,10 @@ class Importer:
         self.values[node] = result
 
 
-def import_graph(nodes, inputs, outputs, constants=None, phase=""):
-    """The ONNX model of FX `nodes` (in order), as a function of the nodes `inputs` that yields the nodes `outputs`. phase: the
-    part of a training step that its nodes belong to, "backward" or "" (the forward).
+def import_graph(nodes, inputs, outputs, constants=None, phase="", yields=()):
+    """The ONNX model of FX `nodes` (in order), as a function of the nodes `inputs` that gives the nodes `outputs`. phase: the
+    part of a training step that its nodes belong to, "backward" or "" (the forward). yields: (node, nodes, nodes) each,
+    in order: after the first one the program yields the second ones, and releases these of its inputs.
 
     Raises Refused, with the node, where a call has no equivalent.
     """
@@ -114,17 +120,19 @@ def import_graph(nodes, inputs, outputs, constants=None, phase=""):
     importer.writer.phase = phase
     bound = [importer.bind(node, f"input_{i}") for i, node in enumerate(inputs)]
     importer.know_shapes()
+    yields = {last: (handed, released) for last, handed, released in yields}
     for node in nodes:
         try:
             importer.write(node)
         except Refused as error:
             error.node = node
             raise
+        if node in yields:
+            handed, released = yields[node]
+            importer.writer.stop([importer.result(n) for n in handed], [importer.values[n] for n in released])
     results = []
     for node in outputs:
-        value = importer.values[node]
-        if isinstance(value, Scalar):
-            value = importer.writer.scalar(value)
+        value = importer.result(node)
         name = importer.writer.op("Identity", [value])
         results.append(Tensor(name, value.dtype, value.shape))
     return make_model(importer.writer, bound, results)

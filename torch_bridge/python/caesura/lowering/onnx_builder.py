@@ -161,6 +161,12 @@ class Writer:
                 node.metadata_props.add(key=key, value=value)
         self.nodes.append(node)
 
+    def stop(self, values, released) -> None:
+        """Writes a yield that hands out `values` and releases the inputs `released`."""
+        names = [self.name(v) for v in released]
+        self.add(helper.make_node("YieldOp", [self.name(v) for v in values], [], name=self.fresh("yield"), domain=DOMAIN,
+                                  released_inputs=names or None))
+
     def make(self, op_type: str, inputs, dtype: torch.dtype, shape, **attributes) -> Tensor:
         return Tensor(self.op(op_type, inputs, **attributes), dtype, tuple(shape))
 

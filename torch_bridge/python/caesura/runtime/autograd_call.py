@@ -12,7 +12,7 @@ from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate
 from caesura.capture.fx_meta import is_tensor
 from caesura.reports import collect_from
-from caesura.runtime.graph_executor import GraphProgram, RunStep
+from caesura.runtime.graph_executor import Cut, GraphProgram, RunStep
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
@@ -144,7 +144,7 @@ def _layout(forward, backward, metadata):
               [number[n] for n in new_values], [number[n] for n in held],
               [number[n] for n in saved if not is_tensor(n)]]
     if backward is None:
-        return None if saved else layout + [[], [], [], [], []]
+        return None if saved else layout + [[], [], [], [], [], []]
     number = {n: i for i, n in enumerate(backward.graph.nodes)}
     inputs = [number[n] for n in backward.placeholders]
     ints, count = len(saved) - len(held), len(saved)
@@ -156,7 +156,8 @@ def _layout(forward, backward, metadata):
                for n, r in zip(forward.placeholders, backward.results) if is_tensor(n)]
     reached = _reached(backward, backward.placeholders[count:])
     return layout + [inputs[ints:count], inputs[:ints], inputs[count:], results,
-                     [k for n, row in zip(forward.placeholders, reached) if is_tensor(n) for k in row]]
+                     [k for n, row in zip(forward.placeholders, reached) if is_tensor(n) for k in row],
+                     [part for n, part in zip(forward.placeholders, backward.parts) if is_tensor(n)]]
 
 
 def _reached(backward, gradients) -> list:
@@ -184,11 +185,18 @@ def _describe_graph(program: GraphProgram):
 
     for step, release in program.steps:
         dead = [number[n] for n in release]
+        if isinstance(step, Cut):
+            calls.append(("add_cut",))
+            continue
         if isinstance(step, RunStep):
+            writes = [number[n] for n in step.writes]
+            if step.part:
+                calls.append(("add_part", writes, dead))
+                continue
             if any(isinstance(n.meta.get("val"), (torch.SymFloat, float)) for n in step.reads):
                 return None
             model = step.program.model.SerializeToString()
-            calls.append(("add_program", model, [number[n] for n in step.reads], [number[n] for n in step.writes], dead))
+            calls.append(("add_program", model, [number[n] for n in step.reads], writes, dead))
             continue
         node = step.node
         if step.target is operator.getitem and isinstance(node.args[1], int):
@@ -208,7 +216,7 @@ def _describe_graph(program: GraphProgram):
 def _open_graph(facts):
     graph = torch.classes.caesura.Graph(facts["values"], _counters())
     for name, *arguments in facts["calls"]:
-        if name not in ("add_constant", "add_program", "add_operator", "add_size", "add_element"):
+        if name not in ("add_constant", "add_program", "add_part", "add_cut", "add_operator", "add_size", "add_element"):
             raise ValueError(f"a graph has no {name}")
         if name == "add_program":
             arguments[0] = torch.frombuffer(bytearray(arguments[0]), dtype=torch.uint8)

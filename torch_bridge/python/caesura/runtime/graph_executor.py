@@ -2,15 +2,18 @@
 """Runs a captured graph of ATen calls: programs on our kernels if possible, the other calls one by one in PyTorch."""
 
 import functools
+import math
 import operator
 import time
+from collections import defaultdict
+from typing import NamedTuple
 
 import torch
 
 from caesura import _core
 from caesura.capture.compat import is_view
 from caesura.capture.complex_numbers import has_complex
-from caesura.capture.fx_meta import VIEWS, describe, devices_of, draws, is_static, is_symbolic, is_tensor
+from caesura.capture.fx_meta import VIEWS, describe, devices_of, draws, is_static, is_symbolic, is_tensor, storage_of
 from caesura.capture.layout import as_traced, lay_arguments
 from caesura.capture.rng_inputs import DRAWS
 from caesura.lowering import Refused, TABLE, import_graph
@@ -31,6 +34,8 @@ _GENERATED = DRAWS | {aten.native_dropout.default}
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
 _UNCOUNTED = {*VIEWS, *_CHECKS, _EMPTY, operator.getitem}
 _UNTOLD = _UNCOUNTED | _GENERATED
+# A backward hands out gradients of at least this many bytes at a time: DistributedDataParallel's first, smallest bucket.
+_PART = 1 << 20
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -41,10 +46,13 @@ class Program:
     Called with tensors and ints in the order of `inputs`, gives tensors in the order of `outputs` (FX nodes both).
     """
 
-    def __init__(self, nodes, inputs, outputs, constants, phase):
-        self.inputs, self.outputs = inputs, outputs
-        self.nodes = nodes
-        self.model = import_graph(nodes, inputs, outputs, constants, phase)
+    def __init__(self, parts, inputs, constants, phase):
+        """parts: that it runs in, with a yield after each but the last one."""
+        self.parts, self.inputs = parts, inputs
+        self.nodes = [n for part in parts for n in part.nodes]
+        self.outputs = [n for part in parts for n in part.outputs]
+        yields = [(part.nodes[-1], part.outputs, part.released) for part in parts[:-1]]
+        self.model = import_graph(self.nodes, inputs, parts[-1].outputs, constants, phase, yields)
 
     @functools.cached_property
     def _program(self):
@@ -58,15 +66,28 @@ class Program:
         return self._program.plan(values)
 
 
+class Part(NamedTuple):
+    """A part of a program: its nodes, those that it hands out, and the program's inputs that nobody reads after it and
+    that may then be overwritten."""
+
+    nodes: list
+    outputs: list
+    released: list
+
+
 class GraphProgram:
     """Runs an FX graph of ATen calls (functional, shapes known from its metadata).
 
     Nodes are sorted into levels. No call of PyTorch's stands between the supported calls of a level, so that they are
     one program. Thread safety: calls from several threads at the same time are independent.
+
+    A backward is cut into parts: after each, the results that are then ready can be handed out, and whoever gets them may
+    write to them and to the tensors that they are the gradients of. `parts` has the part of each result.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, phase: str = ""):
-        """phase: as import_graph() takes it."""
+    def __init__(self, module: torch.fx.GraphModule, phase: str = "", sources=()):
+        """phase: as import_graph() takes it. sources: of a backward, the inputs of the forward (nodes of its graph) that
+        the results are the gradients of, in order."""
         self.graph, self.phase = module.graph, phase
         _draw_early(self.graph)
         _cancel_transposes(self.graph)
@@ -74,6 +95,9 @@ class GraphProgram:
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
+        self._sources, self._touching = {}, {}
+        if len(sources) == len(self.results):
+            self._find_touching(sources)
         self.problems = []  # what is left to PyTorch: (op, reason, place)
         self._kernels, self._problems = _core.Kernels(), {}
         self.supported = self._find_supported(self.problems)
@@ -170,7 +194,7 @@ class GraphProgram:
             program = [n for n in here if kind[n] == "program"]
             steps += self._program_steps(program, needed)
             steps += [CallStep(n) for n in here if kind[n] == "eager"]
-        return self._with_releases(steps)
+        return self._with_releases(self._cut(steps))
 
     def _needed_outside(self, level, kind):
         """Nodes of programs that another step or the caller reads."""
@@ -249,7 +273,12 @@ class GraphProgram:
         used = self._with_views(self._reaching(nodes, outputs), inside)
         made = set(used)
         inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in made and s.op != "get_attr"))
-        return [RunStep(Program(used, inputs, outputs, self.constants, self.phase))] + [CallStep(n) for n in views]
+        program = Program(self._parts(used, inputs, outputs), inputs, self.constants, self.phase)
+        part_of = {n: i for i, part in enumerate(program.parts) for n in part.outputs}
+        for view in views:
+            part_of[view] = max((part_of.get(n, 0) for n in view.all_input_nodes), default=0)
+        return [step for i in range(len(program.parts))
+                for step in (RunStep(program, i), *(CallStep(n) for n in views if part_of[n] == i))]
 
     @staticmethod
     def _reaching(nodes, outputs):
@@ -272,6 +301,60 @@ class GraphProgram:
             out.append((step, list(dict.fromkeys(last + unread))))
         return out[::-1]
 
+    # --- parts of a backward ---
+
+    def _find_touching(self, sources):
+        """Finds, for the memory of each result, the memory of the tensors that it is a gradient of (`_sources`), and the
+        calls that make or read either, or a view of them (`_touching`)."""
+        calls = defaultdict(list)
+        for node in self.graph.nodes:
+            for storage in {storage_of(n) for n in (node, *node.all_input_nodes)}:
+                calls[storage].append(node)
+        self._sources = defaultdict(set)
+        for result, source in zip(self.results, sources, strict=True):
+            if isinstance(result, torch.fx.Node) and storage_of(result) is not None:
+                self._sources[storage_of(result)] |= {storage_of(source)} - {None}
+        self._touching = {result: [node for s in {result, *sources} for node in calls[s]]
+                          for result, sources in self._sources.items()}
+
+    def _ready(self, node, positions, default):
+        """The last of the positions (a dict by nodes) at which the memory of the node is touched; `default` for no result."""
+        return max((positions[n] for n in self._touching.get(storage_of(node), ()) if n in positions), default=default)
+
+    def _parts(self, nodes, inputs, outputs):
+        """The parts of a program, which hand out about _PART bytes of results each."""
+        positions = {n: i for i, n in enumerate(nodes)}
+        ready = {n: self._ready(n, positions, len(nodes)) for n in outputs}
+        parts, begin, handed, size = [], 0, [], 0
+        outputs = sorted(outputs, key=ready.__getitem__)
+        for i, node in enumerate(outputs):
+            handed.append(node)
+            size += _bytes(node)
+            if size < _PART or i + 1 == len(outputs) or ready[node] in (ready[outputs[i + 1]], len(nodes)):
+                continue
+            sources = {s for n in handed for s in self._sources.get(storage_of(n), ())}
+            released = [n for n in inputs if storage_of(n) in sources]
+            parts.append(Part(nodes[begin:ready[node] + 1], handed, released))
+            begin, handed, size = ready[node] + 1, [], 0
+        return [*parts, Part(nodes[begin:], handed, [])]
+
+    def _cut(self, steps):
+        """Adds a cut wherever enough results are ready; fills `parts`."""
+        positions = {n: i for i, step in enumerate(steps) for n in step.nodes}
+        ready = [self._ready(r, positions, -1) if isinstance(r, torch.fx.Node) else -1 for r in self.results]
+        self.parts = [None] * len(ready)
+        out, part = [], 0
+        for i, step in enumerate(steps):
+            here = [k for k, at in enumerate(ready) if self.parts[k] is None and at < i]
+            if step.counts and len(here) < self.parts.count(None) and sum(_bytes(self.results[k]) for k in here) >= _PART:
+                for k in here:
+                    self.parts[k] = part
+                out.append(Cut())
+                part += 1
+            out.append(step)
+        self.parts = [part if p is None else p for p in self.parts]
+        return out
+
     # --- the run ---
 
     def __call__(self, *arguments):
@@ -291,7 +374,7 @@ class GraphProgram:
     @property
     def programs(self):
         """The programs in it."""
-        return [step.program for step, _ in self.steps if isinstance(step, RunStep)]
+        return [step.program for step, _ in self.steps if isinstance(step, RunStep) and step.part == 0]
 
 
 def _draw_early(graph: torch.fx.Graph) -> None:
@@ -330,17 +413,31 @@ def _cancel_transposes(graph: torch.fx.Graph) -> None:
                 graph.erase_node(source)
 
 
-class RunStep:
-    """A step that runs a program."""
+class Cut:
+    """Stands where a backward may stop and hand out results. In Python it does not."""
 
-    def __init__(self, program: Program):
-        self.program = program
-        self.reads, self.writes = program.inputs, program.outputs
+    reads, writes, nodes, counts = (), (), (), False
 
     def __call__(self, values):
+        pass
+
+
+class RunStep:
+    """A step that runs a part of a program. In Python, the first part's step runs the whole program."""
+
+    counts = True
+
+    def __init__(self, program: Program, part: int):
+        self.program, self.part = program, part
+        self.nodes, self.writes = program.parts[part].nodes, program.parts[part].outputs
+        self.reads = [] if part else program.inputs
+
+    def __call__(self, values):
+        if self.part:
+            return
         began = time.perf_counter()
         results = self.program([as_scalar(values[n]) for n in self.reads])
-        values.update(zip(self.writes, results))
+        values.update(zip(self.program.outputs, results))
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
 
@@ -349,7 +446,7 @@ class CallStep:
     """A step that makes one call in PyTorch: a size, a view, or a call without a kernel of ours."""
 
     def __init__(self, node: torch.fx.Node):
-        self.node, self.reads, self.writes = node, node.all_input_nodes, [node]
+        self.node, self.reads, self.writes, self.nodes = node, node.all_input_nodes, [node], [node]
         self.target = _AS.get(node.target, node.target)
         self.counts = node.target not in _UNCOUNTED and not is_symbolic(node)
 
@@ -366,6 +463,12 @@ class CallStep:
 def as_scalar(value):
     """A value as programs take it: a float, which no shape depends on, becomes a tensor."""
     return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+
+
+def _bytes(node) -> int:
+    """The bytes of a result that is a tensor; 0 for any other."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return math.prod(map(_size, value.shape)) * value.itemsize if isinstance(value, torch.Tensor) else 0
 
 
 def _size(dim) -> int:
