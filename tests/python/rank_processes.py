@@ -15,7 +15,7 @@ _SECONDS = 200  # enough for a busy machine
 
 def _rank(rank, world, port, seconds, body, arguments):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
-                      WORLD_SIZE=str(world), CAESURA_PROGRAM_CACHE="off")
+                      WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), CAESURA_PROGRAM_CACHE="off")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=seconds))
     if body(rank, *arguments) is not None:  # the others may be gone
@@ -26,6 +26,13 @@ def _rank(rank, world, port, seconds, body, arguments):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def same_on_all_ranks(tensors):
+    for tensor in tensors:
+        others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, tensor.detach().contiguous())
+        assert all(torch.equal(tensor, other) for other in others)
 
 
 def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=()):

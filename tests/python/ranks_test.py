@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks on Gloo: DistributedDataParallel around wrapped modules."""
 
-import os
-import socket
-import sys
+import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
+from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import caesura  # noqa: E402
-
-_WORLD = 2
-_SECONDS = 200  # enough for a busy machine
 
 
 class Net(nn.Module):
@@ -39,16 +37,9 @@ def _batch(rank, step):
     return torch.randn(4, 1024, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-def _same_on_all_ranks(tensors):
-    for tensor in tensors:
-        others = [torch.empty_like(tensor) for _ in range(_WORLD)]
-        dist.all_gather(others, tensor.detach().contiguous())
-        assert all(torch.equal(tensor, other) for other in others)
-
-
-def _train(module, ours, rank, steps=2, accumulated=False):
+def _train(module, ours, rank, steps=2, accumulated=False, optimizer=None):
     """Returns the losses, and the gradients of the last step."""
-    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.01), []
+    optimizer, losses = optimizer or torch.optim.SGD(module.parameters(), lr=0.01), []
     for step in range(steps):
         optimizer.zero_grad()
         if accumulated:
@@ -65,7 +56,7 @@ def _train(module, ours, rank, steps=2, accumulated=False):
 def _compare(expected, actual):
     for a, b in zip(expected[0] + expected[1], actual[0] + actual[1], strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
-    _same_on_all_ranks(actual[1])
+    same_on_all_ranks(actual[1])
 
 
 def around_wrap(rank):
@@ -75,6 +66,7 @@ def around_wrap(rank):
         ours = _train(DistributedDataParallel(caesura.wrap(Net()), find_unused_parameters=True), True, rank, accumulated=accumulated)
         _compare(eager, ours)
         assert caesura.report().kernel_calls == 4 * (1 + accumulated) and not caesura.report().fallbacks
+    return True
 
 
 def under_compile(rank):
@@ -89,33 +81,93 @@ def under_compile(rank):
             module = DistributedDataParallel(torch.compile(net, backend="caesura"), find_unused_parameters=True)
         _compare(eager, _train(module, False, rank))
         assert caesura.report().kernel_calls == 4 and caesura.report().kernel_share == 1
+    return True
 
 
-def _rank(rank, name, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
-                      WORLD_SIZE=str(_WORLD), CAESURA_PROGRAM_CACHE="off")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=_WORLD)
-    globals()[name](rank)
-    dist.barrier()
-    # The rank ends without the interpreter's finalization. A thread of Gloo takes the GIL to release a tensor that Python
-    # made. If that happens during the finalization, Python ends the thread in a destructor, and the process aborts
-    # (PyTorch's issue 190489; eager modules only do the same). destroy_process_group() does not end these threads.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+def around_ddp(rank):
+    """wrap() of a module in DistributedDataParallel is DistributedDataParallel of the wrapped module."""
+    eager = _train(DistributedDataParallel(Net(), find_unused_parameters=True), False, rank)
+    caesura.reset_report()
+    plain = DistributedDataParallel(Net(), find_unused_parameters=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", caesura.FallbackWarning)
+        module = caesura.wrap(plain)
+        assert caesura.wrap(module) is module and isinstance(module, DistributedDataParallel)
+        assert list(module.state_dict()) == list(plain.state_dict())
+        _compare(eager, _train(module, True, rank))
+    assert caesura.report().kernel_calls == 4 and not caesura.report().fallbacks
+    return True
 
 
-@pytest.mark.parametrize("name", ("around_wrap", "under_compile"))
-def test_two_ranks(name, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = torch.multiprocessing.spawn(_rank, args=(name, port), nprocs=_WORLD, join=False)
-    for _ in range(_SECONDS):
-        if ranks.join(timeout=1):
-            return
-    for process in ranks.processes:
-        process.kill()
-    pytest.fail(f"the ranks took more than {_SECONDS} s")
+def options(rank):
+    """Whatever is asked of DistributedDataParallel, results are those of eager modules with the same options."""
+    for given in ({"bucket_cap_mb": 1}, {"gradient_as_bucket_view": True}, {"static_graph": True},
+                  {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 4}):
+        results = []
+        for ours in (False, True):
+            net = Net()
+            net.spare = nn.Identity()  # static graphs use all parameters
+            module = DistributedDataParallel(caesura.wrap(net) if ours else net, **given)
+            results.append(_train(module, ours, rank, steps=3))
+        _compare(*results)
+    return True
+
+
+def _in_halves(state, bucket):
+    """A hook of our own: sums in float16, of a hundred times each gradient."""
+    small = (bucket.buffer() * 100).half()
+    future = dist.all_reduce(small, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0].float() / (100 * dist.get_world_size()))
+
+
+def hooks(rank):
+    for hook in (default_hooks.fp16_compress_hook, _in_halves):
+        results = []
+        for ours in (False, True):
+            net = Net()
+            net.spare = nn.Identity()
+            module = DistributedDataParallel(caesura.wrap(net) if ours else net)
+            module.register_comm_hook(None, hook)
+            results.append(_train(module, ours, rank))
+        for a, b in zip(results[0][0] + results[0][1], results[1][0] + results[1][1], strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-2, atol=2.0**-23)  # float16: 11 bits, multiples of 2**-24
+        same_on_all_ranks(results[1][1])
+    return True
+
+
+def sharded_optimizer(rank):
+    results = []
+    for ours in (False, True):
+        net = Net()
+        net.spare = nn.Identity()
+        module = DistributedDataParallel(caesura.wrap(net) if ours else net)
+        optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, lr=1e-3)
+        results.append(_train(module, ours, rank, steps=3, optimizer=optimizer))
+        same_on_all_ranks(module.parameters())
+    _compare(*results)
+    return True
+
+
+def overlap(rank):
+    """Kernels of the backward run after the first bucket was sent, and before the last one is."""
+    module = DistributedDataParallel(caesura.wrap(Net()), bucket_cap_mb=4, find_unused_parameters=True)
+    module.register_comm_hook(None, _marked)
+    _train(module, True, rank, steps=2)  # buckets are laid anew after the first step
+    with torch.profiler.profile() as profile:
+        _train(module, True, rank, steps=1)
+    events = [e.name for e in sorted(profile.events(), key=lambda e: e.time_range.start)
+              if e.name.startswith("caesura::") or e.name == "a bucket"]
+    sent = [i for i, name in enumerate(events) if name == "a bucket"]
+    assert len(sent) >= 5
+    assert any(name.startswith("caesura::") for name in events[sent[0]:sent[-1]])
+    return True
+
+
+def _marked(state, bucket):
+    with torch.profiler.record_function("a bucket"):
+        return default_hooks.allreduce_hook(None, bucket)
+
+
+@pytest.mark.parametrize("body", (around_wrap, under_compile, around_ddp, options, hooks, sharded_optimizer, overlap))
+def test_two_ranks(body):
+    run_ranks(2, body)

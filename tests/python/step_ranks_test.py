@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from rank_processes import run_ranks  # noqa: E402
+from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -63,13 +63,6 @@ def _batch(kind, rank, step, length=16):
     return torch.randn(4, 64, generator=random), torch.randint(8, (4,), generator=random)
 
 
-def _same_on_all_ranks(tensors):
-    for tensor in tensors:
-        others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(others, tensor.detach().contiguous())
-        assert all(torch.equal(tensor, other) for other in others)
-
-
 def _mean(loss):
     loss = torch.as_tensor(loss).detach().clone().double()
     dist.all_reduce(loss)
@@ -102,7 +95,7 @@ def _compiled(kind, rank, steps, optimizer_of, accumulate=1, clip=0.0, module=No
 
 def _check(kind, rank, steps, optimizer_of, **options):
     eager, ours = (train(kind, rank, steps, optimizer_of, **options) for train in (_eager, _compiled))
-    _same_on_all_ranks(ours[1])
+    same_on_all_ranks(ours[1])
     every = options.get("accumulate", 1)
     for a, b in zip(eager[0][every - 1::every], ours[0][every - 1::every], strict=True):
         torch.testing.assert_close(b.double(), a, rtol=1e-5, atol=0)  # the mean of all ranks
@@ -135,7 +128,7 @@ def lengths(rank):
     step = caesura.compile_step(module, nn.functional.cross_entropy, _adamw(module.parameters()))
     for i in range(6):
         step(*_batch(Gpt, rank, i, length=16 if rank == 0 else 4 + 2 * (i % 3)))
-    _same_on_all_ranks(module.parameters())
+    same_on_all_ranks(module.parameters())
     return True
 
 
@@ -145,7 +138,7 @@ def begins_alike(rank):
         with torch.no_grad():
             module.last.weight.zero_()
     _, parameters = _compiled(Net, rank, 2, _sgd, module=module)
-    _same_on_all_ranks(parameters)
+    same_on_all_ranks(parameters)
     reference = _compiled_alone(rank)
     assert torch.equal(parameters[0], reference[0])
     return True
@@ -193,7 +186,7 @@ def sessions(rank, path):
     for _ in range(3):
         loss = session.step(feeds[rank])
     weight = torch.from_numpy(session.parameters()["w"])
-    _same_on_all_ranks([weight])
+    same_on_all_ranks([weight])
     group = dist.new_group([0])
     if rank == 0:
         alone = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, process_group=group)
