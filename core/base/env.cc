@@ -41,7 +41,12 @@ std::vector<std::string> ReadList(const char* name, char separator) {
 std::vector<std::string> DisabledPasses() { return ReadList("CAESURA_DISABLE_PASSES", ','); }
 std::vector<std::string> PluginPath() { return ReadList("CAESURA_PLUGIN_PATH", ':'); }
 int Verbosity() { return ReadInt("CAESURA_VERBOSE"); }
-int OpenMpiRanks() { return std::max(1, ReadInt("OMPI_COMM_WORLD_SIZE")); }
+
+int LaunchedRanks() {
+  const int ranks = ReadInt("OMPI_COMM_WORLD_SIZE");
+  return std::max(1, ranks > 0 ? ranks : ReadInt("SLURM_STEP_NUM_TASKS"));
+}
+
 int NumThreads() { return ReadInt("CAESURA_NUM_THREADS"); }
 std::string AggressiveCpuFallback() { return Read("CAESURA_AGGRESSIVE_CPU_FALLBACK"); }
 std::string MaxIsa() { return Read("CAESURA_MAX_ISA"); }

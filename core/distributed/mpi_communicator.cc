@@ -332,7 +332,8 @@ Result<std::unique_ptr<Work>> MpiGroup::Start(const Collective& collective) {
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> MpiCommunicator() {
-  if (env::OpenMpiRanks() == 1)
+  const int launched = env::LaunchedRanks();
+  if (launched == 1)
     return Unsupported("there are no other ranks: start the program by 'mpirun -n RANKS ...'");
   ASSIGN_OR_RETURN(const Mpi mpi, OpenMpi());
   int initialized = 0, provided = 0, rank = 0, size = 0;
@@ -342,6 +343,10 @@ Result<std::unique_ptr<Communicator>> MpiCommunicator() {
   mpi.set_errhandler(mpi.world, mpi.errors_return);
   mpi.comm_rank(mpi.world, &rank);
   mpi.comm_size(mpi.world, &size);
+  if (size != launched) {
+    return Unsupported(std::to_string(launched) + " ranks were started, but MPI finds " +
+                       std::to_string(size) + ": under SLURM, start them by 'srun --mpi=pmix'");
+  }
   return std::unique_ptr<Communicator>(std::make_unique<MpiGroup>(mpi, rank, size));
 }
 

@@ -47,7 +47,7 @@ Status StartRanks(int count) {
 }
 
 int RunTrain(const TrainOptions& options) {
-  if (options.nproc > 1 && env::OpenMpiRanks() == 1) return Report(StartRanks(options.nproc));
+  if (options.nproc > 1 && env::LaunchedRanks() == 1) return Report(StartRanks(options.nproc));
   const Result<std::unique_ptr<Trainer>> trainer = Trainer::Create(options);
   if (!trainer.ok()) return Report(trainer.status());
   std::signal(SIGINT, RequestStop);

@@ -109,7 +109,7 @@ Status Trainer::Prepare() {
 }
 
 Status Trainer::JoinRanks() {
-  if (env::OpenMpiRanks() == 1) return {};
+  if (env::LaunchedRanks() == 1) return {};
   if (!options_.record.empty())
     return InvalidArgument("--record: a step of several ranks cannot be recorded");
   ASSIGN_OR_RETURN(ranks_, MpiCommunicator());
