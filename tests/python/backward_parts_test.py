@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import caesura  # noqa: E402
+from caesura.runtime import graph_executor  # noqa: E402
 
 WIDTH = 520  # a weight has more than 1 MiB
 
@@ -318,6 +319,56 @@ def test_parts_of_several_programs():
     same(run, Mixed)
     _, wrapped = pair(Mixed)
     assert len(nodes_of(wrapped(batch()))) > 1
+
+
+class Sequences(nn.Module):
+    """An embedding whose weight is the head's too, an attention with a fused weight, and a recurrent layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
+        self.attention, self.cell = nn.MultiheadAttention(8, 2, batch_first=True), nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        x = x + self.attention(*[self.norm(x)] * 3, need_weights=False)[0]
+        return self.cell(x)[0] @ self.embed.weight.t()
+
+
+class Images(nn.Module):
+    """A convolution with batch norm, whose output is added to later ones, and two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.again = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.heads = nn.ModuleList(nn.Linear(4, n) for n in (2, 3))
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x)))
+        x = torch.relu(self.again(x) + x).mean((2, 3))
+        return torch.cat([head(x) for head in self.heads], -1)
+
+
+@pytest.mark.parametrize("make, x", [(Sequences, torch.arange(12).reshape(2, 6) % 11),
+                                     (Images, torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6))])
+def test_optimizers_within_the_backward_of_many_parts(make, x, monkeypatch):
+    """Each gradient is a part of its own, and its hook overwrites its parameter."""
+    monkeypatch.setattr(graph_executor, "_PART", 1)
+
+    def run(module):
+        for p in module.parameters():
+            optimizer = torch.optim.SGD([p], lr=0.1)
+            p.register_post_accumulate_grad_hook(lambda p, optimizer=optimizer: optimizer.step())
+        for _ in range(3):
+            module(x).square().mean().backward()
+            module.zero_grad()
+        return [p.detach() for p in module.parameters()]
+
+    same(run, make)
+    _, wrapped = pair(make)
+    assert len(nodes_of(wrapped(x))) > 4
 
 
 def test_sizes_that_change():
