@@ -15,7 +15,7 @@ from caesura.cache import disk, module_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture.bytecode import is_plain
 from caesura.capture.class_guards import Classes
-from caesura.capture.compat import CALL, GRAPHS, MODULES, cache_entries, dynamo_utils, original, stance
+from caesura.capture.compat import CALL, GRAPHS, MODULE_PARTS, MODULES, cache_entries, dynamo_utils, original, stance
 from caesura.capture.decompositions import decompositions
 from caesura.capture.frames import tracing
 from caesura.capture.polyfills import capturing
@@ -212,7 +212,8 @@ def _with_module(parallel, module):
     if module is parallel.module:
         return parallel
     other = object.__new__(type(parallel))
-    other.__dict__ = vars(parallel) | {"_modules": parallel._modules | {"module": module}}
+    modules = MODULE_PARTS[0]
+    other.__dict__ = vars(parallel) | {modules: vars(parallel)[modules] | {"module": module}}
     return other
 
 
