@@ -84,6 +84,16 @@ sanitized() {
     cmake --build "$folder" --target "$@" -- -k 0
 }
 
+# On stand-ins for CUDA's libraries (tests/cuda), also under sanitizers.
+cuda_instruments() {
+  if ! grep -q '^CUDA_HEADERS_DIR:PATH=.' "$build/CMakeCache.txt"; then
+    echo "skipped: CUDA's headers are not there"
+    return 0
+  fi
+  ctest_in "$build" -R '^caesura_cuda_tests$' &&
+    address_sanitizer caesura_cuda_tests
+}
+
 # The given test program, with the leak check.
 address_sanitizer() {
   sanitized build-asan address,undefined "$1" &&
@@ -185,6 +195,7 @@ if stage "set-up" set_up; then
   stage "Python tests, OpenVINO" python_tests tests/python/openvino_provider_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
+  stage "CUDA instruments" cuda_instruments
   if [[ -n ${CAESURA_LONG:-} ]]; then
     stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
     stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
