@@ -4,9 +4,13 @@
 // optimizer state and losses. CAESURA_LONG=1: every k, where otherwise some are left out.
 #include "tests/training/kill_sweep.h"
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -40,20 +44,41 @@ bool SameTensors(const std::map<std::string, Tensor>& a, const std::map<std::str
          });
 }
 
+double Milliseconds(const std::function<bool()>& work) {
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_TRUE(work());
+  return 1e-6 * static_cast<double>((std::chrono::steady_clock::now() - began).count());
+}
+
+// "median (most)".
+std::string Spread(std::vector<double> values, const char* unit) {
+  std::sort(values.begin(), values.end());
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.1f (%.1f) %s", values[values.size() / 2], values.back(),
+                unit);
+  return text;
+}
+
 void Sweep(const std::string& model, int every) {
   if (std::getenv("CAESURA_LONG") != nullptr) every = 1;
   TemporaryFolder folder;
   const RealModel real = KilledModel(model);
   auto session = SessionOf(real);
-  const auto steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
+  const auto plan = session->StepPlan(real.batches[0]).value();
+  const auto steps = static_cast<int>(plan->steps().size());
   std::vector<double> losses;
   for (const NamedValues& batch : real.batches) losses.push_back(session->Step(batch).value());
   ASSERT_TRUE(session->Save(folder.path("expected")).ok());
   const Checkpoint expected = RestoreCheckpoint(folder.path("expected")).value();
+  const double state = std::filesystem::file_size(folder.path("expected")) / 1024.0;
+  std::vector<double> added, saves, restores;  // KiB beyond `state`, milliseconds
   for (int k = 0; k < steps; k += every) {
     SCOPED_TRACE("killed before node " + std::to_string(k) + " of " + std::to_string(steps));
     const int killed = RunChild({"begin", model, std::to_string(k), folder.path("step")});
     ASSERT_TRUE(WIFSIGNALED(killed) && WTERMSIG(killed) == SIGKILL) << killed;
+    added.push_back(std::filesystem::file_size(folder.path("step")) / 1024.0 - state);
+    restores.push_back(Milliseconds([&] { return session->Restore(folder.path("step")).ok(); }));
+    saves.push_back(Milliseconds([&] { return session->Save(folder.path("again")).ok(); }));
     ASSERT_EQ(RunChild({"end", model, folder.path("step"), folder.path("out")}), 0);
     const Checkpoint out = RestoreCheckpoint(folder.path("out")).value();
     EXPECT_TRUE(SameTensors(out.parameters, expected.parameters));
@@ -61,6 +86,10 @@ void Sweep(const std::string& model, int every) {
     for (size_t i = 0; i < losses.size(); ++i)
       EXPECT_EQ(out.Get<double>("caller.loss" + std::to_string(i)).value(), losses[i]) << i;
   }
+  std::printf("%s: %zu of %d steps; state %.1f, arena %.1f, added %s; save %s, restore %s\n",
+              model.c_str(), added.size(), steps, state,
+              static_cast<double>(plan->arena_bytes()) / 1024, Spread(added, "KiB").c_str(),
+              Spread(saves, "ms").c_str(), Spread(restores, "ms").c_str());
 }
 
 TEST(KillSweep, Mlp) { Sweep("mlp", 3); }
