@@ -112,6 +112,7 @@ def test_is_ended_by_another_process_after_a_kill(tmp_path):
     assert begun.returncode == -signal.SIGKILL, begun.stderr
     nodes, *stops = map(int, begun.stdout.split())
     assert nodes > 60 and len(stops) > 2
+    print(f"{len(stops)} of {nodes} nodes")
     ended = child("end", tmp_path, *stops)
     assert ended.returncode == 0, ended.stderr
 

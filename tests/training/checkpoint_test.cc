@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -207,7 +208,10 @@ TEST(CheckpointTest, SurvivesKill) {
   for (int round = 0; round < rounds; ++round) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
-    if (child == 0) SaveForever(path);
+    if (child == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // or it would go on after a killed test
+      SaveForever(path);
+    }
     ::usleep(2000 + random() % 30000);
     ::kill(child, SIGKILL);
     int how = 0;

@@ -2,6 +2,7 @@
 """`caesura train --snapshot-on`: runs that stop inside of steps and go on there."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -49,6 +50,37 @@ def test_a_run_that_is_stopped_inside_of_steps_is_the_same_run(classifier, kille
     straight, parts = (safetensors.numpy.load_file(classifier / name) for name in ("straight", "parts"))
     same(parts, straight)
     assert (classifier / "parts.csv").read_text() == (classifier / "straight.csv").read_text()
+
+
+def test_a_step_goes_from_the_command_to_python_and_back(classifier):  # noqa: F811
+    caesura = pytest.importorskip("caesura")
+    arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points", "--target",
+                 "labels", "--steps", "5000", "--batch", "64", "--lr", "1e-3"]
+    run(*arguments, "--checkpoint", classifier / "straight")
+    checkpoint, resumed = classifier / "parts", (*arguments, "--checkpoint", classifier / "parts", "--resume")
+    errors = ""
+    while "stopped in the middle of update" not in errors:
+        with subprocess.Popen([COMMAND, *map(str, resumed), "--snapshot-on", "SIGUSR1"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as process:
+            process.stderr.readline()  # the progress of the first update
+            process.send_signal(signal.SIGUSR1)
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode == 3, "the run was over before it was stopped inside of a step"
+    # The command has one name for the target, whatever its array is called.
+    session = caesura.TrainingSession(str(classifier / "net.onnx"), target="caesura.target", learning_rate=1e-3)
+    properties = session.restore(str(checkpoint))
+    assert session.suspended and session.step_differences == []
+    session.suspend = True
+    with pytest.raises(caesura.Suspended) as waits:
+        session.resume_step()
+    at, steps = map(int, re.search(r"before step (\d+) of (\d+)", str(waits.value)).groups())
+    session.suspend = False
+    session.suspend_at(min(at + 2, steps - 1))
+    with pytest.raises(caesura.Suspended):
+        session.resume_step()
+    session.save(str(checkpoint), properties)
+    run(*resumed)
+    same(*(safetensors.numpy.load_file(path) for path in (checkpoint, classifier / "straight")))
 
 
 def test_snapshots_need_a_checkpoint(classifier):  # noqa: F811
