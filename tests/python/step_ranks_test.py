@@ -249,7 +249,25 @@ def goes_on(rank):
     assert int(step.optimizer.state[module.last.weight]["step"]) == 3
 
 
-@pytest.mark.parametrize("body", [as_eager, lengths, begins_alike, masks, refusals, suite], ids=lambda body: body.__name__)
+def suspends(rank):
+    """All ranks stop after the step in which one was asked to, before the next one begins."""
+    net = Net()
+    step = caesura.compile_step(net, nn.functional.cross_entropy, torch.optim.SGD(net.parameters(), lr=0.1))
+    step(*_batch(Net, rank, 0))
+    step.suspend = rank == 0
+    step(*_batch(Net, rank, 1))
+    before = net.last.weight.clone()
+    with pytest.raises(caesura.Suspended, match="no step has begun"):
+        step(*_batch(Net, rank, 2))
+    assert not step.suspended and torch.equal(net.last.weight, before)
+    step.suspend = False
+    step(*_batch(Net, rank, 2))
+    assert not torch.equal(net.last.weight, before)
+    same_on_all_ranks(net.parameters())
+    return True
+
+
+@pytest.mark.parametrize("body", [as_eager, lengths, begins_alike, masks, refusals, suite, suspends], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)
 

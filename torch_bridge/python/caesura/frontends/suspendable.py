@@ -71,6 +71,8 @@ class Suspendable(_core.StepCalls):
     @suspend.setter
     def suspend(self, value: bool) -> None:
         self._flag.is_set = value
+        for session in [] if value else self._sessions():
+            session.suspend = False  # also what the ranks have agreed on
 
     def suspend_on(self, *signals):
         """While the returned context is entered each of these signals sets `suspend`.
