@@ -37,7 +37,7 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
 Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                               const ProviderFallback::MakeProvider& make_provider,
                                               int threads) {
-  // What follows ops without a schema has no shapes, and is not fused.
+  // Without schemas the values after such ops would have no shapes, and would not be fused.
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   PreparedGraphOptions options{.passes = WithPlacement([](const ProviderList& providers) {
                                  PassList passes = StepPasses(providers);

@@ -54,8 +54,8 @@ class NodeOrder {
     return kFloatTypes.Contains(value.dtype()) || value.dtype() == DType::kUndefined;
   }
 
-  // Whether outputs may lie in bytes that an update writes: what is a view has its numbers from
-  // there alone.
+  // True if outputs may lie in bytes that an update writes: a view has its numbers from there
+  // only.
   bool MayBeView(const Node& node) const {
     if (node.Is("CastLike")) return written_.count(node.input(0)) > 0;  // the other input is a type
     const auto holds_numbers = [](const Value* input) {

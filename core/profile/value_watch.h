@@ -72,7 +72,7 @@ class ValueLog : public ExecutionObserver {
     size_t node;  // index into nodes()
   };
   ValueLog() = default;
-  // Of a run elsewhere, whose nodes are not known: the first argument of FirstDifference.
+  // The log of a run elsewhere, whose nodes are not known: for FirstDifference's first argument.
   explicit ValueLog(std::vector<Entry> entries) : entries_(std::move(entries)) {}
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<WatchedNode>& nodes() const { return nodes_; }

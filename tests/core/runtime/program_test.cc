@@ -92,7 +92,7 @@ TEST(RunsToYields, AndHandsOutEachPart) {
   ASSERT_EQ(run.values.size(), 1u);
   const RuntimeValue a = run.values[0];
   EXPECT_EQ(a.tensor().ToVector<float>()[1], -x.tensor().ToVector<float>()[1]);
-  // What was handed out is the caller's: what is still to run does not read it.
+  // The caller owns the values that it was given: later nodes do not read them.
   static_cast<float*>(run.values[0].tensor().raw())[1] = 100;
   ASSERT_NE(run.suspended, nullptr);
   run = program->Resume(std::move(run.suspended), {});

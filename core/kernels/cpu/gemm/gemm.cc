@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kShortSum = 192;  // terms that are summed up one after the other
 
-// Whether the plain loop (float32: gemm_tiles.h) beats a oneDNN call.
+// True if the plain loop (float32: gemm_tiles.h) beats a oneDNN call.
 bool IsSmall(const GemmSpec& s, int64_t multiply_adds) {
   const bool tiles = s.dtype == DType::kFloat32 && (s.b.col == 1 || s.a.col == 1 || s.m >= 8);
   // Long sums are taken in blocks, for each of which oneDNN would be called.
