@@ -81,8 +81,11 @@ extern "C" __global__ void f(float* x) {
 })";
   EXPECT_CUDA(RunOn128("#define BARRIER __syncwarp()" + text, GetParam(), 32));
   EXPECT_EQ(Reports(), "");
-  EXPECT_CUDA(RunOn128("#define BARRIER" + text, GetParam(), 32));
-  EXPECT_THAT(Reports(), HasSubstr("a barrier is missing"));
+  const std::string shuffle = "#define BARRIER __shfl_sync(0xffffffffu, 1, 0)";  // orders nothing
+  for (const std::string& instead : {std::string("#define BARRIER"), shuffle}) {
+    EXPECT_CUDA(RunOn128(instead + text, GetParam(), 32));
+    EXPECT_THAT(Reports(), HasSubstr("a barrier is missing"));
+  }
 }
 
 TEST_P(KernelTest, NamesDivergentBarrier) {
@@ -221,6 +224,27 @@ extern "C" __global__ void f(int* x) {
     EXPECT_EQ(host[1], 31);
     EXPECT_GE(host[2], 1);
   }
+}
+
+// The real headers' conversions, on the CPU: to the nearest, ties to even.
+TEST(KernelsTest, HalfTypesRoundAsTheirStandardSays) {
+  const std::string text = R"(
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+extern "C" __global__ void f(__nv_bfloat16* b, __half* h) {
+  const float values[4] = {1.00390625f, 1.01171875f, -3e38f, 65519.0f};
+  b[threadIdx.x] = __float2bfloat16(values[threadIdx.x]);
+  h[threadIdx.x] = __float2half(values[threadIdx.x]);
+})";
+  const Program program = Compile(text);
+  Device device(1);
+  const CUdeviceptr b = device.Memory(8), h = device.Memory(8);
+  std::vector<std::uint16_t> bfloats(4), halves(4);
+  ASSERT_CUDA(Launch(device.Load(program, "f"), 1, 4, 0, nullptr, b, h));
+  ASSERT_CUDA(cuMemcpyDtoH(bfloats.data(), b, 8));
+  ASSERT_CUDA(cuMemcpyDtoH(halves.data(), h, 8));
+  EXPECT_THAT(bfloats, ::testing::ElementsAre(0x3f80, 0x3f82, 0xff62, 0x4780));
+  EXPECT_THAT(halves, ::testing::ElementsAre(0x3c04, 0x3c0c, 0xfc00, 0x7bff));
 }
 
 TEST(KernelsTest, LayerNormOfWarps) {

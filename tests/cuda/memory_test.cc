@@ -69,6 +69,22 @@ TEST(MemoryTest, LimitHolds) {
   EXPECT_EQ(standin_most_allocated(), 600u);
 }
 
+TEST(MemoryTest, ManyAllocationsLeaveNothingBehind) {
+  Device device(1);
+  for (int i = 0; i < 5000; ++i) {
+    CUdeviceptr x = 0;
+    ASSERT_CUDA(cuMemAllocAsync(&x, 64, nullptr));
+    ASSERT_CUDA(cuMemsetD8Async(x, 0, 64, nullptr));
+    ASSERT_CUDA(cuMemFreeAsync(x, nullptr));
+    if (i % 100 == 0) {
+      ASSERT_CUDA(cuStreamSynchronize(nullptr));
+    }
+  }
+  ASSERT_CUDA(cuCtxSynchronize());
+  EXPECT_EQ(standin_allocated(), 0u);
+  EXPECT_EQ(Reports(), "");
+}
+
 TEST(MemoryTest, NewMemoryIsPoisoned) {
   Device device(1);
   float host = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step on two streams, and the ways to get its order wrong.
+#include <thread>
 #include "standin_device.h"
 
 namespace standin_test {
@@ -122,6 +123,32 @@ TEST_P(OrderTest, LegacyStreamWaitsForBlockingOnes) {
       EXPECT_THAT(Reports(), HasSubstr("not ordered: fill"));
     }
   }
+}
+
+TEST_P(OrderTest, ThreadsOfTheHostHaveStreamsOfTheirOwn) {
+  static const Program program = Compile(KernelText("add.cuh"));
+  Device device(GetParam());
+  const CUfunction add = device.Load(program, "add");
+  CUcontext context = nullptr;
+  ASSERT_CUDA(cuCtxGetCurrent(&context));
+  const auto work = [&](float first) {
+    ASSERT_CUDA(cuCtxSetCurrent(context));
+    const CUstream stream = device.Stream();
+    const CUdeviceptr x = device.Memory(kBytes);
+    std::vector<float> host(kCount, first);
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_CUDA(cuMemcpyHtoDAsync(x, host.data(), kBytes, stream));
+      ASSERT_CUDA(Launch(add, 2, 32, 0, stream, x, x, x, static_cast<long long>(kCount)));
+      ASSERT_CUDA(cuLaunchHostFunc(stream, [](void* at) { ++*static_cast<float*>(at); }, &first));
+      ASSERT_CUDA(cuMemcpyDtoHAsync(host.data(), x, kBytes, stream));
+      ASSERT_CUDA(cuStreamSynchronize(stream));
+    }
+    EXPECT_EQ(host[5], (first - 3) * 8);
+  };
+  std::thread other(work, 10.0f);
+  work(1.0f);
+  other.join();
+  EXPECT_EQ(Reports(), "");
 }
 
 TEST_P(OrderTest, PartsOfOneAllocationAreApart) {

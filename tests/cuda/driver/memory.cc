@@ -173,6 +173,7 @@ void CloseMemory() {
 
 void ForgetMemory() {
   Driver().regions.Clear();
+  Driver().pinned.clear();
   for (Heap* heap : {&device_heap, &pinned_heap}) {
     if (heap->next > heap->begin) {
       heap->Protect(PROT_NONE);
@@ -219,19 +220,20 @@ void NotePinned(Region& region, const Operation& operation, bool writes, Interva
   // they run.
   region.pinned_uses.push_back(
       {writes, operation.agent, operation.time, operation.what, std::move(at)});
+  Driver().pinned.insert(region.begin);
 }
 
 void ProtectPinned() {
-  if (open_depth > 0) return;
   State& state = Driver();
-  state.regions.ForEach([&](Region& region) {
-    if (region.kind != Region::Kind::kPinned) return;
-    std::erase_if(region.pinned_uses,
+  if (open_depth > 0) return;
+  std::erase_if(state.pinned, [&](std::uintptr_t begin) {
+    Region* region = state.regions.Find(begin);
+    if (region == nullptr) return true;
+    std::erase_if(region->pinned_uses,
                   [&](const Access& use) { return state.host[use.agent] >= use.time; });
-    if (region.pinned_uses.empty() && !region.closed) return;
-    mprotect(Pointer(region.begin), Pages(region.bytes), PROT_READ | PROT_WRITE);
+    mprotect(Pointer(begin), Pages(region->bytes), PROT_READ | PROT_WRITE);
     for (const bool writes : {false, true}) {
-      for (const Access& use : region.pinned_uses) {
+      for (const Access& use : region->pinned_uses) {
         if (use.writes != writes) continue;
         for (const Interval& part : use.at) {
           const std::uintptr_t first = part.begin / kPage * kPage;
@@ -239,7 +241,7 @@ void ProtectPinned() {
         }
       }
     }
-    region.closed = !region.pinned_uses.empty();
+    return region->pinned_uses.empty();
   });
 }
 

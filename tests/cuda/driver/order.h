@@ -51,7 +51,6 @@ struct Region {
   std::string name;
   bool freeing = false;  // the host has asked for it
   bool freed = false;    // and the device has come to it
-  bool closed = false;   // pinned memory that the host must not touch now
   std::uint64_t charged = 0;
   std::vector<Access> log;
   std::vector<Access> pinned_uses;  // that the host has not waited for
@@ -68,6 +67,10 @@ class Regions {
   Region* Before(std::uintptr_t at);
   void Erase(std::uintptr_t begin) { regions_.erase(begin); }
   void Clear() { regions_.clear(); }
+  std::size_t size() const { return regions_.size(); }
+  void EraseIf(const std::function<bool(const Region&)>& old) {
+    std::erase_if(regions_, [&](const auto& entry) { return old(entry.second); });
+  }
   void ForEach(const std::function<void(Region&)>& visit);
 
  private:

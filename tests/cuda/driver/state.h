@@ -168,6 +168,7 @@ struct State {
   std::map<CUdevice, CUmemoryPool> default_pools, current_pools;
   std::vector<std::unique_ptr<Capture>> captures;
   Regions regions;
+  std::set<std::uintptr_t> pinned;  // regions of which the device may still use something
   int agents = 1, next_stream = 1, next_region = 1;
   std::uint64_t next_capture = 1, ticks = 0;
   Clock host;

@@ -9,6 +9,8 @@
 namespace standin {
 namespace {
 
+constexpr std::size_t kMostRegions = 1024;
+
 // Runs the operation at the head of a stream; false if there is none, or it has to wait.
 bool Step(CUstream stream) {
   State& state = Driver();
@@ -95,6 +97,10 @@ void ForgetWhatAllKnow() {
     }
   }
   state.regions.ForEach([&](Region& region) { ForgetBefore(region, known); });
+  // A use of one that is gone is named as beyond any allocation.
+  if (state.regions.size() > kMostRegions) {
+    state.regions.EraseIf([](const Region& region) { return region.freed && region.log.empty(); });
+  }
 }
 
 CUresult HostKnows(const Clock& clock, CUcontext context) {
