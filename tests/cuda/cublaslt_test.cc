@@ -221,6 +221,94 @@ TEST_P(CublasLtTest, NamesEpilogueOnTheWrongOperand) {
       HasSubstr("out of bounds: cublasLtMatmul reads to byte 12 of device memory 4 (8 bytes)"));
 }
 
+// A column of 8 as D, from a matrix of one column and a 1 x 1 one; all of one type but D.
+struct Column {
+  cudaDataType type = CUDA_R_32F, type_of_d = CUDA_R_32F;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  bool device_scalars = false;
+};
+
+template <typename T, typename TD>
+std::vector<TD> Multiply(Device& device, const Column& c, const std::vector<T>& a, T b,
+                         CUdeviceptr aux) {
+  cublasLtHandle_t handle = nullptr;
+  cublasLtMatrixLayout_t layouts[3] = {};
+  cublasLtMatmulDesc_t description = nullptr;
+  const cudaDataType scale = c.type == CUDA_R_64F ? CUDA_R_64F : CUDA_R_32F;
+  EXPECT_EQ(cublasLtCreate(&handle), CUBLAS_STATUS_SUCCESS);
+  cublasLtMatrixLayoutCreate(&layouts[0], c.type, a.size(), 1, static_cast<std::int64_t>(a.size()));
+  cublasLtMatrixLayoutCreate(&layouts[1], c.type, 1, 1, 1);
+  cublasLtMatrixLayoutCreate(&layouts[2], c.type_of_d, a.size(), 1,
+                             static_cast<std::int64_t>(a.size()));
+  cublasLtMatmulDescCreate(&description, c.compute, scale);
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
+    EXPECT_EQ(cublasLtMatmulDescSetAttribute(description, attribute, &value, sizeof value),
+              CUBLAS_STATUS_SUCCESS);
+  };
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, c.epilogue);
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{128});
+  const double doubles[2] = {2, 0};
+  const float floats[2] = {2, 0};
+  const void* scalars = scale == CUDA_R_64F ? static_cast<const void*>(doubles) : floats;
+  const std::size_t bytes = scale == CUDA_R_64F ? 8 : 4;
+  const CUdeviceptr at_a = device.Memory(a.size() * sizeof(T)), at_b = device.Memory(sizeof(T));
+  const CUdeviceptr at_d = device.Memory(a.size() * sizeof(TD)), at_s = device.Memory(16);
+  EXPECT_CUDA(cuMemcpyHtoD(at_a, a.data(), a.size() * sizeof(T)));
+  EXPECT_CUDA(cuMemcpyHtoD(at_b, &b, sizeof(T)));
+  EXPECT_CUDA(cuMemcpyHtoD(at_s, scalars, 2 * bytes));
+  if (c.device_scalars) {
+    set(CUBLASLT_MATMUL_DESC_POINTER_MODE, std::int32_t{CUBLASLT_POINTER_MODE_DEVICE});
+    scalars = reinterpret_cast<const void*>(at_s);
+  }
+  const auto pointer = [](CUdeviceptr at) { return reinterpret_cast<void*>(at); };
+  EXPECT_EQ(cublasLtMatmul(handle, description, scalars, pointer(at_a), layouts[0], pointer(at_b),
+                           layouts[1], static_cast<const char*>(scalars) + bytes, pointer(at_d),
+                           layouts[2], pointer(at_d), layouts[2], nullptr, nullptr, 0, nullptr),
+            CUBLAS_STATUS_SUCCESS);
+  std::vector<TD> d(a.size());
+  EXPECT_CUDA(cuMemcpyDtoH(d.data(), at_d, d.size() * sizeof(TD)));
+  for (cublasLtMatrixLayout_t layout : layouts) cublasLtMatrixLayoutDestroy(layout);
+  cublasLtMatmulDescDestroy(description);
+  cublasLtDestroy(handle);
+  return d;
+}
+
+TEST(CublasLtTypesTest, ProductsOfEachType) {
+  using ::testing::ElementsAre;
+  Device device(1);
+  EXPECT_THAT((Multiply<double, double>(device, {CUDA_R_64F, CUDA_R_64F, CUBLAS_COMPUTE_64F},
+                                        {1, 0x1.0000000001p0}, 3.0, 0)),
+              ElementsAre(6, 6 * 0x1.0000000001p0));
+  // 1.5 and -2, times 3, times 2: 9 and -12.
+  EXPECT_THAT((Multiply<std::uint16_t, std::uint16_t>(device, {CUDA_R_16BF, CUDA_R_16BF},
+                                                      {0x3fc0, 0xc000}, 0x4040, 0)),
+              ElementsAre(0x4110, 0xc140));
+  EXPECT_THAT((Multiply<std::uint16_t, float>(device, {CUDA_R_16F, CUDA_R_32F}, {0x3e00, 0xc000},
+                                              0x4200, 0)),
+              ElementsAre(9, -12));
+  EXPECT_THAT((Multiply<float, float>(device, {.device_scalars = true}, {1, 2}, 5.0f, 0)),
+              ElementsAre(10, 20));
+  EXPECT_EQ(Reports(), "");
+}
+
+TEST(CublasLtTypesTest, MaskOfReluServesItsGradient) {
+  Device device(1);
+  const CUdeviceptr mask = device.Memory(16);
+  const std::vector<float> x = {1, -1, 2, -2, 3, 4, -5, 6};
+  const auto y =
+      Multiply<float, float>(device, {.epilogue = CUBLASLT_EPILOGUE_RELU_AUX}, x, 1.0f, mask);
+  EXPECT_THAT(y, ::testing::ElementsAre(2, 0, 4, 0, 6, 8, 0, 12));
+  unsigned char bits = 0;
+  EXPECT_CUDA(cuMemcpyDtoH(&bits, mask, 1));
+  EXPECT_EQ(bits, 0b10110101);
+  const auto gradient = Multiply<float, float>(device, {.epilogue = CUBLASLT_EPILOGUE_DRELU},
+                                               std::vector<float>(8, 1.0f), 1.0f, mask);
+  EXPECT_THAT(gradient, ::testing::ElementsAre(2, 0, 2, 0, 2, 2, 0, 2));
+  EXPECT_EQ(Reports(), "");
+}
+
 TEST(CublasLtRulesTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(RunCase({.wrong_rows_of_b = 3}, 1), CUBLAS_STATUS_INVALID_VALUE);
   EXPECT_EQ(RunCase({.row_major = true, .epilogue = CUBLASLT_EPILOGUE_BIAS}, 1),
