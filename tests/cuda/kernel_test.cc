@@ -88,6 +88,24 @@ extern "C" __global__ void f(float* x) {
   }
 }
 
+TEST_P(KernelTest, NamesRaceOfBlocks) {
+  const std::string apart = R"(
+extern "C" __global__ void f(float* x) {
+  x[2 * blockIdx.x + 1] = x[2 * blockIdx.x];
+  atomicAdd(reinterpret_cast<int*>(x) + 100, 1);
+})";
+  EXPECT_CUDA(RunOn128(apart, GetParam(), 1, 4));
+  EXPECT_EQ(Reports(), "");
+  const std::string shifted = R"(
+extern "C" __global__ void f(float* x) {
+  x[blockIdx.x + 1] = x[blockIdx.x];
+})";
+  EXPECT_CUDA(RunOn128(shifted, GetParam(), 1, 4));
+  EXPECT_THAT(Reports(),
+              ContainsRegex("blocks race: it (writes|reads) byte [0-9]+ of device memory 1 "
+                            ".512 bytes., which another block of the launch uses, at test.cu:3"));
+}
+
 TEST_P(KernelTest, NamesDivergentBarrier) {
   const std::string text = R"(
 extern "C" __global__ void f(float* x) {

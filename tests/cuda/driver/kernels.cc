@@ -21,10 +21,15 @@ class KernelMemory : public caesura_emulator::Memory {
  public:
   explicit KernelMemory(const CUmod_st& module) : module_(module) {}
 
-  std::string Access(std::uintptr_t at, unsigned bytes, unsigned flags) override {
+  std::string Access(std::uintptr_t at, unsigned bytes, unsigned flags, std::uint32_t block,
+                     const void* place, std::string& race) override {
     if (Region* region = Find(at, bytes); region != nullptr) {
       if (region->freed) return "it is used after it was freed: " + region->name;
-      Touch(at, bytes, (flags & kWrite) != 0);
+      const std::uintptr_t raced = Touch(at, bytes, flags, block);
+      if (raced != 0 && raced_.insert(place).second) {
+        race = "byte " + std::to_string(raced - region->begin) + " of " + region->name +
+               ", which another block of the launch uses";
+      }
       return {};
     }
     if ((flags & kWrite) == 0) {
@@ -66,8 +71,10 @@ class KernelMemory : public caesura_emulator::Memory {
  private:
   static constexpr std::size_t kChunk = 4096;
   using Bits = std::array<std::uint64_t, kChunk / 64>;
+  static constexpr std::uint32_t kSeveral = 0xffffffff;
   struct Chunk {
     Bits read{}, written{};
+    std::array<std::uint32_t, kChunk> reader{}, writer{};  // blocks + 1; 0: none
   };
 
   Region* Find(std::uintptr_t at, unsigned bytes) {
@@ -80,22 +87,31 @@ class KernelMemory : public caesura_emulator::Memory {
     return region;
   }
 
-  void Touch(std::uintptr_t at, unsigned bytes, bool writes) {
-    while (bytes > 0) {
+  // Returns the first byte that conflicts with another block's access, or 0. Atomic operations
+  // conflict with nothing: their order may show in the result all the same, if they are on
+  // floating-point numbers.
+  std::uintptr_t Touch(std::uintptr_t at, unsigned bytes, unsigned flags, std::uint32_t block) {
+    const bool writes = (flags & kWrite) != 0, atomic = (flags & caesura_emulator::kAtomic) != 0;
+    std::uintptr_t raced = 0;
+    for (; bytes > 0; ++at, --bytes) {
       const std::uintptr_t page = at / kChunk, offset = at % kChunk;
       auto& [known, chunk] = cache_[page % cache_.size()];
       if (chunk == nullptr || known != page) {
         known = page;
         chunk = &chunks_[page];
       }
-      const std::size_t bit = offset % 64;
-      const std::size_t part = std::min<std::size_t>(bytes, 64 - bit);
-      const std::uint64_t mask = (part == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << part) - 1)
-                                 << bit;
-      (writes ? chunk->written : chunk->read)[offset / 64] |= mask;
-      at += part;
-      bytes -= static_cast<unsigned>(part);
+      (writes ? chunk->written : chunk->read)[offset / 64] |= std::uint64_t{1} << offset % 64;
+      if (atomic) continue;
+      std::uint32_t &writer = chunk->writer[offset], &reader = chunk->reader[offset];
+      const auto other = [&](std::uint32_t user) { return user != 0 && user != block + 1; };
+      if (raced == 0 && (other(writer) || (writes && other(reader)))) raced = at;
+      if (writes) {
+        writer = block + 1;
+      } else {
+        reader = other(reader) ? kSeveral : block + 1;
+      }
     }
+    return raced;
   }
 
   std::string Describe(std::uintptr_t at, unsigned bytes) const {
@@ -106,6 +122,7 @@ class KernelMemory : public caesura_emulator::Memory {
   }
 
   const CUmod_st& module_;
+  std::set<const void*> raced_;  // places that were told
   std::array<Region*, 4> recent_{};
   std::size_t next_ = 0;
   std::unordered_map<std::uintptr_t, Chunk> chunks_;

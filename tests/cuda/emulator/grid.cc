@@ -67,6 +67,7 @@ bool Grid::Run() {
 bool Grid::RunBlock(std::uint64_t block) {
   Stacks& stacks = ThreadStacks();
   shared_.BeginBlock();
+  block_ = static_cast<std::uint32_t>(block);
   for (unsigned i = 0; i < lanes_; ++i) {
     Split(block, launch_.grid, stacks.lane(i)->block);
     threads_[i] = {};
@@ -302,7 +303,9 @@ void Grid::OnAccess(Lane* lane, const void* pointer, unsigned bytes, unsigned fl
                    " bytes of dynamic shared memory of the launch",
                place);
   } else {
-    const std::string why = grid->memory_.Access(at, bytes, flags);
+    std::string race;
+    const std::string why = grid->memory_.Access(at, bytes, flags, grid->block_, place, race);
+    if (!race.empty()) grid->Report(index, "blocks race: it " + (verb + (" " + race)), place);
     if (why.empty()) return;
     grid->Fail(index, std::string(verb) + " out of bounds: " + why, place);
   }

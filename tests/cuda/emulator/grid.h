@@ -26,8 +26,11 @@ enum class LaneOrder {
 class Memory {
  public:
   virtual ~Memory() = default;
-  /// Notes an access; returns an empty text, or why it is not allowed.
-  virtual std::string Access(std::uintptr_t at, unsigned bytes, unsigned flags) = 0;
+  /// Notes an access of a block; returns an empty text, or why it is not allowed. `race` becomes
+  /// what another block has done to one of the bytes, where the result depends on which comes
+  /// first; told once for each place.
+  virtual std::string Access(std::uintptr_t at, unsigned bytes, unsigned flags, std::uint32_t block,
+                             const void* place, std::string& race) = 0;
 };
 
 struct Launch {
@@ -89,6 +92,7 @@ class Grid {
   LaneOrder order_;
   std::uint64_t random_;
   unsigned lanes_;
+  std::uint32_t block_ = 0;
   std::vector<Thread> threads_;
   Context host_;
   unsigned done_ = 0;
