@@ -60,6 +60,30 @@ TEST_P(CaptureTest, GraphRunsAgain) {
   EXPECT_EQ(Reports(), "");
 }
 
+TEST_P(CaptureTest, GraphTakesNewArguments) {
+  Device device(GetParam());
+  const CUstream stream = device.Stream();
+  const CUdeviceptr x = device.Memory(kBytes);
+  const auto capture = [&](int times, unsigned value) {
+    CUgraph graph = nullptr;
+    EXPECT_CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    for (int i = 0; i < times; ++i) EXPECT_CUDA(cuMemsetD32Async(x, value, kCount, stream));
+    EXPECT_CUDA(cuStreamEndCapture(stream, &graph));
+    return graph;
+  };
+  CUgraphExec executable = nullptr;
+  CUgraphExecUpdateResultInfo info{};
+  ASSERT_CUDA(cuGraphInstantiate(&executable, capture(1, 5), 0));
+  ASSERT_CUDA(cuGraphExecUpdate(executable, capture(1, 6), &info));
+  EXPECT_EQ(cuGraphExecUpdate(executable, capture(2, 7), &info),
+            CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  std::vector<int> host(kCount);
+  ASSERT_CUDA(cuGraphLaunch(executable, stream));
+  ASSERT_CUDA(cuMemcpyDtoHAsync(host.data(), x, kBytes, stream));
+  EXPECT_EQ(host, std::vector<int>(kCount, 6));
+  EXPECT_EQ(Reports(), "");
+}
+
 TEST_P(CaptureTest, NamesBranchThatIsNotJoined) {
   Device device(GetParam());
   const CUdeviceptr x = device.Memory(kBytes), y = device.Memory(kBytes), z = device.Memory(kBytes);

@@ -179,6 +179,25 @@ CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* executable, CUgraph g
       error == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
   return error;
 }
+CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec executable, CUgraph graph,
+                                   CUgraphExecUpdateResultInfo* info) {
+  STANDIN_CALL(Call::kContext)
+  if (!Driver().executables.contains(executable) || !Driver().graphs.contains(graph)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto alike = [](const GraphStep& a, const GraphStep& b) {
+    return a.kind == b.kind && a.branch == b.branch && a.event == b.event &&
+           a.work.name == b.work.name;
+  };
+  *info = {};
+  if (!std::equal(graph->steps.begin(), graph->steps.end(), executable->graph.steps.begin(),
+                  executable->graph.steps.end(), alike)) {
+    info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  }
+  executable->graph.steps = graph->steps;
+  return CUDA_SUCCESS;
+}
 CUresult CUDAAPI cuGraphUpload(CUgraphExec executable, CUstream) {
   STANDIN_CALL(Call::kContext)
   return Driver().executables.contains(executable) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

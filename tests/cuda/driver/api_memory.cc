@@ -316,6 +316,15 @@ CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute
   }
 }
 
+CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr at) {
+  STANDIN_CALL(Call::kContext)
+  const Region* region = Driver().regions.Find(at);
+  if (region == nullptr || region->freeing) return CUDA_ERROR_NOT_FOUND;
+  if (begin != nullptr) *begin = region->begin;
+  if (bytes != nullptr) *bytes = region->bytes;
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   STANDIN_CALL(Call::kContext)
   return Copy(to, from, bytes, nullptr, true);
@@ -348,6 +357,12 @@ CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes
 }
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
                                    CUstream stream) {
+  STANDIN_CALL(Call::kContext)
+  return Copy(to, from, bytes, stream, false);
+}
+
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext,
+                                   std::size_t bytes, CUstream stream) {
   STANDIN_CALL(Call::kContext)
   return Copy(to, from, bytes, stream, false);
 }

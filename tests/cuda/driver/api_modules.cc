@@ -128,6 +128,10 @@ CUresult CUDAAPI cuModuleGetGlobal(CUdeviceptr* at, std::size_t* bytes, CUmodule
   if (bytes != nullptr) *bytes = static_cast<const ElfW(Sym)*>(symbol)->st_size;
   return CUDA_SUCCESS;
 }
+CUresult CUDAAPI cuFuncLoad(CUfunction function) {
+  STANDIN_CALL(Call::kContext)
+  return IsFunction(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
 CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute attribute,
                                     CUfunction function) {
   STANDIN_CALL(Call::kContext)

@@ -68,6 +68,15 @@ CUresult WaitInCapture(CUstream stream, EventState& event) {
   return CUDA_SUCCESS;
 }
 
+CUresult Record(CUevent event, CUstream handle) {
+  const CUstream stream = FindStream(handle);
+  if (stream == nullptr || !Driver().events.contains(event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture != nullptr) return RecordInCapture(*stream->capture, stream, *event->state);
+  event->state->capture = nullptr;
+  standin::EnqueueRecord(stream, event->state);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 extern "C" {
@@ -118,6 +127,13 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* context) {
   const CUstream stream = FindStream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   *context = stream->context;
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice* device) {
+  STANDIN_CALL(Call::kContext)
+  const CUstream stream = FindStream(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  *device = stream->context->device;
   return CUDA_SUCCESS;
 }
 CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
@@ -179,14 +195,13 @@ CUresult CUDAAPI cuEventDestroy(CUevent event) {
   STANDIN_CALL(Call::kContext)
   return Driver().events.erase(event) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
-CUresult CUDAAPI cuEventRecord(CUevent event, CUstream handle) {
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
   STANDIN_CALL(Call::kContext)
-  const CUstream stream = FindStream(handle);
-  if (stream == nullptr || !Driver().events.contains(event)) return CUDA_ERROR_INVALID_HANDLE;
-  if (stream->capture != nullptr) return RecordInCapture(*stream->capture, stream, *event->state);
-  event->state->capture = nullptr;
-  standin::EnqueueRecord(stream, event->state);
-  return CUDA_SUCCESS;
+  return Record(event, stream);
+}
+CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned) {
+  STANDIN_CALL(Call::kContext)
+  return Record(event, stream);
 }
 CUresult CUDAAPI cuEventSynchronize(CUevent event) {
   STANDIN_CALL(Call::kContext)
