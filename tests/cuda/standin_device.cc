@@ -16,7 +16,7 @@ std::string Reports() {
 }
 
 std::string KernelText(const std::string& file) {
-  std::ifstream stream(std::string(STANDIN_KERNELS) + "/" + file);
+  std::ifstream stream(STANDIN_KERNELS "/" + file);
   std::ostringstream text;
   text << stream.rdbuf();
   return text.str();
