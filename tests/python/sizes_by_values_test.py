@@ -150,6 +150,8 @@ MASKS = {
     "selected": lambda y, x: y.masked_select(x > 0),
     "selected by a row": lambda y, x: torch.masked_select(y, x[0] > 0),
     "selected of a row": lambda y, x: torch.masked_select(y[0], x > 0),
+    "scattered": lambda y, x: y.masked_scatter(x > 0, (2 * y).reshape(-1)),
+    "scattered by a row": lambda y, x: (y + 1).masked_scatter(x[0] > 0, y * y),
     "a part": lambda y, x: y[x[:, 0] > 0][:, 1:3],
     "a put": lambda y, x: torch.zeros_like(y).index_put((x > 0,), y[x > 0] * 2),
     "an assignment": _assigned,

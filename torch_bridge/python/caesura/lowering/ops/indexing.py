@@ -204,12 +204,29 @@ def masked_scatter(w, node, x, mask, source):
     dtype, shape = result(node)
     x, mask = _broadcast(w, x, shape), _broadcast(w, mask, shape)
     flat, given = (math.prod(shape),), math.prod(source.shape)
-    marked = w.cast(w.reshape(mask, flat), torch.int64)
-    places = w.make("Sub", [w.make("CumSum", [marked, w.constant(0)], torch.int64, flat), marked], torch.int64, flat)
     # One more element, for places after the last marked one.
     elements = w.make("Concat", [w.reshape(source, (given,)), w.full(0, dtype, (1,))], dtype, (given + 1,), axis=0)
-    moved = w.reshape(w.make("Gather", [elements, places], dtype, flat, axis=0), shape)
+    moved = w.reshape(w.make("Gather", [elements, _marked_before(w, mask)], dtype, flat, axis=0), shape)
     return w.make("Where", [mask, moved, x], dtype, shape)
+
+
+def _marked_before(w, mask):
+    """How many places are marked before each one, in one dim."""
+    flat = (math.prod(mask.shape),)
+    marked = w.cast(w.reshape(mask, flat), torch.int64)
+    return w.make("Sub", [w.make("CumSum", [marked, w.constant(0)], torch.int64, flat), marked], torch.int64, flat)
+
+
+@register(aten.masked_scatter_backward.default)
+def masked_scatter_backward(w, node, grad, mask, sizes):
+    """The n-th element of the source gets the gradient of the n-th marked place, those that no place took get zero."""
+    dtype, shape = result(node)
+    flat, count = (math.prod(grad.shape),), math.prod(shape)
+    mask = _broadcast(w, mask, grad.shape)
+    # What is not marked goes to one more element, which is cut off.
+    places = w.make("Where", [w.reshape(mask, flat), _marked_before(w, mask), w.full(count, torch.int64, (1,))], torch.int64, flat)
+    sums = w.make("ScatterElements", [w.full(0, dtype, (count + 1,)), places, w.reshape(grad, flat)], dtype, (count + 1,), axis=0)
+    return w.reshape(w.make("Slice", [sums, w.ints([0]), w.ints([count])], dtype, (count,)), shape)
 
 
 @register(aten.index_put.default, aten._unsafe_index_put.default)
