@@ -113,7 +113,21 @@ Result<MatMulShape> Make(const KernelInfo& info, DType dtype, const Shape& given
   return MatMulShape{std::move(spec), Shape(dims), swapped};
 }
 
+// Strides of Gemm's C against Y [m, n], or a failure when it does not broadcast to it.
+Result<MatrixStrides> StridesOfC(const KernelInfo& info, int64_t m, int64_t n) {
+  const Shape& c = info.InputShape(2);
+  const int64_t rows = c.rank() < 2 ? 1 : c[0], columns = c.rank() < 1 ? 1 : c[c.rank() - 1];
+  if (c.rank() > 2 || (rows != 1 && rows != m) || (columns != 1 && columns != n)) {
+    return info.Invalid("C must broadcast to " + Shape{m, n}.ToString() + ", got " + c.ToString());
+  }
+  return MatrixStrides{rows == 1 ? 0 : columns, columns == 1 ? 0 : 1};
+}
+
 }  // namespace
+
+MatMulTransposes TransposesOf(const KernelInfo& info) {
+  return {info.Attr<int64_t>("transA", 0) != 0, info.Attr<int64_t>("transB", 0) != 0};
+}
 
 Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a, Shape b,
                                     MatMulTransposes swap) {
@@ -123,6 +137,54 @@ Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a
 Result<MatMulShape> MakeStridedMatMulShape(const KernelInfo& info, MatMulTransposes swap) {
   return Make(info, info.InputDType(0), info.InputShape(0), info.InputShape(1), swap,
               info.input(0).layout, info.input(1).layout, info.OutputLayout(0));
+}
+
+Result<MatMulShape> MakeProductShape(const KernelInfo& info, MatMulTransposes swap, float alpha) {
+  const DType dtype = info.InputDType(0);
+  const auto y_dtype = static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
+  const bool widens =
+      (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && y_dtype == DType::kFloat32;
+  if (info.InputDType(1) != dtype) return info.Invalid("operands of one dtype expected");
+  if (y_dtype != dtype && !widens)
+    return info.Invalid("dtype: expected float32 for products of halves");
+  ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, swap));
+  GemmSpec& spec = product.spec;
+  spec.alpha = alpha;
+  spec.c_dtype = y_dtype;
+  spec.bias = info.HasInput(2);
+  spec.addend = info.HasInput(3);
+  if ((spec.bias || spec.addend) && !info.OutputLayout(0).dense()) {
+    return info.Refuse("with a bias or an addend the output is written dense");
+  }
+  if (spec.bias &&
+      (info.InputShape(2) != Shape{spec.n} || info.InputDType(2) != dtype || alpha != 1.0f)) {
+    return info.Invalid("bias: expected " + std::string(DTypeName(dtype)) +
+                        Shape{spec.n}.ToString() + " and alpha 1");
+  }
+  if (spec.addend && (info.InputShape(3) != product.output || info.InputDType(3) != y_dtype)) {
+    return info.Invalid("addend: expected " + product.output.ToString() + ", got " +
+                        info.InputShape(3).ToString());
+  }
+  return product;
+}
+
+Result<GemmShape> MakeGemmShape(const KernelInfo& info) {
+  const Shape &a = info.InputShape(0), &b = info.InputShape(1);
+  if (a.rank() != 2 || b.rank() != 2)
+    return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
+  GemmShape out;
+  ASSIGN_OR_RETURN(out.product, MakeStridedMatMulShape(info, TransposesOf(info)));
+  GemmSpec& spec = out.product.spec;
+  spec.alpha = info.Attr<float>("alpha", 1.0f);
+  out.beta = info.Attr<float>("beta", 1.0f);
+  if (info.HasInput(2)) {
+    ASSIGN_OR_RETURN(out.c, StridesOfC(info, spec.m, spec.n));
+  }
+  const bool has_c = info.HasInput(2) && out.beta != 0.0f;
+  spec.bias = has_c && out.c.row == 0 && (out.c.col == 1 || spec.n == 1) && spec.alpha == 1.0 &&
+              out.beta == 1.0f;
+  spec.accumulate = has_c && !spec.bias;
+  return out;
 }
 
 }  // namespace caesura

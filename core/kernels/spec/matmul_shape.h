@@ -13,6 +13,9 @@ struct MatMulTransposes {
   bool a = false, b = false;
 };
 
+// By the attributes transA and transB.
+MatMulTransposes TransposesOf(const KernelInfo& info);
+
 struct MatMulShape {
   GemmSpec spec;
   Shape output;          // without the dims of one that a vector operand took in the product
@@ -25,6 +28,18 @@ Result<MatMulShape> MakeMatMulShape(const KernelInfo& info, DType dtype, Shape a
 // The product of inputs 0 and 1 into output 0 as they lie. kDeclined where a matrix of the output
 // has no contiguous axis.
 Result<MatMulShape> MakeStridedMatMulShape(const KernelInfo& info, MatMulTransposes swap);
+
+// MatMul and FusedMatMul (ai.caesura): the same with the bias and addend of inputs 2 and 3 and the
+// attribute `dtype`, all checked. The spec's c_dtype is the output's dtype.
+Result<MatMulShape> MakeProductShape(const KernelInfo& info, MatMulTransposes swap, float alpha);
+
+// Gemm: Y = alpha A B + beta C.
+struct GemmShape {
+  MatMulShape product;  // of A B, dense; spec.bias or spec.accumulate says how C joins it
+  MatrixStrides c;      // of C against Y; 0 along axes that it repeats over
+  float beta = 1;
+};
+Result<GemmShape> MakeGemmShape(const KernelInfo& info);
 
 }  // namespace caesura
 

@@ -6,9 +6,10 @@
 #include "core/kernels/cpu/image/tap_chain.h"
 #include "core/kernels/cpu/movement/element_walk.h"
 #include "core/kernels/cpu/movement/pad_maps.h"
-#include "core/kernels/cpu/movement/slice_spec.h"
+#include "core/kernels/cpu/movement/strided_copy.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/spec/factory_checks.h"
+#include "core/kernels/spec/slice_spec.h"
 #include "training/kernels/movement/kernel_list.h"
 #include "training/kernels/training_ops.h"
 

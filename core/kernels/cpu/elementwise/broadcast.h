@@ -26,7 +26,7 @@
 #include <cstdint>
 
 #include "core/base/status.h"
-#include "core/tensor/shape.h"
+#include "core/kernels/spec/broadcast_strides.h"
 
 namespace caesura {
 
@@ -44,10 +44,6 @@ struct BroadcastPlan {
   // True if an operand advances (by one element) along a run.
   bool Moves(int operand) const { return strides[operand][rank - 1] != 0; }
 };
-
-// The strides with which `operand` is walked as if it had the shape `output`: 0 where it repeats.
-// False when it does not broadcast to it. `strides` has room for output.rank() entries.
-bool BroadcastStrides(const Shape& operand, const Shape& output, int64_t* strides);
 
 namespace broadcast_internal {
 

@@ -7,6 +7,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/simd/best_isa.h"
 #include "core/kernels/cpu/simd/parallel.h"
+#include "core/kernels/spec/row_grid.h"
 
 namespace caesura {
 namespace {
@@ -38,29 +39,12 @@ uint32_t FusedRows::Id(const Value* value) {
   return it->second;
 }
 
-// The whole shape is that of the input with the most dims; row dims of size one in it come from
-// another one.
 Status FusedRows::MakeValues() {
   inputs_ = info_.input_count();
-  int rank = 0;
-  for (int i = 0; i < inputs_; ++i) rank = std::max(rank, info_.InputShape(i).rank());
-  if (rank < 1) return info_.Refuse("the inputs have no rows");
-  row_dims_.assign(rank - 1, 1);
-  for (int i = 0; i < inputs_; ++i) {
-    const Shape& shape = info_.InputShape(i);
-    if (shape.elements() == 0) return info_.Refuse("an input is empty");
-    const int lead = rank - shape.rank();
-    for (int d = 0; d < shape.rank() - 1; ++d) {
-      int64_t& dim = row_dims_[lead + d];
-      if (shape[d] != 1 && dim != 1 && dim != shape[d])
-        return info_.Refuse("the inputs differ in their rows");
-      dim = std::max(dim, shape[d]);
-    }
-  }
-  if (row_dims_.empty()) return info_.Refuse("the inputs have no rows");
+  ASSIGN_OR_RETURN(row_dims_, RowDimsOf(info_));
   for (int i = 0; i < inputs_; ++i) {
     const uint32_t id = Id(body_.inputs()[i]);
-    const bool rows = HasRows(info_.InputShape(i));
+    const bool rows = HasRows(row_dims_, info_.InputShape(i));
     values_[id] = {rows, info_.InputDType(i), info_.InputShape(i),
                    rows ? nullptr : info_.InputValue(i)};
     if (!values_[id].rows) shared_.emplace_back(id, i);
@@ -71,17 +55,6 @@ Status FusedRows::MakeValues() {
     constants_.emplace_back(id, tensor.raw());
   }
   return {};
-}
-
-bool FusedRows::HasRows(const Shape& whole) const {
-  const int rank = static_cast<int>(row_dims_.size()) + 1;
-  const bool one_row =
-      std::all_of(row_dims_.begin(), row_dims_.end(), [](int64_t dim) { return dim == 1; });
-  if (one_row) return whole.rank() == rank;
-  for (int d = 0; d < whole.rank() - 1; ++d) {
-    if (whole[d] != 1 && whole[d] == row_dims_[rank - whole.rank() + d]) return true;
-  }
-  return false;
 }
 
 Shape FusedRows::TileShape(const Shape& whole, int64_t rows) const {
@@ -283,7 +256,7 @@ Status FusedRows::Create() {
   for (int64_t dim : grid_.dims) all_rows *= dim;
   for (int i = 0; i < inputs_; ++i) {
     const Shape& shape = info_.InputShape(i);
-    if (!HasRows(shape)) continue;
+    if (!HasRows(row_dims_, shape)) continue;
     const int64_t elements = shape[shape.rank() - 1];
     row_elements = std::max(row_elements, elements);
     row_bytes += elements * static_cast<int64_t>(DTypeSize(info_.InputDType(i)));

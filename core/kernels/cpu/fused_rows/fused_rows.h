@@ -85,7 +85,6 @@ class FusedRows {
   uint32_t Id(const Value* value);
   // The shape that `whole` has in a tile of so many rows.
   Shape TileShape(const Shape& whole, int64_t rows) const;
-  bool HasRows(const Shape& whole) const;
   std::vector<int64_t> GridStrides(const Shape& whole) const;
   Status RunTiles(KernelContext& context, int part, int64_t first, int64_t last) const;
 

@@ -18,37 +18,14 @@
 namespace caesura {
 namespace {
 
-Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha = 1.0f,
+Status CreateProduct(KernelInfo& info, MatMulTransposes swap, float alpha = 1.0f,
                      bool packed_b = false) {
-  const DType dtype = info.InputDType(0);
-  const auto y_dtype = static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
-  const bool widens =
-      (dtype == DType::kFloat16 || dtype == DType::kBFloat16) && y_dtype == DType::kFloat32;
-  if (info.InputDType(1) != dtype) return info.Invalid("operands of one dtype expected");
-  if (y_dtype != dtype && !widens)
-    return info.Invalid("dtype: expected float32 for products of halves");
-  ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, {trans_a, trans_b}));
+  ASSIGN_OR_RETURN(MatMulShape product, MakeProductShape(info, swap, alpha));
   GemmSpec& spec = product.spec;
-  spec.alpha = alpha;
-  spec.c_dtype = y_dtype;
-  spec.bias = info.HasInput(2);
-  spec.addend = info.HasInput(3);
   spec.packed_b = packed_b;
   if (packed_b && product.swapped)
     return info.Refuse("with packed weights the output's rows are contiguous");
-  if ((spec.bias || spec.addend) && !info.OutputLayout(0).dense()) {
-    return info.Refuse("with a bias or an addend the output is written dense");
-  }
-  if (spec.bias &&
-      (info.InputShape(2) != Shape{spec.n} || info.InputDType(2) != dtype || alpha != 1.0f)) {
-    return info.Invalid("bias: expected " + std::string(DTypeName(dtype)) +
-                        Shape{spec.n}.ToString() + " and alpha 1");
-  }
-  if (spec.addend && (info.InputShape(3) != product.output || info.InputDType(3) != y_dtype)) {
-    return info.Invalid("addend: expected " + product.output.ToString() + ", got " +
-                        info.InputShape(3).ToString());
-  }
-  info.SetOutput(0, y_dtype, std::move(product.output));
+  info.SetOutput(0, spec.c_dtype, std::move(product.output));
   ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
   info.SetCompute([gemm = std::move(gemm), a = product.swapped ? 1 : 0](KernelContext& context) {
     return gemm.Run(context, context.Input<void>(a), context.Input<void>(1 - a),
@@ -57,17 +34,15 @@ Status CreateProduct(KernelInfo& info, bool trans_a, bool trans_b, float alpha =
   return {};
 }
 
-Status CreateMatMul(KernelInfo& info) { return CreateProduct(info, false, false); }
+Status CreateMatMul(KernelInfo& info) { return CreateProduct(info, {}); }
 
 Status CreateFusedMatMul(KernelInfo& info) {
-  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0,
-                       info.Attr<int64_t>("transB", 0) != 0, info.Attr<float>("alpha", 1.0f));
+  return CreateProduct(info, TransposesOf(info), info.Attr<float>("alpha", 1.0f));
 }
 
 Status CreatePackedMatMul(KernelInfo& info) {
   if (info.InputShape(1).rank() != 2) return info.Invalid("packed weights are a matrix");
-  return CreateProduct(info, info.Attr<int64_t>("transA", 0) != 0, false,
-                       info.Attr<float>("alpha", 1.0f),
+  return CreateProduct(info, {TransposesOf(info).a, false}, info.Attr<float>("alpha", 1.0f),
                        /*packed_b=*/true);
 }
 
@@ -85,36 +60,14 @@ void FillFromC(const T* c, MatrixStrides strides, float beta, int64_t m, int64_t
   }
 }
 
-// Strides of Gemm's C against Y [m, n], or a failure when it does not broadcast to it.
-Result<MatrixStrides> StridesOfC(const KernelInfo& info, int64_t m, int64_t n) {
-  const Shape& c = info.InputShape(2);
-  const int64_t rows = c.rank() < 2 ? 1 : c[0], columns = c.rank() < 1 ? 1 : c[c.rank() - 1];
-  if (c.rank() > 2 || (rows != 1 && rows != m) || (columns != 1 && columns != n)) {
-    return info.Invalid("C must broadcast to " + Shape{m, n}.ToString() + ", got " + c.ToString());
-  }
-  return MatrixStrides{rows == 1 ? 0 : columns, columns == 1 ? 0 : 1};
-}
-
 Status CreateGemm(KernelInfo& info) {
-  const Shape &a = info.InputShape(0), &b = info.InputShape(1);
-  if (a.rank() != 2 || b.rank() != 2)
-    return info.Invalid("matrices expected, got " + a.ToString() + b.ToString());
-  const DType dtype = info.InputDType(0);
-  const MatMulTransposes transposes{info.Attr<int64_t>("transA", 0) != 0,
-                                    info.Attr<int64_t>("transB", 0) != 0};
-  ASSIGN_OR_RETURN(MatMulShape product, MakeStridedMatMulShape(info, transposes));
-  GemmSpec& spec = product.spec;
+  ASSIGN_OR_RETURN(GemmShape shape, MakeGemmShape(info));
+  GemmSpec& spec = shape.product.spec;
+  const DType dtype = spec.dtype;
   const int64_t m = spec.m, n = spec.n;
-  const float alpha = info.Attr<float>("alpha", 1.0f), beta = info.Attr<float>("beta", 1.0f);
-  info.SetOutput(0, dtype, Shape{m, n});
-  spec.alpha = alpha;
-  MatrixStrides c;
-  if (info.HasInput(2)) {
-    ASSIGN_OR_RETURN(c, StridesOfC(info, m, n));
-  }
-  const bool has_c = info.HasInput(2) && beta != 0.0f;
-  spec.bias = has_c && c.row == 0 && (c.col == 1 || n == 1) && alpha == 1.0f && beta == 1.0f;
-  spec.accumulate = has_c && !spec.bias;
+  const MatrixStrides c = shape.c;
+  const float beta = shape.beta;
+  info.SetOutput(0, dtype, std::move(shape.product.output));
   const bool bias = spec.bias, accumulate = spec.accumulate;
   ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info, std::move(spec)));
   void (*fill)(const void*, MatrixStrides, float, int64_t, int64_t, void*) = nullptr;

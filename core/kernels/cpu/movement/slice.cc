@@ -5,79 +5,13 @@
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/movement/kernel_list.h"
-#include "core/kernels/cpu/movement/slice_spec.h"
+#include "core/kernels/cpu/movement/strided_copy.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/factory_checks.h"
 
 namespace caesura {
 namespace {
-
-struct AxisSlice {
-  int64_t start;
-  int64_t count;
-};
-
-// NumPy's clamping: bounds count from the end when negative and stop at the edges; an empty range
-// gives count 0.
-AxisSlice ClampSlice(int64_t start, int64_t end, int64_t step, int64_t dim) {
-  const int64_t lowest = step > 0 ? 0 : -1, highest = step > 0 ? dim : dim - 1;
-  start = std::clamp(start < 0 ? start + dim : start, lowest, highest);
-  end = std::clamp(end < 0 ? end + dim : end, lowest, highest);
-  // Unsigned, so that the magnitude of the most negative step exists.
-  const uint64_t stride = step > 0 ? static_cast<uint64_t>(step) : 0 - static_cast<uint64_t>(step);
-  const int64_t length = step > 0 ? end - start : start - end;
-  if (length <= 0) return {0, 0};
-  return {start, 1 + static_cast<int64_t>(static_cast<uint64_t>(length - 1) / stride)};
-}
-
-}  // namespace
-
-Result<SliceSpec> ResolveSlice(const KernelInfo& info, const Shape& shape, int first) {
-  const std::vector<int64_t> starts = info.HostInts(first), ends = info.HostInts(first + 1);
-  std::vector<int64_t> axes = info.HostInts(first + 2), steps = info.HostInts(first + 3);
-  if (!info.HasInput(first + 2)) {
-    axes.resize(starts.size());
-    std::iota(axes.begin(), axes.end(), 0);
-  }
-  if (!info.HasInput(first + 3)) steps.assign(starts.size(), 1);
-  if (ends.size() != starts.size() || axes.size() != starts.size() ||
-      steps.size() != starts.size()) {
-    return info.Invalid("starts, ends, axes and steps: expected one length, got " +
-                        std::to_string(starts.size()) + ", " + std::to_string(ends.size()) + ", " +
-                        std::to_string(axes.size()) + " and " + std::to_string(steps.size()));
-  }
-  ASSIGN_OR_RETURN(const std::vector<int> checked, CheckAxes(info, axes, shape.rank()));
-  SliceSpec spec{shape, 0, shape.Strides()};
-  for (size_t i = 0; i < checked.size(); ++i) {
-    const int a = checked[i];
-    if (steps[i] == 0) return info.Invalid("steps: expected no zero");
-    const AxisSlice slice = ClampSlice(starts[i], ends[i], steps[i], shape[a]);
-    spec.shape[a] = slice.count;
-    spec.offset += slice.start * spec.strides[a];
-    // A step beyond the axis is never taken; kept small so that the product cannot overflow.
-    spec.strides[a] *= slice.count > 1 ? steps[i] : 1;
-  }
-  return spec;
-}
-
-namespace {
-
-Status CreateSlice(KernelInfo& info) {
-  const DType dtype = info.InputDType(0);
-  ASSIGN_OR_RETURN(SliceSpec spec, ResolveSlice(info, info.InputShape(0), 1));
-  StridedBox box;
-  box.extents = spec.shape.dims();
-  box.src_strides = spec.strides;
-  box.dst_strides = spec.shape.Strides();
-  box.src_offset = spec.offset;
-  ASSIGN_OR_RETURN(StridedCopy copy, StridedCopy::Make(info, dtype, std::move(box)));
-  info.SetOutput(0, dtype, spec.shape);
-  info.SetCompute([copy](KernelContext& context) {
-    copy.Run(context.Input<void>(0), context.Output<void>(0));
-  });
-  return {};
-}
 
 // The common middle of both shapes moves; the rest of the output, if any, is zero.
 Status CreateCenterCropPad(KernelInfo& info) {
@@ -202,8 +136,9 @@ Status CreateReverseSequence(KernelInfo& info) {
 }  // namespace
 
 void RegisterSlice(KernelRegistry& registry) {
-  registry.Add(
-      {.op_type = "Slice", .host_inputs = {-2}, .create = CreateSlice});  // all but the data
+  registry.Add({.op_type = "Slice",
+                .host_inputs = {-2},
+                .create = CreateMoves<SliceMoves>});  // all but the data
   registry.Add({.op_type = "CenterCropPad", .host_inputs = {1}, .create = CreateCenterCropPad});
   registry.Add({.op_type = "Trilu", .aliases = {MayReuse(0, 0)}, .create = CreateTrilu});
   registry.Add({.op_type = "ReverseSequence", .create = CreateReverseSequence});

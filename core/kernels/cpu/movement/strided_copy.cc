@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "core/base/status_macros.h"
 #include "core/kernels/cpu/simd/parallel.h"
+#include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/odometer.h"
 
 namespace caesura {
@@ -59,19 +61,6 @@ void TransposeFullTile(const T* src, int64_t src_step, T* dst, int64_t dst_step)
 }
 
 }  // namespace
-
-StridedBox PermutingBox(const Shape& shape, const std::vector<int64_t>& perm) {
-  const std::vector<int64_t> strides = shape.Strides();
-  StridedBox box;
-  box.extents.reserve(perm.size());
-  box.src_strides.reserve(perm.size());
-  for (int64_t axis : perm) {
-    box.extents.push_back(shape[static_cast<int>(axis)]);
-    box.src_strides.push_back(strides[axis]);
-  }
-  box.dst_strides = Shape(box.extents).Strides();
-  return box;
-}
 
 Result<StridedCopy> StridedCopy::Make(const KernelInfo& info, DType dtype, StridedBox box) {
   StridedCopy out;
@@ -193,6 +182,27 @@ void ParallelCopy(DType dtype, const void* src, void* dst, int64_t count, int th
       std::copy(from + first, from + last, to + first);
     });
   });
+}
+
+Status SetMoves(KernelInfo& info, const Moves& moves) {
+  struct Copy {
+    int input, output;
+    StridedCopy copy;
+  };
+  std::vector<Copy> copies;
+  copies.reserve(moves.size());
+  for (const Move& move : moves) {
+    ASSIGN_OR_RETURN(StridedCopy copy,
+                     StridedCopy::Make(info, info.InputDType(move.input), move.box));
+    copies.push_back({move.input, move.output, std::move(copy)});
+  }
+  info.SetCompute([copies = std::move(copies)](KernelContext& context) {
+    for (const Copy& move : copies) {
+      void* to = context.Output<void>(move.output);
+      if (to != nullptr) move.copy.Run(context.Input<void>(move.input), to);
+    }
+  });
+  return {};
 }
 
 }  // namespace caesura

@@ -8,23 +8,9 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/kernels/kernel.h"
+#include "core/kernels/spec/moves.h"
 
 namespace caesura {
-
-// Element [i0, i1, ...] moves from src_offset + sum(i * src_strides) to dst_offset + sum(i *
-// dst_strides). Strides are in elements; a source stride may be 0 (repetition) or negative.
-struct StridedBox {
-  std::vector<int64_t> extents;
-  std::vector<int64_t> src_strides;
-  std::vector<int64_t> dst_strides;
-  int64_t src_offset = 0;
-  int64_t dst_offset = 0;
-};
-
-// The box that permutes a contiguous tensor of `shape`: axis a of the contiguous result is axis
-// perm[a] of the source.
-StridedBox PermutingBox(const Shape& shape, const std::vector<int64_t>& perm);
 
 // Thread safety: Run may be called from any thread at once.
 class StridedCopy {
@@ -56,6 +42,16 @@ class StridedCopy {
   int threads_ = 1;
   void (*run_)(const StridedCopy&, const void*, void*) = nullptr;
 };
+
+// Settles the node as these moves, one after the other.
+Status SetMoves(KernelInfo& info, const Moves& moves);
+
+// The factory of an op that only moves elements.
+template <Result<Moves> (*moves_of)(KernelInfo&)>
+Status CreateMoves(KernelInfo& info) {
+  const Result<Moves> moves = moves_of(info);
+  return moves.ok() ? SetMoves(info, *moves) : moves.status();
+}
 
 // Writes `count` copies of the element at `value` (null: zero, or the empty string).
 void FillElements(DType dtype, const void* value, void* dst, int64_t count);

@@ -8,7 +8,8 @@
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/random/kernel_list.h"
-#include "core/kernels/cpu/random/random_seed.h"
+#include "core/kernels/cpu/random/philox.h"
+#include "core/kernels/spec/random_seed.h"
 #include "core/kernels/cpu/simd/arithmetic_type.h"
 #include "core/kernels/cpu/simd/best_isa.h"
 #include "core/kernels/cpu/simd/float_math.h"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What Slice's starts, ends, axes and steps mean for a concrete shape (NumPy's rules); shared with
 // SliceGrad.
-#ifndef CAESURA_CORE_KERNELS_CPU_MOVEMENT_SLICE_SPEC_H_
-#define CAESURA_CORE_KERNELS_CPU_MOVEMENT_SLICE_SPEC_H_
+#ifndef CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_
+#define CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_
 
-#include "core/kernels/cpu/movement/strided_copy.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 
@@ -20,4 +20,4 @@ Result<SliceSpec> ResolveSlice(const KernelInfo& info, const Shape& shape, int f
 
 }  // namespace caesura
 
-#endif  // CAESURA_CORE_KERNELS_CPU_MOVEMENT_SLICE_SPEC_H_
+#endif  // CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/kernels/cpu/elementwise/broadcast.h"
+#include "core/kernels/spec/broadcast_strides.h"
+
+#include <algorithm>
 
 namespace caesura {
 

@@ -2,13 +2,13 @@
 // The attribute `seed` of ONNX's random ops (a float; an integer for Dropout): where it is given,
 // it takes the place of the session's seed in the key. Step and stream stay, so that runs and nodes
 // differ.
-#ifndef CAESURA_CORE_KERNELS_CPU_RANDOM_RANDOM_SEED_H_
-#define CAESURA_CORE_KERNELS_CPU_RANDOM_RANDOM_SEED_H_
+#ifndef CAESURA_CORE_KERNELS_SPEC_RANDOM_SEED_H_
+#define CAESURA_CORE_KERNELS_SPEC_RANDOM_SEED_H_
 
 #include <cstring>
 
-#include "core/kernels/cpu/random/philox.h"
 #include "core/kernels/kernel.h"
+#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 
@@ -36,4 +36,4 @@ struct SeedOverride {
 
 }  // namespace caesura
 
-#endif  // CAESURA_CORE_KERNELS_CPU_RANDOM_RANDOM_SEED_H_
+#endif  // CAESURA_CORE_KERNELS_SPEC_RANDOM_SEED_H_
