@@ -69,7 +69,7 @@ class CapturedCall : public ::torch::CustomClassHolder {
   // Makes the nodes for the later parts of the backward; `node` is the first one's. Edges go from
   // each to the tensors whose gradients it hands out, and last to the node for the next part.
   void Connect(::torch::autograd::Node& node, at::TensorList tensors);
-  // What the node for a part returns: gradients, and the run itself for the next part's node.
+  // The node for a part returns gradients, and the run itself for the next part's node.
   std::vector<at::Tensor> HandOut(const ::torch::autograd::Node& node, size_t part,
                                   std::unique_ptr<BackwardRun> run) const;
   c10::intrusive_ptr<CapturedGraph> forward_, backward_;

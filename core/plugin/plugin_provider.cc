@@ -9,6 +9,7 @@
 #include "core/plugin/graph_view.h"
 #include "core/providers/compiled_subgraph.h"
 #include "core/providers/cpu_provider.h"
+#include "core/providers/cuda/cuda_provider.h"
 
 // One call of run: who makes outputs whose shapes show there.
 struct CaesuraRun {
@@ -270,6 +271,10 @@ Result<std::shared_ptr<const ExecutionProvider>> ProviderByName(const std::strin
   if (name == kCpuProviderName) {
     if (options.empty()) return MakeCpuProvider();
     return InvalidArgument(name + " has no option '" + options.begin()->first + "'");
+  }
+  if (name == kCudaProviderName) {
+    ASSIGN_OR_RETURN(const CudaOptions parsed, ParseCudaOptions(options));
+    return MakeCudaProvider(parsed);
   }
   std::string path = name;
   if (name.find('/') == std::string::npos) {

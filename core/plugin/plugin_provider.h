@@ -20,9 +20,9 @@ using ProviderOptions = std::map<std::string, std::string>;
 Result<std::shared_ptr<const ExecutionProvider>> MakePluginProvider(
     const CaesuraProvider& description, const ProviderOptions& options = {});
 
-// By name: "CPUExecutionProvider", or "<Name>ExecutionProvider" from the plug-in
-// libcaesura_<name>.so, looked for in the folders of CAESURA_PLUGIN_PATH, beside this library, and
-// where the system looks. Or the path of a plug-in (it holds a
+// By name: "CPUExecutionProvider", "CUDAExecutionProvider", or "<Name>ExecutionProvider" from the
+// plug-in libcaesura_<name>.so, looked for in the folders of CAESURA_PLUGIN_PATH, beside this
+// library, and where the system looks. Or the path of a plug-in (it holds a
 // '/'): its first provider. kNotFound says where was looked.
 Result<std::shared_ptr<const ExecutionProvider>> ProviderByName(
     const std::string& name, const ProviderOptions& options = {});

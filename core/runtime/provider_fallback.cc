@@ -8,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/providers/cpu_provider.h"
+#include "core/providers/cuda/cuda_provider.h"
 
 namespace caesura {
 namespace {

@@ -36,8 +36,6 @@ namespace caesura {
 // none.
 using PassMaker = std::function<PassList(const ProviderList&)>;
 
-inline constexpr char kCudaProviderName[] = "CUDAExecutionProvider";
-
 enum class FallbackPhase {
   kCreate,   // a provider or the session was made: passes, function bodies
   kCompile,  // a run was planned: kernels created, constants folded

@@ -91,8 +91,10 @@ def test_provider_names(model):
     session = caesura.InferenceSession(model, providers=[("CPUExecutionProvider", {})])
     assert session.get_providers() == ["CPUExecutionProvider"]
     assert session.get_provider_options() == {"CPUExecutionProvider": {}}
-    with pytest.raises(ValueError, match="'CUDAExecutionProvider' is not known; there are CPUExecutionProvider"):
-        caesura.InferenceSession(model, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(ValueError, match="'ROCMExecutionProvider' is not known; there are CPUExecutionProvider"):
+        caesura.InferenceSession(model, providers=["ROCMExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(NotImplementedError, match="the CUDA provider cannot open '/nowhere'"):
+        caesura.InferenceSession(model, providers=[("CUDAExecutionProvider", {"driver_library": "/nowhere"})])
     with pytest.raises(ValueError, match="CPUExecutionProvider has no option 'arena'"):
         caesura.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{"arena": "1"}])
     with pytest.raises(ValueError, match="a list of names"):

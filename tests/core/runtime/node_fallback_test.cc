@@ -7,54 +7,12 @@
 #include <cstdlib>
 
 #include "core/load/file_system.h"
-#include "core/load/model_reader.h"
-#include "core/load/value_reader.h"
 #include "core/providers/cpu_provider.h"
-#include "core/session/session.h"
-#include "graph_transforms/pipeline.h"
 #include "tests/core/execute/faulty_provider.h"
-#include "tests/core/execute/graph_fixture.h"
+#include "tests/core/runtime/node_test.h"
 
 namespace caesura::testing {
 namespace {
-
-// Strings by what they say; all else bit for bit.
-bool Same(const RuntimeValue& a, const RuntimeValue& b) {
-  const bool strings = a.is_tensor() && b.is_tensor() && a.tensor().dtype() == DType::kString;
-  if (!strings || b.tensor().dtype() != DType::kString) return SameBits(a, b);
-  const std::string *of_a = a.tensor().data<std::string>(), *of_b = b.tensor().data<std::string>();
-  return a.tensor().shape() == b.tensor().shape() &&
-         std::equal(of_a, of_a + a.tensor().elements(), of_b);
-}
-
-struct Outcome {
-  Result<Values> results;
-  bool fell_back;
-};
-
-Outcome RunNodeTest(const std::string& folder, const ProviderList& providers) {
-  SessionOptions options;
-  options.providers = providers;
-  options.passes = InferencePasses;
-  options.plan.threads = 1;
-  auto model = ReadModel(folder + "/model.onnx");
-  if (!model.ok()) return {model.status(), false};
-  auto session = Session::Create(*std::move(model), std::move(options));
-  if (!session.ok()) return {session.status(), false};
-  NamedValues feeds;
-  for (size_t i = 0; i < (*session)->inputs().size(); ++i) {
-    const std::string path = folder + "/test_data_set_0/input_" + std::to_string(i) + ".pb";
-    if (!PosixFileSystem().Exists(path).value()) continue;
-    const Value* input = (*session)->inputs()[i];
-    const std::string bytes = ReadWholeFile(PosixFileSystem(), path, size_t{1} << 31).value();
-    auto value = ReadValueBytes(bytes, input->type());
-    if (!value.ok()) return {value.status(), false};
-    feeds[input->name()] = *std::move(value);
-  }
-  Outcome outcome{(*session)->Run(feeds), false};
-  outcome.fell_back = (*session)->fallback_record().has_value();
-  return outcome;
-}
 
 TEST(NodeFallback, NodeTestsEndWithTheCpusResults) {
   const std::string folder = CAESURA_NODE_TESTS_FOLDER;
@@ -68,15 +26,15 @@ TEST(NodeFallback, NodeTestsEndWithTheCpusResults) {
   for (size_t i = 0; i < there->size(); i += every) {
     SCOPED_TRACE((*there)[i]);
     const std::string path = folder + "/" + (*there)[i];
-    const Outcome expected = RunNodeTest(path, cpu);
+    const NodeTestRun expected = RunNodeTest(path, cpu);
     faulty->FailAt(i % 3 == 0 ? 1 : 0, /*and_later=*/true);
-    const Outcome got = RunNodeTest(path, {faulty, cpu[0]});
+    const NodeTestRun got = RunNodeTest(path, {faulty, cpu[0]});
     ASSERT_EQ(got.results.status().code(), expected.results.status().code())
         << got.results.status().ToString();
     if (!expected.results.ok()) continue;
     ASSERT_EQ(got.results->size(), expected.results->size());
     for (size_t r = 0; r < got.results->size(); ++r)
-      EXPECT_TRUE(Same((*got.results)[r], (*expected.results)[r])) << r;
+      EXPECT_TRUE(SameResult((*got.results)[r], (*expected.results)[r])) << r;
     ++run;
     fell_back += got.fell_back;
   }

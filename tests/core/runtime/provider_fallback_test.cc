@@ -3,6 +3,7 @@
 // one retry, and from then on nothing goes to the provider that failed.
 #include "core/runtime/provider_fallback.h"
 
+#include "core/providers/cuda/cuda_provider.h"
 #include "tests/core/runtime/faulty_session.h"
 
 namespace caesura::testing {

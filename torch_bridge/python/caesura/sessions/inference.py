@@ -2,6 +2,7 @@
 """Inference sessions: they run an ONNX model with the interface of onnxruntime.InferenceSession."""
 
 import importlib.util
+import pathlib
 import sys
 import time
 import weakref
@@ -15,7 +16,8 @@ from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.values import model_source
 
 _CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
-_OPENVINO = "OpenVINOExecutionProvider"
+_OPENVINO, _CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
+_CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*"}
 _SHORT = {"cpu": (_CPU,), "torch": (_TORCH, _CPU), "torch-only": (_TORCH,)}
 
 
@@ -24,8 +26,8 @@ def get_available_providers() -> list:
 
     Returns:
         list: "CPUExecutionProvider"; "TorchExecutionProvider" (PyTorch's own operators, where one means the same as the
-        node) if PyTorch is installed; "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is.
-
+        node) if PyTorch is installed; "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is. A session
+        also takes "CUDAExecutionProvider", which is early and not listed: without a GPU it raises NotImplementedError.
 
     Example::
 
@@ -33,6 +35,17 @@ def get_available_providers() -> list:
     """
     openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
     return [_CPU] + [_TORCH] * torch_kernels.built() + [_OPENVINO] * openvino
+
+
+def _with_cuda_libraries(options: dict) -> dict:
+    """The options with the files that NVIDIA's packages have installed beside Python, where the caller names none."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [pathlib.Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
+    for option, pattern in _CUDA_LIBRARIES.items():
+        found = [path for folder in folders for path in sorted(folder.glob(f"*/lib/{pattern}"))]
+        if found:
+            options.setdefault(option, str(found[0]))
+    return options
 
 
 def _is_plugin(name: str) -> bool:
@@ -100,12 +113,13 @@ def _named(providers, provider_options) -> dict:
         raise ValueError(f"{len(provider_options)} provider_options for {len(providers)} providers")
     for i, item in enumerate(providers):
         name, options = item if isinstance(item, tuple) else (item, provider_options[i] if provider_options else {})
-        if name not in known and not _is_plugin(name):
+        if name not in (*known, _CUDA) and not _is_plugin(name):
             raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
         for option in options:
             if name in (_CPU, _TORCH, _COUNTING) and (name, option) not in ((_COUNTING, "memory_bytes"), (_TORCH, "device")):
                 raise ValueError(f"provider {name} has no option '{option}'")
-        named.setdefault(name, {key: str(value) for key, value in options.items()})
+        given = {key: str(value) for key, value in options.items()}
+        named.setdefault(name, _with_cuda_libraries(given) if name == _CUDA else given)
     named.setdefault(_CPU, {})
     return named
 

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/cuda/cuda_device.h"
+
+#include <vector>
+
+#include "core/base/status_macros.h"
+
+namespace caesura {
+namespace {
+
+// Errors after which no call in the context works any more.
+bool LosesContext(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+#define RETURN_IF_CUDA_FAILS(call, ...)                                  \
+  do {                                                                   \
+    const CUresult cuda_result = libraries_->driver.call(__VA_ARGS__);   \
+    if (cuda_result != CUDA_SUCCESS) return Failure(#call, cuda_result); \
+  } while (false)
+
+Status CudaDevice::Failure(const char* call, CUresult result) const {
+  const char *name = nullptr, *text = nullptr;
+  libraries_->driver.cuGetErrorName(result, &name);
+  libraries_->driver.cuGetErrorString(result, &text);
+  std::string message = std::string(call) + " failed on cuda:" + std::to_string(index_) + ": " +
+                        (name == nullptr ? std::to_string(result) : name) +
+                        (text == nullptr ? "" : std::string(", ") + text);
+  if (LosesContext(result))
+    message += "; the process has lost the device's context, and with it all memory on the device";
+  return Status(StatusCode::kProviderFailure, std::move(message));
+}
+
+Result<std::shared_ptr<CudaDevice>> CudaDevice::Create(const CudaOptions& options) {
+  ASSIGN_OR_RETURN(auto libraries, OpenCudaLibraries(options.libraries));
+  std::shared_ptr<CudaDevice> out(new CudaDevice(std::move(libraries)));
+  RETURN_IF_ERROR(out->Open(options));
+  return out;
+}
+
+Status CudaDevice::Open(const CudaOptions& options) {
+  index_ = options.device_id;
+  const CUresult ready = libraries_->driver.cuInit(0);
+  if (ready != CUDA_SUCCESS)
+    return Unsupported("the CUDA provider has no device: " + Failure("cuInit", ready).message());
+  int count = 0;
+  RETURN_IF_CUDA_FAILS(cuDeviceGetCount, &count);
+  if (index_ < 0 || index_ >= count) {
+    return Unsupported("the CUDA provider has no device " + std::to_string(index_) + ": there " +
+                       (count == 1 ? "is 1" : "are " + std::to_string(count)));
+  }
+  RETURN_IF_CUDA_FAILS(cuDeviceGet, &handle_, index_);
+  int major = 0, minor = 0;
+  RETURN_IF_CUDA_FAILS(cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                       handle_);
+  RETURN_IF_CUDA_FAILS(cuDeviceGetAttribute, &minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                       handle_);
+  RETURN_IF_CUDA_FAILS(cuDeviceGetAttribute, &multiprocessors_,
+                       CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle_);
+  architecture_ = "sm_" + std::to_string(major) + std::to_string(minor);
+  // The primary context is that of CUDA's runtime library too: PyTorch's tensors are in it.
+  RETURN_IF_CUDA_FAILS(cuDevicePrimaryCtxRetain, &context_, handle_);
+  RETURN_IF_ERROR(MakeCurrent());
+  stream_ = static_cast<CUstream>(options.stream);
+  if (stream_ == nullptr) {
+    RETURN_IF_CUDA_FAILS(cuStreamCreate, &stream_, CU_STREAM_NON_BLOCKING);
+    owns_stream_ = true;
+  }
+  CUmemPoolProps pool = {};
+  pool.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  pool.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index_};
+  RETURN_IF_CUDA_FAILS(cuMemPoolCreate, &pool_, &pool);
+  // Steps allocate the same sizes again and again: the pool gives nothing back to the driver.
+  cuuint64_t keep = UINT64_MAX;
+  RETURN_IF_CUDA_FAILS(cuMemPoolSetAttribute, pool_, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+  memory_limit_ = options.memory_limit;
+  const cublas_lt::Status status = libraries_->cublas_lt.Create(&cublas_lt_);
+  if (status != cublas_lt::kSuccess) {
+    return Unsupported("the CUDA provider cannot start cuBLASLt: cublasLtCreate returned " +
+                       std::to_string(status));
+  }
+  // Not a buffer of the provider's own: that would keep the device alive.
+  CUdeviceptr cell = 0;
+  RETURN_IF_CUDA_FAILS(cuMemAllocFromPoolAsync, &cell, sizeof(unsigned), pool_, stream_);
+  error_cell_ =
+      std::make_shared<Buffer>(reinterpret_cast<void*>(cell), sizeof(unsigned), device(), nullptr);
+  RETURN_IF_CUDA_FAILS(cuMemsetD8Async, cell, 0, sizeof(unsigned), stream_);
+  return {};
+}
+
+CudaDevice::~CudaDevice() {
+  if (context_ == nullptr || !MakeCurrent().ok()) return;
+  const auto& driver = libraries_->driver;
+  for (const auto& [source, module] : modules_) driver.cuModuleUnload(module);
+  if (error_cell_ != nullptr)
+    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(error_cell_->data()), stream_);
+  if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
+  if (cublas_lt_ != nullptr) libraries_->cublas_lt.Destroy(cublas_lt_);
+  if (pool_ != nullptr) driver.cuMemPoolDestroy(pool_);
+  if (owns_stream_) driver.cuStreamDestroy(stream_);
+  driver.cuDevicePrimaryCtxRelease(handle_);
+}
+
+Status CudaDevice::MakeCurrent() const {
+  CUcontext current = nullptr;
+  RETURN_IF_CUDA_FAILS(cuCtxGetCurrent, &current);
+  if (current != context_) RETURN_IF_CUDA_FAILS(cuCtxSetCurrent, context_);
+  return {};
+}
+
+Result<std::shared_ptr<Buffer>> CudaDevice::Allocate(size_t size) {
+  if (size == 0) return std::make_shared<Buffer>(nullptr, 0, device(), nullptr);
+  RETURN_IF_ERROR(MakeCurrent());
+  const size_t before = allocated_.fetch_add(size);
+  auto refuse = [&](const std::string& why) -> Status {
+    allocated_ -= size;
+    return Status(StatusCode::kProviderFailure,
+                  "cuda:" + std::to_string(index_) + " has no memory for " + std::to_string(size) +
+                      " bytes beside " + std::to_string(before) + " in use: " + why);
+  };
+  if (memory_limit_ != 0 && before + size > memory_limit_)
+    return refuse("the provider's limit is " + std::to_string(memory_limit_));
+  CUdeviceptr data = 0;
+  const CUresult result = libraries_->driver.cuMemAllocFromPoolAsync(&data, size, pool_, stream_);
+  if (result != CUDA_SUCCESS) return refuse(Failure("cuMemAllocFromPoolAsync", result).message());
+  return std::make_shared<Buffer>(
+      reinterpret_cast<void*>(data), size, device(),
+      [self = shared_from_this(), size](void* data) { self->Free(data, size); });
+}
+
+void CudaDevice::Free(void* data, size_t size) {
+  allocated_ -= size;
+  if (MakeCurrent().ok())
+    libraries_->driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(data), stream_);
+}
+
+Status CudaDevice::CopyToDevice(void* to, const void* from, size_t bytes) const {
+  if (bytes == 0) return {};
+  RETURN_IF_ERROR(MakeCurrent());
+  RETURN_IF_CUDA_FAILS(cuMemcpyHtoDAsync, reinterpret_cast<CUdeviceptr>(to), from, bytes, stream_);
+  return {};
+}
+
+Status CudaDevice::CopyToHost(void* to, const void* from, size_t bytes) const {
+  if (bytes == 0) return {};
+  RETURN_IF_ERROR(MakeCurrent());
+  RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, to, reinterpret_cast<CUdeviceptr>(from), bytes, stream_);
+  return {};
+}
+
+Status CudaDevice::CopyWithin(void* to, const void* from, size_t bytes) const {
+  if (bytes == 0) return {};
+  RETURN_IF_ERROR(MakeCurrent());
+  RETURN_IF_CUDA_FAILS(cuMemcpyDtoDAsync, reinterpret_cast<CUdeviceptr>(to),
+                       reinterpret_cast<CUdeviceptr>(from), bytes, stream_);
+  return {};
+}
+
+Status CudaDevice::Synchronise() const {
+  RETURN_IF_ERROR(MakeCurrent());
+  {
+    std::lock_guard<std::mutex> lock(errors_mutex_);
+    if (!errors_.empty()) return TakeError();
+  }
+  RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
+  return {};
+}
+
+unsigned CudaDevice::AddError(std::string message) {
+  std::lock_guard<std::mutex> lock(errors_mutex_);
+  errors_.push_back(std::move(message));
+  return static_cast<unsigned>(errors_.size());
+}
+
+Status CudaDevice::TakeError() const {
+  unsigned number = 0;
+  const auto cell = reinterpret_cast<CUdeviceptr>(error_cell_->data());
+  RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, &number, cell, sizeof number, stream_);
+  RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
+  if (number == 0) return {};
+  RETURN_IF_CUDA_FAILS(cuMemsetD8Async, cell, 0, sizeof number, stream_);
+  return InvalidArgument(errors_[number - 1]);
+}
+
+Result<std::string> CudaDevice::Compile(const std::string& source) const {
+  const auto& nvrtc = libraries_->nvrtc;
+  nvrtcProgram program = nullptr;
+  nvrtcResult result =
+      nvrtc.nvrtcCreateProgram(&program, source.c_str(), "caesura.cu", 0, nullptr, nullptr);
+  std::string image, log;
+  if (result == NVRTC_SUCCESS) {
+    // Products and sums are not contracted beyond what the source says: the CPU's kernels and these
+    // differ by rounding of functions only.
+    const std::string architecture = "--gpu-architecture=" + architecture_;
+    const char* options[] = {architecture.c_str(), "--std=c++17", "--fmad=false"};
+    result = nvrtc.nvrtcCompileProgram(program, 3, options);
+    size_t size = 0;
+    if (nvrtc.nvrtcGetProgramLogSize(program, &size) == NVRTC_SUCCESS && size > 1) {
+      log.resize(size);
+      nvrtc.nvrtcGetProgramLog(program, log.data());
+    }
+  }
+  if (result == NVRTC_SUCCESS) {
+    size_t size = 0;
+    result = nvrtc.nvrtcGetCUBINSize(program, &size);
+    image.resize(size);
+    if (result == NVRTC_SUCCESS) result = nvrtc.nvrtcGetCUBIN(program, image.data());
+  }
+  if (program != nullptr) nvrtc.nvrtcDestroyProgram(&program);
+  if (result == NVRTC_SUCCESS) return image;
+  return Internal("NVRTC does not compile a kernel for " + architecture_ + ": " +
+                  nvrtc.nvrtcGetErrorString(result) + "\n" + log + "\n" + source);
+}
+
+Result<CUfunction> CudaDevice::Function(const std::string& source, const std::string& kernel) {
+  std::lock_guard<std::mutex> lock(modules_mutex_);
+  RETURN_IF_ERROR(MakeCurrent());
+  CUmodule& module = modules_[source];
+  if (module == nullptr) {
+    ASSIGN_OR_RETURN(const std::string image, Compile(source));
+    RETURN_IF_CUDA_FAILS(cuModuleLoadDataEx, &module, image.data(), 0, nullptr, nullptr);
+  }
+  CUfunction function = nullptr;
+  RETURN_IF_CUDA_FAILS(cuModuleGetFunction, &function, module, kernel.c_str());
+  return function;
+}
+
+Status CudaDevice::Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,
+                          void** arguments) const {
+  RETURN_IF_CUDA_FAILS(cuLaunchKernel, function, grid, 1, 1, block, 1, 1, shared_bytes, stream_,
+                       arguments, nullptr);
+  return {};
+}
+
+}  // namespace caesura

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU as a provider uses it: its context, one stream, memory in the order of that stream, and
+// kernels compiled for its chip.
+#ifndef CAESURA_CORE_CUDA_CUDA_DEVICE_H_
+#define CAESURA_CORE_CUDA_CUDA_DEVICE_H_
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/cuda/cuda_libraries.h"
+#include "core/tensor/buffer.h"
+
+namespace caesura {
+
+// Thread safety: all methods from any thread. Buffers, and kernels that a factory holds, keep the
+// device alive.
+class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDevice> {
+ public:
+  static Result<std::shared_ptr<CudaDevice>> Create(const CudaOptions& options);
+  ~CudaDevice() override;
+
+  const CudaLibraries& libraries() const { return *libraries_; }
+  Device device() const override { return {DeviceType::kCuda, static_cast<int16_t>(index_)}; }
+  CUstream stream() const { return stream_; }
+  // "sm_90"
+  const std::string& architecture() const { return architecture_; }
+  int multiprocessors() const { return multiprocessors_; }
+  cublas_lt::Handle cublas_lt() const { return cublas_lt_; }
+
+  // Each thread calls this before it calls the driver: makes the device's context current.
+  Status MakeCurrent() const;
+  // Memory that the stream may use from here on; its deleter gives it back in the stream's order.
+  Result<std::shared_ptr<Buffer>> Allocate(size_t size) override;
+  // Each in the order of the stream. The host's memory must stay as it is until the stream has come
+  // to the copy: for pageable memory that is when the call returns, for pinned memory it is after
+  // Synchronise.
+  Status CopyToDevice(void* to, const void* from, size_t bytes) const;
+  Status CopyToHost(void* to, const void* from, size_t bytes) const;
+  Status CopyWithin(void* to, const void* from, size_t bytes) const;
+  // Waits for the stream, and tells what a kernel has met.
+  Status Synchronise() const;
+
+  // The function `kernel` (extern "C") of this source, compiled and loaded once. The source may
+  // rely on row_source's and element_source's prelude only: NVRTC has no standard library.
+  Result<CUfunction> Function(const std::string& source, const std::string& kernel);
+  // Puts the kernel on the stream. REQUIRES: the context is current.
+  Status Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,
+                void** arguments) const;
+
+  // A kernel that meets a wrong value (an index out of range) writes this number to error_cell()
+  // unless another is there; Synchronise then fails with kInvalidArgument and the message.
+  unsigned AddError(std::string message);
+  unsigned* error_cell() const { return static_cast<unsigned*>(error_cell_->data()); }
+
+  // "cuMemAllocAsync failed: CUDA_ERROR_..., out of memory"
+  Status Failure(const char* call, CUresult result) const;
+
+ private:
+  explicit CudaDevice(std::shared_ptr<const CudaLibraries> libraries)
+      : libraries_(std::move(libraries)) {}
+  Status Open(const CudaOptions& options);
+  Result<std::string> Compile(const std::string& source) const;
+  void Free(void* data, size_t size);
+  Status TakeError() const;
+
+  const std::shared_ptr<const CudaLibraries> libraries_;
+  int index_ = 0;
+  CUdevice handle_ = 0;
+  CUcontext context_ = nullptr;
+  CUstream stream_ = nullptr;
+  bool owns_stream_ = false;
+  CUmemoryPool pool_ = nullptr;
+  cublas_lt::Handle cublas_lt_ = nullptr;
+  std::string architecture_;
+  int multiprocessors_ = 0;
+  size_t memory_limit_ = 0;
+  std::atomic<size_t> allocated_ = 0;
+  std::shared_ptr<Buffer> error_cell_;
+  mutable std::mutex errors_mutex_;
+  std::vector<std::string> errors_;  // by number, from 1
+  std::mutex modules_mutex_;
+  std::unordered_map<std::string, CUmodule> modules_;  // by source
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_CUDA_CUDA_DEVICE_H_

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/cuda/cuda_libraries.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <initializer_list>
+
+#include "core/base/status_macros.h"
+
+namespace caesura {
+namespace {
+
+// The first that opens, copies that the process has loaded already before all others.
+Result<void*> Open(const std::string& given, std::initializer_list<const char*> usual,
+                   const std::string& help) {
+  if (!given.empty()) {
+    if (void* library = dlopen(given.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+    return Unsupported("the CUDA provider cannot open '" + given + "': " + dlerror());
+  }
+  for (const int mode : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
+    for (const char* name : usual) {
+      if (void* library = dlopen(name, mode)) return library;
+    }
+  }
+  return Unsupported("the CUDA provider finds no " + std::string(*usual.begin()) + ": " + help);
+}
+
+Result<void*> Symbol(void* library, const char* name) {
+  if (void* found = dlsym(library, name)) return found;
+  return Unsupported("the CUDA provider opened a library that has no " + std::string(name) +
+                     ": it is older than caesura needs");
+}
+
+template <typename Function>
+Status Take(Result<void*> found, Function*& into) {
+  if (!found.ok()) return found.status();
+  into = reinterpret_cast<Function*>(*found);
+  return {};
+}
+
+Status OpenDriver(const CudaLibraryNames& names, CudaLibraries& out) {
+  ASSIGN_OR_RETURN(void* library, Open(names.driver, {"libcuda.so.1"},
+                                       "no NVIDIA driver is installed on this machine"));
+  decltype(&::cuGetProcAddress) find = nullptr;
+  RETURN_IF_ERROR(Take(Symbol(library, "cuGetProcAddress_v2"), find));
+  auto find_symbol = [&](const char* name) -> Result<void*> {
+    void* found = nullptr;
+    CUdriverProcAddressQueryResult answer;
+    const CUresult result = find(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, &answer);
+    if (result == CUDA_SUCCESS && found != nullptr) return found;
+    return Unsupported("the NVIDIA driver has no " + std::string(name) + " of CUDA " +
+                       std::to_string(CUDA_VERSION / 1000) + "." +
+                       std::to_string(CUDA_VERSION % 1000 / 10) + ": it is older than that");
+  };
+#define CAESURA_TAKE(name) RETURN_IF_ERROR(Take(find_symbol(#name), out.driver.name));
+  CAESURA_CUDA_DRIVER_FUNCTIONS(CAESURA_TAKE)
+#undef CAESURA_TAKE
+  return {};
+}
+
+// NVRTC opens this part of itself by name only when it compiles: outside of the system's folders it
+// finds it if it is open already.
+void OpenBuiltins(void* function) {
+  Dl_info info = {};
+  if (dladdr(function, &info) == 0 || info.dli_fname == nullptr) return;
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::path(info.dli_fname).parent_path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().rfind("libnvrtc-builtins.so", 0) == 0)
+      dlopen(entry.path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+  }
+}
+
+Status OpenNvrtc(const CudaLibraryNames& names, CudaLibraries& out) {
+  ASSIGN_OR_RETURN(void* library, Open(names.nvrtc, {"libnvrtc.so.13", "libnvrtc.so.12"},
+                                       "pip install caesura-train[cuda] brings it"));
+#define CAESURA_TAKE(name) RETURN_IF_ERROR(Take(Symbol(library, #name), out.nvrtc.name));
+  CAESURA_NVRTC_FUNCTIONS(CAESURA_TAKE)
+#undef CAESURA_TAKE
+  OpenBuiltins(reinterpret_cast<void*>(out.nvrtc.nvrtcVersion));
+  return {};
+}
+
+Status OpenCublasLt(const CudaLibraryNames& names, CudaLibraries& out) {
+  ASSIGN_OR_RETURN(void* library, Open(names.cublas_lt, {"libcublasLt.so.13", "libcublasLt.so.12"},
+                                       "pip install caesura-train[cuda] brings it"));
+#define CAESURA_TAKE(name, arguments) \
+  RETURN_IF_ERROR(Take(Symbol(library, "cublasLt" #name), out.cublas_lt.name));
+  CAESURA_CUBLAS_LT_FUNCTIONS(CAESURA_TAKE)
+#undef CAESURA_TAKE
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const CudaLibraries>> OpenCudaLibraries(const CudaLibraryNames& names) {
+  auto out = std::make_shared<CudaLibraries>();
+  RETURN_IF_ERROR(OpenDriver(names, *out));
+  RETURN_IF_ERROR(OpenNvrtc(names, *out));
+  RETURN_IF_ERROR(OpenCublasLt(names, *out));
+  return std::shared_ptr<const CudaLibraries>(std::move(out));
+}
+
+}  // namespace caesura

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/cuda/element_source.h"
+
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+
+#include "core/graph/op_traits.h"
+
+namespace caesura {
+namespace {
+
+// NVRTC has no standard library: bfloat16 and float16 are structs of bits, rounded to nearest even.
+constexpr char kPrelude[] = R"(
+typedef long long i64;
+typedef unsigned long long u64;
+struct bf16 { unsigned short bits; };
+struct f16 { unsigned short bits; };
+#define INFINITE __int_as_float(0x7f800000)
+
+__device__ inline float Load(const float* p) { return *p; }
+__device__ inline double Load(const double* p) { return *p; }
+__device__ inline bool Load(const bool* p) { return *(const unsigned char*)p != 0; }
+__device__ inline signed char Load(const signed char* p) { return *p; }
+__device__ inline unsigned char Load(const unsigned char* p) { return *p; }
+__device__ inline short Load(const short* p) { return *p; }
+__device__ inline unsigned short Load(const unsigned short* p) { return *p; }
+__device__ inline int Load(const int* p) { return *p; }
+__device__ inline unsigned Load(const unsigned* p) { return *p; }
+__device__ inline i64 Load(const i64* p) { return *p; }
+__device__ inline u64 Load(const u64* p) { return *p; }
+__device__ inline float Load(const bf16* p) { return __uint_as_float((unsigned)p->bits << 16); }
+__device__ inline float Load(const f16* p) {
+  const unsigned h = p->bits, sign = (h & 0x8000u) << 16, rest = h & 0x7fffu;
+  if (rest >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  const float v = __uint_as_float(rest << 13) * 5.192296858534828e+33f;  // 2^112
+  return __uint_as_float(sign | __float_as_uint(v));
+}
+
+template <typename T, typename V> __device__ inline void Store(T* p, V v) { *p = (T)v; }
+__device__ inline void Store(bf16* p, float v) {
+  const unsigned u = __float_as_uint(v);
+  p->bits = v != v ? 0x7fc0 : (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+__device__ inline void Store(f16* p, float v) {
+  const unsigned u = __float_as_uint(v), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
+  unsigned bits;
+  if (rest > 0x7f800000u) bits = 0x7e00u;
+  else if (rest >= 0x477ff000u) bits = 0x7c00u;
+  else if (rest < 0x38800000u)  // denormal: the sum's last bit is 2^-24
+    bits = __float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000u;
+  else bits = (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
+  p->bits = (unsigned short)(sign | bits);
+}
+)";
+
+bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+// A function of <math.h> by its double name, for the dtype.
+std::string Call(const std::string& name, DType dtype, const std::string& arguments) {
+  return name + (dtype == DType::kFloat64 ? "(" : "f(") + arguments + ")";
+}
+
+// One op's expression while it is written. `x(i)` is input i.
+struct Scribe {
+  const Node& node;
+  DType dtype;  // of input 0
+  const std::vector<DType>& dtypes;
+  DType output;
+  const std::vector<std::string>& inputs;
+
+  const std::string& x(size_t i) const { return inputs[i]; }
+  std::string number(double value) const { return CudaLiteral(dtype, value); }
+  std::string attribute(const char* name, float fallback) const {
+    return number(node.Attr<float>(name, fallback));
+  }
+  std::string call(const std::string& name, const std::string& arguments) const {
+    return Call(name, dtype, arguments);
+  }
+};
+
+using Write = std::string (*)(const Scribe&);
+
+struct Row {
+  const char* op_type;
+  DTypeSet types;
+  Write write;
+  const char* domain = "";
+};
+
+std::string Sigmoid(const Scribe& s, const std::string& x) {
+  return "(" + s.number(1) + " / (" + s.number(1) + " + " + s.call("exp", "-(" + x + ")") + "))";
+}
+
+std::string Softplus(const Scribe& s, const std::string& x) {
+  return "(" + s.call("fmax", x + ", " + s.number(0)) + " + " +
+         s.call("log1p", s.call("exp", "-" + s.call("fabs", x))) + ")";
+}
+
+// x < limit ? low : x, a NaN staying itself.
+std::string Choose(const std::string& condition, const std::string& yes, const std::string& no) {
+  return "(" + condition + " ? " + yes + " : " + no + ")";
+}
+
+// Integers wrap around: they are computed without a sign.
+std::string Arithmetic(const Scribe& s, const std::string& op) {
+  if (IsFloating(s.dtype)) return "(" + s.x(0) + " " + op + " " + s.x(1) + ")";
+  return std::string("(") + CudaComputeType(s.output) + ")((u64)" + s.x(0) + " " + op + " (u64)" +
+         s.x(1) + ")";
+}
+
+// The wider of two, a NaN of either being the result.
+std::string Extreme(const Scribe& s, const std::string& op) {
+  std::string out = s.x(0);
+  for (size_t i = 1; i < s.inputs.size(); ++i)
+    out = "Extreme" + std::string(op == ">" ? "Max" : "Min") + "(" + out + ", " + s.x(i) + ")";
+  return out;
+}
+
+std::string SumOf(const Scribe& s) {
+  std::string out = s.x(0);
+  for (size_t i = 1; i < s.inputs.size(); ++i) out = "(" + out + " + " + s.x(i) + ")";
+  return out;
+}
+
+// Phi(x), by the function that keeps its digits where x is far below 0.
+std::string NormalShare(const Scribe& s, const std::string& x) {
+  return "(" + s.number(0.5) + " * " +
+         s.call("erfc", "-(" + x + ") * " + s.number(std::sqrt(0.5))) + ")";
+}
+
+// sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3)
+std::string TanhShare(const Scribe& s, const std::string& x) {
+  const std::string scale = s.number(2 * std::sqrt(2 / 3.14159265358979323846));
+  return Sigmoid(
+      s, scale + " * (" + x + " + " + s.number(0.044715) + " * " + x + " * " + x + " * " + x + ")");
+}
+
+std::string Gelu(const Scribe& s) {
+  const bool tanh = s.node.Attr<std::string>("approximate", "none") == "tanh";
+  return "(" + s.x(0) + " * " + (tanh ? TanhShare(s, s.x(0)) : NormalShare(s, s.x(0))) + ")";
+}
+
+std::string GeluGrad(const Scribe& s) {
+  const std::string &dy = s.x(0), &x = s.x(1);
+  if (s.node.Attr<std::string>("approximate", "none") == "tanh") {
+    const std::string share = TanhShare(s, x);
+    const std::string slope = s.number(2 * std::sqrt(2 / 3.14159265358979323846)) + " * (" +
+                              s.number(1) + " + " + s.number(3 * 0.044715) + " * " + x + " * " + x +
+                              ")";
+    return "(" + dy + " * (" + share + " + " + x + " * " + share + " * (" + s.number(1) + " - " +
+           share + ") * " + slope + "))";
+  }
+  const std::string density = s.number(1 / std::sqrt(2 * 3.14159265358979323846)) + " * " +
+                              s.call("exp", s.number(-0.5) + " * " + x + " * " + x);
+  return "(" + dy + " * (" + NormalShare(s, x) + " + " + x + " * " + density + "))";
+}
+
+std::string Clip(const Scribe& s) {
+  std::string out = s.x(0);
+  if (s.inputs.size() > 1 && !s.x(1).empty()) out = Choose(out + " < " + s.x(1), s.x(1), out);
+  if (s.inputs.size() > 2 && !s.x(2).empty()) out = Choose(out + " > " + s.x(2), s.x(2), out);
+  return out;
+}
+
+std::string Power(const Scribe& s) {
+  if (!IsFloating(s.dtypes[1]) && DTypeSize(s.dtypes[1]) > 2 && s.dtype != DType::kFloat64)
+    return "(float)pow((double)" + s.x(0) + ", (double)" + s.x(1) + ")";
+  return s.call("pow", s.x(0) + ", (" + CudaComputeType(s.dtype) + ")" + s.x(1));
+}
+
+// Floats become integers by rules of their own (core/kernels/cpu/elementwise/cast.cc), not here.
+std::string Cast(const Scribe& s) {
+  if (IsFloating(s.dtype) && IsInteger(s.output)) return {};
+  if (s.output == DType::kBool) return "(" + s.x(0) + " != 0)";
+  return std::string("((") + CudaComputeType(s.output) + ")" + s.x(0) + ")";
+}
+
+constexpr DTypeSet kBool = {DType::kBool};
+
+const std::vector<Row>& Rows() {
+#define ROW_FUNCTION(op, name)                                            \
+  {                                                                       \
+    op, kFloatTypes, [](const Scribe& s) { return s.call(name, s.x(0)); } \
+  }
+#define COMPARISON(name, op)                                                                   \
+  {                                                                                            \
+    name, kCudaTypes, [](const Scribe& s) { return "(" + s.x(0) + " " op " " + s.x(1) + ")"; } \
+  }
+  static const auto* rows = new std::vector<Row>{
+      ROW_FUNCTION("Abs", "fabs"),
+      ROW_FUNCTION("Sqrt", "sqrt"),
+      ROW_FUNCTION("Exp", "exp"),
+      ROW_FUNCTION("Log", "log"),
+      ROW_FUNCTION("Sin", "sin"),
+      ROW_FUNCTION("Cos", "cos"),
+      ROW_FUNCTION("Tan", "tan"),
+      ROW_FUNCTION("Asin", "asin"),
+      ROW_FUNCTION("Acos", "acos"),
+      ROW_FUNCTION("Atan", "atan"),
+      ROW_FUNCTION("Sinh", "sinh"),
+      ROW_FUNCTION("Cosh", "cosh"),
+      ROW_FUNCTION("Asinh", "asinh"),
+      ROW_FUNCTION("Acosh", "acosh"),
+      ROW_FUNCTION("Atanh", "atanh"),
+      ROW_FUNCTION("Erf", "erf"),
+      ROW_FUNCTION("Tanh", "tanh"),
+      ROW_FUNCTION("Floor", "floor"),
+      ROW_FUNCTION("Ceil", "ceil"),
+      ROW_FUNCTION("Round", "rint"),
+      {"Neg", kFloatTypes, [](const Scribe& s) { return "(-" + s.x(0) + ")"; }},
+      {"Reciprocal", kFloatTypes,
+       [](const Scribe& s) { return "(" + s.number(1) + " / " + s.x(0) + ")"; }},
+      {"Sign", kFloatTypes,
+       [](const Scribe& s) {
+         return std::string("(") + CudaComputeType(s.dtype) + ")((" + s.x(0) + " > 0) - (" +
+                s.x(0) + " < 0))";
+       }},
+      {"Relu", kFloatTypes,
+       [](const Scribe& s) { return Choose(s.x(0) + " < 0", s.number(0), s.x(0)); }},
+      {"LeakyRelu", kFloatTypes,
+       [](const Scribe& s) {
+         return Choose(s.x(0) + " < 0", s.attribute("alpha", 0.01f) + " * " + s.x(0), s.x(0));
+       }},
+      {"ThresholdedRelu", kFloatTypes,
+       [](const Scribe& s) {
+         return Choose(s.x(0) + " <= " + s.attribute("alpha", 1), s.number(0), s.x(0));
+       }},
+      {"Elu", kFloatTypes,
+       [](const Scribe& s) {
+         return Choose(s.x(0) + " < 0", s.attribute("alpha", 1) + " * " + s.call("expm1", s.x(0)),
+                       s.x(0));
+       }},
+      {"Selu", kFloatTypes,
+       [](const Scribe& s) {
+         const std::string alpha = s.attribute("alpha", 1.67326319217681884765625f);
+         return "(" + s.attribute("gamma", 1.05070102214813232421875f) + " * " +
+                Choose(s.x(0) + " <= 0", alpha + " * " + s.call("expm1", s.x(0)), s.x(0)) + ")";
+       }},
+      {"Celu", kFloatTypes,
+       [](const Scribe& s) {
+         const std::string alpha = s.attribute("alpha", 1);
+         return Choose(s.x(0) + " < 0", alpha + " * " + s.call("expm1", s.x(0) + " / " + alpha),
+                       s.x(0));
+       }},
+      {"HardSigmoid", kFloatTypes,
+       [](const Scribe& s) {
+         const std::string line = "(" + s.attribute("alpha", 0.2f) + " * " + s.x(0) + " + " +
+                                  s.attribute("beta", 0.5f) + ")";
+         return Choose(line + " < 0", s.number(0), Choose(line + " > 1", s.number(1), line));
+       }},
+      {"HardSwish", kFloatTypes,
+       [](const Scribe& s) {
+         const std::string gate = "(" + s.x(0) + " / 6 + " + s.number(0.5) + ")";
+         return "(" + s.x(0) + " * " +
+                Choose(gate + " < 0", s.number(0), Choose(gate + " > 1", s.number(1), gate)) + ")";
+       }},
+      {"Swish", kFloatTypes,
+       [](const Scribe& s) {
+         return "(" + s.x(0) + " * " + Sigmoid(s, s.attribute("alpha", 1) + " * " + s.x(0)) + ")";
+       }},
+      {"Sigmoid", kFloatTypes, [](const Scribe& s) { return Sigmoid(s, s.x(0)); }},
+      {"Softplus", kFloatTypes, [](const Scribe& s) { return Softplus(s, s.x(0)); }},
+      {"Softsign", kFloatTypes,
+       [](const Scribe& s) {
+         return "(" + s.x(0) + " / (" + s.number(1) + " + " + s.call("fabs", s.x(0)) + "))";
+       }},
+      {"Mish", kFloatTypes,
+       [](const Scribe& s) {
+         return "(" + s.x(0) + " * " + s.call("tanh", Softplus(s, s.x(0))) + ")";
+       }},
+      {"Gelu", kFloatTypes, Gelu},
+      {"IsNaN", kFloatTypes, [](const Scribe& s) { return "(" + s.x(0) + " != " + s.x(0) + ")"; }},
+      {"IsInf", kFloatTypes,
+       [](const Scribe& s) {
+         std::string out = "false";
+         if (s.node.Attr<int64_t>("detect_positive", 1) != 0) out = s.x(0) + " == INFINITE";
+         if (s.node.Attr<int64_t>("detect_negative", 1) != 0)
+           out += " || " + s.x(0) + " == -INFINITE";
+         return "(" + out + ")";
+       }},
+      {"Clip", kFloatTypes, Clip},
+      {"Add", kNumericTypes, [](const Scribe& s) { return Arithmetic(s, "+"); }},
+      {"Sub", kNumericTypes, [](const Scribe& s) { return Arithmetic(s, "-"); }},
+      {"Mul", kNumericTypes, [](const Scribe& s) { return Arithmetic(s, "*"); }},
+      {"Div", kFloatTypes, [](const Scribe& s) { return Arithmetic(s, "/"); }},
+      {"Pow", kFloatTypes, Power},
+      {"Max", kFloatTypes, [](const Scribe& s) { return Extreme(s, ">"); }},
+      {"Min", kFloatTypes, [](const Scribe& s) { return Extreme(s, "<"); }},
+      {"Sum", kFloatTypes, SumOf},
+      {"Mean", kFloatTypes,
+       [](const Scribe& s) {
+         return "(" + SumOf(s) + " / " + s.number(static_cast<double>(s.inputs.size())) + ")";
+       }},
+      COMPARISON("Equal", "=="),
+      COMPARISON("Greater", ">"),
+      COMPARISON("GreaterOrEqual", ">="),
+      COMPARISON("Less", "<"),
+      COMPARISON("LessOrEqual", "<="),
+      {"And", kBool, [](const Scribe& s) { return "(" + s.x(0) + " && " + s.x(1) + ")"; }},
+      {"Or", kBool, [](const Scribe& s) { return "(" + s.x(0) + " || " + s.x(1) + ")"; }},
+      {"Xor", kBool, [](const Scribe& s) { return "(" + s.x(0) + " != " + s.x(1) + ")"; }},
+      {"Not", kBool, [](const Scribe& s) { return "(!" + s.x(0) + ")"; }},
+      {"Where", kBool, [](const Scribe& s) { return Choose(s.x(0), s.x(1), s.x(2)); }},
+      {"Identity", kCudaTypes, [](const Scribe& s) { return s.x(0); }},
+      {"Cast", kCudaTypes, Cast},
+      {"ReluGrad", kFloatTypes,
+       [](const Scribe& s) { return Choose(s.x(1) + " <= 0", s.number(0), s.x(0)); },
+       kCaesuraDomain},
+      {"SigmoidGrad", kFloatTypes,
+       [](const Scribe& s) {
+         return "(" + s.x(0) + " * " + s.x(1) + " * (" + s.number(1) + " - " + s.x(1) + "))";
+       },
+       kCaesuraDomain},
+      {"TanhGrad", kFloatTypes,
+       [](const Scribe& s) {
+         return "(" + s.x(0) + " * (" + s.number(1) + " - " + s.x(1) + " * " + s.x(1) + "))";
+       },
+       kCaesuraDomain},
+      {"GeluGrad", kFloatTypes, GeluGrad, kCaesuraDomain},
+  };
+#undef ROW_FUNCTION
+#undef COMPARISON
+  return *rows;
+}
+
+const Row* Find(const Node& node) {
+  for (const Row& row : Rows()) {
+    if (node.op_type() == row.op_type && node.domain() == row.domain) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const char* CudaStorageType(DType dtype) {
+  if (dtype == DType::kFloat16) return "f16";
+  if (dtype == DType::kBFloat16) return "bf16";
+  return CudaComputeType(dtype);
+}
+
+const char* CudaComputeType(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64: return "double";
+    case DType::kInt8: return "signed char";
+    case DType::kUInt8: return "unsigned char";
+    case DType::kInt16: return "short";
+    case DType::kUInt16: return "unsigned short";
+    case DType::kInt32: return "int";
+    case DType::kUInt32: return "unsigned";
+    case DType::kInt64: return "i64";
+    case DType::kUInt64: return "u64";
+    case DType::kBool: return "bool";
+    default: return "float";
+  }
+}
+
+std::string CudaLiteral(DType dtype, double value) {
+  char text[48];
+  std::snprintf(text, sizeof text, dtype == DType::kFloat64 ? "%.17e" : "%.9ef", value);
+  return value < 0 ? "(" + std::string(text) + ")" : text;
+}
+
+const std::string& CudaPrelude() {
+  static const auto* text = new std::string(kPrelude + std::string(R"(
+template <typename T> __device__ inline T ExtremeMax(T a, T b) { return a > b || a != a ? a : b; }
+template <typename T> __device__ inline T ExtremeMin(T a, T b) { return a < b || a != a ? a : b; }
+)"));
+  return *text;
+}
+
+std::optional<std::string> CudaElementExpression(const Node& node,
+                                                 const std::vector<DType>& input_dtypes,
+                                                 DType output_dtype,
+                                                 const std::vector<std::string>& inputs) {
+  const Row* row = Find(node);
+  if (row == nullptr || input_dtypes.empty() || !row->types.Contains(input_dtypes[0])) return {};
+  for (const DType dtype : input_dtypes) {
+    if (dtype != DType::kUndefined && !kCudaTypes.Contains(dtype)) return {};
+  }
+  if (!kCudaTypes.Contains(output_dtype)) return {};
+  std::string text = row->write({node, input_dtypes[0], input_dtypes, output_dtype, inputs});
+  if (text.empty()) return {};
+  return text;
+}
+
+const std::vector<CudaElementOp>& CudaElementOps() {
+  static const auto* ops = [] {
+    auto* out = new std::vector<CudaElementOp>();
+    for (const Row& row : Rows()) out->push_back({row.op_type, row.domain, row.types});
+    return out;
+  }();
+  return *ops;
+}
+
+}  // namespace caesura

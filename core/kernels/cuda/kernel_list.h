@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA kernels: one function a source file.
+#ifndef CAESURA_CORE_KERNELS_CUDA_KERNEL_LIST_H_
+#define CAESURA_CORE_KERNELS_CUDA_KERNEL_LIST_H_
+
+#include <memory>
+
+#include "core/kernels/kernel_registry.h"
+
+namespace caesura {
+
+class CudaDevice;  // core/cuda/cuda_device.h
+using CudaDevicePtr = std::shared_ptr<CudaDevice>;
+
+void RegisterCudaElementwise(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaFusedRows(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaProducts(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaMovement(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaReductions(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
+
+inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
+  for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
+                    RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
+                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss}) {
+    add(registry, device);
+  }
+}
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CUDA_KERNEL_LIST_H_

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA source for ops that treat rows by themselves, and for groups of them (FusedRows): a block a
+// row at a time. A row's values stay in registers, every so many columns in one thread; sums along
+// a row meet by shuffles and shared memory, in a fixed order. Sums over rows are kept a column a
+// thread, and written as one part a block. Parts of rows (Split, Concat) change threads by way of
+// shared memory.
+#ifndef CAESURA_CORE_KERNELS_CUDA_ROW_SOURCE_H_
+#define CAESURA_CORE_KERNELS_CUDA_ROW_SOURCE_H_
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/graph/graph.h"
+
+namespace caesura {
+
+// A value in a row: an element a column, or, with one column, one for the whole row.
+struct RowValue {
+  DType dtype = DType::kUndefined;
+  int64_t columns = 1;
+  bool wide() const { return columns > 1; }
+};
+
+// Writes the statements of a row, node by node. A value is a name: of an array of `items` where it
+// is wide.
+class RowScribe {
+ public:
+  // `columns`: of the widest value. It is a variable of the source, so that rows of about the same
+  // length share a kernel; other numbers of columns are literals.
+  RowScribe(int64_t columns, int64_t threads) : columns_(columns), threads_(threads) {}
+
+  // The columns of a value that one thread holds.
+  int64_t Items(int64_t columns) const { return (columns + threads_ - 1) / threads_; }
+  // Of all values so far.
+  int64_t most_columns() const { return most_columns_; }
+  // A loop over a thread's columns, with `k` and `column` in its body.
+  std::string Loop(int64_t columns, const std::string& body) const;
+
+  // Declares the value as what these statements load. `element` is the expression of one element;
+  // it may use `column`. `contents`: where they are known while planning; otherwise null.
+  void Declare(const Value* value, RowValue what, const std::string& element,
+               const Tensor* contents);
+  // False where the node, or its types, have no source: then nothing must be used. REQUIRES: what
+  // the node does along an axis it does along the last one.
+  bool Add(const Node& node);
+
+  const RowValue* Find(const Value* value) const;
+  // The expression of one element, in a loop over `k` where it is wide.
+  std::string Element(const Value* value) const;
+  const std::string& text() const { return text_; }
+  // The sum over rows of a value: adds to `sums<index>` what this row has of it.
+  void AddColumnSum(int index, const Value* value);
+
+ private:
+  struct Known {
+    std::string name;
+    RowValue what;
+  };
+
+  std::string Name() { return "v" + std::to_string(count_++); }
+  std::string Width(int64_t columns) const;
+  // A new value of `element`, which may read wide values at `k`.
+  std::string Let(RowValue what, const std::string& element);
+  // A new scalar: `element` of each column, merged by the function object `op`, which starts with
+  // `first`.
+  std::string Reduce(RowValue what, const std::string& op, const std::string& first,
+                     const std::string& element);
+  std::string Sum(RowValue what, const std::string& element);
+  void Bind(const Value* value, const std::string& name, RowValue what);
+  bool AddElementwise(const Node& node);
+  bool AddReduction(const Node& node);
+  bool AddSoftmax(const Node& node);
+  bool AddSoftmaxGrad(const Node& node);
+  bool AddNorm(const Node& node);
+  bool AddNormGrad(const Node& node);
+  bool AddSplit(const Node& node);
+  bool AddConcat(const Node& node);
+
+  const int64_t columns_, threads_;
+  int64_t most_columns_ = 1;
+  int count_ = 0;
+  std::string text_;
+  std::unordered_map<const Value*, Known> known_;
+  std::unordered_map<const Value*, const Tensor*> contents_;
+};
+
+// A source of rows begins with this, after CudaPrelude.
+const std::string& CudaRowPrelude();
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CUDA_ROW_SOURCE_H_

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA provider: one NVIDIA GPU, one stream, kernels that NVRTC compiles for the very chip.
+//
+// The driver, NVRTC and cuBLASLt are opened at run time: the same library runs on machines without
+// a GPU, where MakeCudaProvider fails with a sentence that says what is missing.
+//
+// This header needs no header of CUDA's.
+#ifndef CAESURA_CORE_PROVIDERS_CUDA_CUDA_PROVIDER_H_
+#define CAESURA_CORE_PROVIDERS_CUDA_CUDA_PROVIDER_H_
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/cuda/cuda_options.h"
+#include "core/providers/execution_provider.h"
+
+namespace caesura {
+
+inline constexpr char kCudaProviderName[] = "CUDAExecutionProvider";
+
+// From names and values, as a session's provider options have them: device_id, gpu_mem_limit
+// (bytes) and user_compute_stream (an address) as in ONNX Runtime; driver_library, nvrtc_library
+// and cublas_lt_library. Fails with kInvalidArgument on other names and on values that are no
+// numbers.
+Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& options);
+
+// Kernels are put on the stream and may run after a call returns; Copy is in order with them.
+// Memory is freed in the order of the stream, from any thread. Sums have a fixed order: the same
+// bits from run to run on one chip. float32 products do not use TF32.
+//
+// Fails with kUnsupported where a library or the device is missing, or where this build has no CUDA
+// part. The provider's own failures are kProviderFailure.
+Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOptions& options = {});
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_PROVIDERS_CUDA_CUDA_PROVIDER_H_

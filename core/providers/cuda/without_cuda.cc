@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// In place of the CUDA provider where the build found no headers of CUDA's.
+#include "core/providers/cuda/cuda_provider.h"
+
+namespace caesura {
+
+Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOptions&) {
+  return Unsupported("this build has no CUDA provider: it was configured without CUDA_HEADERS_DIR");
+}
+
+}  // namespace caesura

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA provider on the stand-ins for CUDA's libraries (tests/cuda/README.md).
+#ifndef CAESURA_TESTS_CORE_PROVIDERS_CUDA_STANDIN_CUDA_H_
+#define CAESURA_TESTS_CORE_PROVIDERS_CUDA_STANDIN_CUDA_H_
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/providers/cuda/cuda_provider.h"
+#include "tests/cuda/standin.h"
+
+namespace caesura::testing {
+
+// The stand-ins are new at the start of each test. At its end nothing may have been reported: no
+// access out of order, out of bounds, or to freed memory.
+class StandinCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    driver_ = dlopen(CAESURA_STANDINS "/libcaesura_standin_cuda.so", RTLD_NOW | RTLD_GLOBAL);
+    ASSERT_NE(driver_, nullptr) << dlerror();
+    Call(&standin_reset, "standin_reset")(seed_);
+  }
+  void TearDown() override {
+    for (const std::string& report : Reports()) ADD_FAILURE() << report;
+  }
+
+  static CudaOptions Options() {
+    CudaOptions out;
+    out.libraries = {CAESURA_STANDINS "/libcaesura_standin_cuda.so", CAESURA_TEST_NVRTC,
+                     CAESURA_STANDINS "/libcaesura_standin_cublaslt.so"};
+    return out;
+  }
+  static std::shared_ptr<const ExecutionProvider> Provider(const CudaOptions& options = Options()) {
+    auto made = MakeCudaProvider(options);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    return made.ok() ? *made : nullptr;
+  }
+
+  // The control function of this name.
+  template <typename Function>
+  Function* Call(Function*, const char* name) const {
+    void* found = dlsym(driver_, name);
+    EXPECT_NE(found, nullptr) << name;
+    return reinterpret_cast<Function*>(found);
+  }
+  std::vector<std::string> Reports() const {
+    std::vector<std::string> out;
+    const size_t count = Call(&standin_report_count, "standin_report_count")();
+    for (size_t i = 0; i < count; ++i) out.push_back(Call(&standin_report, "standin_report")(i));
+    Call(&standin_clear_reports, "standin_clear_reports")();
+    return out;
+  }
+  uint64_t Operations(const char* name) const {
+    return Call(&standin_operations, "standin_operations")(name);
+  }
+
+  uint64_t seed_ = 1;
+
+ private:
+  void* driver_ = nullptr;
+};
+
+}  // namespace caesura::testing
+
+#endif  // CAESURA_TESTS_CORE_PROVIDERS_CUDA_STANDIN_CUDA_H_

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole training steps of the example models with the CUDA provider on its stand-ins: the CPU's
+// losses and parameters, and the same bits from run to run.
+#include <set>
+
+#include "tests/core/providers/cuda/standin_cuda.h"
+#include "tests/training/real_step.h"
+
+namespace caesura::testing {
+namespace {
+
+class CudaTraining : public StandinCuda {
+ protected:
+  // Losses and parameters of two updates.
+  static Trained TrainOn(const RealModel& model, ProviderList providers) {
+    RealModel own = model.Clone();
+    own.options.providers = std::move(providers);
+    own.options.fallback = false;
+    auto session = TrainingSession::Create(std::move(own.model), own.options);
+    EXPECT_TRUE(session.ok()) << session.status().ToString();
+    Trained out;
+    if (!session.ok()) return out;
+    for (const NamedValues& batch : own.batches) {
+      auto loss = (*session)->Step(batch);
+      EXPECT_TRUE(loss.ok()) << loss.status().ToString();
+      if (!loss.ok()) return out;
+      out.losses.push_back(Tensor::Of<double>(Shape{}, {*loss}));
+    }
+    for (const std::string& name : (*session)->ParameterNames())
+      out.parameters.push_back((*session)->Parameter(name)->Clone().value());
+    return out;
+  }
+
+  void ExpectClose(const Values& got, const Values& wanted, double tolerance, const char* what) {
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      const auto a = got[i].tensor().ToVector<double>(), b = wanted[i].tensor().ToVector<double>();
+      for (size_t e = 0; e < a.size(); ++e)
+        ASSERT_NEAR(a[e], b[e], tolerance * std::max(1.0, std::abs(b[e])))
+            << what << " " << i << ", element " << e;
+    }
+  }
+
+  // With SGD: AdamW makes steps of full size out of gradients that are rounding noise, such as that
+  // of a bias before a batch norm.
+  void Compare(RealModel model) {
+    model.options.step.optimizer = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+    const Trained wanted = TrainOn(model, {TrainingCpu()});
+    const Trained got = TrainOn(model, {Provider(), TrainingCpu()});
+    ExpectClose(got.losses, wanted.losses, 1e-5, "loss");
+    ExpectClose(got.parameters, wanted.parameters, 1e-5, "parameter");
+    EXPECT_TRUE(TrainOn(model, {Provider(), TrainingCpu()}) == got) << "other bits in another run";
+  }
+
+  // The ops of a step that run on the host.
+  static std::set<std::string> OnHost(const RealModel& model) {
+    RealModel own = model.Clone();
+    own.options.providers = {Provider(), TrainingCpu()};
+    auto session = TrainingSession::Create(std::move(own.model), own.options);
+    EXPECT_TRUE(session.ok()) << session.status().ToString();
+    auto plan = (*session)->StepPlan(own.batches[0]);
+    EXPECT_TRUE(plan.ok()) << plan.status().ToString();
+    std::set<std::string> out;
+    for (const Step& step : (*plan)->steps()) {
+      const bool computes = step.kind == Step::Kind::kCompute || step.kind == Step::Kind::kDynamic;
+      if (computes && step.provider->device().is_host()) {
+        const std::string ops = step.node->Attr<std::string>("ops", "");
+        out.insert(step.node->op_type() + (ops.empty() ? "" : " of " + ops));
+      }
+    }
+    return out;
+  }
+};
+
+// Parameters live on the host, and so do their updates.
+TEST_F(CudaTraining, AllButUpdatesIsOnTheDevice) {
+  const std::set<std::string> updates = {"SgdUpdate", "AdamWUpdate", "GlobalNorm", "ClipScale"};
+  for (const RealModel& model : {Mlp(), CharGpt(), Llama()}) {
+    SCOPED_TRACE(model.model.graph->name());
+    const std::set<std::string> host = OnHost(model);
+    for (const std::string& op : host) EXPECT_EQ(updates.count(op), 1u) << op;
+  }
+}
+
+TEST_F(CudaTraining, OfAnMlp) { Compare(Mlp()); }
+TEST_F(CudaTraining, OfACharacterGpt) { Compare(CharGpt()); }
+TEST_F(CudaTraining, OfALlama) { Compare(Llama()); }
+// Convolutions run on the host.
+TEST_F(CudaTraining, OfTheDigits) { Compare(DigitsWithDropout()); }
+
+}  // namespace
+}  // namespace caesura::testing
