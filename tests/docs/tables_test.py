@@ -30,8 +30,8 @@ RESULTS = {
 
 def test_the_short_table_has_the_readmes_rows():
     assert make_tables.short_table(RESULTS, "2026-01-02") == """\
-Whole training steps, time over each peer's at its best settings (A CPU, 2 of 4 cores, 2026-01-02, 20 rounds
-in turns; medians):
+Whole training steps, time over each peer's at its best settings
+(A CPU, 2 of 4 cores, 2026-01-02, 20 rounds in turns; medians):
 
 | model | PyTorch eager | torch.compile | JAX | `python -m caesura.bench --workload` |
 |---|---|---|---|---|
