@@ -88,7 +88,7 @@ extern "C" __global__ void score_slopes(const C* p, C* dp, i64 rows, i64 keys) {
 }
 )";
 
-// What the kernel's struct Rows holds, in its order.
+// The members of the kernel's struct Rows, in its order.
 struct RowNumbers {
   int64_t heads, queries, keys, mask_length, mask_strides[4], left, right;
   int causal;

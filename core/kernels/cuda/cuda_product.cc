@@ -9,7 +9,7 @@ namespace {
 
 namespace lt = cublas_lt;
 
-// What NVIDIA recommends from Hopper on.
+// NVIDIA recommends this from Hopper on.
 constexpr uint64_t kMaxWorkspace = 32 << 20;
 // Buffers of plans have it; views and a caller's tensors may not.
 constexpr uint32_t kVectorBytes = 16;

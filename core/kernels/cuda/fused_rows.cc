@@ -90,7 +90,7 @@ class CudaRows {
   Status AddInputs(Source& source);
   Status AddOutputs(Source& source);
   Status AddSum(Source& source, int output, const RowValue& what);
-  // Where a row of a tensor of this shape begins.
+  // The source for the address at which a row of a tensor of this shape begins.
   std::string RowOf(Source& source, const std::string& name, const Shape& shape) const;
   Status Run(KernelContext& context) const;
 

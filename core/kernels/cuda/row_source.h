@@ -33,7 +33,7 @@ class RowScribe {
 
   // The columns of a value that one thread holds.
   int64_t Items(int64_t columns) const { return (columns + threads_ - 1) / threads_; }
-  // Of all values so far.
+  // The most that any value so far has.
   int64_t most_columns() const { return most_columns_; }
   // A loop over a thread's columns, with `k` and `column` in its body.
   std::string Loop(int64_t columns, const std::string& body) const;

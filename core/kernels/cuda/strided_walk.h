@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements of several operands lie, as a kernel walks a box of elements: dims, and the
+// The places of several operands' elements, as a kernel walks a box of them: dims, and the
 // strides of each operand along them. Dims of one are dropped, and neighbours that all operands
 // walk alike are merged, so that the dense case has one dim.
 #ifndef CAESURA_CORE_KERNELS_CUDA_STRIDED_WALK_H_

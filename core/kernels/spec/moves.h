@@ -43,7 +43,7 @@ Result<Moves> TileMoves(KernelInfo& info);
 Result<Moves> DepthToSpaceMoves(KernelInfo& info);
 Result<Moves> SpaceToDepthMoves(KernelInfo& info);
 Result<Moves> ConcatMoves(KernelInfo& info);
-// Concat's output alone; the axis.
+// Sets only Concat's output; returns the axis.
 Result<int> SetConcatOutput(KernelInfo& info);
 Result<Moves> SplitMoves(KernelInfo& info);
 Result<Moves> SliceMoves(KernelInfo& info);
