@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole training steps of the example models with the CUDA provider on its stand-ins: the CPU's
 // losses and parameters, and the same bits from run to run.
+#include <cstdlib>
 #include <set>
 
 #include "tests/core/providers/cuda/standin_cuda.h"
@@ -8,6 +9,8 @@
 
 namespace caesura::testing {
 namespace {
+
+constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
 class CudaTraining : public StandinCuda {
  protected:
@@ -87,6 +90,58 @@ TEST_F(CudaTraining, OfACharacterGpt) { Compare(CharGpt()); }
 TEST_F(CudaTraining, OfALlama) { Compare(Llama()); }
 // Convolutions run on the host.
 TEST_F(CudaTraining, OfTheDigits) { Compare(DigitsWithDropout()); }
+
+// Neither the order of a block's threads nor that of the blocks changes a bit: sums have one order.
+TEST_F(CudaTraining, AnyOrderOfThreadsGivesTheSameBits) {
+  const RealModel model = CharGpt();
+  const Trained wanted = TrainOn(model, {Provider(Unchecked()), TrainingCpu()});
+  for (int order = STANDIN_LANES_FORWARD; order <= STANDIN_LANES_ANY_WARP_AHEAD; ++order) {
+    for (uint64_t seed = 2; seed < 7; ++seed) {
+      SCOPED_TRACE("order " + std::to_string(order) + ", seed " + std::to_string(seed));
+      Call<decltype(standin_set_lane_order)>("standin_set_lane_order")(order);
+      Call<decltype(standin_set_seed)>("standin_set_seed")(seed);
+      EXPECT_TRUE(TrainOn(model, {Provider(Unchecked()), TrainingCpu()}) == wanted);
+    }
+  }
+}
+
+// A call of the driver that fails, whichever it is: the step has changed nothing, and is done again
+// on the CPU. Every fifth call; with CAESURA_LONG=1 every one.
+TEST_F(CudaTraining, AFailureAtAnyCallEndsOnTheCpu) {
+  RealModel model = CharGpt();
+  model.options.step.optimizer = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+  const Trained wanted = TrainOn(model, {TrainingCpu()});
+  const int every = std::getenv("CAESURA_LONG") != nullptr ? 1 : 5;
+  for (const char* call : {"cuLaunchKernel", "cuMemcpyDtoHAsync", "cuMemAllocFromPoolAsync"}) {
+    bool fails = true;
+    int ended_on_cpu = 0;
+    for (int n = 1; fails; n += every) {
+      SCOPED_TRACE(std::string(call) + ", call " + std::to_string(n));
+      RealModel own = model.Clone();
+      own.options.providers = {Provider(Unchecked()), TrainingCpu()};
+      auto session = TrainingSession::Create(std::move(own.model), own.options);
+      ASSERT_TRUE(session.ok()) << session.status().ToString();
+      Call<decltype(standin_fail)>("standin_fail")(call, n, kOutOfMemory);
+      ::testing::internal::CaptureStderr();
+      Values losses, parameters;
+      for (const NamedValues& batch : own.batches) {
+        auto loss = (*session)->Step(batch);
+        ASSERT_TRUE(loss.ok()) << loss.status().ToString();
+        losses.push_back(Tensor::Of<double>(Shape{}, {*loss}));
+      }
+      ::testing::internal::GetCapturedStderr();
+      for (const std::string& name : (*session)->ParameterNames())
+        parameters.push_back((*session)->Parameter(name)->Clone().value());
+      ExpectClose(losses, wanted.losses, 1e-5, "loss");
+      ExpectClose(parameters, wanted.parameters, 1e-5, "parameter");
+      fails = (*session)->fallback_record().has_value();
+      ended_on_cpu += fails;
+      Call<decltype(standin_fail)>("standin_fail")(call, 1 << 30, 0);  // if it has not come
+    }
+    std::printf("%s: %d steps ended on the CPU\n", call, ended_on_cpu);
+    EXPECT_GT(ended_on_cpu, 0) << call;
+  }
+}
 
 }  // namespace
 }  // namespace caesura::testing

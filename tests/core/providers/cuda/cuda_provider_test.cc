@@ -27,7 +27,7 @@ class CudaProvider : public StandinCuda {
     return Session::Create(*std::move(model), std::move(made));
   }
   void Fail(const char* function, int n, int error) {
-    Call(&standin_fail, "standin_fail")(function, n, error);
+    Call<decltype(standin_fail)>("standin_fail")(function, n, error);
   }
 };
 

@@ -22,7 +22,7 @@ class StandinCuda : public ::testing::Test {
   void SetUp() override {
     driver_ = dlopen(CAESURA_STANDINS "/libcaesura_standin_cuda.so", RTLD_NOW | RTLD_GLOBAL);
     ASSERT_NE(driver_, nullptr) << dlerror();
-    Call(&standin_reset, "standin_reset")(seed_);
+    Call<decltype(standin_reset)>("standin_reset")(seed_);
   }
   void TearDown() override {
     for (const std::string& report : Reports()) ADD_FAILURE() << report;
@@ -34,6 +34,12 @@ class StandinCuda : public ::testing::Test {
                      CAESURA_STANDINS "/libcaesura_standin_cublaslt.so"};
     return out;
   }
+  // Without the real NVRTC's check: for sources that other tests have had checked, made many times.
+  static CudaOptions Unchecked() {
+    CudaOptions out = Options();
+    out.libraries.nvrtc = CAESURA_STANDINS "/libcaesura_standin_nvrtc.so";
+    return out;
+  }
   static std::shared_ptr<const ExecutionProvider> Provider(const CudaOptions& options = Options()) {
     auto made = MakeCudaProvider(options);
     EXPECT_TRUE(made.ok()) << made.status().ToString();
@@ -42,20 +48,21 @@ class StandinCuda : public ::testing::Test {
 
   // The control function of this name.
   template <typename Function>
-  Function* Call(Function*, const char* name) const {
+  Function* Call(const char* name) const {
     void* found = dlsym(driver_, name);
     EXPECT_NE(found, nullptr) << name;
     return reinterpret_cast<Function*>(found);
   }
   std::vector<std::string> Reports() const {
     std::vector<std::string> out;
-    const size_t count = Call(&standin_report_count, "standin_report_count")();
-    for (size_t i = 0; i < count; ++i) out.push_back(Call(&standin_report, "standin_report")(i));
-    Call(&standin_clear_reports, "standin_clear_reports")();
+    const size_t count = Call<decltype(standin_report_count)>("standin_report_count")();
+    for (size_t i = 0; i < count; ++i)
+      out.push_back(Call<decltype(standin_report)>("standin_report")(i));
+    Call<decltype(standin_clear_reports)>("standin_clear_reports")();
     return out;
   }
   uint64_t Operations(const char* name) const {
-    return Call(&standin_operations, "standin_operations")(name);
+    return Call<decltype(standin_operations)>("standin_operations")(name);
   }
 
   uint64_t seed_ = 1;
