@@ -12,19 +12,19 @@
 #include <memory>
 #include <string>
 
+#include "core/base/status.h"
 #include "core/cuda/cublas_lt.h"
 #include "core/cuda/cuda_options.h"
 
 // clang-format off
-#define CAESURA_CUDA_DRIVER_FUNCTIONS(F)                                                     \
-  F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuGetErrorString) F(cuDeviceGetCount)  \
-  F(cuDeviceGet) F(cuDeviceGetName) F(cuDeviceGetAttribute) F(cuDeviceTotalMem)              \
-  F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease) F(cuCtxGetCurrent)                \
-  F(cuCtxSetCurrent) F(cuStreamCreate) F(cuStreamDestroy) F(cuStreamSynchronize)             \
-  F(cuMemPoolCreate) F(cuMemPoolDestroy) F(cuMemPoolSetAttribute) F(cuMemAllocFromPoolAsync) \
-  F(cuMemFreeAsync) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync) F(cuMemcpyDtoDAsync)           \
-  F(cuMemsetD8Async) F(cuModuleLoadDataEx) F(cuModuleUnload) F(cuModuleGetFunction)          \
-  F(cuLaunchKernel)
+#define CAESURA_CUDA_DRIVER_FUNCTIONS(F)                                                    \
+  F(cuInit) F(cuGetErrorName) F(cuGetErrorString) F(cuDeviceGetCount) F(cuDeviceGet)        \
+  F(cuDeviceGetAttribute) F(cuDevicePrimaryCtxRetain) F(cuDevicePrimaryCtxRelease)          \
+  F(cuCtxGetCurrent) F(cuCtxSetCurrent) F(cuStreamCreate) F(cuStreamDestroy)                \
+  F(cuStreamSynchronize) F(cuMemPoolCreate) F(cuMemPoolDestroy) F(cuMemPoolSetAttribute)    \
+  F(cuMemAllocFromPoolAsync) F(cuMemFreeAsync) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)    \
+  F(cuMemcpyDtoDAsync) F(cuMemsetD8Async) F(cuModuleLoadDataEx) F(cuModuleUnload)           \
+  F(cuModuleGetFunction) F(cuLaunchKernel)
 
 #define CAESURA_NVRTC_FUNCTIONS(F)                                                            \
   F(nvrtcVersion) F(nvrtcGetErrorString) F(nvrtcCreateProgram) F(nvrtcDestroyProgram)         \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What core/cuda/cublas_lt.h says of cuBLASLt's interface is what NVIDIA's header says.
+// core/cuda/cublas_lt.h and NVIDIA's own header say the same of cuBLASLt's interface.
 #include "core/cuda/cublas_lt.h"
 
 #include <gtest/gtest.h>
