@@ -22,12 +22,16 @@
 namespace caesura::command {
 namespace {
 
-volatile std::sig_atomic_t stop_requested = 0;  // set by Ctrl-C; a second one ends the process
+volatile std::sig_atomic_t stop_requested = 0;
 
-void RequestStop(int signal) {
+// For Ctrl-C: a second one ends the process.
+void StopOrEnd(int signal) {
   stop_requested = 1;
   std::signal(signal, SIG_DFL);
 }
+
+// For a scheduler's signals: they never end the process.
+void Stop(int) { stop_requested = 1; }
 
 // Runs this command again, as `count` ranks under mpirun. Returns only where that fails.
 Status StartRanks(int count) {
@@ -48,10 +52,16 @@ Status StartRanks(int count) {
 
 int RunTrain(const TrainOptions& options) {
   if (options.nproc > 1 && env::LaunchedRanks() == 1) return Report(StartRanks(options.nproc));
+  // From here to the end of the process: such a signal may come before the first step, and after
+  // the last one. In between, Trainer has handlers of its own.
+  const std::vector<int>& snapshot_on = options.snapshot_on;
+  for (const int signal : snapshot_on) std::signal(signal, Stop);
   const Result<std::unique_ptr<Trainer>> trainer = Trainer::Create(options);
   if (!trainer.ok()) return Report(trainer.status());
-  std::signal(SIGINT, RequestStop);
-  std::signal(SIGTERM, RequestStop);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const bool is_taken = std::count(snapshot_on.begin(), snapshot_on.end(), signal) > 0;
+    if (!is_taken) std::signal(signal, StopOrEnd);
+  }
   return ExitCodeOf((*trainer)->Run(&stop_requested));
 }
 

@@ -52,6 +52,50 @@ def test_a_run_that_is_stopped_inside_of_steps_is_the_same_run(classifier, kille
     assert (classifier / "parts.csv").read_text() == (classifier / "straight.csv").read_text()
 
 
+def fill(pipe):
+    """Whoever writes to the pipe next waits until somebody reads."""
+    os.set_blocking(pipe, False)
+    try:
+        while True:
+            os.write(pipe, b"\n")
+    except BlockingIOError:
+        os.set_blocking(pipe, True)
+
+
+def wait_for(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} never came"
+        time.sleep(0.01)
+
+
+def test_a_signal_before_the_first_step_and_after_the_last_one(classifier):  # noqa: F811
+    arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
+                 "--target", "labels", "--steps", "20000", "--batch", "64", "--checkpoint", classifier / "run", "--log",
+                 classifier / "run.csv", "--output", classifier / "trained.onnx", "--snapshot-on", "SIGUSR1", "--resume"]
+    reader, writer = os.pipe()  # the command's standard output, at which it is held
+
+    def start():
+        return subprocess.Popen(list(map(str, arguments)), stdout=writer, stderr=subprocess.PIPE, text=True)
+
+    fill(writer)
+    with start() as process:
+        wait_for(classifier / "run.csv")
+        process.send_signal(signal.SIGUSR1)
+        os.read(reader, 1 << 20)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3 and "stopped after update 0" in errors, errors
+    with start() as process:
+        assert b"parameters" in os.read(reader, 1 << 20)
+        fill(writer)
+        wait_for(classifier / "trained.onnx")
+        time.sleep(0.1)  # what it prints last waits for room in the pipe
+        process.send_signal(signal.SIGUSR1)
+        os.read(reader, 1 << 20)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+
+
 def test_a_step_goes_from_the_command_to_python_and_back(classifier):  # noqa: F811
     caesura = pytest.importorskip("caesura")
     arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points", "--target",
