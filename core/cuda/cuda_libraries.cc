@@ -94,6 +94,20 @@ Status OpenCublasLt(const CudaLibraryNames& names, CudaLibraries& out) {
 
 }  // namespace
 
+Result<NcclFunctions> OpenNccl(const CudaLibraryNames& names) {
+  ASSIGN_OR_RETURN(void* library, Open(names.nccl, {"libnccl.so.2"},
+                                       "ranks on GPUs need it; pip install nvidia-nccl-cu13 "
+                                       "brings it"));
+  NcclFunctions out;
+#define CAESURA_TAKE(name, arguments) \
+  RETURN_IF_ERROR(Take(Symbol(library, "nccl" #name), out.name));
+  CAESURA_NCCL_FUNCTIONS(CAESURA_TAKE)
+#undef CAESURA_TAKE
+  RETURN_IF_ERROR(Take(Symbol(library, "ncclGetErrorString"), out.GetErrorString));
+  RETURN_IF_ERROR(Take(Symbol(library, "ncclGetLastError"), out.GetLastError));
+  return out;
+}
+
 Result<std::shared_ptr<const CudaLibraries>> OpenCudaLibraries(const CudaLibraryNames& names) {
   auto out = std::make_shared<CudaLibraries>();
   RETURN_IF_ERROR(OpenDriver(names, *out));

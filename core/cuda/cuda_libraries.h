@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of the functions of libcuda, NVRTC and cuBLASLt, opened at run time.
+// Tables of the functions of libcuda, NVRTC, cuBLASLt and NCCL, opened at run time.
 //
 // Members have the functions' own names: `libraries.driver.cuMemAllocAsync(...)`. The driver's are
 // asked for at the version of the header that this file was built with.
@@ -15,6 +15,7 @@
 #include "core/base/status.h"
 #include "core/cuda/cublas_lt.h"
 #include "core/cuda/cuda_options.h"
+#include "core/cuda/nccl.h"
 
 // clang-format off
 #define CAESURA_CUDA_DRIVER_FUNCTIONS(F)                                                    \
@@ -24,7 +25,8 @@
   F(cuStreamSynchronize) F(cuMemPoolCreate) F(cuMemPoolDestroy) F(cuMemPoolSetAttribute)    \
   F(cuMemAllocFromPoolAsync) F(cuMemFreeAsync) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)    \
   F(cuMemcpyDtoDAsync) F(cuMemsetD8Async) F(cuModuleLoadDataEx) F(cuModuleUnload)           \
-  F(cuModuleGetFunction) F(cuLaunchKernel)
+  F(cuModuleGetFunction) F(cuLaunchKernel) F(cuEventCreate) F(cuEventDestroy)               \
+  F(cuEventRecord) F(cuEventQuery) F(cuStreamWaitEvent)
 
 #define CAESURA_NVRTC_FUNCTIONS(F)                                                            \
   F(nvrtcVersion) F(nvrtcGetErrorString) F(nvrtcCreateProgram) F(nvrtcDestroyProgram)         \
@@ -55,6 +57,16 @@ struct CudaLibraries {
 // Fails with kUnsupported and one sentence: which library or function is missing, and what would
 // help.
 Result<std::shared_ptr<const CudaLibraries>> OpenCudaLibraries(const CudaLibraryNames& names);
+
+struct NcclFunctions {
+#define CAESURA_MEMBER(name, arguments) nccl::Result(*name) arguments = nullptr;
+  CAESURA_NCCL_FUNCTIONS(CAESURA_MEMBER)
+#undef CAESURA_MEMBER
+  const char* (*GetErrorString)(nccl::Result) = nullptr;
+  const char* (*GetLastError)(nccl::Comm) = nullptr;
+};
+// As OpenCudaLibraries; what only ranks need is opened by them.
+Result<NcclFunctions> OpenNccl(const CudaLibraryNames& names);
 
 }  // namespace caesura
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicator: how the ranks of one training run exchange tensors. It stands on an engine that
 // others keep: threads of one process (local_communicator.h), PyTorch's process groups
-// (torch_bridge/c10d_communicator.h), MPI (mpi_communicator.h).
+// (torch_bridge/c10d_communicator.h), MPI (mpi_communicator.h), NCCL (nccl_communicator.h).
 //
 //   ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
 //                    communicator.Start(Collective::AllReduce(DType::kFloat32, sums, count)));
@@ -93,8 +93,10 @@ class Work {
  public:
   virtual ~Work() = default;
   // Waits until the output is there, at most until `deadline`. Ok: the memory is the caller's
-  // again. kRankFailure: a rank is lost or late, or does something else; the memory is the caller's
-  // again after Communicator::Abort.
+  // again. Where the collective has a stream, that stream waits, not the host: the memory is the
+  // caller's in its order, and a lost rank may show only at a later call, in Gather at the latest.
+  // kRankFailure: a rank is lost or late, or does something else; the memory is the caller's again
+  // after Communicator::Abort.
   virtual Status Wait(Clock::time_point deadline) = 0;
 };
 
@@ -113,7 +115,8 @@ class Communicator {
   // nothing reads or writes their memory any more.
   virtual void Abort(const std::string& why) = 0;
   // The control plane: every rank's words in the order of ranks (size() * words.size() of them). In
-  // host memory, whatever device the tensors are on.
+  // host memory, whatever device the tensors are on; a device's collectives have ended before it
+  // comes back.
   virtual Result<std::vector<int64_t>> Gather(std::span<const int64_t> words,
                                               Clock::time_point deadline);
 };

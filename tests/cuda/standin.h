@@ -61,7 +61,7 @@ uint64_t standin_most_allocated(void);
 /* Operations that no one has waited for yet. */
 size_t standin_pending(void);
 
-/* --- For other stand-ins (cuBLASLt; later cuDNN and NCCL) --- */
+/* --- For other stand-ins (cuBLASLt, NCCL; later cuDNN) --- */
 
 typedef struct {
   const void* at;
@@ -71,7 +71,7 @@ typedef struct {
 
 /* Adds an operation to a stream (a CUstream of the current context; in a capture, to the graph).
    `run` is called when the stream comes to it, once for each launch of a graph, and returns a
-   CUresult; `release` once, after the last run. The ranges are checked and ordered. Returns a
+   CUresult: CUDA_ERROR_NOT_READY if it has to be called again later; `release` once, after the last run. The ranges are checked and ordered. Returns a
    CUresult. */
 int standin_enqueue(void* stream, const char* name, const standin_range* ranges, size_t count,
                     int (*run)(void* argument), void (*release)(void* argument), void* argument);
@@ -91,6 +91,11 @@ uint64_t standin_nvrtc_compiled(void);
 
 /* The next n heuristic requests give CUBLAS_STATUS_NOT_SUPPORTED. */
 void standin_cublaslt_refuse(int n);
+
+/* --- In libcaesura_standin_nccl --- */
+
+/* Communicators of the current process that were neither destroyed nor aborted. */
+uint64_t standin_nccl_communicators(void);
 
 #ifdef __cplusplus
 }

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of the CUDA provider where the build found no headers of CUDA's.
+// In place of the CUDA provider and of NCCL's ranks where the build found no headers of CUDA's.
+#include "core/distributed/nccl_communicator.h"
 #include "core/providers/cuda/cuda_provider.h"
 
 namespace caesura {
 
 Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOptions&) {
   return Unsupported("this build has no CUDA provider: it was configured without CUDA_HEADERS_DIR");
+}
+
+Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communicator>,
+                                                       const CudaOptions&) {
+  return Unsupported("this build has no NCCL: it was configured without CUDA_HEADERS_DIR");
 }
 
 }  // namespace caesura

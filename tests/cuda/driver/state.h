@@ -48,6 +48,7 @@ struct Operation {
   CUcontext context = nullptr;
   std::shared_ptr<struct EventState> event;
   std::uint64_t generation = 0;
+  bool begun = false;  // and was not ready: something else has to come first
 };
 
 struct EventState {

@@ -2,6 +2,7 @@
 // Streams are queues that nothing runs before something waits for it; then they run in an order
 // drawn from the seed.
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <thread>
 #include "driver/state.h"
@@ -10,6 +11,29 @@ namespace standin {
 namespace {
 
 constexpr std::size_t kMostRegions = 1024;
+
+// What happens once when a stream comes to an operation: a planned failure, the checks of ranges.
+CUresult Begin(Operation& operation) {
+  State& state = Driver();
+  CUresult result = CUDA_SUCCESS;
+  for (PlannedFailure& failure : state.operation_failures) {
+    if (result == CUDA_SUCCESS && operation.what.starts_with(failure.name) && failure.n > 0 &&
+        --failure.n == 0) {
+      result = failure.error;
+    }
+  }
+  ++state.ticks;
+  operation.begun = true;
+  if (result != CUDA_SUCCESS) return result;
+  for (const Range& range : operation.work.ranges) {
+    Region* region = state.regions.Find(range.at);
+    if (region == nullptr || range.bytes == 0) continue;
+    if (!CheckAccess(operation, *region, range.writes, {{range.at, range.at + range.bytes}})) {
+      result = CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+  }
+  return result;
+}
 
 // Runs the operation at the head of a stream; false if there is none, or it has to wait.
 bool Step(CUstream stream) {
@@ -28,26 +52,12 @@ bool Step(CUstream stream) {
     return true;
   }
   CUresult result = operation.context->sticky;
-  for (PlannedFailure& failure : state.operation_failures) {
-    if (result == CUDA_SUCCESS && operation.what.starts_with(failure.name) && failure.n > 0 &&
-        --failure.n == 0) {
-      result = failure.error;
-    }
-  }
-  ++state.ticks;
-  if (result == CUDA_SUCCESS) {
-    for (const Range& range : operation.work.ranges) {
-      Region* region = state.regions.Find(range.at);
-      if (region == nullptr || range.bytes == 0) continue;
-      if (!CheckAccess(operation, *region, range.writes, {{range.at, range.at + range.bytes}})) {
-        result = CUDA_ERROR_ILLEGAL_ADDRESS;
-      }
-    }
-  }
+  if (!operation.begun && result == CUDA_SUCCESS) result = Begin(operation);
   if (result == CUDA_SUCCESS) {
     stream->busy = true;
     result = operation.work.run(operation);
     stream->busy = false;
+    if (result == CUDA_ERROR_NOT_READY) return false;
   }
   if (result != CUDA_SUCCESS) operation.context->sticky = result;
   stream->queue.pop_front();
@@ -75,14 +85,17 @@ void RunUntil(const std::function<bool()>& done, CUstream wanted) {
   while (!done()) {
     if (!eager && wanted != nullptr && Step(wanted)) continue;
     if (StepAny()) continue;
-    const bool busy = std::any_of(state.streams.begin(), state.streams.end(),
-                                  [](const auto& stream) { return stream.second->busy; });
-    if (!busy) {
+    // Another thread runs an operation, or has to bring what one waits for.
+    const bool goes_on = std::any_of(state.streams.begin(), state.streams.end(), [](const auto& at) {
+      const CUstream_st& stream = *at.second;
+      return stream.busy || (!stream.queue.empty() && stream.queue.front().begun);
+    });
+    if (!goes_on) {
       Report("deadlock: the device waits for an event that no stream records");
       break;
     }
     CloseMemory();
-    state.changed.wait(state.lock);
+    state.changed.wait_for(state.lock, std::chrono::milliseconds(1));
     OpenMemory();
   }
   CloseMemory();
