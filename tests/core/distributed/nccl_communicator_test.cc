@@ -162,6 +162,7 @@ TEST_F(NcclCommunicators, AnErrorThatNcclFindsLaterIsNamed) {
     const auto provider = Provider(options);
     const auto buffer = *provider->allocator().Allocate(64);
     Collective sum = Collective::AllReduce(DType::kFloat32, buffer->data(), 16);
+    sum.stream = provider->stream();
     const auto work = c.Start(sum);
     ASSERT_TRUE(work.ok()) << work.status().ToString();
     Call<decltype(standin_fail)>("standin_fail")("ncclCommGetAsyncError", 1, 6);
@@ -170,6 +171,7 @@ TEST_F(NcclCommunicators, AnErrorThatNcclFindsLaterIsNamed) {
     EXPECT_NE(status.message().find("all_reduce of 16 float32 (sum) failed on rank 0: remote"),
               std::string::npos)
         << status.message();
+    c.Abort(status.message());
   });
 }
 
@@ -193,7 +195,10 @@ TEST_F(NcclCommunicators, ShortIntegersMoveAndAreNotReduced) {
   RunGpuRanks(1, [&](Communicator& c, const CudaOptions& options) {
     const auto provider = Provider(options);
     const auto buffer = *provider->allocator().Allocate(64);
-    EXPECT_TRUE(c.Start(Collective::Broadcast(DType::kInt16, buffer->data(), 8)).ok());
+    Collective moved = Collective::Broadcast(DType::kInt16, buffer->data(), 8);
+    moved.stream = provider->stream();
+    const auto work = c.Start(moved);
+    ASSERT_TRUE(work.ok() && (*work)->Wait(Clock::now() + seconds(60)).ok());
     EXPECT_EQ(c.Start(Collective::AllReduce(DType::kInt16, buffer->data(), 8)).status().code(),
               StatusCode::kUnsupported);
   });

@@ -223,7 +223,7 @@ ncclResult_t ncclGroupEnd() {
   for (const Call& call : std::exchange(grouped, {})) {
     auto same = [&](const auto& launch) { return launch.front().comm == call.comm; };
     auto found = std::find_if(launches.begin(), launches.end(), same);
-    if (found == launches.end()) found = launches.insert(launches.end(), {});
+    if (found == launches.end()) found = launches.emplace(launches.end());
     found->push_back(call);
   }
   for (const auto& launch : launches) {

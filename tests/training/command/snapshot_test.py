@@ -71,7 +71,7 @@ def wait_for(path):
 
 def test_a_signal_before_the_first_step_and_after_the_last_one(classifier):  # noqa: F811
     arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
-                 "--target", "labels", "--steps", "20000", "--batch", "64", "--checkpoint", classifier / "run", "--log",
+                 "--target", "labels", "--steps", "2000", "--batch", "64", "--checkpoint", classifier / "run", "--log",
                  classifier / "run.csv", "--output", classifier / "trained.onnx", "--snapshot-on", "SIGUSR1", "--resume"]
     reader, writer = os.pipe()  # the command's standard output, at which it is held
 
