@@ -8,10 +8,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402, N812
 from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.parallel import (  # noqa: E402
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import caesura  # noqa: E402
@@ -168,6 +177,46 @@ def _marked(state, bucket):
         return default_hooks.allreduce_hook(None, bucket)
 
 
-@pytest.mark.parametrize("body", (around_wrap, under_compile, around_ddp, options, hooks, sharded_optimizer, overlap))
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def tensor_parallel(rank):
+    """A module whose weights are sharded over the ranks: our kernels compute, the ranks' group exchanges."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(1))  # the same on all ranks
+    plans = ({"up": ColwiseParallel(), "down": RowwiseParallel()},
+             {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
+              "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False)})
+    for sequence, plan in enumerate(plans):
+        results = []
+        for ours in (False, True):
+            block = parallelize_module(Block(), mesh, plan)
+            caesura.reset_report()
+            module = caesura.wrap(block) if ours else block
+            given = distribute_tensor(x, mesh, [Shard(1)]) if sequence else x
+            with caesura.strict(ours), warnings.catch_warnings():
+                warnings.simplefilter("error" if ours else "default", caesura.FallbackWarning)
+                y = _whole(module(given))
+            y.square().mean().backward()
+            assert not ours or (caesura.report().kernel_calls > 2 and not caesura.report().fallbacks), caesura.report()
+            results.append([y.detach()] + [_whole(p.grad) for p in block.parameters()])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
+    return True
+
+
+@pytest.mark.parametrize("body", (around_wrap, under_compile, around_ddp, options, hooks, sharded_optimizer, overlap,
+                                  tensor_parallel))
 def test_two_ranks(body):
     run_ranks(2, body)
