@@ -51,22 +51,21 @@ struct Config {
 }  // namespace caesura::nccl
 
 // F(name, arguments): functions that return a Result.
-#define CAESURA_NCCL_FUNCTIONS(F)                                                                 \
-  F(GetUniqueId, (nccl::UniqueId*))                                                               \
-  F(CommInitRankConfig, (nccl::Comm*, int, nccl::UniqueId, int, nccl::Config*))                   \
-  F(CommGetAsyncError, (nccl::Comm, nccl::Result*))                                               \
-  F(CommFinalize, (nccl::Comm))                                                                   \
-  F(CommDestroy, (nccl::Comm))                                                                    \
-  F(CommAbort, (nccl::Comm))                                                                      \
-  F(GroupStart, ())                                                                               \
-  F(GroupEnd, ())                                                                                 \
-  F(AllReduce,                                                                                    \
-    (const void*, void*, size_t, nccl::DataType, nccl::RedOp, nccl::Comm, CUstream))              \
-  F(ReduceScatter,                                                                                \
-    (const void*, void*, size_t, nccl::DataType, nccl::RedOp, nccl::Comm, CUstream))              \
-  F(AllGather, (const void*, void*, size_t, nccl::DataType, nccl::Comm, CUstream))                \
-  F(Broadcast, (const void*, void*, size_t, nccl::DataType, int, nccl::Comm, CUstream))           \
-  F(Send, (const void*, size_t, nccl::DataType, int, nccl::Comm, CUstream))                       \
+#define CAESURA_NCCL_FUNCTIONS(F)                                                               \
+  F(GetUniqueId, (nccl::UniqueId*))                                                             \
+  F(CommInitRankConfig, (nccl::Comm*, int, nccl::UniqueId, int, nccl::Config*))                 \
+  F(CommGetAsyncError, (nccl::Comm, nccl::Result*))                                             \
+  F(CommFinalize, (nccl::Comm))                                                                 \
+  F(CommDestroy, (nccl::Comm))                                                                  \
+  F(CommAbort, (nccl::Comm))                                                                    \
+  F(GroupStart, ())                                                                             \
+  F(GroupEnd, ())                                                                               \
+  F(AllReduce, (const void*, void*, size_t, nccl::DataType, nccl::RedOp, nccl::Comm, CUstream)) \
+  F(ReduceScatter,                                                                              \
+    (const void*, void*, size_t, nccl::DataType, nccl::RedOp, nccl::Comm, CUstream))            \
+  F(AllGather, (const void*, void*, size_t, nccl::DataType, nccl::Comm, CUstream))              \
+  F(Broadcast, (const void*, void*, size_t, nccl::DataType, int, nccl::Comm, CUstream))         \
+  F(Send, (const void*, size_t, nccl::DataType, int, nccl::Comm, CUstream))                     \
   F(Recv, (void*, size_t, nccl::DataType, int, nccl::Comm, CUstream))
 
 #endif  // CAESURA_CORE_CUDA_NCCL_H_

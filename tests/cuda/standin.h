@@ -71,8 +71,8 @@ typedef struct {
 
 /* Adds an operation to a stream (a CUstream of the current context; in a capture, to the graph).
    `run` is called when the stream comes to it, once for each launch of a graph, and returns a
-   CUresult: CUDA_ERROR_NOT_READY if it has to be called again later; `release` once, after the last run. The ranges are checked and ordered. Returns a
-   CUresult. */
+   CUresult: CUDA_ERROR_NOT_READY if it has to be called again later; `release` once, after the
+   last run. The ranges are checked and ordered. Returns a CUresult. */
 int standin_enqueue(void* stream, const char* name, const standin_range* ranges, size_t count,
                     int (*run)(void* argument), void (*release)(void* argument), void* argument);
 /* Adds a report. */

@@ -19,7 +19,8 @@ ROOMS = {
     "core/kernels/cpu": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/kernels/spec"],
     "core/cuda": ["core/base", "core/tensor"],
     "core/kernels/cuda": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/kernels/spec", "core/cuda"],
-    "core/providers/cuda": ["core/base", "core/tensor", "core/kernels", "core/kernels/cuda", "core/cuda", "core/providers"],
+    "core/providers/cuda": ["core/base", "core/tensor", "core/kernels", "core/kernels/cuda", "core/cuda", "core/providers",
+                            "core/distributed"],
     "core/providers": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/kernels/cpu"],
     "core/providers/openvino": ["core/plugin"],  # a plug-in: C headers only
     "core/plan": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/providers"],

@@ -86,10 +86,11 @@ void RunUntil(const std::function<bool()>& done, CUstream wanted) {
     if (!eager && wanted != nullptr && Step(wanted)) continue;
     if (StepAny()) continue;
     // Another thread runs an operation, or has to bring what one waits for.
-    const bool goes_on = std::any_of(state.streams.begin(), state.streams.end(), [](const auto& at) {
-      const CUstream_st& stream = *at.second;
-      return stream.busy || (!stream.queue.empty() && stream.queue.front().begun);
-    });
+    const bool goes_on =
+        std::any_of(state.streams.begin(), state.streams.end(), [](const auto& at) {
+          const CUstream_st& stream = *at.second;
+          return stream.busy || (!stream.queue.empty() && stream.queue.front().begun);
+        });
     if (!goes_on) {
       Report("deadlock: the device waits for an event that no stream records");
       break;

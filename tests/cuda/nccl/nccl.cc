@@ -133,9 +133,12 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-  static constexpr const char* kTexts[] = {"no error",       "unhandled cuda error",
-                                           "unhandled system error", "internal error",
-                                           "invalid argument",       "invalid usage",
+  static constexpr const char* kTexts[] = {"no error",
+                                           "unhandled cuda error",
+                                           "unhandled system error",
+                                           "internal error",
+                                           "invalid argument",
+                                           "invalid usage",
                                            "remote process exited or there was a network error",
                                            "NCCL operation in progress"};
   return result >= 0 && result < ncclNumResults ? kTexts[result] : "unknown result code";
@@ -246,8 +249,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return Add(__func__, comm, stream,
-             {Part::Kind::kBroadcast, in, out, count, type, ncclSum, root});
+  return Add(__func__, comm, stream, {Part::Kind::kBroadcast, in, out, count, type, ncclSum, root});
 }
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks with a GPU each, which exchange its memory through NCCL, without LibTorch. NCCL's library
 // is opened at run time. This header needs no header of CUDA's.
-#ifndef CAESURA_CORE_DISTRIBUTED_NCCL_COMMUNICATOR_H_
-#define CAESURA_CORE_DISTRIBUTED_NCCL_COMMUNICATOR_H_
+#ifndef CAESURA_CORE_PROVIDERS_CUDA_NCCL_COMMUNICATOR_H_
+#define CAESURA_CORE_PROVIDERS_CUDA_NCCL_COMMUNICATOR_H_
 
 #include <memory>
 
@@ -26,4 +26,4 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communica
 
 }  // namespace caesura
 
-#endif  // CAESURA_CORE_DISTRIBUTED_NCCL_COMMUNICATOR_H_
+#endif  // CAESURA_CORE_PROVIDERS_CUDA_NCCL_COMMUNICATOR_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/distributed/nccl_communicator.h"
+#include "core/providers/cuda/nccl_communicator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -71,8 +71,8 @@ class Event {
   // All methods: REQUIRES: the device's context is current.
   Status Record(CUstream stream) {
     if (event_ == nullptr)
-      RETURN_IF_ERROR(Checked("cuEventCreate",
-                              driver().cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING)));
+      RETURN_IF_ERROR(
+          Checked("cuEventCreate", driver().cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING)));
     return Checked("cuEventRecord", driver().cuEventRecord(event_, stream));
   }
   Status MakeWait(CUstream stream) const {
@@ -142,9 +142,9 @@ class NcclRanks : public Communicator {
   Event ready_;
   std::mutex mutex_;  // for comm_ and aborted_; is not held while anything waits
   nccl::Comm comm_ = nullptr;
-  std::optional<std::string> aborted_;  // why
-  std::mutex start_mutex_;              // for pending_ and in_flight_
-  std::shared_ptr<Launch> pending_;     // sends and receives
+  std::optional<std::string> aborted_;              // why
+  std::mutex start_mutex_;                          // for pending_ and in_flight_
+  std::shared_ptr<Launch> pending_;                 // sends and receives
   std::vector<std::shared_ptr<Launch>> in_flight_;  // since the last Gather
 };
 
@@ -185,8 +185,7 @@ Status NcclRanks::AsyncError(const std::string& what, bool* in_progress) {
   return error == nccl::kSuccess || error == nccl::kInProgress ? Status() : Failure(error, what);
 }
 
-Status NcclRanks::Settle(nccl::Result result, const std::string& what,
-                         Clock::time_point deadline) {
+Status NcclRanks::Settle(nccl::Result result, const std::string& what, Clock::time_point deadline) {
   if (result != nccl::kSuccess && result != nccl::kInProgress) {
     const std::lock_guard lock(mutex_);
     return Failure(result, what);
@@ -196,7 +195,8 @@ Status NcclRanks::Settle(nccl::Result result, const std::string& what,
     RETURN_IF_ERROR(AsyncError(what, &in_progress));
     if (!in_progress) break;
     if (Clock::now() >= deadline)
-      return RankFailure("nccl: " + what + " did not begin in time: a rank has not come, or is lost");
+      return RankFailure("nccl: " + what +
+                         " did not begin in time: a rank has not come, or is lost");
     backoff.Sleep();
   }
   return {};
@@ -379,8 +379,8 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communica
   if (status.ok() && control->rank() == 0) {
     const nccl::Result result = nccl->GetUniqueId(&id);
     if (result != nccl::kSuccess)
-      status = Unsupported(std::string("nccl: ncclGetUniqueId failed: ") +
-                           nccl->GetErrorString(result));
+      status =
+          Unsupported(std::string("nccl: ncclGetUniqueId failed: ") + nccl->GetErrorString(result));
   }
   int64_t words[kIntroductionWords] = {status.ok() ? 1 : 0};
   std::memcpy(words + 1, &id, sizeof(id));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks on the stand-in GPUs of one process, a thread each.
-#include "core/distributed/nccl_communicator.h"
+#include "core/providers/cuda/nccl_communicator.h"
 
 #include <cstring>
 #include <future>
@@ -63,8 +63,7 @@ class Staged : public Communicator {
         ASSIGN_OR_RETURN(work->input, provider_->allocator().Allocate(bytes));
       }
       device.input = work->input->data();
-      RETURN_IF_ERROR(
-          provider_->Copy(CopyKind::kToDevice, work->input->data(), host.input, bytes));
+      RETURN_IF_ERROR(provider_->Copy(CopyKind::kToDevice, work->input->data(), host.input, bytes));
     }
     ASSIGN_OR_RETURN(work->inner, inner_.Start(device));
     return std::unique_ptr<Work>(std::move(work));
@@ -125,8 +124,8 @@ TEST_F(NcclCommunicators, ALateRankIsAnErrorAndAnAbortFreesTheMemory) {
     if (c.rank() == 1) return;  // never comes
     const auto provider = Provider(options);
     const auto buffer = *provider->allocator().Allocate(64);
-    ASSERT_TRUE(provider->Copy(CopyKind::kToDevice, buffer->data(), std::vector<char>(64).data(), 64)
-                    .ok());
+    ASSERT_TRUE(
+        provider->Copy(CopyKind::kToDevice, buffer->data(), std::vector<char>(64).data(), 64).ok());
     Collective sum = Collective::AllReduce(DType::kFloat32, buffer->data(), 16);
     sum.stream = provider->stream();
     const auto work = c.Start(sum);
