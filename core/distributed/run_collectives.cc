@@ -24,8 +24,9 @@ Status RunCollectives::Checked(Status status) {
 
 Status RunCollectives::Start(int64_t number, const Collective& collective) {
   Result<std::unique_ptr<Work>> work = communicator_.Start(collective);
-  if (work.ok()) works_[number] = *std::move(work);
-  return Checked(work.status());
+  if (!work.ok()) return Checked(work.status());
+  works_[number] = *std::move(work);
+  return {};
 }
 
 Status RunCollectives::Wait(int64_t number) {

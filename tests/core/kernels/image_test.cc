@@ -85,6 +85,15 @@ TEST(Resize, RefusesSizesThatMakeNoSense) {
   }
 }
 
+TEST(Resize, RefusesAnAxisThatTheAspectRatioMakesTooLong) {
+  const Tensor image = Tensor::Of<float>({1, 32}, Floats(32));
+  const KernelCase node("Resize", {image, {}, {}, IntTensor({int64_t{1} << 28, 1})},
+                        {{"keep_aspect_ratio_policy", Text("not_smaller")}});
+  const Status status = RunNode(node).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("the aspect ratio makes an axis too large"));
+}
+
 TEST(GridSample, ReadsPlacesInAndOutside) {
   const Tensor x = Tensor::Of<float>({1, 1, 1, 3}, {1, 2, 3});
   const Tensor grid = Tensor::Of<float>({1, 1, 4, 2}, {-1, 0, 0.5f, 0, 2, 0, -3, 0});

@@ -166,8 +166,11 @@ Status ScaleToSizes(const KernelInfo& info, const std::vector<int>& listed,
   }
   if (policy == "stretch") return {};
   for (int a : listed) {
+    const double extent = chosen * static_cast<double>(axes[a].in) + 0.5;
+    if (extent > static_cast<double>(kLongestAxis))
+      return info.Invalid("sizes: the aspect ratio makes an axis too large");
     axes[a].scale = chosen;
-    axes[a].out = static_cast<int64_t>(chosen * static_cast<double>(axes[a].in) + 0.5);
+    axes[a].out = static_cast<int64_t>(extent);
   }
   return {};
 }
