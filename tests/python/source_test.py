@@ -15,7 +15,7 @@ ROOMS = {
     "core/distributed": ["core/base", "core/tensor"],
     "core/load": ["core/base", "core/tensor", "core/graph"],
     "core/kernels": ["core/base", "core/tensor", "core/graph"],
-    "core/kernels/spec": ["core/base", "core/tensor", "core/graph", "core/kernels"],  # for every device
+    "core/kernels/spec": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/distributed"],  # for every device
     "core/kernels/cpu": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/kernels/spec"],
     "core/cuda": ["core/base", "core/tensor"],
     "core/kernels/cuda": ["core/base", "core/tensor", "core/graph", "core/kernels", "core/kernels/spec", "core/cuda"],

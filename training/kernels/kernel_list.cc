@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/kernels/training_ops.h"
 
+#include <cstring>
+
+#include "core/kernels/spec/collectives.h"
 #include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/conv/kernel_list.h"
-#include "training/kernels/distributed/kernel_list.h"
 #include "training/kernels/elementwise/kernel_list.h"
 #include "training/kernels/image/kernel_list.h"
 #include "training/kernels/movement/kernel_list.h"
@@ -13,6 +15,14 @@
 #include "training/kernels/reduction/kernel_list.h"
 
 namespace caesura {
+namespace {
+
+Status CopyOnHost(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return {};
+}
+
+}  // namespace
 
 void RegisterTrainingKernels(KernelRegistry& registry) {
   RegisterElementwiseGradKernels(registry);
@@ -24,7 +34,7 @@ void RegisterTrainingKernels(KernelRegistry& registry) {
   RegisterAttentionGradKernels(registry);
   RegisterImageGradKernels(registry);
   RegisterOptimizerKernels(registry);
-  RegisterDistributedKernels(registry);
+  RegisterCollectives(registry, CopyOnHost);
 }
 
 }  // namespace caesura

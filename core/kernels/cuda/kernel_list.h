@@ -21,11 +21,12 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
   for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
                     RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
-                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss}) {
+                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss, RegisterCudaCollectives}) {
     add(registry, device);
   }
 }

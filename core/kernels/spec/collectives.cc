@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveStart, CollectiveWait, AgreeToCommit: what the ranks of a step exchange.
-#include <cstring>
+#include "core/kernels/spec/collectives.h"
+
 #include <string>
 #include <vector>
 
@@ -8,8 +8,6 @@
 #include "core/distributed/run_collectives.h"
 #include "core/kernels/kernel_context.h"
 #include "core/tensor/buffer.h"
-#include "training/kernels/distributed/kernel_list.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -30,7 +28,7 @@ Status DecideOutputs(KernelInfo& info) {
 }
 
 // The outputs lie in one block, which CollectiveWait asks for: the collective is over the block.
-Status CreateCollectiveStart(KernelInfo& info) {
+Status CreateCollectiveStart(KernelInfo& info, const CopyBytes& copy) {
   RETURN_IF_ERROR(DecideOutputs(info));
   const auto kind = info.Attr<std::string>("kind", "all_reduce");
   if (kind != "all_reduce" && kind != "broadcast")
@@ -54,10 +52,12 @@ Status CreateCollectiveStart(KernelInfo& info) {
       const char* from = context.Input<char>(i);
       char* to = context.Output<char>(i);
       if (to != block + offsets[i]) return Internal("its outputs do not lie in one block");
-      if (to != from) std::memcpy(to, from, bytes[i]);
+      if (to != from) RETURN_IF_ERROR(copy(to, from, bytes[i]));
     }
-    return collectives->Start(number, broadcasts ? Collective::Broadcast(dtype, block, elements)
-                                                 : Collective::AllReduce(dtype, block, elements));
+    Collective collective = broadcasts ? Collective::Broadcast(dtype, block, elements)
+                                       : Collective::AllReduce(dtype, block, elements);
+    collective.stream = context.device_stream();
+    return collectives->Start(number, collective);
   });
   return {};
 }
@@ -72,40 +72,39 @@ Status CreateCollectiveWait(KernelInfo& info) {
   return {};
 }
 
-Status CreateAgreeToCommit(KernelInfo& info) {
+Status CreateAgreeToCommit(KernelInfo& info, const CopyBytes& copy) {
   const DType dtype = info.InputDType(0);
-  const int64_t elements = info.InputShape(0).elements();
+  const size_t bytes = static_cast<size_t>(info.InputShape(0).elements()) * DTypeSize(dtype);
   info.SetOutput(0, dtype, info.InputShape(0));
   info.SetCompute([=](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context));
     RETURN_IF_ERROR(collectives->Agree());
-    CopyElements(dtype, context.Input<char>(0), context.Output<char>(0), elements);
-    return {};
+    return copy(context.Output<void>(0), context.Input<void>(0), bytes);
   });
   return {};
 }
 
 }  // namespace
 
-void RegisterCollectives(KernelRegistry& registry) {
+void RegisterCollectives(KernelRegistry& registry, const CopyBytes& copy) {
   registry.Add({.op_type = "CollectiveStart",
-                .domain = kTrainingDomain,
+                .domain = kCaesuraDomain,
                 .types = kFixedTypes,
                 .deterministic = false,
-                .create = CreateCollectiveStart});
+                .create = [copy](KernelInfo& info) { return CreateCollectiveStart(info, copy); }});
   registry.Add({.op_type = "CollectiveWait",
-                .domain = kTrainingDomain,
+                .domain = kCaesuraDomain,
                 .types = kFixedTypes,
                 .contiguous_inputs = {-1},
                 .contiguous_alignment = kBufferAlignment,
                 .deterministic = false,
                 .create = CreateCollectiveWait});
   registry.Add({.op_type = "AgreeToCommit",
-                .domain = kTrainingDomain,
+                .domain = kCaesuraDomain,
                 .types = kFixedTypes,
                 .unread_inputs = {-2},
                 .deterministic = false,
-                .create = CreateAgreeToCommit});
+                .create = [copy](KernelInfo& info) { return CreateAgreeToCommit(info, copy); }});
 }
 
 }  // namespace caesura
