@@ -202,6 +202,7 @@ if stage "set-up" set_up; then
     stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
     stage "AddressSanitizer: Python" python_address_sanitizer
     stage "AddressSanitizer, UBSan: fuzz" fuzz_seeds
+    stage "clang-tidy" ./cmake/lint.sh --tidy
     stage "documentation site" ./docs/build.sh
     stage "wheel" ./cmake/wheel.sh --check
     stage "libFuzzer" ./tests/fuzz/run.sh "${CAESURA_FUZZ_SECONDS:-60}"

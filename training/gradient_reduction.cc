@@ -25,25 +25,25 @@ std::unordered_map<const Node*, int> Positions(const Graph& graph) {
   return positions;
 }
 
-Node* AddExchange(Graph& graph, const std::string& op_type, const std::vector<Value*>& inputs,
-                  AttributeMap attributes) {
-  Node* node = graph.AddOp(op_type, inputs, std::move(attributes), kTrainingDomain,
-                           static_cast<int>(inputs.size()), op_type);
+}  // namespace
+
+Node* CollectiveWriter::Add(const char* op_type, const std::vector<Value*>& inputs,
+                            AttributeMap attributes, int outputs) {
+  Node* node =
+      graph_.AddOp(op_type, inputs, std::move(attributes), kTrainingDomain, outputs, op_type);
   node->set_phase(Phase::kOptimizer);
-  for (size_t i = 0; i < inputs.size(); ++i)
-    node->output(static_cast<int>(i))->set_type(inputs[i]->type());
+  node->set_provider(provider_);
+  for (int i = 0; i < outputs; ++i) node->output(i)->set_type(inputs[i]->type());
   return node;
 }
 
-}  // namespace
-
 void CollectiveWriter::Exchange(const char* kind, const std::vector<Value**>& bucket) {
-  const AttributeMap attributes = {{"kind", std::string(kind)}, {"number", count_}};
   std::vector<Value*> values;
   for (Value** value : bucket) values.push_back(*value);
-  const Node* start = AddExchange(graph_, "CollectiveStart", values, attributes);
-  const Node* wait =
-      AddExchange(graph_, "CollectiveWait", start->outputs(), {{"number", count_++}});
+  const int count = static_cast<int>(values.size());
+  const Node* start =
+      Add("CollectiveStart", values, {{"kind", std::string(kind)}, {"number", count_}}, count);
+  const Node* wait = Add("CollectiveWait", start->outputs(), {{"number", count_++}}, count);
   for (size_t i = 0; i < bucket.size(); ++i) *bucket[i] = wait->output(static_cast<int>(i));
   awaited_.insert(awaited_.end(), wait->outputs().begin(), wait->outputs().end());
 }
@@ -81,10 +81,7 @@ void CollectiveWriter::Broadcast(const std::vector<Value**>& values) {
 Value* CollectiveWriter::Agreed(Value* value) {
   std::vector<Value*> inputs = {value};
   inputs.insert(inputs.end(), awaited_.begin(), awaited_.end());
-  Node* node = graph_.AddOp("AgreeToCommit", inputs, {}, kTrainingDomain, 1, "AgreeToCommit");
-  node->set_phase(Phase::kOptimizer);
-  node->output(0)->set_type(value->type());
-  return node->output(0);
+  return Add("AgreeToCommit", inputs, {}, 1)->output(0);
 }
 
 namespace {

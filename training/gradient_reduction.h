@@ -12,6 +12,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/graph/graph.h"
@@ -22,7 +24,9 @@ namespace caesura {
 // Appends the collectives to a graph whose nodes come in the order in which they will run.
 class CollectiveWriter {
  public:
-  explicit CollectiveWriter(Graph& graph) : graph_(graph) {}
+  // The collectives are pinned to `provider`, if it is not empty.
+  CollectiveWriter(Graph& graph, std::string provider)
+      : graph_(graph), provider_(std::move(provider)) {}
 
   // Replaces the values by their sums over all ranks. A bucket has values of one dtype that are
   // ready one after the other; it is closed once it has `bucket_bytes`. REQUIRES: float tensors of
@@ -35,8 +39,11 @@ class CollectiveWriter {
 
  private:
   void Exchange(const char* kind, const std::vector<Value**>& bucket);
+  Node* Add(const char* op_type, const std::vector<Value*>& inputs, AttributeMap attributes,
+            int outputs);
 
   Graph& graph_;
+  const std::string provider_;
   int64_t count_ = 0;            // collectives so far
   std::vector<Value*> awaited_;  // their results
 };

@@ -77,7 +77,6 @@ Status TrainingSession::Prepare(Model model) {
                     {kGradientFactorInput, Tensor::Scalar<double>(1)},
                     {kLossScaleInput, Tensor::Scalar<float>(1)},
                     {kRankShareInput, Tensor::Scalar<double>(1)}};
-  options_.step.bucket_bytes = ranks() > 1 ? std::max<int64_t>(1, options_.bucket_bytes) : 0;
   learning_rate_ = LearningRate(options_.step.optimizer);
   RETURN_IF_ERROR(FillCoefficients());
   bound_ = options_.share_parameters;
@@ -95,6 +94,7 @@ Status TrainingSession::Prepare(Model model) {
 }
 
 Status TrainingSession::MakePrograms() {
+  RETURN_IF_ERROR(PlaceCollectives());
   Model model = original_.Clone();
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops_->Attach(model, trainable_));

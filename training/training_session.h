@@ -291,6 +291,8 @@ class TrainingSession {
   // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
   // of feeds may differ.
   uint64_t RankFingerprint() const;
+  // Decides where the programs' collectives run: in the memory that the communicator exchanges.
+  Status PlaceCollectives();
   // Refuses ranks with other programs, then takes the parameters, state and position of the rank
   // that has done the most updates.
   Status JoinRanks();

@@ -27,6 +27,24 @@ uint64_t TrainingSession::RankFingerprint() const {
   return hash.value();
 }
 
+Status TrainingSession::PlaceCollectives() {
+  options_.step.bucket_bytes = 0;  // the steps of one rank have no collectives
+  options_.step.collective_provider.clear();
+  if (ranks() == 1) return {};
+  options_.step.bucket_bytes = std::max<int64_t>(1, options_.bucket_bytes);
+  const Device device = communicator()->device();
+  for (const auto& provider : fallback_->providers()) {
+    if (provider->device() != device) continue;
+    options_.step.collective_provider = provider->name();
+    return {};
+  }
+  // The host's memory is there without a provider of its own.
+  if (device.is_host()) return {};
+  return InvalidArgument("the communicator '" + communicator()->name() +
+                         "' exchanges the memory of " + device.ToString() +
+                         ", where no provider of the session runs nodes");
+}
+
 Status TrainingSession::JoinRanks() {
   Communicator& communicator = *options_.communicator;
   const int64_t own[] = {static_cast<int64_t>(RankFingerprint()),
@@ -79,8 +97,6 @@ Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   const bool was_alone = ranks() == 1;
   options_.communicator = std::move(communicator);
-  // The steps of one rank have no collectives.
-  options_.step.bucket_bytes = ranks() > 1 ? std::max<int64_t>(1, options_.bucket_bytes) : 0;
   if (was_alone != (ranks() == 1)) RETURN_IF_ERROR(MakePrograms());
   ranks_suspend_ = false;
   if (ranks() > 1) RETURN_IF_ERROR(JoinRanks());

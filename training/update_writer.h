@@ -80,7 +80,7 @@ class UpdateWriter {
   StepProgram& program_;
   Value* inverse_scale_ = nullptr;  // of the loss
   Value* rank_share_ = nullptr;     // where several ranks sum their gradients
-  CollectiveWriter collectives_{graph_};
+  CollectiveWriter collectives_{graph_, options_.collective_provider};
   Value* norm_ = nullptr;  // of the gradients, where they must be finite
   Value* loss_ = nullptr;  // likewise
 };

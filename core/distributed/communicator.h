@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/tensor/buffer.h"
 #include "core/tensor/dtype.h"
 
 namespace caesura {
@@ -106,6 +107,8 @@ class Communicator {
   virtual std::string name() const = 0;  // of the engine: "local", "c10d gloo", "mpi"
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Where the memory of its collectives is.
+  virtual Device device() const { return {}; }
   // The time that its users wait for the other ranks where they are not told otherwise.
   virtual std::chrono::milliseconds timeout() const { return std::chrono::minutes(10); }
   // Fails with kUnsupported where the engine has no such collective, with kInvalidArgument where

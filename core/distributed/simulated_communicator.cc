@@ -53,6 +53,7 @@ class Simulated : public Communicator {
   std::string name() const override { return "simulated " + inner_->name(); }
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  Device device() const override { return inner_->device(); }
   std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
   void Abort(const std::string& why) override { inner_->Abort(why); }
 

@@ -22,7 +22,7 @@ std::optional<Shape> ValueType::ConcreteShape() const {
     if (!dim.known()) return std::nullopt;
     dims.push_back(dim.value);
   }
-  return Shape(std::move(dims));
+  return Shape(dims);
 }
 
 std::string ValueType::ToString() const {

@@ -116,8 +116,9 @@ class Replanner {
   bool Succeeded(Status status) {
     const bool machine =
         status.code() == StatusCode::kProviderFailure || status.code() == StatusCode::kOutOfMemory;
-    if (machine) failure_ = std::move(status);
-    return !machine && status.ok();
+    if (!machine) return status.ok();
+    failure_ = std::move(status);
+    return false;
   }
 
   // The input that shares its bytes with the output; 0: none.

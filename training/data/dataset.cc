@@ -35,7 +35,7 @@ class ArrayDataset : public Dataset {
       dims[0] = static_cast<int64_t>(indices.size());
       const int64_t row = array.shape().Elements(1, array.shape().rank());
       const size_t row_bytes = static_cast<size_t>(row) * DTypeSize(array.dtype());
-      ASSIGN_OR_RETURN(Tensor batch, Tensor::Allocate(array.dtype(), Shape(std::move(dims))));
+      ASSIGN_OR_RETURN(Tensor batch, Tensor::Allocate(array.dtype(), Shape(dims)));
       for (size_t i = 0; i < indices.size(); ++i) {
         CopyElements(array.dtype(),
                      array.data<char>() + static_cast<size_t>(indices[i]) * row_bytes,

@@ -124,7 +124,7 @@ Result<WindowGeometry> MakeWindowGeometry(const KernelInfo& info, const Shape& x
 
 Shape ConvGeometry::WithSpatial(std::vector<int64_t> dims, const std::vector<int64_t>& spatial) {
   dims.insert(dims.end(), spatial.begin(), spatial.end());
-  return Shape(std::move(dims));
+  return Shape(dims);
 }
 
 Result<ConvGeometry> MakeConvGeometry(const KernelInfo& info, const Shape& x, const Shape& w) {

@@ -74,7 +74,7 @@ Shape ReducedShape(const Shape& shape, const std::vector<bool>& reduced, bool ke
     if (!reduced[a]) dims.push_back(shape[a]);
     if (reduced[a] && keepdims) dims.push_back(1);
   }
-  return Shape(std::move(dims));
+  return Shape(dims);
 }
 
 }  // namespace caesura

@@ -113,6 +113,7 @@ class NcclRanks : public Communicator {
   std::string name() const override { return "nccl"; }
   int rank() const override { return control_->rank(); }
   int size() const override { return control_->size(); }
+  Device device() const override { return device_->device(); }
   std::chrono::milliseconds timeout() const override { return control_->timeout(); }
   Result<std::unique_ptr<Work>> Start(const Collective& collective) override;
   void Abort(const std::string& why) override;

@@ -98,7 +98,7 @@ Status CreateGatherGrad(KernelInfo& info) {
   std::vector<int64_t> expected(shape.begin(), shape.begin() + axis);
   expected.insert(expected.end(), indices.begin(), indices.end());
   expected.insert(expected.end(), shape.begin() + axis + 1, shape.end());
-  RETURN_IF_ERROR(CheckGradientShape(info, Shape(std::move(expected))));
+  RETURN_IF_ERROR(CheckGradientShape(info, Shape(expected)));
   if (info.HasInput(3) &&
       (info.InputShape(3) != shape || info.InputDType(3) != info.InputDType(0))) {
     return info.Invalid("base: expected " + std::string(DTypeName(info.InputDType(0))) +

@@ -25,7 +25,7 @@ struct Slicer {
     dims.erase(dims.begin() + axis);
     return {input,
             dtype,
-            Shape(std::move(dims)),
+            Shape(dims),
             shape[axis],
             shape.Elements(0, axis),
             shape.Elements(axis + 1, shape.rank()),
@@ -236,7 +236,7 @@ Status CreateBatchedScan(KernelInfo& info) {
         AddSlicer(info, &scan, static_cast<int>(i), 1, reversed[i - 1 - scan.states] != 0));
     scan.slicers.back().outer = 1;  // within one row of the batch
     std::vector<int64_t> dims(shape.begin() + 2, shape.end());
-    scan.slicers.back().slice = Shape(std::move(dims));
+    scan.slicers.back().slice = Shape(dims);
   }
   for (int i = 0; i < info.output_count(); ++i) info.SetOutputSizedInCompute(i);
   info.SetCompute(

@@ -220,7 +220,7 @@ Status SplitIntoSequence(const SplitPlan& plan, const KernelContext& context) {
     std::vector<int64_t> dims = plan.shape.dims();
     dims[plan.axis] = length;
     if (!plan.keep_axis) dims.erase(dims.begin() + plan.axis);
-    ASSIGN_OR_RETURN(Tensor part, Tensor::Allocate(plan.dtype, Shape(std::move(dims))));
+    ASSIGN_OR_RETURN(Tensor part, Tensor::Allocate(plan.dtype, Shape(dims)));
     for (int64_t o = 0; o < outer; ++o) {
       CopyElements(plan.dtype, src + (o * plan.shape[plan.axis] + first) * inner * size,
                    static_cast<char*>(part.raw()) + o * length * inner * size, length * inner);

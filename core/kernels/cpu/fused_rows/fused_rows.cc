@@ -185,7 +185,7 @@ Status FusedRows::MakeOutputs() {
     }
     std::vector<int64_t> dims = row_dims_;
     dims.push_back(value.shape[rank - 1]);
-    Shape whole(std::move(dims));
+    Shape whole(dims);
     const std::vector<int64_t> strides = GridStrides(whole);
     row_operands_.push_back(
         {id, inputs_ + i, static_cast<int64_t>(DTypeSize(value.dtype)), strides});

@@ -292,7 +292,7 @@ Status CreateEinsum(KernelInfo& info) {
   if (!equation.ok()) return info.Invalid(equation.status().message());
   std::vector<int64_t> dims;
   for (const EinsumDim& dim : equation->output) dims.push_back(dim.size);
-  info.SetOutput(0, info.InputDType(0), Shape(std::move(dims)));
+  info.SetOutput(0, info.InputDType(0), Shape(dims));
   ASSIGN_OR_RETURN(std::vector<Step> steps, Compiler(info, *std::move(equation)).Compile());
   CopyFunction copy = nullptr;
   DispatchNumeric(info.InputDType(0),

@@ -110,7 +110,7 @@ Status CreatePad(KernelInfo& info) {
   std::vector<int64_t> dims;
   for (const AxisMap& map : maps) dims.push_back(static_cast<int64_t>(map.size()));
   MappedCopy copy = MappedCopy::Make(info, dtype, info.InputShape(0), std::move(maps));
-  info.SetOutput(0, dtype, Shape(std::move(dims)));
+  info.SetOutput(0, dtype, Shape(dims));
   info.SetCompute([copy = std::move(copy), has_value = info.HasInput(2)](KernelContext& context) {
     copy.Run(context.Input<void>(0), context.Output<void>(0),
              has_value ? context.Input<void>(2) : nullptr);

@@ -160,7 +160,7 @@ Status CreateArgExtreme(KernelInfo& info) {
   } else {
     dims.erase(dims.begin() + axis);
   }
-  info.SetOutput(0, DType::kInt64, Shape(std::move(dims)));
+  info.SetOutput(0, DType::kInt64, Shape(dims));
   const bool last_index = info.Attr<int64_t>("select_last_index", 0) != 0;
   const bool known = DispatchNumeric(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
