@@ -7,6 +7,7 @@
 #include "core/base/status_macros.h"
 #include "core/distributed/run_collectives.h"
 #include "core/graph/fingerprint.h"
+#include "core/providers/tensor_copy.h"
 #include "training/kernels/training_ops.h"
 #include "training/training_session.h"
 
@@ -56,10 +57,17 @@ Status TrainingSession::JoinRanks() {
 
 Status TrainingSession::TakeParameters(int root) {
   Communicator& communicator = *options_.communicator;
-  std::vector<std::unique_ptr<Work>> works;
+  const ProviderList providers = fallback_->providers();
+  std::vector<Tensor> on_host;
   Status status;
   for (int i = 0; i < parameters_.size() && status.ok(); ++i) {
-    const Tensor& tensor = parameters_.tensor(i);
+    Result<Tensor> here = ToHost(parameters_.tensor(i), providers);
+    status = here.status();
+    if (status.ok()) on_host.push_back(*std::move(here));
+  }
+  std::vector<std::unique_ptr<Work>> works;
+  for (size_t i = 0; i < on_host.size() && status.ok(); ++i) {
+    const Tensor& tensor = on_host[i];
     auto work = communicator.Start(
         Collective::Broadcast(tensor.dtype(), tensor.raw(), tensor.elements(), root));
     status = work.status();
@@ -67,6 +75,10 @@ Status TrainingSession::TakeParameters(int root) {
   }
   for (const auto& work : works) {
     if (status.ok()) status = work->Wait(Clock::now() + RankTimeout());
+  }
+  for (size_t i = 0; i < on_host.size() && status.ok(); ++i) {
+    const Tensor& own = parameters_.tensor(static_cast<int>(i));
+    if (!own.device().is_host()) status = CopyElements(on_host[i], own, providers);
   }
   parameters_.TouchAll();
   if (status.ok()) return {};

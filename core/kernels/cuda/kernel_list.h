@@ -21,11 +21,14 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
-                    RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
-                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss}) {
+  for (auto* add :
+       {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts, RegisterCudaMovement,
+        RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout, RegisterCudaAttention,
+        RegisterCudaLoss, RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }
