@@ -24,7 +24,7 @@ namespace caesura {
 // Appends the collectives to a graph whose nodes come in the order in which they will run.
 class CollectiveWriter {
  public:
-  // The collectives are pinned to `provider`, if it is not empty.
+  // The collectives are pinned to `provider`.
   CollectiveWriter(Graph& graph, std::string provider)
       : graph_(graph), provider_(std::move(provider)) {}
 

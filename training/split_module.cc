@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/providers/tensor_copy.h"
 #include "graph_transforms/pipeline.h"
 #include "training/checkpoint.h"
 #include "training/gradient/training_mode.h"
@@ -81,26 +82,6 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
   return OutOfMemory("memory ran out in a backward run");
 }
 
-namespace {
-
-// A file takes what the host can read.
-Result<RuntimeValue> ToHost(const ExecutionPlan& plan, const RuntimeValue& value) {
-  if (!value.is_tensor() || value.tensor().device().is_host()) return value;
-  const Tensor& tensor = value.tensor();
-  for (size_t d = 0; d < plan.devices().size(); ++d) {
-    if (plan.devices()[d].device != tensor.device()) continue;
-    ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(tensor.dtype(), tensor.shape()));
-    RETURN_IF_ERROR(
-        plan.CopyBytes(0, copy.raw(), static_cast<int>(d), tensor.raw(), tensor.bytes()));
-    RETURN_IF_ERROR(plan.devices()[d].provider->Synchronise());
-    return RuntimeValue(std::move(copy));
-  }
-  return InvalidArgument("an output is on " + tensor.device().ToString() +
-                         ", which no provider serves");
-}
-
-}  // namespace
-
 Status ForwardRun::Save(const std::string& path) const try {
   if (!pending()) return InvalidArgument("the run is over: there is nothing to save");
   Checkpoint checkpoint;
@@ -108,9 +89,11 @@ Status ForwardRun::Save(const std::string& path) const try {
     checkpoint.parameters[parameters_->name(i)] = parameters_->tensor(i);
   ASSIGN_OR_RETURN(checkpoint.step, run_.Capture());
   const ExecutionPlan& plan = run_.started.state->plan();
-  for (const RuntimeValue& output : outputs) {
-    ASSIGN_OR_RETURN(RuntimeValue on_host, ToHost(plan, output));
-    checkpoint.step->handed_out.push_back(std::move(on_host));
+  for (RuntimeValue output : outputs) {  // a file takes what the host can read
+    if (output.is_tensor()) {
+      ASSIGN_OR_RETURN(output, ToHost(output.tensor(), plan.providers()));
+    }
+    checkpoint.step->handed_out.push_back(std::move(output));
   }
   checkpoint.step->handed_out.resize(plan.yields()[0].outputs.size());
   return SaveCheckpoint(checkpoint, path);

@@ -51,7 +51,7 @@ struct StepOptions : TrainableOptions {
   // Where several ranks train together: a bucket of gradients that they sum is closed at this many
   // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.
   int64_t bucket_bytes = 0;
-  // The provider in whose memory they do: Communicator::device(). Empty: that of any.
+  // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
   // scale. Needs kLate.

@@ -10,6 +10,7 @@
 
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
+#include "core/providers/tensor_copy.h"
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
@@ -17,6 +18,7 @@
 #include "training/kernels/training_ops.h"
 #include "training/parameters.h"
 #include "training/update_order.h"
+#include "training/update_placement.h"
 
 namespace caesura {
 namespace {
@@ -64,6 +66,8 @@ Status TrainingSession::Prepare(Model model) {
                            std::to_string(options_.step.accumulation_steps));
   }
   fallback_ = TrainingFallback(std::move(options_.providers), options_.fallback);
+  fallback_->BeforeSwitch(
+      [this](const ProviderList& providers) { return BringParametersToHost(providers); });
   const DTypeSet precisions = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   if (!precisions.Contains(options_.step.precision)) {
     return InvalidArgument("precision: expected one of " + precisions.ToString() + ", got " +
@@ -159,6 +163,7 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   if (&step != &options_.step) {
     if (parts_parameters_.size() == 0) {
       ShareParameters(parameters_, parameters_.size(), program.graph.get());
+      if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
       AddParameters(*program.graph, program.parameters, &parts_parameters_);
     }
     ShareParameters(parts_parameters_, static_cast<int>(program.parameters.size()),
@@ -167,6 +172,7 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
     names_ = program.parameters;
     trained_ = program.trained;
     statistics_ = program.statistics;
+    if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
     AddParameters(*program.graph, names_, &parameters_);
   } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
     return Internal("the parameters of two programs of a session differ");
@@ -179,10 +185,13 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
     PassList list = StepPasses(providers, NameSet(names));
     if (early) list.push_back(MakeUpdateOrderPass(names));
     if (several) list.push_back(MakeCollectiveOrderPass());
+    list.push_back(MakeUpdatePlacementPass(names, providers));
     return list;
   };
   const auto report = std::make_shared<CpuFallbackReport>();
+  const bool own = &step == &options_.step;
   PreparedGraphOptions options{.parameters = program.parameters,
+                               .parameter_set = own ? &parameters_ : &parts_parameters_,
                                .ops = ops_,
                                .passes = WithPlacement(passes, report),
                                .disabled_passes = options_.disabled_passes,
@@ -197,8 +206,10 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
-  PreparedGraphOptions options{
-      .parameters = ParameterNames(), .ops = ops_, .disabled_passes = options_.disabled_passes};
+  PreparedGraphOptions options{.parameters = ParameterNames(),
+                               .parameter_set = &parameters_,
+                               .ops = ops_,
+                               .disabled_passes = options_.disabled_passes};
   options.passes =
       WithPlacement([changing = NameSet(options.parameters)](const ProviderList& providers) {
         return FusionPasses(providers, changing);
@@ -420,7 +431,7 @@ std::vector<std::string> TrainingSession::FrozenNames() const {
 
 Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
   const int i = parameters_.Find(name);
-  if (i >= 0) return parameters_.tensor(i);
+  if (i >= 0) return ToHost(parameters_.tensor(i), fallback_->providers());
   const Tensor* frozen = original_.graph->Initializer(original_.graph->FindValue(name));
   return frozen != nullptr ? Result<Tensor>(*frozen)
                            : NotFound("the session has no parameter '" + name + "'");
@@ -439,8 +450,7 @@ Status TrainingSession::SetParameter(const std::string& name, const Tensor& valu
     return {};
   }
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
-  const Tensor& own = parameters_.tensor(i);
-  CopyElements(own.dtype(), value.raw(), own.raw(), own.elements());
+  RETURN_IF_ERROR(CopyElements(value, parameters_.tensor(i), fallback_->providers()));
   parameters_.Touch(i);
   return {};
 }
@@ -448,6 +458,10 @@ Status TrainingSession::SetParameter(const std::string& name, const Tensor& valu
 Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
+  if (value.device() != parameters_.tensor(i).device()) {  // it is updated where its owner has it
+    RETURN_IF_ERROR(BringParametersToHost(fallback_->providers()));
+    stale_ = true;
+  }
   parameters_.Replace(i, std::move(value));
   bound_ = true;
   return {};
@@ -457,7 +471,8 @@ Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outp
   Model model = original_.Clone();
   RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
   for (const std::string& name : ParameterNames()) {
-    ASSIGN_OR_RETURN(Tensor copy, parameters_.tensor(parameters_.Find(name)).Clone());
+    ASSIGN_OR_RETURN(Tensor copy, HostCopyOf(parameters_.tensor(parameters_.Find(name)),
+                                             fallback_->providers()));
     model.graph->SetInitializer(model.graph->FindValue(name), std::move(copy));
   }
   if (!outputs.empty()) RETURN_IF_ERROR(KeepOutputs(outputs, model));

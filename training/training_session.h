@@ -55,6 +55,8 @@ struct TrainingOptions {
   size_t memory_budget = 0;
   // The model's initializers are trained where they are: steps write to them, and their owner may
   // write to them between calls. Without it the session trains copies.
+  // Without it, and with a device's provider that has kernels for their updates, parameters and
+  // optimizer state live in the device's memory (update_placement.h).
   bool share_parameters = false;
   std::vector<std::string> disabled_passes;
   CustomOps custom_ops;
@@ -174,8 +176,9 @@ class TrainingSession {
   std::vector<std::string> ParameterNames() const;
   // The model's other floating initializers: frozen, or without a gradient.
   std::vector<std::string> FrozenNames() const;
-  // A view that the next step changes; for other initializers of the model the value that the steps
-  // read. Fails with kNotFound. Optimizer state is there too ("optimizer.exp_avg.NAME").
+  // A view that the next step changes, or a copy of what is on a device; for other initializers of
+  // the model the value that the steps read. Fails with kNotFound. Optimizer state is there too
+  // ("optimizer.exp_avg.NAME").
   Result<Tensor> Parameter(const std::string& name) const;
   // Copies `value` (same dtype and shape) into the parameter, or into another initializer of the
   // model: then the programs are made again before the next run, since what followed from the old
@@ -183,7 +186,8 @@ class TrainingSession {
   Status SetParameter(const std::string& name, const Tensor& value);
   // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape):
   // steps write to it, and its owner may write to it between calls. Models that were exported or
-  // cloned before keep what they had.
+  // cloned before keep what they had. Where the session has its parameters on a device, all of them
+  // come to the host.
   Status BindParameter(const std::string& name, Tensor value);
   // Goes on from here: `updates` are what bias correction and schedules go by; `micro_steps` say
   // when the next update is due, and count the random streams.
@@ -275,6 +279,7 @@ class TrainingSession {
   std::string DescribeLoss() const;
   Undo UndoOfSteps() const;
   // training_session_failures.cc
+  Status BringParametersToHost(const ProviderList& providers);
   struct StepRequest {
     bool updates;
     const NamedValues& feeds;
@@ -297,6 +302,9 @@ class TrainingSession {
   // that has done the most updates.
   Status JoinRanks();
   Status TakeParameters(int root);
+  // The tensor itself or a copy, in memory that the communicator exchanges.
+  Result<Tensor> OnExchangedDevice(const Tensor& tensor) const;
+  std::shared_ptr<const ExecutionProvider> ProviderOn(Device device) const;  // null: none
   std::chrono::milliseconds RankTimeout() const {
     return options_.rank_timeout.value_or(options_.communicator->timeout());
   }

@@ -2,12 +2,13 @@
 // The answers of a training session to steps that fail (failure_policy.h).
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <map>
 
 #include "core/base/status_macros.h"
+#include "core/providers/tensor_copy.h"
 #include "training/training_session.h"
+#include "training/update_placement.h"
 
 namespace caesura {
 namespace {
@@ -135,6 +136,11 @@ Result<double> TrainingSession::AnswerFailure(const StepRequest& request, RunRes
   return EndRun(request.updates, std::move(result));
 }
 
+Status TrainingSession::BringParametersToHost(const ProviderList& providers) {
+  RETURN_IF_ERROR(BringToHost(&parameters_, providers));
+  return BringToHost(&parts_parameters_, providers);
+}
+
 RunResult TrainingSession::RunAgain(const StepRequest& request, const Status& cause) try {
   Program& program = request.updates ? *update_ : *accumulate_;
   if (options_.failures.action == OnFailure::kRetryInParts) return RunInParts(request, cause);
@@ -159,7 +165,7 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
   }
   std::vector<Tensor> statistics;
   for (int i = trained_; i < trained_ + statistics_; ++i) {
-    auto copy = parameters_.tensor(i).Clone();
+    auto copy = HostCopyOf(parameters_.tensor(i), fallback_->providers());
     if (!copy.ok()) return {.status = copy.status()};
     statistics.push_back(*std::move(copy));
   }
@@ -188,7 +194,8 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
   }
   for (size_t i = 0; i < statistics.size(); ++i) {
     const Tensor& own = parameters_.tensor(trained_ + static_cast<int>(i));
-    std::memcpy(own.raw(), statistics[i].raw(), own.bytes());
+    if (!CopyElements(statistics[i], own, fallback_->providers()).ok())
+      result.parameters = {ParameterState::kInconsistent, {names_[trained_ + i]}};
   }
   parameters_.TouchAll();
   if (result.parameters.state == ParameterState::kCommitted) result.parameters = {};

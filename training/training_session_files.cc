@@ -4,6 +4,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/load/model_writer.h"
+#include "core/providers/tensor_copy.h"
 #include "training/parameters.h"
 #include "training/training_session.h"
 
@@ -33,7 +34,8 @@ Status TrainingSession::Save(const std::string& path,
   Checkpoint checkpoint;
   for (int i = 0; i < parameters_.size(); ++i) {
     auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
-    part[parameters_.name(i)] = parameters_.tensor(i);
+    ASSIGN_OR_RETURN(part[parameters_.name(i)],
+                     ToHost(parameters_.tensor(i), fallback_->providers()));
   }
   for (const auto& [name, own] : replaced_) {
     ASSIGN_OR_RETURN(checkpoint.parameters[name], Parameter(name));
@@ -133,10 +135,9 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   for (const auto& [name, property] : checkpoint.properties) {
     if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
   }
-  for (int i = 0; i < parameters_.size(); ++i) {
-    const Tensor& own = parameters_.tensor(i);
-    CopyElements(own.dtype(), found[i]->raw(), own.raw(), own.elements());
-  }
+  parameters_inconsistent_ = true;  // until all are copied
+  for (int i = 0; i < parameters_.size(); ++i)
+    RETURN_IF_ERROR(CopyElements(*found[i], parameters_.tensor(i), fallback_->providers()));
   parameters_.TouchAll();
   for (const auto& [name, value] : frozen) {
     const bool own = !checkpoint.parameters.count(name);

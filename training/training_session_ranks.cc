@@ -7,6 +7,9 @@
 #include "core/base/status_macros.h"
 #include "core/distributed/run_collectives.h"
 #include "core/graph/fingerprint.h"
+#include "core/plan/device_constants.h"
+#include "core/providers/cpu_provider.h"
+#include "core/providers/tensor_copy.h"
 #include "training/kernels/training_ops.h"
 #include "training/training_session.h"
 
@@ -33,16 +36,23 @@ Status TrainingSession::PlaceCollectives() {
   if (ranks() == 1) return {};
   options_.step.bucket_bytes = std::max<int64_t>(1, options_.bucket_bytes);
   const Device device = communicator()->device();
-  for (const auto& provider : fallback_->providers()) {
-    if (provider->device() != device) continue;
-    options_.step.collective_provider = provider->name();
-    return {};
-  }
-  // The host's memory is there without a provider of its own.
+  options_.step.collective_provider = kCpuProviderName;
   if (device.is_host()) return {};
-  return InvalidArgument("the communicator '" + communicator()->name() +
-                         "' exchanges the memory of " + device.ToString() +
-                         ", where no provider of the session runs nodes");
+  const std::shared_ptr<const ExecutionProvider> provider = ProviderOn(device);
+  if (provider == nullptr) {
+    return InvalidArgument("the communicator '" + communicator()->name() +
+                           "' exchanges the memory of " + device.ToString() +
+                           ", where no provider of the session runs nodes");
+  }
+  options_.step.collective_provider = provider->name();
+  return {};
+}
+
+std::shared_ptr<const ExecutionProvider> TrainingSession::ProviderOn(Device device) const {
+  const ProviderList providers = fallback_->providers();
+  const auto found = std::find_if(providers.begin(), providers.end(),
+                                  [&](const auto& p) { return p->device() == device; });
+  return found == providers.end() ? nullptr : *found;
 }
 
 Status TrainingSession::JoinRanks() {
@@ -72,12 +82,30 @@ Status TrainingSession::JoinRanks() {
   return {};
 }
 
+Result<Tensor> TrainingSession::OnExchangedDevice(const Tensor& tensor) const {
+  const Device device = communicator()->device();
+  if (tensor.device() == device) return tensor;
+  ASSIGN_OR_RETURN(Tensor here, ToHost(tensor, fallback_->providers()));
+  if (device.is_host()) return here;
+  const std::shared_ptr<const ExecutionProvider> provider = ProviderOn(device);
+  if (provider == nullptr) return Internal("no provider on the communicator's device");
+  ASSIGN_OR_RETURN(Tensor there, CopyToDevice(here, *provider));
+  RETURN_IF_ERROR(provider->Synchronise());
+  return there;
+}
+
 Status TrainingSession::TakeParameters(int root) {
   Communicator& communicator = *options_.communicator;
-  std::vector<std::unique_ptr<Work>> works;
+  std::vector<Tensor> exchanged;
   Status status;
   for (int i = 0; i < parameters_.size() && status.ok(); ++i) {
-    const Tensor& tensor = parameters_.tensor(i);
+    Result<Tensor> tensor = OnExchangedDevice(parameters_.tensor(i));
+    status = tensor.status();
+    if (status.ok()) exchanged.push_back(*std::move(tensor));
+  }
+  std::vector<std::unique_ptr<Work>> works;
+  for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
+    const Tensor& tensor = exchanged[i];
     auto work = communicator.Start(
         Collective::Broadcast(tensor.dtype(), tensor.raw(), tensor.elements(), root));
     status = work.status();
@@ -85,6 +113,11 @@ Status TrainingSession::TakeParameters(int root) {
   }
   for (const auto& work : works) {
     if (status.ok()) status = work->Wait(Clock::now() + RankTimeout());
+  }
+  for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
+    const Tensor& own = parameters_.tensor(static_cast<int>(i));
+    if (own.device() != exchanged[i].device())
+      status = CopyElements(exchanged[i], own, fallback_->providers());
   }
   parameters_.TouchAll();
   if (status.ok()) return {};

@@ -60,8 +60,7 @@ Value* UpdateWriter::Checked(Value* value) {
 }
 
 Value* UpdateWriter::Times(Value* value, Value* factor) {
-  Value* like = Op("CastLike", {factor, value}, ValueType::Tensor(value->dtype(), Shape{}));
-  return Op("Mul", {value, like}, value->type());
+  return Op("Mul", {value, As(factor, value->dtype())}, value->type());
 }
 
 Value* UpdateWriter::Handed(Value* gradient) {

@@ -7,6 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/plan/node_error.h"
+#include "core/providers/tensor_copy.h"
 
 namespace caesura {
 
@@ -257,8 +258,7 @@ Result<RuntimeValue> ExecutionState::HostValueOf(uint32_t id) const {
   const size_t element = DTypeSize(value.tensor().dtype());
   const PlannedBuffer& buffer = plan_->buffers()[planned.buffer];
   if (planned.layout.dense()) {
-    ASSIGN_OR_RETURN(Tensor dense, CopyTo(value.tensor(), 0, AllocatorOf(0)));
-    RETURN_IF_ERROR(WaitForDevices());
+    ASSIGN_OR_RETURN(Tensor dense, ToHost(value.tensor(), plan_->providers()));
     return RuntimeValue(std::move(dense));
   }
   ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> all, AllocatorOf(0).Allocate(buffer.bytes));

@@ -82,8 +82,10 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
   const std::vector<ExecutionObserver*>& observers = state.options_.observers;
   for (ExecutionObserver* observer : observers) observer->OnFenceBefore(plan, state, pc);
   for (ExecutionObserver* observer : observers) observer->OnStepBegin(plan, state, pc);
-  if (state.options_.undo != nullptr) state.options_.undo->BeforeStep(state, pc);
-  const Status status = AtNode(RunStep(state, step), *step.node, step.provider->name());
+  Status kept;
+  if (state.options_.undo != nullptr) kept = state.options_.undo->BeforeStep(state, pc);
+  const Status status =
+      AtNode(kept.ok() ? RunStep(state, step) : kept, *step.node, step.provider->name());
   for (ExecutionObserver* observer : observers) observer->OnStepEnd(plan, state, pc, status);
   for (ExecutionObserver* observer : observers) observer->OnFenceAfter(plan, state, pc);
   return status;

@@ -10,6 +10,7 @@
 #include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
 #include "core/execute/parameter_writes.h"
+#include "core/providers/tensor_copy.h"
 
 namespace caesura {
 
@@ -378,10 +379,11 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
   for (const StateSnapshot::Feed& feed : snapshot.feeds) {
     if (feed.value.has_value()) values.try_emplace(feed.name, feed.name, feed.value);
   }
-  // One plan reads a parameter where it is; another one has copied it to a device.
+  // One plan reads a parameter where it is; another one has copied it from or to a device.
+  std::unordered_map<std::string, Tensor> lasting;
   for (int p = 0; p < static_cast<int>(snapshot.parameters.size()); ++p) {
-    const std::string& name = plan_->options().parameters[p]->name();
-    if (!IsWritten(p)) values.try_emplace(name, name, options_.parameters->tensor(p));
+    if (IsWritten(p)) continue;
+    lasting.emplace(plan_->options().parameters[p]->name(), options_.parameters->tensor(p));
   }
   std::unordered_set<uint32_t> done;
   for (uint32_t live : LiveValues(*plan_, pc_)) {
@@ -401,7 +403,11 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
     if (!done.insert(id).second || (buffer.kind == Kind::kResume && IsAwaited(id))) continue;
     const std::string& name = plan_->values()[id].value->name();
     const Tensor* constant = plan_->graph().Initializer(plan_->values()[id].value);
-    if (constant != nullptr) values.try_emplace(name, name, *constant);
+    if (constant != nullptr) lasting.try_emplace(name, *constant);
+    if (const auto own = lasting.find(name); own != lasting.end() && values.count(name) == 0) {
+      ASSIGN_OR_RETURN(Tensor here, ToHost(own->second, plan_->providers()));
+      values.try_emplace(name, name, std::move(here));
+    }
     const auto found = values.find(name);
     if (found == values.end()) {
       return InvalidArgument("the snapshot does not fit the program: value '" + name +

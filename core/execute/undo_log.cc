@@ -2,7 +2,6 @@
 #include "core/execute/undo_log.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/execute/execution_state.h"
 #include "core/execute/parameter_writes.h"
@@ -40,22 +39,31 @@ UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope) : last_(LastStepAtR
     ForEachWrittenParameter(plan, s, [&](int) { needed_ = true; });
 }
 
-void UndoLog::KeepOutputs(const ExecutionState& state, int step) {
+Status UndoLog::KeepOutputs(const ExecutionState& state, int step) {
+  Status status;
   ForEachWrittenParameter(state.plan(), step, [&](int parameter) {
-    auto [it, fresh] = kept_.try_emplace(parameter);
-    if (!fresh) return;
-    const Tensor& tensor = state.options().parameters->tensor(parameter);
-    const char* bytes = static_cast<const char*>(tensor.raw());
-    it->second.assign(bytes, bytes + tensor.bytes());
+    if (!status.ok() || kept_.count(parameter) > 0) return;
+    Result<Tensor> copy = state.CopyOf(state.options().parameters->tensor(parameter));
+    if (copy.ok()) kept_.emplace(parameter, *std::move(copy));
+    else status = copy.status();
   });
+  return status;
 }
 
 bool UndoLog::Undo(const ExecutionState& state) const {
   if (state.program_counter() > last_) return false;
-  for (const auto& [parameter, bytes] : kept_) {
-    std::memcpy(state.options().parameters->tensor(parameter).raw(), bytes.data(), bytes.size());
+  const std::vector<DeviceMemory>& devices = state.plan().devices();
+  for (const auto& [parameter, kept] : kept_) {
+    const Tensor& own = state.options().parameters->tensor(parameter);
+    int d = 0;  // BindParameters has found the device
+    while (devices[d].device != own.device()) ++d;
+    if (!state.plan().CopyBytes(d, own.raw(), d, kept.raw(), kept.bytes()).ok()) return false;
   }
-  return true;
+  // Other failures are of the run's kernels, and the run has failed already.
+  return std::all_of(devices.begin(), devices.end(), [](const DeviceMemory& memory) {
+    return memory.device.is_host() ||
+           memory.provider->Synchronise().code() != StatusCode::kProviderFailure;
+  });
 }
 
 }  // namespace caesura

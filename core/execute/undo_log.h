@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 #include "core/plan/execution_plan.h"
 
@@ -25,26 +24,27 @@ enum class UndoScope : uint8_t {
 
 // An undo log is for one run (RunOptions::undo). Parameters that are written after the last place
 // where the run may fail are not kept, and cost nothing. With updates on the CPU after all
-// gradients, and UndoScope::kSteps, these are all of them.
+// gradients, and UndoScope::kSteps, these are all of them. What steps of a device write is kept in
+// its memory.
 class UndoLog {
  public:
   UndoLog(const ExecutionPlan& plan, UndoScope scope);
   // False: a run of the plan writes nothing before its last place of failure.
   bool needed() const { return needed_; }
-  // The executor calls it before it runs a step.
-  void BeforeStep(const ExecutionState& state, int step) {
-    if (step <= last_) KeepOutputs(state, step);
+  // The executor calls it before it runs a step. Where it fails the step must not run.
+  Status BeforeStep(const ExecutionState& state, int step) {
+    return step <= last_ ? KeepOutputs(state, step) : Status();
   }
-  // Puts back what a failed run has overwritten. False, with nothing put back, where
-  // not all was kept.
+  // Puts back what a failed run has overwritten. False where not all was kept, with nothing put
+  // back, or where a device does not take it.
   bool Undo(const ExecutionState& state) const;
 
  private:
-  void KeepOutputs(const ExecutionState& state, int step);
+  Status KeepOutputs(const ExecutionState& state, int step);
 
   int last_;  // the last step that may fail; the number of steps where it is the way out
   bool needed_ = false;
-  std::map<int, std::vector<char>> kept_;  // bytes by parameter
+  std::map<int, Tensor> kept_;  // by parameter, each on the parameter's device
 };
 
 }  // namespace caesura

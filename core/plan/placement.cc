@@ -51,13 +51,13 @@ std::vector<DeviceMemory> DevicesOf(const ProviderList& providers) {
 std::vector<const ExecutionProvider*> ProvidersFor(const Node& node, const ProviderList& providers,
                                                    std::string* why) {
   std::vector<const ExecutionProvider*> out;
-  const bool only_host = HandlesHostObjects(node) || node.phase() == Phase::kOptimizer;
+  const bool only_host = HandlesHostObjects(node), updates = node.phase() == Phase::kOptimizer;
   for (const auto& provider : providers) {
-    if (only_host && !provider->device().is_host()) continue;
+    const bool pinned = provider->name() == node.provider();
+    if (!provider->device().is_host() && (only_host || (updates && !pinned))) continue;
     std::string reason;
     const bool serves = !provider->kernels().Find(node, why == nullptr ? nullptr : &reason).empty();
-    if (serves && provider->name() == node.provider()) return {provider.get()};
-    if (serves) out.push_back(provider.get());
+    if (serves) out.insert(pinned ? out.begin() : out.end(), provider.get());
     else if (why != nullptr) *why += (why->empty() ? "" : "; ") + provider->name() + ": " + reason;
   }
   return out;

@@ -45,8 +45,12 @@ Result<std::shared_ptr<PreparedGraph>> PreparedGraph::Create(Model model, const 
     ASSIGN_OR_RETURN(providers, options.ops->WithKernels(given));
   }
   std::map<std::string, Tensor> initial;
-  for (const std::string& name : options.parameters) {
-    initial[name] = *model.graph->Initializer(model.graph->FindValue(name));
+  for (size_t i = 0; i < options.parameters.size(); ++i) {
+    const std::string& name = options.parameters[i];
+    Value* value = model.graph->FindValue(name);
+    if (options.parameter_set != nullptr)
+      model.graph->SetInitializer(value, options.parameter_set->tensor(static_cast<int>(i)));
+    initial[name] = *model.graph->Initializer(value);
   }
   RETURN_IF_ERROR(ExpandMissingKernels(*model.graph, providers).status());
   RETURN_IF_ERROR(RunPasses(PassesOf(options, providers), model, options.disabled_passes).status());

@@ -42,6 +42,9 @@ struct ParameterEffect {
 struct PreparedGraphOptions {
   std::vector<std::string> parameters =
       {};  // names of initializers, in the order of the ParameterSets that runs bring
+  // The set that runs bring, which outlives the program: parameters are planned where its tensors
+  // lie when the graph is prepared. Null: where the model's initializers lie.
+  const ParameterSet* parameter_set = nullptr;
   PlanOptions plan = {};
   std::shared_ptr<const OpBinding> ops =
       nullptr;  // with kernels for the graph's custom ops; null: it has none

@@ -74,7 +74,7 @@ Status Program::SwitchProviders(int generation, const Status& cause, FallbackPha
 
 template <typename Attempt>
 Status Program::WithFallback(const std::vector<RuntimeValue>& feeds, const PlanRequest& request,
-                             bool may_run_again, const Attempt& attempt) {
+                             const bool& may_run_again, const Attempt& attempt) {
   ASSIGN_OR_RETURN(VersionedGraph current, Current());
   FallbackPhase phase = FallbackPhase::kCompile;
   const auto plan_and_run = [&]() -> Status {
@@ -170,13 +170,16 @@ RunResult Program::Run(RunRequest request) {
   // Feeds and options may be needed twice. Other ranks do not do a run again with this one.
   const bool alone = request.options.collectives == nullptr;
   const bool may_retry = alone && fallback_->can_fall_back();
+  bool may_run_again = alone;
   RunResult result;
   const auto run = [&](const VersionedGraph& on, const SharedPlan& plan) {
-    return RunOnce(on, plan, may_retry ? request : std::move(request), may_retry, &result);
+    Status status = RunOnce(on, plan, may_retry ? request : std::move(request), may_retry, &result);
+    may_run_again &= result.parameters.state != ParameterState::kInconsistent;
+    return status;
   };
   // Lack of memory is the run's status, so that the caller learns what became of the parameters.
   try {
-    result.status = WithFallback(request.feeds, request.plan, alone, run);
+    result.status = WithFallback(request.feeds, request.plan, may_run_again, run);
   } catch (const std::bad_alloc&) {
     result.status = OutOfMemory("memory ran out in a run");
   }
@@ -200,7 +203,7 @@ RunResult Program::Resume(std::unique_ptr<SuspendedRun> run,
   }
   if (result.status.ok() && !counted) fallback_->CountRun();
   const bool failed = !result.status.ok() && result.suspended == nullptr;
-  if (!failed || !again) return result;
+  if (!failed || !again || result.left_parameters_changed()) return result;
   const Status switched =
       SwitchProviders(generation, result.status, FallbackPhase::kRun, &again->feeds, again->plan);
   if (switched.ok()) return Run(*std::move(again));

@@ -134,10 +134,10 @@ class Program {
   VersionedGraph Get() const;
   VersionedGraph Put(VersionedGraph made);
   // Plans and calls attempt(graph, plan); both again, on the new providers, where the session falls
-  // back. `may_run_again` false: not after a run has failed.
+  // back. `may_run_again` false after a run has failed: not then.
   template <typename Attempt>
   Status WithFallback(const std::vector<RuntimeValue>& feeds, const PlanRequest& request,
-                      bool may_run_again, const Attempt& attempt);
+                      const bool& may_run_again, const Attempt& attempt);
   // As ProviderFallback::SwitchProviders. `feeds`: of the run that the new graph must have a plan
   // for; null: of none.
   Status SwitchProviders(int generation, const Status& cause, FallbackPhase phase,

@@ -192,7 +192,8 @@ Status ProviderFallback::SwitchProviders(int generation, const Status& cause, Fa
   if (this->generation() > 0) return {};
   const auto begin = Clock::now();
   ProviderList defaults = Defaults(place.provider);
-  const Result<Bytes> bytes = rebuild(defaults);
+  const Status brought = bring_ ? bring_(defaults) : Status();
+  const Result<Bytes> bytes = brought.ok() ? rebuild(defaults) : Result<Bytes>(brought);
   if (!bytes.ok()) {
     return ProviderFailure(cause.message() + "; and " + Joined(NamesOf(defaults)) +
                            " cannot stand in: " + bytes.status().ToString());

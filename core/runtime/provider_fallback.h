@@ -79,6 +79,12 @@ class ProviderFallback {
       const std::vector<ProviderRequest>& requests, MakeProvider make_cpu, bool enabled = true);
 
   void set_enabled(bool enabled) { enabled_ = enabled; }
+  // Called in the fallback, with the providers that come, before programs are made for them: brings
+  // what lies in a failed device's memory to where they want it. Where it fails nothing is
+  // switched. To be set before the first run.
+  void BeforeSwitch(std::function<Status(const ProviderList& providers)> bring) {
+    bring_ = std::move(bring);
+  }
   // Some provider may fail, and none has so far.
   bool can_fall_back() const { return possible_ && generation() == 0; }
   // 0 before the fallback, 1 after it.
@@ -116,6 +122,7 @@ class ProviderFallback {
   const MakeProvider make_cpu_;
   const bool possible_;
   std::atomic<bool> enabled_;
+  std::function<Status(const ProviderList&)> bring_;
   std::atomic<int> generation_{0};
   std::atomic<uint64_t> runs_{0};
   std::mutex switching_;      // held while the fallback is under way

@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/providers/cpu_provider.h"
+#include "core/providers/tensor_copy.h"
 
 namespace caesura {
 namespace {
@@ -106,17 +107,9 @@ Status Session::RunAsync(NamedValues feeds, std::vector<std::string> output_name
 }
 
 Result<RuntimeValue> Session::ToHost(const RuntimeValue& value) const {
-  if (!value.is_tensor() || value.tensor().device().is_host()) return value;
-  const Tensor& there = value.tensor();
-  for (const auto& provider : fallback_->providers()) {
-    if (provider->device() != there.device()) continue;
-    ASSIGN_OR_RETURN(Tensor here, Tensor::Allocate(there.dtype(), there.shape()));
-    RETURN_IF_ERROR(provider->Copy(CopyKind::kToHost, here.raw(), there.raw(), there.bytes()));
-    RETURN_IF_ERROR(provider->Synchronise());
-    return RuntimeValue(std::move(here));
-  }
-  return InvalidArgument("a tensor is on " + there.device().ToString() +
-                         ", which no provider serves");
+  if (!value.is_tensor()) return value;
+  ASSIGN_OR_RETURN(Tensor here, caesura::ToHost(value.tensor(), fallback_->providers()));
+  return RuntimeValue(std::move(here));
 }
 
 Status Session::Synchronise() const {

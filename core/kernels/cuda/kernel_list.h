@@ -22,11 +22,15 @@ void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
-                    RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
-                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss, RegisterCudaCollectives}) {
+  for (auto* add :
+       {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts, RegisterCudaMovement,
+        RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout, RegisterCudaAttention,
+        RegisterCudaLoss, RegisterCudaCollectives, RegisterCudaUpdates,
+        RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

@@ -264,8 +264,9 @@ Compiled Compile(const Source& source, const std::string& cache) {
     result.done = true;
     return result;
   }
-  ++compilations;
-  const fs::path work = base.string() + "." + std::to_string(getpid());
+  // Other threads and processes may compile the same.
+  const std::string number = std::to_string(++compilations);
+  const fs::path work = base.string() + "." + std::to_string(getpid()) + "." + number;
   const fs::path log = work / "log";
   Write(work / "kernels.cc", text);
   for (const auto& [name, header] : source.headers) Write(work / "headers" / name, header);

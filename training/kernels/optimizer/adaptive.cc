@@ -41,10 +41,8 @@ Status CreateNAdamUpdate(KernelInfo& info) {
     const double next = beta1 * (1 - 0.5 * std::pow(0.96, (t + 1) * momentum_decay));
     scalars[0].Set(scalars[0].Get() * scalars[0].Rounded(mu));
     const double product = scalars[0].Get();
-    return NAdamRule<A>{{rate, decay, decoupled, beta1, beta2},
-                        A(1 - std::pow(beta2, t)),
-                        A(epsilon),
-                        A(rate * (1 - mu) / (1 - product)),
+    return NAdamRule<A>{AdamMoments<A>::Of(rate, decay, decoupled, beta1, beta2),
+                        A(1 - std::pow(beta2, t)), A(epsilon), A(rate * (1 - mu) / (1 - product)),
                         A(rate * next / (1 - product * next))};
   };
   return SetUpdateWithScalars<1, 2>(info, coefficients, make_rule);
@@ -78,7 +76,7 @@ Status CreateRAdamUpdate(KernelInfo& info) {
     const bool is_rectified = length > 5;
     const double rectification =
         std::sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length));
-    return RAdamRule<A>{{step.learning_rate, decay, decoupled, beta1, beta2},
+    return RAdamRule<A>{AdamMoments<A>::Of(step.learning_rate, decay, decoupled, beta1, beta2),
                         A(1 - std::pow(beta1, t)),
                         A(step.learning_rate),
                         A(epsilon),

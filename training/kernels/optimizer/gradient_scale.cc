@@ -49,8 +49,6 @@ Status CreateGlobalNorm(KernelInfo& info) {
   return {};
 }
 
-// factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays NaN. skip_nonfinite: NaN also for
-// an infinite norm, so that updates with that attribute skip the step.
 Status CreateClipScale(KernelInfo& info) {
   const double max_norm = WrittenNumber(info, "max_norm", INFINITY);
   const bool skip_nonfinite = info.Attr<int64_t>("skip_nonfinite", 0) != 0;
@@ -67,11 +65,7 @@ Status CreateClipScale(KernelInfo& info) {
     auto read = [&](int i) {
       return dtypes[i] == DType::kFloat64 ? *context.Input<double>(i) : *context.Input<float>(i);
     };
-    const double norm = read(0), factor = read(1);
-    const double ratio = std::isinf(max_norm) ? 1 : max_norm / (factor * norm + 1e-6);
-    double scale = factor * (ratio > 1 ? 1 : ratio);
-    if (skip_nonfinite && !std::isfinite(norm)) scale = NAN;
-    *context.Output<double>(0) = scale;
+    *context.Output<double>(0) = ClippedScale(read(0), read(1), max_norm, skip_nonfinite);
   });
   return {};
 }

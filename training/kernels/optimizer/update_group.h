@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all optimizer updates share: their inputs (coefficients, step, scale, parameters...,
-// gradients..., states...), the checks, and the loop over every element of every parameter.
+// Optimizer updates (core/kernels/spec/update_spec.h) on the CPU: the values of a step, and the
+// loop over every element of every parameter.
 #ifndef CAESURA_TRAINING_KERNELS_OPTIMIZER_UPDATE_GROUP_H_
 #define CAESURA_TRAINING_KERNELS_OPTIMIZER_UPDATE_GROUP_H_
 
@@ -15,20 +15,11 @@
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
+#include "core/kernels/spec/update_rules.h"
+#include "core/kernels/spec/update_spec.h"
 #include "training/kernels/optimizer/parameter_blocks.h"
 
 namespace caesura {
-
-// A number that a node has, exact: a float64 scalar tensor as DescribeUpdate writes it; a plain
-// float is taken too.
-double WrittenNumber(const KernelInfo& info, const char* name, double fallback);
-
-// A coefficient of a rule: fed in each step where the attribute `fed` names it; otherwise the
-// node's WrittenNumber.
-struct Coefficient {
-  const char* name;
-  double fallback;
-};
 
 // The values that change from step to step.
 struct UpdateStep {
@@ -72,13 +63,12 @@ class ScalarState {
 
 class UpdateGroup {
  public:
-  // Checks inputs and outputs, plans the outputs in place. `states`: state tensors of each
-  // parameter, of which the first `scalars` are scalars, all of float32 or all of float64.
+  // As UpdateSpec::Make.
   static Result<UpdateGroup> Plan(KernelInfo& info, int states,
                                   const std::vector<Coefficient>& coefficients, int scalars = 0);
 
-  DType dtype() const { return dtype_; }
-  int count() const { return count_; }
+  DType dtype() const { return spec_.dtype; }
+  int count() const { return spec_.count; }
   int threads() const { return threads_; }
   const ParameterBlocks& blocks() const { return blocks_; }
 
@@ -91,15 +81,15 @@ class UpdateGroup {
 
   template <typename T>
   const T* Gradient(const KernelContext& context, int i) const {
-    return context.Input<T>(kFirst + count_ + i);
+    return context.Input<T>(spec_.Gradient(i));
   }
   // The parameter (state -1) or one of its states: input and output in one.
   template <typename T>
   T* Updated(const KernelContext& context, int state, int i) const {
-    return context.Output<T>((1 + state) * count_ + i);
+    return context.Output<T>(spec_.Output(state, i));
   }
   ScalarState Scalar(const KernelContext& context, int state, int i) const {
-    return {Updated<char>(context, state, i), scalar_dtype_};
+    return {Updated<char>(context, state, i), spec_.scalar_dtype};
   }
 
   // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the
@@ -115,7 +105,7 @@ class UpdateGroup {
       const T* gradients = Gradient<T>(context, block.tensor) + block.first;
       T* states[3] = {};
       for (int k = 0; k < States; ++k)
-        states[k] = Updated<T>(context, scalars_ + k, block.tensor) + block.first;
+        states[k] = Updated<T>(context, spec_.scalars + k, block.tensor) + block.first;
       auto loop = [&] {
         const auto own = rule_of(
             block.tensor);  // a copy that no store can change: the compiler keeps it in registers
@@ -148,52 +138,9 @@ class UpdateGroup {
       4;  // operations an element, as many as vectors take side by side
 
  private:
-  static constexpr int kFirst = 3;  // inputs before the parameters
-  Status CheckTensors(const KernelInfo& info) const;
-  Status FindCoefficients(const KernelInfo& info, const std::vector<Coefficient>& coefficients);
-
-  std::string label_;
-  DType dtype_ = DType::kUndefined, rate_dtype_ = DType::kUndefined,
-        scale_dtype_ = DType::kUndefined, scalar_dtype_ = DType::kFloat32;
-  int count_ = 0, states_ = 0, scalars_ = 0, threads_ = 1;
-  bool skip_nonfinite_ = false, maximize_ = false;
-  int rate_ = 0;                 // where input 0 has the learning rate
-  std::array<int, 6> fed_ = {};  // where it has the coefficients; -1: they are as written
-  std::array<double, 6> written_ = {};
-  std::vector<size_t> bytes_;  // of each parameter
+  UpdateSpec spec_;
+  int threads_ = 1;
   ParameterBlocks blocks_;
-};
-
-// a + weight * (b - a), rounded as torch.lerp does.
-template <typename A>
-inline A Lerp(A a, A b, A weight) {
-  return weight < A(0.5) ? a + weight * (b - a) : b - (b - a) * (A(1) - weight);
-}
-
-// The larger one, or NaN where either is, as torch.maximum.
-template <typename A>
-inline A Maximum(A a, A b) {
-  return a != a || a > b ? a : b;
-}
-
-// Weight decay, and the two moments of Adam and its kin, which are states 0 and 1:
-//   g += decay p, or decoupled p *= 1 - rate decay
-//   m = lerp(m, g, 1 - beta1);  v = beta2 v + (1 - beta2) g^2
-template <typename A>
-struct AdamMoments {
-  A l2, keep, one_minus_beta1, beta2, one_minus_beta2;
-  AdamMoments(double rate, double decay, bool decoupled, double beta1, double beta2)
-      : l2(decoupled ? 0 : decay),
-        keep(decoupled ? 1 - rate * decay : 1),
-        one_minus_beta1(1 - beta1),
-        beta2(beta2),
-        one_minus_beta2(1 - beta2) {}
-  void operator()(A& p, A& g, A* state) const {
-    g += l2 * p;
-    p *= keep;
-    state[0] = Lerp(state[0], g, one_minus_beta1);
-    state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
-  }
 };
 
 // Adds the kernels of update ops, by op type.

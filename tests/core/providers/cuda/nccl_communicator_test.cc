@@ -3,7 +3,6 @@
 #include "core/providers/cuda/nccl_communicator.h"
 
 #include <cstring>
-#include <future>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -11,25 +10,13 @@
 #include "core/base/status_macros.h"
 #include "core/tensor/buffer.h"
 #include "tests/core/distributed/communicator_suite.h"
-#include "tests/core/distributed/rank_threads.h"
-#include "tests/core/providers/cuda/standin_cuda.h"
+#include "tests/core/providers/cuda/gpu_ranks.h"
 
 namespace caesura::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Kind = Collective::Kind;
-
-CudaOptions OptionsOfRank(int rank) {
-  CudaOptions out;
-  out.device_id = rank;
-  out.libraries = {.driver = CAESURA_STANDINS "/libcaesura_standin_cuda.so",
-                   .nvrtc = CAESURA_STANDINS "/libcaesura_standin_nvrtc.so",
-                   .cublas_lt = CAESURA_STANDINS "/libcaesura_standin_cublaslt.so",
-                   .nccl = CAESURA_STANDINS "/libcaesura_standin_nccl.so"};
-  return out;
-}
 
 // A collective of host memory, done in the device's: what the suite's checks ask for.
 class Staged : public Communicator {
@@ -89,25 +76,7 @@ class Staged : public Communicator {
   const std::shared_ptr<const ExecutionProvider> provider_;
 };
 
-class NcclCommunicators : public StandinCuda {
- protected:
-  // Runs the body on each rank; `control` stays the rank's, so that a test can lose one.
-  void RunGpuRanks(int size, const std::function<void(Communicator&, const CudaOptions&)>& body) {
-    Call<decltype(standin_reset)>("standin_reset")(seed_);
-    Call<decltype(standin_set_devices)>("standin_set_devices")(size);
-    auto controls = LocalCommunicators(size);
-    std::vector<std::thread> threads;
-    for (auto& control : controls) {
-      threads.emplace_back([&body, &control] {
-        const CudaOptions options = OptionsOfRank(control->rank());
-        auto ranks = NcclCommunicator(std::move(control), options);
-        ASSERT_TRUE(ranks.ok()) << ranks.status().ToString();
-        body(**ranks, options);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-};
+using NcclCommunicators = GpuRanks;
 
 TEST_F(NcclCommunicators, DoWhatEveryCommunicatorDoes) {
   for (const int size : {1, 2, 4}) {

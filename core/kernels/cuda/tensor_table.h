@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many tensors for one launch: their addresses and sizes are an argument of the kernel, and each
+// block takes chunks of kChunk elements, each of one tensor. Which chunks there are depends on the
+// tensors' sizes only.
+#ifndef CAESURA_CORE_KERNELS_CUDA_TENSOR_TABLE_H_
+#define CAESURA_CORE_KERNELS_CUDA_TENSOR_TABLE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/kernels/cuda/cuda_kernel.h"
+
+namespace caesura {
+
+class CudaTensorTable {
+ public:
+  static constexpr int64_t kChunk = 2048;
+
+  // Tables for tensors of these sizes with `addresses` each, in their order: as many as it takes,
+  // since a kernel's arguments are of limited size. Empty tensors are in none.
+  static std::vector<CudaTensorTable> Make(const std::vector<int64_t>& elements, int addresses);
+  // `struct Table`, the type of the argument, and the function TensorOf.
+  static std::string Source(int addresses);
+
+  int64_t chunks() const { return numbers_[1]; }
+  // Threads for the chunks: blocks that may each take several.
+  CudaGrid Grid(const CudaDevice& device) const;
+  // The argument with the addresses: address_of(tensor, k) is address `k` of a tensor, by its place
+  // among `elements`.
+  template <typename AddressOf>
+  std::vector<int64_t> Argument(const AddressOf& address_of) const {
+    std::vector<int64_t> out = numbers_;
+    for (int k = 0; k < addresses_; ++k) {
+      for (size_t t = 0; t < tensors_.size(); ++t) {
+        const void* address = address_of(tensors_[t], k);
+        out[FirstAddress(k) + t] = static_cast<int64_t>(reinterpret_cast<intptr_t>(address));
+      }
+    }
+    return out;
+  }
+
+ private:
+  static int MostTensors(int addresses);
+  size_t FirstAddress(int k) const {
+    return 2 + static_cast<size_t>(2 + k) * MostTensors(addresses_);
+  }
+
+  int addresses_ = 0;
+  std::vector<int> tensors_;
+  std::vector<int64_t> numbers_;  // the argument, without addresses
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_CUDA_TENSOR_TABLE_H_

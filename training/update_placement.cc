@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/update_placement.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/base/status_macros.h"
+#include "core/plan/device_constants.h"
+#include "core/providers/tensor_copy.h"
+#include "training/kernels/training_ops.h"
+#include "training/step_program.h"
+
+namespace caesura {
+namespace {
+
+// The device provider that is asked first to run the node; null where that is the host's.
+const ExecutionProvider* DeviceFor(const Node& node, const ProviderList& providers) {
+  const auto first = std::find_if(providers.begin(), providers.end(), [&](const auto& provider) {
+    const bool may = node.provider().empty() || node.provider() == provider->name();
+    return may && !provider->kernels().Find(node).empty();
+  });
+  const bool on_device = first != providers.end() && !(*first)->device().is_host();
+  return on_device ? first->get() : nullptr;
+}
+
+// Where parameter `i` of the program belongs; null: on the host.
+const ExecutionProvider* HomeOf(const StepProgram& program, int i, const ProviderList& providers) {
+  const bool is_statistic = i >= program.trained && i < program.trained + program.statistics;
+  const Value* value = program.graph->FindValue(program.parameters[i]);
+  const ExecutionProvider* home = nullptr;
+  bool first = true;
+  for (const Value::Use& use : value->uses()) {
+    if (use.node->phase() != Phase::kOptimizer && !is_statistic) continue;
+    const ExecutionProvider* wanted = DeviceFor(*use.node, providers);
+    if (wanted == nullptr || (!first && wanted != home)) return nullptr;
+    home = wanted;
+    first = false;
+  }
+  return home;
+}
+
+class UpdatePlacement : public Pass {
+ public:
+  UpdatePlacement(std::vector<std::string> parameters, ProviderList providers)
+      : names_(std::move(parameters)), providers_(std::move(providers)) {}
+  const char* name() const override { return "update_placement"; }
+
+  Result<bool> Run(Model& model) override {
+    Graph& graph = *model.graph;
+    std::unordered_set<const Value*> parameters;
+    bool any = false;
+    for (const std::string& name : names_) {
+      const Value* value = graph.FindValue(name);
+      const Tensor* tensor = graph.Initializer(value);
+      if (tensor == nullptr) continue;
+      parameters.insert(value);
+      any |= !tensor->device().is_host();
+    }
+    bool changed = false;
+    for (const auto& node : graph.nodes()) {
+      if (!any || node->phase() != Phase::kOptimizer || !node->provider().empty()) continue;
+      const ExecutionProvider* provider = DeviceFor(*node, providers_);
+      const bool elsewhere =
+          provider != nullptr &&
+          std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* input) {
+            return parameters.count(input) > 0 &&
+                   graph.Initializer(input)->device() != provider->device();
+          });
+      if (provider == nullptr || elsewhere) continue;
+      node->set_provider(provider->name());
+      changed = true;
+    }
+    return changed;
+  }
+
+ private:
+  const std::vector<std::string> names_;
+  const ProviderList providers_;
+};
+
+}  // namespace
+
+void PlaceParameters(const StepProgram& program, const ProviderList& providers) {
+  std::vector<std::pair<Value*, Tensor>> moved;
+  for (int i = 0; i < static_cast<int>(program.parameters.size()); ++i) {
+    Value* value = program.graph->FindValue(program.parameters[i]);
+    const Tensor& here = *program.graph->Initializer(value);
+    const ExecutionProvider* home = HomeOf(program, i, providers);
+    if (home == nullptr || !here.device().is_host()) continue;
+    Result<Tensor> there = CopyToDevice(here, *home);
+    const Status done = there.ok() ? home->Synchronise() : there.status();
+    if (!done.ok()) {
+      LogWarning("parameters stay in host memory, each step copies them: " + done.ToString());
+      return;
+    }
+    moved.emplace_back(value, *std::move(there));
+  }
+  for (auto& [value, tensor] : moved) program.graph->SetInitializer(value, std::move(tensor));
+}
+
+std::shared_ptr<Pass> MakeUpdatePlacementPass(std::vector<std::string> parameters,
+                                              ProviderList providers) {
+  return std::make_shared<UpdatePlacement>(std::move(parameters), std::move(providers));
+}
+
+Status BringToHost(ParameterSet* parameters, const ProviderList& providers) {
+  std::vector<std::pair<int, Tensor>> here;
+  for (int i = 0; i < parameters->size(); ++i) {
+    const Tensor& tensor = parameters->tensor(i);
+    if (tensor.device().is_host()) continue;
+    Result<Tensor> copy = HostCopyOf(tensor, providers);
+    if (!copy.ok())
+      return copy.status().WithPrefix("parameter '" + parameters->name(i) +
+                                      "' cannot be brought to the host: ");
+    here.emplace_back(i, *std::move(copy));
+  }
+  for (auto& [i, tensor] : here) parameters->Replace(i, std::move(tensor));
+  return {};
+}
+
+}  // namespace caesura
