@@ -156,6 +156,8 @@ Status CudaRows::AddOutputs(Source& source) {
 Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   if (!kFloatTypes.Contains(what.dtype) || what.columns != columns_)
     return info_.Refuse("sums over rows of this kind have no CUDA source");
+  const auto dtype = static_cast<DType>(group_.outputs[output]->producer()->Attr<int64_t>(
+      "dtype", static_cast<int64_t>(what.dtype)));  // halves may have a wider sum
   const bool doubles = what.dtype == DType::kFloat64;
   const std::string accumulator = doubles ? "double" : "float";
   const int index = static_cast<int>(sums_.size());
@@ -166,7 +168,7 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   source.scribe.AddColumnSum(index, group_.outputs[output]);
   source.parts += "part" + number + "[blockIdx.x * columns + column] = sums" + number + "[k];\n";
   const std::string finish = "extern \"C\" __global__ void add_parts(const " + accumulator +
-                             "* part, " + CudaStorageType(what.dtype) +
+                             "* part, " + CudaStorageType(dtype) +
                              "* y, i64 parts, i64 columns) {\n"
                              "const i64 column = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
                              "if (column >= columns) return;\n" +
@@ -180,10 +182,10 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   sums_.push_back({output, info_.BookScratch(bytes), std::move(add)});
   Shape shape{columns_};
   if (group_.is_sum) {
-    ASSIGN_OR_RETURN(shape, CheckDims(info_, info_.HostInts(1), what.dtype));
+    ASSIGN_OR_RETURN(shape, CheckDims(info_, info_.HostInts(1), dtype));
     if (shape.elements() != columns_) return info_.Refuse("is no sum over rows");
   }
-  info_.SetOutput(output, what.dtype, std::move(shape));
+  info_.SetOutput(output, dtype, std::move(shape));
   return {};
 }
 
