@@ -56,9 +56,8 @@ TEST_F(CudaRanks, SumGradientsInTheirMemory) {
     SCOPED_TRACE(model.name);
     const RealModel real = Clipped(model);
     std::vector<Trained> on_cpu(kRanks), on_gpu(kRanks);
-    RunRanks(kRanks, [&](Communicator& c) {
-      on_cpu[c.rank()] = Train(*RankSession(real, c), model, c);
-    });
+    RunRanks(kRanks,
+             [&](Communicator& c) { on_cpu[c.rank()] = Train(*RankSession(real, c), model, c); });
     RunGpuRanks(kRanks, [&](Communicator& c, const CudaOptions& options) {
       const auto session = RankSession(real, c, [&](TrainingOptions& training) {
         training.providers = ProvidersOf(options);

@@ -26,11 +26,10 @@ void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add :
-       {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts, RegisterCudaMovement,
-        RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout, RegisterCudaAttention,
-        RegisterCudaLoss, RegisterCudaCollectives, RegisterCudaUpdates,
-        RegisterCudaGradientScale}) {
+  for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
+                    RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
+                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss,
+                    RegisterCudaCollectives, RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

@@ -364,7 +364,7 @@ Result<std::vector<int64_t>> NcclRanks::Gather(std::span<const int64_t> words,
   return control_->Gather(words, deadline);
 }
 
-// What a rank tells the others before they join: whether it can, and NCCL's identity.
+// The words that ranks exchange before they join: whether each can, and NCCL's identity.
 constexpr size_t kIntroductionWords = 1 + sizeof(nccl::UniqueId) / sizeof(int64_t);
 
 }  // namespace
