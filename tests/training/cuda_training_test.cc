@@ -12,7 +12,8 @@
 namespace caesura::testing {
 namespace {
 
-constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
+constexpr int kIllegalAddress = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
 
 class CudaTraining : public StandinCuda {
  protected:
@@ -302,6 +303,33 @@ TEST_F(CudaTraining, AnyOrderOfThreadsGivesTheSameBits) {
       Call<decltype(standin_set_seed)>("standin_set_seed")(seed);
       EXPECT_TRUE(TrainOn(model, Cuda(Unchecked())) == wanted);
     }
+  }
+}
+
+// An error after which the context is of no use takes the device's memory with it: no step goes on
+// with other parameters. A new session goes on from a checkpoint.
+TEST_F(CudaTraining, ALostContextIsToldAndLosesTheParameters) {
+  const RealModel model = Clipped(Mlp())[0].Clone();
+  TemporaryFolder folder;
+  for (const int kernel : {1, 12}) {
+    RealModel own = model.Clone();
+    own.options.providers = Cuda(Unchecked());
+    auto session = SessionOf(own);
+    ASSERT_TRUE(session->Step(model.batches[0]).ok());
+    ASSERT_TRUE(session->Save(folder.path("state")).ok());
+    Call<decltype(standin_fail_operation)>("standin_fail_operation")("kernel ", kernel,
+                                                                    kIllegalAddress);
+    const Status status = session->Step(model.batches[1]).status();
+    EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
+    EXPECT_THAT(status.message(), ::testing::HasSubstr("has lost the device's context"));
+    EXPECT_FALSE(session->fallback_record());
+    EXPECT_FALSE(session->Step(model.batches[1]).ok());
+    EXPECT_FALSE(session->Save(folder.path("nothing")).ok());
+    auto cpu = SessionOn(model, Cpu());
+    ASSERT_TRUE(cpu->Restore(folder.path("state")).ok());
+    EXPECT_TRUE(cpu->Step(model.batches[1]).ok());
+    session.reset();
+    Call<decltype(standin_reset)>("standin_reset")(seed_);
   }
 }
 
