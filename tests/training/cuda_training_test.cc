@@ -318,7 +318,7 @@ TEST_F(CudaTraining, ALostContextIsToldAndLosesTheParameters) {
     ASSERT_TRUE(session->Step(model.batches[0]).ok());
     ASSERT_TRUE(session->Save(folder.path("state")).ok());
     Call<decltype(standin_fail_operation)>("standin_fail_operation")("kernel ", kernel,
-                                                                    kIllegalAddress);
+                                                                     kIllegalAddress);
     const Status status = session->Step(model.batches[1]).status();
     EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
     EXPECT_THAT(status.message(), ::testing::HasSubstr("has lost the device's context"));
