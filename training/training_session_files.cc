@@ -129,15 +129,18 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     waiting.updates = is_update != 0;
     RETURN_IF_ERROR(TakeUp(*checkpoint.step, waiting.updates).status());  // whether it fits
   }
+  const ProviderList providers = fallback_->providers();
   waiting_ = {};
   std::map<std::string, Checkpoint::Property> properties;
   const std::string prefix = kCallerPrefix;
   for (const auto& [name, property] : checkpoint.properties) {
     if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
   }
-  parameters_inconsistent_ = true;  // until all are copied
-  for (int i = 0; i < parameters_.size(); ++i)
-    RETURN_IF_ERROR(CopyElements(*found[i], parameters_.tensor(i), fallback_->providers()));
+  for (int i = 0; i < parameters_.size(); ++i) {
+    const Status copied = CopyElements(*found[i], parameters_.tensor(i), providers);
+    parameters_inconsistent_ |= !copied.ok();  // a device has failed
+    RETURN_IF_ERROR(copied);
+  }
   parameters_.TouchAll();
   for (const auto& [name, value] : frozen) {
     const bool own = !checkpoint.parameters.count(name);
