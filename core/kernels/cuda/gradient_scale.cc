@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
+// Work on gradients and statistics between backward and update: GlobalNorm, ClipScale,
 // RequireFinite, InPlaceAccumulator, AccumulatedSum, Assign, Copy. Sums have one order.
 #include <cmath>
 #include <map>

@@ -38,7 +38,7 @@ CAESURA_RULE A Maximum(A a, A b) {
   return a != a || a > b ? a : b;
 }
 
-// What gradients are multiplied with: factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays
+// The factor of all gradients: factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays
 // NaN. skip_nonfinite: NaN also for an infinite norm, so that updates with that attribute skip the
 // step.
 CAESURA_RULE double ClippedScale(double norm, double factor, double max_norm, bool skip_nonfinite) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all optimizer updates share, as numbers: their inputs (coefficients, step, scale,
+// The common part of all optimizer updates, as numbers: their inputs (coefficients, step, scale,
 // parameters..., gradients..., states...), the checks, and which rule is theirs.
 #ifndef CAESURA_CORE_KERNELS_SPEC_UPDATE_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_UPDATE_SPEC_H_
