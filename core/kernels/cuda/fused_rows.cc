@@ -152,8 +152,11 @@ Status CudaRows::AddOutputs(Source& source) {
   return {};
 }
 
-// Each block adds up its rows; a second kernel adds up the blocks' parts in their order.
+// Each block adds up its rows; a second kernel adds up the blocks' parts in their order. A sum of
+// halves may be asked for as float32.
 Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
+  const DType declared = info_.GraphOutputDType(output);
+  const DType dtype = kFloatTypes.Contains(declared) ? declared : what.dtype;
   if (!kFloatTypes.Contains(what.dtype) || what.columns != columns_)
     return info_.Refuse("sums over rows of this kind have no CUDA source");
   const bool doubles = what.dtype == DType::kFloat64;
@@ -166,7 +169,7 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   source.scribe.AddColumnSum(index, group_.outputs[output]);
   source.parts += "part" + number + "[blockIdx.x * columns + column] = sums" + number + "[k];\n";
   const std::string finish = "extern \"C\" __global__ void add_parts(const " + accumulator +
-                             "* part, " + CudaStorageType(what.dtype) +
+                             "* part, " + CudaStorageType(dtype) +
                              "* y, i64 parts, i64 columns) {\n"
                              "const i64 column = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
                              "if (column >= columns) return;\n" +
@@ -180,10 +183,10 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   sums_.push_back({output, info_.BookScratch(bytes), std::move(add)});
   Shape shape{columns_};
   if (group_.is_sum) {
-    ASSIGN_OR_RETURN(shape, CheckDims(info_, info_.HostInts(1), what.dtype));
+    ASSIGN_OR_RETURN(shape, CheckDims(info_, info_.HostInts(1), dtype));
     if (shape.elements() != columns_) return info_.Refuse("is no sum over rows");
   }
-  info_.SetOutput(output, what.dtype, std::move(shape));
+  info_.SetOutput(output, dtype, std::move(shape));
   return {};
 }
 
