@@ -105,6 +105,12 @@ TEST_F(CudaTraining, OfACharacterGpt) { Compare(CharGpt()); }
 TEST_F(CudaTraining, OfALlama) { Compare(Llama()); }
 TEST_F(CudaTraining, OfAnMlpInHalves) { CompareHalves(Mlp()); }
 TEST_F(CudaTraining, OfACharacterGptInHalves) { CompareHalves(CharGpt()); }
+// Heads of 8 elements: two attentions and their gradients in each of two updates, twice, in two
+// types.
+TEST_F(CudaTraining, OfAWiderGptByCudnn) {
+  CompareHalves(CharGptOf(8));
+  EXPECT_EQ(Operations("cudnnBackendExecute"), 32u);
+}
 TEST_F(CudaTraining, OfALlamaInHalves) { CompareHalves(Llama()); }
 // Convolutions run on the host.
 TEST_F(CudaTraining, OfTheDigits) { Compare(DigitsWithDropout()); }

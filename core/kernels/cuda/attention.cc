@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, AttentionTraining and AttentionGrad (ai.caesura) by products of cuBLASLt around one
-// kernel that makes probabilities of scores. The scores take batch * heads * queries * keys
-// elements. The gradient works the probabilities out again.
+// Attention, AttentionTraining and AttentionGrad (ai.caesura): by a plan of cuDNN's where it has
+// one (attention_fused.h), else by products of cuBLASLt around one kernel that makes probabilities
+// of scores. The scores then take batch * heads * queries * keys elements. The gradient works the
+// probabilities out again.
 //
 // Of halves, scores and all that is worked out of them are float32; probabilities and slopes are
 // rounded once, as operands of the next product.
+#include "core/kernels/cuda/attention_fused.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/cuda_product.h"
 #include "core/kernels/cuda/element_source.h"
@@ -182,6 +184,7 @@ Status CreateAttention(KernelInfo& info, const CudaDevicePtr& device) {
   info.SetOutput(0, dtype, OutputShape(info.InputShape(0), s));
   const bool has_lse = info.HasOutput(4), has_mask = s.mask != MaskKind::kNone;
   info.SetOutput(4, ScoreType(dtype), Shape{s.batch, s.q.heads, s.q.positions});
+  if (SetFusedAttention(info, device, s)) return {};
   const ScoreScratch at = ScoreScratch::Book(info, s, dtype);
   ASSIGN_OR_RETURN(CudaProduct qk, ScoreProduct(info, device, dtype, s, s.q, s.k));
   const HeadLayout score = HeadLayout::Rank4(s.q.heads, s.q.positions, s.total);
@@ -271,6 +274,7 @@ Status AttentionGradient::Create(KernelInfo& info, const CudaDevicePtr& device) 
     out->wanted_[i] = info.HasOutput(i);
     info.SetOutput(i, dtype, info.InputShape(i + 1));
   }
+  if (SetFusedAttentionGradient(info, device, s)) return {};
   out->p_ = ScoreScratch::Book(info, s, dtype);
   out->dp_ = ScoreScratch::Book(info, s, dtype);
   const bool grouped = s.group() > 1;

@@ -20,12 +20,14 @@ void RegisterCudaReductions(KernelRegistry& registry, const CudaDevicePtr& devic
 void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaConv(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
-                    RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
-                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss}) {
+  for (auto* add :
+       {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts, RegisterCudaMovement,
+        RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout, RegisterCudaAttention,
+        RegisterCudaConv, RegisterCudaLoss}) {
     add(registry, device);
   }
 }
