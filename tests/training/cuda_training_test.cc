@@ -112,7 +112,7 @@ TEST_F(CudaTraining, OfAWiderGptByCudnn) {
   EXPECT_EQ(Operations("cudnnBackendExecute"), 32u);
 }
 TEST_F(CudaTraining, OfALlamaInHalves) { CompareHalves(Llama()); }
-// Convolutions run on the host.
+// Convolutions run by cuDNN, pools and batch norms on the host.
 TEST_F(CudaTraining, OfTheDigits) { Compare(DigitsWithDropout()); }
 
 // Neither the order of a block's threads nor that of the blocks changes a bit: sums have one order.
