@@ -94,6 +94,12 @@ Status CudaDevice::Open(const CudaOptions& options) {
     return Unsupported("the CUDA provider cannot start cuBLASLt: cublasLtCreate returned " +
                        std::to_string(status));
   }
+  if (libraries_->cudnn) {
+    const auto& cudnn = *libraries_->cudnn;
+    if (cudnn.Create(&cudnn_) != cudnn::kSuccess ||
+        cudnn.SetStream(cudnn_, stream_) != cudnn::kSuccess)
+      return Unsupported("the CUDA provider cannot start cuDNN");
+  }
   // Not a buffer of the provider's own: that would keep the device alive.
   CUdeviceptr cell = 0;
   RETURN_IF_CUDA_FAILS(cuMemAllocFromPoolAsync, &cell, sizeof(unsigned), pool_, stream_);
@@ -110,6 +116,7 @@ CudaDevice::~CudaDevice() {
   if (error_cell_ != nullptr)
     driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(error_cell_->data()), stream_);
   if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
+  if (cudnn_ != nullptr) libraries_->cudnn->Destroy(cudnn_);
   if (cublas_lt_ != nullptr) libraries_->cublas_lt.Destroy(cublas_lt_);
   if (pool_ != nullptr) driver.cuMemPoolDestroy(pool_);
   if (owns_stream_) driver.cuStreamDestroy(stream_);
@@ -245,6 +252,19 @@ Status CudaDevice::Launch(CUfunction function, unsigned grid, unsigned block, un
   RETURN_IF_CUDA_FAILS(cuLaunchKernel, function, grid, 1, 1, block, 1, 1, shared_bytes, stream_,
                        arguments, nullptr);
   return {};
+}
+
+Result<DnnPlan> CudaDevice::Plan(const DnnGraph& graph) const {
+  RETURN_IF_ERROR(MakeCurrent());
+  std::lock_guard<std::mutex> lock(cudnn_mutex_);
+  return graph.Plan({*libraries_->cudnn, cudnn_});
+}
+
+Status CudaDevice::Run(const DnnPlan& plan, const std::vector<void*>& tensors,
+                       void* workspace) const {
+  RETURN_IF_ERROR(MakeCurrent());
+  std::lock_guard<std::mutex> lock(cudnn_mutex_);
+  return plan.Run(cudnn_, tensors, workspace);
 }
 
 }  // namespace caesura

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/cuda/cuda_libraries.h"
+#include "core/cuda/dnn_graph.h"
 #include "core/tensor/buffer.h"
 
 namespace caesura {
@@ -51,6 +52,11 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,
                 void** arguments) const;
 
+  // A plan of cuDNN's for this device. REQUIRES: libraries().cudnn, with which the graph was made.
+  Result<DnnPlan> Plan(const DnnGraph& graph) const;
+  // Puts the plan on the stream; arguments as of DnnPlan::Run.
+  Status Run(const DnnPlan& plan, const std::vector<void*>& tensors, void* workspace) const;
+
   // A kernel that meets a wrong value (an index out of range) writes this number to error_cell()
   // unless another is there; Synchronise then fails with kInvalidArgument and the message.
   unsigned AddError(std::string message);
@@ -75,6 +81,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   bool owns_stream_ = false;
   CUmemoryPool pool_ = nullptr;
   cublas_lt::Handle cublas_lt_ = nullptr;
+  cudnn::Handle cudnn_ = nullptr;
+  mutable std::mutex cudnn_mutex_;  // the handle is one thread's at a time
   std::string architecture_;
   int multiprocessors_ = 0;
   size_t memory_limit_ = 0;

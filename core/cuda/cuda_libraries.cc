@@ -92,6 +92,22 @@ Status OpenCublasLt(const CudaLibraryNames& names, CudaLibraries& out) {
   return {};
 }
 
+Result<cudnn::Functions> CudnnOf(void* library) {
+  constexpr size_t kOldest = 91600;
+  size_t (*version)() = nullptr;
+  RETURN_IF_ERROR(Take(Symbol(library, "cudnnGetVersion"), version));
+  if (version() < kOldest) {
+    return Unsupported("cuDNN 9.16 or newer expected, got version number " +
+                       std::to_string(version()));
+  }
+  cudnn::Functions out;
+#define CAESURA_TAKE(name, arguments) \
+  RETURN_IF_ERROR(Take(Symbol(library, "cudnn" #name), out.name));
+  CAESURA_CUDNN_FUNCTIONS(CAESURA_TAKE)
+#undef CAESURA_TAKE
+  return out;
+}
+
 }  // namespace
 
 Result<NcclFunctions> OpenNccl(const CudaLibraryNames& names) {
@@ -108,11 +124,23 @@ Result<NcclFunctions> OpenNccl(const CudaLibraryNames& names) {
   return out;
 }
 
+Result<cudnn::Functions> OpenCudnn(const std::string& name) {
+  ASSIGN_OR_RETURN(void* library,
+                   Open(name, {"libcudnn.so.9"}, "pip install caesura-train[cuda] brings it"));
+  return CudnnOf(library);
+}
+
 Result<std::shared_ptr<const CudaLibraries>> OpenCudaLibraries(const CudaLibraryNames& names) {
   auto out = std::make_shared<CudaLibraries>();
   RETURN_IF_ERROR(OpenDriver(names, *out));
   RETURN_IF_ERROR(OpenNvrtc(names, *out));
   RETURN_IF_ERROR(OpenCublasLt(names, *out));
+  // After cuBLASLt, which it looks for among the libraries that are open.
+  const Result<void*> cudnn = Open(names.cudnn, {"libcudnn.so.9"}, "it is optional");
+  if (!cudnn.ok() && !names.cudnn.empty()) return cudnn.status();
+  if (cudnn.ok()) {
+    if (Result<cudnn::Functions> calls = CudnnOf(*cudnn); calls.ok()) out->cudnn = *calls;
+  }
   return std::shared_ptr<const CudaLibraries>(std::move(out));
 }
 

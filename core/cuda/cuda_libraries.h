@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of the functions of libcuda, NVRTC, cuBLASLt and NCCL, opened at run time.
+// Tables of the functions of libcuda, NVRTC, cuBLASLt, cuDNN and NCCL, opened at run time.
 //
 // Members have the functions' own names: `libraries.driver.cuMemAllocAsync(...)`. The driver's are
 // asked for at the version of the header that this file was built with.
@@ -10,11 +10,13 @@
 #include <nvrtc.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/status.h"
 #include "core/cuda/cublas_lt.h"
 #include "core/cuda/cuda_options.h"
+#include "core/cuda/cudnn.h"
 #include "core/cuda/nccl.h"
 
 // clang-format off
@@ -52,11 +54,16 @@ struct CudaLibraries {
     CAESURA_CUBLAS_LT_FUNCTIONS(CAESURA_MEMBER)
 #undef CAESURA_MEMBER
   } cublas_lt;
+  std::optional<cudnn::Functions> cudnn;  // nothing where it is not installed, or too old
 };
 
 // Fails with kUnsupported and one sentence: which library or function is missing, and what would
-// help.
+// help. cuDNN may be missing unless it is named; one that is too old counts as missing.
 Result<std::shared_ptr<const CudaLibraries>> OpenCudaLibraries(const CudaLibraryNames& names);
+
+// cuDNN by itself, 9.16 or newer: gradients of attention are wrong in older ones where the number
+// of keys is no multiple of 128.
+Result<cudnn::Functions> OpenCudnn(const std::string& name);
 
 struct NcclFunctions {
 #define CAESURA_MEMBER(name, arguments) nccl::Result(*name) arguments = nullptr;

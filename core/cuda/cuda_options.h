@@ -19,6 +19,7 @@ struct CudaLibraryNames {
   std::string driver;     // libcuda.so.1
   std::string nvrtc;      // libnvrtc.so.13, libnvrtc.so.12
   std::string cublas_lt;  // libcublasLt.so.13, libcublasLt.so.12
+  std::string cudnn;      // libcudnn.so.9; without it, kernels of caesura's own do its work
   std::string nccl = {};  // libnccl.so.2; for NcclCommunicator only
 };
 

@@ -61,7 +61,7 @@ uint64_t standin_most_allocated(void);
 /* Operations that no one has waited for yet. */
 size_t standin_pending(void);
 
-/* --- For other stand-ins (cuBLASLt, NCCL; later cuDNN) --- */
+/* --- For other stand-ins (cuBLASLt, cuDNN, NCCL) --- */
 
 typedef struct {
   const void* at;
@@ -91,6 +91,11 @@ uint64_t standin_nvrtc_compiled(void);
 
 /* The next n heuristic requests give CUBLAS_STATUS_NOT_SUPPORTED. */
 void standin_cublaslt_refuse(int n);
+
+/* --- In libcaesura_standin_cudnn --- */
+
+/* The next n heuristic requests give no engine. */
+void standin_cudnn_refuse(int n);
 
 /* --- In libcaesura_standin_nccl --- */
 

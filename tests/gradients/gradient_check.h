@@ -21,12 +21,14 @@ struct CaseRun {
   bool fused = false;                          // whether the backward run had fused nodes
 };
 
-// Forward alone: what tells whether the case is one at all.
-Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded = DType::kUndefined);
+// Forward alone: what tells whether the case is one at all. Without providers: on the CPU.
+Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded = DType::kUndefined,
+                           const ProviderList& providers = {});
 // Adds random output gradients, which depend on the outputs' shapes alone, and what comes of them;
 // `passes` run on the graph with its backward part.
 Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run,
-                   DType rounded = DType::kUndefined, const PassList& passes = {});
+                   DType rounded = DType::kUndefined, const PassList& passes = {},
+                   const ProviderList& providers = {});
 // Central differences for the run's gradients, in float32 or float64.
 std::vector<std::vector<double>> Differences(const CaseRun& run, double epsilon);
 // The scale of the comparison: the largest number, at least 1.

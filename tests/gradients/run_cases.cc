@@ -11,11 +11,14 @@
 namespace caesura {
 namespace {
 
-Result<std::unique_ptr<Session>> MakeSession(Model model, PassList passes = {}) {
+Result<std::unique_ptr<Session>> MakeSession(Model model, const ProviderList& providers,
+                                             PassList passes = {}) {
   SessionOptions options;
   options.passes = [passes = std::move(passes)](const ProviderList&) { return passes; };
   options.plan.threads = 1;
-  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = providers;
+  options.fallback = false;
+  if (providers.empty()) options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
   return Session::Create(std::move(model), options);
 }
 
@@ -39,18 +42,19 @@ double Dot(const std::vector<Tensor>& ys, const std::vector<std::vector<double>>
 
 }  // namespace
 
-Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded) {
+Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded,
+                           const ProviderList& providers) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   CaseRun run;
   ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
-  ASSIGN_OR_RETURN(run.forward, MakeSession(std::move(model)));
+  ASSIGN_OR_RETURN(run.forward, MakeSession(std::move(model), providers));
   run.feeds = CaseFeeds(c, *run.forward->model().graph, rounded);
   ASSIGN_OR_RETURN(run.ys, RunAll(*run.forward, run.feeds));
   return run;
 }
 
 Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded,
-                   const PassList& passes) {
+                   const PassList& passes, const ProviderList& providers) {
   ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
   Graph& graph = *model.graph;
   GradientOptions options;
@@ -79,7 +83,8 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType round
   run->reachable = gradient.unreachable.size() < options.xs.size();
   graph.ClearOutputs();
   for (Value* dx : gradient.dxs) graph.AddOutput(dx);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeSession(std::move(model), passes));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                   MakeSession(std::move(model), providers, passes));
   for (const auto& node : session->model().graph->nodes())
     run->fused |= node->Is("FusedRows", kCaesuraDomain);
   ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));

@@ -77,15 +77,25 @@ class CudaTraining : public StandinCuda {
     return out;
   }
 
-  static void Compare(const RealModel& model, int steps) {
+  static void Compare(const RealModel& model, int steps, double tolerance = 1e-5) {
     const Trained wanted = TrainOn(model, Cpu(), steps);
     const Trained got = TrainOn(model, Cuda(), steps);
-    ExpectClose(got.losses, wanted.losses, 1e-5, "loss");
-    ExpectClose(got.parameters, wanted.parameters, 1e-5, "parameter");
+    ExpectClose(got.losses, wanted.losses, tolerance, "loss");
+    ExpectClose(got.parameters, wanted.parameters, tolerance, "parameter");
     EXPECT_TRUE(TrainOn(model, Cuda(), steps) == got) << "other bits in another run";
   }
   static void CompareClipped(const RealModel& model) {
     for (const RealModel& clipped : Clipped(model)) Compare(clipped, 20);
+  }
+  // Products and attention of halves: each rounds its results, to 2^-9 of them in bfloat16, after
+  // sums in another order.
+  static void CompareHalves(RealModel model) {
+    model.options.step.optimizer = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+    for (const DType precision : {DType::kBFloat16, DType::kFloat16}) {
+      SCOPED_TRACE(DTypeName(precision));
+      model.options.step.precision = precision;
+      Compare(model, kUpdates, 1e-2);
+    }
   }
 
   // The ops of a step that run on the host.
@@ -94,6 +104,7 @@ class CudaTraining : public StandinCuda {
     auto plan = session->StepPlan(model.batches[0]);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     std::set<std::string> out;
+    if (!plan.ok()) return out;
     for (const Step& step : (*plan)->steps()) {
       const bool computes = step.kind == Step::Kind::kCompute || step.kind == Step::Kind::kDynamic;
       if (computes && step.provider->device().is_host()) {
@@ -110,9 +121,14 @@ class CudaTraining : public StandinCuda {
 
 TEST_F(CudaTraining, AllOfAStepIsOnTheDevice) {
   for (const RealModel& model : {Mlp(), CharGpt(), Llama()}) {
-    SCOPED_TRACE(model.model.graph->name());
-    for (const RealModel& clipped : Clipped(model))
-      EXPECT_THAT(OnHost(clipped), ::testing::IsEmpty());
+    std::vector<RealModel> all = Clipped(model);
+    for (const DType precision : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      SCOPED_TRACE(model.model.graph->name() + " in " + DTypeName(precision));
+      for (RealModel& clipped : all) {
+        clipped.options.step.precision = precision;
+        EXPECT_THAT(OnHost(clipped), ::testing::IsEmpty());
+      }
+    }
   }
 }
 
@@ -133,7 +149,17 @@ TEST_F(CudaTraining, OnlyFeedsAndTheLossCross) {
 TEST_F(CudaTraining, OfAnMlp) { CompareClipped(Mlp()); }
 TEST_F(CudaTraining, OfACharacterGpt) { CompareClipped(CharGpt()); }
 TEST_F(CudaTraining, OfALlama) { CompareClipped(Llama()); }
-// Convolutions run on the host. With SGD: a bias before a batch norm has no gradient but noise.
+TEST_F(CudaTraining, OfAnMlpInHalves) { CompareHalves(Mlp()); }
+TEST_F(CudaTraining, OfACharacterGptInHalves) { CompareHalves(CharGpt()); }
+TEST_F(CudaTraining, OfALlamaInHalves) { CompareHalves(Llama()); }
+// Heads of 8 elements: two attentions and their gradients in each of two updates, twice, in two
+// types.
+TEST_F(CudaTraining, OfAWiderGptByCudnn) {
+  CompareHalves(CharGptOf(8));
+  EXPECT_EQ(Operations("cudnnBackendExecute"), 32u);
+}
+// Convolutions run by cuDNN, pools and batch norms on the host. With SGD: a bias before a batch
+// norm has no gradient but noise.
 TEST_F(CudaTraining, OfTheDigits) {
   RealModel model = DigitsWithDropout();
   model.options.step.optimizer = Sgd{.learning_rate = 0.1, .momentum = 0.9};
@@ -161,7 +187,7 @@ TEST_F(CudaTraining, EachOptimizerWithAKernel) {
   }
 }
 
-// What has no kernel runs on the host, on copies of the gradients; parameters are there.
+// Optimizers without a kernel run on the host, on copies of the gradients; parameters are there.
 TEST_F(CudaTraining, OptimizersWithoutAKernelRunOnTheHost) {
   for (const Optimizer& optimizer : {Optimizer(Lamb{}), Optimizer(NAdam{.epsilon = 1e-4})}) {
     RealModel model = Mlp();
@@ -294,14 +320,17 @@ TEST_F(CudaTraining, CheckpointsAndParameters) {
 
 // Neither the order of a block's threads nor that of the blocks changes a bit: sums have one order.
 TEST_F(CudaTraining, AnyOrderOfThreadsGivesTheSameBits) {
-  const RealModel model = CharGpt();
-  const Trained wanted = TrainOn(model, Cuda(Unchecked()));
-  for (int order = STANDIN_LANES_FORWARD; order <= STANDIN_LANES_ANY_WARP_AHEAD; ++order) {
-    for (uint64_t seed = 2; seed < 7; ++seed) {
-      SCOPED_TRACE("order " + std::to_string(order) + ", seed " + std::to_string(seed));
-      Call<decltype(standin_set_lane_order)>("standin_set_lane_order")(order);
-      Call<decltype(standin_set_seed)>("standin_set_seed")(seed);
-      EXPECT_TRUE(TrainOn(model, Cuda(Unchecked())) == wanted);
+  RealModel model = CharGpt();
+  for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
+    model.options.step.precision = precision;
+    const Trained wanted = TrainOn(model, Cuda(Unchecked()));
+    for (int order = STANDIN_LANES_FORWARD; order <= STANDIN_LANES_ANY_WARP_AHEAD; ++order) {
+      for (uint64_t seed = 2; seed < 7; ++seed) {
+        SCOPED_TRACE("order " + std::to_string(order) + ", seed " + std::to_string(seed));
+        Call<decltype(standin_set_lane_order)>("standin_set_lane_order")(order);
+        Call<decltype(standin_set_seed)>("standin_set_seed")(seed);
+        EXPECT_TRUE(TrainOn(model, Cuda(Unchecked())) == wanted);
+      }
     }
   }
 }

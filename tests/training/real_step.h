@@ -248,7 +248,7 @@ inline std::string GptBlock(const std::string& i, const std::string& x) {
     qkv_t@ = Transpose <perm = [1, 0]> (qkv@)
     m@ = MatMul (ln_a@, qkv_t@)
     l@ = Add (m@, qkv_bias@)
-    parts@ = SplitToSequence <axis = 2> (l@, eight)
+    parts@ = SplitToSequence <axis = 2> (l@, each)
     q_@ = SequenceAt (parts@, zero)
     k_@ = SequenceAt (parts@, one)
     v_@ = SequenceAt (parts@, two)
@@ -284,20 +284,21 @@ inline std::string GptBlock(const std::string& i, const std::string& x) {
   return text;
 }
 
-inline RealModel CharGpt() {
+// Two heads of `size` elements each.
+inline RealModel CharGptOf(int64_t size) {
   std::string weights;
   for (const std::string i : {"0", "1"}) {
-    weights += ", float[8] scale_a" + i + ", float[8] shift_a" + i + ", float[24,8] qkv" + i +
-               ", float[24] qkv_bias" + i + ", float[8,8] proj" + i + ", float[8] proj_bias" + i +
-               ", float[8] scale_b" + i + ", float[8] shift_b" + i + ", float[32,8] up" + i +
-               ", float[32] up_bias" + i + ", float[8,32] down" + i + ", float[8] down_bias" + i;
+    weights += ", float[$2] scale_a" + i + ", float[$2] shift_a" + i + ", float[$6,$2] qkv" + i +
+               ", float[$6] qkv_bias" + i + ", float[$2,$2] proj" + i + ", float[$2] proj_bias" +
+               i + ", float[$2] scale_b" + i + ", float[$2] shift_b" + i + ", float[$8,$2] up" + i +
+               ", float[$8] up_bias" + i + ", float[$2,$8] down" + i + ", float[$2] down_bias" + i;
   }
-  RealModel out =
-      MakeRealModel(R"(gpt (int64[batch,time] tokens, float[11,8] token, float[6,8] position,
-      float[8] scale_f, float[8] shift_f, float[11,8] head)" +
-                        weights + R"() => (float[batch,time,11] scores)
-  <int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64 eight = {8}, float root = {2}, float low = {-1e30},
-   int64[2] heads = {2, 4}, int64[1] wide = {8}> {
+  std::string text =
+      R"(gpt (int64[batch,time] tokens, float[11,$2] token, float[6,$2] position,
+      float[$2] scale_f, float[$2] shift_f, float[11,$2] head)" +
+      weights + R"() => (float[batch,time,11] scores)
+  <int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64 each = {$2}, float root = {2}, float low = {-1e30},
+   int64[2] heads = {2, $1}, int64[1] wide = {$2}> {
     b = Shape <start = 0, end = 1> (tokens)
     t = Shape <start = 1, end = 2> (tokens)
     length = Squeeze (t)
@@ -314,12 +315,14 @@ inline RealModel CharGpt() {
     seen = Trilu <upper = 0> (ones, zero)
     hidden = Not (seen)
 )" + GptBlock("0", "x") +
-                        GptBlock("1", "x_b0") + R"(
+      GptBlock("1", "x_b0") + R"(
     last = LayerNormalization <axis = -1> (x_b1, scale_f, shift_f)
     head_t = Transpose <perm = [1, 0]> (head)
     scores = MatMul (last, head_t)
-  })",
-                    1);
+  })";
+  for (size_t at; (at = text.find('$')) != text.npos;)
+    text.replace(at, 2, std::to_string((text[at + 1] - '0') * size));
+  RealModel out = MakeRealModel(text, 1);
   out.options.step.loss = Loss::CrossEntropy("next");
   out.options.step.loss.class_axis = -1;
   out.options.step.optimizer = AdamW{.learning_rate = 2e-3, .beta2 = 0.99, .weight_decay = 0.1};
@@ -329,6 +332,7 @@ inline RealModel CharGpt() {
   }
   return out;
 }
+inline RealModel CharGpt() { return CharGptOf(4); }
 
 // For parameterised tests.
 struct MakesReal {

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, AttentionTraining and AttentionGrad (ai.caesura) in float32 and float64, by products
-// of cuBLASLt around one kernel that makes probabilities of scores. The scores take batch * heads *
-// queries * keys elements. The gradient works the probabilities out again.
+// Attention, AttentionTraining and AttentionGrad (ai.caesura): by a plan of cuDNN's where it has
+// one (attention_fused.h), else by products of cuBLASLt around one kernel that makes probabilities
+// of scores. The scores then take batch * heads * queries * keys elements. The gradient works the
+// probabilities out again.
+//
+// Of halves, scores and all that is worked out of them are float32; probabilities and slopes are
+// rounded once, as operands of the next product.
+#include "core/kernels/cuda/attention_fused.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/cuda_product.h"
 #include "core/kernels/cuda/element_source.h"
@@ -15,7 +20,7 @@ namespace {
 
 // A block a row of scores: bias, softmax in place, and the logarithm of its sum. Rows as
 // AttentionSpec::AddBias and ScoreSoftmax (core/kernels/cpu/attention) have them: `blind` ones may
-// look nowhere, and end as zeros.
+// look nowhere, and end as zeros. ROUNDS: the probabilities are also written as halves.
 constexpr char kProbabilities[] = R"(
 struct Rows {
   i64 heads, queries, keys, mask_length, mask_strides[4];
@@ -23,7 +28,8 @@ struct Rows {
   int causal;
 };
 
-extern "C" __global__ void probabilities(C* scores, const M* mask, C* lse, i64 rows, Rows s) {
+extern "C" __global__ void probabilities(C* scores, const M* mask, P* rounded, C* lse, i64 rows,
+    Rows s) {
   for (i64 r = blockIdx.x; r < rows; r += gridDim.x) {
     const i64 i = r % s.queries, head = r / s.queries % s.heads, b = r / s.queries / s.heads;
     i64 last = s.keys;
@@ -41,7 +47,7 @@ extern "C" __global__ void probabilities(C* scores, const M* mask, C* lse, i64 r
       C v = row[j];
       if (j < first || j >= last) v = -INFINITE;
       else if (MASK) {
-        const M m = Load(mask + at + j * s.mask_strides[3]);
+        const auto m = Load(mask + at + j * s.mask_strides[3]);
         if (MASK_IS_BOOL) {
           if (!m) v = HIDDEN;
           any |= m != 0;
@@ -63,15 +69,16 @@ extern "C" __global__ void probabilities(C* scores, const M* mask, C* lse, i64 r
       C p = EXP(row[j] - most) / sum;
       if (blind || (ZERO && p != p)) p = 0;
       row[j] = p;
+      if (ROUNDS) Store(rounded + r * s.keys + j, p);
     }
     if (lse && threadIdx.x == 0) lse[r] = blind ? INFINITE : most + LOG(sum);
     __syncthreads();
   }
 }
 
-// ds = p * (dp - sum of dp * p), in place of dp. Zeros in the place of NaN have no slope of their
-// own: softmax's is NaN there.
-extern "C" __global__ void score_slopes(const C* p, C* dp, i64 rows, i64 keys) {
+// ds = p * (dp - sum of dp * p), which may be in place of dp. Zeros in the place of NaN have no slope
+// of their own: softmax's is NaN there.
+extern "C" __global__ void score_slopes(const C* p, C* dp, P* ds, i64 rows, i64 keys) {
   for (i64 r = blockIdx.x; r < rows; r += gridDim.x) {
     C dot = 0;
     int any = 0;
@@ -83,7 +90,7 @@ extern "C" __global__ void score_slopes(const C* p, C* dp, i64 rows, i64 keys) {
     any = RowReduce(any, RowMax());
     if (ZERO && !any) dot = INFINITE - INFINITE;
     for (i64 j = threadIdx.x; j < keys; j += blockDim.x)
-      dp[r * keys + j] = p[r * keys + j] * (dp[r * keys + j] - dot);
+      Store(ds + r * keys + j, p[r * keys + j] * (dp[r * keys + j] - dot));
   }
 }
 )";
@@ -100,14 +107,18 @@ RowNumbers NumbersOf(const AttentionSpec& s) {
   return out;
 }
 
+// The dtype of scores.
+DType ScoreType(DType dtype) { return IsHalf(dtype) ? DType::kFloat32 : dtype; }
+
 std::string Source(const AttentionSpec& s, DType dtype, DType mask) {
   const std::string suffix = dtype == DType::kFloat64 ? "" : "f";
   auto flag = [](bool value) { return value ? "true\n" : "false\n"; };
   const std::string hidden =
       std::isinf(s.hidden) ? "-INFINITE" : "((C)" + CudaLiteral(dtype, s.hidden) + ")";
   return CudaRowPrelude() + "typedef " + CudaComputeType(dtype) + " C;\ntypedef " +
-         CudaStorageType(mask) + " M;\n#define EXP exp" + suffix + "\n#define LOG log" + suffix +
-         "\n#define MASK " + flag(s.mask != MaskKind::kNone) + "#define MASK_IS_BOOL " +
+         CudaStorageType(dtype) + " P;\ntypedef " + CudaStorageType(mask) + " M;\n#define EXP exp" +
+         suffix + "\n#define LOG log" + suffix + "\n#define ROUNDS " + flag(IsHalf(dtype)) +
+         "#define MASK " + flag(s.mask != MaskKind::kNone) + "#define MASK_IS_BOOL " +
          flag(s.mask == MaskKind::kBool) + "#define HIDDEN " + hidden + "\n#define BY_MASK " +
          flag(s.nan_rows == NanRows::kByMask) + "#define ZERO " +
          flag(s.nan_rows == NanRows::kZero) + kProbabilities;
@@ -127,12 +138,27 @@ Status CheckSpec(const KernelInfo& info, const AttentionSpec& s) {
   return {};
 }
 
+// Where scores lie: as they are worked out, and as operands of products. Both are one place unless
+// the operands are halves.
+struct ScoreScratch {
+  size_t wide = 0, operand = 0;
+
+  static ScoreScratch Book(KernelInfo& info, const AttentionSpec& s, DType dtype) {
+    const auto count = static_cast<size_t>(s.score_count());
+    ScoreScratch out;
+    out.wide = info.BookScratch(count * DTypeSize(ScoreType(dtype)));
+    out.operand = IsHalf(dtype) ? info.BookScratch(count * DTypeSize(dtype)) : out.wide;
+    return out;
+  }
+};
+
 // Scores = scale * Q K^T, dense [batch, key heads, group, queries, keys].
 Result<CudaProduct> ScoreProduct(KernelInfo& info, const CudaDevicePtr& device, DType dtype,
                                  const AttentionSpec& s, const HeadLayout& q, const HeadLayout& k) {
   const HeadLayout score = HeadLayout::Rank4(s.q.heads, s.q.positions, s.total);
   return CudaProduct::Create(info, device,
                              {.dtype = dtype,
+                              .c_dtype = ScoreType(dtype),
                               .m = s.q.positions,
                               .n = s.total,
                               .k = s.q.size,
@@ -157,8 +183,9 @@ Status CreateAttention(KernelInfo& info, const CudaDevicePtr& device) {
   }
   info.SetOutput(0, dtype, OutputShape(info.InputShape(0), s));
   const bool has_lse = info.HasOutput(4), has_mask = s.mask != MaskKind::kNone;
-  info.SetOutput(4, dtype, Shape{s.batch, s.q.heads, s.q.positions});
-  const size_t at = info.BookScratch(static_cast<size_t>(s.score_count()) * DTypeSize(dtype));
+  info.SetOutput(4, ScoreType(dtype), Shape{s.batch, s.q.heads, s.q.positions});
+  if (SetFusedAttention(info, device, s)) return {};
+  const ScoreScratch at = ScoreScratch::Book(info, s, dtype);
   ASSIGN_OR_RETURN(CudaProduct qk, ScoreProduct(info, device, dtype, s, s.q, s.k));
   const HeadLayout score = HeadLayout::Rank4(s.q.heads, s.q.positions, s.total);
   ASSIGN_OR_RETURN(CudaProduct pv, CudaProduct::Create(info, device,
@@ -179,13 +206,12 @@ Status CreateAttention(KernelInfo& info, const CudaDevicePtr& device) {
                                                               "probabilities", GridOf(*device, s)));
   info.SetCompute([=, qk = std::move(qk), pv = std::move(pv), numbers = NumbersOf(s),
                    rows = s.batch * s.q.heads * s.q.positions](KernelContext& context) -> Status {
-    void* scores = context.Scratch<void>(at);
+    void *scores = context.Scratch<void>(at.wide), *p = context.Scratch<void>(at.operand);
     RETURN_IF_ERROR(
         qk.Run(context, context.Input<void>(0), context.Input<void>(1), scores, nullptr, nullptr));
-    RETURN_IF_ERROR(softmax.Launch(scores, has_mask ? context.Input<void>(3) : nullptr,
+    RETURN_IF_ERROR(softmax.Launch(scores, has_mask ? context.Input<void>(3) : nullptr, p,
                                    has_lse ? context.Output<void>(4) : nullptr, rows, numbers));
-    return pv.Run(context, scores, context.Input<void>(2), context.Output<void>(0), nullptr,
-                  nullptr);
+    return pv.Run(context, p, context.Input<void>(2), context.Output<void>(0), nullptr, nullptr);
   });
   return {};
 }
@@ -231,7 +257,7 @@ class AttentionGradient {
 
   AttentionSpec s_;
   bool wanted_[3];
-  size_t p_, dp_;
+  ScoreScratch p_, dp_;
   DenseHeads q_, dy_;
   std::optional<CudaProduct> qk_, dv_product_, dp_product_, dq_product_, dk_product_;
   std::optional<CudaKernel> softmax_, slopes_;
@@ -248,9 +274,9 @@ Status AttentionGradient::Create(KernelInfo& info, const CudaDevicePtr& device) 
     out->wanted_[i] = info.HasOutput(i);
     info.SetOutput(i, dtype, info.InputShape(i + 1));
   }
-  const size_t bytes = static_cast<size_t>(s.score_count()) * DTypeSize(dtype);
-  out->p_ = info.BookScratch(bytes);
-  out->dp_ = info.BookScratch(bytes);
+  if (SetFusedAttentionGradient(info, device, s)) return {};
+  out->p_ = ScoreScratch::Book(info, s, dtype);
+  out->dp_ = ScoreScratch::Book(info, s, dtype);
   const bool grouped = s.group() > 1;
   ASSIGN_OR_RETURN(out->q_, DenseHeads::Make(info, device, s.batch, dtype, s.q, grouped));
   ASSIGN_OR_RETURN(out->dy_, DenseHeads::Make(info, device, s.batch, dtype, s.y, grouped));
@@ -284,6 +310,7 @@ Status AttentionGradient::Create(KernelInfo& info, const CudaDevicePtr& device) 
                                                           .c_batch = heads(dv)}));
   ASSIGN_OR_RETURN(out->dp_product_, CudaProduct::Create(info, device,
                                                          {.dtype = dtype,
+                                                          .c_dtype = ScoreType(dtype),
                                                           .m = rows,
                                                           .n = keys,
                                                           .k = s.v.size,
@@ -337,33 +364,34 @@ Status AttentionGradient::Create(KernelInfo& info, const CudaDevicePtr& device) 
 
 Status AttentionGradient::Run(KernelContext& context) const {
   const void *k = context.Input<void>(2), *v = context.Input<void>(3);
-  void *p = context.Scratch<void>(p_), *dp = context.Scratch<void>(dp_);
+  void *scores = context.Scratch<void>(p_.wide), *p = context.Scratch<void>(p_.operand);
+  void *dp = context.Scratch<void>(dp_.wide), *ds = context.Scratch<void>(dp_.operand);
   ASSIGN_OR_RETURN(const void* dy, dy_.Run(context, 0));
   ASSIGN_OR_RETURN(const void* q, q_.Run(context, 1));
   const int64_t rows = s_.batch * s_.q.heads * s_.q.positions;
-  RETURN_IF_ERROR(qk_->Run(context, q, k, p, nullptr, nullptr));
-  RETURN_IF_ERROR(softmax_->Launch(p, s_.mask == MaskKind::kNone ? nullptr : context.Input<void>(4),
+  RETURN_IF_ERROR(qk_->Run(context, q, k, scores, nullptr, nullptr));
+  RETURN_IF_ERROR(softmax_->Launch(scores,
+                                   s_.mask == MaskKind::kNone ? nullptr : context.Input<void>(4), p,
                                    static_cast<void*>(nullptr), rows, NumbersOf(s_)));
   if (wanted_[2])
     RETURN_IF_ERROR(dv_product_->Run(context, p, dy, context.Output<void>(2), nullptr, nullptr));
   if (!wanted_[0] && !wanted_[1]) return {};
   RETURN_IF_ERROR(dp_product_->Run(context, dy, v, dp, nullptr, nullptr));
-  RETURN_IF_ERROR(slopes_->Launch(p, dp, rows, s_.total));
+  RETURN_IF_ERROR(slopes_->Launch(scores, dp, ds, rows, s_.total));
   if (wanted_[0])
-    RETURN_IF_ERROR(dq_product_->Run(context, dp, k, context.Output<void>(0), nullptr, nullptr));
+    RETURN_IF_ERROR(dq_product_->Run(context, ds, k, context.Output<void>(0), nullptr, nullptr));
   if (wanted_[1])
-    RETURN_IF_ERROR(dk_product_->Run(context, dp, q, context.Output<void>(1), nullptr, nullptr));
+    RETURN_IF_ERROR(dk_product_->Run(context, ds, q, context.Output<void>(1), nullptr, nullptr));
   return {};
 }
 
 }  // namespace
 
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device) {
-  const DTypeSet types = {DType::kFloat32, DType::kFloat64};
   auto add = [&](const char* op, const char* domain, int first_strided, auto create) {
     registry.Add({.op_type = op,
                   .domain = domain,
-                  .types = types,
+                  .types = kFloatTypes,
                   .strided_inputs = {first_strided, first_strided + 1, first_strided + 2},
                   .create = [=](KernelInfo& info) { return create(info, device); }});
   };

@@ -54,8 +54,6 @@ __device__ inline void Store(f16* p, float v) {
 }
 )";
 
-bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
-
 // A function of <math.h> by its double name, for the dtype.
 std::string Call(const std::string& name, DType dtype, const std::string& arguments) {
   return name + (dtype == DType::kFloat64 ? "(" : "f(") + arguments + ")";

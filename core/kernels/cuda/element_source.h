@@ -19,6 +19,8 @@ namespace caesura {
 // float32, float64, float16, bfloat16, integers of all widths, bool.
 inline constexpr DTypeSet kCudaTypes = kNumericTypes | DTypeSet{DType::kBool};
 
+inline bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
 // The names of an element's type in memory ("bf16") and in a thread ("float").
 const char* CudaStorageType(DType dtype);
 const char* CudaComputeType(DType dtype);

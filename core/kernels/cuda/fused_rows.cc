@@ -152,12 +152,13 @@ Status CudaRows::AddOutputs(Source& source) {
   return {};
 }
 
-// Each block adds up its rows; a second kernel adds up the blocks' parts in their order.
+// Each block adds up its rows; a second kernel adds up the blocks' parts in their order. A sum of
+// halves may be asked for as float32.
 Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   if (!kFloatTypes.Contains(what.dtype) || what.columns != columns_)
     return info_.Refuse("sums over rows of this kind have no CUDA source");
-  const auto dtype = static_cast<DType>(group_.outputs[output]->producer()->Attr<int64_t>(
-      "dtype", static_cast<int64_t>(what.dtype)));  // halves may have a wider sum
+  const auto dtype = static_cast<DType>(
+      group_.outputs[output]->producer()->Attr<int64_t>("dtype", static_cast<int64_t>(what.dtype)));
   const bool doubles = what.dtype == DType::kFloat64;
   const std::string accumulator = doubles ? "double" : "float";
   const int index = static_cast<int>(sums_.size());

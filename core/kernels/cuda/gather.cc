@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gather, and GatherGrad (ai.caesura), whose sums go through the indices in their order: one thread
-// owns a column of the data, so that slices that meet are added one after the other.
+// owns a column of the data, so that slices that meet are added one after the other. Sums of halves
+// are kept in float32 until they are whole.
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/kernel_list.h"
@@ -77,31 +78,41 @@ Status CreateGatherGrad(KernelInfo& info, const CudaDevicePtr& device) {
     return info.Invalid("dY: unexpected shape " + info.InputShape(0).ToString());
   const bool has_base = info.HasInput(3);
   const int64_t columns = at.outer * at.inner, elements = data.elements();
+  const bool half = IsHalf(dtype);
+  const size_t scratch = info.BookScratch(half ? elements * sizeof(float) : 0);
   info.SetOutput(0, dtype, std::move(data));
   if (elements == 0) {
     info.SetCompute([](KernelContext&) {});
     return {};
   }
-  const std::string type = CudaComputeType(dtype);
+  const std::string type = CudaStorageType(dtype), sum = CudaComputeType(dtype);
   const std::string source =
       "extern \"C\" __global__ void gather_grad(const " + type + "* dy, const " +
-      CudaStorageType(info.InputDType(1)) + "* indices, const " + type + "* base, " + type +
+      CudaStorageType(info.InputDType(1)) + "* indices, const " + type + "* base, " + sum +
+      "* sums, " + type +
       "* dx, i64 columns, i64 dim, i64 inner, i64 count, unsigned* error, unsigned number) {\n"
       "for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < columns;"
       " i += (i64)gridDim.x * blockDim.x) {\n"
       "const i64 column = i % inner, o = i / inner;\n"
       "for (i64 d = 0; d < dim; ++d) {\nconst i64 to = (o * dim + d) * inner + column;\n"
-      "dx[to] = base ? base[to] : 0;\n}\n"
+      "sums[to] = base ? Load(base + to) : 0;\n}\n"
       "for (i64 j = 0; j < count; ++j) {\n" +
-      kIndex + "dx[(o * dim + index) * inner + column] += dy[(o * count + j) * inner + column];\n" +
-      "}\n}\n}\n";
+      kIndex +
+      "sums[(o * dim + index) * inner + column] += "
+      "Load(dy + (o * count + j) * inner + column);\n}\n" +
+      (half ? "for (i64 d = 0; d < dim; ++d) {\nconst i64 to = (o * dim + d) * inner + column;\n"
+              "Store(dx + to, sums[to]);\n}\n"
+            : "") +
+      "}\n}\n";
   ASSIGN_OR_RETURN(const CudaKernel kernel,
                    CudaKernel::Make(device, source, "gather_grad", GridOver(*device, columns)));
-  info.SetCompute([kernel, at, columns, has_base, error = device->error_cell(),
+  info.SetCompute([=, error = device->error_cell(),
                    number = device->AddError(OutOfRange(info, at.dim))](KernelContext& context) {
+    void* dx = context.Output<void>(0);
     return kernel.Launch(context.Input<void>(0), context.Input<void>(1),
-                         has_base ? context.Input<void>(3) : nullptr, context.Output<void>(0),
-                         columns, at.dim, at.inner, at.count, error, number);
+                         has_base ? context.Input<void>(3) : nullptr,
+                         half ? context.Scratch<void>(scratch) : dx, dx, columns, at.dim, at.inner,
+                         at.count, error, number);
   });
   return {};
 }
@@ -114,7 +125,7 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device) {
                 }});
   registry.Add({.op_type = "GatherGrad",
                 .domain = kCaesuraDomain,
-                .types = {DType::kFloat32, DType::kFloat64},
+                .types = kFloatTypes,
                 .host_inputs = {2},
                 .aliases = {MayReuse(3, 0)},
                 .create = [device](KernelInfo& info) { return CreateGatherGrad(info, device); }});

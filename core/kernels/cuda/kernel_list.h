@@ -20,6 +20,7 @@ void RegisterCudaReductions(KernelRegistry& registry, const CudaDevicePtr& devic
 void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaConv(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
@@ -28,7 +29,7 @@ void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& de
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
   for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
                     RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
-                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaLoss,
+                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss,
                     RegisterCudaCollectives, RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);
   }

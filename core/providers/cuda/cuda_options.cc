@@ -35,10 +35,12 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
       out.libraries.nvrtc = value;
     } else if (name == "cublas_lt_library") {
       out.libraries.cublas_lt = value;
+    } else if (name == "cudnn_library") {
+      out.libraries.cudnn = value;
     } else {
       return InvalidArgument("CUDAExecutionProvider has no option '" + name +
                              "'; it has device_id, gpu_mem_limit, user_compute_stream, "
-                             "driver_library, nvrtc_library and cublas_lt_library");
+                             "driver_library, nvrtc_library, cublas_lt_library and cudnn_library");
     }
   }
   return out;

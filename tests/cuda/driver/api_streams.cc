@@ -89,7 +89,7 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned flags, in
   STANDIN_CALL(Call::kContext)
   return MakeStream(stream, flags, priority);
 }
-// What the stream still has to do is done first: the real one lets it finish later.
+// The stream ends its work first; the real driver would let it finish later.
 CUresult CUDAAPI cuStreamDestroy(CUstream stream) {
   STANDIN_CALL(Call::kContext)
   if (!Driver().streams.contains(stream)) return CUDA_ERROR_INVALID_HANDLE;

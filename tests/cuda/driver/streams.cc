@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostRegions = 1024;
 
-// What happens once when a stream comes to an operation: a planned failure, the checks of ranges.
+// Begins an operation, once: a planned failure, the checks of its ranges.
 CUresult Begin(Operation& operation) {
   State& state = Driver();
   CUresult result = CUDA_SUCCESS;

@@ -31,7 +31,8 @@ class StandinCuda : public ::testing::Test {
   static CudaOptions Options() {
     CudaOptions out;
     out.libraries = {CAESURA_STANDINS "/libcaesura_standin_cuda.so", CAESURA_TEST_NVRTC,
-                     CAESURA_STANDINS "/libcaesura_standin_cublaslt.so"};
+                     CAESURA_STANDINS "/libcaesura_standin_cublaslt.so",
+                     CAESURA_STANDINS "/libcaesura_standin_cudnn.so"};
     return out;
   }
   // Without the real NVRTC's check: for sources that other tests have had checked, made many times.

@@ -17,7 +17,7 @@ from caesura.sessions.values import model_source
 
 _CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
 _OPENVINO, _CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
-_CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*"}
+_CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*"}
 _SHORT = {"cpu": (_CPU,), "torch": (_TORCH, _CPU), "torch-only": (_TORCH,)}
 
 

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/cuda/cudnn.h and NVIDIA's own header say the same of cuDNN's interface.
+#include "core/cuda/cudnn.h"
+
+#include <cudnn_graph.h>
+#include <gtest/gtest.h>
+
+namespace caesura::cudnn {
+namespace {
+
+TEST(Cudnn, HasTheNumbersOfItsHeader) {
+  struct Pair {
+    const char* name;
+    int ours, theirs;
+  };
+#define SAME(ours, theirs) \
+  { #theirs, static_cast<int>(ours), static_cast<int>(theirs) }
+  const Pair pairs[] = {
+      SAME(kSuccess, CUDNN_STATUS_SUCCESS),
+      SAME(kNotSupported, CUDNN_STATUS_NOT_SUPPORTED),
+      SAME(kFloat, CUDNN_DATA_FLOAT),
+      SAME(kDouble, CUDNN_DATA_DOUBLE),
+      SAME(kHalf, CUDNN_DATA_HALF),
+      SAME(kInt32, CUDNN_DATA_INT32),
+      SAME(kBFloat16, CUDNN_DATA_BFLOAT16),
+      SAME(kBoolean, CUDNN_DATA_BOOLEAN),
+      SAME(kReduceAdd, CUDNN_REDUCE_TENSOR_ADD),
+      SAME(kReduceMax, CUDNN_REDUCE_TENSOR_MAX),
+      SAME(kAdd, CUDNN_POINTWISE_ADD),
+      SAME(kMul, CUDNN_POINTWISE_MUL),
+      SAME(kDiv, CUDNN_POINTWISE_DIV),
+      SAME(kSub, CUDNN_POINTWISE_SUB),
+      SAME(kExp, CUDNN_POINTWISE_EXP),
+      SAME(kLog, CUDNN_POINTWISE_LOG),
+      SAME(kCompareGe, CUDNN_POINTWISE_CMP_GE),
+      SAME(kGenIndex, CUDNN_POINTWISE_GEN_INDEX),
+      SAME(kBinarySelect, CUDNN_POINTWISE_BINARY_SELECT),
+      SAME(kConvolution, CUDNN_CONVOLUTION),
+      SAME(kCrossCorrelation, CUDNN_CROSS_CORRELATION),
+      SAME(kHeuristicFallback, CUDNN_HEUR_MODE_FALLBACK),
+      SAME(kHeuristicA, CUDNN_HEUR_MODE_A),
+      SAME(kNoteTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE),
+      SAME(kNoteDownConverts, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
+      SAME(kNoteReducedPrecision, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION),
+      SAME(kNoteNondeterministic, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC),
+      SAME(kTypeHandle, CUDNN_TYPE_HANDLE),
+      SAME(kTypeDataType, CUDNN_TYPE_DATA_TYPE),
+      SAME(kTypeBoolean, CUDNN_TYPE_BOOLEAN),
+      SAME(kTypeInt64, CUDNN_TYPE_INT64),
+      SAME(kTypeFloat, CUDNN_TYPE_FLOAT),
+      SAME(kTypeDouble, CUDNN_TYPE_DOUBLE),
+      SAME(kTypeVoidPointer, CUDNN_TYPE_VOID_PTR),
+      SAME(kTypeConvolutionMode, CUDNN_TYPE_CONVOLUTION_MODE),
+      SAME(kTypeHeuristicMode, CUDNN_TYPE_HEUR_MODE),
+      SAME(kTypeNumericalNote, CUDNN_TYPE_NUMERICAL_NOTE),
+      SAME(kTypePointwiseMode, CUDNN_TYPE_POINTWISE_MODE),
+      SAME(kTypeDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR),
+      SAME(kTypeReductionMode, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE),
+      SAME(kTypeChar, CUDNN_TYPE_CHAR),
+      SAME(kPointwise, CUDNN_BACKEND_POINTWISE_DESCRIPTOR),
+      SAME(kConvolutionDescriptor, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR),
+      SAME(kEngine, CUDNN_BACKEND_ENGINE_DESCRIPTOR),
+      SAME(kEngineConfig, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR),
+      SAME(kEngineHeuristic, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR),
+      SAME(kExecutionPlan, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR),
+      SAME(kConvolutionForward, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR),
+      SAME(kConvolutionBackwardFilter,
+           CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR),
+      SAME(kConvolutionBackwardData, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR),
+      SAME(kOperationPointwise, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR),
+      SAME(kOperationGraph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR),
+      SAME(kVariantPack, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR),
+      SAME(kTensor, CUDNN_BACKEND_TENSOR_DESCRIPTOR),
+      SAME(kMatmul, CUDNN_BACKEND_MATMUL_DESCRIPTOR),
+      SAME(kOperationMatmul, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR),
+      SAME(kReduction, CUDNN_BACKEND_REDUCTION_DESCRIPTOR),
+      SAME(kOperationReduction, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR),
+      SAME(kOperationReshape, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR),
+      SAME(kDeviceProperties, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR),
+      SAME(kPointwiseModeAttribute, CUDNN_ATTR_POINTWISE_MODE),
+      SAME(kPointwiseMathType, CUDNN_ATTR_POINTWISE_MATH_PREC),
+      SAME(kPointwiseAxis, CUDNN_ATTR_POINTWISE_AXIS),
+      SAME(kConvolutionComputeType, CUDNN_ATTR_CONVOLUTION_COMP_TYPE),
+      SAME(kConvolutionModeAttribute, CUDNN_ATTR_CONVOLUTION_CONV_MODE),
+      SAME(kConvolutionDilations, CUDNN_ATTR_CONVOLUTION_DILATIONS),
+      SAME(kConvolutionStrides, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES),
+      SAME(kConvolutionPostPaddings, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS),
+      SAME(kConvolutionPrePaddings, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS),
+      SAME(kConvolutionSpatialDims, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS),
+      SAME(kHeuristicModeAttribute, CUDNN_ATTR_ENGINEHEUR_MODE),
+      SAME(kHeuristicGraph, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH),
+      SAME(kHeuristicResults, CUDNN_ATTR_ENGINEHEUR_RESULTS),
+      SAME(kHeuristicDeviceProperties, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP),
+      SAME(kEngineConfigEngine, CUDNN_ATTR_ENGINECFG_ENGINE),
+      SAME(kPlanHandle, CUDNN_ATTR_EXECUTION_PLAN_HANDLE),
+      SAME(kPlanEngineConfig, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG),
+      SAME(kPlanWorkspaceSize, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE),
+      SAME(kPlanDeviceProperties, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP),
+      SAME(kForwardAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA),
+      SAME(kForwardBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA),
+      SAME(kForwardConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC),
+      SAME(kForwardW, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W),
+      SAME(kForwardX, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X),
+      SAME(kForwardY, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y),
+      SAME(kBackwardDataAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA),
+      SAME(kBackwardDataBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA),
+      SAME(kBackwardDataConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC),
+      SAME(kBackwardDataW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W),
+      SAME(kBackwardDataDx, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX),
+      SAME(kBackwardDataDy, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY),
+      SAME(kBackwardFilterAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA),
+      SAME(kBackwardFilterBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA),
+      SAME(kBackwardFilterConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC),
+      SAME(kBackwardFilterDw, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW),
+      SAME(kBackwardFilterX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X),
+      SAME(kBackwardFilterDy, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY),
+      SAME(kOperationPointwiseDescriptor, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR),
+      SAME(kOperationPointwiseX, CUDNN_ATTR_OPERATION_POINTWISE_XDESC),
+      SAME(kOperationPointwiseB, CUDNN_ATTR_OPERATION_POINTWISE_BDESC),
+      SAME(kOperationPointwiseY, CUDNN_ATTR_OPERATION_POINTWISE_YDESC),
+      SAME(kOperationPointwiseT, CUDNN_ATTR_OPERATION_POINTWISE_TDESC),
+      SAME(kGraphHandle, CUDNN_ATTR_OPERATIONGRAPH_HANDLE),
+      SAME(kGraphOperations, CUDNN_ATTR_OPERATIONGRAPH_OPS),
+      SAME(kTensorByteAlignment, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT),
+      SAME(kTensorDataType, CUDNN_ATTR_TENSOR_DATA_TYPE),
+      SAME(kTensorDimensions, CUDNN_ATTR_TENSOR_DIMENSIONS),
+      SAME(kTensorStrides, CUDNN_ATTR_TENSOR_STRIDES),
+      SAME(kTensorUniqueId, CUDNN_ATTR_TENSOR_UNIQUE_ID),
+      SAME(kTensorIsVirtual, CUDNN_ATTR_TENSOR_IS_VIRTUAL),
+      SAME(kTensorIsByValue, CUDNN_ATTR_TENSOR_IS_BY_VALUE),
+      SAME(kPackUniqueIds, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS),
+      SAME(kPackDataPointers, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS),
+      SAME(kPackWorkspace, CUDNN_ATTR_VARIANT_PACK_WORKSPACE),
+      SAME(kEngineNumericalNote, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE),
+      SAME(kMatmulComputeType, CUDNN_ATTR_MATMUL_COMP_TYPE),
+      SAME(kMatmulA, CUDNN_ATTR_OPERATION_MATMUL_ADESC),
+      SAME(kMatmulB, CUDNN_ATTR_OPERATION_MATMUL_BDESC),
+      SAME(kMatmulC, CUDNN_ATTR_OPERATION_MATMUL_CDESC),
+      SAME(kMatmulDescriptor, CUDNN_ATTR_OPERATION_MATMUL_DESC),
+      SAME(kReductionModeAttribute, CUDNN_ATTR_REDUCTION_OPERATOR),
+      SAME(kReductionComputeType, CUDNN_ATTR_REDUCTION_COMP_TYPE),
+      SAME(kReductionX, CUDNN_ATTR_OPERATION_REDUCTION_XDESC),
+      SAME(kReductionY, CUDNN_ATTR_OPERATION_REDUCTION_YDESC),
+      SAME(kReductionDescriptor, CUDNN_ATTR_OPERATION_REDUCTION_DESC),
+      SAME(kReshapeX, CUDNN_ATTR_OPERATION_RESHAPE_XDESC),
+      SAME(kReshapeY, CUDNN_ATTR_OPERATION_RESHAPE_YDESC),
+      SAME(kDevicePropertiesJson, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION),
+  };
+#undef SAME
+  for (const Pair& pair : pairs) EXPECT_EQ(pair.ours, pair.theirs) << pair.name;
+  EXPECT_GE(static_cast<int>(kNoteCount), static_cast<int>(CUDNN_NUMERICAL_NOTE_TYPE_COUNT));
+}
+
+TEST(Cudnn, PassesPointersAsItsHeader) {
+  EXPECT_EQ(sizeof(Handle), sizeof(cudnnHandle_t));
+  EXPECT_EQ(sizeof(Descriptor), sizeof(cudnnBackendDescriptor_t));
+  EXPECT_EQ(sizeof(AttributeType), sizeof(cudnnBackendAttributeType_t));
+}
+
+}  // namespace
+}  // namespace caesura::cudnn

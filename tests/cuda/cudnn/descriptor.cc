@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which attributes a descriptor takes, and what they mean together.
+#include "cudnn/descriptor.h"
+
+namespace standin_cudnn {
+namespace {
+
+struct Field {
+  cudnnBackendDescriptorType_t kind;
+  int attribute;
+  cudnnBackendAttributeType_t type;
+  bool is_needed = true;
+};
+
+#define FIELD(KIND, ATTRIBUTE, TYPE) \
+  {CUDNN_BACKEND_##KIND##_DESCRIPTOR, CUDNN_ATTR_##ATTRIBUTE, CUDNN_TYPE_##TYPE}
+#define OPTION(KIND, ATTRIBUTE, TYPE) \
+  {CUDNN_BACKEND_##KIND##_DESCRIPTOR, CUDNN_ATTR_##ATTRIBUTE, CUDNN_TYPE_##TYPE, false}
+constexpr Field kFields[] = {
+    FIELD(TENSOR, TENSOR_DATA_TYPE, DATA_TYPE),
+    FIELD(TENSOR, TENSOR_DIMENSIONS, INT64),
+    FIELD(TENSOR, TENSOR_STRIDES, INT64),
+    FIELD(TENSOR, TENSOR_UNIQUE_ID, INT64),
+    FIELD(TENSOR, TENSOR_BYTE_ALIGNMENT, INT64),
+    OPTION(TENSOR, TENSOR_IS_VIRTUAL, BOOLEAN),
+    OPTION(TENSOR, TENSOR_IS_BY_VALUE, BOOLEAN),
+    FIELD(POINTWISE, POINTWISE_MODE, POINTWISE_MODE),
+    FIELD(POINTWISE, POINTWISE_MATH_PREC, DATA_TYPE),
+    OPTION(POINTWISE, POINTWISE_AXIS, INT64),
+    FIELD(OPERATION_POINTWISE, OPERATION_POINTWISE_PW_DESCRIPTOR, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_POINTWISE, OPERATION_POINTWISE_XDESC, BACKEND_DESCRIPTOR),
+    OPTION(OPERATION_POINTWISE, OPERATION_POINTWISE_BDESC, BACKEND_DESCRIPTOR),
+    OPTION(OPERATION_POINTWISE, OPERATION_POINTWISE_TDESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_POINTWISE, OPERATION_POINTWISE_YDESC, BACKEND_DESCRIPTOR),
+    FIELD(MATMUL, MATMUL_COMP_TYPE, DATA_TYPE),
+    FIELD(OPERATION_MATMUL, OPERATION_MATMUL_DESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_MATMUL, OPERATION_MATMUL_ADESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_MATMUL, OPERATION_MATMUL_BDESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_MATMUL, OPERATION_MATMUL_CDESC, BACKEND_DESCRIPTOR),
+    FIELD(REDUCTION, REDUCTION_OPERATOR, REDUCTION_OPERATOR_TYPE),
+    FIELD(REDUCTION, REDUCTION_COMP_TYPE, DATA_TYPE),
+    FIELD(OPERATION_REDUCTION, OPERATION_REDUCTION_DESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_REDUCTION, OPERATION_REDUCTION_XDESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_REDUCTION, OPERATION_REDUCTION_YDESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_RESHAPE, OPERATION_RESHAPE_XDESC, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_RESHAPE, OPERATION_RESHAPE_YDESC, BACKEND_DESCRIPTOR),
+    FIELD(CONVOLUTION, CONVOLUTION_COMP_TYPE, DATA_TYPE),
+    FIELD(CONVOLUTION, CONVOLUTION_CONV_MODE, CONVOLUTION_MODE),
+    FIELD(CONVOLUTION, CONVOLUTION_DILATIONS, INT64),
+    FIELD(CONVOLUTION, CONVOLUTION_FILTER_STRIDES, INT64),
+    FIELD(CONVOLUTION, CONVOLUTION_PRE_PADDINGS, INT64),
+    FIELD(CONVOLUTION, CONVOLUTION_POST_PADDINGS, INT64),
+    FIELD(CONVOLUTION, CONVOLUTION_SPATIAL_DIMS, INT64),
+    FIELD(OPERATION_CONVOLUTION_FORWARD, OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_FORWARD, OPERATION_CONVOLUTION_FORWARD_X, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_FORWARD, OPERATION_CONVOLUTION_FORWARD_W, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_FORWARD, OPERATION_CONVOLUTION_FORWARD_Y, BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_FORWARD, OPERATION_CONVOLUTION_FORWARD_ALPHA, FLOAT),
+    FIELD(OPERATION_CONVOLUTION_FORWARD, OPERATION_CONVOLUTION_FORWARD_BETA, FLOAT),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_DATA, OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_DATA, OPERATION_CONVOLUTION_BWD_DATA_DY,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_DATA, OPERATION_CONVOLUTION_BWD_DATA_W,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_DATA, OPERATION_CONVOLUTION_BWD_DATA_DX,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_DATA, OPERATION_CONVOLUTION_BWD_DATA_ALPHA, FLOAT),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_DATA, OPERATION_CONVOLUTION_BWD_DATA_BETA, FLOAT),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_FILTER, OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_FILTER, OPERATION_CONVOLUTION_BWD_FILTER_X,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_FILTER, OPERATION_CONVOLUTION_BWD_FILTER_DY,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_FILTER, OPERATION_CONVOLUTION_BWD_FILTER_DW,
+          BACKEND_DESCRIPTOR),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_FILTER, OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, FLOAT),
+    FIELD(OPERATION_CONVOLUTION_BACKWARD_FILTER, OPERATION_CONVOLUTION_BWD_FILTER_BETA, FLOAT),
+    FIELD(OPERATIONGRAPH, OPERATIONGRAPH_OPS, BACKEND_DESCRIPTOR),
+    FIELD(OPERATIONGRAPH, OPERATIONGRAPH_HANDLE, HANDLE),
+    FIELD(ENGINEHEUR, ENGINEHEUR_OPERATION_GRAPH, BACKEND_DESCRIPTOR),
+    FIELD(ENGINEHEUR, ENGINEHEUR_MODE, HEUR_MODE),
+    FIELD(EXECUTION_PLAN, EXECUTION_PLAN_ENGINE_CONFIG, BACKEND_DESCRIPTOR),
+    FIELD(EXECUTION_PLAN, EXECUTION_PLAN_HANDLE, HANDLE),
+    FIELD(VARIANT_PACK, VARIANT_PACK_UNIQUE_IDS, INT64),
+    FIELD(VARIANT_PACK, VARIANT_PACK_DATA_POINTERS, VOID_PTR),
+    FIELD(VARIANT_PACK, VARIANT_PACK_WORKSPACE, VOID_PTR)};
+#undef FIELD
+#undef OPTION
+
+std::size_t ElementBytes(cudnnBackendAttributeType_t type) {
+  switch (type) {
+    case CUDNN_TYPE_BOOLEAN: return 1;
+    case CUDNN_TYPE_INT64:
+    case CUDNN_TYPE_DOUBLE:
+    case CUDNN_TYPE_HANDLE:
+    case CUDNN_TYPE_VOID_PTR:
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
+    default: return 4;
+  }
+}
+
+TensorPtr TensorOf(const Descriptor& d) {
+  Tensor out;
+  out.uid = d.Get<std::int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
+  out.alignment = d.Get<std::int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
+  out.type = d.Get<cudnnDataType_t>(CUDNN_ATTR_TENSOR_DATA_TYPE);
+  out.dims = d.All<std::int64_t>(CUDNN_ATTR_TENSOR_DIMENSIONS);
+  out.strides = d.All<std::int64_t>(CUDNN_ATTR_TENSOR_STRIDES);
+  out.is_virtual = d.Get<char>(CUDNN_ATTR_TENSOR_IS_VIRTUAL) != 0;
+  out.is_number = d.Get<char>(CUDNN_ATTR_TENSOR_IS_BY_VALUE) != 0;
+  const bool number = out.type == CUDNN_DATA_FLOAT && out.elements() == 1;
+  if (out.strides.size() != out.dims.size() || out.alignment < 1) return nullptr;
+  if (out.is_number && (!number || out.is_virtual)) return nullptr;
+  if (Bytes(out.type) == 0 || (out.is_in_memory() && out.type >= CUDNN_DATA_BOOLEAN))
+    return nullptr;
+  for (std::size_t i = 0; i < out.dims.size(); ++i) {
+    if (out.dims[i] < 1 || out.strides[i] < 0) return nullptr;
+  }
+  return std::make_shared<Tensor>(out);
+}
+
+// The attributes of an operation: its description, its inputs in order, its output.
+struct Parts {
+  int description;
+  std::vector<int> inputs;
+  int output;
+};
+
+Parts PartsOf(cudnnBackendDescriptorType_t kind) {
+  switch (kind) {
+    case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR:
+      return {CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
+              {CUDNN_ATTR_OPERATION_POINTWISE_XDESC, CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+               CUDNN_ATTR_OPERATION_POINTWISE_TDESC},
+              CUDNN_ATTR_OPERATION_POINTWISE_YDESC};
+    case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
+      return {CUDNN_ATTR_OPERATION_MATMUL_DESC,
+              {CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC},
+              CUDNN_ATTR_OPERATION_MATMUL_CDESC};
+    case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR:
+      return {CUDNN_ATTR_OPERATION_REDUCTION_DESC,
+              {CUDNN_ATTR_OPERATION_REDUCTION_XDESC},
+              CUDNN_ATTR_OPERATION_REDUCTION_YDESC};
+    case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR:
+      return {-1, {CUDNN_ATTR_OPERATION_RESHAPE_XDESC}, CUDNN_ATTR_OPERATION_RESHAPE_YDESC};
+    case CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR:
+      return {
+          CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+          {CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W},
+          CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y};
+    case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR:
+      return {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+              {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+               CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W},
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX};
+    case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR:
+      return {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+              {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+               CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW};
+    default: return {-1, {}, -1};
+  }
+}
+
+std::shared_ptr<const Operation> OperationOf(const Descriptor& d) {
+  const Parts parts = PartsOf(d.kind);
+  auto out = std::make_shared<Operation>();
+  out->kind = d.kind;
+  for (const int input : parts.inputs) {
+    if (d.Has(input)) out->inputs.push_back(d.Part(input)->tensor);
+  }
+  out->output = d.Part(parts.output)->tensor;
+  if (parts.description < 0) return out;
+  const Descriptor& how = *d.Part(parts.description);
+  switch (how.kind) {
+    case CUDNN_BACKEND_POINTWISE_DESCRIPTOR:
+      out->mode = how.Get<int>(CUDNN_ATTR_POINTWISE_MODE);
+      out->axis = how.Get<std::int64_t>(CUDNN_ATTR_POINTWISE_AXIS);
+      return out;
+    case CUDNN_BACKEND_REDUCTION_DESCRIPTOR:
+      out->mode = how.Get<int>(CUDNN_ATTR_REDUCTION_OPERATOR);
+      return out;
+    case CUDNN_BACKEND_MATMUL_DESCRIPTOR: return out;
+    case CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR:
+      out->before = how.All<std::int64_t>(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
+      out->after = how.All<std::int64_t>(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
+      out->strides = how.All<std::int64_t>(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
+      out->dilations = how.All<std::int64_t>(CUDNN_ATTR_CONVOLUTION_DILATIONS);
+      return how.Get<int>(CUDNN_ATTR_CONVOLUTION_CONV_MODE) == CUDNN_CROSS_CORRELATION ? out
+                                                                                       : nullptr;
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+cudnnStatus_t Descriptor::Set(int attribute, cudnnBackendAttributeType_t type, std::int64_t count,
+                              const void* from) {
+  if (is_final) return CUDNN_STATUS_BAD_PARAM;
+  for (const Field& field : kFields) {
+    if (field.kind != kind || field.attribute != attribute) continue;
+    if (field.type != type) return CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE;
+    if (count < 1 || from == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+    Attribute value{type, count, {}, {}};
+    const auto* bytes = static_cast<const char*>(from);
+    value.bytes.assign(bytes, bytes + static_cast<std::size_t>(count) * ElementBytes(type));
+    if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        const DescriptorPtr part = *static_cast<DescriptorPtr* const*>(from)[i];
+        if (!part->is_final) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+        value.descriptors.push_back(part);
+      }
+    }
+    attributes[attribute] = std::move(value);
+    return CUDNN_STATUS_SUCCESS;
+  }
+  return CUDNN_STATUS_NOT_SUPPORTED;
+}
+
+cudnnStatus_t Descriptor::Finalize() {
+  if (is_final) return CUDNN_STATUS_BAD_PARAM;
+  for (const Field& field : kFields) {
+    if (field.kind == kind && field.is_needed && !Has(field.attribute))
+      return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  }
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+  if (kind == CUDNN_BACKEND_TENSOR_DESCRIPTOR) {
+    tensor = TensorOf(*this);
+    if (tensor == nullptr) status = CUDNN_STATUS_BAD_PARAM;
+  } else if (PartsOf(kind).output >= 0) {
+    operation = OperationOf(*this);
+    if (operation == nullptr) status = CUDNN_STATUS_BAD_PARAM;
+  } else if (kind == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
+    for (const DescriptorPtr& part : attributes[CUDNN_ATTR_OPERATIONGRAPH_OPS].descriptors) {
+      if (part->operation == nullptr) return CUDNN_STATUS_BAD_PARAM;
+      graph.push_back(*part->operation);
+    }
+    status = Check(graph);
+  }
+  is_final = status == CUDNN_STATUS_SUCCESS;
+  return status;
+}
+
+}  // namespace standin_cudnn
