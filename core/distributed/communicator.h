@@ -107,7 +107,7 @@ class Communicator {
   virtual std::string name() const = 0;  // of the engine: "local", "c10d gloo", "mpi"
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Where the memory of its collectives is.
+  // The device whose memory its collectives exchange.
   virtual Device device() const { return {}; }
   // The time that its users wait for the other ranks where they are not told otherwise.
   virtual std::chrono::milliseconds timeout() const { return std::chrono::minutes(10); }

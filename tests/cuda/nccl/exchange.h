@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of one stand-in communicator give each other.
+// The exchange between the ranks of one stand-in communicator.
 #pragma once
 #include <nccl.h>
 #include <cstddef>
@@ -29,7 +29,7 @@ bool IsPairwise(const Part& part);
 std::size_t Bytes(ncclDataType_t type);  // 0: no such type
 std::size_t InputBytes(const Part& part, int ranks);
 std::size_t OutputBytes(const Part& part, int ranks);
-/// What has to be alike on all ranks.
+/// The part of a call that must be alike on all ranks.
 std::string Describe(const Part& part);
 
 /// Methods: under the driver's lock.
