@@ -25,7 +25,7 @@ const ExecutionProvider* DeviceFor(const Node& node, const ProviderList& provide
   return on_device ? first->get() : nullptr;
 }
 
-// Where parameter `i` of the program belongs; null: on the host.
+// The provider in whose memory parameter `i` of the program belongs; null: the host's.
 const ExecutionProvider* HomeOf(const StepProgram& program, int i, const ProviderList& providers) {
   const bool is_statistic = i >= program.trained && i < program.trained + program.statistics;
   const Value* value = program.graph->FindValue(program.parameters[i]);

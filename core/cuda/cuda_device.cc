@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/cuda/cuda_device.h"
 
+#include <utility>
 #include <vector>
 
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 
 namespace caesura {
@@ -94,18 +96,28 @@ Status CudaDevice::Open(const CudaOptions& options) {
     return Unsupported("the CUDA provider cannot start cuBLASLt: cublasLtCreate returned " +
                        std::to_string(status));
   }
-  if (libraries_->cudnn) {
-    const auto& cudnn = *libraries_->cudnn;
-    if (cudnn.Create(&cudnn_) != cudnn::kSuccess ||
-        cudnn.SetStream(cudnn_, stream_) != cudnn::kSuccess)
-      return Unsupported("the CUDA provider cannot start cuDNN");
-  }
+  RETURN_IF_ERROR(StartCudnn(!options.libraries.cudnn.empty()));
   // Not a buffer of the provider's own: that would keep the device alive.
   CUdeviceptr cell = 0;
   RETURN_IF_CUDA_FAILS(cuMemAllocFromPoolAsync, &cell, sizeof(unsigned), pool_, stream_);
   error_cell_ =
       std::make_shared<Buffer>(reinterpret_cast<void*>(cell), sizeof(unsigned), device(), nullptr);
   RETURN_IF_CUDA_FAILS(cuMemsetD8Async, cell, 0, sizeof(unsigned), stream_);
+  return {};
+}
+
+// cuDNN makes steps faster, not possible: only a user who has named it is refused without it.
+Status CudaDevice::StartCudnn(bool is_wanted) {
+  if (!libraries_->cudnn) return {};
+  const cudnn::Functions& cudnn = *libraries_->cudnn;
+  cudnn::Status status = cudnn.Create(&cudnn_);
+  if (status == cudnn::kSuccess) status = cudnn.SetStream(cudnn_, stream_);
+  if (status == cudnn::kSuccess) return {};
+  if (cudnn_ != nullptr) cudnn.Destroy(std::exchange(cudnn_, nullptr));
+  const std::string why = "the CUDA provider cannot start cuDNN: its status is " +
+                          std::to_string(static_cast<int>(status));
+  if (is_wanted) return Unsupported(why);
+  LogWarning(why + "; attention runs without it, convolutions on the CPU");
   return {};
 }
 
@@ -257,7 +269,7 @@ Status CudaDevice::Launch(CUfunction function, unsigned grid, unsigned block, un
 Result<DnnPlan> CudaDevice::Plan(const DnnGraph& graph) const {
   RETURN_IF_ERROR(MakeCurrent());
   std::lock_guard<std::mutex> lock(cudnn_mutex_);
-  return graph.Plan({*libraries_->cudnn, cudnn_});
+  return graph.Plan({*dnn(), cudnn_});
 }
 
 Status CudaDevice::Run(const DnnPlan& plan, const std::vector<void*>& tensors,

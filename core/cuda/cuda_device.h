@@ -52,7 +52,9 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,
                 void** arguments) const;
 
-  // A plan of cuDNN's for this device. REQUIRES: libraries().cudnn, with which the graph was made.
+  // cuDNN's functions, with which its graphs are made; null: it is not there, or does not start.
+  const cudnn::Functions* dnn() const { return cudnn_ == nullptr ? nullptr : &*libraries_->cudnn; }
+  // A plan of cuDNN's for this device. REQUIRES: dnn() is not null.
   Result<DnnPlan> Plan(const DnnGraph& graph) const;
   // Puts the plan on the stream; arguments as of DnnPlan::Run.
   Status Run(const DnnPlan& plan, const std::vector<void*>& tensors, void* workspace) const;
@@ -69,6 +71,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   explicit CudaDevice(std::shared_ptr<const CudaLibraries> libraries)
       : libraries_(std::move(libraries)) {}
   Status Open(const CudaOptions& options);
+  Status StartCudnn(bool is_wanted);
   Result<std::string> Compile(const std::string& source) const;
   void Free(void* data, size_t size);
   Status TakeError() const;

@@ -111,9 +111,8 @@ Result<cudnn::Functions> CudnnOf(void* library) {
 }  // namespace
 
 Result<NcclFunctions> OpenNccl(const CudaLibraryNames& names) {
-  ASSIGN_OR_RETURN(void* library, Open(names.nccl, {"libnccl.so.2"},
-                                       "ranks on GPUs need it; pip install nvidia-nccl-cu13 "
-                                       "brings it"));
+  ASSIGN_OR_RETURN(void* library,
+                   Open(names.nccl, {"libnccl.so.2"}, "pip install caesura-train[cuda] brings it"));
   NcclFunctions out;
 #define CAESURA_TAKE(name, arguments) \
   RETURN_IF_ERROR(Take(Symbol(library, "nccl" #name), out.name));

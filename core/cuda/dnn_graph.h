@@ -72,7 +72,7 @@ class DnnPlan {
   std::vector<float> numbers_;
 };
 
-// Where a plan is to run.
+// The device that a plan is for.
 struct DnnTarget {
   const cudnn::Functions& calls;
   cudnn::Handle handle = nullptr;  // null: for the device of `properties`, and not to be run
@@ -99,7 +99,7 @@ class DnnGraph {
                  cudnn::DataType math = cudnn::kFloat);
   // The position of each of x's elements along `axis`.
   void Index(Id x, int64_t axis, Id y);
-  // Where `b` has fewer of a batch dim, so many of `a`'s in a row share one.
+  // `b` may have fewer matrices along a batch dim: then consecutive ones of `a` share one.
   void Matmul(Id a, Id b, Id y);
   void Reduce(cudnn::ReductionMode mode, Id x, Id y);
   // The same memory with y's dims and strides.

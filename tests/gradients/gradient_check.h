@@ -21,7 +21,7 @@ struct CaseRun {
   bool fused = false;                          // whether the backward run had fused nodes
 };
 
-// Forward alone: what tells whether the case is one at all. Without providers: on the CPU.
+// Runs the forward only, which tells whether the case is valid. Without providers: on the CPU.
 Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded = DType::kUndefined,
                            const ProviderList& providers = {});
 // Adds random output gradients, which depend on the outputs' shapes alone, and what comes of them;

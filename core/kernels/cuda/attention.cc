@@ -4,8 +4,8 @@
 // of scores. The scores then take batch * heads * queries * keys elements. The gradient works the
 // probabilities out again.
 //
-// Of halves, scores and all that is worked out of them are float32; probabilities and slopes are
-// rounded once, as operands of the next product.
+// In half types, scores and all that is computed from them are float32; probabilities and slopes
+// are rounded once, as operands of the next product.
 #include "core/kernels/cuda/attention_fused.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/cuda_product.h"
@@ -138,7 +138,7 @@ Status CheckSpec(const KernelInfo& info, const AttentionSpec& s) {
   return {};
 }
 
-// Where scores lie: as they are worked out, and as operands of products. Both are one place unless
+// Two places for scores: as they are computed, and as operands of products. Both are one unless
 // the operands are halves.
 struct ScoreScratch {
   size_t wide = 0, operand = 0;

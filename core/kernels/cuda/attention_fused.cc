@@ -11,10 +11,10 @@ namespace {
 
 // True if cuDNN is there and might take this.
 bool MayFuse(const CudaDevice& device, const KernelInfo& info, const AttentionSpec& s) {
-  return device.libraries().cudnn && WhyNoAttentionGraph(s, info.InputDType(0)).empty();
+  return device.dnn() != nullptr && WhyNoAttentionGraph(s, info.InputDType(0)).empty();
 }
 
-// Where the tensor of this layout begins.
+// The first element of a tensor of this layout.
 void* Begin(const void* at, const HeadLayout& layout) {
   return const_cast<uint16_t*>(static_cast<const uint16_t*>(at) + layout.offset);
 }
@@ -24,8 +24,8 @@ void* Begin(const void* at, const HeadLayout& layout) {
 bool SetFusedAttention(KernelInfo& info, const CudaDevicePtr& device, const AttentionSpec& s) {
   if (!MayFuse(*device, info, s)) return false;
   const bool lse = info.HasOutput(4);
-  const auto plan = BookedPlan::Book(
-      info, device, AttentionGraph(*device->libraries().cudnn, s, info.InputDType(0), lse));
+  const auto plan =
+      BookedPlan::Book(info, device, AttentionGraph(*device->dnn(), s, info.InputDType(0), lse));
   if (!plan.ok()) return false;
   info.SetCompute([=, plan = *plan](KernelContext& context) {
     std::vector<void*> tensors = {Begin(context.Input<void>(0), s.q),
@@ -47,7 +47,7 @@ bool SetFusedAttentionGradient(KernelInfo& info, const CudaDevicePtr& device,
   };
   const auto plan =
       BookedPlan::Book(info, device,
-                       AttentionGradientGraph(*device->libraries().cudnn, s, info.InputDType(0),
+                       AttentionGradientGraph(*device->dnn(), s, info.InputDType(0),
                                               {dense(1, s.q), dense(2, s.k), dense(3, s.v)}));
   if (!plan.ok()) return false;
   const size_t sums =

@@ -35,8 +35,8 @@ std::string Source(DType dtype) {
 
 Result<BookedPlan> Plan(KernelInfo& info, const CudaDevicePtr& device, ConvDirection direction,
                         const ConvGeometry& g) {
-  Result<BookedPlan> plan = BookedPlan::Book(
-      info, device, ConvGraph(*device->libraries().cudnn, info.InputDType(0), direction, g));
+  Result<BookedPlan> plan =
+      BookedPlan::Book(info, device, ConvGraph(*device->dnn(), info.InputDType(0), direction, g));
   if (!plan.ok()) return info.Refuse(plan.status().message());
   return plan;
 }
@@ -113,7 +113,7 @@ Status CreateConvGrad(KernelInfo& info, const CudaDevicePtr& device) {
 }  // namespace
 
 void RegisterCudaConv(KernelRegistry& registry, const CudaDevicePtr& device) {
-  if (!device->libraries().cudnn) return;
+  if (device->dnn() == nullptr) return;
   const DTypeSet types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
   registry.Add({.op_type = "Conv", .types = types, .create = [device](KernelInfo& info) {
                   return CreateConv(info, device);

@@ -63,6 +63,14 @@ TEST_F(CudaProvider, IsFoundByItsName) {
   EXPECT_EQ((*made)->rounding(), "sm_90");
 }
 
+TEST_F(CudaProvider, ACudnnThatIsNamedMustStart) {
+  Fail("cudnnCreate", 1, 1);
+  const Status status = MakeCudaProvider(Options()).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("cannot start cuDNN: its status is 1001"));
+  EXPECT_TRUE(MakeCudaProvider(Options()).ok());
+}
+
 TEST_F(CudaProvider, ADeviceThatIsNotThere) {
   CudaOptions options = Options();
   options.device_id = 3;
