@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul_epilogue and row_fusion: which nodes are left, and the same numbers as without the pass.
+// row_fusion after matmul_epilogue: which nodes are left, and the same numbers as without the
+// passes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// For passes that leave fewer nodes and the same bits.
+#ifndef CAESURA_TESTS_GRAPH_TRANSFORMS_OPS_LEFT_H_
+#define CAESURA_TESTS_GRAPH_TRANSFORMS_OPS_LEFT_H_
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/providers/cpu_provider.h"
+#include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/shape_inference_pass.h"
+#include "tests/core/execute/graph_fixture.h"
+#include "training/kernels/training_ops.h"
+
+namespace caesura::testing {
+
+inline Values RunOnCpu(const std::shared_ptr<Graph>& graph, const Values& feeds) {
+  return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider(RegisterTrainingKernels)}), feeds);
+}
+
+// Returns the ops that the pass leaves, in order. Results are compared with those of the graph as
+// it was.
+inline std::vector<std::string> OpsLeft(const std::shared_ptr<Pass>& pass, const std::string& body,
+                                        const Values& feeds) {
+  Model model;
+  model.graph = GraphOf(body);
+  const Values expected = RunOnCpu(GraphOf(body), feeds);
+  const auto records =
+      RunPasses({MakeShapeInferencePass(), pass, MakeDeadNodeEliminationPass()}, model);
+  EXPECT_TRUE(records.ok()) << records.status().ToString();
+  EXPECT_TRUE(SameBits(RunOnCpu(model.graph, feeds), expected));
+  std::vector<std::string> ops;
+  for (const auto& node : model.graph->nodes()) ops.push_back(node->op_type());
+  return ops;
+}
+
+}  // namespace caesura::testing
+
+#endif  // CAESURA_TESTS_GRAPH_TRANSFORMS_OPS_LEFT_H_
