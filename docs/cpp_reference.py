@@ -88,7 +88,7 @@ def converted(text):
             continue
         end_block(attached=line.strip() or column is not None)
         end = re.match(r'((?:[^"/]|"(?:[^"\\]|\\.)*"|/(?!/))*\S) +// ?(.*)$', line)
-        if end and not re.match(r"#(?!define)| *}", line):
+        if end and not re.match(r"#(?!define)| *}|(class|struct) \w+;", line):
             column, block = line.index("//", len(end[1])), [end[2]]
             line = end[1]
         out.append(line)

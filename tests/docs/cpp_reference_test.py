@@ -42,6 +42,8 @@ def test_comments_become_doxygens():
 
 // Not of the next line.
 
+class Other;  // elsewhere.h
+
 // A struct.
 struct Pair {  // not taken for a member's
   int x = 0;  // the first
@@ -60,6 +62,8 @@ A file with \\#1 and `#2`.
 */
 #include <a>  // no documentation
 
+
+class Other;  // elsewhere.h
 
 /**
 A struct.
