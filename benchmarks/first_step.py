@@ -37,7 +37,7 @@ else:
     step = lambda: compiled(input_ids=tokens, labels=tokens).item()
 loss = step()
 seconds = time.perf_counter() - began
-step()  # behind which a call is kept
+step()  # a call is kept after it
 print(f"{through:13} first step {seconds:5.2f} s, loss {loss:.6f}", end="")
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the exchange of gradients overlaps with the step, over a slow link between two ranks: compile_step, whose plan
+"""Overlap of the exchange of gradients with the step, over a slow link between two ranks: compile_step, whose plan
 has the exchange, beside wrapped and eager modules in DistributedDataParallel (DDP).
 
     python benchmarks/rank_overlap.py --gbit 1 2 --rounds 8

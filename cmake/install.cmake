@@ -52,6 +52,7 @@ endforeach()
 if(CAESURA_TORCH)
   install(TARGETS caesura_torch EXPORT caesura-torch-targets)
   install(EXPORT caesura-torch-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
+  install(FILES ${PROJECT_SOURCE_DIR}/cmake/caesura-torch.cmake DESTINATION ${caesura_package})
 endif()
 install(EXPORT caesura-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/caesura-config.cmake.in

@@ -45,7 +45,7 @@ logged() {
 
 # --- System packages ---------------------------------------------------------------------------------------
 
-# What a program includes or calls, and the Debian package that brings it.
+# Headers and commands, each with the Debian package that brings it.
 headers=(
   google/protobuf/message.h:libprotobuf-dev
   gtest/gtest.h:libgtest-dev
@@ -58,7 +58,7 @@ headers=(
   zlib.h:zlib1g-dev
 )
 commands=(g++:g++ ninja:ninja-build protoc:protobuf-compiler git:git)
-# What clang brings beside its program, and the package.
+# Files of clang beside its program, and the package.
 clang=/usr/lib/llvm-19/lib/clang/19
 files=()
 wants() { [[ " ${options[*]} " = *" --$1 "* ]]; }

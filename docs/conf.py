@@ -23,4 +23,8 @@ napoleon_numpy_docstring = False
 html_theme = "pydata_sphinx_theme"
 html_title = "caesura"
 html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+# Pages at the top have nothing to list beside them.
+html_sidebars = {page.stem: [] for page in pathlib.Path(__file__).parent.glob("*.md")}
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}

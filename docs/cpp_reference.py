@@ -29,7 +29,7 @@ AUTOLINK_SUPPORT = NO
 QUIET = YES
 WARN_AS_ERROR = FAIL_ON_WARNINGS
 """
-# What a page shows of a file, and of a class, in this order.
+# The parts of a file, and of a class, that a page shows, in this order.
 SECTIONS = ("briefdescription detaileddescription innerclass public-type public-static-func public-func public-attrib "
             "public-static-attrib define enum typedef func var")
 
@@ -88,7 +88,7 @@ def converted(text):
             continue
         end_block(attached=line.strip() or column is not None)
         end = re.match(r'((?:[^"/]|"(?:[^"\\]|\\.)*"|/(?!/))*\S) +// ?(.*)$', line)
-        if end and not re.match(r"#(?!define)| *}", line):
+        if end and not re.match(r"#(?!define)| *}|(class|struct) \w+;", line):
             column, block = line.index("//", len(end[1])), [end[2]]
             line = end[1]
         out.append(line)

@@ -26,6 +26,7 @@
 
 namespace caesura {
 
+// The rule by which nodes move to the host.
 enum class CpuFallbackMode {
   kOff,      // placement alone decides
   kForward,  // a node goes to the host where all it reads is there, small or a graph input; for
@@ -40,6 +41,7 @@ Result<CpuFallbackMode> ParseCpuFallbackMode(const std::string& text);
 
 // The decision.
 struct CpuFallbackReport {
+  // One value, and the decision about it.
   struct Line {
     std::string value;  // or the node, where it is one that makes several
     std::string what;   // what became of it, and why
@@ -53,6 +55,7 @@ struct CpuFallbackReport {
   std::string ToString() const;
 };
 
+// The options of the pass.
 struct CpuFallbackOptions {
   std::optional<CpuFallbackMode> mode =
       std::nullopt;  // nullopt: CAESURA_AGGRESSIVE_CPU_FALLBACK; unset: kOn

@@ -61,7 +61,7 @@ capped() {
   CAESURA_MAX_ISA=$1 GTEST_FILTER='-Cuda*' ctest_in "$build" -R '^caesura_tests$'  # those are no kernels of the CPU's
 }
 
-# python_part K N: every N-th file of Python tests, from the K-th on. A process for each part: what captures leave behind in
+# python_part K N: every N-th file of Python tests, from the K-th on. A process for each part: what captures leave in
 # one stays small.
 python_part() {
   find tests -name '*_test.py' ! -name openvino_provider_test.py | sort | awk -v k="$1" -v n="$2" 'NR % n == k % n'

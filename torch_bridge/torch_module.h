@@ -28,6 +28,7 @@
 
 namespace caesura::torch {
 
+// The options of a Module.
 struct ModuleOptions {
   // Initializers to train, as in StepOptions. The others are constants of the model.
   std::vector<std::string> trainable = {}, frozen = {};
@@ -85,6 +86,7 @@ class Module : public ::torch::nn::Module {
   std::map<Variant, std::shared_ptr<SplitModule>> programs_;
 };
 
+// Tensors by the names of a model's inputs, or of its parameters.
 using TensorMap = std::map<std::string, ::torch::Tensor>;
 
 // A TrainingSession that takes and returns torch tensors, without copying dense ones. Thread

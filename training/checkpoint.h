@@ -26,6 +26,8 @@
 
 namespace caesura {
 
+// The contents of a checkpoint file. Tensors are on the host. Copies share the tensors' bytes.
+// Thread safety: as a std::map.
 struct Checkpoint {
   using Property = std::variant<int64_t, double, std::string>;
 

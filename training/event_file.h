@@ -22,8 +22,9 @@
 
 namespace caesura {
 
-// Each event is in the file when its call has returned. Calls fail with kIoError where the file
-// cannot be written. Thread safety: all methods from any thread.
+// Writes one file of events, which it owns. Each event is in the file when its call has returned.
+// Calls fail with kIoError where the file cannot be written. Thread safety: all methods from any
+// thread.
 class EventWriter {
  public:
   // Makes the folder if it is not there, and in it a new file, named after the time, machine and

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step on disk, as caesura.export_step writes it: a folder with
-//   model.onnx          the forward, whose output "loss" is trained; what the optimizer is stands
-//   in its metadata state.safetensors   a checkpoint: parameters, optimizer state, counters
+//   model.onnx          the forward, whose output "loss" is trained; its metadata name the
+//   optimizer state.safetensors   a checkpoint: parameters, optimizer state, counters
 //
 //   auto session = OpenStep("step").value();
 //   double loss = session->Step({{"input_ids", ids}, {"labels", labels}}).value();
@@ -21,6 +21,7 @@ inline constexpr char kStepMetadata[] =
 
 // True if `path` is a folder that holds a step.
 Result<bool> IsExportedStep(const std::string& path);
+// The paths of the model and of the checkpoint in such a folder.
 std::string ExportedModelPath(const std::string& folder);
 std::string ExportedStatePath(const std::string& folder);
 

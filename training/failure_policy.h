@@ -10,6 +10,7 @@
 
 namespace caesura {
 
+// The answer to one failed step.
 enum class OnFailure : uint8_t {
   kStop,   // Step returns the error
   kSkip,   // the batch is left out: Step returns NaN

@@ -13,6 +13,7 @@ namespace caesura {
 // The mean over the batch of a loss between a model output (`prediction`; empty: the first one) and
 // a new input named `target`.
 struct Loss {
+  // The formula of the loss.
   enum class Kind {
     kCrossEntropy,  // scores and integer classes (ONNX SoftmaxCrossEntropyLoss, torch
                     // cross_entropy)

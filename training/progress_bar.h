@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A line about a long run: how far, what rate, how long still. On a terminal it is redrawn in
-// place; elsewhere (a
-// log) it is a plain line for every twentieth of the way.
+// place; elsewhere (a log) it is a plain line for every twentieth of the way.
 //
 //   train [#########---------------]  38% 380/1000  loss 2.104  41.3/s  0:15 left
 #ifndef CAESURA_TRAINING_PROGRESS_BAR_H_
@@ -15,6 +14,7 @@
 
 namespace caesura {
 
+// The label, length and output of a progress bar. `total` and `begin` count steps.
 struct ProgressBarOptions {
   std::string label = "train";
   int64_t total = 0;
@@ -24,7 +24,7 @@ struct ProgressBarOptions {
   std::function<double()> seconds = {};  // a clock; empty: the steady one
 };
 
-// Thread safety: none.
+// Draws the line. Thread safety: one thread at a time.
 class ProgressBar {
  public:
   explicit ProgressBar(ProgressBarOptions options);

@@ -5,8 +5,7 @@
 //
 //   auto module = SplitModule::Create(ReadModel("net.onnx").value(), {.inputs = {"x"}}).value();
 //   ForwardRun run = module->Forward({{"x", x}}).value();
-//   std::vector<RuntimeValue> gradients = run.Backward({dy}).value();  // in the order of
-//   module->gradient_names()
+//   std::vector<RuntimeValue> gradients = run.Backward({dy}).value();  // of gradient_names()
 #ifndef CAESURA_TRAINING_SPLIT_MODULE_H_
 #define CAESURA_TRAINING_SPLIT_MODULE_H_
 
@@ -86,6 +85,9 @@ class ForwardRun {
   SuspendedRun run_;
 };
 
+// A model as two halves, forward and backward. It owns the parameters; callers own gradients and
+// outputs.
+//
 // Thread safety: all methods from any thread. Forwards that run at the same time read the same
 // running statistics, and those of the one that ends last stay.
 class SplitModule {

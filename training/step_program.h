@@ -23,6 +23,8 @@ enum class CommitMode {
                   // that fails in the middle is lost, and says so
 };
 
+// The options of a training step: loss, optimizer, parameter groups, clipping, accumulation and
+// precision. BuildStepProgram refuses combinations that it cannot do.
 struct StepOptions : TrainableOptions {
   Loss loss;
   Optimizer optimizer = AdamW{};
@@ -78,8 +80,10 @@ inline constexpr char kRankShareInput[] = "caesura.rank_share";
 inline constexpr char kLossScaleInput[] =
     "caesura.loss_scale";  // float32 scalar, where the loss is scaled
 
+// True if `name` is one of the inputs above.
 bool IsProgramInput(const std::string& name);
 
+// A training step as one graph, and the parameters that it reads and writes. The caller owns both.
 struct StepProgram {
   // Outputs: the loss (not scaled; the mean over all ranks, where there are others), then the
   // outputs and the gradients that are kept; then, where the loss is scaled and the program

@@ -11,6 +11,7 @@
 
 namespace caesura {
 
+// Selects the values of a model that are trained.
 struct TrainableOptions {
   // Names of initializers to train ('*' matches anything). Empty: every floating initializer of
   // rank >= 1 that a gradient reaches as a weight (scales of quantization and of Resize are none),

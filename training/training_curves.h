@@ -15,10 +15,12 @@ namespace caesura {
 // their mean loss and the later one's rate. Thread safety: none.
 class TrainingCurves {
  public:
+  // The mean of one or more updates.
   struct Point {
     int64_t update = 0;  // the last one that it stands for
     double loss = 0, learning_rate = 0;
   };
+  // One evaluation, after `update` updates.
   struct Validation {
     int64_t update = 0;
     double loss = 0;

@@ -36,6 +36,8 @@ namespace caesura {
 
 class RunCollectives;  // core/distributed/run_collectives.h
 
+// The options of a TrainingSession: the step, its schedule, its providers and the answers to
+// failures. Create copies them; a change afterwards has no effect.
 struct TrainingOptions {
   StepOptions step;
   LrSchedule schedule;     // times the optimizer's learning rate
@@ -80,6 +82,8 @@ struct Evaluation {
   std::vector<RuntimeValue> outputs;  // the model's, in its order
 };
 
+// Trains one model, whose parameters and optimizer state it owns.
+//
 // Thread safety: one thread at a time. Several sessions are independent of each other.
 class TrainingSession {
  public:

@@ -46,6 +46,7 @@ struct FailureLocation {
   std::string what;      // the message without the place
 };
 
+// Success, or an error with a code and a message. A success costs no allocation.
 class [[nodiscard]] Status {
  public:
   Status() = default;  // ok
@@ -77,6 +78,7 @@ class [[nodiscard]] Status {
   std::unique_ptr<Rep> rep_;
 };
 
+// Makes an error of the code of the same name.
 Status InvalidArgument(std::string message);
 Status InvalidModel(std::string message);
 Status Unsupported(std::string message);

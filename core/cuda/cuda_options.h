@@ -23,6 +23,8 @@ struct CudaLibraryNames {
   std::string nccl = {};  // libnccl.so.2; for NcclCommunicator only
 };
 
+// The options of a CUDA provider: device, memory limit, stream and libraries. The provider copies
+// them.
 struct CudaOptions {
   int device_id = 0;
   // Bytes that the provider's allocations may take together; 0: all that the device has.

@@ -4,13 +4,12 @@
 //
 //   CustomOp scale;
 //   scale.schema = {.op_type = "Scale", .type_of_output = {0}, .domain = "mine"};
-//   scale.kernels = {{.op_type = "Scale", .domain = "mine", .types = {DType::kFloat32}, .create =
-//   CreateScale}}; scale.schema.gradient = ScaleGradient;                        //
-//   core/graph/gradient_hook.h
+//   scale.schema.gradient = ScaleGradient;                         // core/graph/gradient_hook.h
+//   scale.kernels = {{.op_type = "Scale", .domain = "mine", .types = {DType::kFloat32},
+//                     .create = CreateScale}};
 //   SessionOptions options;
 //   options.custom_ops.ops = {scale};
-//   RETURN_IF_ERROR(options.custom_ops.AddLibrary("libmine.so"));  // ops of a shared library,
-//       core/plugin/caesura_op.h
+//   RETURN_IF_ERROR(options.custom_ops.AddLibrary("libmine.so"));  // core/plugin/caesura_op.h
 //
 // State: what belongs to a node of one session is an OpInstance, made once, with the session. What
 // belongs to one run lives in scratch memory of the kernel (KernelInfo::BookScratch) or in a
@@ -38,6 +37,7 @@ namespace caesura {
 
 // The facts about a node when its instance is made. All of it is copies: an instance may keep it.
 struct OpNodeInfo {
+  // An input or output of the node.
   struct Argument {
     bool present = false;
     std::string name;
@@ -71,6 +71,7 @@ class OpInstance {
   virtual Status CreateKernel(KernelInfo& info, const ExecutionProvider& provider) const = 0;
 };
 
+// An op of the user's: its schema, its kernels and its gradient. Sessions copy it.
 struct CustomOp {
   // Counts (optional and variadic arguments by minimum and maximum), types and shapes, gradient.
   // The domain is the user's, or caesura's for a name that caesura has not. Several versions of an

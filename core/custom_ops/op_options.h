@@ -29,6 +29,7 @@
 
 namespace caesura {
 
+// Options by name, each name once.
 class OptionSet {
  public:
   OptionSet() = default;
@@ -58,6 +59,7 @@ class OptionSet {
   std::map<std::string, std::string> values_;
 };
 
+// A session's options of nodes and of op types.
 class OpOptions {
  public:
   // To read and to change; made empty when they are not there yet.

@@ -29,13 +29,16 @@
 
 namespace caesura {
 
+// The clock of deadlines.
 using Clock = std::chrono::steady_clock;
 
+// The reduction of kAllReduce and kReduceScatter, element by element.
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 // One exchange. Memory belongs to the caller and stays as it is until the work has ended. Input and
 // output of kAllReduce and kBroadcast may be the same memory; otherwise they do not overlap.
 struct Collective {
+  // The exchange, as one rank sees it.
   enum class Kind : uint8_t {
     kAllReduce,      // output[i] = reduction of all ranks' input[i]
     kReduceScatter,  // rank r gets part r of what kAllReduce gives; the input has `size` parts
@@ -101,6 +104,7 @@ class Work {
   virtual Status Wait(Clock::time_point deadline) = 0;
 };
 
+// One rank's end of a group of ranks. It outlives its works.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -13,7 +13,7 @@
 
 namespace caesura {
 
-// Thread safety: one thread at a time.
+// Owns the collectives in flight of one run. Thread safety: one thread at a time.
 class RunCollectives {
  public:
   // Each wait takes `timeout` at most. The communicator outlives this. `flag`: where it is true on

@@ -11,7 +11,8 @@ namespace caesura {
 
 class ExecutionState;
 
-// All callbacks come on the thread that runs the state, in program order.
+// Watches the steps of runs. The caller owns it and keeps it until its runs have ended. All
+// callbacks come on the thread that runs the state, in program order.
 class ExecutionObserver {
  public:
   virtual ~ExecutionObserver() = default;

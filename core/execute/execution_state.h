@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExecutionState: all that changes while a plan runs, and all that survives between two calls:
-// program counter,
-// arena, values, feeds, random counters. States of one plan are independent of each other.
+// program counter, arena, values, feeds, random counters. States of one plan are independent of
+// each other.
 //
 //   feeds --Start--> [ready] --Run--> [yielded] --Resume(dY)--> [ready] --Run--> [finished]
-//                       --TakeFetches--> values ^---------------- Start (reuses the memory)
-//                       --------------------'
+//   [finished] --TakeFetches--> values, or --Start--> [ready], which reuses the memory
 //   A failed Run leaves the state [failed]: Start begins anew; the plan and other states are not
 //   touched.
 //
@@ -65,8 +64,10 @@ struct RunOptions {
   std::shared_ptr<RunCollectives> collectives = nullptr;
 };
 
+// The state of one run. It shares the ownership of its plan and owns its arena.
 class ExecutionState : public KernelHost {
  public:
+  // The position in the picture above.
   enum class Phase : uint8_t { kIdle, kReady, kYielded, kFinished, kFailed };
 
   explicit ExecutionState(std::shared_ptr<const ExecutionPlan> plan);

@@ -13,7 +13,9 @@
 
 namespace caesura {
 
-// Thread safety: reading from many threads; changing needs the only hand, and no run in flight.
+// Named tensors, each with a version that a write moves. It shares the tensors' bytes with its
+// owner. Thread safety: reading from many threads; changing needs the only hand, and no run in
+// flight.
 class ParameterSet {
  public:
   // Returns the index.

@@ -10,12 +10,14 @@
 
 namespace caesura {
 
+// The reason for which a run has returned without an error.
 enum class RunOutcome {
   kYielded,   // state.TakeYielded() has values; go on with state.Resume() and Run()
   kStopped,   // before the limit, or suspended (RunOptions::suspend); go on with Run()
   kFinished,  // state.TakeFetches() has the graph's outputs
 };
 
+// Runs plans. It has no state of its own.
 class PartialExecutor {
  public:
   // REQUIRES: state.phase() == kReady. Stops before step `limit` if that comes first.

@@ -18,17 +18,21 @@
 
 namespace caesura {
 
+// A captured run. It shares the tensors' bytes with the state that it was captured from.
 struct StateSnapshot {
+  // A feed of the run.
   struct Feed {
     std::string name;         // of the graph's input
     FeedSpec spec;            // that the plan was made for
     RuntimeValue value = {};  // absent where no later step reads it
   };
+  // A value that a later step reads.
   struct Value {
     std::string name;
     RuntimeValue value = {};
     std::string parameter = {};  // the value is this parameter itself; then `value` is absent
   };
+  // A parameter that the run reads or writes; its bytes are not part of the snapshot.
   struct Parameter {
     std::string name;
     DType dtype = DType::kUndefined;

@@ -17,6 +17,7 @@
 
 namespace caesura {
 
+// Buffers by entry number, each with the parameter version that it was made at.
 class ValueCache {
  public:
   explicit ValueCache(int entries) : entries_(entries) {}

@@ -5,8 +5,9 @@
 //   // y = a x
 //   // dx = a dy
 //   Status ScaleGradient(GradientHook& g) {
-//     ASSIGN_OR_RETURN(std::vector<Value*> dx, g.AddNode("Scale", {g.OutputGradient(0)},
-//     g.node().attributes(), "mine")); g.SetInputGradient(0, dx[0]);
+//     ASSIGN_OR_RETURN(std::vector<Value*> dx,
+//                      g.AddNode("Scale", {g.OutputGradient(0)}, g.node().attributes(), "mine"));
+//     g.SetInputGradient(0, dx[0]);
 //     return {};
 //   }
 //
@@ -23,6 +24,8 @@
 
 namespace caesura {
 
+// One call of a gradient hook: the forward node, and the graph that the hook adds nodes to. It
+// lives during the call only.
 class GradientHook {
  public:
   virtual ~GradientHook() = default;

@@ -29,6 +29,7 @@ struct NodeSpec {
   std::string name = {};
 };
 
+// A graph owns its values and nodes; pointers to them live until they are erased or the graph goes.
 class Graph {
  public:
   explicit Graph(std::string name = "graph", Graph* parent = nullptr)

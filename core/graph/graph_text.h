@@ -2,8 +2,9 @@
 // Models as text, in ONNX's syntax:
 //
 //   <ir_version: 10, opset_import: ["" : 23]>
-//   net (float[N, 4] x) => (float[N, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul
-//   (x, w) }
+//   net (float[N, 4] x) => (float[N, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+//     y = MatMul (x, w)
+//   }
 #ifndef CAESURA_CORE_GRAPH_GRAPH_TEXT_H_
 #define CAESURA_CORE_GRAPH_GRAPH_TEXT_H_
 
@@ -14,6 +15,7 @@
 
 namespace caesura {
 
+// The options of ParseModelText.
 struct TextOptions {
   // Off: nodes keep the semantics of the opsets that the text names.
   bool normalise_opsets = true;

@@ -32,6 +32,7 @@ struct Dim {
 
 // The known facts about a value before it exists.
 struct ValueType {
+  // ONNX's kinds of types.
   enum class Kind : uint8_t { kUnknown, kTensor, kSequence, kOptional, kMap };
   Kind kind = Kind::kUnknown;
   DType dtype = DType::kUndefined;           // kTensor
@@ -53,6 +54,7 @@ struct ValueType {
 // A named edge: a graph input, an initializer or one output of one node.
 class Value {
  public:
+  // One input of a node that reads the value.
   struct Use {
     Node* node;
     int index;  // of the node's inputs
@@ -78,6 +80,7 @@ class Value {
   Graph* graph_ = nullptr;
 };
 
+// The value of an attribute: one of ONNX's kinds. Graphs are bodies of control flow.
 using Attribute =
     std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>,
                  std::vector<std::string>, Tensor, std::vector<Tensor>, std::shared_ptr<Graph>,
@@ -95,6 +98,7 @@ struct NodeMetadata {
   std::string provider;  // name of the provider that must run it; empty: placement decides
 };
 
+// One op of a graph. The graph owns it and makes it (Graph::AddNode).
 class Node {
  public:
   const std::string& op_type() const { return op_type_; }

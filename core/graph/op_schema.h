@@ -20,11 +20,14 @@ namespace caesura {
 
 class GradientHook;  // gradient_hook.h
 
+// The schema of one op type from one version of its domain on.
 struct OpSchema {
   // ONNX's mark; kUnknown where the file format leaves it open.
   enum class Differentiability : uint8_t { kUnknown, kDifferentiable, kNotDifferentiable };
+  // ONNX's mark of ops whose results differ from run to run.
   enum class Determinism : uint8_t { kUnknown, kNonDeterministic, kDeterministic };
 
+  // A formal input or output.
   struct Formal {
     std::string name;
     std::string type;  // a type variable ("T") or a type ("tensor(int64)")
@@ -37,6 +40,7 @@ struct OpSchema {
     int min_arity = 1;  // of a variadic one
     Differentiability differentiability = Differentiability::kUnknown;
   };
+  // An attribute that nodes may or must have.
   struct AttributeFact {
     std::string name;
     bool is_required = false;

@@ -12,6 +12,7 @@
 
 namespace caesura {
 
+// One rewrite of a model.
 class Pass {
  public:
   virtual ~Pass() = default;
@@ -21,6 +22,7 @@ class Pass {
   virtual Result<bool> Run(Model& model) = 0;
 };
 
+// Passes in the order in which they run.
 using PassList = std::vector<std::shared_ptr<Pass>>;
 
 // A record of one pass by the runner.

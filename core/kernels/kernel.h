@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel is: a definition that planning reads, a factory that settles everything once, and a
-// function that
-// only computes.
+// A kernel is a definition that planning reads, a factory that settles everything once, and a
+// function that only computes.
 //
-//   Status CreateRelu(KernelInfo& info) {            // called while planning, with concrete dtypes
-//       and shapes
+//   Status CreateRelu(KernelInfo& info) {    // called while planning, with known dtypes and shapes
 //     const int64_t count = info.InputShape(0).elements();
 //     info.SetOutput(0, info.InputDType(0), info.InputShape(0));
 //     info.SetCompute([count](KernelContext& context) {      // called in every step
@@ -19,8 +17,8 @@
 //       .create = CreateRelu});
 //
 // Dtypes, shapes, attributes, algorithm and scratch are decided in the factory; the function has no
-// reason to fail
-// but the values it reads (an index out of range) or the device. It keeps no state between calls.
+// reason to fail but the values it reads (an index out of range) or the device. It keeps no state
+// between calls.
 #ifndef CAESURA_CORE_KERNELS_KERNEL_H_
 #define CAESURA_CORE_KERNELS_KERNEL_H_
 
@@ -43,6 +41,8 @@ namespace caesura {
 class KernelContext;
 class KernelInfo;
 
+// Makes the kernel of one node while a graph is planned: sets the outputs and the compute function.
+// kDeclined (KernelInfo::Refuse) makes planning ask the next candidate; any other error is final.
 using KernelFactory = Status (*)(KernelInfo&);
 
 // The function of a step. Copies share the captured values, so that plans which differ in sizes
@@ -75,6 +75,7 @@ class ComputeFunction {
 
 // A way in which an output may or must share its bytes with an input.
 struct Alias {
+  // The bytes that the output shares.
   enum class Kind : uint8_t {
     kMayReuse,  // the output may overwrite the input when nobody reads the input afterwards (same
                 // byte count)
@@ -87,6 +88,7 @@ struct Alias {
   int output;
   Kind kind;
 };
+// The three kinds of aliases, for KernelDef::aliases.
 inline Alias MayReuse(int input, int output) { return {input, output, Alias::Kind::kMayReuse}; }
 inline Alias View(int input, int output) { return {input, output, Alias::Kind::kView}; }
 inline Alias InPlace(int input, int output) { return {input, output, Alias::Kind::kInPlace}; }
@@ -172,6 +174,7 @@ struct InputInfo {
 
 // The factory's decision about one output.
 struct OutputInfo {
+  // Sized while planning, or by the compute function.
   enum class Kind : uint8_t { kUnset, kPlanned, kSizedInCompute };
   Kind kind = Kind::kUnset;
   DType dtype = DType::kUndefined;
@@ -181,6 +184,7 @@ struct OutputInfo {
 // Output 0 as a way of looking at bytes that are there already; see KernelInfo::SetView and
 // SetConcat.
 struct ViewInfo {
+  // The relation of the output to the bytes.
   enum class Kind : uint8_t { kNone, kLayout, kPermutation, kReshape, kConcat };
   Kind kind = Kind::kNone;
   std::vector<Layout> layouts;       // of each output in input 0's buffer

@@ -39,6 +39,8 @@ class KernelHost {
   virtual Result<Tensor> CopyOf(const Tensor& tensor) const = 0;
 };
 
+// The arguments of one call of a kernel. It lives during the call only. Thread safety: one thread
+// at a time.
 class KernelContext {
  public:
   // `addresses[ids[i]]` is the address of the i-th argument: inputs, then implicit inputs of

@@ -15,6 +15,8 @@
 
 namespace caesura {
 
+// The kernels of one provider, by op. It owns their definitions; pointers to them live as long as
+// it does.
 class KernelRegistry {
  public:
   // Candidates of one op are asked in the order in which they were added.

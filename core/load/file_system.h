@@ -31,6 +31,7 @@ class WritableFile {
   virtual Status Close() = 0;
 };
 
+// An open file, for reading. Thread safety: all methods from any thread.
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;

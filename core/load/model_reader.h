@@ -20,6 +20,7 @@
 
 namespace caesura {
 
+// Limits on a model that is read, and the folder of its external data.
 struct ReadOptions {
   // Limits. A model beyond one of them is refused with the limit named.
   size_t max_model_bytes =
@@ -36,7 +37,7 @@ struct ReadOptions {
   bool normalise_opsets = true;
 };
 
-// On failure the message begins with the path.
+// Reads a model from a file, or from bytes in memory. On failure the message begins with the path.
 Result<Model> ReadModel(const std::string& path, const ReadOptions& options = {});
 Result<Model> ReadModelBytes(std::string_view bytes, const ReadOptions& options = {});
 

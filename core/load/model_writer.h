@@ -15,6 +15,7 @@
 
 namespace caesura {
 
+// The layout of a written model, and the file system that it is written to.
 struct WriteOptions {
   // Initializers of more bytes go to a second file beside the model. Unset: none do, unless the
   // model would outgrow the 2 GB that one file can have.

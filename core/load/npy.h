@@ -24,6 +24,7 @@ Result<Tensor> TensorFromNpy(std::string_view bytes);
 // 4-bit floats, int4, strings). REQUIRES: host memory.
 Result<std::string> TensorToNpy(const Tensor& tensor);
 
+// The limit of an archive that is read; a larger one is refused with kInvalidModel.
 struct NpzReadOptions {
   size_t max_bytes = size_t{1} << 36;  // of all arrays together, when decompressed
 };

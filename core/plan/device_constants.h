@@ -18,6 +18,7 @@ namespace caesura {
 // A copy of a host tensor on the provider's device.
 Result<Tensor> CopyToDevice(const Tensor& tensor, const ExecutionProvider& provider);
 
+// Owns the copies. The graph and the providers outlive it.
 class DeviceConstants {
  public:
   // The copy of `value`'s initializer `tensor` on the provider's device, made if need be.

@@ -25,6 +25,7 @@
 
 namespace caesura {
 
+// The plan of one graph for one signature of feeds. It shares the ownership of the graph.
 class ExecutionPlan {
  public:
   // Planning makes it: see Create.

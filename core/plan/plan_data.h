@@ -30,6 +30,7 @@ struct DeviceMemory {
 
 // One value that a plan copies from one memory to another.
 struct PlannedCopy {
+  // The time of the copy.
   enum class When : uint8_t {
     kPlanning,   // an initializer or folded constant: once, with the plan or before it
     kCached,     // depends only on parameters: once a version, where the run has a value cache
@@ -45,6 +46,7 @@ struct PlannedCopy {
 
 // Where the bytes of one or more values (a value and its views) are.
 struct PlannedBuffer {
+  // The owner of the bytes.
   enum class Kind : uint8_t {
     kAbsent,     // buffer 0: an input or output that is not there
     kFeed,       // given by the caller at the start
@@ -65,6 +67,7 @@ struct PlannedBuffer {
   int last_step = -1;   // the last step that reads or writes it
 };
 
+// A value of the graph: its buffer, and its type as far as planning knows it.
 struct PlannedValue {
   const Value* value = nullptr;
   uint32_t buffer = 0;
@@ -74,6 +77,7 @@ struct PlannedValue {
   Layout layout;  // where in the buffer its elements lie
 };
 
+// One step of a plan. Offsets are in bytes.
 struct Step {
   // kCopy: one input, one output, on different devices; `node` is who reads the output.
   enum class Kind : uint8_t { kCompute, kDynamic, kCached, kYield, kCopy };
@@ -112,6 +116,7 @@ struct ContiguousGroup {
 // Values that a yield hands out and takes in.
 struct Yield {
   int step = -1;
+  // One value that is handed out.
   struct Item {
     uint32_t value;
     bool move;  // nobody reads it after the yield: the caller gets the buffer itself; otherwise a
@@ -124,6 +129,7 @@ struct Yield {
   std::vector<int> resume_of;  // which `outputs` entry each resume value is the gradient of
 };
 
+// All of a plan: the caller's part, and the decisions of planning.
 struct PlanData {
   // --- given ---
   std::shared_ptr<const Graph> graph;

@@ -36,8 +36,10 @@ struct SubgraphRequest {
   int first_captured = 0;
   std::vector<std::optional<Device>> fetch_devices;  // as in PlanOptions, by output of the body
 };
+// Makes the runner of a body of control flow.
 using SubgraphFactory = std::function<std::shared_ptr<SubgraphRunner>(SubgraphRequest)>;
 
+// A caller's choices for all plans of a graph.
 struct PlanOptions {
   int threads = 0;  // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   // Initializers that change between runs: bound when a state starts, never folded. In the order of

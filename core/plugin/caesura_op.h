@@ -9,8 +9,8 @@
  *     for (int64_t i = 0; i < x.dims[0]; ++i) ((float*)y.data)[i] = 2 * ((const float*)x.data)[i];
  *     return NULL;
  *   }
- *   static const CaesuraOp twice = {.size = sizeof(CaesuraOp), .op_type = "Twice", .domain =
- * "mine", .compute = Compute};
+ *   static const CaesuraOp twice = {
+ *       .size = sizeof(CaesuraOp), .op_type = "Twice", .domain = "mine", .compute = Compute};
  *
  * State: an instance belongs to one node of one session. It is made when the session is, and used
  * by many runs at the same time: what changes in a run belongs into a run state, which one compute
@@ -50,6 +50,7 @@ typedef struct CaesuraArgument {
   CaesuraTensor tensor;
 } CaesuraArgument;
 
+/* The kinds of attributes. Each kind fills one array of a CaesuraAttribute. */
 typedef enum CaesuraAttributeKind {
   CAESURA_ATTRIBUTE_INT = 1,
   CAESURA_ATTRIBUTE_FLOAT = 2,
@@ -64,6 +65,7 @@ typedef enum CaesuraAttributeKind {
   CAESURA_ATTRIBUTE_TYPE = 11 /* strings[0], such as "float32[batch, 3]" */
 } CaesuraAttributeKind;
 
+/* An attribute of a node. Its owner is the side that fills it; it is read during the call only. */
 typedef struct CaesuraAttribute {
   size_t size;
   const char* name;
@@ -77,6 +79,7 @@ typedef struct CaesuraAttribute {
   const CaesuraTensor* tensors;
 } CaesuraAttribute;
 
+/* Properties of an op, joined by |. */
 typedef enum CaesuraOpFlags {
   CAESURA_OP_NOT_DETERMINISTIC =
       1, /* results differ from call to call: never folded, never shared */
@@ -84,6 +87,8 @@ typedef enum CaesuraOpFlags {
       2 /* `create` is given options of any name, and refuses those that it does not know */
 } CaesuraOpFlags;
 
+/* An op of a plug-in. add_op copies the description; what it points at must stay for the process's
+ * life. */
 struct CaesuraOp {
   size_t size;
   const char* op_type;
@@ -153,6 +158,8 @@ struct CaesuraModelRuntime {
   CaesuraStatus* (*check_gradient)(void* model);
 };
 
+/* The functions of caesura that an op may call, as CaesuraApi.op. The table lives as long as the
+ * process. */
 typedef struct CaesuraOpApi {
   size_t size;
 

@@ -45,6 +45,7 @@
 
 namespace caesura::plugin {
 
+// An error with a CaesuraCode. Ops throw it; Guard turns it into a status.
 class Error : public std::runtime_error {
  public:
   Error(int32_t code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -65,6 +66,7 @@ inline const CaesuraApi*& Table() {
 
 // First of all, in CaesuraPluginMain.
 inline void Use(const CaesuraApi* api) { internal::Table() = api; }
+// The tables that Use has set. REQUIRES: Use was called.
 inline const CaesuraApi& Api() { return *internal::Table(); }
 inline const CaesuraOpApi& OpApi() { return *Api().op; }
 
@@ -364,6 +366,8 @@ struct HasDescribe<Op, std::void_t<decltype(&Op::Describe)>> : std::true_type {}
 
 }  // namespace internal
 
+// Adds the op type Op to the plug-in; returns NULL on success. The file comment lists the members
+// that Op has.
 template <typename Op>
 CaesuraStatus* Add(CaesuraPlugin* plugin) {
   CaesuraOp op = {};

@@ -38,6 +38,7 @@ typedef struct CaesuraStatus CaesuraStatus;
 typedef struct CaesuraPlugin
     CaesuraPlugin; /* what CaesuraPluginMain adds to; lives during that call */
 
+/* The kind of an error; each has the meaning of the StatusCode of the same name. */
 typedef enum CaesuraCode {
   CAESURA_INVALID_ARGUMENT = 1, /* the user's inputs, options or names are wrong */
   CAESURA_INVALID_MODEL = 2,
@@ -51,6 +52,7 @@ typedef enum CaesuraCode {
   CAESURA_INTERNAL = 9
 } CaesuraCode;
 
+/* The kind of memory that a tensor is in. */
 typedef enum CaesuraDeviceType {
   CAESURA_CPU = 0,
   CAESURA_CUDA = 1,
@@ -78,6 +80,7 @@ typedef struct CaesuraOp CaesuraOp;
 typedef struct CaesuraModelRuntime CaesuraModelRuntime;
 typedef struct CaesuraProvider CaesuraProvider;
 
+/* The functions of caesura that a plug-in may call. The table lives as long as the process. */
 typedef struct CaesuraApi {
   size_t size;
   uint32_t version; /* CAESURA_PLUGIN_VERSION of the caller */

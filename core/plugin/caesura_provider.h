@@ -4,10 +4,10 @@
  * A provider takes parts of a graph and runs each of them as a whole. It is asked, in this order,
  *   create      once for each set of options,
  *   capability  which nodes of a session's graph it would take. The session then joins neighbours
- * as far as they can run without waiting for anything outside: a provider need not think of cycles.
- *   compile     one part, as a graph of its own: named inputs and outputs in order, constants
- * inside; run         the compiled part, on inputs and outputs at given addresses; release_compiled
- * and release.
+ *               that can run without waiting for anything outside: there are no cycles.
+ *   compile     one part, as a graph of its own: named inputs and outputs, constants inside;
+ *   run         the compiled part, on inputs and outputs at given addresses;
+ *   release_compiled and release.
  *
  * A graph is shown in two forms, and each provider takes the one that it can do right with less
  * work: as nodes and values to look through, enough to decide by op and type, and as the bytes of
@@ -40,12 +40,14 @@ typedef struct CaesuraGraph CaesuraGraph; /* to be read; lives during the call t
                                              all that is got from it */
 typedef struct CaesuraRun CaesuraRun;     /* one call of run */
 
+/* A value of a graph. It lives as long as its graph is shown. */
 typedef struct CaesuraValue {
   const char* name;
   CaesuraTensor tensor; /* dtype 0: not known, or no tensor. data: the elements of a constant,
                            otherwise NULL */
 } CaesuraValue;
 
+/* A node of a graph. It lives as long as its graph is shown. */
 typedef struct CaesuraGraphNode {
   const char* op_type;
   const char* domain; /* "": ONNX's own */
@@ -59,12 +61,15 @@ typedef struct CaesuraGraphNode {
   const int32_t* outputs;
 } CaesuraGraphNode;
 
+/* The direction of a copy. */
 typedef enum CaesuraCopyKind {
   CAESURA_TO_DEVICE = 0,
   CAESURA_TO_HOST = 1,
   CAESURA_WITHIN = 2
 } CaesuraCopyKind;
 
+/* A provider of a plug-in. add_provider copies the description; what it points at must stay for the
+ * process's life. */
 struct CaesuraProvider {
   size_t size;
   const char* name;    /* "FarExecutionProvider": what users ask for */
@@ -106,6 +111,8 @@ struct CaesuraProvider {
   void* (*stream)(void* instance);
 };
 
+/* The functions of caesura that a provider may call, as CaesuraApi.provider. The table lives as
+ * long as the process. */
 typedef struct CaesuraProviderApi {
   size_t size;
 

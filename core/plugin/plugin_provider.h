@@ -12,6 +12,7 @@
 
 namespace caesura {
 
+// A provider's options by name.
 using ProviderOptions = std::map<std::string, std::string>;
 
 // The provider of a description. Options go to the plug-in but for "min_nodes", the smallest

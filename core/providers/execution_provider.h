@@ -15,6 +15,7 @@ namespace caesura {
 
 class SubgraphCompiler;
 
+// The direction of a copy between the host and a device, or within the device.
 enum class CopyKind : uint8_t { kToDevice, kToHost, kWithin };
 
 // Immutable once made. Thread safety: all methods from any thread.

@@ -13,8 +13,10 @@
 
 namespace caesura {
 
+// Values by the names of a graph's inputs or outputs.
 using NamedValues = std::map<std::string, RuntimeValue>;
 
+// The part of an input's type that a fed value must match.
 enum class FeedCheck {
   kType,   // the whole type of the input, with the dims that it names by number
   kDType,  // the dtype only: another batch size than the model's is fine

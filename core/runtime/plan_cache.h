@@ -18,6 +18,7 @@
 
 namespace caesura {
 
+// A plan that caches and runs share.
 using SharedPlan = std::shared_ptr<const ExecutionPlan>;
 
 // Gives the plan that runs in the place of another one of the same graph: within a memory budget,
@@ -32,6 +33,7 @@ struct PlanRequest {
   std::vector<bool> wanted = {};
 };
 
+// Holds at most kMaxPlans plans of one graph, and makes the missing ones.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 32;

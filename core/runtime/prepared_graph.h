@@ -33,6 +33,7 @@ enum class ParameterState : uint8_t {
   kUndone,        // the run has failed; what it wrote was put back
   kInconsistent,  // the run has failed in the middle of its updates
 };
+// The state of the parameters after a run, and the parameters that a failed run has changed.
 struct ParameterEffect {
   ParameterState state = ParameterState::kUnchanged;
   std::vector<std::string> inconsistent = {};  // what a failed run has written, by name
@@ -55,7 +56,8 @@ struct PreparedGraphOptions {
   PlanFitter fit = nullptr;  // as PlanCache takes it
 };
 
-// Thread safety: all methods from any thread.
+// One graph on one list of providers. Runs must end before it goes. Thread safety: all methods from
+// any thread.
 class PreparedGraph {
  public:
   // Fails, listing all of them, on nodes that no provider can run.

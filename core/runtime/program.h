@@ -62,6 +62,7 @@ struct SuspendedRun {
   }
 };
 
+// The result of Program::Run and Program::Resume.
 struct RunResult {
   // kSuspended: `suspended` has the run.
   Status status = {};

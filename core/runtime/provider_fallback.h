@@ -36,6 +36,7 @@ namespace caesura {
 // none.
 using PassMaker = std::function<PassList(const ProviderList&)>;
 
+// The work during which a provider failed.
 enum class FallbackPhase {
   kCreate,   // a provider or the session was made: passes, function bodies
   kCompile,  // a run was planned: kernels created, constants folded
@@ -100,6 +101,7 @@ class ProviderFallback {
     if (can_fall_back()) runs_.fetch_add(1, std::memory_order_relaxed);
   }
 
+  // Bytes of weights and constants: made for the new program, and shared with the old one.
   struct Bytes {
     size_t made = 0, shared = 0;
   };

@@ -5,8 +5,8 @@
 //   IoBinding binding(*session);
 //   RETURN_IF_ERROR(binding.BindInput("x", x));
 //   RETURN_IF_ERROR(binding.BindOutput("y", buffer));        // into the caller's memory
-//   RETURN_IF_ERROR(binding.BindOutput("mask", cuda));       // fresh memory of that device in each
-//   run ASSIGN_OR_RETURN(auto outputs, session->Run(binding));   // {y, mask}
+//   RETURN_IF_ERROR(binding.BindOutput("mask", cuda));       // fresh memory of that device
+//   ASSIGN_OR_RETURN(auto outputs, session->Run(binding));   // {y, mask}
 //
 // A binding is a value. A run reads it and changes nothing in it: what the run has made is in the
 // results and nowhere else, so the next run (of other shapes, perhaps, or in another thread) meets
@@ -51,6 +51,7 @@ struct OutputSpec {
   Shape shape;
 };
 
+// The bound inputs and outputs of runs of one session. Copies are cheap and independent.
 class IoBinding {
  public:
   // The bytes that a caller's buffer may share with bound inputs.

@@ -12,7 +12,8 @@
 
 namespace caesura {
 
-// Thread safety: Add and Wait from any thread, also from work.
+// Runs each piece of work once, on a thread of its own pool. Thread safety: Add and Wait from any
+// thread, also from work.
 class RunQueue {
  public:
   RunQueue();

@@ -31,6 +31,7 @@ namespace caesura {
 class IoBinding;
 struct OutputSpec;
 
+// The options of a Session. Create copies them; a change afterwards has no effect.
 struct SessionOptions {
   // Empty: the CPU provider.
   ProviderList providers;
@@ -47,6 +48,7 @@ struct SessionOptions {
   CustomOps custom_ops;
 };
 
+// Runs one model for inference. The session owns the model; callers own the results of runs.
 class Session {
  public:
   // The model is the session's own from here on. Fails, listing all of them, on nodes that nothing

@@ -13,8 +13,10 @@
 
 namespace caesura {
 
+// The kind of a device. kOther is a device of a plug-in or of PyTorch.
 enum class DeviceType : uint8_t { kCpu, kCuda, kOther };
 
+// One device: its kind and its number among those of that kind. The default is the host.
 struct Device {
   DeviceType type = DeviceType::kCpu;
   int16_t index = 0;

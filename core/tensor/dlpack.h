@@ -2,9 +2,8 @@
 // DLPack 1.x, both ways: tensors of other libraries (PyTorch, NumPy, JAX, ...) without a copy, and
 // ours for them.
 //
-//   Result<Tensor> x = ImportDlpack(managed);              // from here on `managed` is the
-//   tensor's Result<DLManagedTensorVersioned*> y = ExportDlpack(*x);  // the caller's, who calls
-//   y->deleter once
+//   Result<Tensor> x = ImportDlpack(managed);                     // owns `managed` from here on
+//   Result<DLManagedTensorVersioned*> y = ExportDlpack(*x);       // whose deleter the caller calls
 //
 // Thread safety: any thread; deleters run on the thread that lets the last reference go.
 #ifndef CAESURA_CORE_TENSOR_DLPACK_H_
@@ -56,6 +55,7 @@ struct DlpackDevice {
   int32_t type;
   int32_t index;
 };
+// Fails with kUnsupported for a device that DLPack has no number for.
 Result<DlpackDevice> DlpackDeviceOf(Device device);
 
 }  // namespace caesura

@@ -16,6 +16,7 @@
 
 namespace caesura {
 
+// The type of a tensor's elements.
 enum class DType : uint8_t {
   kUndefined = 0,
   kFloat32 = 1,
@@ -194,6 +195,7 @@ template <typename Fn>
 bool DispatchFloat(DType dtype, Fn&& fn) {
   return DispatchDType<float, double, Float16, BFloat16>(dtype, fn);
 }
+// The same for the integers, and for the floats and integers.
 template <typename Fn>
 bool DispatchInteger(DType dtype, Fn&& fn) {
   return DispatchDType<int32_t, int64_t, int8_t, int16_t, uint8_t, uint16_t, uint32_t, uint64_t>(

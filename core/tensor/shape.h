@@ -14,6 +14,7 @@
 
 namespace caesura {
 
+// The dims of a tensor, outermost first. Thread safety: as a std::vector.
 class Shape {
  public:
   Shape() = default;  // a scalar

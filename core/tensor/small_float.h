@@ -11,9 +11,12 @@
 
 namespace caesura {
 
+// Conversions between float32 and the bits of float16 and bfloat16. To the shorter type they round
+// to nearest even; a NaN stays a NaN.
 float Float16BitsToFloat(uint16_t bits);
 uint16_t FloatToFloat16Bits(float value);
 
+// The same for bfloat16.
 inline float BFloat16BitsToFloat(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float out;
@@ -28,6 +31,7 @@ inline uint16_t FloatToBFloat16Bits(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// IEEE 754 binary16. Arithmetic goes through float.
 struct Float16 {
   uint16_t bits;
   Float16() = default;
@@ -41,6 +45,7 @@ struct Float16 {
   }
 };
 
+// bfloat16: the upper half of a float32. Arithmetic goes through float.
 struct BFloat16 {
   uint16_t bits;
   BFloat16() = default;
@@ -67,6 +72,7 @@ template <>
 struct AccumulatorOf<BFloat16> {
   using type = float;
 };
+// Shorthand for the type above.
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
@@ -85,6 +91,7 @@ inline constexpr SmallFloatFormat kE5M2{5, 2, 15, true, false, true};
 inline constexpr SmallFloatFormat kE5M2FNUZ{5, 2, 16, false, true, true};
 inline constexpr SmallFloatFormat kE2M1{2, 1, 1, false, false, false};
 
+// The value of an 8- or 4-bit float, which is exact in float32.
 float SmallFloatToFloat(uint8_t bits, const SmallFloatFormat& format);
 // `saturate`: values beyond the largest finite one become it; otherwise NaN, or infinity where
 // there is one.

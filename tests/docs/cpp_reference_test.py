@@ -42,6 +42,8 @@ def test_comments_become_doxygens():
 
 // Not of the next line.
 
+class Other;  // elsewhere.h
+
 // A struct.
 struct Pair {  // not taken for a member's
   int x = 0;  // the first
@@ -60,6 +62,8 @@ A file with \\#1 and `#2`.
 */
 #include <a>  // no documentation
 
+
+class Other;  // elsewhere.h
 
 /**
 A struct.
@@ -110,3 +114,57 @@ one
 */
 };
 """
+
+
+TYPE = re.compile(r"(?P<inner> *)(?:typedef )?(?:class|struct|enum class|enum|union) (?:\[\[\w+\]\] )?(?P<name>\w+)[^;(]*\{")
+OTHER = re.compile(r"using (?P<name>\w+) =|(?!return|static_assert|[A-Z_]+\()[A-Za-z][\w:<>,&*\[\] ]*[ &*](?P<function>\w+)\(")
+
+
+def uncommented(text):
+    """The names of a header's types, aliases and functions that have no comment. Those in classes count where they are
+    types and public. Specialisations need none; an alias or a function right below another line shares its comment."""
+    text = re.sub(r"^namespace internal \{.*?^\}  // namespace internal$", "", text, flags=re.M | re.S)
+    found, above, public = [], "", True
+    for line in text.splitlines():
+        if access := re.match(r" (public|private|protected):|(class|struct) ", line):
+            public = access[1] == "public" or access[2] == "struct"
+        kind, other = TYPE.match(line), OTHER.match(line)
+        if not re.search(r"//|\*/|template <>", above + line):
+            if kind and (public or not kind["inner"]):
+                found.append(kind["name"])
+            elif other and not above.strip():
+                found.append(other["name"] or other["function"])
+        if not line.startswith("template <typename"):
+            above = line
+    return found
+
+
+def test_public_declarations_have_a_comment():
+    assert [(header, name) for header in PUBLIC for name in uncommented((TOP / header).read_text())] == []
+
+
+def test_declarations_without_a_comment_are_found():
+    assert uncommented("""\
+// SPDX-License-Identifier: Apache-2.0
+// A file.
+
+struct Bare {
+  struct Inner {
+    int x = 0;
+  };
+};
+
+// With a comment.
+template <typename T>
+class Told {
+  struct Hidden {};
+};
+
+using Bytes = int;
+
+int Count(int x);
+int Shared(int x);
+
+template <>
+struct DTypeOf<int> {};
+""") == ["Bare", "Inner", "Bytes", "Count"]

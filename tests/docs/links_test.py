@@ -58,3 +58,10 @@ def test_named_files_exist(page):
         if inside and not any((root / path).exists() for root in inside):
             missing.append(path)
     assert missing == []
+
+
+def test_the_readme_is_short():
+    lines = (TOP / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+    assert any(line.startswith("| version |") for line in lines[:12])  # the end of the status box

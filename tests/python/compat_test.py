@@ -3,6 +3,7 @@
 
 import ast
 import pathlib
+import re
 import sys
 
 import pytest
@@ -120,3 +121,13 @@ def test_a_newer_release_is_told_of(monkeypatch):
 
 def test_this_release_was_seen():
     assert torch.__version__.split("+")[0] in compat.SEEN
+
+
+def test_one_range_of_releases():
+    """The first release that was seen is the minimum everywhere."""
+    top = pathlib.Path(__file__).resolve().parents[2]
+    first = ".".join(compat.SEEN[0].split(".")[:2])
+    assert f'torch = ["torch>={first}"]' in (top / "pyproject.toml").read_text()
+    assert f"torch_minimum={first} " in (top / "cmake" / "setup.sh").read_text()
+    for page in ("README.md", "docs/install.md"):
+        assert re.search(rf"PyTorch\s{first}", (top / page).read_text()), page

@@ -29,7 +29,7 @@ def batches():
 
 
 class Counted:
-    """What ran between two places of a test; a fallback is an error."""
+    """The work between two places of a test; a fallback is an error."""
 
     def __enter__(self):
         caesura.reset_report()

@@ -50,6 +50,7 @@ class TextCorpus {
   int number_of_[256];  // by byte; -1: not in the vocabulary
 };
 
+// Selects the windows that MakeTextDataset cuts from a text. Lengths are in characters.
 struct TextWindows {
   int64_t length = 128;  // characters that the model sees at once
   int64_t stride = 0;    // between the beginnings of two windows; 0: length

@@ -12,6 +12,7 @@
 
 namespace caesura {
 
+// The order and size of batches. Equal options give equal batches on every machine.
 struct SamplerOptions {
   int64_t size = 0;  // of the dataset
   int64_t batch_size = 1;
@@ -21,7 +22,7 @@ struct SamplerOptions {
   uint64_t seed = 0;
 };
 
-// Thread safety: none.
+// The order of one dataset's examples. Thread safety: one thread at a time.
 class Sampler {
  public:
   // Fails with kInvalidArgument when there would be no batch.

@@ -12,6 +12,7 @@
 
 namespace caesura {
 
+// The rules by which the loss scale moves; the defaults are PyTorch's.
 struct GradScalerOptions {
   float initial_scale = 65536;
   double growth_factor = 2;
@@ -22,6 +23,7 @@ struct GradScalerOptions {
   Status Check() const;
 };
 
+// The current loss scale, and its rule after each update. Thread safety: one thread at a time.
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {})

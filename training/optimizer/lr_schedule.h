@@ -40,6 +40,7 @@ struct StepDecay {
   double gamma = 0.1;
 };
 
+// Any decay. Each one gives a factor of the base learning rate.
 using LrDecay = std::variant<ConstantDecay, PolynomialDecay, CosineDecay, StepDecay>;
 
 // A linear warm-up, then a decay that counts from the warm-up's end (torch's SequentialLR).

@@ -183,6 +183,7 @@ struct Rmsprop {
   bool maximize = false;
 };
 
+// Any optimizer: a value without state. The state lives in the session's ParameterSet.
 using Optimizer = std::variant<Sgd, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, Asgd,
                                Rprop, Adafactor, Muon, Lamb, Lion, Rmsprop>;
 
@@ -210,6 +211,7 @@ struct OptimizerUpdate {
   AttributeMap coefficients;  // float64 scalar tensors (exact), flags as ints
   std::vector<OptimizerState> states;  // the scalars first
 };
+// The update op of an optimizer, with its coefficients and state.
 OptimizerUpdate DescribeUpdate(const Optimizer& optimizer);
 // Its coefficients by name, "learning_rate" among them; flags are 0 or 1.
 std::map<std::string, double> Coefficients(const Optimizer& optimizer);
@@ -220,6 +222,7 @@ std::map<std::string, double> Coefficients(const Optimizer& optimizer);
 Result<Optimizer> MakeOptimizer(const std::string& name,
                                 const std::map<std::string, double>& coefficients);
 
+// The optimizer's own learning rate, before any schedule.
 double LearningRate(const Optimizer& optimizer);
 // The optimizer of a group's parameters, with the group's weight decay where it sets one.
 Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group);

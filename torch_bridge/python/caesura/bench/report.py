@@ -52,7 +52,7 @@ caesura/it   median of caesura's time over this system's, round by round; below 
 bound        the time of 'bound' as a part of this system's: matrix products alone (a convolution counts as the product
              it is equal to) and a copy of as many bytes as AdamW must move
 first s      from load to the end of the first step, compilation included; capture: export before that, apart
-MB           peak of the steps behind the first, above the process after its imports
+MB           peak of the steps after the first, above the process after its imports
 losses       largest relative difference to eager's over the first 5 steps"""
 
 

@@ -39,7 +39,7 @@ def is_tensor(node: torch.fx.Node) -> bool:
 
 
 def storage_of(node):
-    """What two nodes have in common if their tensors share memory; None if the node has no memory."""
+    """The same for two nodes if their tensors share memory; None if the node has no memory."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None

@@ -110,7 +110,7 @@ class Suspendable(_core.StepCalls):
 
     @property
     def step_differences(self) -> list:
-        """How the step that waits may round otherwise than in the process that began it; empty where it may not."""
+        """The ways in which the step that waits may round otherwise than in the process that began it; empty where it may not."""
         return self._waiting().session.step_differences() if self._waits else []
 
     def _waiting(self):

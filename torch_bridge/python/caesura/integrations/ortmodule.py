@@ -13,7 +13,7 @@ from caesura.frontends.wrap import wrap
 
 
 class LogLevel(enum.IntEnum):
-    """How much ORTModule logs, by onnxruntime's names and numbers."""
+    """The levels of ORTModule's log, by onnxruntime's names and numbers."""
 
     VERBOSE = 0
     INFO = 1

@@ -228,7 +228,7 @@ class Writer:
             if size in self._seen:
                 return self._read_off(size, *self._seen[size])
             if not (size.is_Add or size.is_Mul):
-                raise Refused(f"the size {size} shows only in the run")
+                raise Refused(f"the size {size} is known only at run time")
             op = "Add" if size.is_Add else "Mul"
             self._known[size] = functools.reduce(lambda a, b: self.op(op, [a, b]), map(self._size, size.args))
         return self._known[size]

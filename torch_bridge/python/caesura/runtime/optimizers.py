@@ -13,7 +13,7 @@ from caesura.reports import fall_back
 
 @dataclass(frozen=True)
 class Update:
-    """How an optimizer class is written into a step. Coefficients have the names of training/optimizer/optimizer.h."""
+    """The form of an optimizer class in a step. Coefficients have the names of training/optimizer/optimizer.h."""
     name: object       # of a group: the update's name
     fed: dict          # coefficient to the group's key, or (key, index); each step is told them anew
     states: object     # of a group and a parameter: state to what it starts as, None for zeros, or a number
@@ -113,7 +113,7 @@ OPTIONS = "options that change between steps"
 _UNEQUAL = "parameters that were updated unequally often"
 _TURNS = "parameters that get gradients by turns within one update"
 
-# How often each parameter was updated, of optimizers that do not say so in their state.
+# Counts of each parameter's updates, for optimizers that do not say so in their state.
 _COUNTS = weakref.WeakKeyDictionary()
 
 
@@ -243,7 +243,7 @@ class Recipe:
         held[key] = count
 
     def count(self, parameter) -> torch.Tensor:
-        """How often the parameter was updated."""
+        """The number of the parameter's updates."""
         return self.optimizer.state[parameter]["step"] if self.update.keeps_count else _counts_of(self.optimizer)[parameter]
 
     def watch(self, watch, parameters) -> None:

@@ -18,7 +18,7 @@ OptionSet = _core.OptionSet
 
 
 class GraphOptimizationLevel(enum.IntEnum):
-    """How far a session rewrites the model; the values are onnxruntime's.
+    """The extent to which a session rewrites the model; the values are onnxruntime's.
 
     ORT_DISABLE_ALL keeps the nodes as they are. ORT_ENABLE_BASIC folds constants and removes what is redundant. From
     ORT_ENABLE_EXTENDED on nodes are fused, too.

@@ -186,7 +186,7 @@ class TrainingSession(FallsBack):
 
     @property
     def failures(self) -> dict:
-        """What has failed so far: "failed" steps, "skipped" batches, steps "retried" and "saved" thereby, the "last"
+        """The failures so far: "failed" steps, "skipped" batches, steps "retried" and "saved" thereby, the "last"
         failure as text."""
         return self._session.failures
 
@@ -205,7 +205,7 @@ class TrainingSession(FallsBack):
 
     @property
     def step_differences(self) -> list:
-        """How the step that waits may round otherwise than in the session that began it; empty where it may not."""
+        """The ways in which the step that waits may round otherwise than in the session that began it; empty where it may not."""
         return self._session.step_differences()
 
     def resume_step(self) -> float:

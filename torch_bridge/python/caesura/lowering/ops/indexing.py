@@ -211,7 +211,7 @@ def masked_scatter(w, node, x, mask, source):
 
 
 def _marked_before(w, mask):
-    """How many places are marked before each one, in one dim."""
+    """The number of marked places before each one, in one dim."""
     flat = (math.prod(mask.shape),)
     marked = w.cast(w.reshape(mask, flat), torch.int64)
     return w.make("Sub", [w.make("CumSum", [marked, w.constant(0)], torch.int64, flat), marked], torch.int64, flat)
@@ -223,7 +223,7 @@ def masked_scatter_backward(w, node, grad, mask, sizes):
     dtype, shape = result(node)
     flat, count = (math.prod(grad.shape),), math.prod(shape)
     mask = _broadcast(w, mask, grad.shape)
-    # What is not marked goes to one more element, which is cut off.
+    # A place that is not marked goes to one more element, which is cut off.
     places = w.make("Where", [w.reshape(mask, flat), _marked_before(w, mask), w.full(count, torch.int64, (1,))], torch.int64, flat)
     sums = w.make("ScatterElements", [w.full(0, dtype, (count + 1,)), places, w.reshape(grad, flat)], dtype, (count + 1,), axis=0)
     return w.reshape(w.make("Slice", [sums, w.ints([0]), w.ints([count])], dtype, (count,)), shape)

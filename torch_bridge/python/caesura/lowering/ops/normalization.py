@@ -94,7 +94,7 @@ def _widened(w, x, *vectors):
 
 
 def _elements(w, x, axes):
-    """How many elements x has along the axes, as a scalar in x's dtype."""
+    """The number of elements of x along the axes, as a scalar in x's dtype."""
     if is_static(x.shape):
         return w.constant(math.prod(x.shape[d] for d in axes), x.dtype)
     sizes = w.op("Gather", [w.op("Shape", [x]), w.constant(axes)])
