@@ -58,7 +58,7 @@ ctest_in() {
 
 # As on an older machine: kernels that the wide ones here stand in for.
 capped() {
-  CAESURA_MAX_ISA=$1 GTEST_FILTER='-Cuda*' ctest_in "$build" -R '^caesura_tests$'  # those are no kernels of the CPU's
+  CAESURA_MAX_ISA=$1 ctest_in "$build" -R '^caesura_tests$'
 }
 
 # python_part K N: every N-th file of Python tests, from the K-th on. A process for each part: what captures leave in
@@ -95,11 +95,11 @@ cuda_instruments() {
     address_sanitizer caesura_cuda_tests
 }
 
-# The given test program, with the leak check.
+# The given test program, with its part for CUDA and with the leak check.
 address_sanitizer() {
   sanitized build-asan address,undefined "$1" &&
     ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-      ctest_in build-asan -R "^$1\$"
+      ctest_in build-asan -R "^$1(_cuda)?\$"
 }
 
 # Each fuzz target on its seeds and on a fixed number of changed ones (tests/fuzz/README.md).

@@ -31,7 +31,7 @@ std::string AggressiveCpuFallback();
 // (core/plugin).
 std::vector<std::string> PluginPath();
 
-// CAESURA_PROGRAM_CACHE: the folder in which captured programs are kept, "off" for none. Unset:
+// CAESURA_PROGRAM_CACHE: the folder of captured programs and compiled kernels, or "off". Unset:
 // caesura/programs in XDG_CACHE_HOME, or in ~/.cache; empty where there is no home either.
 std::string ProgramCache();
 // CAESURA_PROGRAM_CACHE_MEGABYTES: how large it may become; 256 where unset.

@@ -6,6 +6,7 @@
 
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/cuda/kernel_program.h"
 
 namespace caesura {
 namespace {
@@ -124,7 +125,9 @@ Status CudaDevice::StartCudnn(bool is_wanted) {
 CudaDevice::~CudaDevice() {
   if (context_ == nullptr || !MakeCurrent().ok()) return;
   const auto& driver = libraries_->driver;
-  for (const auto& [source, module] : modules_) driver.cuModuleUnload(module);
+  for (const auto& [source, module] : modules_) {
+    if (module.handle != nullptr) driver.cuModuleUnload(module.handle);
+  }
   if (error_cell_ != nullptr)
     driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(error_cell_->data()), stream_);
   if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
@@ -216,46 +219,32 @@ Status CudaDevice::TakeError() const {
   return InvalidArgument(errors_[number - 1]);
 }
 
-Result<std::string> CudaDevice::Compile(const std::string& source) const {
-  const auto& nvrtc = libraries_->nvrtc;
-  nvrtcProgram program = nullptr;
-  nvrtcResult result =
-      nvrtc.nvrtcCreateProgram(&program, source.c_str(), "caesura.cu", 0, nullptr, nullptr);
-  std::string image, log;
-  if (result == NVRTC_SUCCESS) {
-    // Products and sums are not contracted beyond what the source says: the CPU's kernels and these
-    // differ by rounding of functions only.
-    const std::string architecture = "--gpu-architecture=" + architecture_;
-    const char* options[] = {architecture.c_str(), "--std=c++17", "--fmad=false"};
-    result = nvrtc.nvrtcCompileProgram(program, 3, options);
-    size_t size = 0;
-    if (nvrtc.nvrtcGetProgramLogSize(program, &size) == NVRTC_SUCCESS && size > 1) {
-      log.resize(size);
-      nvrtc.nvrtcGetProgramLog(program, log.data());
-    }
+// An image on disk that the driver does not take (another NVRTC has made it) is made again.
+Result<CUmodule> CudaDevice::LoadModule(const std::string& source) const {
+  const KernelProgram program{source, architecture_};
+  CUmodule module = nullptr;
+  if (const auto kept = KeptKernel(*libraries_, program)) {
+    const CUresult result =
+        libraries_->driver.cuModuleLoadDataEx(&module, kept->data(), 0, nullptr, nullptr);
+    if (result == CUDA_SUCCESS) return module;
+    if (LosesContext(result)) return Failure("cuModuleLoadDataEx", result);
   }
-  if (result == NVRTC_SUCCESS) {
-    size_t size = 0;
-    result = nvrtc.nvrtcGetCUBINSize(program, &size);
-    image.resize(size);
-    if (result == NVRTC_SUCCESS) result = nvrtc.nvrtcGetCUBIN(program, image.data());
-  }
-  if (program != nullptr) nvrtc.nvrtcDestroyProgram(&program);
-  if (result == NVRTC_SUCCESS) return image;
-  return Internal("NVRTC does not compile a kernel for " + architecture_ + ": " +
-                  nvrtc.nvrtcGetErrorString(result) + "\n" + log + "\n" + source);
+  ASSIGN_OR_RETURN(const std::string image, CompileKernel(*libraries_, program));
+  RETURN_IF_CUDA_FAILS(cuModuleLoadDataEx, &module, image.data(), 0, nullptr, nullptr);
+  return module;
 }
 
 Result<CUfunction> CudaDevice::Function(const std::string& source, const std::string& kernel) {
-  std::lock_guard<std::mutex> lock(modules_mutex_);
   RETURN_IF_ERROR(MakeCurrent());
-  CUmodule& module = modules_[source];
-  if (module == nullptr) {
-    ASSIGN_OR_RETURN(const std::string image, Compile(source));
-    RETURN_IF_CUDA_FAILS(cuModuleLoadDataEx, &module, image.data(), 0, nullptr, nullptr);
+  std::unique_lock<std::mutex> table(modules_mutex_);
+  Module& module = modules_[source];  // stays where it is
+  table.unlock();
+  std::lock_guard<std::mutex> lock(module.mutex);
+  if (module.handle == nullptr) {
+    ASSIGN_OR_RETURN(module.handle, LoadModule(source));
   }
   CUfunction function = nullptr;
-  RETURN_IF_CUDA_FAILS(cuModuleGetFunction, &function, module, kernel.c_str());
+  RETURN_IF_CUDA_FAILS(cuModuleGetFunction, &function, module.handle, kernel.c_str());
   return function;
 }
 

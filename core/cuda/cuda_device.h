@@ -45,8 +45,9 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   // Waits for the stream, and tells what a kernel has met.
   Status Synchronise() const;
 
-  // The function `kernel` (extern "C") of this source, compiled and loaded once. The source may
-  // rely on row_source's and element_source's prelude only: NVRTC has no standard library.
+  // The function `kernel` (extern "C") of this source, compiled and loaded once; code that was kept
+  // on disk is not compiled again (kernel_cache.h). The source may rely on row_source's and
+  // element_source's prelude only: NVRTC has no standard library.
   Result<CUfunction> Function(const std::string& source, const std::string& kernel);
   // Puts the kernel on the stream. REQUIRES: the context is current.
   Status Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,
@@ -72,7 +73,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
       : libraries_(std::move(libraries)) {}
   Status Open(const CudaOptions& options);
   Status StartCudnn(bool is_wanted);
-  Result<std::string> Compile(const std::string& source) const;
+  Result<CUmodule> LoadModule(const std::string& source) const;
   void Free(void* data, size_t size);
   Status TakeError() const;
 
@@ -93,8 +94,12 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   std::shared_ptr<Buffer> error_cell_;
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
-  std::mutex modules_mutex_;
-  std::unordered_map<std::string, CUmodule> modules_;  // by source
+  struct Module {
+    std::mutex mutex;  // held while the module is made, by whoever needs this one
+    CUmodule handle = nullptr;
+  };
+  std::mutex modules_mutex_;                         // of the table only
+  std::unordered_map<std::string, Module> modules_;  // by source
 };
 
 }  // namespace caesura

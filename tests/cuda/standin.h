@@ -31,6 +31,8 @@ void standin_set_lane_order(int order);
 
 /* 1 after a reset. The devices are alike: sm_90 with 132 multiprocessors. */
 void standin_set_devices(int count);
+/* Their chip from now on, in tenths: 80 for sm_80. */
+void standin_set_capability(int capability);
 /* Bytes of memory of each device; 80 GiB after a reset. More gives CUDA_ERROR_OUT_OF_MEMORY. */
 void standin_set_memory(uint64_t bytes);
 /* The version that cuDriverGetVersion tells; 13000 after a reset. */
@@ -86,6 +88,8 @@ int standin_called(const char* function);
 void standin_nvrtc_set_cache(const char* folder);
 /* Programs that were compiled, not found in the cache, in this process. */
 uint64_t standin_nvrtc_compiled(void);
+/* Calls of nvrtcCompileProgram in this process. */
+uint64_t standin_nvrtc_calls(void);
 
 /* --- In libcaesura_standin_cublaslt --- */
 

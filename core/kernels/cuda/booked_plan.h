@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/log.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
@@ -17,12 +18,16 @@ namespace caesura {
 // Thread safety: Run from any thread. Copies share the plan.
 class BookedPlan {
  public:
-  // As CudaDevice::Plan.
+  // As CudaDevice::Plan. A graph that cuDNN refuses is logged (CAESURA_VERBOSE=1), with the node.
   static Result<BookedPlan> Book(KernelInfo& info, const CudaDevicePtr& device,
                                  const DnnGraph& graph) {
-    ASSIGN_OR_RETURN(DnnPlan plan, device->Plan(graph));
-    const size_t workspace = info.BookScratch(plan.workspace_bytes());
-    return BookedPlan(device, std::make_shared<DnnPlan>(std::move(plan)), workspace);
+    Result<DnnPlan> plan = device->Plan(graph);
+    if (!plan.ok()) {
+      LogVerbose(1, info.node().Label() + ": " + plan.status().message());
+      return plan.status();
+    }
+    const size_t workspace = info.BookScratch(plan->workspace_bytes());
+    return BookedPlan(device, std::make_shared<DnnPlan>(*std::move(plan)), workspace);
   }
   Status Run(KernelContext& context, const std::vector<void*>& tensors) const {
     return device_->Run(*plan_, tensors, context.Scratch<void>(workspace_));

@@ -25,6 +25,7 @@ void standin_reset(uint64_t seed) {
   state.initialized = false;
   state.devices = 1;
   state.driver_version = 13000;
+  state.capability = 90;
   state.memory = std::uint64_t{80} << 30;
   state.allocated = state.most_allocated = 0;
   state.streams.clear();
@@ -61,6 +62,10 @@ void standin_set_devices(int count) {
 void standin_set_memory(uint64_t bytes) {
   const Lock lock(Driver().lock);
   Driver().memory = std::max(bytes, Driver().allocated);
+}
+void standin_set_capability(int capability) {
+  const Lock lock(Driver().lock);
+  Driver().capability = capability;
 }
 void standin_set_driver_version(int version) {
   const Lock lock(Driver().lock);

@@ -155,7 +155,7 @@ struct State {
   std::uint64_t random = 0;
   caesura_emulator::LaneOrder lane_order = caesura_emulator::LaneOrder::kDrawn;
   bool initialized = false;
-  int devices = 1, driver_version = 13000;
+  int devices = 1, driver_version = 13000, capability = 90;
   std::uint64_t memory = std::uint64_t{80} << 30, allocated = 0, most_allocated = 0;
 
   std::vector<std::unique_ptr<CUctx_st>> contexts;  // primary, one a device

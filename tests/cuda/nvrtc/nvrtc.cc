@@ -3,6 +3,7 @@
 #include <nvrtc.h>
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <cstring>
 #include <mutex>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::array kArchitectures = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
 
+std::atomic<std::uint64_t> calls = 0;
 std::mutex cache_lock;
 std::string cache = STANDIN_CACHE;
 
@@ -155,6 +157,7 @@ void standin_nvrtc_set_cache(const char* folder) {
   cache = folder;
 }
 uint64_t standin_nvrtc_compiled(void) { return standin_nvrtc::Compilations(); }
+uint64_t standin_nvrtc_calls(void) { return calls; }
 
 const char* nvrtcGetErrorString(nvrtcResult result) {
   static constexpr std::array kNames = {"NVRTC_SUCCESS",
@@ -211,6 +214,7 @@ nvrtcResult nvrtcAddNameExpression(nvrtcProgram program, const char* expression)
 nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char* const* options) {
   if (program == nullptr) return NVRTC_ERROR_INVALID_PROGRAM;
   program->tried = true;
+  ++calls;
   if (!TakeOptions(count, options, program->source, program->compiled.log)) {
     return NVRTC_ERROR_INVALID_OPTION;
   }

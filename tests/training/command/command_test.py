@@ -425,14 +425,18 @@ def test_cache(tmp_path):
         program = tmp_path / (f"{i}" * 64)
         program.write_bytes(b"x" * 1024)
         os.utime(program, (time.time() - 86400 * 10 * i,) * 2)
+    kernel = tmp_path / ("a" * 64)
+    kernel.write_bytes(b"caesura kernel 1\nand more")
+    os.utime(kernel, (time.time() - 86400 * 30,) * 2)
     (tmp_path / ("f" * 64)).symlink_to(kept)
     folder = {"CAESURA_PROGRAM_CACHE": tmp_path}
-    assert "3 programs, 0.0 of 256 MiB" in run("cache", "ls", **folder).stdout
+    assert "3 programs and 1 kernels, 0.0 of 256 MiB" in run("cache", "ls", **folder).stdout
     found = json.loads(run("cache", "ls", "--json", "-", **folder).stdout)
-    assert [row["name"][0] for row in found["programs"]] == ["0", "1", "2"] and found["folder"] == str(tmp_path)
-    assert "1 programs removed" in run("cache", "clear", "--unused-days", "15", **folder).stdout
-    assert "2 programs removed" in run("cache", "clear", **folder).stdout
-    assert kept.exists() and "0 programs, 0.0 of" in run("cache", "ls", **folder).stdout
+    assert [row["name"][0] for row in found["programs"]] == ["0", "1", "2", "a"] and found["folder"] == str(tmp_path)
+    assert [row["kind"] for row in found["programs"]] == ["program"] * 3 + ["kernel"]
+    assert "1 programs and 1 kernels removed" in run("cache", "clear", "--unused-days", "15", **folder).stdout
+    assert "2 programs and 0 kernels removed" in run("cache", "clear", **folder).stdout
+    assert kept.exists() and "0 programs and 0 kernels, 0.0 of" in run("cache", "ls", **folder).stdout
     run("cache", expect=2)
 
 

@@ -99,9 +99,16 @@ TEST_F(CudaAttention, BesideCudnn) {
 
 TEST_F(CudaAttention, WherePlansAreRefused) {
   Refuse(1 << 20);
+  ::setenv("CAESURA_VERBOSE", "1", 1);
+  ::testing::internal::CaptureStderr();
   Compare(FusedAttentionCases()[1], Provider());
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  ::unsetenv("CAESURA_VERBOSE");
   Refuse(0);
   EXPECT_EQ(Plans(), 0u);
+  for (const char* node : {"Attention", "AttentionGrad"})
+    EXPECT_THAT(told, ::testing::ContainsRegex(std::string("caesura: .*") + node +
+                                               "[^\n]*: cuDNN takes no plan like this: status "));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #define CAESURA_TESTS_CORE_PROVIDERS_CUDA_STANDIN_CUDA_H_
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,10 +17,11 @@
 namespace caesura::testing {
 
 // The stand-ins are new at the start of each test. At its end nothing may have been reported: no
-// access out of order, out of bounds, or to freed memory.
+// access out of order, out of bounds, or to freed memory. Compiled kernels are not kept on disk.
 class StandinCuda : public ::testing::Test {
  protected:
   void SetUp() override {
+    ::setenv("CAESURA_PROGRAM_CACHE", "off", 1);
     driver_ = dlopen(CAESURA_STANDINS "/libcaesura_standin_cuda.so", RTLD_NOW | RTLD_GLOBAL);
     ASSERT_NE(driver_, nullptr) << dlerror();
     Call<decltype(standin_reset)>("standin_reset")(seed_);
@@ -47,12 +49,16 @@ class StandinCuda : public ::testing::Test {
     return made.ok() ? *made : nullptr;
   }
 
-  // The control function of this name.
+  // The control function of this name, of the driver or another stand-in.
   template <typename Function>
   Function* Call(const char* name) const {
-    void* found = dlsym(driver_, name);
-    EXPECT_NE(found, nullptr) << name;
-    return reinterpret_cast<Function*>(found);
+    return Find<Function>(driver_, name);
+  }
+  template <typename Function>
+  static Function* CallOf(const char* library, const char* name) {
+    void* const opened = dlopen((std::string(CAESURA_STANDINS "/") + library).c_str(), RTLD_NOW);
+    EXPECT_NE(opened, nullptr) << dlerror();
+    return Find<Function>(opened, name);
   }
   std::vector<std::string> Reports() const {
     std::vector<std::string> out;
@@ -69,6 +75,13 @@ class StandinCuda : public ::testing::Test {
   uint64_t seed_ = 1;
 
  private:
+  template <typename Function>
+  static Function* Find(void* library, const char* name) {
+    void* found = dlsym(library, name);
+    EXPECT_NE(found, nullptr) << name;
+    return reinterpret_cast<Function*>(found);
+  }
+
   void* driver_ = nullptr;
 };
 
