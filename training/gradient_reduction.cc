@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "training/kernels/training_ops.h"
+#include "training/node_order.h"
 
 namespace caesura {
 namespace {
@@ -17,6 +19,9 @@ int64_t BytesOf(const Value& value) {
   for (const Dim& dim : *value.type().shape) bytes *= dim.value;
   return bytes;
 }
+
+// Buckets of sharded state that are exchanged at a time.
+constexpr size_t kUnderWay = 2;
 
 std::unordered_map<const Node*, int> Positions(const Graph& graph) {
   std::unordered_map<const Node*, int> positions;
@@ -33,7 +38,8 @@ Node* CollectiveWriter::Add(const char* op_type, const std::vector<Value*>& inpu
       graph_.AddOp(op_type, inputs, std::move(attributes), kTrainingDomain, outputs, op_type);
   node->set_phase(Phase::kOptimizer);
   node->set_provider(provider_);
-  for (int i = 0; i < outputs; ++i) node->output(i)->set_type(inputs[i]->type());
+  for (int i = 0; i < outputs && i < static_cast<int>(inputs.size()); ++i)
+    node->output(i)->set_type(inputs[i]->type());
   return node;
 }
 
@@ -48,28 +54,107 @@ void CollectiveWriter::Exchange(const char* kind, const std::vector<Value**>& bu
   awaited_.insert(awaited_.end(), wait->outputs().begin(), wait->outputs().end());
 }
 
-void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+std::vector<std::vector<int>> CollectiveWriter::Buckets(const std::vector<Value*>& values,
+                                                        const std::vector<int>& kinds,
+                                                        int64_t bucket_bytes) const {
   const auto positions = Positions(graph_);
-  const auto ready = [&](const Value* value) {
-    return value->producer() == nullptr ? -1 : positions.at(value->producer());
+  const auto ready = [&](int i) {
+    return values[i]->producer() == nullptr ? -1 : positions.at(values[i]->producer());
   };
-  std::vector<Value**> ordered = values;
+  std::vector<int> ordered(values.size());
+  std::iota(ordered.begin(), ordered.end(), 0);
   std::stable_sort(ordered.begin(), ordered.end(),
-                   [&](Value** a, Value** b) { return ready(*a) < ready(*b); });
-  std::map<DType, std::pair<std::vector<Value**>, int64_t>> open;  // bucket and bytes
-  std::vector<std::vector<Value**>> buckets;
-  for (Value** value : ordered) {
-    auto& [bucket, bytes] = open[(*value)->dtype()];
-    bucket.push_back(value);
-    bytes += BytesOf(**value);
+                   [&](int a, int b) { return ready(a) < ready(b); });
+  std::map<int, std::pair<std::vector<int>, int64_t>> open;  // bucket and bytes
+  std::vector<std::vector<int>> buckets;
+  for (const int i : ordered) {
+    auto& [bucket, bytes] = open[kinds[i]];
+    bucket.push_back(i);
+    bytes += BytesOf(*values[i]);
     if (bytes < bucket_bytes) continue;
     buckets.push_back(std::exchange(bucket, {}));
     bytes = 0;
   }
-  for (auto& [dtype, rest] : open) {
+  for (auto& [kind, rest] : open) {
     if (!rest.first.empty()) buckets.push_back(std::move(rest.first));
   }
-  for (const auto& bucket : buckets) Exchange("all_reduce", bucket);
+  return buckets;
+}
+
+void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+  std::vector<Value*> current;
+  std::vector<int> kinds;
+  for (Value** value : values) {
+    current.push_back(*value);
+    kinds.push_back(static_cast<int>((*value)->dtype()));
+  }
+  for (const auto& indices : Buckets(current, kinds, bucket_bytes)) {
+    std::vector<Value**> bucket;
+    for (const int i : indices) bucket.push_back(values[i]);
+    Exchange("all_reduce", bucket);
+  }
+}
+
+std::vector<Value*> CollectiveWriter::ReduceScatter(
+    const std::vector<std::vector<Value*>>& buckets, const std::vector<BucketLayout>& layouts) {
+  std::deque<Node*> waits;
+  std::vector<Value*> parts;
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    // A bucket's wait stands in front of the start of the second bucket after it.
+    const auto wait = [&, b](Node* start) {
+      AttributeMap attributes = {{"number", start->Attr<int64_t>("number", 0)},
+                                 {"ranks", int64_t{layouts[b].ranks()}}};
+      parts.push_back(
+          Add("ReduceScatterWait", start->outputs(), std::move(attributes), 1)->output(0));
+    };
+    if (waits.size() == kUnderWay) {
+      wait(waits.front());
+      waits.pop_front();
+    }
+    const BucketLayout& layout = layouts[b];
+    const DType dtype = buckets[b].front()->dtype();
+    Node* start = Add("ReduceScatterStart", buckets[b],
+                      {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}},
+                      static_cast<int>(buckets[b].size()) + 2);
+    start->output(0)->set_type(ValueType::Tensor(dtype, Shape{layout.part()}));
+    for (size_t i = 0; i < buckets[b].size(); ++i)
+      start->output(static_cast<int>(i) + 1)->set_type(buckets[b][i]->type());
+    start->outputs().back()->set_type(
+        ValueType::Tensor(dtype, Shape{layout.all() - layout.padding_offset()}));
+    waits.push_back(start);
+    for (; b + 1 == buckets.size() && !waits.empty(); waits.pop_front()) wait(waits.front());
+  }
+  awaited_.insert(awaited_.end(), parts.begin(), parts.end());
+  return parts;
+}
+
+Value* CollectiveWriter::OwnPart(const std::vector<Value*>& tensors, const BucketLayout& layout) {
+  Value* part = Add("OwnPart", tensors, {{"ranks", int64_t{layout.ranks()}}}, 1)->output(0);
+  part->set_type(ValueType::Tensor(tensors.front()->dtype(), Shape{layout.part()}));
+  return part;
+}
+
+void CollectiveWriter::AllGather(Value* part, const std::vector<Value*>& tensors,
+                                 const BucketLayout& layout) {
+  if (gathers_.size() == kUnderWay) FinishGather();
+  const AttributeMap attributes = {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}};
+  Value* parts = Add("AllGatherStart", {part}, attributes, 1)->output(0);
+  parts->set_type(ValueType::Tensor(tensors.front()->dtype(), Shape{layout.all()}));
+  gathers_.push_back({parts, part, tensors, attributes});
+}
+
+void CollectiveWriter::FinishGather() {
+  Gather& gather = gathers_.front();
+  std::vector<Value*> inputs = {gather.parts, gather.part};
+  inputs.insert(inputs.end(), gather.tensors.begin(), gather.tensors.end());
+  const int count = static_cast<int>(gather.tensors.size());
+  const Node* wait = Add("AllGatherWait", inputs, std::move(gather.attributes), count);
+  for (int i = 0; i < count; ++i) wait->output(i)->set_type(gather.tensors[i]->type());
+  gathers_.pop_front();
+}
+
+void CollectiveWriter::FinishGathers() {
+  while (!gathers_.empty()) FinishGather();
 }
 
 void CollectiveWriter::Broadcast(const std::vector<Value**>& values) {
@@ -86,6 +171,12 @@ Value* CollectiveWriter::Agreed(Value* value) {
 
 namespace {
 
+bool StartsCollective(const Node& node) {
+  return node.Is("CollectiveStart", kTrainingDomain) ||
+         node.Is("ReduceScatterStart", kTrainingDomain) ||
+         node.Is("AllGatherStart", kTrainingDomain);
+}
+
 // A node's key is the position of the node that it shall stand after; nodes of one key keep their
 // order.
 class CollectiveOrderPass : public Pass {
@@ -94,11 +185,11 @@ class CollectiveOrderPass : public Pass {
   Result<bool> Run(Model& model) override {
     Graph& graph = *model.graph;
     std::unordered_map<const Node*, int> keys = Positions(graph);
-    std::vector<std::pair<int, const Node*>> keyed;
+    std::vector<const Node*> waits;  // since the start before
     int last_start = 0;
     for (const auto& node : graph.nodes()) {
       int& key = keys.at(node.get());
-      const bool starts = node->Is("CollectiveStart", kTrainingDomain);
+      const bool starts = StartsCollective(*node);
       if (starts || node->Is("AccumulatedSum", kTrainingDomain)) {
         key = starts ? last_start : 0;
         for (const Value* input : node->inputs()) {
@@ -106,15 +197,13 @@ class CollectiveOrderPass : public Pass {
         }
         if (starts) last_start = key;
       }
-      keyed.emplace_back(key, node.get());
+      if (node->Is("ReduceScatterWait", kTrainingDomain)) waits.push_back(node.get());
+      if (!starts) continue;
+      for (const Node* wait : std::exchange(waits, {})) {
+        if (node->Is("ReduceScatterStart", kTrainingDomain)) keys.at(wait) = key;
+      }
     }
-    const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
-    if (std::is_sorted(keyed.begin(), keyed.end(), before)) return false;
-    std::stable_sort(keyed.begin(), keyed.end(), before);
-    std::vector<const Node*> order;
-    for (const auto& [key, node] : keyed) order.push_back(node);
-    graph.Reorder(order);
-    return true;
+    return SortNodes(graph, keys);
   }
 };
 

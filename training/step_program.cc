@@ -95,6 +95,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
         "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
         "a micro-step that the others do");
   }
+  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options));
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;

@@ -356,6 +356,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.threads = options.threads;
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
+  out.shard = options.shard;
   out.step.refuse_nonfinite = options.refuse_nonfinite;
   return out;
 }
