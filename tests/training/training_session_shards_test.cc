@@ -144,8 +144,8 @@ void ExpectSameTensors(const std::map<std::string, Tensor>& got,
 TEST(Shards, AnyNumberOfRanksReadsACheckpoint) {
   const TemporaryFolder folder;
   const RealModel real = Mlp();
-  const Checkpoint whole = SavedBy(real, 4, 0, folder / "whole");
-  const Checkpoint divided = SavedBy(real, 4, 1, folder / "divided");
+  const Checkpoint whole = SavedBy(real, 4, 0, folder.path("whole"));
+  const Checkpoint divided = SavedBy(real, 4, 1, folder.path("divided"));
   ExpectSameTensors(divided.parameters, whole.parameters);
   ExpectSameTensors(divided.optimizer_state, whole.optimizer_state);
   EXPECT_GT(whole.optimizer_state.size(), 4u);
@@ -153,11 +153,11 @@ TEST(Shards, AnyNumberOfRanksReadsACheckpoint) {
     std::vector<Values> ends[2];
     for (const int shard : {0, 1}) {
       ends[shard].resize(ranks);
-      const std::string again = folder / ("again" + std::to_string(ranks));
+      const std::string again = folder.path("again" + std::to_string(ranks));
       RunRanks(ranks, [&](Communicator& c) {
         const auto session =
             RankSession(real, c, [&](TrainingOptions& options) { options.shard = shard; });
-        ASSERT_TRUE(session->Restore(folder / "divided").ok());
+        ASSERT_TRUE(session->Restore(folder.path("divided")).ok());
         EXPECT_EQ(session->updates(), 3);
         if (shard == 1) {
           ASSERT_TRUE(session->Save(again).ok());
@@ -177,7 +177,7 @@ TEST(Shards, AFileThatCannotBeWrittenIsAnErrorOnAllRanks) {
   const RealModel real = Mlp();
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c, Shard);
-    EXPECT_FALSE(session->Save(folder / "no" / "such" / "folder").ok());
+    EXPECT_FALSE(session->Save(folder.path("no/such/folder")).ok());
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
   });
 }

@@ -127,6 +127,12 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->capture_default_str()
       ->group(group);
   AddPlacementOptions(app, o, group);
+  app.add_option(
+         "--shard", o->shard,
+         "1: with several processes, each keeps the optimizer state of its part of the parameters")
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str()
+      ->group(group);
 }
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {

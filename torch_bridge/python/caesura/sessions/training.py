@@ -339,7 +339,7 @@ class TrainingSession(FallsBack):
 
     def save(self, path, properties: Optional[dict] = None) -> None:
         """Writes a checkpoint (safetensors) with parameters, optimizer state, counters, and the step that waits. A crash
-        leaves the old one or the new.
+        leaves the old one or the new. With shard=1 all ranks call it, and rank 0 writes the file.
 
         Args:
             path: the file.
