@@ -20,9 +20,6 @@ int64_t BytesOf(const Value& value) {
   return bytes;
 }
 
-// Buckets of sharded state that are exchanged at a time.
-constexpr size_t kUnderWay = 2;
-
 std::unordered_map<const Node*, int> Positions(const Graph& graph) {
   std::unordered_map<const Node*, int> positions;
   for (const auto& node : graph.nodes())
@@ -95,35 +92,30 @@ void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t buc
   }
 }
 
-std::vector<Value*> CollectiveWriter::ReduceScatter(
-    const std::vector<std::vector<Value*>>& buckets, const std::vector<BucketLayout>& layouts) {
-  std::deque<Node*> waits;
+std::vector<Value*> CollectiveWriter::ReduceScatter(const std::vector<std::vector<Value*>>& buckets,
+                                                    const std::vector<BucketLayout>& layouts) {
   std::vector<Value*> parts;
+  const Node* under_way = nullptr;
+  const auto wait = [&] {
+    AttributeMap attributes = {{"number", under_way->Attr<int64_t>("number", 0)},
+                               {"ranks", under_way->Attr<int64_t>("ranks", 0)}};
+    parts.push_back(
+        Add("ReduceScatterWait", under_way->outputs(), std::move(attributes), 1)->output(0));
+  };
   for (size_t b = 0; b < buckets.size(); ++b) {
-    // A bucket's wait stands in front of the start of the second bucket after it.
-    const auto wait = [&, b](Node* start) {
-      AttributeMap attributes = {{"number", start->Attr<int64_t>("number", 0)},
-                                 {"ranks", int64_t{layouts[b].ranks()}}};
-      parts.push_back(
-          Add("ReduceScatterWait", start->outputs(), std::move(attributes), 1)->output(0));
-    };
-    if (waits.size() == kUnderWay) {
-      wait(waits.front());
-      waits.pop_front();
-    }
+    if (under_way != nullptr) wait();
     const BucketLayout& layout = layouts[b];
     const DType dtype = buckets[b].front()->dtype();
+    const int count = layout.tensors();
     Node* start = Add("ReduceScatterStart", buckets[b],
-                      {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}},
-                      static_cast<int>(buckets[b].size()) + 2);
+                      {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}}, count + 2);
     start->output(0)->set_type(ValueType::Tensor(dtype, Shape{layout.part()}));
-    for (size_t i = 0; i < buckets[b].size(); ++i)
-      start->output(static_cast<int>(i) + 1)->set_type(buckets[b][i]->type());
-    start->outputs().back()->set_type(
+    for (int i = 0; i < count; ++i) start->output(1 + i)->set_type(buckets[b][i]->type());
+    start->output(1 + count)->set_type(
         ValueType::Tensor(dtype, Shape{layout.all() - layout.padding_offset()}));
-    waits.push_back(start);
-    for (; b + 1 == buckets.size() && !waits.empty(); waits.pop_front()) wait(waits.front());
+    under_way = start;
   }
+  if (under_way != nullptr) wait();
   awaited_.insert(awaited_.end(), parts.begin(), parts.end());
   return parts;
 }
@@ -136,25 +128,22 @@ Value* CollectiveWriter::OwnPart(const std::vector<Value*>& tensors, const Bucke
 
 void CollectiveWriter::AllGather(Value* part, const std::vector<Value*>& tensors,
                                  const BucketLayout& layout) {
-  if (gathers_.size() == kUnderWay) FinishGather();
+  FinishGather();
   const AttributeMap attributes = {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}};
   Value* parts = Add("AllGatherStart", {part}, attributes, 1)->output(0);
-  parts->set_type(ValueType::Tensor(tensors.front()->dtype(), Shape{layout.all()}));
-  gathers_.push_back({parts, part, tensors, attributes});
+  parts->set_type(ValueType::Tensor(part->dtype(), Shape{layout.all()}));
+  gather_ = {parts, part};
+  gather_.insert(gather_.end(), tensors.begin(), tensors.end());
+  gather_attributes_ = attributes;
 }
 
 void CollectiveWriter::FinishGather() {
-  Gather& gather = gathers_.front();
-  std::vector<Value*> inputs = {gather.parts, gather.part};
-  inputs.insert(inputs.end(), gather.tensors.begin(), gather.tensors.end());
-  const int count = static_cast<int>(gather.tensors.size());
-  const Node* wait = Add("AllGatherWait", inputs, std::move(gather.attributes), count);
-  for (int i = 0; i < count; ++i) wait->output(i)->set_type(gather.tensors[i]->type());
-  gathers_.pop_front();
-}
-
-void CollectiveWriter::FinishGathers() {
-  while (!gathers_.empty()) FinishGather();
+  if (gather_.empty()) return;
+  constexpr int kFirst = 2;
+  const int count = static_cast<int>(gather_.size()) - kFirst;
+  const Node* wait = Add("AllGatherWait", gather_, std::move(gather_attributes_), count);
+  for (int i = 0; i < count; ++i) wait->output(i)->set_type(gather_[kFirst + i]->type());
+  gather_.clear();
 }
 
 void CollectiveWriter::Broadcast(const std::vector<Value**>& values) {

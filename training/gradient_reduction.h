@@ -8,9 +8,9 @@
 // With sharded state each rank is given the sum of its part of a bucket only, updates that part of
 // the parameters, and gives it to the others:
 //
-//   ReduceScatterStart(bucket 0) ... ReduceScatterWait(bucket 0), ReduceScatterStart(bucket 2) ...
-//   AgreeToCommit, OwnPart(bucket 0), its update, AllGatherStart(bucket 0), OwnPart(bucket 1) ...
-//   AllGatherWait(bucket 0) ...
+//   ReduceScatterStart(bucket 0) ... ReduceScatterWait(bucket 0), ReduceScatterStart(bucket 1) ...
+//   AgreeToCommit, OwnPart(bucket 0), its update, AllGatherStart(bucket 0), OwnPart(bucket 1), its
+//   update, AllGatherWait(bucket 0) ...
 //
 // Buckets follow from the graph only, never from the sizes of a run's feeds: ranks with other
 // sequence lengths start the same collectives in the same order.
@@ -18,7 +18,6 @@
 #define CAESURA_TRAINING_GRADIENT_REDUCTION_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -46,15 +45,15 @@ class CollectiveWriter {
   void AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes);
   // Replaces the values by those of rank 0, in one bucket a dtype.
   void Broadcast(const std::vector<Value**>& values);
-  // Each rank's parts of the buckets' sums. At most two buckets are under way at a time.
+  // Each rank's parts of the buckets' sums. One bucket is exchanged while the next one is filled.
   std::vector<Value*> ReduceScatter(const std::vector<std::vector<Value*>>& buckets,
                                     const std::vector<BucketLayout>& layouts);
   // The rank's part of a bucket, a copy.
   Value* OwnPart(const std::vector<Value*>& tensors, const BucketLayout& layout);
-  // Gives `part` to all ranks and writes all parts to the tensors, which are parameters. Likewise
-  // two at a time: the writes are complete only after FinishGathers.
+  // Gives `part` to all ranks and writes all parts to the tensors, which are parameters, in the next
+  // call or in FinishGather.
   void AllGather(Value* part, const std::vector<Value*>& tensors, const BucketLayout& layout);
-  void FinishGathers();
+  void FinishGather();
   // `value`, once all collectives of all ranks have succeeded.
   Value* Agreed(Value* value);
 
@@ -62,18 +61,13 @@ class CollectiveWriter {
   void Exchange(const char* kind, const std::vector<Value**>& bucket);
   Node* Add(const char* op_type, const std::vector<Value*>& inputs, AttributeMap attributes,
             int outputs);
-  void FinishGather();
 
   Graph& graph_;
   const std::string provider_;
   int64_t count_ = 0;            // collectives so far
   std::vector<Value*> awaited_;  // their results
-  struct Gather {
-    Value *parts, *part;
-    std::vector<Value*> tensors;
-    AttributeMap attributes;
-  };
-  std::deque<Gather> gathers_;  // that were started
+  std::vector<Value*> gather_;   // what the AllGatherWait of the gather under way reads
+  AttributeMap gather_attributes_;
 };
 
 // Puts each node that starts a collective right after the last node that it needs, in the order of

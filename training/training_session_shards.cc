@@ -47,7 +47,7 @@ int TrainingSession::WholeParameters() const {
 
 RankMemory TrainingSession::MemoryOfRank() const {
   RankMemory memory;
-  size_t largest = 0, under_way = 0;
+  size_t largest = 0, second = 0;  // one bucket is exchanged while the next one is filled
   for (int i = 0; i < parameters_.size(); ++i) {
     const size_t bytes = parameters_.tensor(i).bytes();
     const bool is_accumulator = parameters_.name(i).rfind("accumulator.", 0) == 0;
@@ -60,10 +60,10 @@ RankMemory TrainingSession::MemoryOfRank() const {
     const size_t size = DTypeSize(shard.dtype);
     memory.gradients += size * static_cast<size_t>(shard.layout.part());
     const size_t block = size * static_cast<size_t>(shard.layout.all());
-    under_way = std::max({under_way, largest, std::min(largest, block)});
+    second = std::max(second, std::min(largest, block));
     largest = std::max(largest, block);
   }
-  memory.gradients += largest + under_way;
+  memory.gradients += largest + second;
   return memory;
 }
 

@@ -238,7 +238,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
     for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);
   }
   for (const Bucket& bucket : buckets_) UpdateBucket(bucket, coefficients, step, scale);
-  collectives_.FinishGathers();
+  collectives_.FinishGather();
 }
 
 // --- sharded state ---
