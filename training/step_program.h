@@ -55,6 +55,9 @@ struct StepOptions : TrainableOptions {
   // Where each rank keeps the optimizer state of its part of each bucket only: the number of ranks.
   // 0: each keeps all of it.
   int shard_ranks = 0;
+  // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates
+  // its parts only.
+  bool shard_accumulators = false;
   // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // With float16: an update whose gradients are not all finite does not happen and lowers the

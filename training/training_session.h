@@ -75,6 +75,8 @@ struct TrainingOptions {
   // Where optimizer state is, with several ranks (docs/guides/step_ranks.md). 0: all of it on each.
   // 1: each has the state of its own part of every bucket only, updates that part of the
   // parameters, and gives it to the others. Losses and parameters are those of 0.
+  // 2: with accumulation each also accumulates its own parts of the gradients only, which all
+  // micro-steps exchange.
   int shard = 0;
 };
 
@@ -333,6 +335,10 @@ class TrainingSession {
   Status CheckShardOption() const;
   // Whether each rank has its part of the state of the same update. `updates`: by rank.
   Status CheckParts(std::span<const int64_t> updates, std::span<const int64_t> state_ranks) const;
+  // Whether accumulated gradients are divided, too.
+  bool shards_accumulators() const {
+    return sharded() && options_.shard == 2 && options_.step.accumulation_steps != 1;
+  }
   // Gathers the state of all ranks, then writes the file on rank 0; all return what became of it.
   Status SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const;
   // What the checkpoint lacks for this rank's parts, a line each.

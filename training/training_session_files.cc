@@ -114,6 +114,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     found.push_back(it == part.end() ? nullptr : &it->second);
   }
   wrong += StateMisfits(checkpoint);
+  if (losses > 0 && shards_accumulators())
+    wrong += "\n  it has the accumulated gradients of one rank, which shard = 2 cannot divide";
   std::map<std::string, Tensor> frozen =
       replaced_;  // what the frozen ones become; where nothing is said, their own values
   for (const auto& [name, value] : checkpoint.parameters) {

@@ -37,6 +37,7 @@ Status TrainingSession::PlaceCollectives() {
   options_.step.shard_ranks = 0;
   if (ranks() == 1) return {};
   if (options_.shard > 0) options_.step.shard_ranks = ranks();
+  options_.step.shard_accumulators = options_.shard == 2;
   if (state_rank_ < 0) state_rank_ = communicator()->rank();
   options_.step.bucket_bytes = std::max<int64_t>(1, options_.bucket_bytes);
   const Device device = communicator()->device();

@@ -30,8 +30,8 @@ Status TrainingSession::CheckShardOption() const {
         "shard = 3: parameters are whole on each rank; PyTorch's fully_shard(module) divides them, "
         "too");
   }
-  if (options_.shard < 0 || options_.shard > 1)
-    return InvalidArgument("shard: expected 0 or 1, got " + std::to_string(options_.shard));
+  if (options_.shard < 0 || options_.shard > 2)
+    return InvalidArgument("shard: expected 0, 1 or 2, got " + std::to_string(options_.shard));
   if (options_.shard == 0 || ranks() == 1) return {};
   if (communicator()->device().is_host()) return {};
   return Unsupported("shard: parts of the state are exchanged in host memory, but '" +
@@ -41,7 +41,8 @@ Status TrainingSession::CheckShardOption() const {
 
 int TrainingSession::WholeParameters() const {
   int parts = 0;
-  for (const ParameterShard& shard : shards_) parts += static_cast<int>(shard.states.size());
+  for (const ParameterShard& shard : shards_)
+    parts += static_cast<int>(shard.states.size()) + (shards_accumulators() ? 1 : 0);
   return parameters_.size() - parts;
 }
 
@@ -96,7 +97,17 @@ Status TrainingSession::CheckParts(std::span<const int64_t> updates,
 Status TrainingSession::SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const {
   Communicator& communicator = *options_.communicator;
   const bool writes = communicator.rank() == 0;
+  if (shards_accumulators() && accumulated() > 0) {
+    return Unsupported("shard = 2: '" + path +
+                       "' is to be saved after an update; now gradients are accumulated, of which "
+                       "each rank has parts");
+  }
   for (const ParameterShard& shard : shards_) {
+    for (size_t m = 0; writes && shards_accumulators() && m < shard.members.size(); ++m) {
+      const Tensor& like = parameters_.tensor(parameters_.Find(shard.members[m]));
+      checkpoint.optimizer_state[StateName("accumulator", shard.members[m])] =
+          Tensor::Zeros(like.dtype(), like.shape());
+    }
     for (const std::string& state : shard.states) {
       const Tensor& part = parameters_.tensor(parameters_.Find(StateName(state, shard.name)));
       Tensor all = Tensor::Zeros(shard.dtype, Shape{shard.layout.all()});

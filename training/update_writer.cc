@@ -78,21 +78,32 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
   }
   for (Value*& statistic : statistics) left.push_back(&statistic);
   collectives_.AllReduce(summed, options_.bucket_bytes);
-  if (options_.shard_ranks > 0) ReduceParts(gradients);
+  if (options_.shard_ranks > 0 && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
   *loss = Times(*loss, rank_share_);
 }
 
+Value* UpdateWriter::Accumulated(const std::string& name, Value* gradient, Value* reset,
+                                 bool apart) {
+  std::vector<int64_t> dims;
+  for (const Dim& dim : *gradient->type().shape) dims.push_back(dim.value);
+  Value* buffer = State("accumulator", name, Shape(dims), gradient->dtype());
+  Node* node =
+      Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradient, reset}, {}, 1);
+  node->output(0)->set_type(gradient->type());
+  return node->output(0);
+}
+
 void UpdateWriter::Accumulate(std::vector<Value*>& gradients, bool apart) {
   Value* reset = Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
-  for (int i = 0; i < program_.trained; ++i) {
+  for (Bucket& bucket : buckets_) {
+    const std::string& name = program_.shards[bucket.shard].name;
+    bucket.gradient = Accumulated(name, bucket.gradient, reset, apart);
+  }
+  for (int i = 0; i < program_.trained && buckets_.empty(); ++i) {
     const Value* parameter = graph_.FindValue(program_.parameters[i]);
-    const Tensor& like = *graph_.Initializer(parameter);
-    Value* buffer = State("accumulator", parameter->name(), like.shape(), like.dtype());
-    Node* node =
-        Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradients[i], reset}, {}, 1);
-    gradients[i] = node->output(0);
     gradients[i]->set_type(parameter->type());
+    gradients[i] = Accumulated(parameter->name(), gradients[i], reset, apart);
   }
 }
 
@@ -266,6 +277,8 @@ Status UpdateWriter::CheckSharding(const StepOptions& options) {
 void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   const std::vector<Group> groups = Groups();
   std::vector<Value*> trained(gradients.begin(), gradients.begin() + program_.trained);
+  for (size_t i = 0; i < trained.size(); ++i)
+    trained[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
   std::vector<int> kinds(trained.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const int member : groups[g].members) kinds[member] = static_cast<int>(g);

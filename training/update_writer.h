@@ -27,6 +27,8 @@ class UpdateWriter {
   void RequireFinite(const std::vector<Value*>& gradients, Value* loss);
   // The gradient as the caller shall see it.
   Value* Handed(Value* gradient);
+  // Leaves this rank its parts of the sums of the gradients over all ranks, for the calls below.
+  void ReduceParts(const std::vector<Value*>& gradients);
   // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
   // later steps read, as the step ends with an update.
   void Accumulate(std::vector<Value*>& gradients, bool apart);
@@ -49,6 +51,8 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
+  // The sum of a gradient and those of earlier micro-steps.
+  Value* Accumulated(const std::string& name, Value* gradient, Value* reset, bool apart);
   // A value times a float64 scalar.
   Value* Times(Value* value, Value* factor);
   // `value`, once what RequireFinite was given is known to be finite.
@@ -76,7 +80,6 @@ class UpdateWriter {
                    Value* step, Value* scale);
   // The update op of these. Its first outputs are the parameters.
   Node* UpdateOf(const std::vector<Updated>& updated, const Rates& rates);
-  void ReduceParts(const std::vector<Value*>& gradients);
   void UpdateBucket(const Bucket& bucket, Value* coefficients, Value* step, Value* scale);
   Value* State(const std::string& name, const std::string& parameter, const Shape& shape,
                DType dtype, double initial = 0);

@@ -79,6 +79,42 @@ TEST(Shards, GroupsAndAccumulation) {
   EXPECT_TRUE(SameBits(divided.parameters, whole.parameters));
 }
 
+void ExpectClose(const Trained& got, const Trained& want, double tolerance) {
+  for (size_t u = 0; u < want.losses.size(); ++u)
+    EXPECT_NEAR(got.losses[u], want.losses[u], tolerance * std::abs(want.losses[u]));
+  for (size_t i = 0; i < want.parameters.size(); ++i) {
+    const Tensor &a = got.parameters[i].tensor(), &b = want.parameters[i].tensor();
+    for (int64_t e = 0; e < a.elements(); ++e)
+      ASSERT_NEAR(a.data<float>()[e], b.data<float>()[e], tolerance) << "parameter " << i;
+  }
+}
+
+// With 2 the ranks sum the gradients of each micro-step, and then add them up.
+TEST(Shards, DividedAccumulators) {
+  RealModel real = Mlp();
+  real.options.step.optimizer = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+  real.options.step.accumulation_steps = 3;
+  ExpectClose(TrainRanks(real, kModels[0], 4, 4, 2), TrainRanks(real, kModels[0], 4, 4, 0), 1e-5);
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Communicator& c) {
+    const auto two = [](TrainingOptions& options) { options.shard = 2; };
+    const auto session = RankSession(real, c, two), whole = RankSession(real, c);
+    const RankMemory told = session->MemoryOfRank(), undivided = whole->MemoryOfRank();
+    EXPECT_LT(told.gradients, undivided.gradients);
+    const NamedValues part = PartOf(kModels[0].batch(1), c);
+    for (int s = 0; s < 4; ++s) ASSERT_TRUE(session->Step(part).ok());
+    EXPECT_THAT(session->Save(folder.path("c")).message(), HasSubstr("after an update"));
+    for (int s = 0; s < 2; ++s) ASSERT_TRUE(session->Step(part).ok());
+    ASSERT_TRUE(session->Save(folder.path("c")).ok());
+    for (TrainingSession* again : {whole.get(), RankSession(real, c, two).get()}) {
+      const auto restored = again->Restore(folder.path("c"));
+      ASSERT_TRUE(restored.ok()) << restored.status().ToString();
+      EXPECT_EQ(again->updates(), 2);
+      EXPECT_TRUE(SameBits(ParametersOf(*again), ParametersOf(*session)));
+    }
+  });
+}
+
 // The norm is that of the parts' norms, whose sum rounds in another order.
 TEST(Shards, ClippingAndAScaledLoss) {
   RealModel clipped = CharGpt(), scaled = Mlp(), refusing = Mlp();
@@ -88,15 +124,7 @@ TEST(Shards, ClippingAndAScaledLoss) {
   refusing.options.step.clip_norm = 0.3;
   for (const auto& [real, model] :
        {std::pair(&clipped, kModels[1]), {&scaled, kModels[0]}, {&refusing, kModels[0]}}) {
-    const Trained whole = TrainRanks(*real, model, 4, 5, 0);
-    const Trained divided = TrainRanks(*real, model, 4, 5, 1);
-    for (size_t u = 0; u < whole.losses.size(); ++u)
-      EXPECT_NEAR(divided.losses[u], whole.losses[u], 1e-5 * std::abs(whole.losses[u]));
-    for (size_t i = 0; i < whole.parameters.size(); ++i) {
-      const Tensor &a = divided.parameters[i].tensor(), &b = whole.parameters[i].tensor();
-      for (int64_t e = 0; e < a.elements(); ++e)
-        ASSERT_NEAR(a.data<float>()[e], b.data<float>()[e], 1e-5) << "parameter " << i;
-    }
+    ExpectClose(TrainRanks(*real, model, 4, 5, 1), TrainRanks(*real, model, 4, 5, 0), 1e-5);
   }
 }
 

@@ -129,7 +129,8 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
   AddPlacementOptions(app, o, group);
   app.add_option(
          "--shard", o->shard,
-         "1: with several processes, each keeps the optimizer state of its part of the parameters")
+         "With several processes: 1 divides the optimizer state among them, 2 also accumulated "
+         "gradients")
       ->check(CLI::Range(0, 3))
       ->capture_default_str()
       ->group(group);

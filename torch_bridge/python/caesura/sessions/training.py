@@ -64,7 +64,7 @@ class TrainingSession(FallsBack):
             batch to step(), updates go by the mean gradient of all, and step() returns the mean of their losses. All
             ranks begin with the parameters of rank 0. None: the default group, where one is initialised.
         shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
-            stay those of 0. All ranks then call save().
+            stay those of 0. 2 divides accumulated gradients, too. All ranks then call save().
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
