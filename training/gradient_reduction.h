@@ -50,8 +50,8 @@ class CollectiveWriter {
                                     const std::vector<BucketLayout>& layouts);
   // The rank's part of a bucket, a copy.
   Value* OwnPart(const std::vector<Value*>& tensors, const BucketLayout& layout);
-  // Gives `part` to all ranks and writes all parts to the tensors, which are parameters, in the next
-  // call or in FinishGather.
+  // Gives `part` to all ranks and writes all parts to the tensors, which are parameters, in the
+  // next call or in FinishGather.
   void AllGather(Value* part, const std::vector<Value*>& tensors, const BucketLayout& layout);
   void FinishGather();
   // `value`, once all collectives of all ranks have succeeded.

@@ -97,8 +97,8 @@ struct StepProgram {
   // accumulators ("accumulator.NAME").
   std::vector<std::string> parameters;
   std::vector<ParameterShard> shards;  // where optimizer state is divided among ranks
-  int trained = 0;     // how many of them are trained parameters
-  int statistics = 0;  // and running statistics
+  int trained = 0;                     // how many of them are trained parameters
+  int statistics = 0;                  // and running statistics
 };
 
 // The graph's outputs of these names, in their order. Fails listing all names that are none.

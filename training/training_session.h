@@ -82,8 +82,8 @@ struct TrainingOptions {
 
 // Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
 struct RankMemory {
-  size_t parameters = 0;       // and running statistics
-  size_t gradients = 0;        // with the buckets under way, and accumulated ones
+  size_t parameters = 0;  // and running statistics
+  size_t gradients = 0;   // with the buckets under way, and accumulated ones
   size_t optimizer_state = 0;
   size_t total() const { return parameters + gradients + optimizer_state; }
 };
@@ -361,9 +361,9 @@ class TrainingSession {
   bool stale_ = false;  // the programs hold other frozen values than original_
   std::shared_ptr<OpBinding> ops_;
   ParameterSet parameters_;
-  std::vector<std::string> names_;  // of the ParameterSet, in order
+  std::vector<std::string> names_;      // of the ParameterSet, in order
   std::vector<ParameterShard> shards_;  // of update_; empty: each rank has all state
-  int state_rank_ = -1;  // the one whose parts of state these are
+  int state_rank_ = -1;                 // the one whose parts of state these are
   int trained_ = 0, statistics_ = 0;
   std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
   CpuFallbackReport cpu_fallback_;  // of update_

@@ -63,8 +63,7 @@ std::shared_ptr<const ExecutionProvider> TrainingSession::ProviderOn(Device devi
 Status TrainingSession::JoinRanks() {
   Communicator& communicator = *options_.communicator;
   const int64_t own[] = {static_cast<int64_t>(RankFingerprint()),
-                         parameters_inconsistent_ ? -1 : updates_, micro_steps_,
-                         state_rank_};
+                         parameters_inconsistent_ ? -1 : updates_, micro_steps_, state_rank_};
   constexpr size_t kWords = std::size(own);
   ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                    communicator.Gather(own, Clock::now() + RankTimeout()));
@@ -145,7 +144,8 @@ Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
     return InvalidArgument(
         "the optimizer state is divided among " + std::to_string(ranks()) +
         " ranks, and the part of a rank that was lost is gone: make a session for these " +
-        std::to_string(others) + " and Restore the last checkpoint, which any number of ranks reads");
+        std::to_string(others) +
+        " and Restore the last checkpoint, which any number of ranks reads");
   }
   options_.communicator = std::move(communicator);
   if (was_alone != (ranks() == 1)) RETURN_IF_ERROR(MakePrograms());

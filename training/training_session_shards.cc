@@ -18,8 +18,7 @@ char* At(const Tensor& tensor, int64_t element) {
 }
 
 void Copy(const Tensor& from, int64_t first, const Tensor& to, int64_t at, int64_t count) {
-  std::memcpy(At(to, at), At(from, first),
-              static_cast<size_t>(count) * DTypeSize(from.dtype()));
+  std::memcpy(At(to, at), At(from, first), static_cast<size_t>(count) * DTypeSize(from.dtype()));
 }
 
 }  // namespace

@@ -32,8 +32,9 @@ class UpdateWriter {
   // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
   // later steps read, as the step ends with an update.
   void Accumulate(std::vector<Value*>& gradients, bool apart);
-  // Sums the gradients over all ranks (with StepOptions::shard_ranks each rank's parts of them), takes the mean of their losses, and rank 0's statistics.
-  // Update's writes then wait until all ranks have them. To be called before it.
+  // Sums the gradients over all ranks (with StepOptions::shard_ranks each rank's parts of them),
+  // takes the mean of their losses, and rank 0's statistics. Update's writes then wait until all
+  // ranks have them. To be called before it.
   void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }

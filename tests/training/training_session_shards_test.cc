@@ -71,7 +71,8 @@ TEST(Shards, GiveTheBitsOfUndividedState) {
 TEST(Shards, GroupsAndAccumulation) {
   RealModel real = Mlp();
   real.options.step.optimizer = AdamW{.learning_rate = 2e-3};
-  real.options.step.groups = {{.names = {"b*"}, .learning_rate_scale = 2, .weight_decay = 0.0}};
+  real.options.step.groups = {
+      {.names = {"b*"}, .learning_rate_scale = 2, .weight_decay = 0.0, .optimizer = {}}};
   real.options.step.accumulation_steps = 3;
   const Trained whole = TrainRanks(real, kModels[0], 4, 4, 0);
   const Trained divided = TrainRanks(real, kModels[0], 4, 4, 1);
@@ -106,7 +107,8 @@ TEST(Shards, DividedAccumulators) {
     EXPECT_THAT(session->Save(folder.path("c")).message(), HasSubstr("after an update"));
     for (int s = 0; s < 2; ++s) ASSERT_TRUE(session->Step(part).ok());
     ASSERT_TRUE(session->Save(folder.path("c")).ok());
-    for (TrainingSession* again : {whole.get(), RankSession(real, c, two).get()}) {
+    const auto other = RankSession(real, c, two);
+    for (TrainingSession* again : {whole.get(), other.get()}) {
       const auto restored = again->Restore(folder.path("c"));
       ASSERT_TRUE(restored.ok()) << restored.status().ToString();
       EXPECT_EQ(again->updates(), 2);
@@ -267,8 +269,7 @@ TEST(Shards, MemoryIsToldBeforeTheFirstStepAndKept) {
     EXPECT_LE(static_cast<double>(told.optimizer_state), 2.01 * static_cast<double>(count));
     const size_t bucket = largest + kBucket;
     EXPECT_LE(static_cast<double>(told.total()), 7.07 * static_cast<double>(count) + 2 * bucket);
-    const NamedValues batch =
-        RandomBatch(1, "x", Shape{1, 64}, false, "labels", Shape{1}, 10);
+    const NamedValues batch = RandomBatch(1, "x", Shape{1, 64}, false, "labels", Shape{1}, 10);
     const size_t arena = session->StepPlan(batch).value()->arena_bytes();
     // A batch of one row: what is not gradients is small. One gradient more is about to be summed.
     EXPECT_LE(static_cast<double>(arena),
@@ -330,7 +331,8 @@ TEST(Shards, NoMixtureAfterAFailureAnywhere) {
       });
       const NamedValues batch = PartOf(kModels[0].batch(2), c);
       ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
-      if (c.rank() == 1) counted = static_cast<int>(session->StepPlan(batch).value()->steps().size());
+      if (c.rank() == 1)
+        counted = static_cast<int>(session->StepPlan(batch).value()->steps().size());
       const Values before = ParametersOf(*session);
       provider->FailAt(c.rank() == 1 ? k : -1);
       const auto loss = session->Step(batch);

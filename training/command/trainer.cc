@@ -59,7 +59,8 @@ Status Trainer::Prepare() {
   if (!options_.snapshot_on.empty() && options_.checkpoint.empty())
     return InvalidArgument("--snapshot-on needs --checkpoint");
   if (options_.shard > 0 && !options_.best.empty())
-    return InvalidArgument("--best: with --shard all ranks save together, and only rank 0 validates");
+    return InvalidArgument(
+        "--best: with --shard all ranks save together, and only rank 0 validates");
   RETURN_IF_ERROR(JoinRanks());
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
   ASSIGN_OR_RETURN(Model model,

@@ -58,8 +58,7 @@ Status CreateReduceScatterStart(KernelInfo& info) {
     for (int i = 0; i < count; ++i) {
       char* to = block + size * layout.offset(i);
       const size_t bytes = size * layout.elements(i);
-      if (to != context.Output<char>(1 + i))
-        return Internal("its outputs do not lie in one block");
+      if (to != context.Output<char>(1 + i)) return Internal("its outputs do not lie in one block");
       if (to != context.Input<char>(i)) std::memcpy(to, context.Input<char>(i), bytes);
       const int64_t next = i + 1 < count ? layout.offset(i + 1) : layout.padding_offset();
       std::memset(to + bytes, 0, size * next - size * layout.offset(i) - bytes);
@@ -68,8 +67,8 @@ Status CreateReduceScatterStart(KernelInfo& info) {
     if (padding != context.Output<char>(1 + count))
       return Internal("its padding does not lie in the block");
     std::memset(padding, 0, size * (layout.all() - layout.padding_offset()));
-    return collectives->Start(number, Collective::ReduceScatter(
-                                          dtype, block, context.Output<void>(0), layout.part()));
+    return collectives->Start(
+        number, Collective::ReduceScatter(dtype, block, context.Output<void>(0), layout.part()));
   });
   return {};
 }
@@ -126,7 +125,8 @@ Status CreateAllGatherWait(KernelInfo& info) {
   ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOf(info, kFirst));
   const DType dtype = info.InputDType(0);
   if (info.InputShape(0).elements() != layout.all())
-    return info.Invalid("what it waits for must have " + std::to_string(layout.all()) + " elements");
+    return info.Invalid("what it waits for must have " + std::to_string(layout.all()) +
+                        " elements");
   for (int i = 0; i < layout.tensors(); ++i) {
     info.SetOutput(i, dtype, info.InputShape(kFirst + i));
     info.SetInPlace(kFirst + i, i);
