@@ -223,7 +223,7 @@ class TrainingSession {
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
-  // What this rank keeps; known before the first step. Activations are not among it.
+  // The memory that this rank keeps is known before the first step. Activations are not among it.
   RankMemory MemoryOfRank() const;
 
   // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
@@ -333,15 +333,15 @@ class TrainingSession {
   // Entries of parameters_ that are whole on each rank; those after them are parts of state.
   int WholeParameters() const;
   Status CheckShardOption() const;
-  // Whether each rank has its part of the state of the same update. `updates`: by rank.
+  // Fails where a rank lacks its part of the state of the same update. `updates`: by rank.
   Status CheckParts(std::span<const int64_t> updates, std::span<const int64_t> state_ranks) const;
-  // Whether accumulated gradients are divided, too.
+  // True if accumulated gradients are divided, too.
   bool shards_accumulators() const {
     return sharded() && options_.shard == 2 && options_.step.accumulation_steps != 1;
   }
   // Gathers the state of all ranks, then writes the file on rank 0; all return what became of it.
   Status SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const;
-  // What the checkpoint lacks for this rank's parts, a line each.
+  // Lists the tensors that the checkpoint lacks for this rank's parts, a line each.
   std::string StateMisfits(const Checkpoint& checkpoint) const;
   // REQUIRES: no misfits.
   void TakeState(const Checkpoint& checkpoint);
